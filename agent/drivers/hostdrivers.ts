@@ -1,4 +1,4 @@
-/** The drivers of one host, and the choice among them. A machine stays with the driver that created it. */
+/** Contains the hypervisor drivers of one host, and chooses the driver of a machine. A machine keeps the driver that created it. */
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { Accelerator, Driver } from './driver.ts';
 

@@ -5,7 +5,7 @@ import { ProgramError, run as runProgram } from '../../base/exec.ts';
 
 /** Time limit of a program. All programs answer in milliseconds; a longer wait means that a broken process holds a lock. */
 const COMMAND_TIMEOUT_MILLISECONDS = 10_000;
-/** Limit of a program's output. A ruleset with ten thousand foreign rules is about 5 MB as JSON. */
+/** Limit of a program's output. An nftables ruleset with ten thousand rules of other programs is about 5 MB as JSON. */
 const MAXIMUM_OUTPUT_BYTES = 64 * 1024 * 1024;
 
 /** Runs a program and returns its output. @throws ProgramError when it fails; ReasonedError `NetworkUnavailable` when it is missing. */
@@ -32,10 +32,10 @@ export async function ip(commands: readonly string[]): Promise<void> {
   await run('ip', ['-batch', '-'], `${commands.join('\n')}\n`);
 }
 
-/** Limit of passes. conntrack fails if an entry ends while it reads the list; the next pass no longer finds that entry. */
+/** Limit of runs of conntrack. It fails if an entry disappears while it reads the list; the next run no longer finds that entry. */
 const FORGET_PASSES = 5;
 
-/** Deletes every tracked connection that matches the filter. No match is no error. */
+/** Deletes every tracked connection that matches the filter, which has options of `conntrack -D`. No match is no error. */
 export async function forgetConnections(filter: readonly string[]): Promise<void> {
   for (let pass = 1; ; pass++) {
     try {

@@ -1,6 +1,6 @@
 /**
  * Checks the host ports that machines reserve: whether a port is allowed, whether it is free, and whether another process listens on it.
- * A bind shows whether a port is free. The kernel's lists show other listeners.
+ * A bind shows whether a port is free. The kernel's lists of sockets in /proc/net show other processes that listen.
  */
 import { createSocket } from 'node:dgram';
 import { open } from 'node:fs/promises';
@@ -39,7 +39,7 @@ export function requireReservable(rules: PortRules, ports: readonly MachinePort[
   }
 }
 
-/** Returns a message with each port that this host's configuration denies, and its setting; undefined if it allows all ports. */
+/** Returns a message with each port that this host's configuration denies, and the setting; undefined if it allows all. */
 export function whyDenied(rules: PortRules, ports: readonly MachinePort[]): string | undefined {
   const faults = ports.flatMap(({ hostPort }) => whyNotReservable(rules, hostPort) ?? []);
   const denied = 'The configuration of this host does not allow the reserved ports';
@@ -49,7 +49,7 @@ export function whyDenied(rules: PortRules, ports: readonly MachinePort[]): stri
 /**
  * Checks that each port is free: binds the port and releases it at once.
  *
- * @throws ReasonedError `PortTaken` with the port when another process holds it; ReasonedError `NetworkUnavailable` when the bind fails for
+ * @throws ReasonedError `PortTaken` with the port when another process uses it; ReasonedError `NetworkUnavailable` when the bind fails for
  * another reason (address of another host, missing right).
  */
 export async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
@@ -99,7 +99,7 @@ interface Listener {
   inode: string;
 }
 
-/** Files of /proc/net (`proc_net_tcp` in the kernel's documentation), with the state of a socket that waits for any peer. */
+/** Lists of sockets in /proc/net (see `proc_net_tcp` in the kernel's documentation). `state` is the code of a socket for any peer. */
 const LISTS = [
   { file: 'tcp', protocol: 'TCP', state: '0A' },
   { file: 'tcp6', protocol: 'TCP', state: '0A' },
@@ -107,17 +107,17 @@ const LISTS = [
   { file: 'udp6', protocol: 'UDP', state: '07' },
 ] as const;
 
-/** Bytes per read of a list, about a hundred sockets. */
+/** Bytes per read of a list of sockets in /proc/net, which is about a hundred sockets. */
 const CHUNK_BYTES = 16 * 1024;
 
 const EVERY_IPV4 = '00000000';
 const EVERY_IPV6 = '0'.repeat(32);
-/** Prefix of an IPv4 address on which an IPv6 socket listens. */
+/** Prefix that /proc/net writes before an IPv4 address on which an IPv6 socket listens. */
 const MAPPED_IPV4 = '0000000000000000FFFF0000';
-/** Last two digits of a loopback address (127.…) in the lists, which write the first byte of an address last. */
+/** Last two digits of a loopback address (127.…) in /proc/net, which writes the first byte of an address last. */
 const LOOPBACK_END = '7F';
 
-/** Writes an IPv4 address as the lists do: in hexadecimal, with the last byte first. */
+/** Returns an IPv4 address as /proc/net writes it: in hexadecimal, with the last byte first. */
 function listed(address: string): string {
   const bytes = address.split('.').map((byte) => Number(byte).toString(16).padStart(2, '0'));
   return bytes.toReversed().join('').toUpperCase();
@@ -146,7 +146,7 @@ interface Line {
   inode: string;
 }
 
-/** Parses a line of a list. Returns undefined for the heading. */
+/** Parses a line of a list of sockets in /proc/net. Returns undefined for the heading. */
 function parseLine(line: string): Line | undefined {
   const [, local = '', , state = '', , , , , , inode = ''] = line.trim().split(/\s+/);
   const [address = '', port] = local.split(':');
@@ -154,8 +154,8 @@ function parseLine(line: string): Line | undefined {
 }
 
 /**
- * Reads the listening sockets of one list. The kernel lists all listening TCP sockets before the first connected socket. So the read
- * stops there, because a host may have thousands of connections.
+ * Reads the listening sockets of one list in /proc/net. A TCP list has all listening sockets before the first connected socket. The read
+ * stops at that socket, because a host may have thousands of connections.
  */
 async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
   const file = await open(`/proc/self/net/${list.file}`);
@@ -164,7 +164,7 @@ async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
     for (;;) {
       const { bytesRead, buffer } = await file.read({ buffer: Buffer.alloc(CHUNK_BYTES) });
       text += buffer.toString('latin1', 0, bytesRead);
-      // The last line may be incomplete.
+      // The last line of the text so far may be incomplete.
       const lines = text.split('\n').slice(0, -1).map(parseLine);
       const found = lines.filter((one) => one?.state === list.state);
       const isComplete = list.protocol === 'TCP' && found.length < lines.length - 1;
@@ -196,7 +196,7 @@ export class PortWatch {
     this.#rules = rules;
   }
 
-  /** Returns the faults of the ports, by {@link portName}. Works on Linux only, because no other system has these lists. */
+  /** Returns the faults of ports that are denied or in use, by {@link portName}. Works on Linux only, because it reads /proc/net. */
   async look(ports: readonly MachinePort[]): Promise<Map<string, string>> {
     if (ports.length === 0) {
       return new Map();
@@ -214,7 +214,7 @@ export class PortWatch {
     return faults;
   }
 
-  /** Returns the names of held ports. A UDP socket must be found twice, because a UDP client also has such a socket for a moment. */
+  /** Returns the names of ports with a listener. A UDP socket counts at its second check, because a UDP client briefly has one, too. */
   async #held(): Promise<Set<string>> {
     const lists = await Promise.all(LISTS.map((list) => listeners(list, this.#reached)));
     const all = lists.flat();
@@ -224,7 +224,7 @@ export class PortWatch {
     return new Set(lasting.map(({ name }) => name));
   }
 
-  /** Returns the fault if the port is in use. A bind decides, because only the kernel knows whether an IPv6 socket accepts IPv4. */
+  /** Returns the fault if the port is in use. Tries to bind it, because only the kernel knows whether an IPv6 socket accepts IPv4. */
   async #whyTaken(port: MachinePort): Promise<string | undefined> {
     try {
       await requireFreePorts(this.#reached ?? '0.0.0.0', [port]);

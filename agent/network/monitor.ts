@@ -1,4 +1,4 @@
-/** Checks and thereby repairs the host's network at a fixed interval, and passes on each report. */
+/** Checks the host's network for machines at a fixed interval. Each check also repairs the network and gives a report to `onReport`. */
 import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import { Counter, type Registry } from 'prom-client';
@@ -48,7 +48,7 @@ export class NetworkMonitor {
     }
   }
 
-  /** Health of the network's host-wide part at the last check; undefined before the first check. */
+  /** Health at the last check of the network's parts that all machines share; undefined before the first check. */
   get host(): NetworkHealth | undefined {
     const report = this.#report;
     return report === undefined
@@ -59,7 +59,7 @@ export class NetworkMonitor {
         };
   }
 
-  /** Number of checks in a row that could not repair the host-wide part. */
+  /** Number of checks in a row that could not repair the network's parts that all machines share. */
   get faultyChecks(): number {
     return this.#faultyChecks;
   }
@@ -121,7 +121,7 @@ export class NetworkMonitor {
     this.#checks.inc({ result: faults ? 'faulty' : fine });
   }
 
-  /** Counts the refused packets. A guest is logged once, and again only after a check without refused packets. */
+  /** Counts refused packets of guests. Logs a guest with refused packets once, and again only after a check without such packets. */
   #countRefused({ refusedConnections }: NetworkReport): void {
     for (const [uid, packets] of Object.entries(refusedConnections)) {
       this.#refused.inc(packets);

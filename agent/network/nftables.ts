@@ -44,7 +44,7 @@ export function countedPackets(ruleset: readonly RulesetEntry[], table: string):
   return new Map(counters.map(({ counter }) => [String(counter?.name), Number(counter?.['packets'])]));
 }
 
-/** Names of properties that differ even if no rule has changed: new handles have higher numbers, and counters increase. */
+/** Names of JSON properties that differ even if no rule has changed: new handles have higher numbers, and counters increase. */
 const VOLATILE = new Set(['handle', 'index', 'packets', 'bytes']);
 
 /** Returns a comparable form of the value: without volatile properties, and with sorted sets, because sets have no order. */

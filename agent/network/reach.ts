@@ -1,8 +1,8 @@
-/** Defines the networks that guests may not reach, for every driver. The agent's configuration names them; rules of the host block them. */
+/** Defines the networks that guests may not reach. The agent's configuration names them, and nftables rules of the host block them. */
 import * as z from 'zod';
 
 /**
- * Addresses of the metadata services of clouds, which give a host its identity and its secrets. In order: link-local (AWS, Google, Azure,
+ * Addresses of the metadata services of clouds, from which a host gets its identity and secrets. In order: link-local (AWS, Google, Azure,
  * Oracle and most others), Azure's WireServer, Alibaba, link-local over IPv6, AWS over IPv6, Google over IPv6.
  */
 export const METADATA_NETWORKS = [
@@ -18,7 +18,7 @@ const networks = z.array(z.union([z.cidrv4(), z.cidrv6()])).max(256);
 
 /**
  * Networks of the cluster's Pods, Services and Nodes. They are configured because an agent has no right to read them. Guests may not
- * reach these networks. Images come from there only if `images.registries` names the server.
+ * reach these networks. The agent pulls images from there only if `images.registries` names the server.
  */
 export const clusterNetworks = networks.meta({ examples: [['10.244.0.0/16', 'fd00:10:244::/56']] });
 

@@ -1,6 +1,6 @@
 /**
- * Decides, as a kubelet does, whether the host has room for a Pod. The host checks this itself because the scheduler can bind too
- * many Pods to it. The causes are a race, a stale view, or a Pod that sets `spec.nodeName`.
+ * Decides, as a kubelet does, whether the host has enough free resources for a Pod. The host checks this itself because the scheduler
+ * can bind too many Pods to it. The causes are a race, a stale view, or a Pod that sets `spec.nodeName`.
  */
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { SLOT_RESOURCE, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
@@ -17,7 +17,7 @@ type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
 
 export type Admission =
   | { kind: 'admitted' }
-  /** The Pod waits: a machine that is being removed still holds the room, or the host has no slots from the operator yet. */
+  /** The Pod waits for the resources of a machine that is being removed, or until the operator has set the host's number of slots. */
   | { kind: 'wait'; message: string }
   | { kind: 'refused'; reason: RefusalReason; message: string };
 
@@ -50,7 +50,7 @@ function claimOfContainer({ resources, ports = [] }: Container): Claim {
   };
 }
 
-/** Resources that admission compares. If several are short, the refusal names the first in this list. */
+/** Resources that the host checks for a Pod. If several are insufficient, the refusal names the first in this list. */
 const AMOUNTS: readonly {
   amount: Amount;
   reason: RefusalReason;
@@ -99,8 +99,8 @@ function millis(quantity: string): number {
 /**
  * Decides whether the host has room for a claim.
  *
- * @param alive claims of machines that stay
- * @param leaving claims of machines that are being removed; each is held until its machine is removed
+ * @param alive claims of machines that are not being removed
+ * @param leaving claims of machines that are being removed; their resources become free only after the removal
  */
 export function admit(
   claim: Claim,
@@ -143,7 +143,7 @@ function refused(reason: RefusalReason, message: string): Admission & { kind: 'r
   return { kind: 'refused', reason, message };
 }
 
-/** Holders of the host's resources, with the host's capacity. */
+/** All Pods, machines and tasks that use the host's resources, with the host's capacity. */
 export interface Claimants {
   host: { readonly records: RecordStore; capacity(): HostCapacity };
   /** All Pods bound to this host. */
@@ -158,7 +158,7 @@ export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
   return admit(claimOf(pod), alive, leaving, claimants.host.capacity());
 }
 
-/** Returns the claims of all other Pods, separated as {@link admit} needs them. */
+/** Returns the claims of all machines and tasks except this Pod's, as `alive` and `leaving` for {@link admit}. */
 export function claimsBeside(
   pod: Readonly<Pod>,
   claimants: Claimants,
@@ -184,7 +184,7 @@ export function claimsBeside(
   return { alive, leaving };
 }
 
-/** Returns the machine's claim. If the machine still runs with more CPU or memory, that larger amount applies. */
+/** Returns the machine's claim. If the machine was started with more CPU or memory than it claims now, the larger amount applies. */
 function heldBy({ claim, startedWith }: Readonly<MachineRecord>): Claim {
   if (startedWith === undefined) {
     return claim;
@@ -198,7 +198,7 @@ function heldBy({ claim, startedWith }: Readonly<MachineRecord>): Claim {
 }
 
 /**
- * Returns the claims of the other task Pods that run. A task of an earlier agent has a Pod in phase Running. It still applies
+ * Returns the claims of all other Pods whose tasks run. This includes a Pod in phase Running whose task an earlier agent started,
  * because this agent starts that task again.
  */
 function taskClaims(pod: Readonly<Pod>, { pods, tasks }: Claimants): Claim[] {

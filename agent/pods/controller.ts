@@ -1,4 +1,4 @@
-/** Turns each Pod bound to this host into a machine or a task. If a Pod becomes neither, its status gives the reason. */
+/** Turns each Pod bound to this host into a machine or a task (a Job's work). If a Pod becomes neither, its status gives the reason. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -24,9 +24,9 @@ import { allocate } from './resize.ts';
 import { machineStatus, type MachineView, phaseOf } from './status.ts';
 import { StatusWriter } from './statuswriter.ts';
 
-/** Number of Pods reconciled at once. Four suffice for a few dozen machines: long steps run outside, and a turn takes milliseconds. */
+/** Number of Pods reconciled at once. Four suffice: long steps run in the background, and one reconciliation takes milliseconds. */
 const WORKERS = 4;
-/** Time between two admission checks of a waiting Pod. Some room becomes free without an event, so events alone do not suffice. */
+/** Time between two admission checks of a Pod that waits for resources of the host. Some become free without an event. */
 const ADMISSION_LOOK_MILLISECONDS = 1_000;
 /** Time between two reconciliations of all machines. Like a kubelet, the agent does not rely on events alone. */
 const RELIST_MILLISECONDS = 30_000;
@@ -77,7 +77,7 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Starts the work after the list of Pods is known, because machines without a Pod are then removed. Before, only the fence acts. */
+  /** Starts reconciliation when the list of Pods is known, because machines without a Pod are removed. Before, only `#fence` acts. */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);
@@ -152,7 +152,7 @@ export class PodController {
     return next === undefined ? undefined : { requeueAfterMilliseconds: Math.max(1, next - Date.now()) };
   }
 
-  /** Ends unacknowledged machines of a fenced host. Applies while the API server has not answered since this agent started. */
+  /** If this host's Lease has expired, ends machines that the API server does not know as running. Applies before Pods are listed. */
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {
@@ -230,7 +230,7 @@ export class PodController {
     const from = { uid: pod.metadata.uid ?? '', key: keyOf(pod), machine, claim: claimOf(pod) };
     const record = {
       ...newRecord({ ...from, driver: chooseDriver(this.#host, machine) }),
-      // Earlier requests to restart or revert are acknowledged at once, because a new machine has nothing to restart or revert.
+      // Earlier requests to restart or revert count as done, because a new machine has nothing to restart or revert.
       restartedAt: role.desired.restartRequestedAt,
       revertedAt: role.desired.revertRequestedAt,
     };
@@ -271,7 +271,7 @@ export class PodController {
     });
   }
 
-  /** Shows the state of a task in its Pod. If the Pod is being deleted, aborts the task and finishes the deletion when it has ended. */
+  /** Shows the state of a task in its Pod. If the Pod is being deleted, aborts the task, and deletes the Pod when the task has ended. */
   #serveTask(pod: Readonly<Pod>, state: TaskState): undefined {
     const { uid = '', deletionTimestamp } = pod.metadata;
     if (deletionTimestamp !== undefined) {
@@ -286,7 +286,7 @@ export class PodController {
     this.#writer.show(pod, status);
   }
 
-  /** Ends a Pod that has nothing on this host. If the Pod is being deleted, this also finishes its deletion. */
+  /** Sets a Pod without machine and task on this host to ended. If the Pod is being deleted, this also finishes its deletion. */
   #end(pod: Readonly<Pod>, why: { reason: Reason; message: string; exitCode: number }): undefined {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     this.#writer.show(pod, status, { finish: pod.metadata.deletionTimestamp !== undefined });

@@ -1,24 +1,27 @@
 /**
- * Keeps room free on the disk that machines share. When the disk is full, QEMU stops every guest that writes. The guard acts earlier:
- * each check pauses at most one machine, the one whose disk has grown most. The other machines continue to write into the free room.
+ * Keeps space free on the host's disk, which all machines share. When that disk is full, QEMU stops every guest that writes. The guard
+ * acts earlier: each check pauses at most one machine, the one whose files have grown most. The other machines continue to write.
  */
 import type { Logger } from 'pino';
 import { rest } from '../../base/time.ts';
 
-/** Time between two checks. In this time, writes of 2 GiB/s use up half of the default `images.minimumFree`. */
+/** Time between two checks of the free disk space. In this time, writes of 2 GiB/s use up half of the default `images.minimumFree`. */
 const LOOK_MILLISECONDS = 500;
-/** Multiple of `minimumFree`. With more free room, the guard does not measure disk sizes, because no pause is near. */
+/** Multiple of `minimumFree`. While more than that is free, the guard measures no disk sizes, because it will pause no machine soon. */
 const NEAR_FACTOR = 2;
-/** Divisor of `minimumFree`. After a pause, that part must be used before the next pause, because other machines write a little, too. */
+/**
+ * After a pause, free space must shrink by `minimumFree / STEPS` before the next pause. Otherwise small writes of other machines would
+ * pause those machines, too.
+ */
 const STEPS = 16;
-/** Multiple of `minimumFree` that must be free before machines continue. With less, they would soon be paused again. */
+/** Multiple of `minimumFree` that must be free before paused machines continue. With less, they would soon be paused again. */
 const ROOM_FACTOR = 1.25;
-/** Least free bytes before machines continue, also if `minimumFree` is smaller. With less, QEMU would stop the guest again. */
+/** Bytes that must be free before paused machines continue, even if `minimumFree` is smaller. With less, QEMU would stop a guest again. */
 const LEAST_ROOM_BYTES = 64 * 1024 * 1024;
-/** Time between two machines that continue, so that the guard sees how much the first machine writes. */
+/** Time after one paused machine continues until the next may continue, so that the guard sees how much the first writes. */
 const UNPAUSE_MILLISECONDS = 5_000;
 
-/** Message for people that gives the reason of a pause. */
+/** Message that tells users why a machine is paused. */
 export const PAUSED_MESSAGE =
   'The machine is paused: its disk grew while the host had less than images.minimumFree free. It continues when there is room';
 
@@ -37,16 +40,16 @@ export interface DiskGuardOptions {
   sizeOf: (uid: string) => Promise<number>;
   /** Returns the machines whose guests may write or are paused. */
   machines: () => readonly GuardedMachine[];
-  /** Removes images without a holder until `minimumFree` bytes are free. */
+  /** Removes images that no machine, cache entry or task uses, until `minimumFree` bytes are free. */
   relieve: () => Promise<void>;
-  /** Restores the disk room that is reserved for the agent's own small files. */
+  /** Restores the disk space that is reserved for the agent's own small files. */
   replenish: () => void;
   /** Called after the guard has made a request to the machine with this uid. */
   changed: (uid: string) => void;
   logger: Logger;
 }
 
-/** Period over which growth is measured. A guest fills a disk within seconds, so older growth is not relevant. */
+/** Period over which the growth of machines' disks is measured. A guest can fill a disk in seconds, so older growth is irrelevant. */
 const WINDOW_MILLISECONDS = 10_000;
 
 interface Sample {
@@ -58,7 +61,7 @@ interface Sample {
 
 /** Measures the growth of the machines' disks in the last {@link WINDOW_MILLISECONDS}. */
 class Growth {
-  /** Samples, the oldest first. With two checks a second these are about twenty. */
+  /** Samples of the last {@link WINDOW_MILLISECONDS}, the oldest first: about twenty, because the guard checks twice a second. */
   #samples: Sample[] = [];
 
   note(sizes: ReadonlyMap<string, number>, at: number): void {
@@ -72,7 +75,7 @@ class Growth {
     this.#samples = [];
   }
 
-  /** Returns the growth in bytes since the first sample in the window that contains the machine; at least 0. */
+  /** Returns how many bytes the disk of this machine has grown since its first sample in the window; at least 0. */
   of(uid: string): number {
     const first = this.#samples.find(({ sizes }) => sizes.has(uid))?.sizes.get(uid);
     const last = this.#samples.at(-1)?.sizes.get(uid);
@@ -97,17 +100,17 @@ export class DiskGuard {
     this.#pauseBelow = options.minimumFree;
   }
 
-  /** Returns the guard's request to a machine; undefined if there is none or the machine has followed it. */
+  /** Returns the guard's request to the machine with this uid. Returns undefined if there is no request, or the machine has done it. */
   wish(uid: string): DiskWish | undefined {
     return this.#wishes.get(uid);
   }
 
-  /** Drops the request to a machine that starts again. The guard may not have noticed that the machine had stopped. */
+  /** Drops the guard's request to a machine that starts again. The request is from an earlier run, whose end the guard may have missed. */
   startsAnew(uid: string): void {
     this.#wishes.delete(uid);
   }
 
-  /** Returns the free bytes above `minimumFree` at the last check; 0 before the first check. */
+  /** Returns how many bytes more than `minimumFree` were free at the last check; 0 before the first check. */
   get roomBytes(): number {
     return this.#roomBytes;
   }
@@ -150,7 +153,7 @@ export class DiskGuard {
     }
   }
 
-  /** Lowers the limit for the next pause when a machine is newly paused. This includes pauses by an earlier agent or by QEMU. */
+  /** When a machine was paused since the last check, by the guard, an earlier agent or QEMU, lowers `#pauseBelow`. */
   #noticePauses(machines: readonly GuardedMachine[], free: number, now: number): void {
     const before = this.#pausedSince;
     const paused = machines.filter((machine) => machine.paused);
@@ -176,7 +179,7 @@ export class DiskGuard {
     this.#growth.note(sizes, now);
   }
 
-  /** Drops requests that are fulfilled, no longer necessary, or addressed to machines that are no longer in the list. */
+  /** Drops the guard's requests that are fulfilled or no longer necessary, and those to machines that are not in the list. */
   #forgetOthers(machines: readonly GuardedMachine[]): void {
     const byUid = new Map(machines.map((machine) => [machine.uid, machine]));
     for (const [uid, wish] of this.#wishes) {
@@ -212,7 +215,7 @@ export class DiskGuard {
     this.#ask(worst.uid, 'pause');
   }
 
-  /** Lets the machine continue that has been paused longest, if there is enough room. */
+  /** If enough disk space is free, requests that the machine with the longest pause continues. */
   #unpauseOne(free: number, now: number): void {
     const { minimumFree, logger } = this.#options;
     const enough = Math.max(minimumFree * ROOM_FACTOR, LEAST_ROOM_BYTES);

@@ -1,4 +1,4 @@
-/** Decides the consequence of a failed step: the step is tried again, the machine counts as crashed, or the machine fails for good. Pure. */
+/** Decides, with pure functions, if a failed step is tried again, or its machine counts as crashed, or the machine fails for good. */
 import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { classOf, isOfHost, type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
@@ -8,7 +8,10 @@ import type { MachineEnd, MachineFailure, MachineRecord, OperationKind } from '.
 /** Wait before the second try of a step. The wait doubles after each failure, up to the cap. */
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 60_000;
-/** Number of tries for a machine that has never run, about 15 s in total. Then it fails, so that the VM can move to another host. */
+/**
+ * Number of tries of a step for a machine that has never run. The waits between the tries take 7 s in total. Then the machine fails, so
+ * that its VM can move to another host.
+ */
 const FIRST_RUN_ATTEMPTS = 4;
 
 /** Consequence of a failed step. */
@@ -17,7 +20,7 @@ export type Consequence =
   | { kind: 'end'; end: MachineEnd }
   | { kind: 'fail'; failure: MachineFailure };
 
-/** Reasons for errors that carry no reason, by step. */
+/** Reason of the machine's failure, by step, if the error of the step has no reason of its own. */
 const UNNAMED = { create: 'CreateFailed', start: 'StartFailed' } as const;
 
 export interface FailedStep {
@@ -51,7 +54,7 @@ export function consequenceOf(step: FailedStep): Consequence {
     : { kind: 'fail', failure: failed(reason ?? UNNAMED[kind], message) };
 }
 
-/** Returns whether the machine cannot run before this step succeeds. All other steps are repeated until they succeed. */
+/** Returns whether the machine cannot run before a step of this kind succeeds. Steps of other kinds are repeated until they succeed. */
 function isFirst(kind: OperationKind): kind is keyof typeof UNNAMED {
   return kind === 'create' || kind === 'start';
 }
@@ -68,12 +71,12 @@ function afterRun(step: FailedStep, retry: Consequence): Consequence {
     : { kind: 'end', end: { how: 'Crashed', message, at: now } };
 }
 
-/** Returns the failure of a machine that has no process any more, or that must end without grace. */
+/** Returns a failure without grace period, for a machine whose process has ended or must end at once. */
 export function failed(reason: Reason, message: string): MachineFailure {
   return { reason, message, exitCode: 1, graceMilliseconds: 0 };
 }
 
-/** Grace of a guest that still runs without a readable record. It is the default grace of a deleted Pod. */
+/** Time for the shutdown of a running guest whose record is unreadable. It is the default grace period of a deleted Pod. */
 const DAMAGED_GRACE_MILLISECONDS = 30_000;
 
 /** Returns the failure of a machine whose record is unreadable. The agent can neither continue the machine nor remove its disk. */
@@ -86,7 +89,10 @@ export function recordDamaged(path: string, message: string): MachineFailure {
   };
 }
 
-/** Failure of a machine whose Pod was ended by the control plane. There is no grace because another Pod may have its slot and ports. */
+/**
+ * Failure of a machine whose Pod the control plane has set to ended. The guest has no grace period, because another Pod may already have
+ * the machine's slot and ports.
+ */
 export const ENDED_FROM_OUTSIDE: MachineFailure = {
   reason: 'PodEnded',
   message: 'The Pod was set to ended, and not by the agent of its host',

@@ -1,4 +1,4 @@
-/** Parts of the host that Pods of VMs use. */
+/** Declares the parts of a host that the code for Pods of VMs uses, for example network, images and records. */
 import type { Logger } from 'pino';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -20,18 +20,18 @@ export interface Host extends HostDrivers {
   readonly images: ImageStore;
   readonly disk: Pick<DiskGuard, 'wish' | 'startsAnew' | 'roomBytes'>;
   readonly records: RecordStore;
-  /** Users for machines. Undefined if the agent is not root. */
+  /** Linux users as which machines run. Undefined if the agent is not root. */
   readonly users?: MachineUsers | undefined;
   /** Address of this host, published as the Pods' `hostIP`. */
   readonly address: string;
-  /** Address at which the host itself reaches its reserved ports. */
+  /** Address at which the agent reaches the host ports that are reserved for machines. */
   readonly forwardAddress: string;
   /** Path of `<data directory>/machines`. */
   readonly machinesDirectory: string;
   readonly logger: Logger;
-  /** Returns the present capacity. The number of slots comes from the Node. */
+  /** Returns the present capacity of this host for machines. The number of slots comes from the Node object. */
   capacity(): HostCapacity;
-  /** Returns whether the Lease could not be renewed for longer than the fence allows. */
+  /** Returns whether this host is fenced: its Lease was not renewed for so long that the cluster may treat the host as lost. */
   fenced(): boolean;
   event(regarding: KubeObject, text: EventText<SaidReason>): void;
   /** Returns the credentials from the pull secrets of a Pod. @throws ReasonedError `PullSecretMissing` when a secret cannot be used. */

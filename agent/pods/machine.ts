@@ -1,6 +1,7 @@
 /**
- * Types of a machine on this host: its record, which outlives the agent (`records.ts`), and the facts that only this process knows. The
- * driver owns the machine's process, disk and sockets. This file imports nothing from its folder, because the other files build on it.
+ * Declares the types of a machine on this host: its record, which is saved on disk (`records.ts`), and the state that only this process
+ * knows. The driver manages the machine's process, disk and sockets. This file imports no other file of `agent/pods`, because those
+ * files import it.
  */
 import { join } from 'node:path';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
@@ -17,7 +18,7 @@ export interface Claim {
   slots: number;
   cpuMillis: number;
   memoryBytes: number;
-  /** Part of the machine's disk size in bytes. The operator's `diskRequestRatio` sets the part. */
+  /** Bytes of the host's disk: the size of the machine's disk multiplied by the operator's `diskRequestRatio`. */
   diskBytes: number;
   /** Reserved ports of the host, in the form `TCP/8822`. */
   ports: string[];
@@ -31,7 +32,7 @@ export interface HostCapacity {
   diskBytes: number;
 }
 
-/** End of a machine that was not requested. */
+/** Unrequested end of a machine. */
 export interface MachineEnd {
   /** Kind of end. `HostLost` means that the machine ended together with the host or the agent. */
   how: 'GuestShutdown' | 'Crashed' | 'HostLost';
@@ -45,7 +46,7 @@ export interface MachineEnd {
 export interface StartedSize {
   cpu: number;
   memoryBytes: number;
-  /** Undefined if the machine has no disk, or an earlier agent started it. */
+  /** Undefined if the machine has no disk, or if an earlier release of the agent started the machine. */
   diskSizeBytes?: number;
 }
 
@@ -65,30 +66,30 @@ export interface MachineRecord {
   key: string;
   /** Name of the driver that has created the machine or will create it. */
   driver: string;
-  /** Resolved document of the machine. Undefined if the agent found the machine on the host without a readable document. */
+  /** Document from the Pod's annotation `berth.dev/machine`. Undefined if the agent found the machine on the host without that document. */
   machine: Machine | undefined;
   claim: Claim;
-  /** Whether the disk is complete. */
+  /** Whether the machine's disk was created completely. */
   created: boolean;
   base: BaseImage | undefined;
   isoPath: string | undefined;
-  /** The machine's own user, kept from creation until the machine is removed. Undefined if the agent is not root. */
+  /** The machine's own Linux user, kept from creation until the machine is removed. Undefined if the agent is not root. */
   runAs: RunAs | undefined;
-  /** Whether the hypervisor should have a process. */
+  /** Whether the machine should have a process of the hypervisor. */
   running: boolean;
   /** Whether the machine has run at least once. */
   everRan: boolean;
-  /** Whether the API server has accepted a status with phase Running. From then on, loss of the disk means loss of data. */
+  /** Whether the API server has accepted a Pod status that shows the machine as running. From then on, its disk may have users' data. */
   acknowledged: boolean;
-  /** Whether process and network attachment are removed, and no start was tried since then. */
+  /** Whether the machine has no process and no network attachment. It becomes false when a start is attempted. */
   released: boolean;
   /** Start of the present or last run, in RFC 3339. */
   startedAt: string | undefined;
   /** Time at which a failed or deleted machine was released, in RFC 3339. */
   finishedAt: string | undefined;
-  /** Whether the release of the machine used up its grace or had none. */
+  /** Whether the guest used up its grace period when the machine was released, or had none. */
   killed: boolean;
-  /** Size of a machine that runs or is suspended. It may differ from the size that is claimed for the next start. */
+  /** Size of a machine that runs or is suspended. It may differ from `claim`, which has the size for the next start. */
   startedWith: StartedSize | undefined;
   end: MachineEnd | undefined;
   /** Number of unrequested ends in a row. The back-off between starts depends on it. */
@@ -125,15 +126,18 @@ export function newRecord(
   };
 }
 
-/** Demands of a Pod on its machine at one moment. */
+/** State that a Pod wants for its machine at one moment. */
 export interface Wanted {
   /** Undefined if the Pod no longer exists. */
   pod: Readonly<Pod> | undefined;
-  /** Undefined if the Pod no longer exists or is unreadable. The machine then changes only when it ends. */
+  /**
+   * Content of the annotation `berth.dev/desired`. Undefined if the Pod no longer exists or its annotations are unreadable. The machine
+   * then stays as it is until it ends or is deleted.
+   */
   desired: Desired | undefined;
-  /** Hash by which the status acknowledges `desired`. */
+  /** Hash of `desired`. The Pod's status contains the hash when the machine is as `desired` demands. */
   desiredHash: string | undefined;
-  /** Set if the Pod is being deleted or no longer exists. `deadline` ends the grace, in milliseconds since the epoch. */
+  /** Set if the Pod is being deleted or no longer exists. `deadline` is the end of the grace period, in milliseconds since the epoch. */
   deletion: { deadline: number } | undefined;
   /** End of `Pod.spec.activeDeadlineSeconds`, in milliseconds since the epoch. */
   activeDeadline: number | undefined;
@@ -141,7 +145,7 @@ export interface Wanted {
   graceMilliseconds: number;
 }
 
-/** Phase of a machine: one of the phases of a VM that has reached its host. The STATUS column and the VM's phase show it. */
+/** Phase of a machine: any phase of a VM except those before a host handles its Pod. The VM's `status.phase` shows the same phase. */
 export type MachinePhase = Exclude<VMPhase, 'Pending' | 'Scheduled'>;
 
 /** Next action for a machine. */
@@ -149,56 +153,56 @@ export type Step =
   /** The machine is as wanted. */
   | { kind: 'settled' }
   | { kind: 'wait'; until: number | undefined; noRoomToSuspend?: string }
-  /** Save facts in the record, then plan again. */
+  /** Save a change of the machine's record, then plan again. */
   | { kind: 'note'; change: Partial<MachineRecord> }
   | { kind: 'fail'; failure: MachineFailure }
   /** Fetch the image and create the disk. */
   | { kind: 'create' }
   | { kind: 'start' }
   | { kind: 'stop'; graceMilliseconds: number }
-  /** Pause the guest because the host's disk has too little room. `unpause` lets the guest continue. */
+  /** Pause the guest because the host's disk has too little free space. `unpause` lets the guest continue. */
   | { kind: 'pause' }
   | { kind: 'unpause' }
   | { kind: 'suspend' }
   | { kind: 'resume' }
   | { kind: 'revert' }
-  /** End the process and release its network, but keep the disk. */
+  /** End the machine's process and release its network, but keep its disk. */
   | { kind: 'release'; graceMilliseconds: number }
   /** Delete the folder of the machine, including the disk. */
   | { kind: 'remove' };
 
-/** Kinds of steps that take long. */
+/** Kinds of steps that take long and run in the background. */
 export type OperationKind = Exclude<Step['kind'], 'settled' | 'wait' | 'note' | 'fail'>;
 
-/** Step under way. A machine has at most one operation at a time. */
+/** Long step of a machine that is under way. A machine has at most one operation at a time. */
 export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMilliseconds'> {
   readonly kind: OperationKind;
   phase: MachinePhase;
   progressPercent: number | undefined;
   /** Cancels the operation if it can be cancelled, for example a download. */
   readonly abort: AbortController;
-  /** Ends the grace of a stop early. */
+  /** Ends the guest's grace period early, in an operation that stops the guest. */
   readonly hurry: AbortController;
-  /** Regular end of the grace of a stop, in milliseconds since the epoch. */
+  /** Regular end of the guest's grace period, in an operation that stops the guest, in milliseconds since the epoch. */
   deadline: number | undefined;
   /** Called by the step after its phase or progress has changed. */
   readonly changed: () => void;
 }
 
-/** State of a machine in this process: its record, and facts that are not saved. */
+/** State of a machine in this process: its saved record, and values that are not saved. */
 export interface Runtime {
   readonly record: MachineRecord;
   readonly folder: MachineFolder;
   operation: Operation | undefined;
-  /** State at the last inspection. */
+  /** State of the machine at its last inspection by the driver. */
   state: MachineState;
   /** Whether the record says that the machine runs, but this process has not yet seen it run. */
   unseen: boolean;
   /** Number of failures of the present step in a row. */
   attempts: number;
-  /** Earliest time of the next try, in milliseconds since the epoch. */
+  /** Earliest time of the next try of a failed step, in milliseconds since the epoch. */
   notBefore: number;
-  /** Cause of the last failure, reported until the step succeeds. */
+  /** Cause of the last failed step. The Pod's status shows it until a step succeeds. */
   trouble: { reason: Reason | undefined; message: string } | undefined;
   /** Shortest grace of the Pod's deletion so far, in seconds, and its end in milliseconds since the epoch. */
   leaving: { graceSeconds: number; deadline: number } | undefined;
@@ -210,7 +214,7 @@ export interface Runtime {
   address: string | undefined;
 }
 
-/** Owner of all machines of this host. */
+/** Source of the {@link Runtime} of each machine of this host. */
 export interface Runtimes {
   runtime(record: MachineRecord): Runtime;
 }
@@ -233,18 +237,21 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
   };
 }
 
-/** Size of the devices' state in a suspended machine, including the memory of the graphics card. */
+/** Bytes of the host's disk for the devices of a suspended machine, including the memory of the graphics card. */
 const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
-/** Overhead of suspended memory as a share. QEMU adds eight bytes to each page of 4 KiB; the share is twice that. */
+/** Overhead of suspended memory, as a share of the memory. QEMU adds eight bytes to each page of 4 KiB; this share is twice as large. */
 const SUSPENDED_SHARE = 1 / 256;
 
-/** Returns the most bytes of the host's disk that the memory of a suspended machine uses. */
+/** Returns an upper limit for the bytes of the host's disk that the suspended state of a machine uses. */
 export function suspendedBytes({ startedWith, claim }: Readonly<MachineRecord>): number {
   const memoryBytes = startedWith?.memoryBytes ?? claim.memoryBytes;
   return Math.ceil(memoryBytes * (1 + SUSPENDED_SHARE)) + SUSPENDED_DEVICES_BYTES;
 }
 
-/** Returns the value. The planner plans long steps only for machines with a document. @throws TypeError when the value is undefined. */
+/**
+ * Returns a value that long steps need. The planner plans them only for machines with a document, so the value is normally defined.
+ * @throws TypeError when the value is undefined.
+ */
 export function needed<T>(value: T | undefined): T {
   if (value === undefined) {
     throw new TypeError('The machine has no description, so this step is not possible');

@@ -22,9 +22,12 @@ import {
 import { plan, type Situation } from './plan.ts';
 import { STEPS } from './steps.ts';
 
-/** Limit of plans in a row that only save facts or a failure. More would mean that the planner loops. */
+/** Limit of planned steps in a row that only change the machine's record. More would mean that the planner loops. */
 const ROUNDS = 8;
-/** Number of faulty network checks in a row after which a machine that has never run fails. A single check may coincide with a repair. */
+/**
+ * After this number of network checks in a row that found a fault, a machine that has never run fails. A single check may coincide with
+ * a repair of the network.
+ */
 const FAULTY_CHECKS = 2;
 
 const PHASES: Readonly<Record<OperationKind, MachinePhase>> = {
@@ -40,14 +43,14 @@ const PHASES: Readonly<Record<OperationKind, MachinePhase>> = {
   remove: 'Terminating',
 };
 
-/** Operations during which a guest may still write. No other step can start before they end. */
+/** Operations that stop a guest. Until they end, the guest may write to the disk, and no other step of the machine can start. */
 const ENDING: ReadonlySet<OperationKind> = new Set(['stop', 'release']);
 
 /** Progress of a machine towards the wanted state. */
 export interface Progress {
-  /** Step that was started or is still to come; `settled` if the machine is as wanted. */
+  /** Step that was started or waits to be started; `settled` if the machine is already as wanted. */
   step: Step;
-  /** Time of the next check if nothing changes before, in milliseconds since the epoch. */
+  /** Time of the next check of the machine if nothing changes before, in milliseconds since the epoch. Undefined if none is needed. */
   again: number | undefined;
 }
 
@@ -56,7 +59,7 @@ export class Machines {
   readonly #changed: (key: string) => void;
   readonly #runtimes = new Map<string, Runtime>();
 
-  /** Takes the host and a callback. `changed` is called with the key of each machine that must be driven again. */
+  /** `changed` is called with the Pod's key (`namespace/name`) of each machine that must be driven again. */
   constructor(host: Host, changed: (key: string) => void) {
     this.#host = host;
     this.#changed = changed;
@@ -121,7 +124,10 @@ export class Machines {
     };
   }
 
-  /** Returns the reason if the disk has too little room to suspend the machine. Machines that are being suspended reserve room, too. */
+  /**
+   * If the host's disk has too little free space to suspend the machine, returns a message about that. Space that other machines need
+   * for their suspension in progress does not count as free.
+   */
   #noRoomToSuspend(record: Readonly<MachineRecord>): string | undefined {
     const suspending = [...this.#runtimes.values()].filter(({ operation }) => operation?.kind === 'suspend');
     const promised = suspending.reduce((sum, other) => sum + suspendedBytes(other.record), 0);
@@ -131,7 +137,7 @@ export class Machines {
       : `its memory needs ${needed} bytes, and the disk of the host has less than that above images.minimumFree`;
   }
 
-  /** Carries out a planned step. Returns undefined if the step only saved facts or a failure, so that the caller plans again. */
+  /** Carries out a planned step. Returns undefined if the step only changed the record, so that the caller plans again. */
   #take(runtime: Runtime, wanted: Wanted, step: Step, now: number): Progress | undefined {
     const { record } = runtime;
     const activeDeadline = ahead(record, wanted, now);
@@ -157,7 +163,7 @@ export class Machines {
     }
   }
 
-  /** Plans again during an operation, because the operation may be no longer necessary or may have to end sooner. */
+  /** Plans again while an operation runs, because the operation may be no longer necessary or may have to end sooner. */
   #underWay(runtime: Runtime, wanted: Wanted, operation: Operation): Progress {
     const now = Date.now();
     const step = plan(this.#situation(runtime, wanted), now);
@@ -168,7 +174,10 @@ export class Machines {
     return { step: { kind: 'wait', until }, again: soonest(until, ahead(runtime.record, wanted, now)) };
   }
 
-  /** Ends the grace of a stop if the Pod's deletion deadline is over. Returns that deadline if it is before the operation's deadline. */
+  /**
+   * Ends the grace period of a stop if the deadline of the Pod's deletion has passed, or if the guest fills the disk. Returns the
+   * deletion's deadline if it is still ahead and before the operation's own deadline.
+   */
   #hurry(
     { uid }: Readonly<MachineRecord>,
     { deletion }: Wanted,
@@ -176,7 +185,7 @@ export class Machines {
   ): number | undefined {
     const isFilling = ENDING.has(kind) && this.#host.disk.wish(uid) === 'pause';
     const isSooner = deletion !== undefined && deadline !== undefined && deletion.deadline < deadline;
-    // A guest that fills the disk gets no grace.
+    // A guest that fills the disk gets no further time to shut down.
     if (isFilling || (isSooner && Date.now() >= deletion.deadline)) {
       hurry.abort();
     }

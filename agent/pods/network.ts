@@ -1,4 +1,4 @@
-/** Connects machines to a working network before they start, and follows its health while they run. */
+/** Connects machines to a working network before they start, and updates the network's health while they run. */
 import { isDeepStrictEqual } from 'node:util';
 import { classOf, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { pause } from '../../base/time.ts';
@@ -8,11 +8,12 @@ import { ownUser } from '../machines/users.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, needed, type Runtime, type Runtimes } from './machine.ts';
 
-/** Number of further checks before a start fails because of the network. Each check repairs. The pause between them follows. */
+/** Number of further network checks after a first faulty one, before a start fails. Each check also repairs the network. */
 const HEAL_ATTEMPTS = 3;
 const HEAL_PAUSE_MILLISECONDS = 500;
 /**
- * Time after which a fault is final. A check that loses packets takes 2 s. So a fault is reported within 5 s, the limit for reports.
+ * Time after which a start no longer waits for a repair of the network. A check that loses packets takes 2 s, so the fault is reported
+ * within the required 5 s.
  */
 const HEAL_MILLISECONDS = 2_750;
 
@@ -40,7 +41,7 @@ export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwor
   return network;
 }
 
-/** Returns the network fault that prevents a start. A fault of this machine alone is ignored if the machine has run before. */
+/** Returns the network fault that prevents a start. If only this machine has a fault and it has run before, the fault is ignored. */
 function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): string | undefined {
   if (!report.healthy) {
     return report.faults.join('; ');
@@ -49,7 +50,7 @@ function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): s
   return own?.healthy === false && !everRan ? own.message : undefined;
 }
 
-/** Returns whether the error is about ports, which no repair of the network can solve. */
+/** Returns whether the error is about reserved ports, so that no repair of the network can help. */
 function isAboutPorts(error: unknown): boolean {
   return classOf(reasonIn(error), 'VM') === 'elsewhere';
 }
@@ -81,7 +82,7 @@ async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> 
   }
 }
 
-/** Owner of the machines. `touch` reports that something about a machine has changed. */
+/** Access to the machines of this host. `touch` reports that something about the machine with this uid has changed. */
 interface Followers {
   machines: Runtimes;
   touch(uid: string): void;

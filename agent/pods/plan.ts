@@ -1,7 +1,7 @@
 /**
- * Plans the next step of a machine from its state and the wishes of its Pod. The function is pure, so that tests can check its promises
- * over thousands of histories. The promises: nothing starts while its Pod is being deleted, a disk is removed only with its Pod,
- * and an end is never counted twice.
+ * Plans the next step of a machine from its state and the state that its Pod wants. The function is pure, so that tests can check its
+ * guarantees over thousands of random histories. No machine starts while its Pod is being deleted. A disk is removed only with its
+ * Pod. The same end of a machine is never counted twice.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
@@ -12,25 +12,25 @@ import type { DiskWish } from './diskguard.ts';
 import { failed } from './failure.ts';
 import type { MachineEnd, MachineFailure, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 
-/** Wait before the second restart of a machine that ends repeatedly. Value and cap are a kubelet's. The first restart is immediate. */
+/** Wait before the second restart of a machine that ends repeatedly; the first is immediate. A kubelet has the same wait and cap. */
 const RESTART_BACKOFF_MILLISECONDS = 10_000;
 const RESTART_BACKOFF_CAP_MILLISECONDS = 300_000;
-/** Time until the next check if the disk has no room to suspend a machine. No event announces free room. */
+/** Time until the next check if the host's disk has too little space to suspend a machine. No event announces free space. */
 const ROOM_MILLISECONDS = 5_000;
-/** Length of a run after which earlier ends no longer lengthen the back-off. */
+/** If a machine runs this long, its earlier unrequested ends no longer lengthen the wait before its next restart. */
 const FORGIVING_RUN_MILLISECONDS = 600_000;
 
-/** Reason if the disk of a created machine is missing: it was removed, or the host's disk was lost. */
+/** Reason of the failure if the disk of a created machine is missing, because it was removed or the host's own disk was lost. */
 const DISK_LOST: Reason = 'DiskLost';
 
 /** Input of the plan. */
 export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Runtime, 'state' | 'unseen'> {
   record: Readonly<MachineRecord>;
-  /** Whether the Lease could not be renewed. Another host may then get the machines that are not acknowledged as running. */
+  /** Whether the host's Lease has expired. Another host may then get machines that the API server does not know as running. */
   fenced: boolean;
   /** Reason why the machine's network is unusable; undefined while the network is usable. */
   networkFault: string | undefined;
-  /** Request of the disk guard to the machine. */
+  /** Request of the disk guard to pause or continue the machine. */
   diskWish: DiskWish | undefined;
   /** Reason why the machine's memory does not fit on the host's disk; undefined if it fits. */
   noRoomToSuspend: string | undefined;
@@ -65,12 +65,12 @@ function live(situation: Situation, now: number): Step {
   if (change !== undefined) {
     return { kind: 'note', change };
   }
-  // Without a readable wish the machine stays as it is.
+  // If the wanted state is unreadable, the machine stays as it is.
   const step = desired === undefined ? SETTLED : towards(situation, desired, now);
   return step.kind === 'settled' || step.kind === 'wait' ? (forDisk(situation) ?? step) : step;
 }
 
-/** Returns the step for the disk guard's request. It is taken only if no other step is planned. */
+/** Returns the pause or unpause that the disk guard requests, if it is not done yet. Other planned steps have priority. */
 function forDisk({ state, diskWish }: Situation): Step | undefined {
   if (state.kind !== 'running' || diskWish === undefined || state.paused === (diskWish === 'pause')) {
     return undefined;
@@ -108,11 +108,11 @@ function failureOf(situation: Situation, now: number): MachineFailure | undefine
   return undefined;
 }
 
-/** Returns the changes of the record for a start or an end that the machine made by itself. */
+/** Returns the changes of the record if the machine runs or has ended, and the record does not know that yet. */
 function noticed(situation: Situation, now: number): Partial<MachineRecord> | undefined {
   const { record, state } = situation;
   if (state.kind === 'running') {
-    // An earlier agent started the machine and ended before it saved the start.
+    // If the record has no start, an earlier agent started the machine and ended before it saved the start.
     const startedAt = record.startedAt ?? timestamp(now);
     return record.running
       ? undefined
@@ -170,7 +170,7 @@ function towardsSuspended({ noRoomToSuspend }: Situation, now: number): Step {
     : { kind: 'wait', until: now + ROOM_MILLISECONDS, noRoomToSuspend };
 }
 
-/** Acknowledges a requested restart of a machine that is off, and forgets its end because the machine should be off. */
+/** Returns the step for a machine that is off, as wanted. Records a requested restart as done, and forgets the machine's last end. */
 function settledAfter(record: Readonly<MachineRecord>, desired: Desired): Step {
   const restartedAt = desired.restartRequestedAt;
   if (record.end !== undefined || isPending(restartedAt, record.restartedAt)) {
@@ -203,14 +203,14 @@ function afterEnd(record: Readonly<MachineRecord>, end: MachineEnd, desired: Des
   return end.how === 'GuestShutdown' ? SETTLED : { kind: 'fail', failure: failed('Crashed', end.message) };
 }
 
-/** Returns the milliseconds between an end and the next start. */
+/** Returns the milliseconds between an unrequested end of a machine and its next start. */
 function backoff(endsInARow: number): number {
   return endsInARow <= 1
     ? 0
     : waitAfter(endsInARow - 1, RESTART_BACKOFF_MILLISECONDS, RESTART_BACKOFF_CAP_MILLISECONDS);
 }
 
-/** Returns whether a requested action is not done yet. The value is the time of the request, and each value is done once. */
+/** Returns whether a requested restart or revert is not done yet. `done` is the request time of the last one that was done. */
 function isPending(asked: string | undefined, done: string | undefined): boolean {
   return asked !== undefined && asked !== done;
 }

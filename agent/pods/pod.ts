@@ -1,4 +1,4 @@
-/** Reads a Pod's demands on this host from the operator's annotations and from the Pod's times. Pure. */
+/** Reads the wanted state of a Pod's machine or task from the operator's annotations and from the Pod's deadlines. */
 import { createHash } from 'node:crypto';
 import {
   type Desired,
@@ -20,7 +20,7 @@ import type { Pod } from '../../kube/core.ts';
 import type { Runtime, Wanted } from './machine.ts';
 
 export type PodRole =
-  /** A Pod that is not Berth's. It tolerates all taints or names this Node itself. */
+  /** A Pod without Berth's annotations. It is on this Node because it tolerates all taints or sets `spec.nodeName`. */
   | { kind: 'foreign' }
   /** A Pod of an operator that is newer than this agent. */
   | { kind: 'tooNew'; version: string }
@@ -31,10 +31,13 @@ export type PodRole =
 /** Number of characters of the hash of a `berth.dev/desired` text. 16 suffice to distinguish all texts of one Pod. */
 const HASH_LENGTH = 16;
 
-/** Default grace of Kubernetes in seconds. */
+/** Default of Kubernetes for `terminationGracePeriodSeconds`. */
 const GRACE_SECONDS = 30;
 
-/** Returns the hash by which the agent acknowledges `berth.dev/desired`: the first 16 hexadecimal characters of its SHA-256. */
+/**
+ * Returns the first 16 hexadecimal characters of the SHA-256 of a `berth.dev/desired` text. The agent reports this hash in the Pod's
+ * status when the machine is as the text demands.
+ */
 export function hashDesired(text: string): string {
   return createHash('sha256').update(text).digest('hex').slice(0, HASH_LENGTH);
 }
@@ -91,7 +94,7 @@ function machineRole(machineText: string, desiredText: string): PodRole {
   };
 }
 
-/** Returns reason, message and exit code for a Pod whose annotation is unreadable. */
+/** Returns reason, message and exit code for a Pod whose annotation is invalid or comes from a newer operator. */
 export function refusalOf(role: PodRole & { kind: 'tooNew' | 'invalid' }): {
   reason: Reason;
   message: string;
@@ -123,7 +126,7 @@ export function isEnded(pod: Readonly<Pod>): boolean {
   return machine?.state?.terminated !== undefined || (ended && machine === undefined);
 }
 
-/** Returns the demands of a Pod on its machine, with their deadlines. */
+/** Returns the wanted state of a Pod's machine, with the Pod's deadlines. `now` is in milliseconds since the epoch. */
 export function wantedOf(pod: Readonly<Pod>, role: PodRole, runtime: Runtime, now: number): Wanted {
   const { activeDeadlineSeconds, terminationGracePeriodSeconds = GRACE_SECONDS } = pod.spec;
   const { startTime } = pod.status ?? {};
@@ -138,7 +141,7 @@ export function wantedOf(pod: Readonly<Pod>, role: PodRole, runtime: Runtime, no
   };
 }
 
-/** Returns the demands on a machine whose Pod no longer exists or is unknown. */
+/** Returns the wanted state of a machine whose Pod no longer exists or is unknown. */
 export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
   return {
     pod: undefined,
@@ -151,9 +154,9 @@ export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
 }
 
 /**
- * Returns the deadline of a Pod's deletion; undefined while the Pod is not being deleted. The grace begins when this agent first sees
- * the deletion, because the clocks of two computers differ. A later, shorter grace begins when the agent sees that grace. The
- * earlier deadline applies.
+ * Returns the deadline of a Pod's deletion; undefined while the Pod is not being deleted. The grace period begins when this agent
+ * first sees the deletion, because its clock may differ from the API server's. If the period is shortened later, the new period
+ * begins when the agent sees it, and the earlier of both deadlines applies.
  */
 function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['deletion'] {
   const { deletionTimestamp, deletionGracePeriodSeconds: graceSeconds = GRACE_SECONDS } = pod.metadata;

@@ -1,4 +1,4 @@
-/** Reads credentials from the pull secrets of a Pod. The agent has a Node's rights: it may read only secrets that its own Pods name. */
+/** Reads credentials from the pull secrets of a Pod. The agent has a Node's rights: it may read only secrets that its Node's Pods name. */
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
 import { Backoff } from '../../base/backoff.ts';
@@ -10,13 +10,14 @@ import { Keyring } from '../images/oci/credentials.ts';
 
 const TYPE = 'kubernetes.io/dockerconfigjson';
 const KEY = '.dockerconfigjson';
-/** Time limit for retries after a refusal. The API server's Node authorizer may learn of a Pod milliseconds after the host. */
+/** Time limit for retries after the API server refuses a secret. Its Node authorizer may learn of a Pod milliseconds after the host. */
 const LAG_MILLISECONDS = 10_000;
 const LAG_FIRST_MILLISECONDS = 50;
 const LAG_CAP_MILLISECONDS = 1_000;
 
 /**
- * Returns the credentials of all secrets that the Pod names, in their order. Errors of an unreachable API server are passed on.
+ * Returns the credentials of all pull secrets that the Pod names, in the same order. Throws the client's error if the API server is
+ * unreachable.
  *
  * @throws ReasonedError `PullSecretMissing` when a secret does not exist, may not be read, or has another type.
  */
@@ -28,7 +29,7 @@ export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promi
   try {
     return Keyring.parse(texts);
   } catch (error) {
-    // Messages of these errors contain nothing of the secret.
+    // The message of a parse error contains no part of the secret.
     throw missing(`A pull secret cannot be used: ${messageOf(error)}`);
   }
 }

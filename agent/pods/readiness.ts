@@ -1,4 +1,4 @@
-/** Checks whether a guest is ready as its VM defines it: by a TCP connection to a port of the guest. */
+/** Checks whether a guest is ready: whether it accepts TCP connections on the port that its VM names in `readiness`. */
 import { connect, type Socket } from 'node:net';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
@@ -7,15 +7,15 @@ import type { Runtime } from './machine.ts';
 
 type Readiness = NonNullable<Runtime['readiness']>;
 
-/** Time between two checks of a guest that is not ready. It is short because people wait. The period for a ready guest is a kubelet's. */
+/** Time between two checks of a guest that is not ready, short because users wait for it. A ready guest has the default of a kubelet. */
 const NOT_READY_MILLISECONDS = 1_000;
 const READY_MILLISECONDS = 10_000;
-/** Number of failed checks in a row after which a guest is not ready, as for a kubelet. A single lost connection does not matter. */
+/** Number of failed checks in a row after which a ready guest counts as not ready. It is the default of a kubelet's readiness probe. */
 const FAILURES = 3;
 const CONNECT_MILLISECONDS = 1_000;
 /** Time to see whether a forwarded connection stays open. The hypervisor accepts each connection, and closes it if the guest refuses. */
 const HOLD_MILLISECONDS = 300;
-/** Time limit for the guest's answer after this side has closed its half of the connection. */
+/** Time limit for the guest's answer after the agent has closed its half of the connection. */
 const ANSWER_MILLISECONDS = 2_000;
 
 /** Address at which a guest is checked. */
@@ -24,7 +24,7 @@ export interface Target {
   port: number;
   /** Port in the guest, for messages. */
   guestPort: number;
-  /** Whether the hypervisor forwards the connection. It then accepts connections even if no program in the guest does. */
+  /** Whether the hypervisor forwards the connection. If so, the hypervisor accepts connections even if no program in the guest does. */
   forwarded: boolean;
 }
 
@@ -33,7 +33,10 @@ export type Question = { kind: 'answer'; readiness: Readiness } | { kind: 'probe
 
 const READY: Readiness = { ready: true, message: '' };
 
-/** Returns the way to find the machine's readiness. `forwardAddress` is the address at which the host reaches its own reserved ports. */
+/**
+ * Returns the way to find the machine's readiness. If `guestAddress` is unknown, the check uses a host port that is reserved for the
+ * machine. `forwardAddress` is the address at which the agent reaches that port.
+ */
 export function questionFor(
   machine: Machine,
   guestAddress: string | undefined,
@@ -82,7 +85,7 @@ export class ReadinessProber {
     this.#wait = wait;
   }
 
-  /** Starts checks of a machine that runs and ends checks of all others. Until the first result, the Pod's present condition applies. */
+  /** If the Pod's machine runs, starts its checks, else ends them. Until the first result, the Pod's present condition `Ready` applies. */
   follow(pod: Readonly<Pod>, runtime: Runtime, forwardAddress: string): void {
     const { machine } = runtime.record;
     if (runtime.state.kind !== 'running' || machine === undefined) {
@@ -158,8 +161,8 @@ async function answers({ host, port, forwarded }: Target): Promise<boolean> {
 }
 
 /**
- * Returns whether the guest itself has accepted a connection that the hypervisor accepted first. A guest that has accepted sends data,
- * or it closes the connection only after this side has closed its half.
+ * Returns whether the guest itself has accepted a connection that the hypervisor accepted first. If the guest has accepted it, the
+ * guest sends data, or keeps the connection open until the agent closes its half.
  */
 async function isHeld(socket: Socket): Promise<boolean> {
   const unasked = await next(socket, HOLD_MILLISECONDS);
@@ -178,7 +181,7 @@ async function next(
 ): Promise<'connect' | 'data' | 'end' | 'close' | undefined> {
   const settled = new AbortController();
   const events = ['connect', 'data', 'end', 'close'] as const;
-  // `close` follows each error. Without a listener, an error would end the process.
+  // Node.js emits `close` after each `error`, so `close` reports the failure. Without this listener, an `error` would end the process.
   socket.once('error', () => undefined);
   return await new Promise((resolve) => {
     const timer = setTimeout(() => resolve(undefined), milliseconds);

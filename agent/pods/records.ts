@@ -6,33 +6,33 @@ import { writeWholeSync } from '../../base/files.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { MachineRecord } from './machine.ts';
 
-/** Version of the file format. An agent that finds a higher version was downgraded and must not guess. */
+/** Version of the format of record files. An agent that finds a higher version was downgraded, and treats the file as unreadable. */
 const VERSION = 1;
 
-/** Record that is unreadable. Its machine may run, and its disk may be the only copy of its data. */
+/** Record that is unreadable. The machine may run, and the machine's disk may be the only copy of a user's data. */
 export interface DamagedRecord {
   uid: string;
   path: string;
-  /** Fault of the file, for people. */
+  /** Message for users about the fault of the file. */
   message: string;
 }
 
 /**
- * Schema of a record's fields. Required fields exist since the first agent. Machine and image are not validated again, because an agent
- * has accepted them before. A rule that became stricter must not separate a machine from its Pod.
+ * Schema of a record's fields. All releases of the agent write the required fields. The content of `machine` and `base` is not validated
+ * again, because an agent has accepted it before. If a rule has become stricter since then, the machine must still keep its Pod.
  */
 const recordSchema = z.looseObject({
-  /** Absent if an early agent wrote the file. */
+  /** Absent if an early release of the agent wrote the file. */
   version: z.literal(VERSION).optional(),
   uid: z.string().min(1),
   key: z.string().min(1),
-  /** Absent if an early agent wrote the file, which had only one driver. */
+  /** Absent if an early release of the agent wrote the file. That release had only one driver. */
   driver: z.string().min(1).default('qemu'),
   claim: z.object({
     slots: z.number(),
     cpuMillis: z.number(),
     memoryBytes: z.number(),
-    /** Absent if an early agent wrote the file, when Pods requested no disk. */
+    /** Absent if an early release of the agent wrote the file. At that time, Pods did not request disk space. */
     diskBytes: z.number().default(0),
     ports: z.array(z.string()),
   }),

@@ -1,4 +1,4 @@
-/** Adopts the machines of an earlier agent. Folders and attachments without a Pod get a record, too, so that they are removed. */
+/** Takes over the machines that an earlier agent process left. Folders and network attachments without a record get one, to be removed. */
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { FoundMachine } from '../drivers/driver.ts';
@@ -49,7 +49,7 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
   }
 }
 
-/** Creates records for machines without a record. Their processes keep their users, which no other machine may get. */
+/** Creates records for machines without a record. Each record keeps the Linux user of the machine's process, so that no other gets it. */
 async function adoptStrays(host: Host, found: Found): Promise<void> {
   const damaged = new Set(host.records.damaged.map(({ uid }) => uid));
   const uids = [...found.keys(), ...(await host.network.attached())];
@@ -104,7 +104,7 @@ async function findMachines({ drivers }: Host): Promise<Found> {
   return new Map((await Promise.all(lists)).flat());
 }
 
-/** Returns the record of a machine that was found on the host. The machine may run, and its process keeps its user. */
+/** Returns a new record for a machine that was found on the host. The machine may run, so the record has the user of its process. */
 function foundRecord(
   host: Host,
   { uid, ...identity }: MachineIdentity & { uid: string },

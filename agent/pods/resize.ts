@@ -1,6 +1,7 @@
 /**
- * Handles a new size of a Pod that has a machine on this host. As a kubelet does, the host promises the new size when it has room. The
- * machine gets that size at its next start. Until then the Pod's status shows both the promised and the present size.
+ * Handles a new size (requests of CPU and memory) of a Pod that has a machine on this host. Like a kubelet, the agent allocates the new
+ * size when the host has enough CPU and memory left. The machine gets that size at its next start. Until then, the Pod's status shows
+ * both the allocated and the actual size.
  */
 import { type Desired, MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -10,7 +11,10 @@ import { condition, type SaidCondition } from '../../kube/podstatus.ts';
 import { admit, type Claimants, claimOf, claimOfSize, claimsBeside } from './admission.ts';
 import type { Claim, HostCapacity, MachineRecord } from './machine.ts';
 
-/** Reason why the host does not promise the requested size: not now (Deferred) or never (Infeasible). The reasons are a kubelet's. */
+/**
+ * Reason why the agent does not allocate the requested size: the host has too little left now (`Deferred`), or is too small for it
+ * (`Infeasible`). A kubelet uses the same words.
+ */
 export interface PendingResize {
   readonly reason: 'Deferred' | 'Infeasible';
   readonly message: string;
@@ -19,7 +23,7 @@ export interface PendingResize {
 /** CPU and memory of a guest. */
 export type GuestSize = Pick<Desired, 'cpu' | 'memoryBytes'>;
 
-/** Saves the Pod's new size in the record if the host has room. If not, returns the reason. */
+/** Saves the Pod's new size in the record if the host has enough CPU and memory left. If not, returns the reason. */
 export function allocate(
   pod: Readonly<Pod>,
   record: MachineRecord,
@@ -40,7 +44,7 @@ export function allocate(
   return pending;
 }
 
-/** Returns the reason if the host has no room for the size. Checks CPU and memory only, because a resize does not change the rest. */
+/** Returns the reason if the host has too little CPU or memory for the wanted claim. A resize does not change the rest of the claim. */
 function refusalOf(
   wanted: Claim,
   others: readonly Claim[],
@@ -55,7 +59,7 @@ function refusalOf(
   return beside.kind === 'admitted' ? undefined : { reason: 'Deferred', message: beside.message };
 }
 
-/** Returns the size for the machine's next start: the desired size, but never more than the host has promised the Pod. */
+/** Returns the size for the machine's next start: the desired size, but never more than the host has allocated to the Pod. */
 export function grantedSize({ cpuMillis, memoryBytes }: Claim, desired: GuestSize): GuestSize {
   return {
     cpu: Math.max(1, Math.min(desired.cpu, Math.floor(cpuMillis / 1000))),
@@ -64,7 +68,8 @@ export function grantedSize({ cpuMillis, memoryBytes }: Claim, desired: GuestSiz
 }
 
 /**
- * Returns the promised size, and the size of the machine until its next start. The API server resizes no container without these fields.
+ * Returns two fields of a container's status: the allocated size, and the size that the machine has until its next start. The API
+ * server resizes no container without these fields.
  */
 export function resourceStatus(
   { resources = {} }: Container,
@@ -79,7 +84,7 @@ export function resourceStatus(
   };
 }
 
-/** Formats an amount as the Pod's spec does if both are equal. The spelling matters because equal quantities have several spellings. */
+/** Writes the claim as container requests. An amount equal to that of the Pod's spec keeps its spelling there (`1` or `1000m`). */
 function requestsOf(
   { cpuMillis, memoryBytes }: Pick<Claim, 'cpuMillis' | 'memoryBytes'>,
   said: Readonly<Record<string, string>>,
@@ -95,12 +100,15 @@ function requestsOf(
   };
 }
 
-/** Returns the actual claim. The size at the start applies to a machine that runs or is suspended. */
+/** Returns the claim with the actual CPU and memory. A machine that runs or is suspended has the size of its last start. */
 function actualClaim({ claim, startedWith }: Readonly<MachineRecord>): Claim {
   return startedWith === undefined ? claim : { ...claim, ...claimOfSize(startedWith) };
 }
 
-/** Returns a kubelet's conditions for a size that is not promised, and for a promised size that waits for the next start. */
+/**
+ * Returns the same conditions as a kubelet. `PodResizePending` means that the new size is not allocated. `PodResizeInProgress` means
+ * that the allocated size waits for the machine's next start.
+ */
 export function resizeConditions(
   record: Readonly<MachineRecord>,
   pending: PendingResize | undefined,

@@ -1,4 +1,4 @@
-/** Makes the Pod status of a machine. The function is pure, so that an unchanged machine causes no write. */
+/** Makes the Pod status of a machine. The function is pure: an unchanged machine gives an equal status, which is not written again. */
 import type { MachineReport } from '../../api/v1alpha1/machine.ts';
 import {
   DISK_CONDITION,
@@ -24,14 +24,14 @@ import { PAUSED_MESSAGE } from './diskguard.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
 
-/** Machine with all facts that its Pod's status shows. */
+/** Machine with all values that its Pod's status shows. */
 export interface MachineView {
   runtime: Readonly<Runtime>;
-  /** Step that was started or is still to come. */
+  /** Step of the machine that was started or waits to be started. */
   step: Step;
   wanted: Pick<Wanted, 'deletion' | 'desiredHash'>;
   accelerator: string | undefined;
-  /** Reason why the Pod's new size is not promised; undefined if it is promised. */
+  /** Reason why the host does not allocate the Pod's new CPU and memory size; undefined if it allocates the size. */
   pendingResize: PendingResize | undefined;
 }
 
@@ -72,7 +72,7 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
     condition('ContainersReady', ready, notReady),
     machineCondition(view, phase),
     ...networkCondition(pod, view),
-    // The condition exists only while the disk affects the machine.
+    // The disk condition exists only while a problem of the host's disk affects the machine.
     ...(disk === undefined ? [] : [condition(DISK_CONDITION, false, disk.reason, disk.message)]),
     ...resizeConditions(record, view.pendingResize),
   ];
@@ -137,7 +137,7 @@ function diskTrouble({ runtime: { state }, step }: MachineView): DiskTrouble | u
     : undefined;
 }
 
-/** Returns the message for people that explains the phase. */
+/** Returns the message for users about the machine's phase: the cause of the last failed step, or of the last end of the machine. */
 function messageOf({ record, trouble }: Readonly<Runtime>, phase: MachinePhase): string | undefined {
   if (trouble !== undefined) {
     return trouble.message;
@@ -176,7 +176,7 @@ function machineCondition(view: MachineView, phase: MachinePhase): SaidCondition
   return condition(MACHINE_CONDITION, phase === 'Running', reason, JSON.stringify(reportOf(view, phase)));
 }
 
-/** Returns the network condition. The Pod's present condition stays until the network has been checked. */
+/** Returns a list with the Pod's network condition. Until the network has been checked, the Pod's present condition stays. */
 function networkCondition(pod: Pod, { runtime: { network } }: MachineView): SaidCondition<SaidReason>[] {
   if (network === undefined) {
     const said = pod.status?.conditions?.find(({ type }) => type === NETWORK_CONDITION);
@@ -216,12 +216,15 @@ function containerState({ runtime }: MachineView, phase: MachinePhase): Containe
   if (WITH_PROCESS.has(phase) && record.startedAt !== undefined) {
     return { running: { startedAt: record.startedAt } };
   }
-  // If the image cannot be fetched yet, the container's state shows the cause.
+  // If the image cannot be fetched yet, the reason in the container's state is the cause of that.
   const reason = (phase === 'Pulling' ? trouble?.reason : undefined) ?? phase;
   return waiting(reason, messageOf(runtime, phase) ?? percent(operation?.progressPercent));
 }
 
-/** Returns the final state. A machine without a failure ended with its Pod. Its exit code is not 0, because a Job would see success. */
+/**
+ * Returns the final state of the machine's container. A machine without a failure ended because its Pod was deleted. The exit code is
+ * not 0 even then, because a Job would take 0 for success.
+ */
 function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState['terminated']> {
   const { failure, killed } = record;
   const ended: MachineFailure = failure ?? {

@@ -1,6 +1,6 @@
 /**
- * Writes the status of Pods and sends their final delete. The writer has its own queue, so that a slow API server delays no machine.
- * If the state changes several times before a write, only the last state is written.
+ * Writes the status of Pods, and finally deletes Pods whose machine or task is gone. The writer has its own queue, so that a slow API
+ * server delays no machine. If the state changes several times before a write, only the last state is written.
  */
 import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
@@ -14,13 +14,13 @@ import { ApiError, isConflict, isInvalid, isNotFound, TerminalError } from '../.
 import { compareResourceVersions, keyOf, refOf } from '../../kube/objects.ts';
 import { isEnded } from './pod.ts';
 
-/** Number of writes at once. A single slow write must not delay the writes for the host's other Pods, a few dozen. */
+/** Number of writes at the same time. A single slow write must not delay the writes for the other Pods of the host, a few dozen. */
 const WORKERS = 8;
 
 interface AfterStatus {
-  /** Whether the final delete is sent, because the Pod is being deleted and its machine is removed. */
+  /** Whether the writer then deletes the Pod with grace 0, because the Pod is being deleted and has nothing left on the host. */
   finish?: boolean;
-  /** Called when the API server has the status. */
+  /** Called when the API server has accepted the status, or already had it. */
   onTaken?: () => void;
 }
 
@@ -41,9 +41,9 @@ export class StatusWriter {
   readonly #options: StatusWriterOptions;
   readonly #controller: Controller;
   readonly #wishes = new Map<string, StatusWish>();
-  /** Answers of the API server to the last writes, by uid. */
+  /** Answers of the API server to the last writes of a status, by the Pod's uid. */
   readonly #written = new Map<string, Pod>();
-  /** Uids of the Pods whose final delete was sent. */
+  /** Uids of the Pods that this agent has deleted with grace 0. */
   readonly #finished = new Set<string>();
 
   constructor(options: StatusWriterOptions) {
@@ -79,7 +79,7 @@ export class StatusWriter {
       this.#written.delete(uid);
       return pod;
     }
-    // Only the status is newer here. Deadlines and wishes come from the watch.
+    // In the answer to the write, only the status is newer. The Pod's deadlines and annotations come from the watch.
     return { ...pod, ...(written.status === undefined ? {} : { status: written.status }) };
   }
 
@@ -107,7 +107,7 @@ export class StatusWriter {
       return undefined;
     }
     const current = this.newest(pod);
-    // A terminated container stays terminated, so its status is not written again.
+    // A terminated container stays terminated, so the status of its Pod is not written again.
     if (!isEnded(current) && !showsAlready(current, wish.status)) {
       await this.#write(current, wish.status);
     }
@@ -134,7 +134,7 @@ export class StatusWriter {
     }
   }
 
-  /** Sends the final delete with grace 0. A Pod with finalizers exists afterwards. Grace 0 on a Pod means that the delete was sent. */
+  /** Deletes the Pod with grace 0. A Pod with finalizers still exists afterwards; its grace is then 0, so it is not deleted again. */
   async #finish(pod: Readonly<Pod>): Promise<void> {
     const { uid = '', deletionGracePeriodSeconds } = pod.metadata;
     if (deletionGracePeriodSeconds === 0 || this.#finished.has(uid)) {
@@ -147,13 +147,16 @@ export class StatusWriter {
   }
 }
 
-/** Returns true if the request itself is wrong, so that a retry fails too. The API server then answers 500 (schema) or 422 (uid). */
+/**
+ * Returns whether the API server rejects the content of the status, so that a retry would fail, too. It answers 500 if the content
+ * breaks the schema, and 422 if the uid is wrong.
+ */
 function isOurMistake(error: unknown): error is Error {
   const untyped = error instanceof ApiError && error.message.includes('failed to create typed patch object');
   return isInvalid(error) || untyped;
 }
 
-/** Returns whether the Pod already shows all of `wanted`. Fields of other writers are ignored. */
+/** Returns whether the Pod's status already has all fields and conditions of `wanted`. Further ones, of other writers, are ignored. */
 export function showsAlready(pod: Pod, wanted: PodStatus): boolean {
   const { conditions: wantedConditions = [], ...rest } = wanted;
   const current: Record<string, unknown> = { ...pod.status };

@@ -1,4 +1,4 @@
-/** Implements each long step as one function. The function saves its intent first, then changes the host, then saves the result. */
+/** Implements each long step of a machine as a function, which saves its intent, then changes the host, then saves the result. */
 import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -38,7 +38,7 @@ async function create(host: Host, runtime: Runtime, operation: Operation): Promi
     await makeDisk(host, runtime, operation);
     host.images.cloned(holder);
   } catch (error) {
-    // Another attempt requests the images again. Until then no removal of an image has to wait for this machine.
+    // The next attempt requests the images again. Until then, this machine does not prevent the removal of these images.
     host.images.release(holder);
     throw error;
   }
@@ -56,7 +56,7 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   operation.progressPercent = undefined;
   operation.changed();
   if (runtime.state.kind !== 'absent') {
-    // An earlier agent ended before the folder was complete.
+    // An earlier agent process ended before it had completed the machine's folder.
     await driverOf(host, record).delete(folder);
   }
   const isoPath = iso?.path;
@@ -69,7 +69,7 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   host.records.update(record, { created: true, base, isoPath });
 }
 
-/** Returns the Pod's credentials if an image comes from a registry. Images from other sources need no credentials. */
+/** Returns the credentials of the Pod's pull secrets if an image comes from a registry. Images from other sources need none. */
 async function keyringOf(
   host: Host,
   { machine }: MachineRecord,
@@ -132,7 +132,7 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   tell(host, record, 'Started', 'Start', `The machine runs with ${accelerator}`);
 }
 
-/** Stops the guest. The intent is saved first, so that an end during the stop is not treated as a crash. */
+/** Stops the guest. The intent is saved first, so that an end of the hypervisor during the stop does not count as a crash. */
 async function stop(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   const { graceMilliseconds, hurry } = operation;
   host.records.update(record, { running: false, end: undefined });
@@ -185,7 +185,7 @@ async function revert(host: Host, { record, folder }: Runtime, operation: Operat
   tell(host, record, 'Reverted', 'Revert', 'The disk is again as it was when the machine was created');
 }
 
-/** Ends the process and releases network and ports. The disk stays. */
+/** Ends the machine's process and releases its network and ports. The machine's disk stays. */
 async function release(host: Host, { record, folder, state }: Runtime, operation: Operation): Promise<void> {
   const { graceMilliseconds, hurry } = operation;
   const deadline = Date.now() + graceMilliseconds;
@@ -236,13 +236,13 @@ function launchPlan(
   return { ...machinePlan(host, record, operation), ...size, network };
 }
 
-/** Returns the size of a machine that is started. Its disk is never smaller than its image. */
+/** Returns the size with which a machine is started. The machine's disk is never smaller than its image. */
 function sizeOf({ cpu, memoryBytes, guest }: LaunchPlan, { base }: MachineRecord): StartedSize {
   const diskSizeBytes = Math.max(guest.diskSizeBytes ?? 0, base?.virtualSizeBytes ?? 0);
   return { cpu, memoryBytes, ...(diskSizeBytes > 0 && { diskSizeBytes }) };
 }
 
-/** Returns the seconds since a moment of `performance.now()`. */
+/** Returns the seconds since `began`, a time of the clock `performance.now()`, with one decimal. */
 function secondsSince(began: number): string {
   return ((performance.now() - began) / 1000).toFixed(1);
 }

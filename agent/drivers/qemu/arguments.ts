@@ -1,4 +1,4 @@
-/** QEMU's command line for a machine. No shell reads it; values from outside are quoted for QEMU's own parser. */
+/** Builds QEMU's command line for a machine, which runs without a shell. Values from outside are quoted for QEMU's own parser. */
 import { SERIAL_DESCRIPTOR } from '../../console/logwriter.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
@@ -18,15 +18,15 @@ export interface CommandLine {
   platform: Platform;
   cpu: number;
   memoryBytes: number;
-  /** User that QEMU becomes after it has opened everything. Only root can do this. */
+  /** Linux user to which QEMU changes after it has opened its files and sockets. Undefined if the agent is not root. */
   runAs: RunAs | undefined;
   /** Whether QEMU waits for the memory of a suspended machine, and then stays paused. */
   incoming: boolean;
 }
 
 /**
- * Returns the argument that distinguishes a machine's process from all others. It does not begin like an option, and it names no
- * path.
+ * Returns the argument of QEMU by which the agent finds a machine's process among all others. It does not begin like an option, and
+ * it names no path.
  */
 export function processMark(uid: string): string {
   return `guest=berth-${uid}`;
@@ -42,7 +42,7 @@ export function commandLine(command: CommandLine): string[] {
     ...options('-m', `${Math.floor(command.memoryBytes / BYTES_PER_MEBIBYTE)}M`),
     ...identity(plan),
     // With -no-shutdown QEMU stays paused after the guest has powered off. So an agent that was not running at that moment still
-    // finds the reason.
+    // finds why the machine ended.
     ...options('-no-shutdown', '-boot', 'strict=on', '-rtc', 'base=utc'),
     ...options('-qmp', `unix:${FILES.qmp},server=on,wait=off`),
     ...firmware(command),
@@ -60,8 +60,8 @@ export function commandLine(command: CommandLine): string[] {
 }
 
 /**
- * Returns the rules of the sandbox. QEMU needs setuid to give up root, so the sandbox must then allow it. After that QEMU has no
- * privileges left that it could raise.
+ * Returns the options of QEMU's sandbox. If `runAs` is set, the sandbox allows setuid, because QEMU needs it to change from root to
+ * that user. Afterwards QEMU has no privileges left that it could raise.
  */
 function sandbox(runAs: RunAs | undefined): string[] {
   const elevate = runAs === undefined ? 'deny' : 'allow';
@@ -72,7 +72,7 @@ function sandbox(runAs: RunAs | undefined): string[] {
 function machineOptions({ state, platform }: CommandLine): string {
   const parts = [state.machineType, `accel=${platform.accelerator}`];
   if (platform.architecture === 'arm64') {
-    // The default interrupt controller serves only eight processors.
+    // QEMU's default interrupt controller for ARM serves only eight processors.
     parts.push(platform.accelerator === 'tcg' ? 'gic-version=3' : 'gic-version=max');
     parts.push('pflash0=firmware', 'pflash1=variables');
   }
@@ -121,8 +121,8 @@ function disk(state: MachineFile): string[] {
 }
 
 /**
- * Returns the block node of the machine's disk, for QEMU's programs that run in the machine's folder. The base and its format are
- * given here, because names in the file itself are not to be trusted.
+ * Returns the block node of the machine's disk, for QEMU's programs that run in the machine's folder. The node names the base image
+ * and its format, because the names in the disk file cannot be trusted.
  */
 export function diskNode(state: MachineFile): Record<string, unknown> {
   const backing = state.base === undefined ? null : baseNode(state.base);
@@ -151,8 +151,8 @@ function iso({ plan, platform }: CommandLine): string[] {
 }
 
 /**
- * Returns the serial port, which writes to the log writer's pipe. QEMU can open an inherited descriptor only as a member of a
- * set.
+ * Returns the options of the serial port, which writes to the log writer's pipe. QEMU can open an inherited file descriptor only as a
+ * member of an fd set.
  */
 function serial(): string[] {
   return [

@@ -1,4 +1,4 @@
-/** A machine's disk: its creation, its growth, its owner, and the check before a program reads it. */
+/** Creates and grows a machine's disk, sets its owner, and checks it before a program reads it. */
 import type { RunAs } from '../../../base/exec.ts';
 import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -13,7 +13,7 @@ import { FILES } from './state.ts';
 
 const COPY_BYTES = 1024 * 1024;
 
-/** Creates the disk. Returns its size, or undefined if the machine has no disk. */
+/** Creates the machine's disk. Returns its size in bytes, or undefined if the machine has no disk. */
 export async function makeDisk(
   folder: MachineFolder,
   { guest: { diskSizeBytes } }: MachinePlan,
@@ -33,8 +33,8 @@ export async function makeDisk(
 }
 
 /**
- * Grows a disk. A hypervisor wrote the disk's header, so the name of a backing file in it is ignored. @throws ReasonedError when
- * {@link requireOwnData} refuses the disk.
+ * Grows a machine's disk to `sizeBytes`. The name of a backing file in the disk's header is ignored, because a hypervisor wrote it and
+ * is not trusted. @throws ReasonedError when {@link requireOwnData} refuses the disk.
  */
 export async function growDisk(
   folder: string,
@@ -46,8 +46,8 @@ export async function growDisk(
 }
 
 /**
- * Returns the user who reads a machine's disk, or undefined if the agent is not root. This is the machine's own user. A disk from
- * an agent without such users is given to the shared user first.
+ * Returns the Linux user as which programs read a machine's disk, or undefined if the agent is not root. It is the owner of the disk,
+ * normally the machine's own user. If root still owns the disk, the shared user becomes its owner first.
  */
 export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs | undefined> {
   if (!isRoot) {
@@ -62,18 +62,18 @@ export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs
 }
 
 /**
- * Gives the files to which a machine writes to its user, and removes the rights of all other users. This includes files that an
- * earlier agent made for another user.
+ * Makes the machine's user the owner of the files to which the machine writes, and removes the rights of all other users. The files
+ * may be from an earlier agent and have another owner.
  */
 export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<void> {
   for (const name of [FILES.disk, FILES.variables]) {
-    // A machine may lack either file.
+    // Each of these files may be missing in a machine.
     await undefinedIf(isMissing, chmod(join(folder, name), 0o600));
     await undefinedIf(isMissing, lchown(join(folder, name), uid, gid));
   }
 }
 
-/** Copies a file with holes in place of zeros. Firmware variables are 64 MiB, nearly all of them zeros. */
+/** Copies a file; zeros become holes in the copy. The file of firmware variables has 64 MiB, nearly all of them zeros. */
 export async function copySparse(from: string, to: string): Promise<void> {
   const source = await open(from, 'r');
   const target = await open(to, 'w', 0o600);
@@ -101,11 +101,11 @@ export async function copySparse(from: string, to: string): Promise<void> {
 
 /**
  * Checks the header of a machine's disk. The hypervisor wrote it, and a guest may have taken control of the hypervisor. A backing
- * file in the header is allowed, because the agent gives readers the right one. A missing disk is accepted, because readers
- * refuse it themselves.
+ * file in the header is allowed, because the agent tells each program that reads the disk the right one. A missing disk is accepted,
+ * because those programs report it themselves.
  *
- * @throws ReasonedError when the header would make a reader take the data from another file, or when QEMU does not write such
- * headers.
+ * @throws ReasonedError when the header would make a program read data from another file, or when the header is not like those that
+ * QEMU writes.
  */
 export async function requireOwnData(path: string): Promise<void> {
   const file = await undefinedIf(isMissing, open(path, 'r'));

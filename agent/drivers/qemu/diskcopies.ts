@@ -1,4 +1,4 @@
-/** Copies of one machine's disk, and their order with the machine's other steps. */
+/** Makes copies of one machine's disk, and separates them from the machine's other steps. */
 import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -29,11 +29,12 @@ import {
   writeCopyNote,
 } from './state.ts';
 
-/** Time between two attempts to clean up. Inspections of the machine start the attempts, and each attempt may take seconds. */
+/** Least time between two attempts to clean up after a copy. Inspections of the machine start them, and each may take seconds. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
 /**
- * Limit of unconfirmed thaws. After this limit the guest gets no more requests to thaw or freeze until its next start. With the
- * interval above, a guest that is only slow has five minutes. A hostile guest costs the host nothing after the limit.
+ * Limit of requests to thaw that the guest does not confirm. After this limit the guest gets no more requests to thaw or freeze until
+ * its next start. With {@link TIDY_INTERVAL_MILLISECONDS}, a guest that is only slow has five minutes. After the limit, a hostile
+ * guest costs the host nothing.
  */
 const THAW_LIMIT = 10;
 
@@ -41,7 +42,7 @@ export class DiskCopies {
   readonly #folder: MachineFolder;
   readonly #machine: QemuMachine;
   readonly #context: MachineContext;
-  /** Copies under way, including waiting copies. */
+  /** Promises of the copies under way, including copies that still wait. The key aborts the copy. */
   readonly #copies = new Map<AbortController, Promise<unknown>>();
   readonly #serial = new Serial();
   #copying = false;
@@ -81,8 +82,8 @@ export class DiskCopies {
   }
 
   /**
-   * Removes the remains of a copy during which an agent died. A guest that does not confirm the thaw blocks no caller; the next
-   * call requests the thaw again.
+   * Removes the remains of a copy, for example after an agent died during it. If the guest does not confirm the thaw of its file systems,
+   * that is no error, and the next call requests the thaw again.
    */
   async tidy(): Promise<void> {
     if (this.#tidied) {
@@ -96,7 +97,7 @@ export class DiskCopies {
     }
   }
 
-  /** Calls {@link tidy} for inspections, which may come at any time; an error is only logged. */
+  /** Calls {@link tidy} for an inspection, except during a copy or soon after the last call. An error is only logged. */
   async tryTidy(): Promise<void> {
     if (this.#copying || this.#tidied || Date.now() < this.#nextTidy) {
       return;
@@ -114,7 +115,7 @@ export class DiskCopies {
     }
   }
 
-  /** Copies in turn. A waiting copy can be given up at once. A copy that has begun ends by itself and removes its files. */
+  /** Copies the disk after all earlier requests. An abort ends a waiting copy at once. A copy that has begun then removes its files. */
   async #inTurn(options: CopyOptions): Promise<DiskCopy> {
     const { signal } = options;
     const waiting = Promise.withResolvers<never>();
@@ -196,7 +197,7 @@ export class DiskCopies {
     return frozen ? 'FileSystem' : 'Crash';
   }
 
-  /** Does `work` with the file systems frozen, or without a freeze if the guest has failed to thaw too often. */
+  /** Does `work` with the guest's file systems frozen, or without a freeze if the guest has left too many thaws unconfirmed. */
   async #whileFrozen(signal: AbortSignal, work: () => Promise<void>): Promise<Freeze> {
     const { path } = this.#folder;
     if (((await readCopyNote(path))?.thawsFailed ?? 0) >= THAW_LIMIT) {
@@ -254,8 +255,8 @@ export class DiskCopies {
         await dropSnapshot(qmp);
       }
       await removeSnapshotFiles(path);
-      // This also applies when the guest gets no more requests. The next copy reads the note, which is removed when the machine
-      // has ended.
+      // The note stays even if the guest gets no more requests to thaw, because the next copy reads it. It is removed when the
+      // machine has ended.
       if (!thawed) {
         return await this.#note({ target: undefined });
       }
@@ -265,8 +266,8 @@ export class DiskCopies {
   }
 
   /**
-   * Requests the thaw; returns whether the guest confirmed it. The attempt is recorded first, so that an attempt that ends the
-   * agent is counted too.
+   * Requests a thaw of the guest's file systems, and returns whether the guest confirmed it. The attempt is recorded first, so that it
+   * counts even if the agent dies during it.
    */
   async #thaw({ thawsFailed }: CopyNote): Promise<boolean> {
     if (thawsFailed >= THAW_LIMIT) {
@@ -287,7 +288,7 @@ export class DiskCopies {
   }
 }
 
-/** Returns the mark of the process that reads a machine's disk. */
+/** Returns the text by which the agent finds the process that reads a machine's disk for a copy. */
 function markOf(uid: string): string {
   return `berth-copy-${uid}`;
 }

@@ -1,4 +1,4 @@
-/** Machines as QEMU processes. The folder of each machine holds all facts about it; this class holds only connections. */
+/** Implements the driver for QEMU. All lasting data about a machine is in its folder; the driver object has only connections and timers. */
 import { listFolders } from '../../../base/files.ts';
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -37,11 +37,11 @@ export interface QemuDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
   dataDirectory: string;
   logger: Logger;
-  /** Architecture of machines that name none; the host's own if absent. */
+  /** Architecture of machines that name no architecture. If absent, it is the host's own architecture. */
   architecture?: 'amd64' | 'arm64' | undefined;
-  /** Root for machines that must outlive the agent's container. */
+  /** Root directory for the processes of machines that must outlive the agent's container. */
   ownRoot?: OwnRoot | undefined;
-  /** Group that may read images, if the agent is root. */
+  /** Linux group (gid) that may read images, if the agent is root. */
   readers?: number | undefined;
 }
 
@@ -139,7 +139,7 @@ export class QemuDriver implements Driver {
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
     const machine = this.#of(folder).machine;
-    // A copy of a machine without a process continues.
+    // If the machine has no process, a copy of its disk can continue.
     if ((await machine.process()) === undefined) {
       await machine.stop(options);
     } else {
@@ -162,7 +162,7 @@ export class QemuDriver implements Driver {
     });
   }
 
-  /** Interrupts the copies and runs `work`, because a copy reads from the process that will end or stand still. */
+  /** Interrupts copies of the disk, then runs `work`. A copy reads from the machine's process, which `work` ends or pauses. */
   async #ending(folder: MachineFolder, what: string, work: () => Promise<void>): Promise<void> {
     const copies = this.#of(folder).copies;
     await copies.interrupt(`The machine was ${what} while its disk was copied`);
@@ -214,7 +214,7 @@ export class QemuDriver implements Driver {
     await copies.tidy();
     console.close();
     this.#held.delete(folder.uid);
-    // The folder is removed last. While it exists, a failed step is repeated.
+    // The machine's folder is removed last. While it exists, a failed removal of the machine is repeated.
     await this.#context.cgroups.remove(folder.uid);
     await machine.state.removeFolder();
   }
@@ -237,7 +237,7 @@ export class QemuDriver implements Driver {
       const state = await readMachineFile(folder.path);
       return { ...folder, runAs: state?.launched?.runAs, base: state?.base?.path };
     } catch (error) {
-      // Every later step of this machine reports the same error.
+      // The error is only logged here, because every later step of this machine reports it again.
       this.#context.logger.error({ err: error, uid: folder.uid }, 'The state of a machine cannot be read');
       return { ...folder, runAs: undefined, base: undefined };
     }
@@ -277,8 +277,8 @@ export class QemuDriver implements Driver {
   }
 
   /**
-   * Returns the plan with the user of the process. If the agent is root and the plan has no user, the shared user is set, because
-   * a machine never runs as root.
+   * Returns the plan with the Linux user of the machine's process. If the agent is root and the plan has no user, the shared user is
+   * set, because a machine never runs as root.
    */
   #owned<Plan extends MachinePlan>(plan: Plan): Plan {
     return { ...plan, runAs: this.#context.isRoot ? (plan.runAs ?? SHARED_RUN_AS) : undefined };

@@ -1,5 +1,5 @@
 /**
- * Client of the QEMU guest agent, for guests that run one. It holds a guest's file systems still for a moment. The protocol is
+ * Client of the QEMU guest agent, for guests that run one. The client freezes a guest's file systems for a moment. The protocol is
  * JSON lines over a virtio port.
  */
 import { randomInt } from 'node:crypto';
@@ -10,33 +10,33 @@ import { connectTo, withSocketPath } from '../../machines/socket.ts';
 import { FILES } from './state.ts';
 
 /**
- * Time limit of the first answer. An agent answers in milliseconds, in a busy emulated guest in tenths of a second. If a guest
- * has no agent, each copy waits this long.
+ * Time limit of a guest agent's first answer. It answers in milliseconds, or in tenths of a second in a busy emulated guest. If a
+ * guest has no agent, each copy of its disk waits this long.
  */
 const SYNC_TIMEOUT_MILLISECONDS = 3_000;
 /**
- * Time limit of a freeze. The guest writes out its cached data, and its programs stand still for this time. A missing freeze is
- * better than a longer one.
+ * Time limit of a request to freeze the guest's file systems. The guest first writes out its cached data, and its programs stand still
+ * meanwhile. A copy without a freeze is better than a longer standstill.
  */
 const FREEZE_TIMEOUT_MILLISECONDS = 8_000;
-/** Time limit of a thaw. The agent executes its commands one by one, so a thaw may have to wait for the end of a late freeze. */
+/** Time limit of a request to thaw. The guest agent executes commands one by one, so a thaw may have to wait for a late freeze. */
 const THAW_TIMEOUT_MILLISECONDS = 10_000;
 /**
- * Attempts to thaw, each over a new connection. After an abort there is only one attempt, because a caller waits to stop the
- * guest; {@link thaw} tries again.
+ * Limit of attempts to thaw a guest after a freeze, each over a new connection. After an abort there is only one attempt, because a
+ * caller waits to stop the guest. A later call of {@link thaw} tries again.
  */
 const THAW_ATTEMPTS = 3;
 /**
- * Limit of the numbers for guest-sync. The command takes any 64-bit number, but JSON is exact up to 53 bits and randomInt up to
+ * Limit of the random numbers in the command guest-sync. It takes any 64-bit number, but JSON is exact up to 53 bits and randomInt up to
  * 48 bits.
  */
 const SYNC_ID_LIMIT = 2 ** 48 - 1;
 /**
- * Limit of the bytes from a connection, and so of a line; the few answers have some hundred bytes. A guest that writes without
- * end costs no more than this for each connection.
+ * Limit of the bytes that the client reads from one connection, and so of one line. Real answers have some hundred bytes. A hostile
+ * guest that writes without end cannot use more memory of the agent.
  */
 const RECEIVE_LIMIT_BYTES = 1024 * 1024;
-/** Limit of an error's text. An error of an agent is a sentence; a longer text is cut before it gets into a log. */
+/** Limit of an error's text. An error of a guest agent is a sentence; a longer text is cut before it gets into a log. */
 const ERROR_LIMIT_CHARACTERS = 500;
 const SILENT = 'The guest agent does not answer, and file systems may be frozen';
 
@@ -51,7 +51,7 @@ export interface FreezeOptions {
 }
 
 export interface Freeze {
-  /** Whether the guest confirmed before the work began that it had frozen file systems. */
+  /** Whether the guest confirmed, before the work began, that its file systems were frozen. */
   frozen: boolean;
   /** Errors of the freeze and of the thaw. */
   problems: string[];
@@ -59,8 +59,8 @@ export interface Freeze {
 
 /**
  * Does `work` while the guest's file systems are frozen. If no guest agent answers, or if it cannot freeze them, `work` is done
- * without a freeze. A guest agent that answers always gets the request to thaw before the function settles, also if its answer to
- * the freeze is late.
+ * without a freeze. Otherwise the guest agent always gets a request to thaw before the promise settles, even if its answer to the
+ * freeze is late.
  */
 export async function whileFrozen(options: FreezeOptions, work: () => Promise<void>): Promise<Freeze> {
   const { folder, signal, remember } = options;
@@ -91,7 +91,7 @@ export async function whileFrozen(options: FreezeOptions, work: () => Promise<vo
   return freeze;
 }
 
-/** Ends a freeze whose end is not certain. @throws Error when the guest does not confirm the thaw. */
+/** Requests a thaw of file systems when it is unknown if a freeze has ended. @throws Error when the guest does not confirm the thaw. */
 export async function thaw(folder: string): Promise<void> {
   const port = await Port.open(folder);
   if (port === undefined) {
@@ -132,12 +132,12 @@ type Answer = { value: unknown } | { error: string };
 class Port {
   readonly #socket: Socket;
   /**
-   * Receivers of answers that are still missing. Answers come in the order of the commands and carry no id; late answers come
-   * too.
+   * Receivers of the answers that have not come yet. Answers have no id, and come in the order of the commands. An answer after its
+   * timeout comes, too.
    */
   readonly #expected: ((answer: Answer) => void)[] = [];
   #synced: ((id: unknown) => boolean) | undefined;
-  /** Reason of the close, once the connection is closed. */
+  /** Reason why the connection is closed; undefined while it is open. */
   #closed: string | undefined;
 
   private constructor(socket: Socket) {
@@ -201,8 +201,8 @@ class Port {
   }
 
   /**
-   * Requests an answer with a random number; returns whether it came in time. Answers for an earlier client come first, so only
-   * the answer with this number is accepted.
+   * Requests an answer with a random number, and returns whether that answer came in time. Answers to an earlier client come first, so
+   * only the answer with this number is accepted.
    */
   async #sync(signal: AbortSignal | undefined): Promise<boolean> {
     const id = randomInt(SYNC_ID_LIMIT);
@@ -217,7 +217,7 @@ class Port {
     return (await within(promise, SYNC_TIMEOUT_MILLISECONDS, signal)) ?? false;
   }
 
-  /** Ends all commands under way. The first reason for the end is kept, whether an error or a close. */
+  /** Makes all commands without an answer fail. Of several reasons, an error or a close, the first is kept. */
   #end(why: string): void {
     this.#closed ??= why;
     for (const take of this.#expected.splice(0)) {
@@ -229,7 +229,7 @@ class Port {
     this.#socket.write(`${JSON.stringify(message)}\n`);
   }
 
-  /** Handles a line; an error ends the connection. @throws Error when the line is not an answer to a command. */
+  /** Handles a line from the guest. An error ends the connection. @throws Error when the line is not an answer to a command. */
   #receive(line: string): void {
     if (this.#synced !== undefined) {
       if (this.#synced(parse(line)?.return)) {
@@ -251,7 +251,7 @@ class Port {
   }
 }
 
-/** Parses a line. A guest may write any text there; the function returns undefined if the text is not an answer. */
+/** Parses a line from the guest, which may be any text. Returns undefined if the text is not an answer. */
 function parse(line: string): Message | undefined {
   try {
     return messageSchema.safeParse(JSON.parse(line)).data;
@@ -263,7 +263,7 @@ function parse(line: string): Message | undefined {
   }
 }
 
-/** Resolves with undefined when the time is over; rejects when `signal` aborts. */
+/** Resolves like `promise`, or with undefined when the time is over. Rejects when `signal` aborts. */
 async function within<T>(
   promise: Promise<T>,
   milliseconds: number,

@@ -1,6 +1,7 @@
 /**
- * Finds the guests that this host can run, and the fastest working accelerator. An existing /dev/kvm proves nothing, because a
- * guest may hang before its first instruction. So each accelerator is tried with a guest of a few instructions that ends itself.
+ * Finds the guest architectures that this host can run, and the fastest working accelerator of each. An existing /dev/kvm proves
+ * nothing, because a guest may hang before its first instruction. So each accelerator is tried with a guest of a few instructions
+ * that ends itself.
  */
 import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
@@ -22,36 +23,36 @@ import {
 } from './platform.ts';
 
 /**
- * Time limit of a trial with hardware. The trial's guest ends itself 0.1 s after its start; an accelerator that needs 5 s does
- * not work.
+ * Time limit to try a guest with a hardware accelerator. The guest ends itself 0.1 s after its start. An accelerator that needs 5 s
+ * does not work.
  */
 const HARDWARE_TIMEOUT_MILLISECONDS = 5_000;
-/** Time limit of a trial with emulation. Other programs may use the processor, so a slow emulation is not broken. */
+/** Time limit to try a guest with emulation. Emulation that works may be slow, because other programs may use the processor. */
 const EMULATION_TIMEOUT_MILLISECONDS = 30_000;
 const HELP_TIMEOUT_MILLISECONDS = 30_000;
 
 /**
- * Guest of the trial for amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The debug-exit
- * device turns the value into the exit code (0x10 << 1) | 1. A processor counts down in hundredths of a second. A KVM without
- * hardware of its own, inside another virtual machine, interprets instructions that it cannot run. It needs minutes for the
- * trial, and still longer to boot a guest.
+ * Machine code of the guest that tries amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The device
+ * `isa-debug-exit` turns 0x10 into QEMU's exit code (0x10 << 1) | 1. A processor counts down in hundredths of a second. A KVM without
+ * hardware of its own, inside another virtual machine, interprets instructions that it cannot run. It needs minutes to count down, and
+ * still longer to boot a real guest.
  */
 const BIOS_GUEST = Buffer.from('66b980f0fa02664975fcb010e6f4f4ebfd', 'hex');
 const BIOS_GUEST_EXIT_CODE = 0x21;
 const SECTOR_BYTES = 512;
-/** Size of the trial's disk. SeaBIOS starts no disk smaller than one cylinder (516,096 bytes). */
+/** Size of the disk with the guest that tries amd64. SeaBIOS starts no disk smaller than one cylinder (516,096 bytes). */
 const BIOS_DISK_BYTES = 4 * 1024 * 1024;
-/** Guest of the trial for arm64: `mov w0, #0x84000008; hvc #0; b .`. It calls PSCI SYSTEM_OFF, and QEMU ends with code 0. */
+/** Machine code that tries arm64: `mov w0, #0x84000008; hvc #0; b .`. It calls PSCI SYSTEM_OFF, and QEMU ends with code 0. */
 const ARM_GUEST = Buffer.from('000180520080b072020000d400000014', 'hex');
 
 export interface HostPlatformsOptions {
   dataDirectory: string;
   logger: Logger;
-  /** Architecture of machines that name none; the host's own if absent. */
+  /** Architecture of machines that name no architecture. If absent, it is the host's own architecture. */
   architecture?: Architecture | undefined;
 }
 
-/** The platforms of this host. They are probed at the first request, because a trial takes seconds. */
+/** Finds the platforms of this host at the first request, because to try them takes seconds. */
 export class HostPlatforms {
   readonly #options: HostPlatformsOptions;
   #found: Promise<Platform[]> | undefined;
@@ -67,8 +68,8 @@ export class HostPlatforms {
   }
 
   /**
-   * Returns the platform of an architecture, or of the default architecture. @throws ReasonedError when the host cannot run its
-   * guests.
+   * Returns the platform of an architecture; undefined means the default architecture. @throws ReasonedError when the host cannot run
+   * guests of that architecture.
    */
   async of(architecture: Architecture | undefined): Promise<Platform> {
     const native = this.#options.architecture ?? (process.arch === 'arm64' ? 'arm64' : 'amd64');
@@ -82,8 +83,8 @@ export class HostPlatforms {
 }
 
 /**
- * Returns the platforms of this host. They come from the cache until the host is booted again, or until QEMU, the firmware or
- * /dev/kvm is replaced.
+ * Returns the platforms of this host. Uses cached results until the host is booted again, or until QEMU, the firmware or /dev/kvm is
+ * replaced.
  */
 async function probePlatforms(
   context: Pick<HostPlatformsOptions, 'dataDirectory' | 'logger'>,
@@ -192,7 +193,7 @@ async function newestMachineType(architecture: Architecture, binary: string): Pr
   return newest.name;
 }
 
-/** Tries a guest. Returns undefined if the guest ran and ended itself, otherwise the reason of the failure. */
+/** Tries a small guest on a platform. Returns undefined if the guest ran and ended itself, otherwise the reason of the failure. */
 async function tryGuest(platform: Platform, work: string): Promise<string | undefined> {
   const guest = join(work, 'guest');
   const expected = platform.architecture === 'amd64' ? BIOS_GUEST_EXIT_CODE : 0;

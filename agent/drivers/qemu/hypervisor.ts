@@ -1,4 +1,4 @@
-/** A running hypervisor that this agent started or found: its QMP connection and the notice of its end. */
+/** Watches a running hypervisor that this agent started or found, and provides the QMP connection to it. */
 import { isAlive, type ProcessIdentity } from '../../machines/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
@@ -6,13 +6,13 @@ import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
 import { FILES } from './state.ts';
 
 /**
- * Time between two checks of the process. A closed QMP connection shows the end of a found process at once; the checks are for a
- * process without QMP.
+ * Time between two checks whether the hypervisor's process lives. A closed QMP connection shows the process's end at once; the checks
+ * are for a process without a QMP connection.
  */
 const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
 /**
- * Time limit of a connection to a running QEMU. QEMU greets in milliseconds, but another client may hold it for a moment, for
- * example an agent about to end.
+ * Time limit to connect to a running QEMU. QEMU answers in milliseconds, but another client may be connected for a moment, for
+ * example an earlier agent that is about to end.
  */
 const ADOPT_TIMEOUT_MILLISECONDS = 3_000;
 
@@ -27,8 +27,8 @@ export class Hypervisor {
   readonly folder: MachineFolder;
   readonly identity: ProcessIdentity;
   /**
-   * Whether the hypervisor reported an end by a signal instead of by its guest. Its run state is then `shutdown`, as after a
-   * power-off.
+   * Whether QEMU reported that a signal ends it, and not its guest. QEMU's run state is `shutdown` in this case, too, as after a
+   * power-off of the guest.
    */
   endsFromOutside = false;
   #exitStatus: Promise<ExitStatus> | undefined;
@@ -48,7 +48,7 @@ export class Hypervisor {
     this.#timer.unref();
   }
 
-  /** Watches a child of this agent. The system reports its exit, with its status. */
+  /** Watches a process that this agent started. `exited` resolves with the process's exit status. */
   watch(exited: Promise<ExitStatus>): void {
     this.#exitStatus = exited;
     exited.then(
@@ -58,15 +58,15 @@ export class Hypervisor {
   }
 
   /**
-   * Ends the watch. The caller that ends the process records the end itself; a late notice could be taken for the end of the next
-   * process.
+   * Ends the watch of the process, because the caller will end the process and record that. Otherwise a late notice could count as the
+   * end of the machine's next process.
    */
   expectExit(): void {
     this.#exitHandled = true;
     clearInterval(this.#timer);
   }
 
-  /** Returns true only at the first call, because a hypervisor may report many times that its guest powered off. */
+  /** Notes that the guest powered off. Returns true only at the first call, because a hypervisor may report this many times. */
   powersOff(): boolean {
     const first = !this.#poweredOff;
     this.#poweredOff = true;

@@ -1,4 +1,4 @@
-/** The last words of QEMU, for people: the end of its log, and the way in which it ended. */
+/** Makes messages for users from the last lines of QEMU's log and the way in which QEMU ended. */
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -7,10 +7,10 @@ import { appendedLog, listSegments, logsWritten } from '../../console/logwriter.
 import { type StartReason } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
 
-/** Limits of the last words. They fit into a Pod's container message beside other text (clients of the API server keep 4 KiB). */
+/** Limits of the log lines in a message. They fit, beside other text, into a Pod's container message of at most 4096 characters. */
 const TAIL_BYTES = 2048;
 const TAIL_LINES = 12;
-/** Timestamp before each line, for example `2026-11-21T12:00:00.000000Z `. */
+/** Timestamp before each line of QEMU's log, for example `2026-11-21T12:00:00.000000Z `. */
 const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z /;
 
 /** Returns the last lines of the hypervisor's output; empty if there is no output. Call it when the hypervisor has ended. */
@@ -48,7 +48,7 @@ async function tailOf(path: string): Promise<string> {
   }
 }
 
-/** Message for a hypervisor that used more memory than the guest and the overhead together. */
+/** Message about a hypervisor that used more memory than its limit: the guest's memory and the overhead together. */
 export const OUT_OF_MEMORY =
   'The hypervisor reached the memory limit of its machine, and the kernel of the host ended it';
 
@@ -64,12 +64,12 @@ export function describeExit(status: ExitStatus | undefined): string {
 
 const SIGNAL = /terminating on signal \d+/;
 
-/** Returns whether an ended hypervisor wrote that a signal ended it. */
+/** Returns whether the log of an ended hypervisor says that a signal ended it. */
 export async function wasEndedBySignal(folder: string): Promise<boolean> {
   return SIGNAL.test(await lastWords(folder));
 }
 
-/** Returns `what` with the hypervisor's last words. */
+/** Returns the text `what`, followed by the last lines of the hypervisor's log. */
 export async function exitMessage(folder: string, what: string): Promise<string> {
   return withWords(what, await lastWords(folder));
 }
@@ -78,7 +78,7 @@ function withWords(what: string, words: string): string {
   return words === '' ? what : `${what}: ${words}`;
 }
 
-/** Reasons that the operator treats differently, with the messages of QEMU 7.2 to 10 that show them. */
+/** Reasons of a failed start that the operator distinguishes, with messages of QEMU 7.2 to 10 that show the reason. */
 const REASONS: [RegExp, StartReason][] = [
   [/Could not set up host forwarding rule|Address already in use/, 'PortTaken'],
   [/Cannot allocate memory|cannot set up guest memory/, 'OutOfMemory'],

@@ -20,18 +20,18 @@ import { FILES, type MachineFile } from './state.ts';
 export interface MachineContext {
   logger: Logger;
   cgroups: MachineCgroups;
-  /** Root of the machines, if they do not share the agent's root. */
+  /** Root directory of the machines' processes, if they do not share the agent's root directory. */
   ownRoot: OwnRoot | undefined;
   /** Whether the agent is root. QEMU then gives up root once it has opened everything. */
   isRoot: boolean;
-  /** Group that may read images. Programs that read a machine's disk have this group. */
+  /** Linux group (gid) that may read images. Programs that read a machine's disk have this group. */
   readers: number | undefined;
   changed: (uid: string) => void;
   /** Begins to store the console of a running machine. */
   tail: (folder: MachineFolder) => void;
 }
 
-/** Exit of a process that this agent started. The agent does not get the exit of a process that it found. */
+/** Exit status of a process that this agent started. The agent gets no status of a process that an earlier agent started. */
 export interface ExitStatus {
   code: number | null;
   signal: NodeJS.Signals | null;
@@ -51,12 +51,12 @@ interface LaunchOptions {
 
 /** Environment of the process. QEMU finds its modules (accelerators, displays) by its own built-in path. */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
-/** Time limit of the interpreter's test. The interpreter ends 3 ms after its start, on an overloaded host after seconds. */
+/** Time limit of a test of the log writer's interpreter. It ends 3 ms after its start, on an overloaded host after seconds. */
 const INTERPRETER_TIMEOUT_MILLISECONDS = 30_000;
 
 /**
- * Checks that the log writer can run. The agent's start calls this, so that the error does not wait for the first machine.
- * @throws Error when the log writer cannot run.
+ * Checks that the machines' log writer can run. The agent calls this when it starts, so that an error appears before the first machine
+ * starts. @throws Error when the log writer cannot run.
  */
 export async function requireLogWriter(): Promise<void> {
   const [interpreter] = withLogWriter([]);
@@ -78,8 +78,8 @@ export interface MachineStart {
 }
 
 /**
- * Checks the machine's disk, gives it to the machine's user, and starts the process. @throws ReasonedError when the disk is
- * refused or the process does not start.
+ * Checks the machine's disk, makes the machine's user its owner, and starts the process. @throws ReasonedError when the check refuses
+ * the disk or the process does not start.
  */
 export async function launchMachine(
   folder: MachineFolder,
@@ -102,8 +102,8 @@ export async function launchMachine(
 }
 
 /**
- * Starts a process with a session, a process group, a control group and a log writer of its own. If machines have a root of their
- * own, the process runs there. @throws ReasonedError when the process does not start.
+ * Starts a process with a session, a process group, a control group and a log writer of its own. If machines have a root directory of
+ * their own, the process runs there. @throws ReasonedError when the process does not start.
  */
 async function launch(
   folder: MachineFolder,
@@ -123,7 +123,7 @@ async function launch(
       stdio: ['pipe', log.fd, log.fd, 'ignore'],
       env: ENVIRONMENT,
     });
-    // A process that has ended cannot get the byte. The caller notices this because the process does not answer.
+    // If the process has ended, the byte below cannot be sent. The caller notices the end because the process does not answer.
     child.stdin?.on('error', () => undefined);
     const exited = new Promise<ExitStatus>((resolve) => {
       child.once('exit', (code, signal) => resolve({ code, signal }));
@@ -152,8 +152,8 @@ async function pidOf(child: ChildProcess): Promise<number> {
 }
 
 /**
- * Resets the process's OOM score. It inherits the agent's score, and a score raised for a container would make machines the
- * kernel's first victims.
+ * Sets the OOM score adjustment of the process to 0. The process inherits the agent's value. A higher value, as containers have, would
+ * make the kernel kill machines first when the host lacks memory.
  */
 async function forgetOomScore(pid: number): Promise<void> {
   if (process.platform !== 'linux') {
@@ -167,21 +167,21 @@ async function forgetOomScore(pid: number): Promise<void> {
 }
 
 const MEBIBYTE = 1024 ** 2;
-/** Memory of QEMU's own code, its devices and screen, and its cache of the disk, as measured in docs/develop/performance.md. */
+/** Memory in bytes of QEMU's own code, its devices and screen, and its disk cache, as measured in docs/develop/performance.md. */
 const PROCESS_BYTES = 256 * MEBIBYTE;
-/** Memory of one processor's stacks and state. */
+/** Memory in bytes of QEMU for the stacks and state of each virtual processor. */
 const PROCESSOR_BYTES = 16 * MEBIBYTE;
 /**
- * Overhead as a share of the guest's memory. Page tables use 1/512, and each map of written memory uses 1/32768; the rest is
+ * Overhead of QEMU as a share of the guest's memory. Page tables use 1/512, and each bitmap of written pages uses 1/32768. The rest is
  * margin.
  */
 const MEMORY_SHARE = 1 / 64;
-/** Memory of emulation for translated code. QEMU keeps 1 GiB at most (`tb-size`). */
+/** Memory in bytes of QEMU for translated code, if it emulates the processor. QEMU keeps 1 GiB at most (`tb-size`). */
 const TRANSLATION_BYTES = 1024 * MEBIBYTE;
-/** Threads beside one for each processor: up to 64 that read and write the disk, and those of screen, timers and copies. */
+/** Limit of QEMU's threads beside one per virtual processor: up to 64 for the disk, and others for screen, timers and copies. */
 const THREADS = 128;
 
-/** Returns the limits of one machine on its host. */
+/** Returns the limits of memory, processes and CPU for the process of one machine on its host. */
 function limitsOf(launched: { cpu: number; memoryBytes: number; accelerator: string }): MachineLimits {
   const { cpu, memoryBytes, accelerator } = launched;
   const emulation = accelerator === 'tcg' ? TRANSLATION_BYTES : 0;

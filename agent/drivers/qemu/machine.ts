@@ -1,4 +1,4 @@
-/** The life of one machine: the facts in its folder, its process, and the connection to the process. */
+/** Controls one QEMU machine: the state file in its folder, its process, and the connection to the process. */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -26,7 +26,7 @@ import { FILES, type MachineFile, StateFile } from './state.ts';
 
 /** Time limit of a start. QEMU answers some 30 ms after its start, on an overloaded host in seconds. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
-/** Time for a process to end after its connection has failed, because an ending process closes its sockets first. */
+/** Time to wait for QEMU's end after its connection has failed, because a process that ends closes its sockets first. */
 const EXIT_NOTICE_MILLISECONDS = 500;
 
 /** Fields of the state file while a start or a resume is under way. */
@@ -63,7 +63,7 @@ export class QemuMachine {
     return state.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /** Returns the live process. It may be a process that an earlier agent started and could not record. */
+  /** Returns the machine's live process, if any. An earlier agent may have started the process without recording it. */
   async process(): Promise<ProcessIdentity | undefined> {
     const state = await this.state.read();
     if (state === undefined || !state.live) {
@@ -153,7 +153,7 @@ export class QemuMachine {
     await this.#context.cgroups.remove(this.#folder.uid);
   }
 
-  /** Ends the watch for good; later events of the process are ignored. */
+  /** Ends the watch of the machine's process for good. The agent ignores later events of the process. */
   close(): void {
     this.#closed = true;
     this.#letGo();
@@ -188,20 +188,20 @@ export class QemuMachine {
     return await answer;
   }
 
-  /** Ends the process and returns the error. The machine is then stopped, or still suspended. */
+  /** Ends the process after a failed start or resume, and returns the error. The machine is then stopped, or still suspended. */
   async #failedStart(cause: unknown): Promise<ReasonedError> {
     const identity = await this.process();
     if (identity !== undefined) {
       await killForCertain(identity);
     }
     this.#letGo();
-    // The notice of the exit may have come first, and may have recorded a crash.
+    // The notice of the process's exit may have come before, and may have recorded a crash, which is removed here.
     await this.state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
     await this.#context.cgroups.remove(this.#folder.uid);
     return cause instanceof ReasonedError ? cause : await startError(this.#folder.path, messageOf(cause));
   }
 
-  /** Returns the state of a live process, or undefined if it has ended. */
+  /** Returns the state of the machine if its process lives; undefined if the process has ended. */
   async #inspectLive(): Promise<MachineState | undefined> {
     const identity = await this.process();
     if (identity === undefined) {
@@ -268,7 +268,7 @@ export class QemuMachine {
     });
   }
 
-  /** Records that the process has ended, and the reason. */
+  /** Records in the state file that the machine's process has ended, and the reason. */
   async #settle(hypervisor?: Hypervisor): Promise<MachineFile> {
     const status = await (hypervisor ?? this.#hypervisor)?.exitStatus();
     const kills = await this.#context.cgroups.memoryKills(this.#folder.uid);
@@ -289,7 +289,7 @@ export class QemuMachine {
 
   #background(work: () => Promise<void>): void {
     work().catch((error: unknown) => {
-      // After `close` the folder may be deleted.
+      // After `close` the folder may be deleted, so errors are ignored.
       if (this.#closed) {
         return;
       }

@@ -1,4 +1,4 @@
-/** A suspended machine's memory: QEMU's migration stream, written to a file in the machine's folder and read from there. */
+/** Saves and restores the memory of a suspended machine. A file in the machine's folder has QEMU's migration stream. */
 import { createReadStream, createWriteStream } from 'node:fs';
 import { chmod, rename, rm } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
@@ -13,17 +13,18 @@ import type { QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
 
 /**
- * Bandwidth limit of the stream, high enough to have no effect. QEMU's default is 128 MiB/s, because it must not fill a network.
+ * Bandwidth limit of the migration stream, high enough to have no effect. QEMU's default of 128 MiB/s protects networks, and the
+ * stream uses none.
  */
 const BANDWIDTH_BYTES_PER_SECOND = 2 ** 40;
 const STATUS_INTERVAL_MILLISECONDS = 10;
-/** Time limit of a transfer: 64 GiB at 200 MB/s, rounded up. */
+/** Time limit to save or to restore the memory: the time for 64 GiB at 200 MB/s, rounded up. */
 const TRANSFER_TIMEOUT_MILLISECONDS = 600_000;
 const migrationSchema = z.object({ status: z.string().optional(), 'error-desc': z.string().optional() });
 
 /**
- * Saves the memory of a machine that was stopped. QMP `stop` also flushes the machine's disks, so the memory fits the disk. The
- * file is complete and on the disk when the promise resolves.
+ * Saves the memory of a machine that QMP `stop` has paused. `stop` also flushes the machine's disks, so memory and disk belong to the
+ * same moment. When the promise resolves, the memory file is complete and flushed to the host's disk.
  */
 export async function saveMemory(folder: string, qmp: QmpConnection): Promise<void> {
   const partial = join(folder, `${FILES.memory}.partial`);
@@ -34,7 +35,7 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
   server.maxConnections = 1;
   try {
     await withSocketPath(folder, FILES.migration, async (path) => await listening(server, path));
-    // QEMU has given up its rights, so the socket is open to all users; the folder above keeps others out.
+    // QEMU is no longer root, so all users may connect to the socket. The parent folder keeps other users out.
     await chmod(socketFile, 0o666);
     const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
     await Promise.all([receive(server, partial, signal), send(qmp, signal)]);
@@ -46,12 +47,12 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
   }
 }
 
-/** Reads the memory into a process started with `-incoming`. The process is paused when the promise resolves. */
+/** Reads saved memory into a QEMU process that was started with `-incoming`. The guest is paused when the promise resolves. */
 export async function restoreMemory(folder: string, qmp: QmpConnection): Promise<void> {
   const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
   const socket = await withSocketPath(folder, FILES.migration, connectTo);
   const sent = pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
-  // QEMU closes the connection at the last byte, possibly before this side does. QEMU's run state shows whether it has read all
+  // QEMU closes the connection at the last byte, possibly before the agent does. QEMU's run state shows whether QEMU has read all
   // bytes.
   await undefinedIf(hasCode('ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET'), sent);
   while ((await qmp.status()) === 'inmigrate') {

@@ -1,4 +1,4 @@
-/** Differences between the guests' architectures. */
+/** Contains the differences between guest architectures: QEMU's program, machine type, firmware and processor model. */
 import { stat } from 'node:fs/promises';
 import { isOfSystem, undefinedIf } from '../../../base/errors.ts';
 
@@ -6,7 +6,7 @@ export type Architecture = 'amd64' | 'arm64';
 
 export interface Firmware {
   code: string;
-  /** Template of the variables. Each machine gets a copy and writes to it. */
+  /** Path of the template of the firmware's variables. Each machine gets a copy of its own, to which it writes. */
   variables: string;
 }
 
@@ -26,7 +26,7 @@ export const BINARIES: Record<Architecture, string> = {
   arm64: 'qemu-system-aarch64',
 };
 
-/** Patterns of versioned machine types. The alias without a version would change a machine's hardware at an upgrade of QEMU. */
+/** Patterns of QEMU's machine types with a version. An alias without version would change a machine's hardware when QEMU is upgraded. */
 export const MACHINE_TYPE_PATTERNS: Record<Architecture, RegExp> = {
   amd64: /^(pc-q35-(\d+)\.(\d+)) /,
   arm64: /^(virt-(\d+)\.(\d+)) /,
@@ -59,8 +59,8 @@ export async function findArmFirmware(): Promise<Firmware | undefined> {
 }
 
 /**
- * Returns the processor model with all features that the accelerator offers. Emulated ARM gets a real processor, because QEMU's
- * own "max" is far slower.
+ * Returns QEMU's processor model for a guest, with all features that the accelerator offers. Emulated ARM guests get the model of a
+ * real processor, because QEMU's own model `max` is far slower.
  */
 export function cpuModel(platform: Pick<Platform, 'architecture' | 'accelerator'>): string {
   if (platform.accelerator !== 'tcg') {

@@ -1,6 +1,6 @@
 /**
- * QEMU's machine protocol: JSON lines over a unix socket, for one client at a time. A guest may have taken control of QEMU, so no
- * message is trusted.
+ * Client of QEMU's machine protocol (QMP): JSON lines over a unix socket, which serves one client at a time. A guest may have taken
+ * control of QEMU, so no message is trusted.
  */
 import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
@@ -26,8 +26,8 @@ export interface QmpEvent {
 /** Limit of one line. The longest answers, lists of block nodes, have some tens of KiB. */
 const LINE_LIMIT_BYTES = 1024 * 1024;
 /**
- * Limit of all lines that answer no command, within {@link UNASKED_MILLISECONDS}. It is high enough, because QEMU limits the rate
- * of frequent events.
+ * Limit of the characters in all lines that answer no command, within {@link UNASKED_MILLISECONDS}. A QEMU that works stays below,
+ * because it limits the rate of frequent events.
  */
 const UNASKED_LIMIT_CHARACTERS = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;
@@ -80,8 +80,8 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   }
 
   /**
-   * Connects and leaves negotiation mode. Tries again until QEMU listens, `signal` aborts or the time is over. QEMU accepts one
-   * client; while another client holds the socket, the greeting does not come.
+   * Connects to QEMU and leaves QMP's negotiation mode. Tries again until QEMU listens, `signal` aborts or the time is over. QEMU serves
+   * one client at a time: while another client is connected, QEMU sends no greeting.
    */
   static async connect(
     folder: string,
@@ -176,7 +176,7 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   }
 
   /**
-   * Handles a received line; an error ends the connection. @throws Error when the line is not a message, or when too many lines
+   * Handles a line from QEMU. An error ends the connection. @throws Error when the line is not a message, or when too many lines
    * answer no command.
    */
   #receive(line: string): void {

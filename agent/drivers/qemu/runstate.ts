@@ -1,6 +1,6 @@
 /**
- * QEMU's run states: how a guest is paused, continued and ended, and the meaning of a state that an agent finds. After its guest
- * has powered off, QEMU stays in the state `shutdown` until it gets the command `quit`.
+ * Pauses, continues and ends guests by QEMU's run states, and completes a step that an earlier agent left unfinished. After its
+ * guest has powered off, QEMU stays in the run state `shutdown` until it gets the command `quit`.
  */
 import type { Logger } from 'pino';
 import { killForCertain, type ProcessIdentity, waitForExit } from '../../machines/process.ts';
@@ -9,17 +9,17 @@ import { wasEndedBySignal } from './lastwords.ts';
 import type { QmpConnection } from './qmp.ts';
 import type { StateFile } from './state.ts';
 
-/** State of a guest that a command has stopped. */
+/** QEMU's run state after the command `stop` has paused the guest. */
 const PAUSED = 'paused';
 /**
- * State of a guest that QEMU stopped, because a write of the guest found the host's disk full. QEMU repeats the write when the
- * guest continues.
+ * QEMU's run state after QEMU has paused the guest, because a write of the guest found the host's disk full. QEMU repeats the write
+ * when the guest continues.
  */
 const DISK_FULL = 'io-error';
-/** States in which QEMU waits for a command to continue. An agent that died during a step leaves QEMU in one of these states. */
+/** Run states in which QEMU waits for a command to continue. If an agent dies during a step, QEMU may stay in one of them. */
 const INTERRUPTED: ReadonlySet<string> = new Set([PAUSED, 'prelaunch', 'postmigrate', 'finish-migrate']);
 
-/** Time limit of `quit`. QEMU then flushes its disks; if they are too slow, QEMU is killed. */
+/** Time limit of QEMU's command `quit`, which flushes the disks. If QEMU needs longer, the agent kills it. */
 const QUIT_TIMEOUT_MILLISECONDS = 10_000;
 /** Time between two presses of the power button. A guest that is still in its firmware misses a press. */
 const POWER_BUTTON_INTERVAL_MILLISECONDS = 3_000;
@@ -60,8 +60,8 @@ export interface StopOptions {
 }
 
 /**
- * Presses the power button. Resolves when the guest has powered off, the grace is over, or `hurry` aborts. If the guest stands
- * still, resolves at once.
+ * Presses the guest's power button. Resolves when the guest has powered off, the grace is over, or `hurry` aborts. If the guest is
+ * paused, resolves at once.
  */
 export async function pressPowerButton(
   hypervisor: Hypervisor,
@@ -120,7 +120,7 @@ export async function reconcile(
   const status = await qmp.status();
   const state = await file.read();
   if (state?.suspended === true) {
-    // Either the memory is on disk and the process had to end, or the memory was being read into a new process.
+    // An agent died after it had saved the memory, or while a new process read it. The memory is still on disk, so the process can end.
     await killForCertain(identity);
     return 'gone';
   }
@@ -146,8 +146,8 @@ export async function reconcile(
 }
 
 /**
- * Removes the report of a power-off if a signal ended the hypervisor. An agent that connects just after a signal has missed its
- * event. The hypervisor has ended, and its last words name the signal.
+ * Removes the record of the guest's power-off if a signal ended the hypervisor. An agent that connects just after the signal misses
+ * QEMU's event about it. The log of the ended hypervisor still names the signal.
  */
 async function correctEnd(folder: string, file: StateFile): Promise<void> {
   if (await wasEndedBySignal(folder)) {
@@ -155,7 +155,7 @@ async function correctEnd(folder: string, file: StateFile): Promise<void> {
   }
 }
 
-/** Cancels a suspension; the guest continues unless it is paused. */
+/** Cancels a suspension that has begun. The guest then continues, unless the state file says that it is paused. */
 export async function goOn(qmp: QmpConnection, file: StateFile): Promise<void> {
   await qmp.execute('migrate_cancel');
   const { paused } = await file.update({ intent: 'run' });
@@ -164,7 +164,7 @@ export async function goOn(qmp: QmpConnection, file: StateFile): Promise<void> {
   }
 }
 
-/** Records that the guest powered off, unless the end was requested. */
+/** Records in the state file that the guest powered off, unless the agent has requested the end of the machine. */
 export async function guestPoweredOff(file: StateFile): Promise<void> {
   await file.change(({ intent, live }) =>
     live && intent === 'run' ? { end: { reason: 'GuestShutdown', message: 'The guest powered off' } } : {},

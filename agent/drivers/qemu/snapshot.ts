@@ -1,8 +1,8 @@
 /**
- * The content of a running machine's disk at one moment, for reading while the guest continues to write. A filter between the
- * guest's drive and its disk saves old content in a second file before the guest overwrites it. A socket serves a view of both
- * files. If the second file's file system is full, the view breaks and the guest continues. A backup job of QEMU would make the
- * guest's own write fail then. The filter also keeps holes, which a backup job does not.
+ * Makes a snapshot of a running machine's disk: its content at one moment can be read while the guest continues to write. A filter
+ * between the guest's drive and its disk saves old content in a second file before the guest overwrites it. A socket serves the
+ * snapshot from both files. If the file system of the second file is full, the snapshot becomes unreadable and the guest continues. A
+ * backup job of QEMU would instead make the guest's own write fail. The filter also keeps holes, which a backup job does not.
  */
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -13,7 +13,7 @@ import type { RunAs } from '../../../base/exec.ts';
 import { DISK_NODE } from './arguments.ts';
 import { type QmpConnection, QmpError } from './qmp.ts';
 
-/** Folder of the snapshot in the machine's folder. The hypervisor has given up its rights, and may create files only there. */
+/** Name of the snapshot's folder in the machine's folder. The hypervisor is not root, and may create files only there. */
 const FOLDER = 'copy';
 const OLD = join(FOLDER, 'old.raw');
 const SOCKET = join(FOLDER, 'nbd.sock');
@@ -23,9 +23,9 @@ const FILTER_NODE = 'copy-filter';
 const VIEW_NODE = 'copy-view';
 const EXPORT = 'copy';
 
-/** Time limit of a guest's write that waits for the second file. Some guests treat their disk as broken after 60 s. */
+/** Time limit of a guest's write that waits until old content is saved. Some guests treat their disk as broken after 60 s. */
 const WRITE_TIMEOUT_SECONDS = 30;
-/** Time limit of the export's end. An export ends when the requests in flight are answered, which takes one disk access. */
+/** Time limit for the end of the snapshot's NBD export. It ends when the requests in flight are answered, after one disk access. */
 const EXPORT_END_TIMEOUT_MILLISECONDS = 10_000;
 const EXPORT_END_INTERVAL_MILLISECONDS = 10;
 
@@ -50,7 +50,7 @@ interface Drive {
   sizeBytes: number;
 }
 
-/** Does all steps that take time. {@link takeSnapshot} then decides which moment of the disk the snapshot shows. */
+/** Does all steps of a snapshot that take time. The snapshot will show the disk at the moment of {@link takeSnapshot}. */
 export async function prepareSnapshot(
   qmp: QmpConnection,
   folder: string,
@@ -74,12 +74,12 @@ export async function prepareSnapshot(
   return drive;
 }
 
-/** Inserts the filter; this is the moment of the snapshot, and takes a millisecond. */
+/** Inserts the filter, which takes a millisecond. The snapshot shows the disk at this moment. */
 export async function takeSnapshot(qmp: QmpConnection, drive: Drive): Promise<void> {
   await attach(qmp, drive, FILTER_NODE);
 }
 
-/** Serves the view. Returns it as a block node for QEMU's programs that run in the machine's folder. */
+/** Serves the snapshot. Returns a block node by which QEMU's programs that run in the machine's folder can read it. */
 export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, unknown>> {
   await qmp.execute('blockdev-add', {
     'node-name': VIEW_NODE,
@@ -92,7 +92,7 @@ export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, 
   return { driver: 'raw', file: { driver: 'nbd', export: EXPORT, server } };
 }
 
-/** Returns the guest's drive to its disk and removes all parts of a snapshot, whatever its last completed step was. */
+/** Connects the guest's drive to its disk again, and removes all parts of a snapshot, even of an incomplete one. */
 export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
   await endExport(qmp);
   const known = await qmp.ask('query-named-block-nodes', blockNodesSchema, { flat: true });
@@ -111,7 +111,7 @@ export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
   }
 }
 
-/** Removes the snapshot's files by their names. The hypervisor may have put links into the folder, and they are not followed. */
+/** Removes the snapshot's files by their names. Follows no links, because the hypervisor may have put links into the folder. */
 export async function removeSnapshotFiles(folder: string): Promise<void> {
   for (const name of [OLD, SOCKET]) {
     await rm(join(folder, name), { force: true });

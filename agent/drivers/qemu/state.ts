@@ -1,4 +1,4 @@
-/** The folder of a QEMU machine: its files, its state file, and the note of a copy under way. */
+/** Creates, reads and writes the folder of a QEMU machine: its state file, and the note about a copy of the disk. */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
@@ -8,12 +8,12 @@ import { keepReserve } from '../../../base/reserve.ts';
 import { Serial } from '../../../base/serial.ts';
 
 /**
- * Names of the files. The hypervisor binds its sockets relative to the folder, because the whole path of a socket may have only
- * 107 bytes.
+ * Names of the files in a machine's folder. The hypervisor binds its sockets relative to the folder, because the whole path of a
+ * socket may have only 107 bytes.
  */
 export const FILES = {
   state: 'state.json',
-  /** Only the agent may write this file, because it removes the file that the note names. */
+  /** Note about a copy of the disk. Only the agent may write it, because the agent removes the file that the note names. */
   copyNote: 'copy.json',
   disk: 'disk.qcow2',
   /** Variables of the firmware (UEFI). */
@@ -22,13 +22,13 @@ export const FILES = {
   guestAgent: 'ga.sock',
   vnc: 'vnc.sock',
   migration: 'migration.sock',
-  /** Memory and devices of a suspended machine. */
+  /** Saved memory and device states of a suspended machine. */
   memory: 'memory',
 } as const;
 
 /**
- * Mode that lets the hypervisor, which has no rights of its own, reach sockets in the folder. The parent folder keeps all other
- * users out.
+ * Mode of a machine's folder. It lets the hypervisor, which is not root, reach sockets in the folder. The parent folder keeps all
+ * other users out.
  */
 const MACHINE_FOLDER_MODE = 0o711;
 const PARENT_MODE = 0o700;
@@ -44,39 +44,39 @@ const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), b
 const stateSchema = z.object({
   version: z.literal(1),
   architecture: z.enum(['amd64', 'arm64']),
-  /** Machine type, kept for the machine's life. After an upgrade of the host, the guest must find the same mainboard. */
+  /** QEMU's machine type, kept for the machine's life. After an upgrade of the host, the guest must find the same mainboard. */
   machineType: z.string(),
   base: z.object({ path: z.string(), format: z.enum(['qcow2', 'raw']) }).optional(),
   /** Size of the disk in bytes; absent for a machine without a disk. */
   diskBytes: z.number().int().optional(),
-  /** Values of the process's last start; a resume must repeat them. */
+  /** Values of the machine's last start. A resume must use the same values. */
   launched: z
     .object({
       cpu: z.number().int(),
       memoryBytes: z.number().int(),
       accelerator: z.string(),
-      /** User of the process. It is absent if the agent was not root, or if it had one user for all machines. */
+      /** Linux user of the process. Absent if the agent was not root, or was an early release with one user for all machines. */
       runAs: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
     })
     .optional(),
-  /** Purpose of the last step. `run` means that a start is under way or done, and that no end was requested. */
+  /** Purpose of the machine's last step. `run` means that a start is under way or done, and that no end was requested. */
   intent: z.enum(['run', 'stop', 'suspend']),
   /**
-   * Identity of the process. It is absent while the process is being started; if the agent crashes then, the next agent searches
+   * Identity of the machine's process. It is absent while the process is being started. If the agent dies then, the next agent searches
    * for the process.
    */
   process: processSchema.optional(),
   /** Whether a process is being started or was started, and its end has not been noticed. */
   live: z.boolean(),
   suspended: z.boolean(),
-  /** Whether the guest must stand still; absent if it was never paused. */
+  /** Whether the guest must stay paused; absent if it was never paused. */
   paused: z.boolean().optional(),
   end: z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() }).optional(),
 });
 export type MachineFile = z.infer<typeof stateSchema>;
 
 /**
- * Reads the state file. Returns undefined if the file is missing, because the folder is missing or its creation was not finished.
+ * Reads a machine's state file. Returns undefined if the file is missing, because the folder is missing or its creation was not finished.
  */
 export async function readMachineFile(folder: string): Promise<MachineFile | undefined> {
   return await readParsed(join(folder, FILES.state), stateSchema);
@@ -133,18 +133,18 @@ export class StateFile {
     });
   }
 
-  /** Removes the folder after all writes under way. */
+  /** Removes the machine's folder when all writes under way have ended. */
   async removeFolder(): Promise<void> {
     await this.#serial.run(async () => await rm(this.#folder, { recursive: true, force: true }));
   }
 }
 
 const copyNoteSchema = z.object({
-  /** Path of the incomplete copy; undefined once the copy is complete. */
+  /** Path of the incomplete copy of the disk; undefined once the copy is complete. */
   target: z.string().optional(),
   /** Whether the guest's file systems may be frozen. */
   frozen: z.boolean(),
-  /** Number of requests to thaw that the guest did not confirm, to all agents since the freeze. */
+  /** Number of requests to thaw since the freeze, by this and earlier agents, that the guest did not confirm. */
   thawsFailed: z.number().int().min(0).default(0),
 });
 export type CopyNote = z.infer<typeof copyNoteSchema>;
@@ -153,7 +153,7 @@ export async function readCopyNote(folder: string): Promise<CopyNote | undefined
   return await readParsed(join(folder, FILES.copyNote), copyNoteSchema);
 }
 
-/** Writes the note of a copy. It is written before the copy makes its first file, so that the next agent can clean up. */
+/** Writes the note about a copy of the disk. It exists before the copy's first file, so that the next agent can clean up. */
 export async function writeCopyNote(folder: string, note: CopyNote): Promise<void> {
   await writeWhole(join(folder, FILES.copyNote), JSON.stringify(note));
 }

@@ -1,4 +1,4 @@
-/** Stores the wanted attachments in one file, so that they outlive the agent. */
+/** Stores the wanted attachments of machines to the NAT network in one file, so that they outlive the agent. */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
@@ -27,7 +27,8 @@ export class AttachmentFile {
   }
 
   /**
-   * Reads the attachments; undefined before the first {@link save}. An invalid file is not ignored, because a guess could cut off machines.
+   * Reads the attachments; undefined before the first {@link save}. An invalid file is an error, because without its content machines
+   * that run could lose their network.
    *
    * @throws Error when the file is invalid.
    */

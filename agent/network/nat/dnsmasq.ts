@@ -12,13 +12,13 @@ import { run } from '../commands.ts';
 import { sizeOf, toAddress } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 
-/** Name that the probe queries. Only Berth's dnsmasq knows this name. */
+/** DNS name that the probe (the network's test packets) queries. Only Berth's dnsmasq knows this name. */
 export const PROBE_NAME = 'probe.berth.internal';
 
-/** Time limit after SIGTERM, and again after SIGKILL. dnsmasq normally ends within milliseconds of SIGTERM. */
+/** Time to wait for dnsmasq's end after SIGTERM, and again after SIGKILL. dnsmasq normally ends within milliseconds of SIGTERM. */
 const STOP_TIMEOUT_MILLISECONDS = 2_000;
 const STOP_POLL_MILLISECONDS = 20;
-/** Lease time of addresses. Guests renew after half of this time, so a guest that missed a change finds it on the same day. */
+/** Lease time of addresses. Guests renew after half of this time, so each guest gets changed DHCP options on the same day. */
 const LEASE_TIME = '12h';
 
 function netmask(layout: Layout): string {

@@ -1,14 +1,14 @@
 /**
- * Finds and names foreign rules that stop a machine's packets, but never changes them. Berth cannot overrule them, because an accept in
- * one table does not cancel a drop in another. A rule is reported only if it stops all packets of a machine in one direction. A rule
- * with another condition than device or address (a port, a connection's state) is an intended filter.
+ * Finds nftables rules of other programs that drop a machine's packets, but never changes these rules. Berth cannot overrule them, because
+ * an accept in one table does not cancel a drop in another. A rule is reported only if it drops all packets of a machine in one
+ * direction. A rule that also tests other properties than device or address (a port, a connection's state) is an intended filter.
  */
 import { type Answer, matchExpression, type Packet } from './rulematch.ts';
 import { type RulesetEntry, tableOf } from '../nftables.ts';
 
 interface Chain {
   name: string;
-  /** Hook of a base chain; undefined for all other chains. */
+  /** nftables hook of a base chain; undefined for all other chains. */
   hook: string | undefined;
   devices: string[];
   policy: string | undefined;
@@ -24,7 +24,7 @@ interface Table {
   sets: Map<string, unknown[]>;
 }
 
-/** Machine or probe, with the properties that rules can match. */
+/** Machine, or probe that sends test packets, with the properties that nftables rules can match. */
 export interface Subject {
   address: string;
   macAddress: string;
@@ -34,7 +34,7 @@ export interface Subject {
 
 type Verdict = 'drop' | 'accept' | 'next';
 
-/** Limit of nested chains. The kernel allows less, so the limit only ends an endless loop after a parsing error. */
+/** Limit of nested nftables chains. The kernel allows fewer, so the limit only ends an endless loop after a parsing error. */
 const MAXIMUM_DEPTH = 20;
 
 function textList(value: unknown): string[] {
@@ -78,7 +78,7 @@ export function foreignTables(ruleset: readonly RulesetEntry[], ours: readonly s
   return [...tables.values()];
 }
 
-/** Returns example packets of a subject at a hook: packets that the subject sends and packets that it receives. */
+/** Returns example packets of a machine at an nftables hook: packets that the machine sends and packets that it receives. */
 function packetsAt(family: string, hook: string, subject: Subject): Packet[] {
   const sent: Packet = { saddr: subject.address, etherSource: subject.macAddress };
   const received: Packet = { daddr: subject.address };
@@ -132,7 +132,7 @@ function ruleMatches(table: Table, expressions: readonly Expression[], packet: P
   return answer;
 }
 
-/** Returns the verdict of a matching rule; undefined if the next rule decides. */
+/** Returns the verdict of a matching nftables rule; undefined if the next rule decides. */
 function follow(table: Table, found: Outcome, packet: Packet, depth: number): Verdict | undefined {
   if (found.verdict === 'drop' || found.verdict === 'reject') {
     return 'drop';
@@ -148,7 +148,7 @@ function follow(table: Table, found: Outcome, packet: Packet, depth: number): Ve
   return verdict === 'next' && found.verdict === 'jump' ? undefined : verdict;
 }
 
-/** Returns the certain verdict of a chain for the packet. Rules that only may match are skipped. */
+/** Returns the verdict of a chain for the packet. Skips rules for which it is unknown whether they match the packet. */
 function walk(table: Table, chain: Chain, packet: Packet, depth = 0): Verdict {
   for (const expressions of chain.rules) {
     const found = verdictOf(expressions);
@@ -178,7 +178,7 @@ function stops(table: Table, chain: Chain, subject: Subject): boolean {
   });
 }
 
-/** Returns the names of the base chains that stop the subject, for example `table inet other, chain forward`. */
+/** Returns the names of base chains that drop the machine's or probe's packets, for example `table inet other, chain forward`. */
 export function chainsStopping(tables: readonly Table[], subject: Subject): string[] {
   return tables.flatMap((table) =>
     [...table.chains.values()]

@@ -1,11 +1,11 @@
-/** Derives all names and addresses of a NAT network from its options. Pure. */
+/** Derives all names and addresses of a NAT network from its options. All functions are pure. */
 import { createHash } from 'node:crypto';
 import type { PortRules } from '../../../api/v1alpha1/reservable.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { addressAt, parseSubnet, type Subnet, sizeOf } from './ipv4.ts';
 
 export interface NatOptions {
-  /** Folder for the attachments, which outlive a reboot. The network creates the folder if it is missing. */
+  /** Folder for the file of attachments. It must survive a reboot. The network creates the folder if it is missing. */
   directory: string;
   /**
    * Folder for dnsmasq's files. The network creates and removes the folder. Its parent folders must be readable for all users, because
@@ -18,13 +18,13 @@ export interface NatOptions {
   table: string;
   /** Subnet of the guests, for example 10.213.0.0/20. */
   subnet: string;
-  /** Subnet of size /24 between the host and the outer end of the probe. It has no other use. */
+  /** Subnet of size /24 between the host and the outer end of the probe (the network's test packets). It has no other use. */
   probeSubnet: string;
   /** IPv4 address of the host at which reserved ports are reached; undefined means every address except loopback. */
   hostAddress?: string;
   /** IPv4 networks that guests may not reach. Guests can never reach each other or the host. */
   forbidden: readonly string[];
-  /** Limit of one guest's connections at one time, as the kernel tracks connections. */
+  /** Limit of tracked connections that one guest may have at the same time. */
   connectionsPerGuest: number;
   /** Rules for the ports that machines may reserve. */
   ports: PortRules;
@@ -45,14 +45,17 @@ export interface Layout {
   probe: ProbeLayout;
 }
 
-/** Names and addresses of the probe's two ends. The inner end is connected like a guest, the outer end like a computer beyond the host. */
+/**
+ * Names and addresses of the two ends between which the probe sends test packets. The inner end is connected like a guest, and the outer
+ * end like a computer beyond the host.
+ */
 export interface ProbeLayout {
   innerPort: string;
   innerMac: string;
   innerAddress: string;
   outerPort: string;
   outerSubnet: Subnet;
-  /** Address of the host on the outer link. The outer end must see this address as the sender. */
+  /** Address of the host on the link to the outer end. The outer end must see this address as the sender of packets. */
   outerGateway: string;
   outerAddress: string;
 }
@@ -121,7 +124,10 @@ export function tapName(layout: Layout, uid: string): string {
   return layout.tapPrefix + hash(uid, 8);
 }
 
-/** Returns a free address, for the same uid the same if possible. @throws ReasonedError `NetworkUnavailable` when the subnet is full. */
+/**
+ * Returns a guest address that is not taken. A uid always gets the same address if that is free.
+ * @throws ReasonedError `NetworkUnavailable` when the subnet is full.
+ */
 export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {
   const room = sizeOf(layout.subnet) - FIRST_GUEST - 1;
   const start = Number.parseInt(hash(uid, 8), 16) % room;

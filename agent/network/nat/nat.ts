@@ -2,7 +2,7 @@
  * Implements the `nat` network on Linux: a bridge with isolated ports, and a tap per machine. nftables translates addresses and forwards
  * reserved ports, and dnsmasq provides DHCP and DNS. The network works in the agent's network namespace and needs the rights of root there.
  *
- * One file contains the wanted state, and the kernel has the actual state. {@link NatNetwork.check} compares and repairs.
+ * One file contains the wanted state, and the kernel has the actual state. {@link NatNetwork.check} compares them and repairs the kernel's.
  */
 import { mkdir } from 'node:fs/promises';
 import type { Logger } from 'pino';
@@ -47,14 +47,14 @@ export class NatNetwork implements Network {
   readonly #unforgotten = new Set<string>();
   readonly #taps = new TapWatch();
   readonly #ports: PortWatch;
-  /** Reserved ports that are not forwarded for now, and the reason, by name. Their packets belong to another process on the host. */
+  /** Reasons why reserved ports are not forwarded for now, by the port's name. For example, another process listens on the port. */
   #withheld: ReadonlyMap<string, string> = new Map();
-  /** Numbers of refused packets at the last check, by counter. */
+  /** Numbers of refused packets at the last check, by the name of the nftables counter. */
   #refused: ReadonlyMap<string, number> = new Map();
   /** Queue that runs one operation at a time, because two repairs at once would undo each other. */
   readonly #serial = new Serial();
 
-  /** Takes the options without changes of the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet is unusable. */
+  /** Prepares the network without a change on the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet is unusable. */
   constructor(options: NatOptions, logger: Logger) {
     this.#options = options;
     this.#logger = logger;
@@ -200,7 +200,7 @@ export class NatNetwork implements Network {
     }
   }
 
-  /** Returns the refused packets since the last check. Counters start at 0 again when the rules are reloaded. */
+  /** Returns the numbers of refused packets since the last check, by machine uid. A reload of the rules sets all counters to 0. */
   #countRefused(ruleset: readonly RulesetEntry[]): Record<string, number> {
     const before = this.#refused;
     this.#refused = countedPackets(ruleset, `inet ${this.#layout.table}`);
@@ -235,7 +235,7 @@ export class NatNetwork implements Network {
     return [...this.#attachments.values()];
   }
 
-  /** Returns the attachments without reserved ports that are withheld. */
+  /** Returns all attachments, but without the reserved ports that are not forwarded for now. */
   #reachable(): Attachment[] {
     const leads = (port: MachinePort): boolean => !this.#withheld.has(portName(port));
     return this.#all().map((one) => ({ ...one, ports: one.ports.filter(leads) }));
@@ -253,13 +253,13 @@ export class NatNetwork implements Network {
   }
 
   /**
-   * Deletes tracked connections of earlier owners of the address. Also deletes those of UDP senders that used a reserved port before
-   * its rule existed. While they continue to send, the new rule would not apply to their packets.
+   * Deletes the kernel's tracked connections of machines that had the address before. Also deletes tracked UDP connections to the reserved
+   * ports. Such a connection may be older than the rule of its port, and the rule would not apply while the sender continues.
    */
   async #forget({ address, ports }: Attachment): Promise<void> {
     const onHost = this.#options.hostAddress === undefined ? [] : ['--orig-dst', this.#options.hostAddress];
     const udp = ports.filter((port) => port.protocol === 'UDP');
-    // The deletions run one after another, because two deletions of the same entry at once both fail.
+    // The deletions run one after another, because two deletions of the same entry at the same time both fail.
     for (const flag of ['--orig-src', '--orig-dst', '--reply-src']) {
       await forgetConnections([flag, address]);
     }

@@ -11,9 +11,9 @@ export interface Link {
   isolated: boolean;
   /** IPv4 addresses in the form `a.b.c.d/len`. */
   addresses: string[];
-  /** Whether the host has an IPv6 address on the device. By default the kernel gives each device an address, also a bridge's ports. */
+  /** Whether the host has an IPv6 address on the device. By default the kernel gives one to each device, even a bridge's ports. */
   ipv6: boolean;
-  /** Whether the other end is in use: a process holds it (tap), or it is up (veth). */
+  /** Whether the device has a carrier: a process has opened the tap, or the peer device of the veth pair is up. */
   carrier: boolean;
 }
 

@@ -1,4 +1,4 @@
-/** Plans the repairs that bring the actual state to the wanted state. Pure. */
+/** Plans the repairs that bring the NAT network from its actual to its wanted state. All functions are pure. */
 import type { Attachment } from './attachments.ts';
 import { overlaps, parseSubnet, formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
@@ -7,7 +7,7 @@ import type { Link, Links } from './observe.ts';
 export interface Observed {
   links: Links;
   forwarding: boolean;
-  /** Whether this process holds both ends of the probe. */
+  /** Whether this process has the sockets of both ends of the probe (which tests the network with packets) open. */
   probeEnds: boolean;
   /** Whether Berth's tables contain exactly the rules that were loaded for these attachments. */
   rulesCurrent: boolean;
@@ -46,7 +46,7 @@ export function ownDevices(layout: Layout, links: Links): string[] {
   return [...links].flatMap(([name, link]) => (link.kind === kindOf(layout, name) ? [name] : []));
 }
 
-/** Returns a message for each foreign device that has the name of a Berth device, by that name. */
+/** Returns messages about devices of other programs that have the name of a Berth device. The key is that name. */
 export function foreignDevices(layout: Layout, links: Links): Map<string, string> {
   const faults = new Map<string, string>();
   for (const [name, { kind }] of links) {
@@ -199,7 +199,7 @@ export function ipCommands(layout: Layout, repair: Repair): string[] {
   }
 }
 
-/** Describes in one sentence for people the difference that a repair ends. */
+/** Returns a sentence for users about the difference that a repair removes. */
 export function describeDifference(layout: Layout, repair: Repair): string {
   switch (repair.kind) {
     case 'removeDevice':
@@ -229,7 +229,7 @@ const DIFFERENCES = {
   startDnsmasq: 'The program dnsmasq did not run',
 } as const;
 
-/** Returns a message that names a foreign device whose network overlaps Berth's. The host could not route addresses in both networks. */
+/** If another device's network overlaps one of Berth's, returns a message. The host could not route addresses that are in both. */
 export function findOverlap(layout: Layout, links: Links): string | undefined {
   const ours = [
     { setting: 'network.subnet', device: layout.bridge, subnet: layout.subnet },

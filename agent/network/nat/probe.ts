@@ -17,15 +17,15 @@ import { addressAt } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 import { PROBE_PORT, PROBE_PORTS } from './ruleset.ts';
 
-/** Time after which a packet is lost. The time is short because packets never leave the host. A busy host gets {@link ATTEMPTS} attempts. */
+/** Time after which a test packet counts as lost, short because it never leaves the host. A busy host has {@link ATTEMPTS} attempts. */
 const ANSWER_TIMEOUT_MILLISECONDS = 500;
 const ATTEMPTS = 4;
 const DNS_PORT = 53;
-/** First host number of the upper half of the outer /24. The outer end owns that half, so that each packet can have its own target. */
+/** First address number of the upper half of the outer /24. The outer end has that whole half, so that targets of packets can differ. */
 const OUTER_FIRST = 128;
 const OUTER_LAST = 254;
 
-/** Time limit for the child process. It starts Node.js and binds one socket in less than a second, even on a busy host. */
+/** Time limit for the child process that opens a socket of the probe. It needs less than a second, even on a busy host. */
 const HANDOVER_TIMEOUT_MILLISECONDS = 10_000;
 
 const CHILD_SCRIPT = `
@@ -63,7 +63,7 @@ export class Probe {
     return this.#inner !== undefined && this.#outer !== undefined;
   }
 
-  /** Creates both ends again. The caller then connects, addresses and raises the devices of this namespace. */
+  /** Creates both ends of the probe again. The caller must then configure their devices in the agent's network namespace. */
   async rebuild(existingDevices: ReadonlySet<string>): Promise<void> {
     const { probe, gateway, subnet } = this.#layout;
     this.close();
@@ -79,7 +79,7 @@ export class Probe {
     });
     this.#outer = await openEndpoint({
       device: probe.outerPort,
-      // There is no route to the guests. So an answer arrives only if the sender's address was translated.
+      // The outer end has no route to the guests, so it can answer only if the sender's address was translated.
       configuration: [
         `address add ${probe.outerAddress}/${probe.outerSubnet.prefix} dev eth0`,
         `route add local ${addressAt(probe.outerSubnet, OUTER_FIRST)}/25 dev lo`,
@@ -200,17 +200,18 @@ export class Probe {
 }
 
 interface EndpointOptions {
-  /** Name of the device in the namespace of this process. */
+  /** Name of the end's device in the network namespace of this process. */
   device: string;
-  /** Commands of `ip` inside the namespace, without the word `ip`. The device is called eth0 there. */
+  /** Commands of `ip` in the end's own namespace, without the word `ip`. The device is called eth0 there. */
   configuration: string[];
   macAddress?: string;
 }
 
 /**
  * Creates one end of the probe: an unnamed network namespace with one device and one UDP socket. A short-lived child process in the
- * namespace creates the socket and passes it to this process, which then needs no other child to send and receive there. The namespace
- * exists as long as the socket, so an agent that dies leaves nothing. The device in the namespace of this process stays down.
+ * namespace creates the socket and passes it to this process. This process then sends and receives there without another child. The
+ * namespace exists as long as the socket, so an agent that dies leaves nothing. The peer device, in the namespace of this process,
+ * stays down.
  *
  * @throws ReasonedError `NetworkUnavailable` when the child does not pass a socket; ProgramError when a network command fails.
  */

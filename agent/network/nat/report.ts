@@ -1,4 +1,4 @@
-/** Derives the health of the network and of each machine from the evidence of a check. Pure. */
+/** Derives the health of the network and of each machine's connection from the results of a check. All functions are pure. */
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import type { NetworkReport } from '../network.ts';
 import type { Attachment } from './attachments.ts';
@@ -10,12 +10,12 @@ import { PATHS, type ProbePath } from './probe.ts';
 export interface Evidence {
   /** Reason why a repair failed. */
   failedRepair: string | undefined;
-  /** Messages about foreign devices that have the names of Berth's devices, by name. */
+  /** Messages about devices of other programs that have the name of a Berth device. The key is that name. */
   foreignDevices: ReadonlyMap<string, string>;
-  /** Paths on which the probe's packets were lost. */
+  /** Paths through the network on which the probe's test packets were lost. */
   lostPaths: readonly ProbePath[];
   foreign: ForeignTables;
-  /** Taps that were created again while a hypervisor held the old tap. */
+  /** Names of taps that were deleted and created again while a hypervisor had the old tap open. Its guest has no network. */
   lostTaps: ReadonlySet<string>;
   /** Reasons why reserved ports are not forwarded, by the port's name. */
   withheldPorts: ReadonlyMap<string, string>;
@@ -39,8 +39,8 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
 }
 
 /**
- * Returns the fault of one machine. Chains that also stop the probe are ignored, because the probe's own result shows their effect. For
- * all other chains, the rules are the only evidence.
+ * Returns the network fault of one machine. If nftables chains of other programs stop the machine's packets, that is a fault. Chains
+ * that also stop the probe's test packets are ignored here, because the loss of test packets is reported separately.
  */
 function machineFault(
   one: Attachment,
@@ -67,7 +67,7 @@ function machineFault(
     : `Other programs drop packets of ${one.address} in ${culprits.join(' and in ')}`;
 }
 
-/** Returns the report, without the repairs and refused packets, which the caller adds. */
+/** Returns the report of a check. The caller adds the fields `repaired` and `refusedConnections`. */
 export function reportOn(
   layout: Layout,
   attachments: readonly Attachment[],

@@ -28,7 +28,7 @@ async function isInstalled(program: string): Promise<boolean> {
   return found.includes(true);
 }
 
-/** Checks all requirements. @throws ReasonedError `NetworkUnavailable` with all missing requirements when some are missing. */
+/** Checks all requirements on the host. @throws ReasonedError `NetworkUnavailable` with all missing requirements when some are missing. */
 export async function requireHost(): Promise<void> {
   const missing: string[] = [];
   if (process.geteuid?.() !== 0) {

@@ -1,4 +1,4 @@
-/** Evaluates a rule's condition, in the JSON form of nft, for a packet with some unknown properties. */
+/** Evaluates whether an expression of an nftables rule, in the JSON form of nft, matches a packet with some unknown properties. */
 import { isIPv4 } from 'node:net';
 import { toNumber } from './ipv4.ts';
 
@@ -16,7 +16,7 @@ export interface Packet {
 
 type Sets = ReadonlyMap<string, readonly unknown[]>;
 
-/** Kinds of expressions that do not restrict the matching packets. */
+/** Kinds of expressions in an nftables rule that do not restrict which packets the rule matches. */
 const NEUTRAL = new Set(['counter', 'log', 'comment', 'accept', 'drop', 'reject', 'return', 'jump', 'goto']);
 
 const FIELDS: Record<string, keyof Packet> = {
@@ -138,7 +138,10 @@ function compare({ left, right }: Comparison, packet: Packet, sets: Sets): Answe
   return isAboutIPv4(selector, right) ?? 'maybe';
 }
 
-/** Returns whether the packet matches: `yes` also for an expression that is no condition, `maybe` for conditions on unknown properties. */
+/**
+ * Returns whether the packet matches an expression of a rule. The answer is `yes` if the expression is no condition, and `maybe` if the
+ * condition depends on an unknown property.
+ */
 export function matchExpression(expression: Record<string, unknown>, packet: Packet, sets: Sets): Answer {
   const [kind, body] = Object.entries(expression)[0] ?? [];
   if (kind === undefined || NEUTRAL.has(kind)) {

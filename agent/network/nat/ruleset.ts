@@ -6,12 +6,12 @@ import type { Attachment } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 
-/** Range of ports that forward from the outer to the inner end. The range is large so that each probe is a new connection for the rules. */
+/** UDP ports of the host that lead from the probe's outer to its inner end. There are many, so that each packet is a new connection. */
 export const PROBE_PORTS = { first: 20_000, last: 29_999 };
-/** UDP port on which both ends of the probe listen. */
+/** UDP port on which both ends of the probe (the network's test packets) listen. */
 export const PROBE_PORT = 20_000;
 
-/** Returns the name of the counter of a machine's refused packets, by its tap. */
+/** Returns the name of the nftables counter for refused packets of the machine with this tap. */
 export function refusalCounter(tap: string): string {
   return `refused_${tap}`;
 }
@@ -28,7 +28,10 @@ function reservations(attachments: readonly Attachment[]): string[] {
   );
 }
 
-/** Returns a rule for each reserved port, which matches host and guest port. So a foreign translation to a guest is not accepted. */
+/**
+ * Returns a rule for each reserved port. It accepts packets that came to the host port and were translated to the guest port. Packets that
+ * another program's rules translate to a guest are not accepted.
+ */
 function admissions(attachments: readonly Attachment[]): string[] {
   return attachments.flatMap((one) =>
     one.ports.map(
@@ -39,12 +42,13 @@ function admissions(attachments: readonly Attachment[]): string[] {
 }
 
 /**
- * Limit of a guest's new connections per second after an initial burst of its maximum number of connections. For each new connection the
- * kernel reads the guest's list, and removes only some failed connections. Without a rate, a flood would make that list grow endlessly.
+ * Limit of a guest's new connections per second, after an initial burst of its maximum number of connections. For each new connection the
+ * kernel reads its list of the guest's connections, and removes only some that have ended. Without this limit, a flood of new connections
+ * would make that list grow endlessly.
  */
 const NEW_CONNECTIONS_PER_SECOND = 200;
 
-/** Returns the rules that limit each guest's tracked connections. After a reload, connections from before the reload are not counted. */
+/** Returns the rules that limit each guest's tracked connections. Connections from before a reload of the rules are not counted. */
 function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachment[]): string[] {
   const rate = `limit rate over ${NEW_CONNECTIONS_PER_SECOND}/second burst ${connectionsPerGuest} packets`;
   return attachments.flatMap(({ address, tap }) =>
@@ -54,7 +58,7 @@ function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachmen
   );
 }
 
-/** Returns the match for destinations of reserved ports. Loopback is excluded because an answer could not return to 127.0.0.1. */
+/** Returns the match for the addresses that have reserved ports. Loopback is excluded because an answer could not return to 127.0.0.1. */
 function reservedDestination(layout: Layout): string {
   if (layout.hostAddress !== undefined) {
     return `ip daddr ${layout.hostAddress}`;
@@ -168,8 +172,8 @@ function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): 
 
 /**
  * Returns the table that filters packets of guests at the bridge. A guest may send only ARP, DHCP requests and packets to the gateway, with
- * its own MAC and IP address. Packets to several ports are dropped here: the kernel tracks them as connections even if a later rule
- * drops them, and no limit counts them.
+ * its own MAC and IP address. Packets to several bridge ports (broadcast, multicast) are dropped here. The kernel would track them as
+ * connections even if a later rule drops them, and no limit would count those.
  */
 function bridged(layout: Layout, attachments: readonly Attachment[]): string {
   const ports = portsOf(layout, attachments);
@@ -213,7 +217,7 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
 }`;
 }
 
-/** Returns the script that replaces Berth's tables. Foreign tables stay unchanged. */
+/** Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. */
 export function rulesetScript(layout: Layout, attachments: readonly Attachment[]): string {
   return [removalScript(layout), routed(layout, attachments), bridged(layout, attachments), ''].join('\n');
 }

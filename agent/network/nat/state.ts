@@ -1,4 +1,4 @@
-/** Brings the host to the wanted state: observes, plans, repairs, and observes again. */
+/** Brings the NAT network of the host to the wanted state: observes, plans, repairs, and observes again. */
 import { writeFile } from 'node:fs/promises';
 import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
 import type { Attachment } from './attachments.ts';
@@ -19,7 +19,7 @@ import { Probe, type ProbePath } from './probe.ts';
 import { describeFailures } from './report.ts';
 import { removalScript, rulesetScript } from './ruleset.ts';
 
-/** Limit of repair rounds. A repair can make another repair necessary: a new probe must be connected. More rounds are never necessary. */
+/** Limit of rounds of repairs. A repair can make another one necessary, for example to connect a new probe. More rounds do not help. */
 const MAXIMUM_ROUNDS = 3;
 
 export interface Convergence {
@@ -35,7 +35,10 @@ export class NatState {
   readonly #layout: Layout;
   readonly #dnsmasq: Dnsmasq;
   readonly #probe: Probe;
-  /** Script that was loaded last, with the fingerprint read back from the kernel, because versions of nft print rules differently. */
+  /**
+   * nftables script that was loaded last, with the fingerprint of the rules as read back from the kernel. Versions of nft print rules
+   * differently, so the script cannot be compared with the kernel's rules.
+   */
   #loaded: { script: string; fingerprint: string } | undefined;
 
   constructor(layout: Layout, runtimeDirectory: string, dnsServers: readonly string[]) {
@@ -67,7 +70,7 @@ export class NatState {
     };
   }
 
-  /** Repairs all differences. A failed repair does not throw and does not prevent the other repairs. */
+  /** Repairs all differences between actual and wanted state. A failed repair does not throw and does not prevent the other repairs. */
   async converge(attachments: readonly Attachment[]): Promise<Convergence> {
     const done: Repair[] = [];
     for (let round = 0; ; round++) {
@@ -105,7 +108,7 @@ export class NatState {
     this.#probe.close();
   }
 
-  /** Removes all tables and all own devices, and stops dnsmasq. Missing parts are no error. */
+  /** Removes Berth's nftables tables and network devices, and stops dnsmasq. Missing parts are no error. */
   async remove(): Promise<void> {
     this.#probe.close();
     await this.#dnsmasq.stop();

@@ -1,6 +1,6 @@
 /**
- * Keeps guests of the `user` network from their host if the agent is root. The rules recognise packets of a hypervisor by the user that
- * it runs as. Without the guard, a guest reaches the host's loopback as 10.0.2.2, with all programs that listen there.
+ * Prevents connections from guests of the `user` network to their host, if the agent is root. nftables rules recognise the packets of a
+ * hypervisor by its Linux user. Without the guard, a guest reaches all programs on the host's loopback through the address 10.0.2.2.
  */
 import { readFile } from 'node:fs/promises';
 import { isIPv4 } from 'node:net';
@@ -12,23 +12,23 @@ import { fingerprint, readTable } from '../nftables.ts';
 export interface UserGuardOptions {
   /** Name of the nftables table. Each agent of a host has its own table. */
   table: string;
-  /** User numbers of this agent's machines in the form of nftables: `7`, `10-19`. No other process may use these users. */
+  /** Uids of the Linux users of this agent's machines, in the form of nftables: `7`, `10-19`. No other process may use these users. */
   users: readonly string[];
   forbidden: { ipv4: readonly string[]; ipv6: readonly string[] };
-  /** Path of the resolv.conf that hypervisors read. Hypervisors send the guests' DNS queries to its servers, often at 127.0.0.53. */
+  /** Path of the resolv.conf that hypervisors read. They send the guests' DNS queries to the servers in this file, often 127.0.0.53. */
   resolvConf: string;
 }
 
 export class UserGuard {
   readonly #options: UserGuardOptions;
-  /** Script that was loaded last, with the fingerprint of the resulting rules in the kernel. */
+  /** nftables script that was loaded last, with the fingerprint of the resulting rules in the kernel. */
   #loaded: { script: string; fingerprint: string } | undefined;
 
   constructor(options: UserGuardOptions) {
     this.#options = options;
   }
 
-  /** Checks the rules and loads them if they differ. Returns whether they differed. @throws Error when a check or the load fails. */
+  /** Loads the guard's rules if the kernel has others. Returns whether it loaded them. @throws Error when a check or the load fails. */
   async hold(): Promise<boolean> {
     const script = guardScript(this.#options, await this.#resolvers());
     if (this.#loaded?.script === script && this.#loaded.fingerprint === (await this.#fingerprint())) {
@@ -77,7 +77,7 @@ function removal(table: string): string {
   return `add table inet ${table}\ndelete table inet ${table}\n`;
 }
 
-/** Returns the script of the rules. Replies are accepted because clients reach reserved ports over loopback, too. */
+/** Returns the nftables script of the guard. Replies are accepted because clients may reach reserved ports over the host's loopback. */
 function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: readonly string[]): string {
   const rules = [
     `meta skuid != { ${users.join(', ')} } accept`,

@@ -20,7 +20,7 @@ import { requireFreePorts, requireReservable, requireUnreserved, whyDenied } fro
 import type { UserGuard } from './guard.ts';
 
 export interface UserNetworkOptions {
-  /** IPv4 address of this host on which reserved ports listen; 0.0.0.0 means all addresses. */
+  /** IPv4 address of this host on which QEMU listens for reserved ports; 0.0.0.0 means all addresses. */
   hostAddress: string;
   /** Rules for the ports that machines may reserve. */
   ports: PortRules;
@@ -71,8 +71,8 @@ export class UserNetwork implements Network {
   }
 
   /**
-   * Checks the guard's rules. No other part of the network can break, because the network is inside QEMU's process. QEMU holds the
-   * reserved ports itself, so no other process can take them.
+   * Checks the guard's rules. No other part of the network can break, because the network is inside QEMU's process. QEMU itself listens on
+   * the reserved ports, so no other process can use them.
    */
   async check(): Promise<NetworkReport> {
     const machines = [...this.#ports].map(([uid, ports]) => [uid, this.#health(ports)] as const);
