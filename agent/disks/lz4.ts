@@ -21,10 +21,7 @@ const SHORT_COPY = 32;
 const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
 const SHORT_OUTPUT_BYTES = 14 + 14 + MIN_MATCH;
 
-/**
- * States of the decoder. Each state tells what the next byte of input means. In state `MATCH`, the decoder repeats earlier output
- * before it reads the next byte.
- */
+/** States of the decoder: the meaning of the next byte. In `MATCH`, earlier output is repeated before the next byte is read. */
 const HEADER = 0;
 const STORED = 1;
 const TOKEN = 2;

@@ -1,7 +1,4 @@
-/**
- * Reads tar archives (ustar, GNU and PAX) as a stream. Strangers make these archives, so this file does the checks that safe
- * extraction needs.
- */
+/** Reads tar archives of strangers (ustar, GNU and PAX) as a stream, with the checks that safe extraction needs. */
 import { DiskError } from './disk.ts';
 
 const BLOCK_BYTES = 512;
@@ -15,10 +12,7 @@ export interface TarEntry {
   path: string;
   type: EntryType;
   size: number;
-  /**
-   * Yields the content of the entry. The caller must read it before it asks for the next entry. Bytes that it does not read are
-   * skipped.
-   */
+  /** Yields the content of the entry. The caller reads it before it asks for the next entry; other bytes are skipped. */
   content(): AsyncGenerator<Buffer, void, undefined>;
 }
 
@@ -151,10 +145,7 @@ function checksum(block: Buffer): number {
   return sum;
 }
 
-/**
- * Returns the number in a field of a header. The field contains octal digits. If its first bit is set, the bytes after the first
- * are a big-endian binary number.
- */
+/** Returns the number in a field of a header: octal digits or, if the first bit is set, a big-endian number after the first byte. */
 function number(field: Buffer): number {
   if (((field[0] ?? 0) & 0x80) === 0) {
     const digits = text(field).trim();
@@ -192,8 +183,7 @@ async function readExtension(reader: ByteReader, { type, size }: Header): Promis
     return {};
   }
   const extension = paxExtension(content);
-  // In entries of type `g`, Git and other programs store comments for all entries. A common name or size for all entries makes no
-  // sense.
+  // In entries of type `g`, Git and other programs store comments for all entries. A common name or size makes no sense.
   if (type === 'g' && Object.keys(extension).length > 0) {
     throw invalid('it sets one name or size for all entries');
   }

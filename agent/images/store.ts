@@ -1,7 +1,4 @@
-/**
- * The store of images of one host. A caller gets a checked file of an image from any source. The store keeps the file as long as
- * the caller needs it.
- */
+/** The store of images of one host. A caller gets a checked file of an image, which the store keeps as long as the caller needs it. */
 import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
@@ -25,10 +22,7 @@ import { FileSource } from './sources/file.ts';
 import { HttpSource } from './sources/http.ts';
 import { RegistrySource } from './sources/registry.ts';
 
-/**
- * Interval in milliseconds between checks for changes that nobody reports to the store: growing disks, abandoned fetches, images
- * that nobody needs.
- */
+/** Interval in milliseconds between checks for changes that nobody reports: growing disks, abandoned fetches, unneeded images. */
 const TIDY_MILLISECONDS = 60_000;
 
 /** Source of an image with content. An empty disk is excluded because it has no base image. */
@@ -58,10 +52,7 @@ export interface ImageStore {
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
   /** Records that a machine was cloned from this file. It is for machines that the agent finds when it starts. */
   adopt(holder: Holder, path: string): void;
-  /**
-   * Records that the holder has completed its clone of the image. The holder still needs the file, but {@link remove} no longer
-   * waits for the holder.
-   */
+  /** Records that the holder has completed its clone. It still needs the file, but {@link remove} no longer waits for it. */
   cloned(holder: Holder): void;
   /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
   release(holder: Holder): void;
@@ -70,23 +61,15 @@ export interface ImageStore {
    * If machines run from an image, it loses its names now. Its file is removed when the last of these machines releases it.
    */
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
-  /**
-   * While less than `minimumFree` bytes are free on the disk, removes fetches that are not running, and images that nobody needs.
-   */
+  /** Removes fetches that do not run and images that nobody needs, while less than `minimumFree` bytes are free on the disk. */
   relieve(): Promise<void>;
-  /**
-   * Reserves `bytes` of disk space in `folder` within the store's limits, and runs `work`. @throws ReasonedError `DiskFull` if
-   * there is too little space.
-   */
+  /** Runs `work` with `bytes` of disk space reserved in `folder`. @throws ReasonedError `DiskFull` if there is too little space. */
   withRoom<T>(
     claim: { folder: string; bytes: number },
     signal: AbortSignal,
     work: (signal: AbortSignal) => Promise<T>,
   ): Promise<T>;
-  /**
-   * Returns the total size in bytes of the images that machines, cache entries or tasks need. This disk space is not available to
-   * machines.
-   */
+  /** Returns the total size in bytes of the images that somebody needs. This disk space is not available to machines. */
   heldBytes(): number;
   /** Returns the images in the store, for `Node.status.images`. */
   images(): StoredImage[];
@@ -151,10 +134,7 @@ export class HostImageStore implements ImageStore {
     };
   }
 
-  /**
-   * Opens the store with the images on the disk. If an earlier process of the agent did not finish an import, the next request for
-   * its image resumes it.
-   */
+  /** Opens the store with the images on the disk. The next request for an image resumes its import that an earlier agent began. */
   static async open(options: HostImageStoreOptions): Promise<HostImageStore> {
     const layout = new Layout(options.dataDirectory, options.reader?.gid);
     await layout.prepare();
@@ -176,8 +156,7 @@ export class HostImageStore implements ImageStore {
       const stored = await this.#find(source, options, asked);
       const base = this.#catalog.baseOf(stored);
       const { format = 'Auto' } = options;
-      // A file may be requested in another format than before, so it is inspected again. Only a known qcow2 image that is requested
-      // with `Auto` is not inspected again.
+      // A file may be requested in another format than before, so it is inspected again, except for a known qcow2 with `Auto`.
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
       await this.#catalog.assign(stored, asked);

@@ -129,7 +129,9 @@ async function answer(
   response: ServerResponse,
 ): Promise<void> {
   // Without a listener, an error of the connection would end the process.
-  response.on('error', (error) => logger.debug({ err: error }, 'the connection failed while an answer was sent'));
+  response.on('error', (error) =>
+    logger.debug({ err: error }, 'the connection failed while an answer was sent'),
+  );
   const url = urlOf(request.url ?? '/');
   if (url === null) {
     reply(response, 400, 'Bad Request');

@@ -35,5 +35,7 @@ it('writes a disk that comes in small pieces by the mebibyte, also where no dire
   const { signal } = new AbortController();
   expect(await extractDisk(layer, pieces(), { disk, covering, allowance }, signal)).toBe(true);
   expect((await readFile(disk)).equals(content)).toBe(true);
-  expect(write.mock.calls.map(([bytes]) => (bytes as unknown as Buffer).length)).toEqual(Array(4).fill(MEBIBYTE));
+  expect(write.mock.calls.map(([bytes]) => (bytes as unknown as Buffer).length)).toEqual(
+    Array(4).fill(MEBIBYTE),
+  );
 });

@@ -265,12 +265,9 @@ function refusal({ url, status, headers }: Response): Error {
     : error;
 }
 
-/** What the server stated about a file whose download is not finished. It is stored beside the fetched bytes for the next call. */
+/** Statements of the server about a file whose download is not finished. They are stored beside the fetched bytes for the next call. */
 const sourceSchema = z.object({
-  /**
-   * ETag or time of the last change. With it, the next call makes sure that the remaining bytes are of the same version of the
-   * file.
-   */
+  /** ETag or time of the last change. The next call uses it to get the remaining bytes of the same version of the file. */
   validator: z.string().optional(),
   total: z.number().optional(),
 });
