@@ -9,7 +9,7 @@ import { keepReserve } from '../base/reserve.ts';
 import { HostUnfitError, runAgent } from './host/agent.ts';
 import { type AgentConfig, loadConfig } from './host/config.ts';
 import { LockedError, lockDataDirectory } from './host/lock.ts';
-import { UserRangeError } from './machines/users.ts';
+import { UserRangeError } from './processes/users.ts';
 import { JoinError } from './identity/identity.ts';
 import { createParts } from './host/parts.ts';
 

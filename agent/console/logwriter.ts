@@ -11,7 +11,7 @@ import { readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pause } from '../../base/time.ts';
 import { isMissing, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
-import { identify } from '../machines/process.ts';
+import { identify } from '../processes/process.ts';
 
 /** Names of a machine's logs. `serial` is the guest's console over all starts. `hypervisor` is the hypervisor's output since its start. */
 export type LogName = 'serial' | 'hypervisor';

@@ -17,7 +17,7 @@ import type { Publisher } from '../images/publisher.ts';
 import type { ImageStore } from '../images/store.ts';
 import { consoleSource } from '../kubelet/logs.ts';
 import { KubeletServer } from '../kubelet/server.ts';
-import type { MachineUsers } from '../machines/users.ts';
+import type { MachineUsers } from '../processes/users.ts';
 import type { Network, NetworkReport } from '../network/network.ts';
 import { servingCertificate } from '../identity/certificates.ts';
 import { keepCertificates } from '../identity/rotation.ts';

@@ -7,8 +7,8 @@ import type { AgentConfig } from './config.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
 import { HostImageStore } from '../images/store.ts';
 import { Publisher } from '../images/publisher.ts';
-import { ownRoot } from '../machines/ownroot.ts';
-import { machineUsers, SHARED_RUN_AS } from '../machines/users.ts';
+import { ownRoot } from '../processes/ownroot.ts';
+import { machineUsers, SHARED_RUN_AS } from '../processes/users.ts';
 import { createNetwork, networkSchema } from './network.ts';
 import { nativeArchitecture } from '../node/facts.ts';
 

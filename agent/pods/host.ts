@@ -7,7 +7,7 @@ import type { KubeObject } from '../../kube/objects.ts';
 import type { HostDrivers } from '../drivers/hostdrivers.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { ImageStore } from '../images/store.ts';
-import type { MachineUsers } from '../machines/users.ts';
+import type { MachineUsers } from '../processes/users.ts';
 import type { Network } from '../network/network.ts';
 import type { DiskGuard } from './diskguard.ts';
 import type { NetworkMonitor } from '../network/monitor.ts';

@@ -4,7 +4,7 @@ import { classOf, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts'
 import { pause } from '../../base/time.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
-import { ownUser } from '../machines/users.ts';
+import { ownUser } from '../processes/users.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, needed, type Runtime, type Runtimes } from './machine.ts';
 

@@ -2,7 +2,7 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'n
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { MachineUsers, ownUser } from '../machines/users.ts';
+import { MachineUsers, ownUser } from '../processes/users.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
 import { RecordStore } from './records.ts';
 

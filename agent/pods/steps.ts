@@ -14,7 +14,7 @@ import type { GuestNetwork } from '../network/network.ts';
 import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import { acceleratorOf, driverOf } from '../drivers/hostdrivers.ts';
-import { ownUser } from '../machines/users.ts';
+import { ownUser } from '../processes/users.ts';
 import type { Host } from './host.ts';
 import {
   type MachineRecord,

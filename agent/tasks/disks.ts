@@ -8,7 +8,7 @@ import type { Driver, MachineFolder } from '../drivers/driver.ts';
 import { convertToRaw } from '../disks/qemuimg.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
-import type { MachineUsers } from '../machines/users.ts';
+import type { MachineUsers } from '../processes/users.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { ImageStore } from '../images/store.ts';
 import type { TaskContext } from './runner.ts';

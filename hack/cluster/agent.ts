@@ -4,7 +4,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
 import { readMachineFile } from '../../agent/drivers/qemu/state.ts';
-import { killForCertain, type ProcessIdentity } from '../../agent/machines/process.ts';
+import { killForCertain, type ProcessIdentity } from '../../agent/processes/process.ts';
 import { NODES } from '../../kube/core.ts';
 import { waitFor } from '../wait.ts';
 import { isAlive, type ProcessRecord, startProcess, stopProcess } from './processes.ts';

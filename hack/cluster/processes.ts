@@ -16,7 +16,7 @@ import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { codeOf, isMissing } from '../../base/errors.ts';
-import { startTimeIn } from '../../agent/machines/process.ts';
+import { startTimeIn } from '../../agent/processes/process.ts';
 import { waitFor } from '../wait.ts';
 
 export interface ProcessIdentity {

@@ -8,7 +8,7 @@ import type { LaunchPlan, MachineFolder, MachineState } from '../../agent/driver
 import { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
-import { identify, waitForExit } from '../../agent/machines/process.ts';
+import { identify, waitForExit } from '../../agent/processes/process.ts';
 import type { GuestArchitecture } from '../../hack/guest.ts';
 import { machineDocument } from '../fixtures/machines.ts';
 import { guestFile } from '../fixtures/images.ts';

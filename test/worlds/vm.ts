@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { expect } from 'vitest';
 import { codeOf, isMissing } from '../../base/errors.ts';
 import { readMachineFile } from '../../agent/drivers/qemu/state.ts';
-import { isAlive, type ProcessIdentity } from '../../agent/machines/process.ts';
+import { isAlive, type ProcessIdentity } from '../../agent/processes/process.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { GuestArchitecture } from '../../hack/guest.ts';
 import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';

@@ -7,7 +7,7 @@ import type { BaseImage } from '../../disks/disk.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { createQcow2, resizeDisk } from '../../disks/qemuimg.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
-import { SHARED_RUN_AS } from '../../machines/users.ts';
+import { SHARED_RUN_AS } from '../../processes/users.ts';
 import { type MachineFolder, type MachinePlan } from '../driver.ts';
 import { FILES } from './state.ts';
 

@@ -5,14 +5,14 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
-import { MachineCgroups } from '../../machines/cgroup.ts';
+import { MachineCgroups } from '../../processes/cgroup.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
 import { logsWritten } from '../../console/logwriter.ts';
-import type { OwnRoot } from '../../machines/ownroot.ts';
-import { killForCertain } from '../../machines/process.ts';
-import { SHARED_RUN_AS } from '../../machines/users.ts';
+import type { OwnRoot } from '../../processes/ownroot.ts';
+import { killForCertain } from '../../processes/process.ts';
+import { SHARED_RUN_AS } from '../../processes/users.ts';
 import {
   type Accelerator,
   type CopyOptions,

@@ -6,7 +6,7 @@ import { randomInt } from 'node:crypto';
 import type { Socket } from 'node:net';
 import * as z from 'zod';
 import { readLines } from '../../../base/lines.ts';
-import { connectTo, withSocketPath } from '../../machines/socket.ts';
+import { connectTo, withSocketPath } from '../../processes/socket.ts';
 import { FILES } from './state.ts';
 
 /**

@@ -11,7 +11,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
-import { hostBootId } from '../../machines/process.ts';
+import { hostBootId } from '../../processes/process.ts';
 import { options } from './arguments.ts';
 import {
   type Architecture,

@@ -1,5 +1,5 @@
 /** Watches a running hypervisor that this agent started or found, and provides the QMP connection to it. */
-import { isAlive, type ProcessIdentity } from '../../machines/process.ts';
+import { isAlive, type ProcessIdentity } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
 import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';

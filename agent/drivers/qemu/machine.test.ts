@@ -9,7 +9,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { isMissing } from '../../../base/errors.ts';
 import { afterSync, type PeerCommand, ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
 import { segmentName } from '../../console/logwriter.ts';
-import { identify } from '../../machines/process.ts';
+import { identify } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
 import { whileFrozen } from './guestagent.ts';

@@ -8,7 +8,7 @@ import * as z from 'zod';
 import { pause } from '../../../base/time.ts';
 import { sync } from '../../../base/files.ts';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
-import { connectTo, withSocketPath } from '../../machines/socket.ts';
+import { connectTo, withSocketPath } from '../../processes/socket.ts';
 import type { QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
 

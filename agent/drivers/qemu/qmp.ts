@@ -8,7 +8,7 @@ import * as z from 'zod';
 import { pause } from '../../../base/time.ts';
 import { readLines } from '../../../base/lines.ts';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
-import { connectTo, withSocketPath } from '../../machines/socket.ts';
+import { connectTo, withSocketPath } from '../../processes/socket.ts';
 
 /**
  * Time between two attempts to connect. QEMU opens its socket some 10 ms after its start, and the attempts must add little to

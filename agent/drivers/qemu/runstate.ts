@@ -3,7 +3,7 @@
  * guest has powered off, QEMU stays in the run state `shutdown` until it gets the command `quit`.
  */
 import type { Logger } from 'pino';
-import { killForCertain, type ProcessIdentity, waitForExit } from '../../machines/process.ts';
+import { killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import { wasEndedBySignal } from './lastwords.ts';
 import type { QmpConnection } from './qmp.ts';

@@ -1,6 +1,6 @@
 /** NAT through the whole chain: control plane, operator, an agent in a network namespace, a real guest, and what breaks. */
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
-import { isAlive } from '../../../agent/machines/process.ts';
+import { isAlive } from '../../../agent/processes/process.ts';
 import { NAT_READY_CONDITION, NAT_TAINT, NETWORK_CONDITION } from '../../../api/v1alpha1/names.ts';
 import { NODES } from '../../../kube/core.ts';
 import { createImage } from '../../fixtures/images.ts';

@@ -2,7 +2,7 @@
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
-import { identify, isAlive } from '../../../agent/machines/process.ts';
+import { identify, isAlive } from '../../../agent/processes/process.ts';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { FrameGuest, tapBackend } from '../../worlds/frameguest.ts';

@@ -4,7 +4,7 @@ import { existsSync } from 'node:fs';
 import { open, readFile, readlink, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { identify } from '../../../agent/machines/process.ts';
+import { identify } from '../../../agent/processes/process.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { makePrinter, printedLine } from '../../fixtures/printer.ts';
 import { waitFor } from '../../../hack/wait.ts';

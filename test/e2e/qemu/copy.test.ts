@@ -7,7 +7,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { isMissing } from '../../../base/errors.ts';
 import type { DiskCopy } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
-import { findByArgument, type ProcessIdentity } from '../../../agent/machines/process.ts';
+import { findByArgument, type ProcessIdentity } from '../../../agent/processes/process.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { type CopyJob, UNDER_WAY } from './copyagent.ts';

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
-import { identify, isAlive } from '../../../agent/machines/process.ts';
+import { identify, isAlive } from '../../../agent/processes/process.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { BOOT_DEADLINE_MILLISECONDS, folderOf, guestBase, TestMachine } from '../../worlds/qemuguest.ts';
 
