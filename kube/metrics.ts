@@ -180,7 +180,7 @@ function declareClient(registers: Registry[]) {
   return {
     leader: new Gauge({
       name: 'leader_election_master_status',
-      help: 'Whether this process leads (1) or not (0), by lease',
+      help: '1 if this process is the leader by the named lease, otherwise 0',
       labelNames: ['name'] as const,
       registers,
     }),

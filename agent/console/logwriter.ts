@@ -47,8 +47,8 @@ const WRITER_INTERVAL_MILLISECONDS = 5;
 
 /**
  * Source code of the log writer, in Perl. Perl uses 0.4 MiB and starts in 3 ms, while a second Node.js would use 8 MiB. The
- * program uses no Perl module, because a machine's root file system has none. The hypervisor keeps the first process id; the log
- * writer is its child.
+ * program uses no Perl module, because the root file system of a hypervisor has none. The started process becomes the hypervisor and
+ * keeps its process id. The log writer is its child.
  */
 const PROGRAM = String.raw`
 my ($limit, @command) = @ARGV;

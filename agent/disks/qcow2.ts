@@ -165,7 +165,10 @@ function refusalOfTables(header: Header, fileBytes: number): string | undefined 
       refcountBytes > BigInt(REFCOUNT_TABLE_LIMIT_BYTES),
       `claims ${header.refcountClusters} clusters of reference counts, more than QEMU reads`,
     ],
-    [!isWithin(header.refcountOffset, refcountBytes), 'claims reference counts beyond its end'],
+    [
+      !isWithin(header.refcountOffset, refcountBytes),
+      'has a table of reference counts that reaches beyond the end of the file',
+    ],
   ]);
 }
 

@@ -1,6 +1,6 @@
 /**
- * Runs qemu-img. Every call states the image formats and sets limits. If a call reads bytes of strangers, qemu-img runs as a user
- * that owns no files, and the agent opens the files for it. Therefore it cannot open any other file of the agent.
+ * Runs qemu-img. Every call states the image formats and sets limits. If a call reads untrusted data, qemu-img runs as a user
+ * that owns no files, and the agent passes it open files. So qemu-img cannot open other files of the agent.
  */
 import { type FileHandle, open } from 'node:fs/promises';
 import { constants, setPriority } from 'node:os';
@@ -33,8 +33,8 @@ export type BlockNode = Record<string, unknown>;
 
 interface Options {
   /**
-   * User as which the process runs, because it reads bytes of strangers. If undefined, the process runs as the agent's user. It is
-   * always undefined if the agent is not root.
+   * User of a process that reads untrusted data. If undefined, the process runs as the agent's user. The user is always undefined
+   * if the agent is not root.
    */
   as?: RunAs | undefined;
   /** Open files that the process inherits. The process opens the file at an index by the path that {@link fileName} returns. */

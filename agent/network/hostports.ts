@@ -91,7 +91,7 @@ export function requireUnreserved(
   }
 }
 
-/** Socket that would receive packets to a reserved port. */
+/** Socket of the host on a reserved port. It would receive the packets if they were not forwarded to a guest. */
 interface Listener {
   /** Name of the port in the form of {@link portName}. */
   name: string;

@@ -26,8 +26,8 @@ const LOOK_MILLISECONDS = 30_000;
 const REGISTERED_LOOK_MILLISECONDS = 20;
 
 /**
- * Shares of free disk space. Disk pressure begins below the first, a kubelet's threshold, and ends above the second, which
- * prevents frequent changes.
+ * Two shares of free disk space. Disk pressure begins below the first, which is a kubelet's threshold. It ends above the second.
+ * The gap prevents frequent changes.
  */
 const PRESSED_BELOW = 0.05;
 const FINE_ABOVE = 0.08;

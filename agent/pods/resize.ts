@@ -44,7 +44,7 @@ export function allocate(
   return pending;
 }
 
-/** Returns the reason if the host has too little CPU or memory for the wanted claim. A resize does not change the rest of the claim. */
+/** Returns the refusal if the host has too little CPU or memory for the new size. A resize changes only these two. */
 function refusalOf(
   wanted: Claim,
   others: readonly Claim[],

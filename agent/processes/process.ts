@@ -54,8 +54,8 @@ async function startTimeFromProc(pid: number): Promise<string | undefined> {
 }
 
 /**
- * Returns the start time in a line of /proc/PID/stat, or undefined for a zombie. A killed process has state Z as soon as its
- * first thread has ended. It keeps its files, ports and locks until its last thread has ended. Until then it counts as alive.
+ * Returns the start time in a line of /proc/PID/stat, or undefined for a dead process. State Z alone does not show death: a
+ * killed process has it when its main thread has ended, but keeps files, ports and locks until all its threads have ended.
  */
 export function startTimeIn(text: string): string | undefined {
   // The name of the command may contain spaces and brackets, so the fields are counted after the last ')'. Field 3 is the state,

@@ -73,7 +73,8 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
   },
   Failed: {
     stage: 'settled',
-    meaning: 'The VM ended for good. `status.failure` gives the reason. After `HostLost` the VM can return.',
+    meaning:
+      'The VM ended and is not started again. `status.failure` gives the reason. Only a VM with the reason `HostLost` returns, with its host.',
     next: ['Running'],
   },
   Terminating: { stage: 'transition', meaning: 'The VM is being deleted.', next: [] },

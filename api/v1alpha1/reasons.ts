@@ -24,7 +24,8 @@ export const REASON_CLASSES = {
   passing:
     'The fault may pass by itself, and the work is tried again; for a VM before its first run a few times',
   mendable: 'You can fix the fault without creating the object again; the work is tried again until then',
-  elsewhere: 'Another host may take the VM; before its first run the VM is placed again up to three times',
+  elsewhere:
+    'Another host may be able to run the VM; a VM that has not run yet is placed again up to three times',
 } as const;
 
 export interface ReasonEntry {

@@ -22,7 +22,7 @@ const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 export const objectReferenceSchema = z.object({
   name: objectName('Name of the object.'),
   namespace: namespaceName(
-    'Namespace of the object. When omitted, the namespace of the referring object, then platform-default. For any other namespace the author needs the right to get the object there.',
+    'Namespace of the object. If omitted, the object is looked up in the namespace of the referring object, then in platform-default. To name any other namespace, a user must have the right to get the object there.',
   ).optional(),
 });
 
@@ -58,7 +58,7 @@ export const osSchema = choice('Operating system of the guest: MacOS, Linux or W
 const placementFields = {
   tag: text('Tag of the wanted hosts, which have the label tag.berth.dev/TAG.', 63, TAG).optional(),
   tagPolicy: choice(
-    'Whether other hosts may be used if none with the tag is free: Preferred (the default) or Required.',
+    'Preferred (the default): other hosts are used if no host with the tag is free. Required: only hosts with the tag are used.',
     ['Preferred', 'Required'],
   ).optional(),
   strategy: choice('Default spreads machines over hosts. MostAllocated fills one host after the other.', [

@@ -74,7 +74,7 @@ const IPV4_BYTES = 4;
 const IPV6_BYTES = 16;
 /** First bytes of IPv4 addresses in IPv6 (::ffff:0:0/96). Go writes these addresses into certificates as IPv4. */
 const IPV4_IN_IPV6 = Buffer.from('00000000000000000000ffff', 'hex');
-/** Characters that a subject's name may have: those of a PrintableString (X.680 41.4). For a UTF8String they are the same. */
+/** Characters allowed in a subject's name: those of a PrintableString (X.680 41.4). A UTF8String may have only these, too. */
 const PRINTABLE = /^[A-Za-z0-9 '()+,./:=?-]+$/;
 const VISIBLE_ASCII = /^[\u0021-\u007e]+$/;
 

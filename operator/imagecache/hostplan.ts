@@ -221,7 +221,7 @@ function listedNames({ observed, host }: HostContext): readonly string[] | undef
   return isCached(observed.image) ? namesOn(observed.image, host) : undefined;
 }
 
-/** Returns the row (state) of a host with an older image; undefined when the host has the newest known image. */
+/** Returns the status entry of a host whose image is outdated; undefined if the host has the newest known image. */
 function outdated(context: HostContext): NodeCacheState | undefined {
   const { host, digest } = context;
   const here = digestsIn(listedNames(context) ?? []);

@@ -120,7 +120,7 @@ function broughtLast(observed: ObservedEntry, image: CachedImage): string[] | un
     const host = observed.hosts.get(job.host);
     const digests = digestsIn((host && namesOn(image, host)) ?? []);
     const reported = job.outcome.kind === 'succeeded' ? job.outcome.report.digest : undefined;
-    // Before the host lists the image that the Job fetched, it lists the previous image.
+    // Until the host lists the fetched image, its list still has the previous image.
     if (digests.length > 0 && (reported === undefined || digests.includes(reported))) {
       return digests;
     }

@@ -28,7 +28,7 @@ const TTL_SECONDS = 3600;
  * default.
  */
 const REMOVAL_SECONDS = 900;
-/** Time in seconds that a parked Job waits for a lost host. If the host returns later, this Job no longer removes its image. */
+/** Time in seconds for which a Job waits for a lost host. If the host returns after this time, its image stays on it. */
 export const PARKED_SECONDS = 30 * 24 * 3600;
 /**
  * Number of retries of a parked Job, which waits for a lost host. It is the default of Kubernetes. After the entry is deleted,

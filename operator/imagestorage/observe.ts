@@ -1,6 +1,6 @@
 /**
- * Reads the planned removals of content, and which content is needed. Before a removal begins, the needs are read from the API
- * server.
+ * Reads which content is to be removed, and which content is still needed. Just before a removal, the needed content is read again
+ * from the API server, not from the cache.
  */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';

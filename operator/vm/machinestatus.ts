@@ -78,7 +78,10 @@ function digestOf(imageID: string | undefined): string | undefined {
   return imageID === undefined || imageID === '' ? undefined : imageID.slice(imageID.lastIndexOf('@') + 1);
 }
 
-/** Returns the size of the machine. A machine keeps the disk with which it was started, also while it is off. */
+/**
+ * Returns CPU, memory and disk size of the machine. The disk size is the one with which the machine was started, even while it is
+ * off.
+ */
 function resources(pod: Pod, vm: VM, report: MachineReport, phase: VMPhase): VMStatus['resources'] {
   const desired = desiredSchema.safeParse(parseDocument(desiredText(pod)));
   if (!desired.success) {

@@ -35,7 +35,7 @@ export interface Waiting {
 export interface ImageRequest extends Waiting {
   architecture: 'amd64' | 'arm64';
   format: ImageFormat;
-  /** Records that the requester needs the image, so that the store keeps it, and runs `work`. */
+  /** Runs `work`. Before that, it records that the requester needs the image, so that the store keeps the image. */
   holding: (id: ImageId, work: () => Promise<Stored>) => Promise<Stored>;
 }
 

@@ -169,7 +169,7 @@ export class Layout {
     await unlessMissing(utimes(join(this.folder(id), METADATA), time, time));
   }
 
-  /** Allows the programs that inspect a disk to read it. If the agent stops here, the fetch is resumed later. */
+  /** Gives the inspecting programs read access to the disk. If the agent stops now, the next request resumes the fetch. */
   async letRead(disk: string): Promise<void> {
     await chmod(disk, DISK_MODES.unfinished);
     if (this.#readers !== undefined) {

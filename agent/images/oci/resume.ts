@@ -141,7 +141,7 @@ function rangeMistake({ headers }: Response, start: number, end: number, size: n
   }
   const [first, last, total] = [Number(match[1]), Number(match[2]), match[3]];
   if (total !== '*' && Number(total) !== size) {
-    return `has ${total} bytes of it, but its manifest states ${size}`;
+    return `has ${total} bytes of the blob, but the manifest of the image states ${size}`;
   }
   if (first === start && last >= first && last < end) {
     return undefined;
@@ -157,7 +157,7 @@ function wholeMistake({ status, headers }: Response, size: number): string | und
   if (length === undefined || Number(length) === size) {
     return undefined;
   }
-  return `has ${String(length)} bytes of it, but its manifest states ${size}`;
+  return `sends ${String(length)} bytes of the blob, but the manifest of the image states ${size}`;
 }
 
 function checkRange({ start, end }: Range, { size }: Descriptor, what: string): void {

@@ -6,7 +6,10 @@ import type { Attachment } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 
-/** UDP ports of the host that lead from the probe's outer to its inner end. There are many, so that each packet is a new connection. */
+/**
+ * UDP ports of the host that are forwarded from the outer end of the probe to its inner end. Each test packet uses another port, so
+ * that each packet is a new connection.
+ */
 export const PROBE_PORTS = { first: 20_000, last: 29_999 };
 /** UDP port on which both ends of the probe (the network's test packets) listen. */
 export const PROBE_PORT = 20_000;

@@ -5,7 +5,7 @@ export const CACHE_REASONS = {
     seen: { ImageCacheEntry: ['Accepted'] },
     class: 'state',
     by: 'operator',
-    says: 'The entry is the one that keeps its image',
+    says: 'Hosts keep the image for this entry, and for no other entry with the same image',
   },
   DuplicateOf: {
     seen: { ImageCacheEntry: ['Accepted', 'Ready', 'Event'] },

@@ -87,7 +87,7 @@ export const IMAGE_REASONS = {
     seen: { Image: ['Event'], VM: ['Event'] },
     class: 'state',
     by: 'operator',
-    says: 'The image has content, or the guest of the VM is ready',
+    says: 'Image: the content is available. VM: the guest is ready',
   },
   Updating: {
     seen: { Image: ['Reconciling'] },
