@@ -1,3 +1,5 @@
+import { undefinedIf } from '../base/errors.ts';
+
 /** Error when the API server refused a request, or sent an answer that could not be understood. */
 export class ApiError extends Error {
   /** HTTP status code. */
@@ -43,14 +45,7 @@ export function isNotFound(error: unknown): error is ApiError {
 
 /** Resolves with the object, or with undefined when the object does not exist. */
 export async function unlessMissing<T>(asked: Promise<T>): Promise<T | undefined> {
-  try {
-    return await asked;
-  } catch (error) {
-    if (isNotFound(error)) {
-      return undefined;
-    }
-    throw error;
-  }
+  return await undefinedIf(isNotFound, asked);
 }
 
 /** Returns whether an error reports a stale resourceVersion or uid. "Object exists already" does not count, although it also has 409. */

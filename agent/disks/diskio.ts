@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { constants, type FileHandle, open, readdir, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
-import { codeOf, isMissing } from '../../base/errors.ts';
+import { codeOf, isMissing, undefinedIf } from '../../base/errors.ts';
 
 /** Unit of the field `blocks` in the result of stat(). It is the same for every file system. */
 const STAT_BLOCK_BYTES = 512;
@@ -35,14 +35,7 @@ export async function folderBytes(folder: string): Promise<number> {
 
 /** Returns the result of `work`, or undefined if the file or folder that `work` reads or changes does not exist. */
 export async function unlessMissing<T>(work: Promise<T>): Promise<T | undefined> {
-  try {
-    return await work;
-  } catch (error) {
-    if (isMissing(error)) {
-      return undefined;
-    }
-    throw error;
-  }
+  return await undefinedIf(isMissing, work);
 }
 
 /** Returns the sha256 of a file's content, as hexadecimal digits. */

@@ -4,12 +4,12 @@
  * image.
  */
 import { createHash } from 'node:crypto';
-import { existsSync } from 'node:fs';
 import { rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { describeUrl } from '../../../api/v1alpha1/describe.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { unlessMissing } from '../../disks/diskio.ts';
 import { compressionOf, digHoles, unpack, unpackedLimit } from '../../disks/unpack.ts';
 import type { PullTarget } from '../layouts/pull.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
@@ -99,7 +99,7 @@ export class HttpSource {
   ): Promise<void> {
     const { transport, metrics, logger } = this.#parts;
     // If this file exists, an earlier attempt completed the disk, because the disk gets this name only when it is complete.
-    if (existsSync(target.disk)) {
+    if ((await unlessMissing(stat(target.disk))) !== undefined) {
       return;
     }
     const fetched = join(target.folder, 'download');
