@@ -1,4 +1,5 @@
 /** Defines the agent's interface to hypervisors. Each hypervisor has one driver. Each machine has one folder, named by its Pod's uid. */
+import type { Duplex } from 'node:stream';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
@@ -92,6 +93,18 @@ export interface DiskCopy {
   virtualSizeBytes: number;
 }
 
+/** Refusal of a stream to a machine. The message is a sentence for the person who wants the stream. */
+export class StreamRefused extends Error {
+  override readonly name = 'StreamRefused';
+}
+
+/** TCP port of the host's loopback address that leads to a port of a guest. */
+export interface PortForward {
+  port: number;
+  /** Removes the forward. Connections through the port stay open until one of their ends closes them. Never rejects. */
+  close(): Promise<void>;
+}
+
 /**
  * A driver of one hypervisor. Calls for one machine must not overlap, because the agent does one step of a machine at a time.
  * If the agent dies during a call, the next agent may repeat the call.
@@ -154,6 +167,24 @@ export interface Driver {
   /** Registers a handler, called with a machine's uid when its state may have changed without a step of the agent. */
   onChange(handler: (uid: string) => void): void;
   console(folder: MachineFolder): ConsoleLog;
+  /**
+   * Connects to the serial console of a running machine. The stream gives what the guest prints from now on, and takes what the guest
+   * reads if `input` is true. A machine has any number of readers, but only one of them has input. The stream ends with the
+   * machine's process. A reader who is too slow gets an error, because the guest must not wait for readers.
+   *
+   * @throws StreamRefused when the machine does not run, another stream has the input, or an agent without consoles for input started
+   * the machine.
+   */
+  connectConsole(folder: MachineFolder, options: { input: boolean }): Promise<Duplex>;
+  /** Connects to the VNC server of a running machine. @throws StreamRefused when the machine does not run or has no screen. */
+  connectScreen(folder: MachineFolder): Promise<Duplex>;
+  /**
+   * Opens a port on the host's loopback address that leads to a TCP port of the guest, until the caller closes the forward. It is
+   * for guests in a network inside the hypervisor, which have no address on the host.
+   *
+   * @throws StreamRefused when the machine does not run, its network is not inside the hypervisor, or it has too many forwards.
+   */
+  forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward>;
   /** Closes connections and timers of this process; machines continue to run. */
   close(): Promise<void>;
 }

@@ -4,16 +4,19 @@
  */
 import { randomUUID } from 'node:crypto';
 import { readFile, writeFile } from 'node:fs/promises';
-import type {
-  Accelerator,
-  CopyOptions,
-  DiskCopy,
-  Driver,
-  ExitReason,
-  FoundMachine,
-  MachineFolder,
-  MachinePlan,
-  MachineState,
+import { type Duplex, PassThrough } from 'node:stream';
+import {
+  type Accelerator,
+  type CopyOptions,
+  type DiskCopy,
+  type Driver,
+  type ExitReason,
+  type FoundMachine,
+  type MachineFolder,
+  type MachinePlan,
+  type MachineState,
+  type PortForward,
+  StreamRefused,
 } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import type { EnsureOptions, ImageStore } from '../../agent/images/store.ts';
@@ -186,6 +189,28 @@ export class StandInDriver implements Driver {
         yield 'a line of the console\n';
       },
     };
+  }
+
+  /** Returns a console that prints what was typed. */
+  async connectConsole(folder: MachineFolder): Promise<Duplex> {
+    this.#requireRunning(folder);
+    return new PassThrough();
+  }
+
+  async connectScreen(folder: MachineFolder): Promise<Duplex> {
+    this.#requireRunning(folder);
+    return new PassThrough();
+  }
+
+  async forwardPort(folder: MachineFolder): Promise<PortForward> {
+    this.#requireRunning(folder);
+    throw new StreamRefused('The network of the machine is not inside the hypervisor');
+  }
+
+  #requireRunning(folder: MachineFolder): void {
+    if (this.machines.get(folder.uid)?.kind !== 'running') {
+      throw new StreamRefused('The machine does not run');
+    }
   }
 
   async close(): Promise<void> {

@@ -2,8 +2,8 @@
 import { listFolders } from '../../../base/files.ts';
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
+import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
 import type { BaseImage } from '../../disks/disk.ts';
@@ -23,15 +23,18 @@ import {
   type MachineFolder,
   type MachinePlan,
   type MachineState,
+  type PortForward,
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
+import { createFiles } from './create.ts';
 import { DiskCopies } from './diskcopies.ts';
-import { copySparse, diskReader, giveDisk, growDisk, makeDisk } from './disk.ts';
+import { diskReader, growDisk } from './disk.ts';
 import { HostPlatforms } from './hostplatforms.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { pauseGuest, type StopOptions, unpauseGuest } from './runstate.ts';
-import { FILES, type MachineFile, makeMachineFolder, readMachineFile } from './state.ts';
+import { FILES, readMachineFile, requireMachineFile } from './state.ts';
+import { MachineStreams } from './streams.ts';
 
 export interface QemuDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
@@ -50,6 +53,7 @@ interface Held {
   machine: QemuMachine;
   copies: DiskCopies;
   console: ConsoleStore;
+  streams: MachineStreams;
 }
 
 export class QemuDriver implements Driver {
@@ -90,26 +94,8 @@ export class QemuDriver implements Driver {
 
   async #make(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
     const platform = await this.#platforms.of(plan.guest.vm.architecture);
-    await makeMachineFolder(this.#root, folder.path);
-    const diskBytes = await makeDisk(folder, plan, base);
-    if (platform.firmware !== undefined) {
-      await copySparse(platform.firmware.variables, join(folder.path, FILES.variables));
-    }
-    const { runAs } = this.#owned(plan);
-    if (runAs !== undefined) {
-      await giveDisk(folder.path, runAs);
-    }
-    const state: MachineFile = {
-      version: 1,
-      architecture: platform.architecture,
-      machineType: platform.machineType,
-      intent: 'stop',
-      live: false,
-      suspended: false,
-      ...(base === undefined ? {} : { base: { path: base.path, format: base.format } }),
-      ...(diskBytes === undefined ? {} : { diskBytes }),
-    };
-    await this.#of(folder).machine.state.replace(state);
+    const material = { plan: this.#owned(plan), base, platform };
+    await this.#of(folder).machine.state.replace(await createFiles(this.#root, folder, material));
   }
 
   async start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
@@ -125,7 +111,7 @@ export class QemuDriver implements Driver {
 
   async #start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
     const machine = this.#of(folder).machine;
-    const state = await requireState(folder);
+    const state = await requireMachineFile(folder.path);
     const platform = await this.#platforms.of(state.architecture);
     const wanted = plan.guest.diskSizeBytes;
     if (wanted !== undefined && state.diskBytes !== undefined && wanted > state.diskBytes) {
@@ -173,7 +159,7 @@ export class QemuDriver implements Driver {
     const copies = this.#of(folder).copies;
     await copies.exclusively(async () => {
       await copies.tidy();
-      const state = await requireState(folder);
+      const state = await requireMachineFile(folder.path);
       await this.#of(folder).machine.resume(this.#owned(plan), await this.#platforms.of(state.architecture));
     });
   }
@@ -251,6 +237,18 @@ export class QemuDriver implements Driver {
     return this.#of(folder).console;
   }
 
+  async connectConsole(folder: MachineFolder, options: { input: boolean }): Promise<Duplex> {
+    return await this.#of(folder).streams.connectConsole(options);
+  }
+
+  async connectScreen(folder: MachineFolder): Promise<Duplex> {
+    return await this.#of(folder).streams.connectScreen();
+  }
+
+  async forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward> {
+    return await this.#of(folder).streams.forwardPort(guestPort);
+  }
+
   async close(): Promise<void> {
     const held = [...this.#held.values()];
     await Promise.all(
@@ -271,7 +269,8 @@ export class QemuDriver implements Driver {
     const machine = new QemuMachine(folder, this.#context);
     const copies = new DiskCopies(folder, machine, this.#context);
     const console = new ConsoleStore(folder.path, { log: 'serial', logger: this.#context.logger });
-    const made = { machine, copies, console };
+    const streams = new MachineStreams(folder, machine);
+    const made = { machine, copies, console, streams };
     this.#held.set(folder.uid, made);
     return made;
   }
@@ -283,12 +282,4 @@ export class QemuDriver implements Driver {
   #owned<Plan extends MachinePlan>(plan: Plan): Plan {
     return { ...plan, runAs: this.#context.isRoot ? (plan.runAs ?? SHARED_RUN_AS) : undefined };
   }
-}
-
-async function requireState(folder: MachineFolder): Promise<MachineFile> {
-  const state = await readMachineFile(folder.path);
-  if (state === undefined) {
-    throw new ReasonedError('StartFailed', 'The machine was not created completely');
-  }
-  return state;
 }

@@ -2,6 +2,7 @@
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { keepReserve } from '../../../base/reserve.ts';
@@ -80,6 +81,15 @@ export type MachineFile = z.infer<typeof stateSchema>;
  */
 export async function readMachineFile(folder: string): Promise<MachineFile | undefined> {
   return await readParsed(join(folder, FILES.state), stateSchema);
+}
+
+/** Reads a machine's state file. @throws ReasonedError when the creation of the machine was not finished. */
+export async function requireMachineFile(folder: string): Promise<MachineFile> {
+  const state = await readMachineFile(folder);
+  if (state === undefined) {
+    throw new ReasonedError('StartFailed', 'The machine was not created completely');
+  }
+  return state;
 }
 
 async function readParsed<T>(path: string, schema: z.ZodType<T>): Promise<T | undefined> {

@@ -1,0 +1,39 @@
+/** Creates the files of a QEMU machine. */
+import { join } from 'node:path';
+import type { BaseImage } from '../../disks/disk.ts';
+import type { MachineFolder, MachinePlan } from '../driver.ts';
+import { copySparse, giveDisk, makeDisk } from './disk.ts';
+import type { Platform } from './platform.ts';
+import { FILES, type MachineFile, makeMachineFolder } from './state.ts';
+
+export interface MachineMaterial {
+  plan: MachinePlan;
+  base: BaseImage | undefined;
+  platform: Platform;
+}
+
+/** Creates the machine's folder with its disk and the variables of its firmware. Returns the contents of the state file, unwritten. */
+export async function createFiles(
+  root: string,
+  folder: MachineFolder,
+  { plan, base, platform }: MachineMaterial,
+): Promise<MachineFile> {
+  await makeMachineFolder(root, folder.path);
+  const diskBytes = await makeDisk(folder, plan, base);
+  if (platform.firmware !== undefined) {
+    await copySparse(platform.firmware.variables, join(folder.path, FILES.variables));
+  }
+  if (plan.runAs !== undefined) {
+    await giveDisk(folder.path, plan.runAs);
+  }
+  return {
+    version: 1,
+    architecture: platform.architecture,
+    machineType: platform.machineType,
+    intent: 'stop',
+    live: false,
+    suspended: false,
+    ...(base === undefined ? {} : { base: { path: base.path, format: base.format } }),
+    ...(diskBytes === undefined ? {} : { diskBytes }),
+  };
+}
