@@ -98,6 +98,26 @@ export class StreamRefused extends Error {
   override readonly name = 'StreamRefused';
 }
 
+/** Command that the guest agent runs in a guest. */
+export interface GuestCommand {
+  /** Program: an absolute path, or a name that the guest searches in its `PATH`. */
+  path: string;
+  arguments: readonly string[];
+  /** Standard input, at most 1 MiB. */
+  input?: Buffer;
+  /** Ends the wait for the command. The command continues in the guest. */
+  signal: AbortSignal;
+}
+
+export interface GuestCommandResult {
+  /** Exit code of the command, or 128 plus the number of the signal that ended the command. */
+  exitCode: number;
+  stdout: Buffer;
+  stderr: Buffer;
+  /** Whether the output is incomplete. It is cut at nearly 4 MiB for each stream. */
+  truncated: boolean;
+}
+
 /** TCP port of the host's loopback address that leads to a port of a guest. */
 export interface PortForward {
   port: number;
@@ -185,6 +205,14 @@ export interface Driver {
    * @throws StreamRefused when the machine does not run, its network is not inside the hypervisor, or it has too many forwards.
    */
   forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward>;
+  /**
+   * Runs a command in the guest by its guest agent, and resolves when the command has ended. The output comes at the end, because a
+   * guest agent has no streams. Several commands may run at once, also during other calls.
+   *
+   * @throws StreamRefused when the machine does not run, no guest agent answers, or the guest agent refuses the command; the signal's
+   * reason when the signal aborted.
+   */
+  execute(folder: MachineFolder, command: GuestCommand): Promise<GuestCommandResult>;
   /** Closes connections and timers of this process; machines continue to run. */
   close(): Promise<void>;
 }

@@ -8,7 +8,8 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../base/errors.ts';
 import { type LaunchPlan } from '../../agent/drivers/driver.ts';
-import { whileFrozen } from '../../agent/drivers/qemu/guestagent.ts';
+import { whileFrozen } from '../../agent/drivers/qemu/freeze.ts';
+import { GuestAgent } from '../../agent/drivers/qemu/guestagent.ts';
 import { QmpConnection, QmpError } from '../../agent/drivers/qemu/qmp.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { folderOf, type Host, makeHost, planFor } from '../worlds/qemuguest.ts';
@@ -41,6 +42,10 @@ function flood(socket: Socket, piece: string, sent: (bytes: number) => void): vo
   go();
 }
 
+function delimited(socket: Socket, text: string): void {
+  socket.write(Buffer.concat([Buffer.of(0xff), Buffer.from(text)]));
+}
+
 function saying(text: string): Play {
   return afterSync((socket) => socket.write(text));
 }
@@ -60,8 +65,15 @@ const GUESTS: [name: string, play: Play][] = [
   ['brackets without end', saying(`${'['.repeat(900_000)}\n`)],
   ['no JSON', saying('\0\xff\n')],
   ['a close in the middle', afterSync((socket) => socket.end('{"ret'))],
-  ['a wrong id', (socket, { arguments: { id = 0 } = {} }) => socket.write(`{"return":${id + 1}}\n`)],
+  ['a wrong id', (socket, { arguments: { id = 0 } = {} }) => delimited(socket, `{"return":${id + 1}}\n`)],
   ['no line end', (socket) => flood(socket, 'x', count)],
+  [
+    'no line end after a delimiter',
+    (socket) => {
+      delimited(socket, '');
+      flood(socket, 'x', count);
+    },
+  ],
   ['no line end after a sync', afterSync((socket) => flood(socket, 'x', count))],
   ['lines without end', (socket) => flood(socket, '{"return":0}\n', count)],
   ['lines without end after a sync', afterSync((socket) => flood(socket, '{"return":0}\n', count))],
@@ -190,7 +202,10 @@ describe('whatever comes', () => {
       let done = 0;
       const work = async (): Promise<void> => void (done += 1);
       const signal = new AbortController().signal;
-      const { problems } = await whileFrozen({ folder, signal, remember: async () => undefined }, work);
+      const { problems } = await whileFrozen(
+        { agent: new GuestAgent(folder), signal, remember: async () => undefined },
+        work,
+      );
       expect(done).toBe(1);
       tried(
         context,

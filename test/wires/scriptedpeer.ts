@@ -6,8 +6,11 @@ import { createServer, type Server, type Socket } from 'node:net';
 export interface PeerCommand {
   execute: string;
   id?: number;
-  arguments?: { id?: number };
+  arguments?: { id?: number } & Record<string, unknown>;
 }
+
+/** Byte before a sync and before its answer. It is never a part of JSON. */
+const DELIMITER = 0xff;
 
 export type Play = (socket: Socket, command: PeerCommand) => void;
 
@@ -36,8 +39,12 @@ export class ScriptedPeer {
     this.#sockets.add(socket);
     // The script continues also when the agent hangs up.
     socket.on('error', () => undefined);
+    let text = '';
     socket.on('data', (data: Buffer) => {
-      for (const line of data.toString().trim().split('\n')) {
+      text += Buffer.from(data.filter((byte) => byte !== DELIMITER)).toString();
+      const lines = text.split('\n');
+      text = lines.pop() ?? '';
+      for (const line of lines) {
         const command = JSON.parse(line) as PeerCommand;
         this.commands.push(command.execute);
         play(socket, command);
@@ -57,7 +64,8 @@ export class ScriptedPeer {
 /** Returns the script of a guest agent that answers a sync as it should, and every other command with `answer`. */
 export function afterSync(answer: Play): Play {
   return (socket, command) => {
-    if (command.execute === 'guest-sync') {
+    if (command.execute === 'guest-sync-delimited') {
+      socket.write(Buffer.of(DELIMITER));
       socket.write(`{"return":${command.arguments?.id}}\n`);
     } else {
       answer(socket, command);

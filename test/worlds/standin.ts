@@ -12,6 +12,8 @@ import {
   type Driver,
   type ExitReason,
   type FoundMachine,
+  type GuestCommand,
+  type GuestCommandResult,
   type MachineFolder,
   type MachinePlan,
   type MachineState,
@@ -192,6 +194,11 @@ export class StandInDriver implements Driver {
   }
 
   /** Returns a console that prints what was typed. */
+  async execute(folder: MachineFolder, { path }: GuestCommand): Promise<GuestCommandResult> {
+    this.#requireRunning(folder);
+    throw new StreamRefused(`No guest agent runs ${path}`);
+  }
+
   async connectConsole(folder: MachineFolder): Promise<Duplex> {
     this.#requireRunning(folder);
     return new PassThrough();

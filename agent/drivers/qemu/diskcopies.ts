@@ -10,7 +10,8 @@ import { Serial } from '../../../base/serial.ts';
 import { type CopyOptions, type DiskCopy, type MachineFolder, type MachineState } from '../driver.ts';
 import { diskNode } from './arguments.ts';
 import { diskReader, requireOwnData } from './disk.ts';
-import { type Freeze, thaw, whileFrozen } from './guestagent.ts';
+import { type Freeze, thaw, whileFrozen } from './freeze.ts';
+import type { GuestAgent } from './guestagent.ts';
 import type { MachineContext } from './launch.ts';
 import type { QemuMachine } from './machine.ts';
 import {
@@ -179,14 +180,15 @@ export class DiskCopies {
   ): Promise<DiskCopy['consistency']> {
     const { path, uid } = this.#folder;
     const { isRoot, logger } = this.#context;
-    const qmp = await this.#machine.connect();
-    if (qmp === undefined) {
+    const hypervisor = await this.#machine.hypervisor();
+    if (hypervisor === undefined) {
       throw new Error('The hypervisor has ended');
     }
+    const qmp = await hypervisor.qmp();
     const runAs = isRoot ? (launched?.runAs ?? SHARED_RUN_AS) : undefined;
     const drive = await prepareSnapshot(qmp, path, runAs);
     const take = async () => await takeSnapshot(qmp, drive);
-    const { frozen, problems } = await this.#whileFrozen(signal, take);
+    const { frozen, problems } = await this.#whileFrozen(hypervisor.guestAgent, signal, take);
     if (problems.length > 0) {
       logger.warn({ uid, problems }, 'The freeze of a guest for a copy of its disk had problems');
     }
@@ -198,7 +200,7 @@ export class DiskCopies {
   }
 
   /** Does `work` with the guest's file systems frozen, or without a freeze if the guest has left too many thaws unconfirmed. */
-  async #whileFrozen(signal: AbortSignal, work: () => Promise<void>): Promise<Freeze> {
+  async #whileFrozen(agent: GuestAgent, signal: AbortSignal, work: () => Promise<void>): Promise<Freeze> {
     const { path } = this.#folder;
     if (((await readCopyNote(path))?.thawsFailed ?? 0) >= THAW_LIMIT) {
       await work();
@@ -208,7 +210,7 @@ export class DiskCopies {
       };
     }
     const remember = async (frozen: boolean) => await this.#note({ frozen });
-    return await whileFrozen({ folder: path, signal, remember }, work);
+    return await whileFrozen({ agent, signal, remember }, work);
   }
 
   async #copyStill(
@@ -249,8 +251,10 @@ export class DiskCopies {
       if (note.target !== undefined) {
         await rm(note.target, { force: true });
       }
-      const qmp = await this.#machine.connect();
-      const thawed = qmp === undefined || !note.frozen || (await this.#thaw(note));
+      const hypervisor = await this.#machine.hypervisor();
+      const qmp = await hypervisor?.qmp();
+      const thawed =
+        hypervisor === undefined || !note.frozen || (await this.#thaw(hypervisor.guestAgent, note));
       if (qmp !== undefined) {
         await dropSnapshot(qmp);
       }
@@ -269,14 +273,14 @@ export class DiskCopies {
    * Requests a thaw of the guest's file systems, and returns whether the guest confirmed it. The attempt is recorded first, so that it
    * counts even if the agent dies during it.
    */
-  async #thaw({ thawsFailed }: CopyNote): Promise<boolean> {
+  async #thaw(agent: GuestAgent, { thawsFailed }: CopyNote): Promise<boolean> {
     if (thawsFailed >= THAW_LIMIT) {
       return false;
     }
-    const { path, uid } = this.#folder;
+    const { uid } = this.#folder;
     await this.#note({ thawsFailed: thawsFailed + 1 });
     try {
-      await thaw(path);
+      await thaw(agent);
       return true;
     } catch (error) {
       this.#context.logger.error(

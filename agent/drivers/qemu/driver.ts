@@ -19,6 +19,8 @@ import {
   type DiskCopy,
   type Driver,
   type FoundMachine,
+  type GuestCommand,
+  type GuestCommandResult,
   type LaunchPlan,
   type MachineFolder,
   type MachinePlan,
@@ -29,6 +31,7 @@ import { diskNode } from './arguments.ts';
 import { createFiles } from './create.ts';
 import { DiskCopies } from './diskcopies.ts';
 import { diskReader, growDisk } from './disk.ts';
+import { MachineGuest } from './guest.ts';
 import { HostPlatforms } from './hostplatforms.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
 import { QemuMachine } from './machine.ts';
@@ -54,6 +57,7 @@ interface Held {
   copies: DiskCopies;
   console: ConsoleStore;
   streams: MachineStreams;
+  guest: MachineGuest;
 }
 
 export class QemuDriver implements Driver {
@@ -237,6 +241,10 @@ export class QemuDriver implements Driver {
     return this.#of(folder).console;
   }
 
+  async execute(folder: MachineFolder, command: GuestCommand): Promise<GuestCommandResult> {
+    return await this.#of(folder).guest.execute(command);
+  }
+
   async connectConsole(folder: MachineFolder, options: { input: boolean }): Promise<Duplex> {
     return await this.#of(folder).streams.connectConsole(options);
   }
@@ -270,7 +278,8 @@ export class QemuDriver implements Driver {
     const copies = new DiskCopies(folder, machine, this.#context);
     const console = new ConsoleStore(folder.path, { log: 'serial', logger: this.#context.logger });
     const streams = new MachineStreams(folder, machine);
-    const made = { machine, copies, console, streams };
+    const guest = new MachineGuest(machine);
+    const made = { machine, copies, console, streams, guest };
     this.#held.set(folder.uid, made);
     return made;
   }

@@ -1,6 +1,7 @@
-/** Watches a running hypervisor that this agent started or found, and provides the QMP connection to it. */
+/** Watches a running hypervisor that this agent started or found, and provides the connections to it and to its guest agent. */
 import { isAlive, type ProcessIdentity } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
+import { GuestAgent } from './guestagent.ts';
 import type { ExitStatus } from './launch.ts';
 import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
 import { FILES } from './state.ts';
@@ -26,6 +27,7 @@ export interface HypervisorHandlers {
 export class Hypervisor {
   readonly folder: MachineFolder;
   readonly identity: ProcessIdentity;
+  readonly guestAgent: GuestAgent;
   /**
    * Whether QEMU reported that a signal ends it, and not its guest. QEMU's run state is `shutdown` in this case, too, as after a
    * power-off of the guest.
@@ -43,6 +45,7 @@ export class Hypervisor {
   constructor(folder: MachineFolder, identity: ProcessIdentity, handlers: HypervisorHandlers) {
     this.folder = folder;
     this.identity = identity;
+    this.guestAgent = new GuestAgent(folder.path);
     this.#handlers = handlers;
     this.#timer = setInterval(() => this.#check(), LIVENESS_INTERVAL_MILLISECONDS);
     this.#timer.unref();
@@ -95,6 +98,7 @@ export class Hypervisor {
     this.#closed = true;
     clearInterval(this.#timer);
     this.#qmp?.close();
+    this.guestAgent.close();
   }
 
   async #connect(options: { timeoutMilliseconds: number; signal?: AbortSignal }): Promise<QmpConnection> {

@@ -12,7 +12,8 @@ import { segmentName } from '../../console/logwriter.ts';
 import { identify } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
-import { whileFrozen } from './guestagent.ts';
+import { whileFrozen } from './freeze.ts';
+import { GuestAgent } from './guestagent.ts';
 import { readCopyNote, writeCopyNote, writeMachineFile } from './state.ts';
 
 /** Events in the words of QEMU 7.2 to 10. */
@@ -119,7 +120,7 @@ describe('an agent that dies between its note of a freeze and the freeze', () =>
     const remember = async (frozen: boolean): Promise<void> => void order.push(`noted ${frozen}`);
     const signal = new AbortController().signal;
     const work = async (): Promise<void> => void order.push('work');
-    expect(await whileFrozen({ folder: folder.path, signal, remember }, work)).toMatchObject({
+    expect(await whileFrozen({ agent: new GuestAgent(folder.path), signal, remember }, work)).toMatchObject({
       frozen: true,
     });
     const during = ['guest-fsfreeze-freeze', 'work', 'guest-fsfreeze-thaw'];
@@ -133,7 +134,9 @@ describe('an agent that dies between its note of a freeze and the freeze', () =>
     await listen('running');
     const guest = await guestAgent();
     expect(await driver.inspect(folder)).toMatchObject({ kind: 'running', guestStarted: true });
-    expect(guest.commands.filter((command) => command !== 'guest-sync')).toEqual(['guest-fsfreeze-thaw']);
+    expect(guest.commands.filter((command) => command !== 'guest-sync-delimited')).toEqual([
+      'guest-fsfreeze-thaw',
+    ]);
     expect(await readCopyNote(folder.path)).toBeUndefined();
     await expect(access(target)).rejects.toSatisfy(isMissing);
   });

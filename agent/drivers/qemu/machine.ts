@@ -18,6 +18,7 @@ import {
   guestPoweredOff,
   isStill,
   pressPowerButton,
+  processEnded,
   quit,
   reconcile,
   type StopOptions,
@@ -73,10 +74,15 @@ export class QemuMachine {
     return identity !== undefined && (await isAlive(identity)) ? identity : undefined;
   }
 
+  /** Returns the live hypervisor, or undefined if the machine has no live process. */
+  async hypervisor(): Promise<Hypervisor | undefined> {
+    const identity = await this.process();
+    return identity === undefined ? undefined : this.#adopt(identity);
+  }
+
   /** Returns the connection to the live hypervisor, or undefined if the machine has no live process. */
   async connect(): Promise<QmpConnection | undefined> {
-    const identity = await this.process();
-    return identity === undefined ? undefined : await this.#adopt(identity).qmp();
+    return await (await this.hypervisor())?.qmp();
   }
 
   async start(plan: LaunchPlan, platform: Platform): Promise<void> {
@@ -273,14 +279,7 @@ export class QemuMachine {
     const status = await (hypervisor ?? this.#hypervisor)?.exitStatus();
     const kills = await this.#context.cgroups.memoryKills(this.#folder.uid);
     const message = await exitMessage(this.#folder.path, kills > 0 ? OUT_OF_MEMORY : describeExit(status));
-    const state = await this.state.change((known) => {
-      if (!known.live) {
-        return {};
-      }
-      const crashed = known.intent === 'run' && known.end === undefined && !known.suspended;
-      const end = crashed ? { end: { reason: 'Crashed' as const, message } } : {};
-      return { live: false, paused: false, process: undefined, ...end };
-    });
+    const state = await this.state.change((known) => processEnded(known, message));
     this.#letGo();
     await this.#context.cgroups.remove(this.#folder.uid);
     this.#context.changed(this.#folder.uid);

@@ -7,7 +7,7 @@ import { killForCertain, type ProcessIdentity, waitForExit } from '../../process
 import type { Hypervisor } from './hypervisor.ts';
 import { wasEndedBySignal } from './lastwords.ts';
 import type { QmpConnection } from './qmp.ts';
-import type { StateFile } from './state.ts';
+import type { MachineFile, StateChange, StateFile } from './state.ts';
 
 /** QEMU's run state after the command `stop` has paused the guest. */
 const PAUSED = 'paused';
@@ -169,4 +169,14 @@ export async function guestPoweredOff(file: StateFile): Promise<void> {
   await file.change(({ intent, live }) =>
     live && intent === 'run' ? { end: { reason: 'GuestShutdown', message: 'The guest powered off' } } : {},
   );
+}
+
+/** Returns the change of the state file when the machine's process has ended. Without a request, the end is a crash with `message`. */
+export function processEnded(known: MachineFile, message: string): StateChange {
+  if (!known.live) {
+    return {};
+  }
+  const crashed = known.intent === 'run' && known.end === undefined && !known.suspended;
+  const end = crashed ? { end: { reason: 'Crashed' as const, message } } : {};
+  return { live: false, paused: false, process: undefined, ...end };
 }

@@ -1,0 +1,106 @@
+/** Freezes the file systems of a guest that runs a guest agent, for the moment of a copy of its disk. */
+import type { GuestAgent } from './guestagent.ts';
+import { GuestConnection } from './guestconnection.ts';
+
+/**
+ * Time limit of a request to freeze the guest's file systems. The guest first writes out its cached data, and its programs stand still
+ * meanwhile. A copy without a freeze is better than a longer standstill.
+ */
+const FREEZE_TIMEOUT_MILLISECONDS = 8_000;
+/** Time limit of a request to thaw. The guest agent executes commands one by one, so a thaw may have to wait for a late freeze. */
+const THAW_TIMEOUT_MILLISECONDS = 10_000;
+/**
+ * Limit of attempts to thaw a guest after a freeze, each over a new connection. After an abort there is only one attempt, because a
+ * caller waits to stop the guest. A later call of {@link thaw} tries again.
+ */
+const THAW_ATTEMPTS = 3;
+const SILENT = 'The guest agent does not answer, and file systems may be frozen';
+
+export interface FreezeOptions {
+  agent: GuestAgent;
+  signal: AbortSignal;
+  /**
+   * Called with true before a guest is asked to freeze, and with false when the guest has confirmed the thaw. Between both calls
+   * the guest may need {@link thaw}.
+   */
+  remember: (mayBeFrozen: boolean) => Promise<void>;
+}
+
+export interface Freeze {
+  /** Whether the guest confirmed, before the work began, that its file systems were frozen. */
+  frozen: boolean;
+  /** Errors of the freeze and of the thaw. */
+  problems: string[];
+}
+
+/**
+ * Does `work` while the guest's file systems are frozen. If no guest agent answers, or if it cannot freeze them, `work` is done
+ * without a freeze. Otherwise the guest agent always gets a request to thaw before the promise settles, even if its answer to the
+ * freeze is late. Nobody else uses the guest agent from the freeze to the thaw.
+ */
+export async function whileFrozen(options: FreezeOptions, work: () => Promise<void>): Promise<Freeze> {
+  return await options.agent.urgently(async () => await freezeAround(options, work));
+}
+
+async function freezeAround(
+  { agent, signal, remember }: FreezeOptions,
+  work: () => Promise<void>,
+): Promise<Freeze> {
+  const connection = await GuestConnection.open(agent.folder, { signal });
+  const freeze: Freeze = { frozen: false, problems: [] };
+  if (connection === undefined) {
+    await work();
+    return freeze;
+  }
+  try {
+    await remember(true);
+    try {
+      const options = { timeoutMilliseconds: FREEZE_TIMEOUT_MILLISECONDS, signal };
+      const count = await connection.execute('guest-fsfreeze-freeze', options);
+      freeze.frozen = typeof count === 'number' && count > 0;
+    } catch (error) {
+      signal.throwIfAborted();
+      freeze.problems.push(String(error));
+    }
+    await work();
+  } finally {
+    try {
+      await thawOver(connection, agent.folder, signal.aborted ? 1 : THAW_ATTEMPTS);
+      await remember(false);
+    } catch (error) {
+      freeze.problems.push(String(error));
+    }
+  }
+  return freeze;
+}
+
+/** Requests a thaw of file systems when it is unknown if a freeze has ended. @throws Error when the guest does not confirm the thaw. */
+export async function thaw(agent: GuestAgent): Promise<void> {
+  await agent.urgently(async () => {
+    const connection = await GuestConnection.open(agent.folder, {});
+    if (connection === undefined) {
+      throw new Error(SILENT);
+    }
+    await thawOver(connection, agent.folder, 1);
+  });
+}
+
+async function thawOver(first: GuestConnection, folder: string, attempts: number): Promise<void> {
+  let connection: GuestConnection | undefined = first;
+  for (let attempt = 1; ; attempt += 1) {
+    try {
+      if (connection === undefined) {
+        throw new Error(SILENT);
+      }
+      await connection.execute('guest-fsfreeze-thaw', { timeoutMilliseconds: THAW_TIMEOUT_MILLISECONDS });
+      return;
+    } catch (error) {
+      if (attempt === attempts) {
+        throw error;
+      }
+    } finally {
+      connection?.close();
+    }
+    connection = await GuestConnection.open(folder, {});
+  }
+}

@@ -1,0 +1,92 @@
+/**
+ * Cuts the bytes of a guest agent into lines of JSON. The guest is not trusted, and an honest guest sends up to 16 MiB of a command's
+ * output in one string. So long strings are cut while they arrive, and the memory for a line has a limit.
+ */
+
+const NEWLINE = 0x0a;
+const QUOTE = 0x22;
+const BACKSLASH = 0x5c;
+/** Byte that a guest agent sends before its answer to `guest-sync-delimited`. It is never a part of JSON. */
+export const DELIMITER = 0xff;
+
+/**
+ * Limit of one string in bytes. A longer string is cut. It is the base64 text of nearly 4 MiB, in whole groups of four characters, so
+ * that the text stays valid.
+ */
+export const STRING_LIMIT_BYTES = Math.floor((4 * 1024 * 1024) / 3) * 4;
+/** Limit of one line in bytes, after the cuts. The longest honest answer has two long strings and some numbers. */
+const LINE_LIMIT_BYTES = 2 * STRING_LIMIT_BYTES + 64 * 1024;
+
+export class AnswerReader {
+  #parts: Buffer[] = [];
+  #partsBytes = 0;
+  #inString = false;
+  #escaped = false;
+  #stringBytes = 0;
+  /** Whether a delimiter has come. All bytes before the first delimiter are thrown away, because they answer an earlier client. */
+  #delimited = false;
+
+  /** Returns the lines that this chunk completes, without empty lines. @throws Error when a line is longer than the limit. */
+  push(chunk: Buffer): string[] {
+    const lines: string[] = [];
+    const kept = Buffer.alloc(chunk.length);
+    let length = 0;
+    for (let at = 0; at < chunk.length; at += 1) {
+      const byte = chunk[at] ?? 0;
+      if (byte === DELIMITER) {
+        this.#delimited = true;
+        this.#restart();
+        length = 0;
+      } else if (byte === NEWLINE && this.#delimited) {
+        lines.push(this.#complete(kept.subarray(0, length)));
+        length = 0;
+      } else if (this.#isKept(byte)) {
+        kept[length] = byte;
+        length += 1;
+      }
+    }
+    this.#keep(Buffer.from(kept.subarray(0, length)));
+    return lines.filter((line) => line !== '');
+  }
+
+  #restart(): void {
+    this.#parts = [];
+    this.#partsBytes = 0;
+    this.#inString = false;
+  }
+
+  #complete(last: Buffer): string {
+    this.#keep(last);
+    const line = Buffer.concat(this.#parts).toString('utf8');
+    this.#restart();
+    return line;
+  }
+
+  #keep(part: Buffer): void {
+    this.#partsBytes += part.length;
+    if (this.#partsBytes > LINE_LIMIT_BYTES) {
+      throw new Error(`A line of the guest agent is longer than ${LINE_LIMIT_BYTES} bytes`);
+    }
+    this.#parts.push(part);
+  }
+
+  /** Follows the strings of the line, and returns whether the line keeps this byte. */
+  #isKept(byte: number): boolean {
+    if (!this.#delimited) {
+      return false;
+    }
+    if (!this.#inString) {
+      this.#inString = byte === QUOTE;
+      this.#escaped = false;
+      this.#stringBytes = 0;
+      return true;
+    }
+    if (byte === QUOTE && !this.#escaped) {
+      this.#inString = false;
+      return true;
+    }
+    this.#escaped = byte === BACKSLASH && !this.#escaped;
+    this.#stringBytes += 1;
+    return this.#stringBytes <= STRING_LIMIT_BYTES;
+  }
+}

@@ -1,0 +1,236 @@
+/** Connection to the QEMU guest agent of one machine: JSON lines over a virtio port. No answer is trusted. */
+import { randomInt } from 'node:crypto';
+import type { Socket } from 'node:net';
+import * as z from 'zod';
+import { connectTo, withSocketPath } from '../../processes/socket.ts';
+import { AnswerReader, DELIMITER } from './guestanswers.ts';
+import { FILES } from './state.ts';
+
+/**
+ * Time limit of a guest agent's first answer. It answers in milliseconds, or in tenths of a second in a busy emulated guest. If a
+ * guest has no agent, each copy of its disk waits this long.
+ */
+const SYNC_TIMEOUT_MILLISECONDS = 3_000;
+/**
+ * Limit of the random numbers in the command guest-sync-delimited. It takes any 64-bit number, but JSON is exact up to 53 bits and
+ * randomInt up to 48 bits.
+ */
+const SYNC_ID_LIMIT = 2 ** 48 - 1;
+/**
+ * Default limit of the bytes that the client reads from one connection. Real answers have some hundred bytes. A hostile guest that
+ * writes without end cannot use more time of the agent.
+ */
+const RECEIVE_LIMIT_BYTES = 1024 * 1024;
+/** Limit of an error's text. An error of a guest agent is a sentence; a longer text is cut before it gets into a log. */
+const ERROR_LIMIT_CHARACTERS = 500;
+
+const messageSchema = z.object({
+  return: z.unknown().optional(),
+  error: z.object({ desc: z.string() }).optional(),
+});
+type Message = z.infer<typeof messageSchema>;
+
+type Answer = { value: unknown } | { refusal: string } | { closed: string };
+
+export interface CommandOptions {
+  timeoutMilliseconds: number;
+  arguments?: Record<string, unknown>;
+  signal?: AbortSignal | undefined;
+}
+
+/** The guest agent answered a command with an error. */
+export class GuestAgentRefusal extends Error {
+  override readonly name = 'GuestAgentRefusal';
+}
+
+/** Connection to a guest agent that has just answered. */
+export class GuestConnection {
+  readonly #socket: Socket;
+  readonly #reader = new AnswerReader();
+  /**
+   * Receivers of the answers that have not come yet. Answers have no id, and come in the order of the commands. An answer after its
+   * timeout comes, too.
+   */
+  readonly #expected: ((answer: Answer) => void)[] = [];
+  #synced: ((id: unknown) => boolean) | undefined;
+  /** Reason why the connection is closed; undefined while it is open. */
+  #closed: string | undefined;
+
+  private constructor(socket: Socket, receiveLimitBytes: number) {
+    this.#socket = socket;
+    socket.on('error', (error) =>
+      this.#end(`The connection to the guest agent was closed: ${error.message}`),
+    );
+    for (const event of ['end', 'close']) {
+      socket.on(event, () => this.#end('The connection to the guest agent was closed'));
+    }
+    socket.on('data', (chunk: Buffer) => {
+      if (socket.bytesRead > receiveLimitBytes) {
+        socket.destroy(new Error(`the guest sent more than ${receiveLimitBytes} bytes`));
+      } else {
+        this.#read(chunk);
+      }
+    });
+  }
+
+  /**
+   * Connects to the guest agent. Returns undefined when no agent answers in time, because QEMU keeps the socket open whether the
+   * guest has an agent or not.
+   *
+   * @throws Error of the system when no hypervisor listens; the signal's reason when the signal aborted.
+   */
+  static async open(
+    folder: string,
+    { signal, receiveLimitBytes = RECEIVE_LIMIT_BYTES }: { signal?: AbortSignal; receiveLimitBytes?: number },
+  ): Promise<GuestConnection | undefined> {
+    signal?.throwIfAborted();
+    const socket = await withSocketPath(folder, FILES.guestAgent, connectTo);
+    const connection = new GuestConnection(socket, receiveLimitBytes);
+    try {
+      if (await connection.#sync(signal)) {
+        return connection;
+      }
+    } catch (error) {
+      connection.close();
+      throw error;
+    }
+    connection.close();
+    return undefined;
+  }
+
+  /** Number of bytes that the guest has sent so far. */
+  get receivedBytes(): number {
+    return this.#socket.bytesRead;
+  }
+
+  close(): void {
+    this.#socket.destroy();
+  }
+
+  /**
+   * Executes a command, and returns the agent's answer. After a timeout, the answer may still come later.
+   *
+   * @throws GuestAgentRefusal when the agent answers with an error; Error when it does not answer in time.
+   */
+  async execute(command: string, options: CommandOptions): Promise<unknown> {
+    const { timeoutMilliseconds } = options;
+    const answer = await this.tryExecute(command, options);
+    if (answer === undefined) {
+      throw new Error(`The guest agent did not answer ${command} within ${timeoutMilliseconds} ms`);
+    }
+    return answer.value;
+  }
+
+  /** Executes a command as {@link execute} does, but returns undefined when no answer comes in time. */
+  async tryExecute(command: string, options: CommandOptions): Promise<{ value: unknown } | undefined> {
+    if (this.#closed !== undefined) {
+      throw new Error(`${command} was not sent: ${this.#closed}`);
+    }
+    const { promise, resolve } = Promise.withResolvers<Answer>();
+    this.#expected.push(resolve);
+    this.#send({ execute: command, arguments: options.arguments });
+    const answer = await within(promise, options.timeoutMilliseconds, options.signal);
+    if (answer === undefined || 'value' in answer) {
+      return answer;
+    }
+    throw 'refusal' in answer
+      ? new GuestAgentRefusal(`${command} failed: ${answer.refusal}`)
+      : new Error(`${command} failed: ${answer.closed}`);
+  }
+
+  /**
+   * Requests an answer with a random number, and returns whether that answer came in time. The delimiter makes the agent forget the
+   * half of a command that an earlier client sent. Answers to an earlier client come first, so only the answer with this number is
+   * accepted.
+   */
+  async #sync(signal: AbortSignal | undefined): Promise<boolean> {
+    const id = randomInt(SYNC_ID_LIMIT);
+    const { promise, resolve } = Promise.withResolvers<true>();
+    this.#synced = (value) => {
+      if (value === id) {
+        resolve(true);
+      }
+      return value === id;
+    };
+    this.#socket.write(Buffer.of(DELIMITER));
+    this.#send({ execute: 'guest-sync-delimited', arguments: { id } });
+    return (await within(promise, SYNC_TIMEOUT_MILLISECONDS, signal)) ?? false;
+  }
+
+  /** Makes all commands without an answer fail. Of several reasons, an error or a close, the first is kept. */
+  #end(why: string): void {
+    this.#closed ??= why;
+    for (const take of this.#expected.splice(0)) {
+      take({ closed: this.#closed });
+    }
+  }
+
+  #send(message: Record<string, unknown>): void {
+    this.#socket.write(`${JSON.stringify(message)}\n`);
+  }
+
+  #read(chunk: Buffer): void {
+    try {
+      for (const line of this.#reader.push(chunk)) {
+        if (!this.#socket.destroyed) {
+          this.#receive(line);
+        }
+      }
+    } catch (error) {
+      // Nobody could catch the error of an event handler, so it becomes the reason of the connection's end.
+      this.#socket.destroy(error instanceof Error ? error : new Error(String(error)));
+    }
+  }
+
+  /** Handles a line from the guest. @throws Error when the line is not an answer to a command. */
+  #receive(line: string): void {
+    if (this.#synced !== undefined) {
+      if (this.#synced(parse(line)?.return)) {
+        this.#synced = undefined;
+      }
+      return;
+    }
+    const message = parse(line);
+    if (message === undefined) {
+      throw new Error('the guest agent sent a line that is no answer');
+    }
+    const take = this.#expected.shift();
+    const { error } = message;
+    take?.(
+      error === undefined
+        ? { value: message.return }
+        : { refusal: error.desc.slice(0, ERROR_LIMIT_CHARACTERS) },
+    );
+  }
+}
+
+/** Parses a line from the guest, which may be any text. Returns undefined if the text is not an answer. */
+function parse(line: string): Message | undefined {
+  try {
+    return messageSchema.safeParse(JSON.parse(line)).data;
+  } catch (error) {
+    if (error instanceof SyntaxError) {
+      return undefined;
+    }
+    throw error;
+  }
+}
+
+/** Resolves like `promise`, or with undefined when the time is over. Rejects when `signal` aborts. */
+async function within<T>(
+  promise: Promise<T>,
+  milliseconds: number,
+  signal: AbortSignal | undefined,
+): Promise<T | undefined> {
+  signal?.throwIfAborted();
+  const over = Promise.withResolvers<undefined>();
+  const abort = () => over.reject(signal?.reason);
+  const timer = setTimeout(() => over.resolve(undefined), milliseconds);
+  signal?.addEventListener('abort', abort);
+  try {
+    return await Promise.race([promise, over.promise]);
+  } finally {
+    clearTimeout(timer);
+    signal?.removeEventListener('abort', abort);
+  }
+}

@@ -1,0 +1,165 @@
+import { mkdtemp, rm } from 'node:fs/promises';
+import type { Socket } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterSync, type PeerCommand, ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
+import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../driver.ts';
+import { whileFrozen } from './freeze.ts';
+import { GuestAgent } from './guestagent.ts';
+import { executeInGuest } from './guestexec.ts';
+
+const MEBIBYTE = 1024 * 1024;
+
+let folder: string;
+let agent: GuestAgent;
+let peer: ScriptedPeer | undefined;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-exec-'));
+  agent = new GuestAgent(folder);
+});
+
+afterEach(async () => {
+  await peer?.close();
+  peer = undefined;
+  await rm(folder, { recursive: true, force: true });
+});
+
+/** Answers commands in turn with the next of `answers`, and the rest with the last. `seen` gets each command. */
+async function guest(answers: readonly object[], seen: PeerCommand[] = []): Promise<void> {
+  let next = 0;
+  const play = (socket: Socket, command: PeerCommand): void => {
+    seen.push(command);
+    socket.write(`${JSON.stringify(answers[next])}\n`);
+    next = Math.min(next + 1, answers.length - 1);
+  };
+  peer = await ScriptedPeer.listen(join(folder, 'ga.sock'), afterSync(play));
+}
+
+async function run(command: Partial<GuestCommand> = {}): Promise<GuestCommandResult> {
+  const { signal } = new AbortController();
+  return await executeInGuest(agent, { path: '/bin/sh', arguments: [], signal, ...command });
+}
+
+function base64(text: string): string {
+  return Buffer.from(text).toString('base64');
+}
+
+const STARTED = { return: { pid: 7 } };
+const RUNNING = { return: { exited: false } };
+const ENDED = { return: { exited: true, exitcode: 0 } };
+
+describe('a command in a guest', () => {
+  it('has input, output and an exit code', async () => {
+    const seen: PeerCommand[] = [];
+    const ended = { exited: true, exitcode: 7, 'out-data': base64('out'), 'err-data': base64('err') };
+    await guest([STARTED, RUNNING, { return: ended }], seen);
+    const result = await run({ arguments: ['-c', 'x'], input: Buffer.from('in') });
+    expect(result).toEqual({
+      exitCode: 7,
+      stdout: Buffer.from('out'),
+      stderr: Buffer.from('err'),
+      truncated: false,
+    });
+    const [first, second] = seen;
+    expect(first).toMatchObject({
+      execute: 'guest-exec',
+      arguments: { path: '/bin/sh', arg: ['-c', 'x'], 'capture-output': true, 'input-data': base64('in') },
+    });
+    expect(second).toEqual({ execute: 'guest-exec-status', arguments: { pid: 7 } });
+  });
+
+  it('that a signal ended has the exit code of a shell', async () => {
+    await guest([STARTED, { return: { exited: true, signal: 9 } }]);
+    expect(await run()).toMatchObject({ exitCode: 137, truncated: false });
+  });
+
+  it.each([
+    ['its guest agent cut', { 'out-truncated': true, 'out-data': base64('out') }, 3],
+    ['is too long', { 'out-data': Buffer.alloc(16 * MEBIBYTE).toString('base64') }, 4 * MEBIBYTE - 1],
+  ])('says that its output is incomplete if it %s', async (_, output, length) => {
+    await guest([STARTED, { return: { exited: true, exitcode: 3, ...output } }]);
+    const { exitCode, truncated, stdout } = await run();
+    expect({ exitCode, truncated, length: stdout.length }).toEqual({ exitCode: 3, truncated: true, length });
+  });
+
+  it('that the guest agent refuses says why', async () => {
+    await guest([{ error: { desc: 'No such file or directory' } }]);
+    const refusal = 'guest-exec failed: No such file or directory';
+    await expect(run()).rejects.toThrow(new StreamRefused(refusal));
+  });
+
+  it('is refused if its input is too large', async () => {
+    await expect(run({ input: Buffer.alloc(MEBIBYTE + 1) })).rejects.toThrow(StreamRefused);
+  });
+
+  it('is refused if no guest agent answers', async () => {
+    peer = await ScriptedPeer.listen(join(folder, 'ga.sock'), () => undefined);
+    await expect(run()).rejects.toThrow('The guest agent of the machine does not answer');
+  });
+
+  it('that runs long lets others use the guest agent, and ends its wait when its caller leaves', async () => {
+    await guest([STARTED, RUNNING]);
+    const caller = new AbortController();
+    const command = run({ signal: caller.signal });
+    const order: string[] = [];
+    const remember = async (frozen: boolean): Promise<void> => void order.push(`frozen ${frozen}`);
+    await whileFrozen({ agent, signal: caller.signal, remember }, async () => undefined);
+    caller.abort(new Error('left'));
+    await expect(command).rejects.toThrow('left');
+    expect(order).toEqual(['frozen true', 'frozen false']);
+  });
+
+  it('that only pretends to run gets no more of the agent’s memory', async () => {
+    const flood = `{"return":{"exited":false,"x":"${'x'.repeat(8 * MEBIBYTE)}"}}\n`;
+    const play = (socket: Socket, { execute }: PeerCommand): void =>
+      void socket.write(execute === 'guest-exec' ? `${JSON.stringify(STARTED)}\n` : flood);
+    peer = await ScriptedPeer.listen(join(folder, 'ga.sock'), afterSync(play));
+    await expect(run()).rejects.toThrow('the guest sent more than');
+  });
+});
+
+describe('a guest agent', () => {
+  it('is asked nothing while others use it, and a question gives way to a freeze', async () => {
+    // The guest answers nothing, so the question would last.
+    peer = await ScriptedPeer.listen(
+      join(folder, 'ga.sock'),
+      afterSync(
+        (socket, { execute }) => execute.startsWith('guest-fsfreeze') && socket.write('{"return":1}\n'),
+      ),
+    );
+    const { signal } = new AbortController();
+    const asked = Promise.withResolvers<void>();
+    const question = agent.ask(signal, async (connection, end) => {
+      const answer = connection?.execute('guest-ping', { timeoutMilliseconds: 60_000, signal: end });
+      asked.resolve();
+      return await answer;
+    });
+    await asked.promise;
+    let during: unknown;
+    const work = async (): Promise<void> => {
+      during = await agent.ask(signal, async () => 'asked');
+    };
+    const freeze = whileFrozen({ agent, signal, remember: async () => undefined }, work);
+    expect(await question).toBe('busy');
+    expect(await freeze).toEqual({ frozen: true, problems: [] });
+    expect(during).toBe('busy');
+    expect(await agent.ask(signal, async () => 'asked')).toBe('asked');
+  });
+
+  it('answers after an unfinished line of another client, and after answers to it', async () => {
+    peer = await ScriptedPeer.listen(
+      join(folder, 'ga.sock'),
+      (socket, { execute, arguments: { id } = {} }) => {
+        if (execute === 'guest-sync-delimited') {
+          socket.write('{"return":1}\n{"return":"\xff');
+          socket.write(Buffer.concat([Buffer.of(0xff), Buffer.from(`{"return":${id}}\n`)]));
+        } else {
+          socket.write(`${JSON.stringify(execute === 'guest-exec' ? STARTED : ENDED)}\n`);
+        }
+      },
+    );
+    expect(await run()).toMatchObject({ exitCode: 0 });
+  });
+});

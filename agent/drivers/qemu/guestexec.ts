@@ -1,0 +1,130 @@
+/** Runs a command in a guest by its guest agent. The agent has no streams, so the output is fetched when the command has ended. */
+import * as z from 'zod';
+import { pause } from '../../../base/time.ts';
+import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../driver.ts';
+import { STRING_LIMIT_BYTES } from './guestanswers.ts';
+import type { GuestAgent } from './guestagent.ts';
+import { type GuestConnection, GuestAgentRefusal } from './guestconnection.ts';
+
+/** Limit of a command's input. The guest agent gets the input in one message, and holds it in the guest's memory. */
+const INPUT_LIMIT_BYTES = 1024 * 1024;
+/**
+ * Limit of the bytes that the agent reads for one command. A guest agent sends up to 16 MiB for each of two streams, as base64 in one
+ * line. The agent keeps nearly 4 MiB of each.
+ */
+const RECEIVE_LIMIT_BYTES = 48 * 1024 * 1024;
+/** Time limit of an answer without output. The guest agent may be slow to start a program in a busy emulated guest. */
+const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
+/** Time limit of an answer with output. 22 MB take 5 s in an emulated guest. */
+const OUTPUT_TIMEOUT_MILLISECONDS = 60_000;
+/** Time in which the agent waits for a short command over its first connection. Other users of the guest agent wait meanwhile. */
+const SHORT_COMMAND_MILLISECONDS = 500;
+/** Time between two questions whether a short command has ended. */
+const SHORT_INTERVAL_MILLISECONDS = 20;
+/** Time between two questions whether a long command has ended. Each question makes a connection. */
+const LONG_INTERVAL_MILLISECONDS = 500;
+/** Number of questions in a row without an answer, after which the command is given up. A busy guest may answer late. */
+const SILENCE_LIMIT = 5;
+
+const SILENT = 'The guest agent of the machine does not answer';
+
+const startedSchema = z.object({ pid: z.number().int() });
+const statusSchema = z.object({
+  exited: z.boolean(),
+  exitcode: z.number().int().optional(),
+  signal: z.number().int().optional(),
+  'out-data': z.string().optional(),
+  'err-data': z.string().optional(),
+  'out-truncated': z.boolean().optional(),
+  'err-truncated': z.boolean().optional(),
+});
+type Status = z.infer<typeof statusSchema>;
+
+/**
+ * Runs a command in the guest, and resolves when the command has ended. If the signal aborts, the command continues in the guest.
+ *
+ * @throws StreamRefused when no guest agent answers, the guest agent refuses the command, or the input is too large; the signal's
+ * reason when it aborted.
+ */
+export async function executeInGuest(agent: GuestAgent, command: GuestCommand): Promise<GuestCommandResult> {
+  const { signal, input } = command;
+  if (input !== undefined && input.length > INPUT_LIMIT_BYTES) {
+    throw new StreamRefused(`The input of a command in a guest has at most ${INPUT_LIMIT_BYTES} bytes`);
+  }
+  let budget = RECEIVE_LIMIT_BYTES;
+  const use = async <T>(work: (connection: GuestConnection) => Promise<T>): Promise<T | undefined> =>
+    await agent.use({ signal, receiveLimitBytes: budget }, async (connection) => {
+      try {
+        return connection && (await work(connection));
+      } finally {
+        budget -= connection?.receivedBytes ?? 0;
+      }
+    });
+  const begun = await refusing(use(async (connection) => await begin(connection, command)));
+  if (begun === undefined) {
+    throw new StreamRefused(SILENT);
+  }
+  let { status } = begun;
+  for (let silences = 0; !status.exited; ) {
+    await pause(LONG_INTERVAL_MILLISECONDS, signal);
+    const next = await refusing(use(async (connection) => await ask(connection, begun.pid, signal)));
+    silences = next === undefined ? silences + 1 : 0;
+    if (silences === SILENCE_LIMIT) {
+      throw new StreamRefused(`${SILENT} any more, and the command may still run`);
+    }
+    status = next ?? status;
+  }
+  return resultOf(status);
+}
+
+/** Starts the command, and waits a moment for its end. */
+async function begin(
+  connection: GuestConnection,
+  { path, arguments: parameters, input, signal }: GuestCommand,
+): Promise<{ pid: number; status: Status }> {
+  const answer = await connection.execute('guest-exec', {
+    timeoutMilliseconds: ANSWER_TIMEOUT_MILLISECONDS,
+    arguments: {
+      path,
+      arg: parameters,
+      'capture-output': true,
+      'input-data': input?.toString('base64'),
+    },
+    signal,
+  });
+  const { pid } = startedSchema.parse(answer);
+  const deadline = performance.now() + SHORT_COMMAND_MILLISECONDS;
+  let status = await ask(connection, pid, signal);
+  while (!status.exited && performance.now() < deadline) {
+    await pause(SHORT_INTERVAL_MILLISECONDS, signal);
+    status = await ask(connection, pid, signal);
+  }
+  return { pid, status };
+}
+
+async function ask(connection: GuestConnection, pid: number, signal: AbortSignal): Promise<Status> {
+  const timeoutMilliseconds = OUTPUT_TIMEOUT_MILLISECONDS;
+  const options = { timeoutMilliseconds, arguments: { pid }, signal };
+  return statusSchema.parse(await connection.execute('guest-exec-status', options));
+}
+
+/** Makes the refusal of a guest agent one that people read. */
+async function refusing<T>(answer: Promise<T>): Promise<T> {
+  try {
+    return await answer;
+  } catch (error) {
+    throw error instanceof GuestAgentRefusal ? new StreamRefused(error.message, { cause: error }) : error;
+  }
+}
+
+/** Returns the result of an ended command. A signal gives the exit code that a shell gives. */
+function resultOf(status: Status): GuestCommandResult {
+  const { exitcode, signal = 0, 'out-data': stdout = '', 'err-data': stderr = '' } = status;
+  const isCut = [stdout, stderr].some(({ length }) => length >= STRING_LIMIT_BYTES);
+  return {
+    exitCode: exitcode ?? 128 + signal,
+    stdout: Buffer.from(stdout, 'base64'),
+    stderr: Buffer.from(stderr, 'base64'),
+    truncated: isCut || status['out-truncated'] === true || status['err-truncated'] === true,
+  };
+}
