@@ -153,6 +153,14 @@ describe('an image', () => {
     expect(world.object.status).toMatchObject({ phase: 'Ready', size: '40Gi', storageSize: '0' });
   });
 
+  it('from an IPSW says that it is not supported yet', () => {
+    const http = { url: 'https://images.example/restore.ipsw', sha256: 'a'.repeat(64) };
+    const world = new World({ source: { ipsw: http } });
+    world.step();
+    expect(world.jobs).toHaveLength(0);
+    expect(world.condition('Stalled')).toMatchObject({ status: 'True', reason: 'SourceUnsupported' });
+  });
+
   it('that is a copy takes over the content of its origin, once there is some', () => {
     const world = new World({ source: { copyOf: { name: 'other' } } });
     world.step();

@@ -17,8 +17,8 @@ interface Deployment {
   spec?: Partial<VMSpec>;
 }
 
-/** Returns the hardware identity of one deployment. Each VM has its own uid, even when an earlier VM had the same name. */
-function hardwareOf({ cluster = 'one', namespace = 'platform-ci', name = 'build', spec = {} }: Deployment) {
+/** Returns the Pod of one deployment. Each VM has its own uid, even when an earlier VM had the same name. */
+function podOf({ cluster = 'one', namespace = 'platform-ci', name = 'build', spec = {} }: Deployment) {
   deployments += 1;
   const vm = {
     apiVersion: 'berth.dev/v1alpha1',
@@ -32,8 +32,12 @@ function hardwareOf({ cluster = 'one', namespace = 'platform-ci', name = 'build'
     throw new Error(resolved.message);
   }
   const random = (): string => String(deployments).repeat(64);
-  const pod = buildPod({ vm, resolved, attempt: 1, avoidedNodes: [], config, clusterUid: cluster, random });
-  return (JSON.parse(pod.metadata.annotations?.[MACHINE_ANNOTATION] ?? '') as Machine).hardware;
+  return buildPod({ vm, resolved, attempt: 1, avoidedNodes: [], config, clusterUid: cluster, random });
+}
+
+function hardwareOf(deployment: Deployment) {
+  const { annotations = {} } = podOf(deployment).metadata;
+  return (JSON.parse(annotations[MACHINE_ANNOTATION] ?? '') as Machine).hardware;
 }
 
 describe('hardware identity', () => {
@@ -53,4 +57,50 @@ describe('hardware identity', () => {
     const spec = { hardwareIdentity: 'Dynamic' } as const;
     expect(hardwareOf({ spec }).macAddress).not.toBe(hardwareOf({ spec }).macAddress);
   });
+
+  it('has the serial number that the VM asks for', () => {
+    expect(hardwareOf({ spec: { serialNumber: 'DESK-0007' } }).serialNumber).toBe('DESK-0007');
+  });
+});
+
+describe('placement', () => {
+  const FAST = { key: 'tag.berth.dev/fast', operator: 'Exists' };
+
+  /** Returns the parts of the Pod's affinity that the placement changes. */
+  function affinityOf(placement: VMSpec['placement']) {
+    const { affinity } = podOf({ spec: { placement } }).spec;
+    const nodes = affinity?.nodeAffinity;
+    return {
+      required: nodes?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms ?? [],
+      preferred: nodes?.preferredDuringSchedulingIgnoredDuringExecution ?? [],
+      together: affinity?.podAffinity?.preferredDuringSchedulingIgnoredDuringExecution ?? [],
+    };
+  }
+
+  it('prefers hosts with the tag, and needs them when the policy says so', () => {
+    const preferred = affinityOf({ tag: 'fast' });
+    expect(JSON.stringify(preferred.preferred)).toContain(JSON.stringify(FAST));
+    expect(JSON.stringify(preferred.required)).not.toContain(FAST.key);
+    const required = affinityOf({ tag: 'fast', tagPolicy: 'Required' });
+    expect(JSON.stringify(required.required)).toContain(JSON.stringify(FAST));
+    expect(JSON.stringify(required.preferred)).not.toContain(FAST.key);
+  });
+
+  it('prefers hosts that run VMs already under MostAllocated alone', () => {
+    expect(affinityOf({ strategy: 'Default' }).together).toEqual([]);
+    expect(affinityOf({ strategy: 'MostAllocated' }).together).toMatchObject([
+      { podAffinityTerm: { labelSelector: { matchLabels: { 'berth.dev/workload': 'vm' } } } },
+    ]);
+  });
+
+  it('allows the named host alone', () => {
+    expect(JSON.stringify(affinityOf({ node: 'rack1-7' }).required)).toContain('"rack1-7"');
+    expect(JSON.stringify(affinityOf({}).required)).not.toContain('rack1-7');
+  });
+});
+
+it('a guest of macOS takes one of the guests that a host may run', () => {
+  const limitsOf = (spec: Partial<VMSpec>) => podOf({ spec }).spec.containers[0]?.resources?.limits;
+  expect(limitsOf({ os: 'MacOS' })).toMatchObject({ 'berth.dev/macos-guest': '1' });
+  expect(limitsOf({ os: 'Linux' })).not.toHaveProperty(['berth.dev/macos-guest']);
 });

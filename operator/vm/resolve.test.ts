@@ -70,3 +70,43 @@ it('the policy of a tag in the VMConfig does not apply to the tag of the VM', ()
   const shared = { placement: { tag: 'fast', tagPolicy: 'Required' } } as const;
   expect(resolved(spec, shared).placement).toEqual({ tag: 'gpu' });
 });
+
+it('each value of a VMConfig is the value of a VM that leaves it out', () => {
+  const spec: VMSpec = { configRef: { name: 'shared' }, image: 'registry.example/guest:1' };
+  const values: VMConfigSpec = {
+    imagePullSecrets: [{ name: 'shared' }],
+    architecture: 'arm64',
+    os: 'MacOS',
+    cpu: 7,
+    memory: '7Gi',
+    diskSize: '70Gi',
+    displayWidth: 1600,
+    displayHeight: 900,
+    displayDPI: 120,
+    vnc: { enabled: false },
+    readiness: { type: 'Port', port: 22 },
+    hardwareIdentity: 'Dynamic',
+    placement: { tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },
+  };
+  const without = resolved(spec, {});
+  for (const [field, value] of Object.entries(values)) {
+    const shared = resolved(spec, { [field]: value });
+    expect(shared).toEqual(resolved({ ...spec, [field]: value }, {}));
+    expect(shared, field).not.toEqual(without);
+  }
+});
+
+it('the image or ISO of a VMConfig is used by a VM that names neither', () => {
+  const spec: VMSpec = { configRef: { name: 'shared' } };
+  const { image, iso } = resolved(spec, { image: 'registry.example/guest:1' });
+  expect([image?.containerImage, iso]).toEqual(['registry.example/guest:1', undefined]);
+  const disc = resolved(spec, { iso: 'installer' });
+  expect([disc.image, disc.iso?.name]).toEqual([undefined, 'berth.dev/platform-default/installer']);
+});
+
+it('network mode Bridge is refused until a network driver acts on it, wherever it comes from', () => {
+  const image = 'registry.example/guest:1';
+  const network = { mode: 'Bridge' } as const;
+  expect(() => resolved({ image, network })).toThrow('mode Bridge is not supported yet');
+  expect(() => resolved({ image, configRef: { name: 'shared' } }, { network })).toThrow('not supported yet');
+});

@@ -56,6 +56,7 @@ export interface Unresolved {
     | 'ImageNotReady'
     | 'NoImage'
     | 'PortsNeedNAT'
+    | 'NetworkModeUnsupported'
     | 'PortNotReservable';
   readonly message: string;
 }
@@ -96,7 +97,7 @@ export function resolve(observed: Observed): Resolved | Unresolved {
     ...resolveRest(layers),
     config: config && configIdentity(config),
   };
-  return portsNeedNAT(spec, resolved) ?? portNotReservable(observed) ?? resolved;
+  return portsNeedNAT(spec, resolved) ?? unsupportedMode(resolved) ?? portNotReservable(observed) ?? resolved;
 }
 
 function imageLayer(image: Image | ISO | undefined): Layer {
@@ -126,6 +127,15 @@ function portsNeedNAT({ ports = [] }: VMSpec, { networkMode }: Resolved): Unreso
   }
   const message = `The field spec.ports needs network mode NAT, but the VM has mode ${networkMode}`;
   return { kind: 'terminal', reason: 'PortsNeedNAT', message };
+}
+
+/** Refuses a mode that no network driver of hosts has, because the machine would get another network than the VM asks for. */
+function unsupportedMode({ networkMode }: Resolved): Unresolved | undefined {
+  if (networkMode === 'NAT') {
+    return undefined;
+  }
+  const message = `Network mode ${networkMode} is not supported yet; set network.mode to NAT and create the VM again`;
+  return { kind: 'terminal', reason: 'NetworkModeUnsupported', message };
 }
 
 function portNotReservable({ vm, config }: Observed): Unresolved | undefined {

@@ -152,6 +152,13 @@ export const FAILURES = {
     says: 'Neither the VM nor its VMConfig names an image or an ISO with a disk size',
     todo: 'Name an image, or an ISO and diskSize',
   },
+  NetworkModeUnsupported: {
+    seen: { VM: ['Stalled', 'Ready'] },
+    class: 'final',
+    by: 'operator',
+    says: 'No network driver of the hosts has the network mode of the VM',
+    todo: 'Create the VM with spec.network.mode NAT',
+  },
   PortsNeedNAT: {
     seen: { VM: ['Stalled', 'Ready'] },
     class: 'final',
