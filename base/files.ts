@@ -12,17 +12,17 @@ const MODE = 0o600;
 const lastWrites = new Map<string, Promise<void>>();
 
 /**
- * Replaces the text of a file. When the promise resolves, the text is on the disk. A reader sees either the old text or the new
- * text. If several writes of a path overlap, the last requested write wins. The folder must exist. If the disk is full, the write
+ * Replaces the content of a file. When the promise resolves, the content is on the disk. A reader sees either the old content or
+ * the new one. If several writes of a path overlap, the last requested write wins. The folder must exist. If the disk is full, the write
  * uses the reserve of disk space (reserve.ts), if the file system has one.
  *
- * @throws Error of the system when the write fails. The old text then stays.
+ * @throws Error of the system when the write fails. The old content then stays.
  */
-export async function writeWhole(path: string, text: string, mode = MODE): Promise<void> {
+export async function writeWhole(path: string, content: string | Uint8Array, mode = MODE): Promise<void> {
   const before = lastWrites.get(path);
   const write = (async () => {
     await before?.catch(() => undefined);
-    await replace(path, text, mode);
+    await replace(path, content, mode);
   })();
   lastWrites.set(path, write);
   try {
@@ -59,24 +59,24 @@ export async function listFolders(root: string): Promise<string[]> {
   return entries.filter((entry) => entry.isDirectory()).map((entry) => entry.name);
 }
 
-async function replace(path: string, text: string, mode: number): Promise<void> {
+async function replace(path: string, content: string | Uint8Array, mode: number): Promise<void> {
   const temporary = temporaryOf(path);
   try {
-    await writeFile(temporary, text, { mode, flush: true });
+    await writeFile(temporary, content, { mode, flush: true });
     await rename(temporary, path);
   } catch (error) {
     await rm(temporary, { force: true });
     // The write is synchronous, so that no other write of this process uses the freed space first.
-    withReserve(dirname(path), error, () => replaceSync(path, text, mode));
+    withReserve(dirname(path), error, () => replaceSync(path, content, mode));
     return;
   }
   await sync(dirname(path));
 }
 
-function replaceSync(path: string, text: string, mode: number): void {
+function replaceSync(path: string, content: string | Uint8Array, mode: number): void {
   const temporary = temporaryOf(path);
   try {
-    writeFileSync(temporary, text, { mode, flush: true });
+    writeFileSync(temporary, content, { mode, flush: true });
     renameSync(temporary, path);
   } catch (error) {
     rmSync(temporary, { force: true });

@@ -6,6 +6,7 @@ import type { BaseImage } from '../disks/disk.ts';
 import type { ConsoleLog } from '../console/store.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { GuestNetwork } from '../network/network.ts';
+import type { SeedFiles } from '../seed/files.ts';
 
 /** Folder of a machine: `<data directory>/machines/<pod uid>`. */
 export interface MachineFolder {
@@ -37,6 +38,8 @@ export interface LaunchPlan extends MachinePlan {
   cpu: number;
   memoryBytes: number;
   network: GuestNetwork;
+  /** Files of the machine's seed. Undefined if the machine has none. A resume does not read it, but uses the files of its start. */
+  seed?: SeedFiles | undefined;
 }
 
 /**

@@ -36,6 +36,7 @@ import { followNetwork } from '../pods/network.ts';
 import { NetworkMonitor } from '../network/monitor.ts';
 import { pullKeyring } from '../pods/pullsecrets.ts';
 import { RecordStore } from '../pods/records.ts';
+import { readUserData } from '../pods/userdata.ts';
 import { TaskRunner } from '../tasks/runner.ts';
 import { taskWork } from '../tasks/work.ts';
 
@@ -109,6 +110,7 @@ export async function runAgent(
     fenced: () => lease.fenced,
     event: (regarding, text) => recorder.event(regarding, text),
     keyring: (pod) => pullKeyring(client, pod),
+    userData: (ref) => readUserData(client, ref),
   };
   const tasks = new TaskRunner({
     directory: join(config.dataDirectory, 'tasks'),

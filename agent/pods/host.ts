@@ -13,6 +13,7 @@ import type { DiskGuard } from './diskguard.ts';
 import type { NetworkMonitor } from '../network/monitor.ts';
 import type { HostCapacity } from './machine.ts';
 import type { RecordStore } from './records.ts';
+import type { SecretKey } from './userdata.ts';
 
 export interface Host extends HostDrivers {
   readonly network: Network;
@@ -36,4 +37,6 @@ export interface Host extends HostDrivers {
   event(regarding: KubeObject, text: EventText<SaidReason>): void;
   /** Returns the credentials from the pull secrets of a Pod. @throws ReasonedError `PullSecretMissing` when a secret cannot be used. */
   keyring(pod: Readonly<Pod>): Promise<Keyring>;
+  /** Returns the user data of a machine from a Secret. @throws ReasonedError when the Secret cannot be used. */
+  userData(ref: SecretKey): Promise<string>;
 }

@@ -91,6 +91,8 @@ export interface MachineRecord {
   killed: boolean;
   /** Size of a machine that runs or is suspended. It may differ from `claim`, which has the size for the next start. */
   startedWith: StartedSize | undefined;
+  /** Whether the last start gave the guest a seed. Undefined if an earlier release of the agent started the machine. */
+  seeded?: boolean;
   end: MachineEnd | undefined;
   /** Number of unrequested ends in a row. The back-off between starts depends on it. */
   endsInARow: number;

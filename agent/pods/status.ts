@@ -23,6 +23,7 @@ import {
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
+import { userDataConditions } from './seed.ts';
 
 /** Machine with all values that its Pod's status shows. */
 export interface MachineView {
@@ -75,6 +76,7 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
     // The disk condition exists only while a problem of the host's disk affects the machine.
     ...(disk === undefined ? [] : [condition(DISK_CONDITION, false, disk.reason, disk.message)]),
     ...resizeConditions(record, view.pendingResize),
+    ...userDataConditions(view.runtime),
   ];
   return {
     ...frame(pod, podPhase(pod, record, phase), hostAddress, now),

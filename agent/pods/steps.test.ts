@@ -1,4 +1,4 @@
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it, onTestFinished } from 'vitest';
@@ -17,7 +17,11 @@ const NETWORK = { kind: 'user', address: undefined };
 
 /** Returns a host whose parts do nothing. `told` collects the kind, name and words of its Events. */
 function hostOf(directory: string, told: string[]): Host {
-  const driver = { create: () => undefined, start: () => undefined, suspend: () => undefined };
+  const driver = {
+    create: ({ path }: { path: string }) => mkdirSync(path),
+    start: () => undefined,
+    suspend: () => undefined,
+  };
   const host = {
     records: new RecordStore(directory),
     drivers: new Map([['qemu', { driver, accelerators: [{ architecture: 'amd64', accelerator: 'kvm' }] }]]),
@@ -48,7 +52,12 @@ it('tells the VM how its machine was made and started, and leaves to the operato
   const told: string[] = [];
   const host = hostOf(directory, told);
   const operation = {
-    pod: { apiVersion: 'v1', kind: 'Pod', metadata: { name: 'x', namespace: 'platform-ci' } } as Pod,
+    pod: {
+      apiVersion: 'v1',
+      kind: 'Pod',
+      metadata: { name: 'x', namespace: 'platform-ci' },
+      spec: {},
+    } as Pod,
     desired: { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
     abort: new AbortController(),
     changed: () => undefined,

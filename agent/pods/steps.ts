@@ -25,6 +25,7 @@ import {
   type StartedSize,
 } from './machine.ts';
 import { grantedSize } from './resize.ts';
+import { prepareSeed } from './seed.ts';
 
 /** Shortest time between two progress reports of a download, because each report is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
@@ -115,9 +116,15 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   const { record } = runtime;
   const { restartRequestedAt: restartedAt } = needed(operation.desired);
   const restart = record.everRan;
+  const seed = await prepareSeed(host, runtime, operation);
   const network = await connect(host, runtime);
-  const plan = launchPlan(host, record, operation, network);
-  host.records.update(record, { released: false, startedWith: sizeOf(plan, record), restartedAt });
+  const plan = { ...launchPlan(host, record, operation, network), seed };
+  host.records.update(record, {
+    released: false,
+    startedWith: sizeOf(plan, record),
+    restartedAt,
+    seeded: seed !== undefined,
+  });
   host.disk.startsAnew(record.uid);
   await driverOf(host, record).start(runtime.folder, plan);
   runtime.unseen = false;

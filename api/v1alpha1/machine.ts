@@ -62,6 +62,11 @@ export const machineSchema = z.object({
   guestMetadata: z.record(z.string(), z.string()),
   userData: z.string().optional(),
   userDataSecret: z.object({ name: z.string(), key: z.string() }).optional(),
+  /**
+   * OpenSSH public keys for the guest. Absent in documents of an operator that does not know the field. Machines with such a document
+   * get no seed disk, because their guests would take it for the first boot of a new instance.
+   */
+  sshAuthorizedKeys: z.array(z.string()).optional(),
 });
 export type Machine = z.infer<typeof machineSchema>;
 

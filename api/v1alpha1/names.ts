@@ -77,6 +77,8 @@ export const HOST_DISK_FULL = 'HostDiskFull';
  * the machine's memory.
  */
 export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
+/** Condition of the Pod of a machine with user data: whether the guest has got the data. It is absent before the first try. */
+export const USER_DATA_CONDITION = 'berth.dev/UserData';
 export const NAT_READY_CONDITION = 'berth.dev/NATReady';
 /** Condition that the operator writes to the Node of a host whose agent is too many releases older or newer than the operator. */
 export const VERSION_SKEW_CONDITION = 'berth.dev/VersionSkew';

@@ -1,6 +1,7 @@
 /** Fields of a machine that a VM and a VMConfig share, and schemas that other kinds use too. */
 import * as z from 'zod';
 import { type DisplayDpiMaximum, displayFields } from './display.ts';
+import { sshAuthorizedKeysSchema } from './guestdata.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { diskQuantity, memoryQuantity } from './quantity.ts';
 import {
@@ -117,6 +118,7 @@ export function machineFields(dpiMaximum: DisplayDpiMaximum) {
     network: networkSchema.optional(),
     vnc: vncSchema.optional(),
     readiness: readinessSchema.optional(),
+    sshAuthorizedKeys: sshAuthorizedKeysSchema.optional(),
     hardwareIdentity: choice(
       'Consistent: each deployment of this name in this namespace has the same hardware UUID, serial number and MAC address. Dynamic: each deployment has new ones.',
       ['Consistent', 'Dynamic'],

@@ -1,6 +1,7 @@
 /** VM: one virtual machine on one host. */
 import * as z from 'zod';
 import type { DisplayDpiMaximum } from './display.ts';
+import { guestMetadataSchema, userDataSchema, userDataSecretSchema } from './guestdata.ts';
 import {
   AGE_COLUMN,
   column,
@@ -14,29 +15,12 @@ import {
 import type { ApiObject } from './metadata.ts';
 import { portsSchema } from './ports.ts';
 import { atLeast } from './quantity.ts';
-import {
-  type CelRule,
-  choice,
-  documented,
-  immutable,
-  integer,
-  objectName,
-  text,
-  timestamp,
-} from './schema.ts';
+import { type CelRule, choice, documented, immutable, integer, text, timestamp } from './schema.ts';
 import { IMAGE_OR_ISO, machineFields, objectReferenceSchema, vmPlacementSchema } from './template.ts';
 import { type VMStatus, vmStatusSchema } from './vmstatus.ts';
 
 const SECONDS_PER_DAY = 86_400;
 const MAXIMUM_SECONDS = 2_147_483_647;
-
-const guestMetadataSchema = z.record(z.string(), z.string().max(1024)).meta({
-  ...documented('Values for the guest: at most 64, each of at most 1024 characters.', {
-    rule: "self.all(key, key.matches('^[-._a-zA-Z0-9]{1,253}$'))",
-    message: 'keys of guestMetadata must have 1 to 253 letters, digits, dots, dashes and underscores',
-  }),
-  maxProperties: 64,
-});
 
 function vmFields(dpiMaximum: DisplayDpiMaximum) {
   return {
@@ -66,14 +50,8 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
       /^[-A-Za-z0-9]{8,12}$/,
     ).optional(),
     guestMetadata: guestMetadataSchema.optional(),
-    userData: text('Data for the guest’s first boot, at most 16384 characters.', 16_384).optional(),
-    userDataSecretRef: z
-      .object({
-        name: objectName('Name of a Secret in this namespace.'),
-        key: text('Key in the Secret.', 253, /^[-._a-zA-Z0-9]+$/),
-      })
-      .meta({ description: 'Data for the guest’s first boot, from a Secret.' })
-      .optional(),
+    userData: userDataSchema.optional(),
+    userDataSecretRef: userDataSecretSchema.optional(),
     deployTimeoutSeconds: integer(
       'Seconds for the deployment, from the choice of a host until Running. 600 when omitted.',
       1,

@@ -110,6 +110,7 @@ function buildMachine(options: PodOptions): { [Field in keyof Required<Machine>]
     guestMetadata: spec.guestMetadata ?? {},
     userData: spec.userData,
     userDataSecret: spec.userDataSecretRef,
+    sshAuthorizedKeys: [...resolved.sshAuthorizedKeys],
   };
 }
 

@@ -41,6 +41,7 @@ export interface Resolved {
   readonly vncEnabled: boolean;
   readonly hardwareIdentity: 'Consistent' | 'Dynamic';
   readonly readiness: NonNullable<VMSpec['readiness']>;
+  readonly sshAuthorizedKeys: readonly string[];
   readonly config: { name: string; namespace: string; generation: number } | undefined;
 }
 
@@ -266,5 +267,6 @@ function resolveRest(layers: readonly Layer[]) {
     networkMode: pick(layers, 'network')?.mode ?? 'NAT',
     vncEnabled: pick(layers, 'vnc')?.enabled ?? true,
     readiness: pick(layers, 'readiness') ?? { type: 'None' as const },
+    sshAuthorizedKeys: pick(layers, 'sshAuthorizedKeys') ?? [],
   };
 }

@@ -15,6 +15,7 @@ import { machineReport, podCondition, waitingState } from './podstate.ts';
 import type { Unresolved } from './resolve.ts';
 import { schedulingReason } from './scheduling.ts';
 import { restartRequired } from './size.ts';
+import { userDataReady } from './userdata.ts';
 
 /** Results of the reconcile's steps that the Pod does not show. */
 export interface Findings {
@@ -74,6 +75,7 @@ function conditions(observed: Observed, phase: Phase, findings: Findings): Condi
     networkReady(observed),
     restartRequired(observed),
     guestAgent(observed),
+    userDataReady(observed),
   ].filter((draft) => draft !== undefined);
   return stampConditions(drafts, observed.vm.status?.conditions, {
     now: timestamp(observed.now),

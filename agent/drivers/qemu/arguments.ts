@@ -55,6 +55,7 @@ export function commandLine(command: CommandLine): string[] {
     ...options('-device', 'virtio-rng-pci'),
     ...display(command),
     ...networkArguments(plan.network),
+    ...seed(command.state.launched?.seed),
     ...(command.incoming ? ['-S', '-incoming', `unix:${FILES.migration}`] : []),
   ];
 }
@@ -172,6 +173,23 @@ function display({ plan, platform }: CommandLine): string[] {
   return [
     ...options('-vnc', `unix:${FILES.vnc}`, '-device', card),
     ...options('-device', 'qemu-xhci', '-device', 'usb-tablet', '-device', 'usb-kbd'),
+  ];
+}
+
+/**
+ * Returns the options of the machine's seed. The disk is the last device, so that the PCI addresses of all others are the same with
+ * and without it. Guests name their network cards by these addresses.
+ */
+function seed(files: NonNullable<MachineFile['launched']>['seed']): string[] {
+  if (files === undefined) {
+    return [];
+  }
+  const node = { 'node-name': 'seed', driver: 'raw', 'read-only': true, file: file(files.disk) };
+  const { ignition } = files;
+  return [
+    ...blockdev(node),
+    ...options('-device', 'virtio-blk-pci,drive=seed'),
+    ...(ignition === undefined ? [] : options('-fw_cfg', `name=opt/com.coreos/config,file=${ignition}`)),
   ];
 }
 

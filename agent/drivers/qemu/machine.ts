@@ -87,8 +87,8 @@ export class QemuMachine {
 
   async start(plan: LaunchPlan, platform: Platform): Promise<void> {
     await rm(join(this.#folder.path, FILES.memory), { force: true });
-    const { cpu, memoryBytes, runAs } = plan;
-    const launched = { cpu, memoryBytes, accelerator: platform.accelerator, runAs };
+    const { cpu, memoryBytes, runAs, seed } = plan;
+    const launched = { cpu, memoryBytes, accelerator: platform.accelerator, runAs, seed };
     await this.state.update({ ...BEGUN, suspended: false, launched });
     try {
       await this.#bringUp(plan, platform, false);

@@ -58,6 +58,8 @@ const stateSchema = z.object({
       accelerator: z.string(),
       /** Linux user of the process. Absent if the agent was not root, or was an early release with one user for all machines. */
       runAs: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
+      /** Files of the machine's seed, relative to its folder. Absent if the machine was started without one. */
+      seed: z.object({ disk: z.string(), ignition: z.string().optional() }).optional(),
     })
     .optional(),
   /** Purpose of the machine's last step. `run` means that a start is under way or done, and that no end was requested. */

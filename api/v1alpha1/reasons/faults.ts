@@ -25,6 +25,27 @@ export const FAULTS = {
     says: 'The machine runs, but the check in spec.readiness fails',
     todo: 'If this continues, look at the console of the guest',
   },
+  SecretNotFound: {
+    seen: { VM: ['UserDataReady'], Pod: ['berth.dev/UserData'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'The Secret in spec.userDataSecretRef or its key does not exist; the machine waits for it',
+    todo: 'Create the Secret with the key',
+  },
+  SecretNotRead: {
+    seen: { VM: ['UserDataReady'], Pod: ['berth.dev/UserData'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'The host could not read the Secret in spec.userDataSecretRef from the API server; it tries again',
+    todo: 'If this continues, check the connection of the host to the API server',
+  },
+  UserDataInvalid: {
+    seen: { VM: ['UserDataReady'], Pod: ['berth.dev/UserData'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'The value of the Secret in spec.userDataSecretRef is not text, or is too long',
+    todo: 'Put UTF-8 text of at most 65536 bytes into the Secret',
+  },
   HostUnreachable: {
     seen: { VM: ['Ready'] },
     class: 'passing',

@@ -129,17 +129,23 @@ export const STATES = {
     by: 'operator',
     says: 'The disk of the VM was made from its image',
   },
+  Delivered: {
+    seen: { VM: ['UserDataReady'], Pod: ['berth.dev/UserData'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The guest got its user data with its last start',
+  },
   NotReported: {
-    seen: { VM: ['NetworkReady'] },
+    seen: { VM: ['NetworkReady', 'UserDataReady'] },
     class: 'state',
     by: 'operator',
-    says: 'The host has not reported on the network of the VM yet',
+    says: 'The host has not reported on the network or the user data of the VM yet',
   },
   Reported: {
-    seen: { VM: ['NetworkReady'] },
+    seen: { VM: ['NetworkReady', 'UserDataReady'] },
     class: 'state',
     by: 'operator',
-    says: 'The host reported on the network of the VM without a reason',
+    says: 'The host reported on the network or the user data of the VM without a reason',
   },
   Connected: {
     seen: { VM: ['GuestAgentConnected'] },

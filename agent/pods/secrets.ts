@@ -1,0 +1,38 @@
+/** Reads Secrets that a Pod names. The agent has a Node's rights: it may read only Secrets that its Node's Pods name. */
+import { Backoff } from '../../base/backoff.ts';
+import { pause } from '../../base/time.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { type Secret, SECRETS } from '../../kube/core.ts';
+import { isForbidden, isNotFound } from '../../kube/errors.ts';
+
+/** Time limit for retries after the API server refuses a secret. Its Node authorizer may learn of a Pod milliseconds after the host. */
+const LAG_MILLISECONDS = 10_000;
+const LAG_FIRST_MILLISECONDS = 50;
+const LAG_CAP_MILLISECONDS = 1_000;
+
+/**
+ * Returns a Secret; undefined if there is none that this host may read. Throws the client's error if the API server is unreachable.
+ */
+export async function readSecret(
+  client: Pick<KubeClient, 'get'>,
+  ref: { name: string; namespace: string },
+): Promise<Secret | undefined> {
+  const tries = new Backoff({
+    firstMilliseconds: LAG_FIRST_MILLISECONDS,
+    capMilliseconds: LAG_CAP_MILLISECONDS,
+  });
+  const began = performance.now();
+  for (;;) {
+    try {
+      return await client.get(SECRETS, ref);
+    } catch (error) {
+      if (!isNotFound(error) && !isForbidden(error)) {
+        throw error;
+      }
+      if (isNotFound(error) || performance.now() - began >= LAG_MILLISECONDS) {
+        return undefined;
+      }
+    }
+    await pause(tries.next());
+  }
+}

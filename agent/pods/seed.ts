@@ -1,0 +1,73 @@
+/** Prepares the seed of a machine for its start: the documents for the guest and the files for the hypervisor. */
+import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { USER_DATA_CONDITION } from '../../api/v1alpha1/names.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import { condition, type SaidCondition } from '../../kube/podstatus.ts';
+import { makeDocuments, seedDocuments, writeSeedDocuments } from '../seed/documents.ts';
+import { hasSeed, type SeedFiles, writeSeedFiles } from '../seed/files.ts';
+import type { Host } from './host.ts';
+import { needed, type Operation, type Runtime } from './machine.ts';
+import { grantedSize } from './resize.ts';
+
+/**
+ * Writes the documents and files of a machine's seed into the machine's folder, with the values of this start. Returns the files;
+ * undefined if the machine has no seed disk. @throws ReasonedError when the Secret with the user data cannot be used.
+ */
+export async function prepareSeed(
+  host: Host,
+  { record, folder }: Runtime,
+  { pod, desired }: Operation,
+): Promise<SeedFiles | undefined> {
+  const machine = needed(record.machine);
+  const documents = makeDocuments(machine, {
+    host: pod?.spec.nodeName ?? '',
+    ...grantedSize(record.claim, needed(desired)),
+    userData: await userDataOf(host, machine, folder),
+  });
+  await writeSeedDocuments(folder, documents);
+  return hasSeed(machine) ? await writeSeedFiles(folder.path, documents) : undefined;
+}
+
+/**
+ * Returns the user data of a machine. If the Secret cannot be read, but an earlier start of the machine had user data, the result is
+ * that data. So a machine that has run does not depend on the Secret any more.
+ */
+async function userDataOf(
+  host: Host,
+  { userData, userDataSecret, vm: { namespace } }: Machine,
+  folder: Runtime['folder'],
+): Promise<string | undefined> {
+  if (userDataSecret === undefined) {
+    return userData;
+  }
+  try {
+    return await host.userData({ namespace, ...userDataSecret });
+  } catch (error) {
+    const earlier = await seedDocuments(folder);
+    if (earlier?.userData === undefined) {
+      throw error;
+    }
+    return earlier.userData;
+  }
+}
+
+const USER_DATA_REASONS: ReadonlySet<Reason | undefined> = new Set([
+  'SecretNotFound',
+  'SecretNotRead',
+  'UserDataInvalid',
+]);
+
+/** Returns the condition of a Pod whose machine has user data. The list is empty before the first try to start the machine. */
+export function userDataConditions({
+  record,
+  trouble,
+}: Pick<Runtime, 'record' | 'trouble'>): SaidCondition<Reason>[] {
+  const { machine, seeded = false, startedWith } = record;
+  if (machine?.userData === undefined && machine?.userDataSecret === undefined) {
+    return [];
+  }
+  if (trouble !== undefined && USER_DATA_REASONS.has(trouble.reason)) {
+    return [condition(USER_DATA_CONDITION, false, trouble.reason, trouble.message)];
+  }
+  return seeded && startedWith !== undefined ? [condition(USER_DATA_CONDITION, true, 'Delivered')] : [];
+}

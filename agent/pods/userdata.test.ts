@@ -1,0 +1,48 @@
+import { describe, expect, it, test } from 'vitest';
+import { classOf, reasonIn } from '../../api/v1alpha1/reasons.ts';
+import { messageOf } from '../../base/errors.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { ApiError } from '../../kube/errors.ts';
+import { readUserData } from './userdata.ts';
+
+const REF = { namespace: 'ci', name: 'first-boot', key: 'user-data' };
+const PASSWORD = 'hunter2-and-more';
+
+/** Returns an API client whose only answer is `answer`. */
+function clientOf(answer: () => unknown): Pick<KubeClient, 'get'> {
+  return { get: async () => answer() } as unknown as Pick<KubeClient, 'get'>;
+}
+
+/** Returns a client that has the Secret with these bytes at the key `user-data`. */
+function secret(bytes: Buffer | string, key = REF.key): Pick<KubeClient, 'get'> {
+  return clientOf(() => ({ data: { [key]: Buffer.from(bytes).toString('base64') } }));
+}
+
+function refused(status: number): Pick<KubeClient, 'get'> {
+  return clientOf(() => {
+    throw new ApiError('away', { status, reason: 'Any' });
+  });
+}
+
+describe('user data from a Secret', () => {
+  it('is the text at the key, up to 64 KiB', async () => {
+    const text = 'ä'.repeat(32 * 1024);
+    expect(await readUserData(secret(text), REF)).toBe(text);
+  });
+
+  test.each([
+    ['no Secret', refused(404), 'SecretNotFound', 'first-boot in ci'],
+    ['no such key', secret(PASSWORD, 'other'), 'SecretNotFound', 'the key user-data'],
+    ['too many bytes', secret(PASSWORD.repeat(2 ** 13)), 'UserDataInvalid', '65536'],
+    ['no text', secret(Buffer.from([0xff, 0xfe, ...Buffer.from(PASSWORD)])), 'UserDataInvalid', 'UTF-8'],
+    ['no answer', refused(503), 'SecretNotRead', 'away'],
+  ])(
+    'with %s makes the machine wait, and the message has no part of the value',
+    async (_, client, reason, words) => {
+      const error: unknown = await readUserData(client, REF).catch((thrown: unknown) => thrown);
+      expect([reasonIn(error), classOf(reasonIn(error), 'VM')]).toEqual([reason, 'mendable']);
+      expect(messageOf(error)).toContain(words);
+      expect(messageOf(error)).not.toContain(PASSWORD.slice(0, 4));
+    },
+  );
+});

@@ -1,0 +1,51 @@
+/** Reads the user data of a machine from a Secret. No message has a part of the value. */
+import { isUtf8 } from 'node:buffer';
+import { SECRET_USER_DATA_BYTES } from '../../api/v1alpha1/guestdata.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { messageOf } from '../../base/errors.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { readSecret } from './secrets.ts';
+
+/** Key of a Secret. */
+export interface SecretKey {
+  readonly namespace: string;
+  readonly name: string;
+  readonly key: string;
+}
+
+/**
+ * Returns the text that a Secret has at a key.
+ *
+ * @throws ReasonedError `SecretNotFound` when there is no Secret or key; `SecretNotRead` when the API server does not answer;
+ * `UserDataInvalid` when the value is too long, or not text.
+ */
+export async function readUserData(client: Pick<KubeClient, 'get'>, ref: SecretKey): Promise<string> {
+  const { namespace, name, key } = ref;
+  const secret = await read(client, ref);
+  if (secret === undefined) {
+    const message = `The host waits for the Secret ${name} in ${namespace}, which has the user data; create it`;
+    throw new ReasonedError('SecretNotFound', message);
+  }
+  const value = secret.data?.[key];
+  if (value === undefined) {
+    throw new ReasonedError(
+      'SecretNotFound',
+      `The Secret ${name} in ${namespace} needs the key ${key}; add it`,
+    );
+  }
+  const bytes = Buffer.from(value, 'base64');
+  if (bytes.length > SECRET_USER_DATA_BYTES || !isUtf8(bytes)) {
+    const message = `The key ${key} of the Secret ${name} in ${namespace} must have UTF-8 text of at most ${SECRET_USER_DATA_BYTES} bytes`;
+    throw new ReasonedError('UserDataInvalid', message);
+  }
+  return bytes.toString('utf8');
+}
+
+async function read(client: Pick<KubeClient, 'get'>, { name, namespace }: SecretKey) {
+  try {
+    return await readSecret(client, { name, namespace });
+  } catch (error) {
+    const message = `The API server did not give the Secret ${name} in ${namespace}: ${messageOf(error)}`;
+    throw new ReasonedError('SecretNotRead', message, { cause: error });
+  }
+}

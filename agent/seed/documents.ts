@@ -1,0 +1,100 @@
+/**
+ * Makes and keeps the documents that a guest reads at its start: user data, metadata and vendor data in the form of cloud-init's
+ * NoCloud. They are in the machine's folder, so a start after a reboot of the host does not need the API server again. They may
+ * contain passwords, so no message may have a part of them.
+ */
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import * as z from 'zod';
+import { type Machine, parseDocument } from '../../api/v1alpha1/machine.ts';
+import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { STANDARD_METADATA } from '../../api/v1alpha1/guestdata.ts';
+import { isMissing, undefinedIf } from '../../base/errors.ts';
+import { writeWhole } from '../../base/files.ts';
+
+const documentsSchema = z.object({
+  /** Data of the VM's owner for the guest, from the VM or from a Secret. Undefined if the VM has none. */
+  userData: z.string().optional(),
+  /** Text of the file `meta-data`: JSON, which is also valid YAML. */
+  metaData: z.string(),
+  /** Text of the file `vendor-data`. Its settings count only where the user data has none. */
+  vendorData: z.string().optional(),
+  /** Values by key: the standard keys and the VM's `guestMetadata`. */
+  values: z.record(z.string(), z.string()),
+});
+export type SeedDocuments = z.infer<typeof documentsSchema>;
+
+/** Folder of the machine. A file name of this file is relative to it. */
+interface Folder {
+  readonly path: string;
+}
+
+/** Name of the file with the documents. Only the agent may read it. */
+const FILE = 'seed.json';
+
+/** Returns the documents of the machine's last start. The result is undefined if there are none, or the file cannot be understood. */
+export async function seedDocuments({ path }: Folder): Promise<SeedDocuments | undefined> {
+  const text = await undefinedIf(isMissing, readFile(join(path, FILE), 'utf8'));
+  return documentsSchema.safeParse(parseDocument(text)).data;
+}
+
+/** Saves the documents. Readers see either the old documents or the new ones. */
+export async function writeSeedDocuments({ path }: Folder, documents: SeedDocuments): Promise<void> {
+  await writeWhole(join(path, FILE), JSON.stringify(documents));
+}
+
+/** Values of one start of a machine that its document does not have. */
+export interface StartFacts {
+  /** Name of the host. */
+  host: string;
+  cpu: number;
+  memoryBytes: number;
+  userData: string | undefined;
+}
+
+/** Makes the documents for one start of a machine. */
+export function makeDocuments(machine: Machine, facts: StartFacts): SeedDocuments {
+  const keys = machine.sshAuthorizedKeys ?? [];
+  const values = { ...machine.guestMetadata, ...standardValues(machine, facts) };
+  return {
+    userData: facts.userData,
+    metaData: yamlSafe({
+      'instance-id': machine.hardware.uuid,
+      'local-hostname': machine.vm.name,
+      ...(keys.length > 0 && { 'public-keys': keys }),
+      berth: values,
+    }),
+    // The guest adds `public-keys` to its default user. Most images block root by default, and user data can block root again.
+    ...(keys.length > 0 && { vendorData: '#cloud-config\n{"disable_root":false}\n' }),
+    values,
+  };
+}
+
+function standardValues(
+  machine: Machine,
+  { host, cpu, memoryBytes }: StartFacts,
+): Record<(typeof STANDARD_METADATA)[number], string> {
+  const { vm, display, image, imageName, isoName } = machine;
+  const reference = image?.type === 'registry' ? image.reference : '';
+  return {
+    id: vm.uid,
+    name: vm.name,
+    namespace: vm.namespace,
+    host,
+    image: imageName ?? isoName ?? reference,
+    cpu: String(cpu),
+    memory: formatQuantity(memoryBytes),
+    display: display === undefined ? '' : `${display.width}x${display.height}@${display.dpi}`,
+  };
+}
+
+/** Characters that YAML readers refuse in a file, although JSON allows them. */
+const NOT_IN_YAML = /[\u007f-\u009f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]/gu;
+
+/** Returns JSON text that is also valid YAML. */
+function yamlSafe(value: unknown): string {
+  return JSON.stringify(value).replaceAll(
+    NOT_IN_YAML,
+    (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, '0')}`,
+  );
+}

@@ -1,0 +1,63 @@
+/** Writes the files of a machine's seed, which its hypervisor opens, into the machine's folder. */
+import { rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import * as z from 'zod';
+import { type Machine, parseDocument } from '../../api/v1alpha1/machine.ts';
+import { writeWhole } from '../../base/files.ts';
+import type { SeedDocuments } from './documents.ts';
+import { isoImage } from './iso9660.ts';
+
+/** Files of a seed. The names are relative to the machine's folder. */
+export interface SeedFiles {
+  /** ISO image with the documents, for cloud-init. */
+  disk: string;
+  /** Ignition config. Undefined if the user data is none. */
+  ignition?: string | undefined;
+}
+
+const DISK = 'seed.iso';
+const IGNITION = 'ignition.json';
+/** Volume label by which cloud-init finds a seed disk. */
+const LABEL = 'cidata';
+
+/**
+ * Returns whether a machine gets a seed disk. A machine that boots from an ISO alone, for example a rescue system, gets one only if a
+ * field asks for it.
+ */
+export function hasSeed(machine: Machine): boolean {
+  const { image, userData, userDataSecret, guestMetadata, sshAuthorizedKeys } = machine;
+  if (sshAuthorizedKeys === undefined) {
+    return false;
+  }
+  const isGiven = userData !== undefined || userDataSecret !== undefined || sshAuthorizedKeys.length > 0;
+  return image !== undefined || isGiven || Object.keys(guestMetadata).length > 0;
+}
+
+/** Writes the files of the seed. Only the agent's user may read them; hypervisors open them before they give up that user. */
+export async function writeSeedFiles(path: string, documents: SeedDocuments): Promise<SeedFiles> {
+  await writeWhole(join(path, DISK), seedImage(documents));
+  if (!isIgnition(documents.userData)) {
+    await rm(join(path, IGNITION), { force: true });
+    return { disk: DISK };
+  }
+  await writeWhole(join(path, IGNITION), documents.userData);
+  return { disk: DISK, ignition: IGNITION };
+}
+
+/** Returns the image of the seed disk. cloud-init requires the file `user-data`, even if it is empty. */
+function seedImage({ userData = '', metaData, vendorData }: SeedDocuments): Buffer {
+  const texts = { 'meta-data': metaData, 'user-data': userData, 'vendor-data': vendorData };
+  return isoImage(
+    LABEL,
+    Object.entries(texts).flatMap(([name, text]) =>
+      text === undefined ? [] : [{ name, data: Buffer.from(text, 'utf8') }],
+    ),
+  );
+}
+
+const ignitionSchema = z.object({ ignition: z.object({ version: z.string() }) });
+
+/** Returns whether user data is an Ignition config. */
+function isIgnition(userData: string | undefined): userData is string {
+  return ignitionSchema.safeParse(parseDocument(userData)).success;
+}

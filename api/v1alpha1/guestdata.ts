@@ -1,0 +1,150 @@
+/**
+ * Fields with data for the guest: user data, metadata and SSH keys. The Pod of a VM carries them in an annotation. All annotations of
+ * an object have at most 256 KiB in UTF-8. As JSON text these fields have at most 128 KiB (metadata), 64 KiB (user data) and 32 KiB
+ * (keys), so 32 KiB remain for the rest of the machine.
+ */
+import * as z from 'zod';
+import { documented, objectName, text } from './schema.ts';
+
+const KIBIBYTE = 1024;
+
+/**
+ * Control characters that are refused, as a part of a pattern. All characters except tab, line feed and carriage return are
+ * refused. Guests cannot read the others in YAML, and JSON would use six bytes for each.
+ */
+const CONTROL = String.raw`\x00-\x08\x0b\x0c\x0e-\x1f\x7f`;
+const TEXT = new RegExp(`^[^${CONTROL}]*$`);
+const NO_CONTROL = 'must not contain control characters except tab, line feed and carriage return';
+/** Rule that a text contains none of {@link CONTROL}. */
+const TEXT_RULE = { rule: `!self.matches(r'[${CONTROL}]')`, message: NO_CONTROL };
+
+/** Largest length of `userData`, in characters. */
+const USER_DATA_LENGTH = 16 * KIBIBYTE;
+/**
+ * Largest length of user data from a Secret, in bytes. It is four times the length of `userData`, because it passes no annotation. The
+ * agent keeps it in memory while it makes the disk of the guest, so it needs a bound.
+ */
+export const SECRET_USER_DATA_BYTES = 64 * KIBIBYTE;
+
+export const userDataSchema = z
+  .string()
+  .min(1)
+  .max(USER_DATA_LENGTH)
+  .refine((value) => TEXT.test(value), { error: NO_CONTROL })
+  .meta(
+    documented(
+      `Data for the guest’s first boot, for example a cloud-config or an Ignition config, at most ${USER_DATA_LENGTH} characters. Use userDataSecretRef for passwords.`,
+      TEXT_RULE,
+    ),
+  );
+
+export const userDataSecretSchema = z
+  .object({
+    name: objectName('Name of a Secret in this namespace.'),
+    key: text('Key in the Secret. Its value is a text of at most 65536 bytes.', 253, /^[-._a-zA-Z0-9]+$/),
+  })
+  .meta({
+    description:
+      'Data for the guest’s first boot, from a Secret. The host reads it at each start. If the Secret does not exist, the machine waits for it.',
+  });
+
+/** Keys of the metadata that every guest gets. `guestMetadata` must not have them. */
+export const STANDARD_METADATA = [
+  'id',
+  'name',
+  'namespace',
+  'host',
+  'image',
+  'cpu',
+  'memory',
+  'display',
+] as const;
+
+const METADATA_ENTRIES = 64;
+const METADATA_VALUE_LENGTH = 32 * KIBIBYTE;
+const METADATA_JSON_BYTES = 128 * KIBIBYTE;
+const METADATA_KEY = /^[-._a-zA-Z0-9]{1,253}$/;
+const KEYS = 'keys of guestMetadata must have 1 to 253 letters, digits, dots, dashes and underscores';
+const NO_STANDARD_KEY = `guestMetadata must not have the keys ${STANDARD_METADATA.join(', ')}, which every guest has`;
+const TOO_MUCH_METADATA = `guestMetadata must have at most ${METADATA_JSON_BYTES} bytes as JSON text`;
+/**
+ * CEL expression for the bytes of one entry in JSON text. `strings.quote` adds quotes and one character for each escape, as JSON does.
+ * The key has no escapes; its quotes, the colon and the comma have four bytes.
+ */
+const ENTRY_BYTES = 'k.size() + 4 + bytes(self[k]).size() + strings.quote(self[k]).size() - self[k].size()';
+
+export const guestMetadataSchema = z
+  .record(
+    z.string(),
+    z
+      .string()
+      .max(METADATA_VALUE_LENGTH)
+      .refine((value) => TEXT.test(value), { error: NO_CONTROL })
+      .meta(documented('Value for the guest.', TEXT_RULE)),
+  )
+  .refine((values) => Object.keys(values).every((key) => METADATA_KEY.test(key)), { error: KEYS })
+  .meta({
+    ...documented(
+      `Values for the guest: at most ${METADATA_ENTRIES}, each of at most ${METADATA_VALUE_LENGTH} characters, and ${METADATA_JSON_BYTES} bytes in all as JSON text. Every guest also has the values ${STANDARD_METADATA.join(', ')}.`,
+      { rule: `self.all(key, key.matches('${METADATA_KEY.source}'))`, message: KEYS },
+      { rule: `!self.exists(key, key in ['${STANDARD_METADATA.join("','")}'])`, message: NO_STANDARD_KEY },
+      { rule: `self.map(k, ${ENTRY_BYTES}).sum() < ${METADATA_JSON_BYTES}`, message: TOO_MUCH_METADATA },
+    ),
+    maxProperties: METADATA_ENTRIES,
+  });
+
+/** Types of public keys that OpenSSH accepts. `ssh-dss` is not one of them any more. */
+const KEY_TYPES = [
+  'ssh-ed25519',
+  'ssh-rsa',
+  'ecdsa-sha2-nistp256',
+  'ecdsa-sha2-nistp384',
+  'ecdsa-sha2-nistp521',
+  'sk-ssh-ed25519@openssh.com',
+  'sk-ecdsa-sha2-nistp256@openssh.com',
+];
+
+/** Returns the pattern of a key type and its key in base64. The key begins with the length and the name of the type. */
+function typedKey(type: string): string {
+  const length = Buffer.alloc(4);
+  length.writeUInt32BE(type.length);
+  const start = Buffer.concat([length, Buffer.from(type)]);
+  // The last bytes of the name share base64 characters with the bytes after them.
+  const known = start.subarray(0, start.length - (start.length % 3)).toString('base64');
+  return `${type.replaceAll('.', '[.]')} ${known}`;
+}
+
+const SSH_KEY_PATTERN = `^(${KEY_TYPES.map(typedKey).join('|')})[A-Za-z0-9+/]{20,}={0,2}( [ -~]*)?$`;
+const SSH_KEY = new RegExp(SSH_KEY_PATTERN);
+const SSH_KEYS = 32;
+/** Largest length of one key in characters. The longest RSA key that OpenSSH makes (16384 bits) has 2772 without its comment. */
+const SSH_KEY_LENGTH = 3 * KIBIBYTE;
+const SSH_KEYS_JSON_BYTES = 32 * KIBIBYTE;
+const SSH_KEY_FORM =
+  'must be one line of an OpenSSH public key file, without options, of type ssh-ed25519, ssh-rsa, ecdsa or sk';
+const TOO_MANY_KEY_BYTES = `sshAuthorizedKeys must have at most ${SSH_KEYS_JSON_BYTES} bytes in all`;
+
+export const sshAuthorizedKeysSchema = z
+  .array(
+    z
+      .string()
+      .max(SSH_KEY_LENGTH)
+      .refine((key) => SSH_KEY.test(key), { error: SSH_KEY_FORM })
+      .meta(
+        documented('One line of an OpenSSH public key file, without options.', {
+          rule: `self.matches('${SSH_KEY_PATTERN}')`,
+          message: SSH_KEY_FORM,
+        }),
+      ),
+  )
+  .max(SSH_KEYS)
+  .meta({
+    ...documented(
+      `OpenSSH public keys with which users may log in, at most ${SSH_KEYS}. The guest gives them to its default user and to root. The list of a VM replaces the list of its VMConfig.`,
+      {
+        rule: `self.map(k, strings.quote(k).size() + 1).sum() <= ${SSH_KEYS_JSON_BYTES}`,
+        message: TOO_MANY_KEY_BYTES,
+      },
+    ),
+    'x-kubernetes-list-type': 'atomic',
+  });
