@@ -86,6 +86,7 @@ it('each value of a VMConfig is the value of a VM that leaves it out', () => {
     vnc: { enabled: false },
     readiness: { type: 'Port', port: 22 },
     hardwareIdentity: 'Dynamic',
+    sshAuthorizedKeys: ['ssh-ed25519 shared'],
     placement: { tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },
   };
   const without = resolved(spec, {});
@@ -94,6 +95,14 @@ it('each value of a VMConfig is the value of a VM that leaves it out', () => {
     expect(shared).toEqual(resolved({ ...spec, [field]: value }, {}));
     expect(shared, field).not.toEqual(without);
   }
+});
+
+it('the SSH keys of a VM replace those of its VMConfig, also with none', () => {
+  const spec: VMSpec = { configRef: { name: 'shared' }, image: 'registry.example/guest:1' };
+  const shared = { sshAuthorizedKeys: ['ssh-ed25519 shared'] };
+  const own = ['ssh-ed25519 own'];
+  expect(resolved({ ...spec, sshAuthorizedKeys: own }, shared).sshAuthorizedKeys).toEqual(own);
+  expect(resolved({ ...spec, sshAuthorizedKeys: [] }, shared).sshAuthorizedKeys).toEqual([]);
 });
 
 it('the image or ISO of a VMConfig is used by a VM that names neither', () => {
