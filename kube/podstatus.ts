@@ -2,7 +2,7 @@
 import type { Container, ContainerState, ContainerStatus, Pod, PodCondition, PodStatus } from './core.ts';
 
 /** Limit of a message in characters. A kubelet limits a termination message to the same number. */
-const MESSAGE_LENGTH = 4096;
+export const MESSAGE_LENGTH = 4096;
 
 /** Exit code of a process that SIGTERM ended: 128 + 15, as a kubelet reports it. */
 export const STOPPED_EXIT_CODE = 143;

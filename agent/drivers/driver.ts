@@ -1,6 +1,6 @@
 /** Defines the agent's interface to hypervisors. Each hypervisor has one driver. Each machine has one folder, named by its Pod's uid. */
 import type { Duplex } from 'node:stream';
-import type { Machine } from '../../api/v1alpha1/machine.ts';
+import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { ConsoleLog } from '../console/store.ts';
@@ -100,6 +100,20 @@ export interface DiskCopy {
 export class StreamRefused extends Error {
   override readonly name = 'StreamRefused';
 }
+
+/** Question to a guest agent: whether it answers, and if `facts` is true, also for facts about the guest. */
+export interface GuestQuestion {
+  facts: boolean;
+  signal: AbortSignal;
+}
+
+/** Answer to a question to a guest agent. */
+export type GuestAnswer =
+  /** The guest agent answers. `facts` is undefined if the caller did not ask for facts. */
+  | { kind: 'answers'; facts: GuestFacts | undefined }
+  | { kind: 'silent' }
+  /** The question was not asked, because others use the guest agent, or because the guest is paused. */
+  | { kind: 'busy' };
 
 /** Command that the guest agent runs in a guest. */
 export interface GuestCommand {
@@ -208,6 +222,11 @@ export interface Driver {
    * @throws StreamRefused when the machine does not run, its network is not inside the hypervisor, or it has too many forwards.
    */
   forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward>;
+  /**
+   * Asks the guest agent of a running machine. The call may come during other calls. All other uses of the guest agent go first. An
+   * error means the same as silence, and has the reason.
+   */
+  askGuest(folder: MachineFolder, question: GuestQuestion): Promise<GuestAnswer>;
   /**
    * Runs a command in the guest by its guest agent, and resolves when the command has ended. The output comes at the end, because a
    * guest agent has no streams. Several commands may run at once, also during other calls.

@@ -14,11 +14,11 @@ import { taskStatus } from '../tasks/status.ts';
 import { admitPod, type Claimants, claimOf } from './admission.ts';
 import { ENDED_FROM_OUTSIDE } from './failure.ts';
 import { acceleratorOf, chooseDriver, onMachineChange } from '../drivers/hostdrivers.ts';
+import { GuestChecks } from './guestchecks.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
 import { Machines } from './machines.ts';
 import { isEnded, type PodRole, refusalOf, roleOf, wantedOf, wantedWithoutPod } from './pod.ts';
-import { ReadinessProber } from './readiness.ts';
 import { adoptDamaged } from './recover.ts';
 import { allocate } from './resize.ts';
 import { machineStatus, type MachineView, phaseOf } from './status.ts';
@@ -46,7 +46,7 @@ export class PodController {
   readonly #options: PodControllerOptions;
   readonly #host: Host;
   readonly #writer: StatusWriter;
-  readonly #prober: ReadinessProber;
+  readonly #guests: GuestChecks;
   readonly #controller: Controller;
   readonly #tasks: TaskRunner;
   #synced = false;
@@ -72,7 +72,7 @@ export class PodController {
       logger,
       metrics,
     });
-    this.#prober = new ReadinessProber((uid) => this.touch(uid));
+    this.#guests = new GuestChecks(host, (uid) => this.touch(uid));
     this.machines = new Machines(host, (key) => this.#controller.enqueue(key));
     this.#tasks = options.tasks;
   }
@@ -98,7 +98,7 @@ export class PodController {
     const relist = setInterval(() => this.touchAll(), RELIST_MILLISECONDS);
     const end = (): void => {
       clearInterval(relist);
-      this.#prober.close();
+      this.#guests.close();
     };
     signal.addEventListener('abort', end, { once: true });
   }
@@ -250,7 +250,7 @@ export class PodController {
     }
     const pendingResize = allocate(pod, record, this.#claimants());
     const { step, again } = await this.machines.drive(runtime, wanted);
-    this.#prober.follow(pod, runtime, this.#host.forwardAddress);
+    this.#guests.follow(pod, runtime);
     const accelerator = acceleratorOf(this.#host, record);
     this.#tell(pod, { runtime, step, wanted, accelerator, pendingResize });
     return again;

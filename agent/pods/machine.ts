@@ -4,7 +4,7 @@
  * files import it.
  */
 import { join } from 'node:path';
-import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
+import type { Desired, GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -210,6 +210,8 @@ export interface Runtime {
   leaving: { graceSeconds: number; deadline: number } | undefined;
   /** Result of the VM's readiness check; undefined before the first result. */
   readiness: { ready: boolean; message: string } | undefined;
+  /** State of the guest agent in this run of the machine, and its last facts; undefined if it has not answered yet. */
+  guest: { connected: boolean; facts: GuestFacts | undefined } | undefined;
   /** Health of the machine's network; undefined before the first check. */
   network: NetworkHealth | undefined;
   /** IPv4 address of the guest. */
@@ -234,6 +236,7 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
     trouble: undefined,
     leaving: undefined,
     readiness: undefined,
+    guest: undefined,
     network: undefined,
     address: undefined,
   };

@@ -153,29 +153,32 @@ describe('a guest that has answered', () => {
 });
 
 describe('where to ask', () => {
+  const UNKNOWN = { address: undefined, guest: undefined };
   const ports = [{ name: '8080-tcp', protocol: 'TCP' as const, hostPort: 8080, guestPort: 80 }];
   const machine = (readiness: Machine['readiness']) => ({ readiness, ports }) as unknown as Machine;
 
   test('without a wish: nowhere, a running machine is ready', () => {
-    expect(questionFor(machine({ type: 'None' }), undefined, '127.0.0.1')).toMatchObject({
+    expect(questionFor(machine({ type: 'None' }), UNKNOWN, '127.0.0.1')).toMatchObject({
       readiness: { ready: true },
     });
   });
 
   test('the guest’s own address, where it has one', () => {
-    expect(questionFor(machine({ type: 'Port', port: 22 }), '10.0.0.2', '127.0.0.1')).toMatchObject({
+    expect(
+      questionFor(machine({ type: 'Port', port: 22 }), { ...UNKNOWN, address: '10.0.0.2' }, '127.0.0.1'),
+    ).toMatchObject({
       target: { host: '10.0.0.2', port: 22, forwarded: false },
     });
   });
 
   test('else a reserved port of the host that leads there', () => {
-    expect(questionFor(machine({ type: 'Port', port: 80 }), undefined, '127.0.0.1')).toMatchObject({
+    expect(questionFor(machine({ type: 'Port', port: 80 }), UNKNOWN, '127.0.0.1')).toMatchObject({
       target: { host: '127.0.0.1', port: 8080, forwarded: true },
     });
   });
 
   test('else nowhere, and the machine says why it is not ready', () => {
-    expect(questionFor(machine({ type: 'Port', port: 22 }), undefined, '127.0.0.1')).toMatchObject({
+    expect(questionFor(machine({ type: 'Port', port: 22 }), UNKNOWN, '127.0.0.1')).toMatchObject({
       readiness: { ready: false, message: expect.stringContaining('guest port 22') as string },
     });
   });

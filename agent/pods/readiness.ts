@@ -1,4 +1,4 @@
-/** Checks whether a guest is ready: whether it accepts TCP connections on the port that its VM names in `readiness`. */
+/** Checks whether a guest is ready: whether its guest agent answers, or whether it accepts TCP connections on a port. The VM chooses. */
 import { connect, type Socket } from 'node:net';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
@@ -28,26 +28,31 @@ export interface Target {
   forwarded: boolean;
 }
 
-/** Way to find the readiness of a machine: a known answer, or a check of the guest. */
-export type Question = { kind: 'answer'; readiness: Readiness } | { kind: 'probe'; target: Target };
+/** Way to find the readiness of a machine: a known answer, or a check of the guest. No answer is known before the first result. */
+export type Question =
+  | { kind: 'answer'; readiness: Readiness | undefined }
+  | { kind: 'probe'; target: Target };
 
 const READY: Readiness = { ready: true, message: '' };
 
 /**
- * Returns the way to find the machine's readiness. If `guestAddress` is unknown, the check uses a host port that is reserved for the
- * machine. `forwardAddress` is the address at which the agent reaches that port.
+ * Returns the way to find the machine's readiness. If the address of the guest is unknown, the check uses a host port that is reserved
+ * for the machine. `forwardAddress` is the address at which the agent reaches that port.
  */
 export function questionFor(
   machine: Machine,
-  guestAddress: string | undefined,
+  { address: guestAddress, guest }: Pick<Runtime, 'address' | 'guest'>,
   forwardAddress: string,
 ): Question {
   const { readiness, ports } = machine;
   if (readiness.type === 'None') {
     return { kind: 'answer', readiness: READY };
   }
-  if (readiness.type === 'GuestAgent' || readiness.port === undefined) {
-    return unready('This host cannot ask a guest agent. Set readiness.type to Port');
+  if (readiness.type === 'GuestAgent') {
+    return { kind: 'answer', readiness: guest && readinessOf(guest) };
+  }
+  if (readiness.port === undefined) {
+    return unready('The VM has no port for the check. Set readiness.port');
   }
   const { port } = readiness;
   if (guestAddress !== undefined) {
@@ -66,6 +71,12 @@ export function questionFor(
 
 function unready(message: string): Question {
   return { kind: 'answer', readiness: { ready: false, message } };
+}
+
+function readinessOf({ connected }: NonNullable<Runtime['guest']>): Readiness {
+  return connected
+    ? { ready: true, message: 'The guest agent answers' }
+    : { ready: false, message: 'The guest agent does not answer' };
 }
 
 interface Watch {
@@ -95,14 +106,14 @@ export class ReadinessProber {
     }
     const said = pod.status?.conditions?.find(({ type }) => type === 'Ready');
     runtime.readiness ??= { ready: said?.status === 'True', message: said?.message ?? '' };
-    this.watch(runtime, questionFor(machine, runtime.address, forwardAddress));
+    this.watch(runtime, questionFor(machine, runtime, forwardAddress));
   }
 
   watch(runtime: Runtime, question: Question): void {
     const { uid } = runtime.folder;
     if (question.kind === 'answer') {
       this.#end(uid);
-      runtime.readiness = question.readiness;
+      runtime.readiness = question.readiness ?? runtime.readiness;
       return;
     }
     const { target } = question;

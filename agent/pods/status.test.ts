@@ -3,7 +3,7 @@ import { machineReportSchema } from '../../api/v1alpha1/machine.ts';
 import { DISK_CONDITION, MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
-import { type MachineRecord, newRecord, newRuntime, type Step } from './machine.ts';
+import { type MachineRecord, newRecord, newRuntime, type Runtime, type Step } from './machine.ts';
 import { machineStatus } from './status.ts';
 
 const POD: Pod = {
@@ -16,7 +16,11 @@ const DIGEST = `sha256:${'0'.repeat(64)}`;
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
 
 /** Returns the conditions of a Pod whose machine has a ready guest. */
-function conditions(state: MachineState, step: Step, end?: MachineRecord['end']) {
+function conditions(
+  state: MachineState,
+  step: Step,
+  { end, guest }: { end?: MachineRecord['end']; guest?: Runtime['guest'] } = {},
+) {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = {
     ...newRecord({ uid: 'u', driver: 'qemu', key: 'ns/x', machine: undefined, claim }),
@@ -25,7 +29,7 @@ function conditions(state: MachineState, step: Step, end?: MachineRecord['end'])
     base: { path: '/none', digest: DIGEST, format: 'raw' as const, virtualSizeBytes: 1 },
     end,
   };
-  const runtime = { ...newRuntime(record, '/none'), state, readiness: { ready: true, message: '' } };
+  const runtime = { ...newRuntime(record, '/none'), state, readiness: { ready: true, message: '' }, guest };
   const wanted = { deletion: undefined, desiredHash: undefined };
   const view = { runtime, step, wanted, accelerator: undefined, pendingResize: undefined };
   const { conditions: all = [] } = machineStatus(POD, view, '127.0.0.1', '2030-01-01T00:00:00Z');
@@ -63,14 +67,23 @@ test.each([
   ['HostLost', 'The machine ended', 'HostLost: The machine ended'],
   ['GuestShutdown', 'The guest powered itself off', 'The guest powered itself off'],
 ] as const)('a machine that waits for its next start after %s says how it ended', (how, message, told) => {
-  const { ready } = conditions({ kind: 'stopped' }, WAITING, { how, message, at: 0 });
+  const { ready } = conditions({ kind: 'stopped' }, WAITING, { end: { how, message, at: 0 } });
   expect(ready).toMatchObject({ status: 'False', reason: 'Starting', message: told });
 });
 
 test.each(['x', '"', '\u0001'])('a report can be read, however long its message of %j is', (one) => {
   const message = `${one.repeat(10_000)}the end`;
-  const { machine } = conditions({ kind: 'stopped' }, WAITING, { how: 'Crashed', message, at: 0 });
+  const facts = {
+    addresses: Array.from({ length: 16 }, (_, at) => `2001:db8:1111:2222:3333:4444:5555:${4000 + at}`),
+    os: '"'.repeat(128),
+    hostName: 'x'.repeat(253),
+  };
+  const { machine } = conditions({ kind: 'stopped' }, WAITING, {
+    end: { how: 'Crashed', message, at: 0 },
+    guest: { connected: true, facts },
+  });
+  expect(machine?.message?.length).toBeLessThanOrEqual(4096);
   const report = machineReportSchema.parse(JSON.parse(machine?.message ?? ''));
-  expect(report).toMatchObject({ cpu: 4, imageDigest: DIGEST });
+  expect(report).toMatchObject({ cpu: 4, imageDigest: DIGEST, guestAgentConnected: true, guest: facts });
   expect(report.message).toMatch(/the end$/);
 });

@@ -15,6 +15,7 @@ import {
   emptyContainer,
   frame,
   lastWords,
+  MESSAGE_LENGTH,
   STOPPED_EXIT_CODE,
   stamp,
   waiting,
@@ -45,11 +46,12 @@ interface DiskTrouble {
 /** Exit code 128 + SIGKILL. A kubelet uses the same code for processes that it killed. */
 const KILLED_EXIT_CODE = 137;
 
-/**
- * Limit of the message in the report, in characters. JSON escapes a character with up to six. The report must fit into the message of a
- * condition (4,096 characters), because the operator cannot read a report that was cut.
- */
+/** Limit of the message in the report, in characters. */
 const REPORT_MESSAGE_LENGTH = 512;
+/** Number of characters with which JSON escapes one character. */
+const LONGEST_ESCAPE = 6;
+/** Characters in the report for the key of the message, its quotes and its comma. */
+const MESSAGE_KEY_LENGTH = 16;
 
 /** Phases in which the machine has a process. The container's state is then `running`. */
 const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
@@ -248,10 +250,18 @@ function percent(progress: number | undefined): string | undefined {
   return progress === undefined ? undefined : `${progress}%`;
 }
 
+/** Returns the report. Its message is cut so that the report fits into a condition: the operator cannot read a report that was cut. */
 function reportOf(view: MachineView, phase: MachinePhase): MachineReport {
+  const report = factsOf(view);
+  const message = messageOf(view.runtime, phase);
+  const room = MESSAGE_LENGTH - MESSAGE_KEY_LENGTH - JSON.stringify(report).length;
+  const length = Math.max(2, Math.min(REPORT_MESSAGE_LENGTH, Math.floor(room / LONGEST_ESCAPE)));
+  return { ...report, ...defined('message', message && lastWords(message, length)) };
+}
+
+function factsOf(view: MachineView): MachineReport {
   const { runtime, wanted } = view;
-  const { record, operation } = runtime;
-  const message = messageOf(runtime, phase);
+  const { record, operation, guest } = runtime;
   return {
     ...defined('desiredHash', isSettled(view) ? wanted.desiredHash : undefined),
     ...defined('restartedAt', record.restartedAt),
@@ -260,7 +270,8 @@ function reportOf(view: MachineView, phase: MachinePhase): MachineReport {
     ...defined('progressPercent', operation?.progressPercent),
     ...defined('accelerator', view.accelerator),
     ...defined('imageDigest', record.base?.digest),
-    ...defined('message', message && lastWords(message, REPORT_MESSAGE_LENGTH)),
+    ...defined('guestAgentConnected', guest?.connected),
+    ...defined('guest', guest?.facts),
   };
 }
 

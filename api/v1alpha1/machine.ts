@@ -102,6 +102,35 @@ function reported<T extends z.ZodType>(schema: T) {
   return schema.optional().catch(undefined);
 }
 
+/** Largest number of addresses that a host reports of one guest. */
+export const GUEST_ADDRESSES_LIMIT = 16;
+/** Longest name of a guest's operating system, in characters. */
+export const GUEST_OS_LENGTH = 128;
+/** Longest host name of a guest, as in DNS. */
+export const GUEST_HOST_NAME_LENGTH = 253;
+/** Schema of the name of a guest's operating system. Guests may not bring control characters or changes of direction into a status. */
+export const guestOSSchema = z
+  .string()
+  .min(1)
+  .max(GUEST_OS_LENGTH)
+  .regex(/^[\p{L}\p{N}\p{P}\p{S} ]+$/u);
+/** Schema of a guest's host name. Some systems allow underscores. */
+export const guestHostNameSchema = z
+  .string()
+  .max(GUEST_HOST_NAME_LENGTH)
+  .regex(/^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$/);
+
+/** Facts that a guest reported about itself. They are only as right as the guest. */
+const guestFactsSchema = z.object({
+  addresses: z
+    .array(z.union([z.ipv4(), z.ipv6()]))
+    .max(GUEST_ADDRESSES_LIMIT)
+    .catch([]),
+  os: reported(guestOSSchema),
+  hostName: reported(guestHostNameSchema),
+});
+export type GuestFacts = z.infer<typeof guestFactsSchema>;
+
 /**
  * The report that the agent writes as JSON into the message of the Pod condition `berth.dev/Machine`. It has the hash of the last
  * fulfilled `berth.dev/desired`, because the generation of a Pod does not change with its annotations. It also has the finished
@@ -120,7 +149,10 @@ export const machineReportSchema = z.object({
   progressPercent: reported(z.number().int().min(0).max(100)),
   accelerator: reported(z.string()),
   imageDigest: reported(z.string()),
+  /** Whether the guest agent answers. Absent until it has answered once, except if the VM is Ready only with a guest agent. */
   guestAgentConnected: reported(z.boolean()),
+  /** Facts from the guest agent, from its last answer in this run of the machine. */
+  guest: reported(guestFactsSchema),
   message: reported(z.string()),
 });
 export type MachineReport = z.infer<typeof machineReportSchema>;

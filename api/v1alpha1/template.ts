@@ -88,7 +88,7 @@ const vncSchema = z
 const readinessSchema = z
   .object({
     type: choice(
-      'None: ready when the machine runs. GuestAgent: ready when the guest agent answers, which no host supports yet. Port: ready when a TCP port answers.',
+      'None: ready when the machine runs. GuestAgent: ready when the QEMU guest agent in the guest answers. Port: ready when a TCP port answers.',
       ['None', 'GuestAgent', 'Port'],
     ),
     port: integer('TCP port in the guest, for type Port.', 1, 65_535).optional(),

@@ -1,6 +1,7 @@
 /** Status of a VM, which the operator reports. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
+import { GUEST_ADDRESSES_LIMIT, GUEST_HOST_NAME_LENGTH, GUEST_OS_LENGTH } from './machine.ts';
 import { VM_PHASES } from './phases.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { count, report, timestamp } from './schema.ts';
@@ -26,11 +27,19 @@ export const vmStatusSchema = z
     hostAddress: report('Address of that host, where reserved ports answer.', 253).optional(),
     addresses: z
       .array(report('An IP address.', 64))
-      .max(16)
+      .max(GUEST_ADDRESSES_LIMIT)
       .meta({
-        description: 'Addresses of the guest, if it has addresses of its own.',
+        description:
+          'Addresses of the guest, if it has addresses of its own. The address from the network of the host comes first, then the addresses that the guest agent reports.',
         'x-kubernetes-list-type': 'atomic',
       })
+      .optional(),
+    guest: z
+      .object({
+        os: report('Name of the operating system.', GUEST_OS_LENGTH).optional(),
+        hostName: report('Host name.', GUEST_HOST_NAME_LENGTH).optional(),
+      })
+      .meta({ description: 'Facts that the guest agent reports. They are only as right as the guest.' })
       .optional(),
     endpoints: z
       .array(endpointSchema)

@@ -108,3 +108,12 @@ it('shows addresses of the guest, and no address of the host', () => {
   expect(at('10.0.0.5')).toEqual(['10.0.0.5']);
   expect(at(hostIP)).toBeUndefined();
 });
+
+it('shows what the guest agent reports: the address that the host gave comes first', () => {
+  const facts = { addresses: ['172.17.0.1', '10.0.0.2', 'fec0::15'], os: 'Debian', hostName: 'ci' };
+  const pod = { hostIP: '192.0.2.1', podIPs: [{ ip: '10.0.0.2' }] };
+  expect(statusOf('Running', { report: { guest: facts }, pod })).toMatchObject({
+    addresses: ['10.0.0.2', '172.17.0.1', 'fec0::15'],
+    guest: { os: 'Debian', hostName: 'ci' },
+  });
+});

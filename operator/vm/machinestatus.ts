@@ -1,6 +1,7 @@
 /** Computes the part of a VM's status that describes its machine, from the Pod and the report of its host. */
 import {
   desiredSchema,
+  GUEST_ADDRESSES_LIMIT,
   type Machine,
   type MachineReport,
   parseDocument,
@@ -32,7 +33,8 @@ export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VM
     config: machine.config,
     resources: resources(pod, vm, report, phase),
     accelerator: report.accelerator?.toUpperCase(),
-    addresses: guestAddresses(pod),
+    addresses: guestAddresses(pod, report),
+    guest: guestFacts(report),
     endpoints: nonEmpty(machine.ports.map((port) => ({ ...port }))),
     startTime: containerState(pod)?.running?.startedAt ?? vm.status?.startTime,
     progressPercent: report.progressPercent,
@@ -53,10 +55,18 @@ function progress(phase: VMPhase, { progressPercent }: MachineReport): string | 
     : `${phase} ${progressPercent} %`;
 }
 
-/** Returns the guest's own addresses. If a guest has none, its Pod has the address of the host, which the result does not contain. */
-function guestAddresses({ status = {} }: Pod): string[] | undefined {
-  const addresses = (status.podIPs ?? []).map(({ ip }) => ip);
-  return nonEmpty(addresses.filter((address) => address !== status.hostIP));
+/**
+ * Returns the guest's own addresses: the address that its network gave it, then the addresses that the guest reported. If its network
+ * gave it none, its Pod has the address of the host, which the result does not contain.
+ */
+function guestAddresses({ status = {} }: Pod, { guest }: MachineReport): string[] | undefined {
+  const given = (status.podIPs ?? []).map(({ ip }) => ip).filter((address) => address !== status.hostIP);
+  const all = new Set([...given, ...(guest?.addresses ?? [])]);
+  return nonEmpty([...all].slice(0, GUEST_ADDRESSES_LIMIT));
+}
+
+function guestFacts({ guest: { os, hostName } = { addresses: [] } }: MachineReport): VMStatus['guest'] {
+  return os === undefined && hostName === undefined ? undefined : { os, hostName };
 }
 
 export function nonEmpty<T>(list: T[]): T[] | undefined {

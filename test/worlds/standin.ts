@@ -12,6 +12,7 @@ import {
   type Driver,
   type ExitReason,
   type FoundMachine,
+  type GuestAnswer,
   type GuestCommand,
   type GuestCommandResult,
   type MachineFolder,
@@ -47,6 +48,8 @@ export class StandInDriver implements Driver {
   readonly calls: string[] = [];
   /** Whether the guest ignores its power button. */
   deaf = false;
+  /** Answer of all guest agents. */
+  guestAnswer: GuestAnswer = { kind: 'silent' };
   /** Error that the next start throws. */
   startError: Error | undefined;
   #handlers: ((uid: string) => void)[] = [];
@@ -194,6 +197,10 @@ export class StandInDriver implements Driver {
   }
 
   /** Returns a console that prints what was typed. */
+  async askGuest(): Promise<GuestAnswer> {
+    return this.guestAnswer;
+  }
+
   async execute(folder: MachineFolder, { path }: GuestCommand): Promise<GuestCommandResult> {
     this.#requireRunning(folder);
     throw new StreamRefused(`No guest agent runs ${path}`);

@@ -7,6 +7,8 @@ import { cpuModel, type Platform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 
 const BYTES_PER_MEBIBYTE = 1024 * 1024;
+/** Name of QEMU's character device behind the guest agent's port. */
+export const AGENT_CHARDEV = 'agent';
 /** Name of the block node behind the guest's drive. */
 export const DISK_NODE = 'disk';
 const SERIAL_SET = 1;
@@ -50,8 +52,8 @@ export function commandLine(command: CommandLine): string[] {
     ...iso(command),
     ...serial(),
     ...options('-device', 'virtio-serial-pci'),
-    ...options('-chardev', `socket,id=agent,path=${FILES.guestAgent},server=on,wait=off`),
-    ...options('-device', 'virtserialport,chardev=agent,name=org.qemu.guest_agent.0'),
+    ...options('-chardev', `socket,id=${AGENT_CHARDEV},path=${FILES.guestAgent},server=on,wait=off`),
+    ...options('-device', `virtserialport,chardev=${AGENT_CHARDEV},name=org.qemu.guest_agent.0`),
     ...options('-device', 'virtio-rng-pci'),
     ...display(command),
     ...networkArguments(plan.network),

@@ -19,8 +19,10 @@ import {
   type DiskCopy,
   type Driver,
   type FoundMachine,
+  type GuestAnswer,
   type GuestCommand,
   type GuestCommandResult,
+  type GuestQuestion,
   type LaunchPlan,
   type MachineFolder,
   type MachinePlan,
@@ -239,6 +241,10 @@ export class QemuDriver implements Driver {
 
   console(folder: MachineFolder): ConsoleLog {
     return this.#of(folder).console;
+  }
+
+  async askGuest(folder: MachineFolder, question: GuestQuestion): Promise<GuestAnswer> {
+    return await this.#of(folder).guest.ask(question);
   }
 
   async execute(folder: MachineFolder, command: GuestCommand): Promise<GuestCommandResult> {

@@ -80,9 +80,9 @@ export class QemuMachine {
     return identity === undefined ? undefined : this.#adopt(identity);
   }
 
-  /** Returns the connection to the live hypervisor, or undefined if the machine has no live process. */
-  async connect(): Promise<QmpConnection | undefined> {
-    return await (await this.hypervisor())?.qmp();
+  /** The hypervisor that this agent watches. Unlike {@link hypervisor}, this never begins to watch one, so it fits into any step. */
+  get watched(): Hypervisor | undefined {
+    return this.#hypervisor;
   }
 
   async start(plan: LaunchPlan, platform: Platform): Promise<void> {

@@ -34,8 +34,8 @@ function isInterrupted(status: string): boolean {
 
 interface Pausable {
   readonly state: StateFile;
-  /** Returns the connection, or undefined when the hypervisor has ended. */
-  connect(): Promise<QmpConnection | undefined>;
+  /** Returns the hypervisor, or undefined when it has ended. */
+  hypervisor(): Promise<Hypervisor | undefined>;
 }
 
 /**
@@ -43,13 +43,13 @@ interface Pausable {
  */
 export async function pauseGuest(machine: Pausable): Promise<void> {
   await machine.state.update({ paused: true });
-  const qmp = await machine.connect();
+  const qmp = await (await machine.hypervisor())?.qmp();
   await qmp?.execute('stop');
 }
 
 export async function unpauseGuest(machine: Pausable): Promise<void> {
   await machine.state.update({ paused: false });
-  const qmp = await machine.connect();
+  const qmp = await (await machine.hypervisor())?.qmp();
   await qmp?.execute('cont');
 }
 

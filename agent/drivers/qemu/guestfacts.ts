@@ -1,0 +1,84 @@
+/** Reads the facts that a guest reports about itself by its guest agent. A guest may report anything, so each value is checked. */
+import { BlockList, isIP, SocketAddress } from 'node:net';
+import * as z from 'zod';
+import {
+  GUEST_ADDRESSES_LIMIT,
+  guestHostNameSchema,
+  guestOSSchema,
+  type GuestFacts,
+} from '../../../api/v1alpha1/machine.ts';
+import { type GuestConnection, GuestAgentRefusal } from './guestconnection.ts';
+
+/** Time limit of each question. An agent answers in some 20 ms, or in tenths of a second in a busy emulated guest. */
+const ANSWER_TIMEOUT_MILLISECONDS = 5_000;
+
+/** Networks whose addresses lead nowhere from outside the guest: this host, loopback, link-local, multicast and reserved. */
+const NOWHERE = [
+  ['0.0.0.0', 8, 'ipv4'],
+  ['127.0.0.0', 8, 'ipv4'],
+  ['169.254.0.0', 16, 'ipv4'],
+  ['224.0.0.0', 3, 'ipv4'],
+  ['::', 127, 'ipv6'],
+  ['fe80::', 10, 'ipv6'],
+  ['ff00::', 8, 'ipv6'],
+] as const;
+const nowhere = new BlockList();
+for (const [network, prefix, family] of NOWHERE) {
+  nowhere.addSubnet(network, prefix, family);
+}
+
+const interfacesSchema = z.array(
+  z.object({ 'ip-addresses': z.array(z.object({ 'ip-address': z.string() })).optional() }),
+);
+const osSchema = z.object({ 'pretty-name': guestOSSchema });
+const hostNameSchema = z.object({ 'host-name': guestHostNameSchema });
+
+/** @throws Error when the guest agent does not answer in time. */
+export async function readFacts(connection: GuestConnection, signal: AbortSignal): Promise<GuestFacts> {
+  const ask = async <T>(command: string, schema: z.ZodType<T>): Promise<T | undefined> =>
+    schema.safeParse(await answerTo(connection, command, signal)).data;
+  const interfaces = await ask('guest-network-get-interfaces', interfacesSchema);
+  const os = await ask('guest-get-osinfo', osSchema);
+  const host = await ask('guest-get-host-name', hostNameSchema);
+  return {
+    addresses: addressesOf(interfaces ?? []),
+    ...(os && { os: os['pretty-name'] }),
+    ...(host && { hostName: host['host-name'] }),
+  };
+}
+
+/** Returns the answer to a question; undefined if the guest agent does not know the command, or refuses it. */
+async function answerTo(connection: GuestConnection, command: string, signal: AbortSignal): Promise<unknown> {
+  try {
+    return await connection.execute(command, { timeoutMilliseconds: ANSWER_TIMEOUT_MILLISECONDS, signal });
+  } catch (error) {
+    if (error instanceof GuestAgentRefusal) {
+      return undefined;
+    }
+    throw error;
+  }
+}
+
+function addressesOf(interfaces: z.infer<typeof interfacesSchema>): string[] {
+  const addresses = interfaces.flatMap((one) => (one['ip-addresses'] ?? []).map((it) => it['ip-address']));
+  const known = new Set<string>();
+  for (const address of addresses) {
+    const plain = plainAddress(address);
+    if (plain !== undefined && known.size < GUEST_ADDRESSES_LIMIT) {
+      known.add(plain);
+    }
+  }
+  return [...known];
+}
+
+/** Returns the usual form of an address by which others may reach the guest; undefined for any other text. */
+function plainAddress(text: string): string | undefined {
+  // Other texts that count as IPv6 have a zone after a percent sign, or the dots of an IPv4 address.
+  const version = /^[0-9a-f:]+$|^[0-9.]+$/i.test(text) ? isIP(text) : 0;
+  if (version === 0) {
+    return undefined;
+  }
+  const family = version === 6 ? 'ipv6' : 'ipv4';
+  const { address } = new SocketAddress({ address: text, family });
+  return nowhere.check(address, family) ? undefined : address;
+}

@@ -1,0 +1,172 @@
+import { afterEach, describe, expect, test } from 'vitest';
+import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { GuestAnswer } from '../drivers/driver.ts';
+import { GuestPoller } from './guestpoller.ts';
+import { newRecord, newRuntime, type Runtime } from './machine.ts';
+import { questionFor } from './readiness.ts';
+
+const POD: Pod = {
+  apiVersion: 'v1',
+  kind: 'Pod',
+  metadata: { name: 'x', namespace: 'ns', uid: 'uid' },
+  spec: { containers: [] },
+};
+const CLAIM = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
+const FACTS: GuestFacts = { addresses: ['10.0.2.15'], os: 'Debian', hostName: 'guest' };
+const ANSWERS: GuestAnswer = { kind: 'answers', facts: undefined };
+const WITH_FACTS: GuestAnswer = { kind: 'answers', facts: FACTS };
+const SILENT: GuestAnswer = { kind: 'silent' };
+const BUSY: GuestAnswer = { kind: 'busy' };
+
+const pollers: GuestPoller[] = [];
+
+afterEach(() => pollers.splice(0).forEach((poller) => poller.close()));
+
+function machineOf(type: Machine['readiness']['type']): Machine {
+  return { readiness: { type }, ports: [] } as unknown as Machine;
+}
+
+function runtimeOf(type: Machine['readiness']['type']): Runtime {
+  const record = newRecord({
+    driver: 'qemu',
+    uid: 'uid',
+    key: 'ns/x',
+    machine: machineOf(type),
+    claim: CLAIM,
+  });
+  return {
+    ...newRuntime(record, '/none'),
+    state: { kind: 'running', pid: 1, guestStarted: true, paused: false },
+  };
+}
+
+interface Round {
+  connected: boolean | undefined;
+  /** Milliseconds until the next question. */
+  pause: number;
+  /** Number of changes so far. */
+  changes: number;
+}
+
+interface Polled {
+  rounds: Round[];
+  /** Whether each question was also for facts. */
+  askedFacts: boolean[];
+  runtime: Runtime;
+}
+
+/** Returns what the agent knows after each answer. The waits are simulated. */
+async function poll(
+  answers: readonly (GuestAnswer | Error)[],
+  { type = 'None', pod = POD }: { type?: Machine['readiness']['type']; pod?: Pod } = {},
+): Promise<Polled> {
+  const runtime = runtimeOf(type);
+  const rounds: Round[] = [];
+  const askedFacts: boolean[] = [];
+  let changes = 0;
+  await new Promise<void>((resolve) => {
+    const poller = new GuestPoller({
+      ask: async (_, { facts }) => {
+        askedFacts.push(facts);
+        const answer = answers[rounds.length] ?? SILENT;
+        if (answer instanceof Error) {
+          throw answer;
+        }
+        return answer;
+      },
+      changed: () => (changes += 1),
+      onError: () => undefined,
+      wait: async (pause) => {
+        rounds.push({ connected: runtime.guest?.connected, pause, changes });
+        if (rounds.length === answers.length) {
+          poller.close();
+          resolve();
+        }
+      },
+    });
+    pollers.push(poller);
+    poller.follow(pod, runtime);
+  });
+  return { rounds, askedFacts, runtime };
+}
+
+describe('a guest agent that answers', () => {
+  test('is connected, with the facts of its guest, and nothing changes while it answers the same', async () => {
+    const { rounds, runtime } = await poll([WITH_FACTS, ANSWERS, ANSWERS, WITH_FACTS, ANSWERS]);
+    expect(runtime.guest).toEqual({ connected: true, facts: FACTS });
+    expect(rounds).toEqual(Array.from({ length: 5 }, () => ({ connected: true, pause: 10_000, changes: 1 })));
+  });
+
+  test('is asked for facts until the guest has an address, and then seldom', async () => {
+    const early: GuestAnswer = { kind: 'answers', facts: { addresses: [] } };
+    const { askedFacts } = await poll([early, early, WITH_FACTS, ANSWERS, ANSWERS]);
+    expect(askedFacts).toEqual([true, true, true, false, false]);
+  });
+
+  test('stays connected for two silences in a row, and is asked sooner meanwhile', async () => {
+    const { rounds } = await poll([WITH_FACTS, SILENT, SILENT, ANSWERS, SILENT, new Error('broken')]);
+    expect(rounds.map(({ connected, pause }) => [connected, pause])).toEqual([
+      [true, 10_000],
+      [true, 1_000],
+      [true, 1_000],
+      [true, 10_000],
+      [true, 1_000],
+      [true, 1_000],
+    ]);
+  });
+
+  test('is not connected after the third silence, and the last facts stay', async () => {
+    const { runtime } = await poll([WITH_FACTS, SILENT, SILENT, SILENT]);
+    expect(runtime.guest).toEqual({ connected: false, facts: FACTS });
+  });
+
+  test('keeps its state while others use it or the guest is paused', async () => {
+    const { rounds } = await poll([WITH_FACTS, ...Array.from({ length: 5 }, () => BUSY)]);
+    expect(rounds.at(-1)).toMatchObject({ connected: true, changes: 1 });
+  });
+
+  test('is known from the report of an earlier agent, until it has been asked', async () => {
+    const message = JSON.stringify({ guestAgentConnected: true, guest: FACTS });
+    const told = { type: MACHINE_CONDITION, status: 'True' as const, message };
+    const { rounds } = await poll([SILENT, ANSWERS], { pod: { ...POD, status: { conditions: [told] } } });
+    expect(rounds.map(({ connected, changes }) => [connected, changes])).toEqual([
+      [true, 0],
+      [true, 0],
+    ]);
+  });
+});
+
+describe('a guest without a guest agent', () => {
+  test('is asked more and more seldom, and its status says nothing of it', async () => {
+    const { rounds } = await poll(Array.from({ length: 9 }, () => SILENT));
+    const pauses = [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000];
+    expect(rounds).toEqual(pauses.map((pause) => ({ connected: undefined, pause, changes: 0 })));
+  });
+
+  test('is asked each second if its VM is Ready only with one, and is not ready', async () => {
+    const { rounds, runtime } = await poll([SILENT, SILENT, SILENT], { type: 'GuestAgent' });
+    expect(rounds).toEqual([1, 2, 3].map(() => ({ connected: false, pause: 1_000, changes: 1 })));
+    expect(questionFor(machineOf('GuestAgent'), runtime, '127.0.0.1')).toEqual({
+      kind: 'answer',
+      readiness: { ready: false, message: 'The guest agent does not answer' },
+    });
+  });
+});
+
+test('a VM with readiness GuestAgent is ready when the guest agent answers', async () => {
+  const { runtime } = await poll([SILENT, WITH_FACTS], { type: 'GuestAgent' });
+  expect(questionFor(machineOf('GuestAgent'), runtime, '127.0.0.1')).toEqual({
+    kind: 'answer',
+    readiness: { ready: true, message: 'The guest agent answers' },
+  });
+});
+
+test('a machine that does not run is not asked, and has no facts', async () => {
+  const { runtime } = await poll([WITH_FACTS]);
+  const [poller] = pollers;
+  runtime.state = { kind: 'stopped' };
+  poller?.follow(POD, runtime);
+  expect(runtime.guest).toBeUndefined();
+});

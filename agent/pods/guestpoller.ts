@@ -1,0 +1,161 @@
+/** Asks the guest agents of running machines regularly whether they answer, and for facts about their guests. */
+import { isDeepStrictEqual } from 'node:util';
+import { type GuestFacts, machineReportSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { rest } from '../../base/time.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { GuestAnswer, GuestQuestion } from '../drivers/driver.ts';
+import type { Runtime } from './machine.ts';
+
+/** Time between two questions to a guest agent that answers. It is the default of a kubelet's readiness probe. */
+const CONNECTED_MILLISECONDS = 10_000;
+/**
+ * Time between two questions to a guest agent whose answer users wait for, or which has just become silent. If nobody waits, the time
+ * doubles with each question, so a guest agent is found soon after its guest's boot, and a guest without one costs nearly nothing.
+ */
+const SILENT_MILLISECONDS = 1_000;
+const LONGEST_SILENT_MILLISECONDS = 60_000;
+/** Number of unanswered questions in a row after which a guest agent counts as not connected, as for a kubelet's readiness probe. */
+const FAILURES = 3;
+/**
+ * Time between two questions for facts. Facts change seldom, and each change is a write to the API server. Until the guest has an
+ * address, each question asks for facts, because a guest agent starts before the guest's network.
+ */
+const FACTS_MILLISECONDS = 60_000;
+
+export interface GuestPollerOptions {
+  ask: (runtime: Readonly<Runtime>, question: GuestQuestion) => Promise<GuestAnswer>;
+  /** Called with a machine's uid when `runtime.guest` has changed. */
+  changed: (uid: string) => void;
+  /** Called with the reason why a question had no answer. */
+  onError: (uid: string, error: unknown) => void;
+  /** Waits between two questions, in milliseconds. */
+  wait?: typeof rest;
+}
+
+export class GuestPoller {
+  readonly #polls = new Map<string, AbortController>();
+  readonly #options: GuestPollerOptions;
+
+  constructor(options: GuestPollerOptions) {
+    this.#options = options;
+  }
+
+  /** If the Pod's machine runs, starts its questions, else ends them. Until the first answer, the last report in the Pod applies. */
+  follow(pod: Readonly<Pod>, runtime: Runtime): void {
+    const { uid } = runtime.folder;
+    if (runtime.state.kind !== 'running') {
+      this.#polls.get(uid)?.abort();
+      this.#polls.delete(uid);
+      runtime.guest = undefined;
+      return;
+    }
+    if (!this.#polls.has(uid)) {
+      const end = new AbortController();
+      this.#polls.set(uid, end);
+      runtime.guest = reportedGuest(pod);
+      void this.#run(runtime, end.signal);
+    }
+  }
+
+  close(): void {
+    for (const end of this.#polls.values()) {
+      end.abort();
+    }
+    this.#polls.clear();
+  }
+
+  async #run(runtime: Runtime, signal: AbortSignal): Promise<void> {
+    const { wait = rest } = this.#options;
+    const poll = new Poll(runtime.record.machine?.readiness.type === 'GuestAgent');
+    while (!signal.aborted) {
+      const facts = poll.needsFacts(runtime.guest);
+      const answer = await this.#ask(runtime, { facts, signal });
+      if (!signal.aborted) {
+        this.#tell(runtime, poll.take(answer, runtime.guest));
+        await wait(poll.pauseMilliseconds, signal);
+      }
+    }
+  }
+
+  async #ask(runtime: Runtime, question: GuestQuestion): Promise<GuestAnswer> {
+    try {
+      return await this.#options.ask(runtime, question);
+    } catch (error) {
+      this.#options.onError(runtime.folder.uid, error);
+      return { kind: 'silent' };
+    }
+  }
+
+  #tell(runtime: Runtime, guest: Runtime['guest']): void {
+    if (!isDeepStrictEqual(runtime.guest, guest)) {
+      runtime.guest = guest;
+      this.#options.changed(runtime.folder.uid);
+    }
+  }
+}
+
+/** The questions to one guest agent in one run of its machine. */
+class Poll {
+  /** Time until the next question. */
+  pauseMilliseconds = SILENT_MILLISECONDS;
+  /** Whether users wait for the guest agent. */
+  readonly #isAwaited: boolean;
+  #failures = 0;
+  #nextSilentMilliseconds = SILENT_MILLISECONDS;
+  /** Time of the next question for facts, in milliseconds since the start of this process. */
+  #nextFacts = 0;
+
+  constructor(isAwaited: boolean) {
+    this.#isAwaited = isAwaited;
+  }
+
+  needsFacts(guest: Runtime['guest']): boolean {
+    return performance.now() >= this.#nextFacts || (guest?.facts?.addresses ?? []).length === 0;
+  }
+
+  /** Returns the state of the guest after an answer. */
+  take(answer: GuestAnswer, guest: Runtime['guest']): Runtime['guest'] {
+    this.pauseMilliseconds = SILENT_MILLISECONDS;
+    switch (answer.kind) {
+      case 'answers':
+        return this.#answered(answer.facts, guest);
+      case 'silent':
+        return this.#silent(guest);
+      default:
+        return guest;
+    }
+  }
+
+  #answered(facts: GuestFacts | undefined, guest: Runtime['guest']): Runtime['guest'] {
+    this.pauseMilliseconds = CONNECTED_MILLISECONDS;
+    this.#failures = 0;
+    this.#nextSilentMilliseconds = SILENT_MILLISECONDS;
+    if (facts !== undefined) {
+      this.#nextFacts = performance.now() + FACTS_MILLISECONDS;
+    }
+    return { connected: true, facts: facts ?? guest?.facts };
+  }
+
+  /** A guest that never had a guest agent has no state, except if users wait for one. */
+  #silent(guest: Runtime['guest']): Runtime['guest'] {
+    this.#failures += 1;
+    if (guest?.connected === true) {
+      return this.#failures < FAILURES ? guest : { ...guest, connected: false };
+    }
+    if (this.#isAwaited) {
+      return guest ?? { connected: false, facts: undefined };
+    }
+    this.pauseMilliseconds = this.#nextSilentMilliseconds;
+    this.#nextSilentMilliseconds = Math.min(2 * this.pauseMilliseconds, LONGEST_SILENT_MILLISECONDS);
+    return guest;
+  }
+}
+
+/** Returns the state of the guest from the Pod's last report, which an earlier agent may have written. */
+function reportedGuest(pod: Readonly<Pod>): Runtime['guest'] {
+  const said = pod.status?.conditions?.find(({ type }) => type === MACHINE_CONDITION);
+  const { guestAgentConnected: connected, guest: facts } =
+    machineReportSchema.safeParse(parseDocument(said?.message)).data ?? {};
+  return connected === undefined ? undefined : { connected, facts };
+}
