@@ -75,7 +75,12 @@ export const vmPlacementSchema = z
   .meta({ description: 'Allowed hosts of the machine. Each omitted field has the value of the VMConfig.' });
 
 const networkSchema = z
-  .object({ mode: choice('NAT or Bridge. Bridge is not supported yet: a VM with Bridge is Stalled.', ['NAT', 'Bridge']).optional() })
+  .object({
+    mode: choice('NAT or Bridge. Bridge is not supported yet: a VM with Bridge is Stalled.', [
+      'NAT',
+      'Bridge',
+    ]).optional(),
+  })
   .meta({ description: 'Network of the machine. NAT when omitted.' });
 const vncSchema = z
   .object({

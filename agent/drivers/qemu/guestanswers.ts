@@ -62,12 +62,12 @@ export class AnswerReader {
     return line;
   }
 
-  #keep(part: Buffer): void {
-    this.#partsBytes += part.length;
+  #keep(piece: Buffer): void {
+    this.#partsBytes += piece.length;
     if (this.#partsBytes > LINE_LIMIT_BYTES) {
       throw new Error(`A line of the guest agent is longer than ${LINE_LIMIT_BYTES} bytes`);
     }
-    this.#parts.push(part);
+    this.#parts.push(piece);
   }
 
   /** Follows the strings of the line, and returns whether the line keeps this byte. */
