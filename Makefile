@@ -87,7 +87,7 @@ audit: $(PACKAGES) ## Known vulnerabilities of what the images hold (asks the re
 
 .PHONY: bench
 bench: $(PACKAGES) ## Measure: VMs on simulated hosts, starts, pulls, clones, the image cache
-	@node test/bench/main.ts
+	@node test/bench/main.ts --charts docs/develop/charts
 
 .PHONY: sample
 sample: $(PACKAGES) ## Draw lines of the product for a reader who has not seen them: SEED=7 OF=code|comments|messages COUNT=10

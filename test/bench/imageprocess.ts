@@ -128,7 +128,7 @@ async function ceiling({ host, caFile, repository }: Errand): Promise<number> {
 /** Past the page cache, as many pieces at a time as a pull, with holes where the test disk has them, until all is on the disk. */
 async function disk({ dataDirectory, virtualBytes, dataBytes }: Errand): Promise<number> {
   const path = join(dataDirectory, 'disk');
-  await mkdir(dataDirectory);
+  await mkdir(dataDirectory, { recursive: true });
   await writeFile(path, '');
   await truncate(path, virtualBytes);
   const direct = await DirectFile.open(path, { count: AT_ONCE, bytes: CHUNK_BYTES });

@@ -4,7 +4,7 @@
  * tables for people, a verdict for each target and everything as JSON. The exit code is 1 where a target is missed.
  *
  *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout,logs,workers] [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20]
- *         [--pulls 5] [--folder /var/tmp] [--charts docs/performance]
+ *         [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
 import { measureStarts } from './agent.ts';

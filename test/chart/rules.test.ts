@@ -35,7 +35,7 @@ function alerts({ groups }: Rules = rules): Rules['groups'][number]['rules'] {
 
 test('promtool finds nothing wrong', async () => {
   const { code, stdout, stderr } = await run('promtool', ['check', 'rules', join(folder, 'rules.yaml')]);
-  expect(`${stdout}${stderr}`).toMatch(/SUCCESS: 8 rules found/);
+  expect(`${stdout}${stderr}`).toMatch(/SUCCESS: 9 rules found/);
   expect(code).toBe(0);
 });
 

@@ -16,7 +16,7 @@ const ROOT = join(import.meta.dirname, '..', '..', '..');
 const PORTS = { one: 8080, two: 8081 };
 /** Runs through the whole upgrade. */
 const NAMES = Object.keys(PORTS) as (keyof typeof PORTS)[];
-/** They refuse a file with `clusterCIDRs`, as docs/operate/upgrade.md says, which also says what to set instead. */
+/** Earlier agents refuse a configuration file with `clusterCIDRs`. */
 const OF_EARLIER_AGENTS = { clusterCIDRs: [], guestsMayReachCluster: true };
 
 const unfit = whyNoNodes() ?? (await whyNoEarlier());
