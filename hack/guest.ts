@@ -33,6 +33,9 @@ const MODULES = [
   'net_failover',
   'virtio_net',
   'virtio_console',
+  'cdrom',
+  'isofs',
+  'qemu_fw_cfg',
   'button?',
   'evdev',
 ];

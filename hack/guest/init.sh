@@ -52,6 +52,15 @@ cat >/bin/mount-data <<'SCRIPT'
 mkdir -p /data
 grep -q ' /data ' /proc/mounts || mount -t ext4 /dev/vda2 /data
 SCRIPT
+# The seed disk comes after the machine's own disk, if there is one.
+cat >/bin/mount-seed <<'SCRIPT'
+#!/bin/sh
+mkdir -p /seed
+for device in /dev/vdb /dev/vda; do
+  grep -q ' /seed ' /proc/mounts || mount -t iso9660 -o ro "$device" /seed 2>/dev/null
+done
+grep -q ' /seed ' /proc/mounts
+SCRIPT
 cat >/bin/write-on <<'SCRIPT'
 #!/bin/sh
 number=0
@@ -94,7 +103,8 @@ done
 SCRIPT
 # /cgi-bin/do?poweroff, ?reboot, ?marker=TEXT, ?connect=ADDRESS:PORT (says open or closed), ?write (begins to),
 # ?number (that was written last), ?numbers (that the disk holds, and how it was mounted), ?agent=SECONDS (has the guest
-# agent let a freeze wait as long; starts it), ?freezes (that it did), ?fill=MEBIBYTES (begins to), ?filled (how many it has)
+# agent let a freeze wait as long; starts it), ?freezes (that it did), ?fill=MEBIBYTES (begins to), ?filled (how many it has),
+# ?seed=FILE (of the seed disk), ?ignition (the config for Ignition)
 cat >/www/cgi-bin/do <<'SCRIPT'
 #!/bin/sh
 printf 'Content-Type: text/plain\r\n\r\n'
@@ -121,6 +131,8 @@ case "$QUERY_STRING" in
   freezes) cat /var/run/freezes ;;
   fill=*) (fill "$(echo "${QUERY_STRING#fill=}" | tr -cd 0-9)" >/dev/null 2>&1 </dev/null &) && echo filling ;;
   filled) cat /var/run/filled ;;
+  seed=*) mount-seed && cat "/seed/$(echo "${QUERY_STRING#seed=}" | tr -cd a-z-)" ;;
+  ignition) cat /sys/firmware/qemu_fw_cfg/by_name/opt/com.coreos/config/raw ;;
   *) echo unknown ;;
 esac
 SCRIPT
@@ -145,7 +157,7 @@ echo "berth-guest: power button" >/dev/console
 sync
 poweroff -f
 SCRIPT
-chmod 755 /bin/save-record /bin/write-page /bin/mount-data /bin/write-on /bin/fill /bin/guest-agent /etc/qemu/fsfreeze-hook /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
+chmod 755 /bin/save-record /bin/write-page /bin/mount-data /bin/mount-seed /bin/write-on /bin/fill /bin/guest-agent /etc/qemu/fsfreeze-hook /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
 printf '%s' "$marker" >/var/run/marker
 [ -b $disk ] && save-record
 hostname berth-guest

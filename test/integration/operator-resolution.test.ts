@@ -6,6 +6,7 @@ import { IMAGES, VM_CONFIGS } from '../../operator/objects/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { AS_OPERATOR, isAllowed } from '../support/admission.ts';
 import { allowMetrics, faultsIn, untilKnown } from '../support/operatorlog.ts';
+import { LARGEST_GUEST_DATA } from '../fixtures/guestdata.ts';
 import { CLUSTER_ROLES } from '../fixtures/objects.ts';
 import { conditionOf, IMAGE, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -113,6 +114,12 @@ describe('where a VM is silent', () => {
       os: 'Linux',
     });
   });
+});
+
+it('a VM with as much data for its guest as the API server allows has a Pod with all of it', async () => {
+  await vms.create('full', LARGEST_GUEST_DATA);
+  await vms.waitForPhase('full', 'Running');
+  expect(await machineOf(vms, 'full')).toMatchObject(LARGEST_GUEST_DATA);
 });
 
 describe('a VM that cannot be placed yet says why, and goes on when it can', () => {
