@@ -35,6 +35,7 @@ import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
+import { isBound } from './vm/observe.ts';
 import { PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
 
 /** Number of workers for objects that change rarely. With a few workers, a slow response does not delay other objects. */
@@ -177,7 +178,10 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
   return controller;
 }
 
-/** Enqueues VMs after changes of objects that they wait for (VMConfigs, Images, ISOs), and of hosts whose state decides their phase. */
+/**
+ * Enqueues VMs after changes of objects that they wait for (VMConfigs, Images, ISOs, Pods with the same ports), and of hosts whose state
+ * decides their phase.
+ */
 function enqueueDependents(controller: Controller, watches: Watches): void {
   const { vms } = watches;
   const byImage = ({ object }: { object: KubeObject }) => {
@@ -192,6 +196,13 @@ function enqueueDependents(controller: Controller, watches: Watches): void {
   watches.isos.cache.onChange(byImage);
   watches.vmConfigs.cache.onChange(({ object }) => {
     vms.cache.byIndex(VMS_BY_CONFIG, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
+  });
+  watches.pods.cache.onChange(({ type, object, previous }) => {
+    if (type === 'deleted' || isBound(object) !== (previous !== undefined && isBound(previous))) {
+      podPorts(object)
+        .flatMap((port) => watches.pods.cache.byIndex(PODS_BY_PORT, port))
+        .forEach((pod) => controller.enqueue(keyOf(pod)));
+    }
   });
   watches.nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object)) {

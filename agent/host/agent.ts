@@ -104,6 +104,8 @@ export async function runAgent(
     records: new RecordStore(join(config.dataDirectory, 'pods')),
     address: config.address,
     forwardAddress: forwardAddress(config),
+    ports: config.ports,
+    boundPods: () => pods.informer.cache.list(),
     machinesDirectory: join(config.dataDirectory, 'machines'),
     logger,
     capacity: () => ({ ...allocatable(config, facts, parts.images.heldBytes()), slots: slotsOf(keeper) }),

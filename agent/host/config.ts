@@ -7,7 +7,7 @@ import { checkConfig, ConfigError, readConfig } from '../../base/config.ts';
 import { isMissing, messageOf } from '../../base/errors.ts';
 import { isHostName } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
-import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
+import { hostPortsSchema } from '../../api/v1alpha1/reservable.ts';
 import { networkSchema } from './network.ts';
 import { clusterNetworks } from '../network/reach.ts';
 
@@ -96,8 +96,8 @@ export const configSchema = z
         z.looseObject({ checkIntervalSeconds: z.number().min(0.05).max(60).default(NETWORK_CHECK_SECONDS) }),
       )
       .refine((network) => !('clusterCIDRs' in network), { path: ['clusterCIDRs'], message: MOVED_CIDRS }),
-    /** Rules for ports that machines may reserve, as in the operator's configuration. `kubelet.port` is never allowed. */
-    ports: portRulesSchema,
+    /** Rules for ports that machines may reserve, as in the operator's configuration, and the ranges from which the agent chooses ports. `kubelet.port` is never allowed. */
+    ports: hostPortsSchema,
     images: z
       .strictObject({
         /** Folders whose files may be used as images. */

@@ -8,7 +8,7 @@ import { createServer, isIPv4 } from 'node:net';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { type PortRules, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
+import { type PortRules, whyDenied, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
 import { codeOf, messageOf } from '../../base/errors.ts';
 
 function bindTcp(address: string, port: number): Promise<void> {
@@ -32,18 +32,23 @@ function describePort(port: MachinePort): string {
 }
 
 /** Checks that this host's configuration allows all ports. @throws ReasonedError `PortNotReservable` when it denies some. */
-export function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
-  const message = whyDenied(rules, ports);
+function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
+  const message = faultsOf(rules, ports);
   if (message !== undefined) {
     throw new ReasonedError('PortNotReservable', message);
   }
 }
 
 /** Returns a message with each port that this host's configuration denies, and the setting; undefined if it allows all. */
-export function whyDenied(rules: PortRules, ports: readonly MachinePort[]): string | undefined {
-  const faults = ports.flatMap(({ hostPort }) => whyNotReservable(rules, hostPort) ?? []);
+export function faultsOf(rules: PortRules, ports: readonly MachinePort[]): string | undefined {
+  const faults = ports.flatMap((port) => faultOf(rules, port) ?? []);
   const denied = 'The configuration of this host does not allow the reserved ports';
   return faults.length === 0 ? undefined : `${denied}: ${faults.join('; ')}`;
+}
+
+/** Returns why the configuration does not allow the port. The ranges of automatic ports need not be reservable. */
+function faultOf(rules: PortRules, { automatic, hostPort }: MachinePort): string | undefined {
+  return automatic === true ? whyDenied(rules, hostPort) : whyNotReservable(rules, hostPort);
 }
 
 /**
@@ -52,7 +57,7 @@ export function whyDenied(rules: PortRules, ports: readonly MachinePort[]): stri
  * @throws ReasonedError `PortTaken` with the port when another process uses it; ReasonedError `NetworkUnavailable` when the bind fails for
  * another reason (address of another host, missing right).
  */
-export async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
+async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
   if (!isIPv4(address)) {
     const message = `The address "${address}" is not an IPv4 address; set network.hostAddress to one of this host`;
     throw new ReasonedError('NetworkUnavailable', message);
@@ -77,7 +82,7 @@ export async function requireFreePorts(address: string, ports: readonly MachineP
  * @param reserved reserved ports of all machines, by uid.
  * @throws ReasonedError `PortTaken` with the port and the other machine.
  */
-export function requireUnreserved(
+function requireUnreserved(
   uid: string,
   ports: readonly MachinePort[],
   reserved: Iterable<readonly [string, readonly MachinePort[]]>,
@@ -88,6 +93,47 @@ export function requireUnreserved(
       const message = `Machine ${other} on this host already reserves port ${describePort(clash)}`;
       throw new ReasonedError('PortTaken', message);
     }
+  }
+}
+
+/** Host ports of all machines of a network, with everything that decides about a further port. */
+export interface PortChecks {
+  rules: PortRules;
+  /** IPv4 address at which reserved ports are reached; 0.0.0.0 means all addresses. */
+  address: string;
+  /** Reserved ports of all machines, by uid. */
+  reserved: Iterable<readonly [string, readonly MachinePort[]]>;
+}
+
+/**
+ * Checks all ports of a machine before its start.
+ *
+ * @throws ReasonedError as {@link requireReservable}, {@link requireUnreserved} and {@link requireFreePorts}.
+ */
+export async function requireUsable(
+  uid: string,
+  ports: readonly MachinePort[],
+  { rules, address, reserved }: PortChecks,
+): Promise<void> {
+  requireReservable(rules, ports);
+  requireUnreserved(uid, ports, reserved);
+  await requireFreePorts(address, ports);
+}
+
+/**
+ * Returns whether {@link requireUsable} accepts the port.
+ *
+ * @throws ReasonedError `NetworkUnavailable` when the host can use no port at the address.
+ */
+export async function isUsable(uid: string, port: MachinePort, checks: PortChecks): Promise<boolean> {
+  try {
+    await requireUsable(uid, [port], checks);
+    return true;
+  } catch (error) {
+    if (error instanceof ReasonedError && error.reason !== 'NetworkUnavailable') {
+      return false;
+    }
+    throw error;
   }
 }
 
@@ -205,8 +251,7 @@ export class PortWatch {
     const faults = new Map<string, string>();
     for (const port of ports) {
       const fault =
-        whyNotReservable(this.#rules, port.hostPort) ??
-        (held.has(portName(port)) ? await this.#whyTaken(port) : undefined);
+        faultOf(this.#rules, port) ?? (held.has(portName(port)) ? await this.#whyTaken(port) : undefined);
       if (fault !== undefined) {
         faults.set(portName(port), fault);
       }

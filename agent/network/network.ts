@@ -71,6 +71,8 @@ export interface Network {
    * another machine or process uses one of the ports.
    */
   attach(uid: string, options: AttachOptions): Promise<GuestNetwork>;
+  /** Returns whether the machine could use the port: it is allowed, and no other machine or program uses it. */
+  isUsable(uid: string, port: MachinePort): Promise<boolean>;
   /** Removes the attachment completely: tap, rules, lease and tracked connections. Idempotent. */
   detach(uid: string): Promise<void>;
   address(uid: string): Promise<string | undefined>;

@@ -5,11 +5,12 @@
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { SLOT_RESOURCE, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
-import type { RefusalReason } from '../../api/v1alpha1/reasons.ts';
+import type { Reason, RefusalReason } from '../../api/v1alpha1/reasons.ts';
 import type { Container, Pod } from '../../kube/core.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
 import type { Claim, HostCapacity, MachineRecord } from './machine.ts';
 import { isEnded } from './pod.ts';
+import { awaitedPort } from './portclaims.ts';
 import type { RecordStore } from './records.ts';
 
 /** Names of the {@link Claim} fields that are summed over machines. */
@@ -18,7 +19,7 @@ type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
 export type Admission =
   | { kind: 'admitted' }
   /** The Pod waits for the resources of a machine that is being removed, or until the operator has set the host's number of slots. */
-  | { kind: 'wait'; message: string }
+  | { kind: 'wait'; reason?: Reason; message: string }
   | { kind: 'refused'; reason: RefusalReason; message: string };
 
 export function claimOf(pod: Pod): Claim {
@@ -155,7 +156,12 @@ export interface Claimants {
 /** Decides whether a Pod that has no machine and no task on this host yet may start. */
 export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
   const { alive, leaving } = claimsBeside(pod, claimants);
-  return admit(claimOf(pod), alive, leaving, claimants.host.capacity());
+  const claim = claimOf(pod);
+  const admission = admit(claim, alive, leaving, claimants.host.capacity());
+  const message = awaitedPort(pod, claim.ports, claimants.host.records.list());
+  return admission.kind === 'admitted' && message !== undefined
+    ? { kind: 'wait', reason: 'PortTaken', message }
+    : admission;
 }
 
 /** Returns the claims of all machines and tasks except this Pod's, as `alive` and `leaving` for {@link admit}. */

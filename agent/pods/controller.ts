@@ -218,7 +218,7 @@ export class PodController {
       return this.#end(pod, { ...admission, exitCode: 1 });
     }
     if (admission.kind === 'wait') {
-      this.#park(pod, { reason: 'Starting', message: admission.message });
+      this.#park(pod, { reason: 'Starting', ...admission });
       return Date.now() + ADMISSION_LOOK_MILLISECONDS;
     }
     // No await may stand between the admission and these lines, because two Pods could then get the last slot.

@@ -1,5 +1,6 @@
 /** Declares the parts of a host that the code for Pods of VMs uses, for example network, images and records. */
 import type { Logger } from 'pino';
+import type { PortRanges } from '../../api/v1alpha1/reservable.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
@@ -27,6 +28,10 @@ export interface Host extends HostDrivers {
   readonly address: string;
   /** Address at which the agent reaches the host ports that are reserved for machines. */
   readonly forwardAddress: string;
+  /** Ranges from which the agent chooses ports. */
+  readonly ports: PortRanges;
+  /** Returns the Pods that are bound to this host, as far as the agent knows them. */
+  boundPods(): readonly Readonly<Pod>[];
   /** Path of `<data directory>/machines`. */
   readonly machinesDirectory: string;
   readonly logger: Logger;

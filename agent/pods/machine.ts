@@ -4,7 +4,7 @@
  * files import it.
  */
 import { join } from 'node:path';
-import type { Desired, GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
+import type { Desired, GuestFacts, Machine, MachinePort } from '../../api/v1alpha1/machine.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -69,6 +69,8 @@ export interface MachineRecord {
   /** Document from the Pod's annotation `berth.dev/machine`. Undefined if the agent found the machine on the host without that document. */
   machine: Machine | undefined;
   claim: Claim;
+  /** Host ports that the agent chose for the `automaticPorts` of the machine, in their order; empty until they are chosen. */
+  automaticPorts: MachinePort[];
   /** Whether the machine's disk was created completely. */
   created: boolean;
   base: BaseImage | undefined;
@@ -107,6 +109,7 @@ export function newRecord(
 ): MachineRecord {
   return {
     ...o,
+    automaticPorts: [],
     created: false,
     base: undefined,
     isoPath: undefined,

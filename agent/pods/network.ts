@@ -7,6 +7,8 @@ import type { GuestNetwork, NetworkReport } from '../network/network.ts';
 import { ownUser } from '../processes/users.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, needed, type Runtime, type Runtimes } from './machine.ts';
+import { portsOf } from './portclaims.ts';
+import { holdPorts } from './ports.ts';
 
 /** Number of further network checks after a first faulty one, before a start fails. Each check also repairs the network. */
 const HEAL_ATTEMPTS = 3;
@@ -20,8 +22,8 @@ const HEAL_MILLISECONDS = 2_750;
 /**
  * Attaches the machine to the network and resolves when the network works.
  *
- * @throws ReasonedError `NATSelfHealFailed` when the network does not work; ReasonedError `PortTaken` or `PortNotReservable` when a port
- * cannot be reserved.
+ * @throws ReasonedError `NATSelfHealFailed` when the network does not work; ReasonedError `PortTaken`, `PortNotReservable` or
+ * `NoFreePort` when a port cannot be reserved.
  */
 export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwork> {
   const { record } = runtime;
@@ -56,9 +58,10 @@ function isAboutPorts(error: unknown): boolean {
 }
 
 async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> {
-  const { hardware, ports } = needed(record.machine);
+  const { hardware } = needed(record.machine);
+  await holdPorts(host, record);
   const runAs = ownUser(host, record);
-  const options = { macAddress: hardware.macAddress, ports, ...(runAs && { runAs }) };
+  const options = { macAddress: hardware.macAddress, ports: portsOf(record), ...(runAs && { runAs }) };
   // The record is written before the attempt, so that an incomplete attachment is released, too.
   host.records.update(record, { released: false });
   try {

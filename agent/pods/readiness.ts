@@ -4,6 +4,7 @@ import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Runtime } from './machine.ts';
+import { portsOf } from './portclaims.ts';
 
 type Readiness = NonNullable<Runtime['readiness']>;
 
@@ -106,7 +107,8 @@ export class ReadinessProber {
     }
     const said = pod.status?.conditions?.find(({ type }) => type === 'Ready');
     runtime.readiness ??= { ready: said?.status === 'True', message: said?.message ?? '' };
-    this.watch(runtime, questionFor(machine, runtime, forwardAddress));
+    const ports = portsOf(runtime.record);
+    this.watch(runtime, questionFor({ ...machine, ports }, runtime, forwardAddress));
   }
 
   watch(runtime: Runtime, question: Question): void {

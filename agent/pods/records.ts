@@ -2,6 +2,7 @@
 import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import * as z from 'zod';
+import { machinePortSchema } from '../../api/v1alpha1/machine.ts';
 import { writeWholeSync } from '../../base/files.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { MachineRecord } from './machine.ts';
@@ -36,6 +37,8 @@ const recordSchema = z.looseObject({
     diskBytes: z.number().default(0),
     ports: z.array(z.string()),
   }),
+  /** Absent if an early release of the agent wrote the file. That release chose no ports. */
+  automaticPorts: z.array(machinePortSchema).default([]),
   machine: z.looseObject({}).optional(),
   base: z.looseObject({ path: z.string() }).optional(),
   created: z.boolean(),

@@ -8,6 +8,7 @@ import { claimOf } from './admission.ts';
 import { recordDamaged } from './failure.ts';
 import { type MachineRecord, newRecord, type Runtimes } from './machine.ts';
 import { roleOf } from './pod.ts';
+import { portsOf } from './portclaims.ts';
 
 /** Prefix of the keys of machines without a known Pod. No Pod has such a key, because no namespace begins with a slash. */
 const STRAY_PREFIX = '/stray-';
@@ -36,7 +37,7 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
     try {
       runtime.state = await driverOf(host, record).inspect(runtime.folder);
       const running = runtime.state.kind === 'running';
-      const options = { macAddress, ports: machine.ports, running, ...(runAs && { runAs }) };
+      const options = { macAddress, ports: portsOf(record), running, ...(runAs && { runAs }) };
       const network = await host.network.attach(uid, options);
       runtime.address = network.address ?? (await host.network.address(uid));
     } catch (error) {

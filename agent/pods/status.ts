@@ -23,6 +23,7 @@ import {
 } from '../../kube/podstatus.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
+import { holdsPorts } from './portclaims.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
 import { userDataConditions } from './seed.ts';
 
@@ -272,7 +273,14 @@ function factsOf(view: MachineView): MachineReport {
     ...defined('imageDigest', record.base?.digest),
     ...defined('guestAgentConnected', guest?.connected),
     ...defined('guest', guest?.facts),
+    ...defined('endpoints', chosenPorts(record)),
   };
+}
+
+function chosenPorts(record: Readonly<MachineRecord>): number[] | undefined {
+  const { automaticPorts } = record;
+  const hasPorts = automaticPorts.length > 0 && holdsPorts(record);
+  return hasPorts ? automaticPorts.map(({ hostPort }) => hostPort) : undefined;
 }
 
 function defined<K extends string, V>(key: K, value: V | undefined): Partial<Record<K, V>> {

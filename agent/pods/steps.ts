@@ -24,6 +24,7 @@ import {
   type Runtime,
   type StartedSize,
 } from './machine.ts';
+import { explainPortTaken, holdPorts } from './ports.ts';
 import { grantedSize } from './resize.ts';
 import { prepareSeed } from './seed.ts';
 
@@ -32,10 +33,11 @@ const PROGRESS_MILLISECONDS = 2_000;
 
 type StepFunction = (host: Host, runtime: Runtime, operation: Operation) => Promise<void>;
 
-/** Fetches the images that the machine boots from and creates its disk. */
+/** Chooses the machine's ports, fetches the images that it boots from, and creates its disk. */
 async function create(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
   const holder: Holder = `machine/${runtime.record.uid}`;
   try {
+    await holdPorts(host, runtime.record);
     await makeDisk(host, runtime, operation);
     host.images.cloned(holder);
   } catch (error) {
@@ -212,15 +214,25 @@ async function remove(host: Host, { record, folder }: Runtime): Promise<void> {
   host.images.release(`machine/${record.uid}`);
 }
 
+function withPorts(step: StepFunction): StepFunction {
+  return async (host, runtime, operation) => {
+    try {
+      await step(host, runtime, operation);
+    } catch (error) {
+      throw await explainPortTaken(host, runtime.record, error);
+    }
+  };
+}
+
 /** Functions of the long steps, by the step's kind. */
 export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
   create,
-  start,
+  start: withPorts(start),
   stop,
   pause: pauseGuest,
   unpause: unpauseGuest,
   suspend,
-  resume,
+  resume: withPorts(resume),
   revert,
   release,
   remove,

@@ -34,8 +34,22 @@ export const machinePortSchema = z.object({
   protocol: z.enum(['TCP', 'UDP']),
   hostPort: z.number().int(),
   guestPort: z.number().int(),
+  /** Set only by agents: the agent chose the host port. The Pod has no hostPort for it. */
+  automatic: z.literal(true).optional(),
 });
 export type MachinePort = z.infer<typeof machinePortSchema>;
+
+/** Port of the guest for which the agent chooses a port of the host. */
+const automaticPortSchema = z.object({
+  protocol: z.enum(['TCP', 'UDP']),
+  guestPort: z.number().int(),
+  /** `ssh` or `screen`, which have host ports in ranges of their own. Agents treat an unknown purpose as none. */
+  purpose: z.string().optional(),
+});
+export type AutomaticPort = z.infer<typeof automaticPortSchema>;
+
+/** Largest number of automatic ports of one machine: 64 that a user may write, and those for SSH and the screen. */
+const MAXIMUM_AUTOMATIC_PORTS = 66;
 
 /** The machine that one host must run. The operator has resolved all values. A Secret is only named, and the agent looks up its value. */
 export const machineSchema = z.object({
@@ -56,6 +70,8 @@ export const machineSchema = z.object({
   display: z.object({ width: z.number().int(), height: z.number().int(), dpi: z.number().int() }).optional(),
   network: z.object({ mode: z.enum(['NAT', 'Bridge']) }),
   ports: z.array(machinePortSchema),
+  /** Absent if an earlier release of the operator wrote the document. */
+  automaticPorts: z.array(automaticPortSchema).max(MAXIMUM_AUTOMATIC_PORTS).optional(),
   vnc: z.object({ enabled: z.boolean() }),
   readiness: z.object({ type: z.enum(['None', 'GuestAgent', 'Port']), port: z.number().int().optional() }),
   hardware: z.object({ uuid: z.string(), serialNumber: z.string(), macAddress: z.string() }),
@@ -89,6 +105,7 @@ export const desiredSchema = z.object({
 });
 export type Desired = z.infer<typeof desiredSchema>;
 
+const LAST_PORT = 65_535;
 /** Largest length of an RFC 3339 time that a host may report, in characters. A time with nanoseconds and an offset fits. */
 const LONGEST_TIME = 40;
 /** Schema of a time that the API server accepts in the VM's status. The letters T and Z may be in upper or lower case. */
@@ -153,6 +170,11 @@ export const machineReportSchema = z.object({
   guestAgentConnected: reported(z.boolean()),
   /** Facts from the guest agent, from its last answer in this run of the machine. */
   guest: reported(guestFactsSchema),
+  /**
+   * Host ports of the machine's `automaticPorts`, in their order. The numbers alone are reported, because the whole report must fit
+   * into a condition's message of 4,096 characters.
+   */
+  endpoints: reported(z.array(z.number().int().min(1).max(LAST_PORT)).max(MAXIMUM_AUTOMATIC_PORTS)),
   message: reported(z.string()),
 });
 export type MachineReport = z.infer<typeof machineReportSchema>;

@@ -1,12 +1,24 @@
-/** Reserved ports: `<NODE_PORT>:<VM_PORT>` with an optional `/tcp` or `/udp` in upper or lower case. The default is TCP. */
+/**
+ * Reserved ports: `[NODE_PORT]:VM_PORT` with an optional `/tcp` or `/udp` in upper or lower case. The default is TCP. Without a
+ * node port, the agent of the host chooses one.
+ */
 import * as z from 'zod';
 import { documented } from './schema.ts';
 
-/** A reserved port: `hostPort` of the machine's host leads to `guestPort` in the guest. */
-interface PortReservation {
-  hostPort: number;
+/** A port in the guest. */
+export interface GuestPort {
   guestPort: number;
   protocol: 'TCP' | 'UDP';
+}
+
+/** A reserved port: `hostPort` of the machine's host leads to `guestPort` in the guest. */
+interface PortReservation extends GuestPort {
+  hostPort: number;
+}
+
+/** A reserved port as users write it. Without `hostPort`, the agent of the host chooses one. */
+interface WrittenPort extends GuestPort {
+  hostPort: number | undefined;
 }
 
 /** Largest number of reserved ports of one machine. */
@@ -18,20 +30,20 @@ const MAXIMUM_PORTS = 64;
 const PORT_LENGTH = 32;
 
 const NUMBER = '([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])';
-const PORT_PATTERN = `^${NUMBER}:${NUMBER}(/([tT][cC][pP]|[uU][dD][pP]))?$`;
+const PORT_PATTERN = `^${NUMBER}?:${NUMBER}(/([tT][cC][pP]|[uU][dD][pP]))?$`;
 const PORT = new RegExp(PORT_PATTERN);
 const FORM =
-  'must be <NODE_PORT>:<VM_PORT>, optionally with /tcp or /udp, both ports from 1 to 65535 without leading zeros';
+  'must be [<NODE_PORT>]:<VM_PORT>, optionally with /tcp or /udp, ports from 1 to 65535 without leading zeros';
 
 /** Parses a reserved port. @throws RangeError with the rule, when `text` is not a reserved port. */
-export function parsePort(text: string): PortReservation {
+export function parsePort(text: string): WrittenPort {
   const match = PORT.exec(text);
   if (match === null) {
     throw new RangeError(`port ${JSON.stringify(text.slice(0, PORT_LENGTH))} ${FORM}`);
   }
   const [, hostPort, guestPort, , protocol] = match;
   return {
-    hostPort: Number(hostPort),
+    hostPort: hostPort === undefined ? undefined : Number(hostPort),
     guestPort: Number(guestPort),
     protocol: protocol?.toUpperCase() === 'UDP' ? 'UDP' : 'TCP',
   };
@@ -46,12 +58,19 @@ export function portName(port: Pick<PortReservation, 'hostPort' | 'protocol'>): 
 }
 
 function areDistinct(ports: readonly string[]): boolean {
-  const names = ports.filter((port) => PORT.test(port)).map((port) => portName(parsePort(port)));
+  const names = ports
+    .filter((port) => PORT.test(port))
+    .map(parsePort)
+    .map(({ hostPort, guestPort, protocol }) =>
+      hostPort === undefined ? `:${guestPort} ${protocol}` : portName({ hostPort, protocol }),
+    );
   return new Set(names).size === names.length;
 }
 
+/** Two ports are the same by node port and protocol. If the agent chooses both node ports, they are the same by guest port and protocol. */
 const SAME =
-  "q.split(':')[0] == p.split(':')[0] && q.lowerAscii().endsWith('/udp') == p.lowerAscii().endsWith('/udp')";
+  "q.split(':')[0] == p.split(':')[0] && q.lowerAscii().endsWith('/udp') == p.lowerAscii().endsWith('/udp')" +
+  " && (!q.startsWith(':') || q.split('/')[0] == p.split('/')[0])";
 const TWICE = 'the same node port and protocol may be reserved only once';
 
 export const portsSchema = z
@@ -61,7 +80,7 @@ export const portsSchema = z
       .max(PORT_LENGTH)
       .refine((port) => PORT.test(port), { error: FORM })
       .meta(
-        documented('`<NODE_PORT>:<VM_PORT>`, optionally with `/tcp` or `/udp`.', {
+        documented('`[NODE_PORT]:VM_PORT`, optionally with `/tcp` or `/udp`.', {
           rule: `self.matches('${PORT_PATTERN}')`,
           message: `port ${FORM}`,
           messageExpression: `'port "' + self + '" ${FORM}'`,
@@ -72,7 +91,7 @@ export const portsSchema = z
   .refine(areDistinct, { error: TWICE })
   .meta({
     ...documented(
-      `Ports of the host that lead into the guest, at most ${MAXIMUM_PORTS}. The form is \`<NODE_PORT>:<VM_PORT>\` with an optional \`/tcp\` or \`/udp\`, TCP when omitted. Ports are 1 to 65535, without leading zeros, and no host port and protocol appears twice. They need network mode NAT, and host ports that the setting \`ports\` of the operator allows.`,
+      `Ports of the host that lead into the guest, at most ${MAXIMUM_PORTS}. The form is \`[NODE_PORT]:VM_PORT\` with an optional \`/tcp\` or \`/udp\`, TCP when omitted. Without a host port, as in \`:8080\`, the host chooses a free one, which is in status.endpoints. Ports are 1 to 65535, without leading zeros, and no host port and protocol appears twice. They need network mode NAT, and host ports that the setting \`ports\` of the operator allows.`,
       {
         rule: `self.all(p, self.exists_one(q, ${SAME}))`,
         message: `ports: ${TWICE}`,

@@ -1,4 +1,7 @@
-/** Rules that decide which ports of hosts VMs may reserve. They are the setting `ports` of the operator and of each agent. */
+/**
+ * Rules that decide which ports of hosts VMs may reserve, and the ranges from which agents choose ports. They are the setting
+ * `ports` of the operator and of each agent.
+ */
 import * as z from 'zod';
 
 const LAST_PORT = 65_535;
@@ -12,7 +15,7 @@ const FIRST_UNPRIVILEGED_PORT = 1024;
 const DENIED = ['2379-2380', '6443', '10250-10259', '10350', '30000-32767'];
 
 /** Returns the first and last port of a range, both included. The result is undefined if the text is not a range. */
-function bounds(text: string): readonly [number, number] | undefined {
+export function bounds(text: string): readonly [number, number] | undefined {
   const [first = '', last = first, ...rest] = text.split('-');
   const ends = [Number(first), Number(last)] as const;
   const areDigits = [first, last].every((end) => /^\d{1,5}$/.test(end));
@@ -43,15 +46,40 @@ export const portRulesSchema = z
 
 export type PortRules = z.infer<typeof portRulesSchema>;
 
+/** Range with a first and a last port, from which a host chooses ports. */
+const choice = (fallback: string) => range.default(fallback).meta({ examples: ['25000-25999'] });
+
+/** Ranges from which a host chooses ports, downwards from the last port. Ranges may overlap. `denied` applies, `reservable` does not. */
+const portRangesSchema = z.strictObject({
+  /** For ports of VMs without a host port, for example `:8080`. */
+  automatic: choice('20000-21999'),
+  /** For SSH in the guest. */
+  ssh: choice('8822-9122'),
+  /** For screen sharing in macOS guests. */
+  screen: choice('5900-6200'),
+});
+export type PortRanges = z.infer<typeof portRangesSchema>;
+
+/** Setting `ports` of an agent. */
+export const hostPortsSchema = z
+  .strictObject({ ...portRulesSchema.unwrap().shape, ...portRangesSchema.shape })
+  .prefault({});
+
 /** Returns why VMs may not reserve this port of a host, with the name of the setting. The result is undefined if they may reserve it. */
 export function whyNotReservable(rules: PortRules, port: number): string | undefined {
-  const isIn = (texts: readonly string[]): boolean =>
-    texts.some((text) => {
-      const [first, last] = bounds(text) ?? [0, 0];
-      return first <= port && port <= last;
-    });
-  if (!isIn(rules.reservable)) {
-    return `port ${port} is not among ports.reservable (${rules.reservable.join(', ')})`;
-  }
-  return isIn(rules.denied) ? `port ${port} is among ports.denied (${rules.denied.join(', ')})` : undefined;
+  return isIn(rules.reservable, port)
+    ? whyDenied(rules, port)
+    : `port ${port} is not among ports.reservable (${rules.reservable.join(', ')})`;
+}
+
+/** Returns why no machine may use this port of a host, with the name of the setting. The result is undefined if they may use it. */
+export function whyDenied({ denied }: PortRules, port: number): string | undefined {
+  return isIn(denied, port) ? `port ${port} is among ports.denied (${denied.join(', ')})` : undefined;
+}
+
+function isIn(texts: readonly string[], port: number): boolean {
+  return texts.some((text) => {
+    const [first, last] = bounds(text) ?? [0, 0];
+    return first <= port && port <= last;
+  });
 }

@@ -3,6 +3,7 @@ import * as z from 'zod';
 import { type DisplayDpiMaximum, displayFields } from './display.ts';
 import { sshAuthorizedKeysSchema } from './guestdata.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
+import { portsSchema } from './ports.ts';
 import { diskQuantity, memoryQuantity } from './quantity.ts';
 import {
   type CelRule,
@@ -76,12 +77,19 @@ export const vmPlacementSchema = z
 
 const networkSchema = z
   .object({
-    mode: choice('NAT or Bridge. Bridge is not supported yet: a VM with Bridge is Stalled.', [
-      'NAT',
-      'Bridge',
-    ]).optional(),
+    mode: choice(
+      'NAT or Bridge. Bridge is not supported yet: a VM with Bridge is Stalled. NAT when omitted.',
+      ['NAT', 'Bridge'],
+    ).optional(),
+    automaticPorts: z
+      .boolean()
+      .meta({
+        description:
+          'Whether the host chooses a port for SSH, and for macOS guests a port for screen sharing. True when omitted. Only with mode NAT.',
+      })
+      .optional(),
   })
-  .meta({ description: 'Network of the machine. NAT when omitted.' });
+  .meta({ description: 'Network of the machine.' });
 const vncSchema = z
   .object({
     enabled: z
@@ -121,6 +129,7 @@ export function machineFields(dpiMaximum: DisplayDpiMaximum) {
     diskSize: diskQuantity('diskSize', 'Size of the disk. The size of the image when omitted.').optional(),
     ...displayFields(dpiMaximum),
     network: networkSchema.optional(),
+    ports: portsSchema.optional(),
     vnc: vncSchema.optional(),
     readiness: readinessSchema.optional(),
     sshAuthorizedKeys: sshAuthorizedKeysSchema.optional(),
@@ -131,4 +140,9 @@ export function machineFields(dpiMaximum: DisplayDpiMaximum) {
   };
 }
 
+export const PORTS_NEED_NAT: CelRule = {
+  rule: "!has(self.ports) || self.ports.size() == 0 || !has(self.network) || !has(self.network.mode) || self.network.mode == 'NAT'",
+  message: 'ports may be set only with network mode NAT',
+  fieldPath: '.ports',
+};
 export const IMAGE_OR_ISO: CelRule = oneOf(['image', 'iso'], false);

@@ -31,7 +31,7 @@ describe('parsePort', () => {
     '',
     '22',
     '22:',
-    ':22',
+    ':',
     '022:22',
     '22:022',
     '22:22/',
@@ -41,13 +41,20 @@ describe('parsePort', () => {
     '2 2:22',
     '1e3:22',
   ])('refuses %j', (text) => {
-    expect(() => parsePort(text)).toThrow('<NODE_PORT>:<VM_PORT>');
+    expect(() => parsePort(text)).toThrow('[<NODE_PORT>]:<VM_PORT>');
   });
 
   it('names a reservation by what no two may share', () => {
-    expect(portName(parsePort('8822:22/UDP'))).toBe('8822-udp');
+    expect(portName({ hostPort: 8822, protocol: 'UDP' })).toBe('8822-udp');
     expect(portsSchema.safeParse(['22:1', '22:2/udp']).success).toBe(true);
     expect(portsSchema.safeParse(['22:1', '22:2/TCP']).success).toBe(false);
+  });
+
+  it('leaves the node port to the host', () => {
+    expect(parsePort(':22')).toEqual({ hostPort: undefined, guestPort: 22, protocol: 'TCP' });
+    expect(parsePort(':53/Udp')).toEqual({ hostPort: undefined, guestPort: 53, protocol: 'UDP' });
+    expect(portsSchema.safeParse([':22', ':23', ':22/udp', '22:22']).success).toBe(true);
+    expect(portsSchema.safeParse([':22', ':22/TCP']).success).toBe(false);
   });
 });
 

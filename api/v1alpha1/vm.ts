@@ -13,10 +13,15 @@ import {
   wide,
 } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
-import { portsSchema } from './ports.ts';
 import { atLeast } from './quantity.ts';
 import { type CelRule, choice, documented, immutable, integer, text, timestamp } from './schema.ts';
-import { IMAGE_OR_ISO, machineFields, objectReferenceSchema, vmPlacementSchema } from './template.ts';
+import {
+  IMAGE_OR_ISO,
+  machineFields,
+  objectReferenceSchema,
+  PORTS_NEED_NAT,
+  vmPlacementSchema,
+} from './template.ts';
 import { type VMStatus, vmStatusSchema } from './vmstatus.ts';
 
 const SECONDS_PER_DAY = 86_400;
@@ -31,7 +36,6 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
       })
       .optional(),
     ...machineFields(dpiMaximum),
-    ports: portsSchema.optional(),
     placement: vmPlacementSchema.optional(),
     powerState: choice('Desired state of the machine: Running (the default), Stopped or Suspended.', [
       'Running',
@@ -86,11 +90,6 @@ const HAS_SOURCE: CelRule = {
   rule: 'has(self.image) || has(self.iso) || has(self.configRef)',
   message: 'one of image, iso and configRef must be set',
   reason: 'FieldValueRequired',
-};
-const PORTS_NEED_NAT: CelRule = {
-  rule: "!has(self.ports) || self.ports.size() == 0 || !has(self.network) || !has(self.network.mode) || self.network.mode == 'NAT'",
-  message: 'ports may be set only with network mode NAT',
-  fieldPath: '.ports',
 };
 const ONE_USER_DATA: CelRule = {
   rule: '!(has(self.userData) && has(self.userDataSecretRef))',
@@ -148,6 +147,14 @@ export function vmKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
       AGE_COLUMN,
       wide(column('Image', '.status.image.name', 'Short name of the image.')),
       wide(column('Accelerator', '.status.accelerator', 'Accelerator of the machine.')),
+      wide(
+        column(
+          'SSH',
+          '.status.endpoints[?(@.purpose=="ssh")].hostPort',
+          'Port of the host that leads to SSH in the guest.',
+          'integer',
+        ),
+      ),
       wide(column('CPU', '.status.resources.cpu', 'Resolved number of processors.', 'integer')),
       wide(column('Memory', '.status.resources.memory', 'Resolved memory.')),
       wide(conditionColumn('Scheduling', 'Scheduled', 'message')),

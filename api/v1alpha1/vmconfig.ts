@@ -4,13 +4,19 @@ import type { DisplayDpiMaximum } from './display.ts';
 import { AGE_COLUMN, column, type KindDefinition, kindResource, nameRule, wide } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import { documented } from './schema.ts';
-import { IMAGE_OR_ISO, machineFields, placementSchema } from './template.ts';
+import { IMAGE_OR_ISO, machineFields, placementSchema, PORTS_NEED_NAT } from './template.ts';
 
 /** Returns the schema of a VMConfig's spec. The display's DPI may be at most `dpiMaximum`. */
 function vmConfigSpec(dpiMaximum: DisplayDpiMaximum) {
   return z
     .object({ ...machineFields(dpiMaximum), placement: placementSchema.optional() })
-    .meta(documented('Values for VMs that name this VMConfig. The values of a VM win.', IMAGE_OR_ISO));
+    .meta(
+      documented(
+        'Values for VMs that name this VMConfig. The values of a VM win.',
+        IMAGE_OR_ISO,
+        PORTS_NEED_NAT,
+      ),
+    );
 }
 
 export type VMConfigSpec = z.infer<ReturnType<typeof vmConfigSpec>>;

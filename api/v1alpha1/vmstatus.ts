@@ -6,11 +6,12 @@ import { VM_PHASES } from './phases.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { count, report, timestamp } from './schema.ts';
 
-/** Largest number of endpoints of one machine: its reserved ports and the agent's own endpoints (SSH, VNC, screen). */
+/** Largest number of endpoints of one machine: its reserved ports, and those for SSH, VNC and screen. */
 const MAXIMUM_ENDPOINTS = 80;
 
 const endpointSchema = z.object({
-  name: report('Name of the endpoint: ssh, vnc, screen, or for a reservation PORT-tcp or PORT-udp.', 63),
+  name: report('Name of the endpoint: ssh, screen, or for another port PORT-tcp or PORT-udp.', 63),
+  purpose: report('Service of the guest behind the port, if it is known: ssh or screen.', 63).optional(),
   protocol: report('TCP or UDP.', 8),
   hostPort: count('Port of the host.', 65_535),
   guestPort: count('Port in the guest.', 65_535),

@@ -117,3 +117,41 @@ it('shows what the guest agent reports: the address that the host gave comes fir
     guest: { os: 'Debian', hostName: 'ci' },
   });
 });
+
+it('lists where the machine is reached: its reserved ports, and those that its host chose', () => {
+  const spec: VMSpec = { ports: ['8080:80', ':8443', ':53/udp'], os: 'MacOS' };
+  const report = { endpoints: [9122, 6200, 21_999, 21_999] };
+  expect(statusOf('Running', { spec, report }).endpoints).toEqual([
+    { name: 'ssh', purpose: 'ssh', protocol: 'TCP', hostPort: 9122, guestPort: 22 },
+    { name: 'screen', purpose: 'screen', protocol: 'TCP', hostPort: 6200, guestPort: 5900 },
+    { name: '21999-tcp', protocol: 'TCP', hostPort: 21_999, guestPort: 8443 },
+    { name: '21999-udp', protocol: 'UDP', hostPort: 21_999, guestPort: 53 },
+    { name: '8080-tcp', protocol: 'TCP', hostPort: 8080, guestPort: 80 },
+  ]);
+});
+
+it('lists the reserved ports alone until the host reports, and no name twice', () => {
+  const reserved = { name: '8822-tcp', purpose: 'ssh', protocol: 'TCP', hostPort: 8822, guestPort: 22 };
+  const spec: VMSpec = { ports: ['8822:22', ':80'] };
+  for (const report of [{}, { endpoints: [8822] }, { endpoints: [1, 2] }]) {
+    expect(statusOf('Running', { spec, report }).endpoints).toEqual([reserved]);
+  }
+});
+
+it.each<[string, VMSpec, number[] | undefined]>([
+  ['SSH alone for Linux', { os: 'Linux' }, [22]],
+  ['SSH and the screen for macOS', { os: 'MacOS' }, [22, 5900]],
+  ['nothing if automaticPorts is false', { os: 'MacOS', network: { automaticPorts: false } }, undefined],
+  ['no second port for SSH beside :22', { ports: [':22', ':80'] }, [22, 80]],
+  ['no second port for SSH beside 8822:22', { ports: ['8822:22', ':80'] }, [80]],
+  [
+    'what the list asks for even if automaticPorts is false',
+    { ports: [':22'], network: { automaticPorts: false } },
+    [22],
+  ],
+])('asks the host for %s', (_, spec, guestPorts) => {
+  const endpoints = guestPorts?.map((_guestPort, index) => 20_000 + index);
+  const chosen = statusOf('Running', { spec, report: { endpoints } }).endpoints ?? [];
+  const found = chosen.filter(({ hostPort }) => hostPort >= 20_000).map(({ guestPort }) => guestPort);
+  expect(found).toEqual(guestPorts ?? []);
+});

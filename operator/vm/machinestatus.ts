@@ -14,6 +14,7 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Observed } from './observe.ts';
 import { PENDING_PHASES } from './phase.ts';
+import { endpointsOf } from './ports.ts';
 import { containerState, desiredText, machineOf, machineReport } from './podstate.ts';
 
 /** Phases in which a machine has a disk, but its host reports no disk size, because the machine does not run. */
@@ -35,7 +36,7 @@ export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VM
     accelerator: report.accelerator?.toUpperCase(),
     addresses: guestAddresses(pod, report),
     guest: guestFacts(report),
-    endpoints: nonEmpty(machine.ports.map((port) => ({ ...port }))),
+    endpoints: nonEmpty(endpointsOf(machine, report)),
     startTime: containerState(pod)?.running?.startedAt ?? vm.status?.startTime,
     progressPercent: report.progressPercent,
     progress: progress(phase, report),

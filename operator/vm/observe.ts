@@ -50,7 +50,7 @@ export interface Observed {
   readonly resizeRefused: ResizeRefusal | undefined;
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
-  /** Returns the Pod (`namespace/name`) that uses a host port such as `8822/TCP`, for the message of a VM that waits for the port. */
+  /** Returns who uses a host port such as `8822/TCP`, for the message of a VM that waits for the port. */
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. */
   readonly hosts: () => readonly Node[];
@@ -99,7 +99,7 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
     node: await nodeOf(sources, pod),
     resizeRefused: undefined,
     lookups: lookups(sources, vm.metadata.namespace ?? ''),
-    portHolder: (port) => sources.pods.cache.byIndex(PODS_BY_PORT, port).filter(isBound).map(keyOf)[0],
+    portHolder: (port) => describeHolder(sources.pods.cache.byIndex(PODS_BY_PORT, port).find(isBound), vm),
     hosts: () => sources.nodes.cache.list().filter(isHost),
     config: sources.config,
     now: sources.clock(),
@@ -120,7 +120,16 @@ function clusterUid({ namespaces }: Sources): string {
   return uid;
 }
 
-function isBound(pod: Pod): boolean {
+/** Describes the holder of a port for the users of `vm`. They may not know the VMs of other namespaces. */
+function describeHolder(holder: Pod | undefined, vm: VM): string | undefined {
+  if (holder === undefined) {
+    return undefined;
+  }
+  const { namespace, name } = holder.metadata;
+  return namespace === vm.metadata.namespace ? `VM ${name}` : 'a VM of another namespace';
+}
+
+export function isBound(pod: Pod): boolean {
   return pod.spec.nodeName !== undefined && pod.status?.phase !== 'Failed';
 }
 

@@ -13,18 +13,13 @@ import {
   WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
-import {
-  type Desired,
-  MACHINE_API_VERSION,
-  type Machine,
-  type MachinePort,
-} from '../../api/v1alpha1/machine.ts';
-import { parsePort, portName } from '../../api/v1alpha1/ports.ts';
+import { type Desired, MACHINE_API_VERSION, type Machine } from '../../api/v1alpha1/machine.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { NodeSelectorRequirement, Pod, PodSpec, Toleration } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { hostPodSpec, type Placement } from '../tasks/placement.ts';
+import { automaticPorts, reservedPorts } from './ports.ts';
 import type { Resolved } from './resolve.ts';
 import { diskRequest, sizeRequests } from './size.ts';
 
@@ -103,7 +98,8 @@ function buildMachine(options: PodOptions): { [Field in keyof Required<Machine>]
     diskSizeBytes: diskSizeBytes === undefined ? undefined : Number(diskSizeBytes),
     display: resolved.display,
     network: { mode: resolved.networkMode },
-    ports: machinePorts(spec.ports),
+    ports: reservedPorts(resolved),
+    automaticPorts: automaticPorts(resolved),
     vnc: { enabled: resolved.vncEnabled },
     readiness: { type: readiness.type ?? 'None', port: readiness.port },
     hardware: hardwareIdentity(options),
@@ -122,13 +118,6 @@ function machineImages({ image, iso }: Resolved) {
     iso: iso?.source,
     isoName: iso?.name,
   } as const;
-}
-
-function machinePorts(ports: readonly string[] | undefined): MachinePort[] {
-  return (ports ?? []).map((text) => {
-    const port = parsePort(text);
-    return { name: portName(port), ...port };
-  });
 }
 
 /**
@@ -178,7 +167,7 @@ function buildSpec(options: PodOptions): PodSpec {
         image: image?.containerImage ?? '',
         imagePullPolicy: 'IfNotPresent',
         resources: { requests: { ...requests, ...counted }, limits: counted },
-        ports: machinePorts(vm.spec.ports).map((port) => ({
+        ports: reservedPorts(resolved).map((port) => ({
           name: port.name,
           protocol: port.protocol,
           containerPort: port.hostPort,

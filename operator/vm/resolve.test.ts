@@ -87,6 +87,8 @@ it('each value of a VMConfig is the value of a VM that leaves it out', () => {
     readiness: { type: 'Port', port: 22 },
     hardwareIdentity: 'Dynamic',
     sshAuthorizedKeys: ['ssh-ed25519 shared'],
+    ports: [':8080'],
+    network: { automaticPorts: false },
     placement: { tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },
   };
   const without = resolved(spec, {});
@@ -118,4 +120,24 @@ it('network mode Bridge is refused until a network driver acts on it, wherever i
   const network = { mode: 'Bridge' } as const;
   expect(() => resolved({ image, network })).toThrow('mode Bridge is not supported yet');
   expect(() => resolved({ image, configRef: { name: 'shared' } }, { network })).toThrow('not supported yet');
+});
+
+it('the ports come as one list from the VM, and else from its VMConfig', () => {
+  const spec: VMSpec = { configRef: { name: 'shared' }, iso: 'installer' };
+  const shared = { ports: ['8080:80', ':22'] };
+  expect(resolved(spec, shared).ports).toEqual(shared.ports);
+  expect(resolved({ ...spec, ports: [':443'] }, shared).ports).toEqual([':443']);
+  expect(resolved({ ...spec, ports: [] }, shared).ports).toEqual([]);
+});
+
+it('whether ports are automatic comes from the VM, its VMConfig, or is true', () => {
+  const spec: VMSpec = { configRef: { name: 'shared' }, iso: 'installer' };
+  expect(resolved(spec, {}).automaticPorts).toBe(true);
+  expect(
+    resolved({ ...spec, network: { mode: 'NAT' } }, { network: { automaticPorts: false } }).automaticPorts,
+  ).toBe(false);
+  expect(
+    resolved({ ...spec, network: { automaticPorts: true } }, { network: { automaticPorts: false } })
+      .automaticPorts,
+  ).toBe(true);
 });

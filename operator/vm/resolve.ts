@@ -9,11 +9,11 @@ import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig, VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
-import { parsePort } from '../../api/v1alpha1/ports.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
 import { contentOf } from '../image/content.ts';
 import type { Observed } from './observe.ts';
+import { reservedPorts } from './ports.ts';
 
 /** Disk or ISO of a machine. The agent uses `source`. The scheduler uses `containerImage` and prefers hosts that have this image. */
 export interface ResolvedImage {
@@ -38,6 +38,10 @@ export interface Resolved {
   readonly display: { width: number; height: number; dpi: number } | undefined;
   readonly placement: NonNullable<VMSpec['placement']>;
   readonly networkMode: 'NAT' | 'Bridge';
+  /** Ports as users write them, for example `8822:22` or `:22`. */
+  readonly ports: readonly string[];
+  /** Whether SSH and screen sharing get ports of the host without being listed. */
+  readonly automaticPorts: boolean;
   readonly vncEnabled: boolean;
   readonly hardwareIdentity: 'Consistent' | 'Dynamic';
   readonly readiness: NonNullable<VMSpec['readiness']>;
@@ -70,7 +74,7 @@ export function isUnresolved(value: Resolved | Unresolved): value is Unresolved 
 const DEFAULT_DISPLAY = { width: 1920, height: 1080, dpi: 96 };
 
 /** Settings from one source, for example the VMConfig. Each setting comes from the first source that has it. */
-type Layer = Partial<Omit<VMSpec, 'configRef' | 'ports' | 'image' | 'iso'>>;
+type Layer = Partial<Omit<VMSpec, 'configRef' | 'image' | 'iso'>>;
 
 function pick<Field extends keyof Layer>(layers: readonly Layer[], field: Field): Layer[Field] {
   return layers.find((layer) => layer[field] !== undefined)?.[field];
@@ -98,7 +102,7 @@ export function resolve(observed: Observed): Resolved | Unresolved {
     ...resolveRest(layers),
     config: config && configIdentity(config),
   };
-  return portsNeedNAT(spec, resolved) ?? unsupportedMode(resolved) ?? portNotReservable(observed) ?? resolved;
+  return networkFault(observed, resolved) ?? resolved;
 }
 
 function imageLayer(image: Image | ISO | undefined): Layer {
@@ -122,11 +126,15 @@ function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {
     .find((found) => found !== undefined);
 }
 
-function portsNeedNAT({ ports = [] }: VMSpec, { networkMode }: Resolved): Unresolved | undefined {
+function networkFault(observed: Observed, resolved: Resolved): Unresolved | undefined {
+  return portsNeedNAT(resolved) ?? unsupportedMode(resolved) ?? portNotReservable(observed, resolved);
+}
+
+function portsNeedNAT({ ports, networkMode }: Resolved): Unresolved | undefined {
   if (networkMode === 'NAT' || ports.length === 0) {
     return undefined;
   }
-  const message = `The field spec.ports needs network mode NAT, but the VM has mode ${networkMode}`;
+  const message = `Reserved ports need network mode NAT, but the VM has mode ${networkMode}`;
   return { kind: 'terminal', reason: 'PortsNeedNAT', message };
 }
 
@@ -139,10 +147,8 @@ function unsupportedMode({ networkMode }: Resolved): Unresolved | undefined {
   return { kind: 'terminal', reason: 'NetworkModeUnsupported', message };
 }
 
-function portNotReservable({ vm, config }: Observed): Unresolved | undefined {
-  const faults = (vm.spec.ports ?? []).map((port) =>
-    whyNotReservable(config.ports, parsePort(port).hostPort),
-  );
+function portNotReservable({ config }: Observed, resolved: Resolved): Unresolved | undefined {
+  const faults = reservedPorts(resolved).map(({ hostPort }) => whyNotReservable(config.ports, hostPort));
   const message = faults.filter((fault) => fault !== undefined).join('; ');
   return message === '' ? undefined : { kind: 'terminal', reason: 'PortNotReservable', message };
 }
@@ -260,11 +266,21 @@ function mergePlacement(weaker: Resolved['placement'], { placement = {} }: Layer
   return { ...(placement.tag === undefined ? weaker : others), ...placement };
 }
 
+function resolveNetwork(layers: readonly Layer[]) {
+  const networks = layers.map(({ network = {} }) => network);
+  return {
+    networkMode: networks.find(({ mode }) => mode !== undefined)?.mode ?? 'NAT',
+    automaticPorts:
+      networks.find(({ automaticPorts }) => automaticPorts !== undefined)?.automaticPorts ?? true,
+    ports: pick(layers, 'ports') ?? [],
+  };
+}
+
 function resolveRest(layers: readonly Layer[]) {
   return {
     imagePullSecrets: pick(layers, 'imagePullSecrets') ?? [],
     placement: layers.reduceRight<Resolved['placement']>(mergePlacement, {}),
-    networkMode: pick(layers, 'network')?.mode ?? 'NAT',
+    ...resolveNetwork(layers),
     vncEnabled: pick(layers, 'vnc')?.enabled ?? true,
     readiness: pick(layers, 'readiness') ?? { type: 'None' as const },
     sshAuthorizedKeys: pick(layers, 'sshAuthorizedKeys') ?? [],

@@ -37,7 +37,7 @@ export interface SchedulingReason {
 
 /** Facts that the scheduler's message does not contain. */
 export interface SchedulingHints {
-  /** Returns the Pod (`namespace/name`) that uses a reserved port, for example `8822/TCP`. */
+  /** Describes the holder of a reserved port, for example of `8822/TCP`. */
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts, for their taints. */
   readonly hosts: () => readonly Node[];

@@ -63,7 +63,7 @@ async function expectAccepted(kind: string, name: string, spec: Spec): Promise<v
   await cluster.kubectl(['delete', kind, name, '-n', namespace, '--wait=false']);
 }
 
-const PORT_RULE = '<NODE_PORT>:<VM_PORT>';
+const PORT_RULE = '[<NODE_PORT>]:<VM_PORT>';
 const PORT_BOUNDS = 'from 1 to 65535';
 
 /** What is refused, with what the message must say: field, value and bounds. */
@@ -85,6 +85,13 @@ const REFUSED_VMS: [string, Spec, ...string[]][] = [
     { ports: ['8822:22', '8822:23/TCP'] },
     'spec.ports',
     '8822:22',
+    'only once',
+  ],
+  [
+    'the same guest port twice without a node port',
+    { ports: [':22', ':23', ':22/TCP'] },
+    'spec.ports',
+    ':22',
     'only once',
   ],
   ['65 ports', { ports: Array.from({ length: 65 }, (_, n) => `${n + 1}:22`) }, 'spec.ports', '64'],
@@ -179,7 +186,7 @@ describe('the API server accepts', () => {
   it.for<[string, Spec]>([
     [
       'ports with a protocol in any case',
-      { ports: ['8822:22/UDP', '5000:5000/Tcp', '8822:22', '65535:1/tcp'] },
+      { ports: ['8822:22/UDP', '5000:5000/Tcp', '8822:22', '65535:1/tcp', ':22', ':23', ':22/udp'] },
     ],
     ['the lowest display', { displayWidth: 320, displayHeight: 480, displayDPI: 60 }],
     ['the highest display', { displayWidth: 3840, displayHeight: 2160, displayDPI: 240 }],

@@ -236,13 +236,32 @@ describe('a VM that cannot be placed yet says why, and goes on when it can', () 
       reason: 'Unschedulable',
     });
     expect(message).toBe(
-      'No host is free: 1 with a reserved port in use (9953/UDP is held by platform-default/holder)',
+      'No host is free: 1 with a reserved port in use (9953/UDP is held by a VM of another namespace)',
     );
     await vms.delete('holder');
     await teamVms.waitForPhase('wants', 'Running');
     expect((await teamVms.get('wants')).status?.endpoints).toEqual([
       { name: '9953-udp', protocol: 'UDP', hostPort: 9953, guestPort: 53 },
     ]);
+  });
+
+  it('four VMs that want one port of the only host: one has it, and three name it', async () => {
+    const names = ['port-a', 'port-b', 'port-c', 'port-d'];
+    const left = new Set(names);
+    await Promise.all(
+      names.map((name) => vms.create(name, { ports: ['9954:22'], placement: { node: 'host-0' } })),
+    );
+    while (left.size > 0) {
+      const holder = await waitFor('one of them to run', async () => {
+        const all = await Promise.all([...left].map((name) => vms.get(name)));
+        return all.find(({ status }) => status?.phase === 'Running')?.metadata.name;
+      });
+      left.delete(holder);
+      const message = `No host is free: 1 with a reserved port in use (9954/TCP is held by VM ${holder})`;
+      const wanted = { status: 'False', reason: 'Unschedulable', message } as const;
+      await Promise.all([...left].map((name) => vms.waitForCondition(name, 'Scheduled', wanted)));
+      await vms.delete(holder);
+    }
   });
 });
 

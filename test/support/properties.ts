@@ -18,16 +18,42 @@ export interface Histories<T> {
  * longest history is much shorter than allowed, because faults that need many steps were then not tested.
  */
 export function assertHistories<T>(
-  { task }: Pick<TestContext, 'task'>,
-  { step, maxLength, numRuns }: Histories<T>,
+  context: Pick<TestContext, 'task'>,
+  histories: Histories<T>,
   check: (history: T[]) => void,
 ): void {
   const lengths: number[] = [];
-  const property = fc.property(fc.array(step, { maxLength }), (history) => {
+  const property = fc.property(fc.array(histories.step, { maxLength: histories.maxLength }), (history) => {
     lengths.push(history.length);
     check(history);
   });
-  fc.assert(property, { numRuns });
+  fc.assert(property, { numRuns: histories.numRuns });
+  report(context, histories, lengths);
+}
+
+/** Does the same as {@link assertHistories} for an asynchronous `check`. */
+export async function assertAsyncHistories<T>(
+  context: Pick<TestContext, 'task'>,
+  histories: Histories<T>,
+  check: (history: T[]) => Promise<void>,
+): Promise<void> {
+  const lengths: number[] = [];
+  const property = fc.asyncProperty(
+    fc.array(histories.step, { maxLength: histories.maxLength }),
+    async (history) => {
+      lengths.push(history.length);
+      await check(history);
+    },
+  );
+  await fc.assert(property, { numRuns: histories.numRuns });
+  report(context, histories, lengths);
+}
+
+function report<T>(
+  { task }: Pick<TestContext, 'task'>,
+  { maxLength }: Histories<T>,
+  lengths: readonly number[],
+): void {
   const longest = lengths.reduce((most, length) => Math.max(most, length), 0);
   const counts: HistoryCount[] = (task.meta.histories ??= []);
   counts.push({

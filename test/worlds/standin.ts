@@ -324,6 +324,10 @@ export class StandInNetwork implements Network {
     return { kind: 'user', macAddress: options.macAddress, address: undefined, forwards: [] };
   }
 
+  async isUsable(): Promise<boolean> {
+    return true;
+  }
+
   async detach(uid: string): Promise<void> {
     this.attachments.delete(uid);
   }

@@ -17,7 +17,7 @@ import {
   normaliseMacAddress,
 } from '../network.ts';
 import { Serial } from '../../../base/serial.ts';
-import { PortWatch, requireFreePorts, requireReservable, requireUnreserved } from '../hostports.ts';
+import { isUsable, type PortChecks, PortWatch, requireUsable } from '../hostports.ts';
 import { type Attachment, AttachmentFile } from './attachments.ts';
 import { forgetConnections } from '../commands.ts';
 import { contains } from './ipv4.ts';
@@ -91,7 +91,7 @@ export class NatNetwork implements Network {
     return this.#serial.run(async () => {
       const macAddress = normaliseMacAddress(options.macAddress);
       if (!options.running) {
-        await this.#requireFree(uid, options.ports);
+        await requireUsable(uid, options.ports, this.#portChecks());
       }
       const known = this.#attachments.get(uid);
       const attachment: Attachment = {
@@ -119,6 +119,10 @@ export class NatNetwork implements Network {
       const { tap: device, address } = attachment;
       return { kind: 'tap', macAddress, address, device };
     });
+  }
+
+  isUsable(uid: string, port: MachinePort): Promise<boolean> {
+    return isUsable(uid, port, this.#portChecks());
   }
 
   detach(uid: string): Promise<void> {
@@ -245,11 +249,9 @@ export class NatNetwork implements Network {
     return new Set(this.#all().map((one) => one.address));
   }
 
-  async #requireFree(uid: string, ports: readonly MachinePort[]): Promise<void> {
-    requireReservable(this.#options.ports, ports);
+  #portChecks(): PortChecks {
     const reserved = this.#all().map((one) => [one.uid, one.ports] as const);
-    requireUnreserved(uid, ports, reserved);
-    await requireFreePorts(this.#options.hostAddress ?? '0.0.0.0', ports);
+    return { rules: this.#options.ports, address: this.#options.hostAddress ?? '0.0.0.0', reserved };
   }
 
   /**

@@ -16,7 +16,7 @@ import {
   normaliseMacAddress,
 } from '../network.ts';
 import { messageOf } from '../../../base/errors.ts';
-import { requireFreePorts, requireReservable, requireUnreserved, whyDenied } from '../hostports.ts';
+import { faultsOf, isUsable, type PortChecks, requireUsable } from '../hostports.ts';
 import type { UserGuard } from './guard.ts';
 
 export interface UserNetworkOptions {
@@ -47,9 +47,7 @@ export class UserNetwork implements Network {
 
   async attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
     if (!options.running) {
-      requireReservable(this.#rules, options.ports);
-      requireUnreserved(uid, options.ports, this.#ports);
-      await requireFreePorts(this.#hostAddress, options.ports);
+      await requireUsable(uid, options.ports, this.#checks());
     }
     const macAddress = normaliseMacAddress(options.macAddress);
     this.#ports.set(uid, options.ports);
@@ -60,6 +58,14 @@ export class UserNetwork implements Network {
       guestPort,
     }));
     return { kind: 'user', macAddress, address: undefined, forwards };
+  }
+
+  isUsable(uid: string, port: MachinePort): Promise<boolean> {
+    return isUsable(uid, port, this.#checks());
+  }
+
+  #checks(): PortChecks {
+    return { rules: this.#rules, address: this.#hostAddress, reserved: this.#ports };
   }
 
   async detach(uid: string): Promise<void> {
@@ -87,7 +93,7 @@ export class UserNetwork implements Network {
   }
 
   #health(ports: readonly MachinePort[]): { healthy: boolean; message: string } {
-    const denied = whyDenied(this.#rules, ports);
+    const denied = faultsOf(this.#rules, ports);
     const message = denied ?? 'The hypervisor provides the network; the host has nothing to check';
     return { healthy: denied === undefined, message };
   }

@@ -122,6 +122,13 @@ export const FAULTS = {
     says: 'The API server refused the Pod of the VM; the message has its answer',
     todo: 'Raise the quota, or change the admission rule that the message names',
   },
+  NoFreePort: {
+    seen: { VM: ['Ready'], Pod: ['waiting'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'All ports in a range from which the host chooses ports are in use; the message names the range',
+    todo: 'Delete VMs on the host, widen the range in ports of its agent, or set network.automaticPorts to false',
+  },
   ConfigNotFound: {
     seen: { VM: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
@@ -141,10 +148,10 @@ export const FAULTS = {
 /** Reasons for which a host refuses a machine that another host may accept. */
 export const REFUSALS = {
   PortTaken: {
-    seen: FAILURE,
+    seen: { ...FAILURE, Pod: [...FAILURE.Pod, 'waiting', 'Ready'] },
     class: 'elsewhere',
     by: 'agent',
-    says: 'A program on the host already listens on a port that the VM reserves',
+    says: 'Another machine or a program on the host already uses a port that the VM reserves',
     todo: 'If the port is free on no host, reserve another port',
   },
   PortNotReservable: {

@@ -13,6 +13,8 @@ const TEST_MILLISECONDS = 600_000;
 
 let world: World;
 let port: number;
+/** Port of the host that the host chose for the web server of the guest. */
+let chosen: number;
 
 beforeAll(async () => {
   world = await World.start({ name: 'vm-life', architecture: 'amd64', hosts: { host: '127.0.0.1' } });
@@ -83,7 +85,7 @@ async function expectPowerButton(act: () => Promise<unknown>): Promise<void> {
 test(
   'becomes Ready, answers through its reserved port, and tells its story and its console',
   async () => {
-    await world.makeVM('x', { ports: [`${port}:80`], readiness: { type: 'Port', port: 80 } });
+    await world.makeVM('x', { ports: [`${port}:80`, ':80'], readiness: { type: 'Port', port: 80 } });
     await world.waitForCondition('Ready', 'x');
     expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64', cpus: '1' });
     // The guest's server answers before the guest has said its last word.
@@ -99,7 +101,17 @@ test(
     await world.expectStory('x', /Normal +Started .*The machine runs with (KVM|TCG)/);
     await world.expectStory('x', /Normal +Ready .*Port 80 of the guest answers/);
     const endpoint = { name: `${port}-tcp`, protocol: 'TCP', hostPort: port, guestPort: 80 };
-    expect((await world.vms.get('x')).status?.endpoints).toEqual([endpoint]);
+    const { endpoints = [] } = (await world.vms.get('x')).status ?? {};
+    const [ssh, web] = endpoints;
+    const anyPort = { hostPort: expect.any(Number) as number };
+    expect(endpoints).toEqual([
+      { name: 'ssh', purpose: 'ssh', protocol: 'TCP', ...anyPort, guestPort: 22 },
+      { name: `${web?.hostPort}-tcp`, protocol: 'TCP', ...anyPort, guestPort: 80 },
+      endpoint,
+    ]);
+    expect(table).toMatch(new RegExp(` ${ssh?.hostPort} `));
+    chosen = web?.hostPort ?? 0;
+    expect(await page(chosen)).toMatchObject({ boots: '1' });
   },
   TEST_MILLISECONDS,
 );
@@ -131,6 +143,7 @@ test(
     await world.waitForCondition('Ready', 'x');
     const after = await page(port);
     expect(after).toMatchObject({ boots: '2', marker: 'kept' });
+    expect(await page(chosen)).toEqual(after);
     expect(after['boot_id']).not.toBe(before['boot_id']);
   },
   TEST_MILLISECONDS,

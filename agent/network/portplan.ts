@@ -1,0 +1,62 @@
+/**
+ * Chooses host ports for guest ports that name none. The functions are pure, so that tests can check over random histories that no port
+ * has two holders.
+ */
+import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
+import { portName } from '../../api/v1alpha1/ports.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { bounds, type PortRanges } from '../../api/v1alpha1/reservable.ts';
+
+/** Ports of a machine that the host chose before, and whether a port, by {@link portName}, has another holder. */
+export interface Ledger {
+  kept: readonly MachinePort[];
+  isHeld: (name: string) => boolean;
+}
+
+/**
+ * Returns one host port for each guest port, in the same order. A port that the machine had before stays, if it has no other holder.
+ * Other ports are taken from the last port of their range downwards.
+ *
+ * @throws ReasonedError `NoFreePort` with the range when all of its ports are held.
+ */
+export function planPorts(
+  asked: readonly AutomaticPort[],
+  { kept, isHeld }: Ledger,
+  ranges: PortRanges,
+): MachinePort[] {
+  const given = new Set<string>();
+  const isTaken = (name: string): boolean => given.has(name) || isHeld(name);
+  // Ports that stay come first, so that no other guest port gets one of them.
+  const stays = asked.map((one) => {
+    const port = kept.find((had) => leadsTo(had, one) && !isTaken(portName(had)));
+    return port && note(given, port);
+  });
+  return asked.map((one, index) => stays[index] ?? note(given, choose(one, isTaken, ranges)));
+}
+
+function note(given: Set<string>, port: MachinePort): MachinePort {
+  given.add(portName(port));
+  return port;
+}
+
+function leadsTo(port: MachinePort, { protocol, guestPort }: AutomaticPort): boolean {
+  return port.protocol === protocol && port.guestPort === guestPort;
+}
+
+function choose(
+  { protocol, guestPort, purpose }: AutomaticPort,
+  isHeld: (name: string) => boolean,
+  ranges: PortRanges,
+): MachinePort {
+  const setting = purpose === 'ssh' || purpose === 'screen' ? purpose : 'automatic';
+  const [first, last] = bounds(ranges[setting]) ?? [1, 0];
+  for (let hostPort = last; hostPort >= first; hostPort -= 1) {
+    const name = portName({ hostPort, protocol });
+    if (!isHeld(name)) {
+      return { name, protocol, hostPort, guestPort, automatic: true };
+    }
+  }
+  const range = `${ranges[setting]} (${last - first + 1} ports, ports.${setting} of the agent)`;
+  const message = `No ${protocol} port for the guest port ${guestPort} is free on this host in the range ${range}`;
+  throw new ReasonedError('NoFreePort', message);
+}

@@ -1,0 +1,44 @@
+/** Reads which machine has which port of the host, from the records of machines. */
+import type { MachinePort } from '../../api/v1alpha1/machine.ts';
+import { portName } from '../../api/v1alpha1/ports.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { MachineRecord } from './machine.ts';
+
+/** Returns all ports of a machine: those that its VM names, and those that this host chose. */
+export function portsOf({ machine, automaticPorts }: Readonly<MachineRecord>): MachinePort[] {
+  return [...(machine?.ports ?? []), ...automaticPorts];
+}
+
+/** Returns whether the machine has its ports. They stay with a machine until it is removed, or has failed and has no process. */
+export function holdsPorts({ failure, released }: Readonly<MachineRecord>): boolean {
+  return failure === undefined || !released;
+}
+
+/** Returns the name of a claimed port, for example `8822-tcp` of `TCP/8822`. */
+export function nameOfClaim(claimed: string): string {
+  const [protocol = '', hostPort = ''] = claimed.split('/');
+  return `${hostPort}-${protocol.toLowerCase()}`;
+}
+
+/**
+ * Returns why a Pod waits for a port that this host chose for another machine; undefined if it does not wait. Users may not know the VMs
+ * of other namespaces.
+ *
+ * @param claimed reserved ports of the Pod, in the form `TCP/8822`.
+ */
+export function awaitedPort(
+  { metadata: { uid, namespace } }: Readonly<Pod>,
+  claimed: readonly string[],
+  records: readonly MachineRecord[],
+): string | undefined {
+  const wanted = claimed.map(nameOfClaim);
+  for (const other of records.filter((record) => record.uid !== uid && holdsPorts(record))) {
+    const taken = other.automaticPorts.find((port) => wanted.includes(portName(port)));
+    if (taken !== undefined) {
+      const vm = other.machine?.vm;
+      const holder = vm?.namespace === namespace ? `VM ${vm?.name}` : 'a VM of another namespace';
+      return `Port ${taken.hostPort}/${taken.protocol} is held by ${holder}, for which this host chose it`;
+    }
+  }
+  return undefined;
+}

@@ -1,0 +1,91 @@
+/**
+ * Keeps the ledger of host ports: the reserved ports of bound Pods, and the ports that this host chose for machines. The records of the
+ * machines are the ledger, so that it survives the agent.
+ */
+import type { MachinePort } from '../../api/v1alpha1/machine.ts';
+import { portName } from '../../api/v1alpha1/ports.ts';
+import { reasonIn } from '../../api/v1alpha1/reasons.ts';
+import { messageOf } from '../../base/errors.ts';
+import { planPorts } from '../network/portplan.ts';
+import { claimOf } from './admission.ts';
+import type { Host } from './host.ts';
+import type { MachineRecord } from './machine.ts';
+import { isEnded } from './pod.ts';
+import { holdsPorts, nameOfClaim } from './portclaims.ts';
+
+type PortHost = Pick<Host, 'records' | 'network' | 'ports' | 'boundPods' | 'logger'>;
+
+/**
+ * Chooses the machine's automatic ports and saves them in its record before their use. Ports that the machine has stay, unless another
+ * program uses them. Call it only while the machine has no process.
+ *
+ * @throws ReasonedError `NoFreePort` when a range has no free port left.
+ */
+export async function holdPorts(host: PortHost, record: MachineRecord): Promise<void> {
+  const asked = record.machine?.automaticPorts ?? [];
+  if (asked.length === 0) {
+    return;
+  }
+  const usable = new Set<string>();
+  const unusable = new Set<string>();
+  for (;;) {
+    // No await may stand between the plan and the save, because another machine could then get the same port.
+    const held = portsHeldByOthers(host, record.uid);
+    const isHeld = (name: string): boolean => held.has(name) || unusable.has(name);
+    const planned = planPorts(asked, { kept: record.automaticPorts, isHeld }, host.ports);
+    const unchecked = planned.find((port) => !usable.has(portName(port)));
+    if (unchecked === undefined) {
+      saveChoice(host, record, planned);
+      return;
+    }
+    const isFree = await host.network.isUsable(record.uid, unchecked);
+    (isFree ? usable : unusable).add(portName(unchecked));
+  }
+}
+
+function saveChoice(host: PortHost, record: MachineRecord, planned: MachinePort[]): void {
+  const numbers = (ports: readonly MachinePort[]): string => ports.map(portName).join(', ');
+  const before = numbers(record.automaticPorts);
+  const after = numbers(planned);
+  if (before === after) {
+    return;
+  }
+  if (before !== '') {
+    host.logger.warn(
+      { uid: record.uid, before, after },
+      'A machine gets other ports, because another program uses one of its ports',
+    );
+  }
+  host.records.update(record, { automaticPorts: planned });
+}
+
+/** Returns the names of all ports that other machines have or will get. Ports stay with a machine until it is removed, or has failed. */
+function portsHeldByOthers({ records, boundPods }: PortHost, uid: string): Set<string> {
+  const others = records.list().filter((record) => record.uid !== uid && holdsPorts(record));
+  const pods = boundPods().filter((pod) => pod.metadata.uid !== uid && !isEnded(pod));
+  const claims = [...others.map(({ claim }) => claim), ...pods.map(claimOf)];
+  return new Set([
+    ...claims.flatMap(({ ports }) => ports.map(nameOfClaim)),
+    ...others.flatMap(({ automaticPorts }) => automaticPorts.map(portName)),
+  ]);
+}
+
+/**
+ * Returns the error to throw for a failed start. A program may take a port between its choice and its use. The error then has no reason,
+ * so that the start is tried again, and with another port.
+ */
+export async function explainPortTaken(
+  host: PortHost,
+  record: MachineRecord,
+  error: unknown,
+): Promise<unknown> {
+  if (reasonIn(error) !== 'PortTaken') {
+    return error;
+  }
+  for (const port of record.automaticPorts) {
+    if (!(await host.network.isUsable(record.uid, port))) {
+      return new Error(messageOf(error), { cause: error });
+    }
+  }
+  return error;
+}

@@ -1,0 +1,87 @@
+/** Computes the ports of a VM's machine: those that it reserves, those that its host chooses, and the endpoints in its status. */
+import type { AutomaticPort, Machine, MachinePort, MachineReport } from '../../api/v1alpha1/machine.ts';
+import { type GuestPort, parsePort, portName } from '../../api/v1alpha1/ports.ts';
+import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
+import type { Resolved } from './resolve.ts';
+
+type Endpoint = NonNullable<VMStatus['endpoints']>[number];
+type System = Machine['os'];
+
+/** Ports on which the services of a guest listen by default. Each has host ports of its own and a name that programs can rely on. */
+const SERVICES: readonly (GuestPort & { purpose: string; of: (os: System) => boolean })[] = [
+  { purpose: 'ssh', protocol: 'TCP', guestPort: 22, of: () => true },
+  { purpose: 'screen', protocol: 'TCP', guestPort: 5900, of: (os) => os === 'MacOS' },
+];
+
+function isSame(one: GuestPort, other: GuestPort): boolean {
+  return one.guestPort === other.guestPort && one.protocol === other.protocol;
+}
+
+function purposeOf(port: GuestPort, os: System): string | undefined {
+  return SERVICES.find((service) => isSame(service, port) && service.of(os))?.purpose;
+}
+
+/** Returns the ports that the VM reserves by their numbers. */
+export function reservedPorts({ ports }: Pick<Resolved, 'ports'>): MachinePort[] {
+  return ports.map(parsePort).flatMap(({ hostPort, ...port }) => {
+    return hostPort === undefined
+      ? []
+      : [
+          {
+            name: portName({ hostPort, ...port }),
+            protocol: port.protocol,
+            hostPort,
+            guestPort: port.guestPort,
+          },
+        ];
+  });
+}
+
+/** Returns the guest's ports for which the host chooses ports. A service that the VM's own list reaches gets no second port. */
+export function automaticPorts(
+  resolved: Pick<Resolved, 'ports' | 'os' | 'automaticPorts' | 'networkMode'>,
+): AutomaticPort[] {
+  const { os } = resolved;
+  const listed = resolved.ports.map(parsePort);
+  const wanted = resolved.automaticPorts && resolved.networkMode === 'NAT' ? SERVICES : [];
+  const own = wanted.filter((service) => service.of(os) && !listed.some((port) => isSame(port, service)));
+  const asked = listed.filter(({ hostPort }) => hostPort === undefined);
+  return [...own, ...asked].map(({ protocol, guestPort }) => ({
+    protocol,
+    guestPort,
+    purpose: purposeOf({ protocol, guestPort }, os),
+  }));
+}
+
+/** Returns where the machine is reached on its host. The host reports the ports that it chose, in the order of `automaticPorts`. */
+export function endpointsOf(machine: Machine, report: MachineReport): Endpoint[] {
+  const { ports, automaticPorts: asked = [] } = machine;
+  const { endpoints: chosen = [] } = report;
+  const fixed = ports.map(({ name, protocol, hostPort, guestPort }) => ({
+    name,
+    protocol,
+    hostPort,
+    guestPort,
+    ...purpose(purposeOf({ protocol, guestPort }, machine.os)),
+  }));
+  const found = asked.flatMap(({ protocol, guestPort, purpose: known }, index) => {
+    const hostPort = chosen[index];
+    return hostPort === undefined || chosen.length !== asked.length
+      ? []
+      : [
+          {
+            name: known ?? portName({ hostPort, protocol }),
+            protocol,
+            hostPort,
+            guestPort,
+            ...purpose(known),
+          },
+        ];
+  });
+  // The API server refuses a status with a name twice, and a host may report any number.
+  return [...new Map([...found, ...fixed].map((one) => [one.name, one])).values()];
+}
+
+function purpose(known: string | undefined): Pick<Endpoint, 'purpose'> {
+  return known === undefined ? {} : { purpose: known };
+}
