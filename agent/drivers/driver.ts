@@ -61,15 +61,20 @@ export type MachineState =
   /**
    * The hypervisor runs. `guestStarted` means that the hypervisor reported running virtual CPUs; the guest's system may still not
    * work. `paused` means that the virtual CPUs stand still until {@link Driver.unpause}. The cause is {@link Driver.pause}, or a
-   * write of the guest that found the host's disk full.
+   * write of the guest that found the host's disk full. `display` is absent if the VM asks for no display, or before the driver knows.
    */
-  | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean }
+  | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean; display?: DisplayState }
   | { kind: 'suspended' }
   /**
    * The machine ended without a request. `message` has the last lines of the hypervisor's log. The machine stays in this state until
    * its next start.
    */
   | { kind: 'exited'; reason: ExitReason; message: string };
+
+/** Whether the guest has the display that its VM asks for. `message` is a sentence for people. */
+export type DisplayState =
+  | { ready: true; reason: 'DisplaySet'; message: string }
+  | { ready: false; reason: 'NoDPI' | 'ScreenCropped'; message: string };
 
 export type ExitReason = 'GuestShutdown' | 'Crashed';
 

@@ -245,15 +245,19 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
   };
 }
 
-/** Bytes of the host's disk for the devices of a suspended machine, including the memory of the graphics card. */
+/** Bytes of the host's disk for the devices of a suspended machine. */
 const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
+/** Bytes of the host's disk for the pictures that a guest keeps in its graphics card. The driver of QEMU allows as many. */
+const SUSPENDED_SCREEN_BYTES = 256 * 1024 * 1024;
 /** Overhead of suspended memory, as a share of the memory. QEMU adds eight bytes to each page of 4 KiB; this share is twice as large. */
 const SUSPENDED_SHARE = 1 / 256;
 
 /** Returns an upper limit for the bytes of the host's disk that the suspended state of a machine uses. */
-export function suspendedBytes({ startedWith, claim }: Readonly<MachineRecord>): number {
+export function suspendedBytes({ startedWith, claim, machine }: Readonly<MachineRecord>): number {
   const memoryBytes = startedWith?.memoryBytes ?? claim.memoryBytes;
-  return Math.ceil(memoryBytes * (1 + SUSPENDED_SHARE)) + SUSPENDED_DEVICES_BYTES;
+  const hasScreen = machine?.vnc.enabled === true || machine?.display !== undefined;
+  const devices = SUSPENDED_DEVICES_BYTES + (hasScreen ? SUSPENDED_SCREEN_BYTES : 0);
+  return Math.ceil(memoryBytes * (1 + SUSPENDED_SHARE)) + devices;
 }
 
 /**

@@ -87,3 +87,16 @@ test.each(['x', '"', '\u0001'])('a report can be read, however long its message 
   expect(report).toMatchObject({ cpu: 4, imageDigest: DIGEST, guestAgentConnected: true, guest: facts });
   expect(report.message).toMatch(/the end$/);
 });
+
+test('a machine tells whether its guest has the display that its VM asks for, in a report that can be read', () => {
+  const message = `3840×2160 ${'"\u0001'.repeat(10_000)}`;
+  const display = { ready: false, reason: 'ScreenCropped', message } as const;
+  const end = { how: 'Crashed', message: '\u0001'.repeat(10_000), at: 0 } as const;
+  const { machine, ready } = conditions({ ...RUNNING, display }, { kind: 'settled' }, { end });
+  const report = machineReportSchema.parse(JSON.parse(machine?.message ?? ''));
+  expect(report.display).toMatchObject({ ready: false, reason: 'ScreenCropped' });
+  expect(report.display?.message).toMatch(/^3840×2160 \?/);
+  expect(ready?.status).toBe('True');
+  const { machine: stopped } = conditions({ kind: 'stopped' }, { kind: 'settled' });
+  expect(JSON.parse(stopped?.message ?? '')).not.toHaveProperty('display');
+});

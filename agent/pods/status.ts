@@ -22,6 +22,7 @@ import {
   type SaidCondition,
 } from '../../kube/podstatus.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
+import { displayReport } from './displayreport.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 import { holdsPorts } from './portclaims.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
@@ -274,6 +275,7 @@ function factsOf(view: MachineView): MachineReport {
     ...defined('guestAgentConnected', guest?.connected),
     ...defined('guest', guest?.facts),
     ...defined('endpoints', chosenPorts(record)),
+    ...displayReport(runtime),
   };
 }
 

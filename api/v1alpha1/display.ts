@@ -30,8 +30,17 @@ export function displayFields(dpiMaximum: DisplayDpiMaximum) {
   const field = (description: string, { minimum, maximum }: Bounds) =>
     integer(description, minimum, maximum).optional();
   return {
-    displayWidth: field('Width of the display in pixels.', bounds.displayWidth),
-    displayHeight: field('Height of the display in pixels.', bounds.displayHeight),
-    displayDPI: field('Dots per inch of the display.', bounds.displayDPI),
+    displayWidth: field(
+      'Width of the display in pixels. If any display field is set, the guest has a screen, also without VNC. 1920 if only others are set.',
+      bounds.displayWidth,
+    ),
+    displayHeight: field(
+      'Height of the display in pixels. If it is omitted and another display field is set: 1080.',
+      bounds.displayHeight,
+    ),
+    displayDPI: field(
+      'Dots per inch of the display. The guest reads them as the physical size of the screen. The condition DisplayReady tells if a host cannot set them.',
+      bounds.displayDPI,
+    ),
   };
 }

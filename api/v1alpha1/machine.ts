@@ -175,6 +175,8 @@ export const machineReportSchema = z.object({
    * into a condition's message of 4,096 characters.
    */
   endpoints: reported(z.array(z.number().int().min(1).max(LAST_PORT)).max(MAXIMUM_AUTOMATIC_PORTS)),
+  /** Whether the guest has the display that its VM asks for. Absent if the VM asks for none, or before the host knows. */
+  display: reported(z.object({ ready: z.boolean(), reason: z.string(), message: z.string() })),
   message: reported(z.string()),
 });
 export type MachineReport = z.infer<typeof machineReportSchema>;

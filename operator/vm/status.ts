@@ -76,6 +76,7 @@ function conditions(observed: Observed, phase: Phase, findings: Findings): Condi
     restartRequired(observed),
     guestAgent(observed),
     userDataReady(observed),
+    displayReady(observed),
   ].filter((draft) => draft !== undefined);
   return stampConditions(drafts, observed.vm.status?.conditions, {
     now: timestamp(observed.now),
@@ -203,6 +204,19 @@ function guestAgent({ pod }: Observed): Draft | undefined {
         reason: connected ? 'Connected' : 'NotConnected',
         message: '',
       };
+}
+
+/** Returns the host's report about the display. The VM is Ready without its DPI, so `Ready` does not depend on this condition. */
+function displayReady({ pod }: Observed): Draft | undefined {
+  const { display } = machineReport(pod);
+  return (
+    display && {
+      type: 'DisplayReady',
+      status: display.ready ? 'True' : 'False',
+      reason: saidReason(display.reason, 'Reported'),
+      message: display.message,
+    }
+  );
 }
 
 /** Returns the condition, reason and message for a VM that cannot be resolved. */

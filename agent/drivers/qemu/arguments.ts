@@ -3,6 +3,7 @@ import { SERIAL_DESCRIPTOR } from '../../console/logwriter.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import type { LaunchPlan } from '../driver.ts';
+import { screenArguments } from './displaycard.ts';
 import { cpuModel, type Platform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 
@@ -38,7 +39,7 @@ export function commandLine(command: CommandLine): string[] {
   const { plan, platform } = command;
   return [
     ...options('-name', processMark(command.uid)),
-    ...options('-nodefaults', '-no-user-config', '-display', 'none', '-msg', 'timestamp=on'),
+    ...options('-nodefaults', '-no-user-config', '-msg', 'timestamp=on'),
     ...sandbox(command.runAs),
     ...options('-machine', machineOptions(command), '-cpu', cpuModel(platform), '-smp', String(command.cpu)),
     ...options('-m', `${Math.floor(command.memoryBytes / BYTES_PER_MEBIBYTE)}M`),
@@ -55,8 +56,7 @@ export function commandLine(command: CommandLine): string[] {
     ...options('-chardev', `socket,id=${AGENT_CHARDEV},path=${FILES.guestAgent},server=on,wait=off`),
     ...options('-device', `virtserialport,chardev=${AGENT_CHARDEV},name=org.qemu.guest_agent.0`),
     ...options('-device', 'virtio-rng-pci'),
-    ...display(command),
-    ...networkArguments(plan.network),
+    ...screenAndNetwork(command),
     ...seed(command.state.launched?.seed),
     ...(command.incoming ? ['-S', '-incoming', `unix:${FILES.migration}`] : []),
   ];
@@ -165,17 +165,15 @@ function serial(): string[] {
   ];
 }
 
-function display({ plan, platform }: CommandLine): string[] {
-  if (!plan.guest.vm.vnc.enabled) {
-    return [];
-  }
-  const size = plan.guest.vm.display;
-  const resolution = size === undefined ? '' : `,xres=${size.width},yres=${size.height}`;
-  const card = platform.architecture === 'amd64' ? `VGA${resolution}` : `virtio-gpu-pci${resolution}`;
-  return [
-    ...options('-vnc', `unix:${FILES.vnc}`, '-device', card),
-    ...options('-device', 'qemu-xhci', '-device', 'usb-tablet', '-device', 'usb-kbd'),
-  ];
+/**
+ * Returns the options of screen and network. Guests name their network cards by PCI addresses, so a screen without VNC, which early
+ * releases of the agent did not have, comes after the network card.
+ */
+function screenAndNetwork({ plan, state }: CommandLine): string[] {
+  const isServed = plan.guest.vm.vnc.enabled;
+  const screen = screenArguments(state.launched?.screen, isServed);
+  const network = networkArguments(plan.network);
+  return isServed ? [...screen, ...network] : [...network, ...screen];
 }
 
 /**

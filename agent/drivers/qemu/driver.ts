@@ -8,7 +8,7 @@ import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
-import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
+import type { ConsoleLog } from '../../console/store.ts';
 import { logsWritten } from '../../console/logwriter.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import { killForCertain } from '../../processes/process.ts';
@@ -31,15 +31,12 @@ import {
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
 import { createFiles } from './create.ts';
-import { DiskCopies } from './diskcopies.ts';
 import { diskReader, growDisk } from './disk.ts';
-import { MachineGuest } from './guest.ts';
+import { type Held, hold } from './held.ts';
 import { HostPlatforms } from './hostplatforms.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
-import { QemuMachine } from './machine.ts';
 import { pauseGuest, type StopOptions, unpauseGuest } from './runstate.ts';
 import { FILES, readMachineFile, requireMachineFile } from './state.ts';
-import { MachineStreams } from './streams.ts';
 
 export interface QemuDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
@@ -51,15 +48,6 @@ export interface QemuDriverOptions {
   ownRoot?: OwnRoot | undefined;
   /** Linux group (gid) that may read images, if the agent is root. */
   readers?: number | undefined;
-}
-
-/** Connections and timers of this agent for one machine. They need not outlive the agent. */
-interface Held {
-  machine: QemuMachine;
-  copies: DiskCopies;
-  console: ConsoleStore;
-  streams: MachineStreams;
-  guest: MachineGuest;
 }
 
 export class QemuDriver implements Driver {
@@ -84,7 +72,10 @@ export class QemuDriver implements Driver {
           handler(uid);
         }
       },
-      tail: (folder) => this.#of(folder).console.start(),
+      follow: (folder, how) => {
+        this.#of(folder).console.start();
+        this.#of(folder).dpi.follow(how);
+      },
     };
   }
 
@@ -196,7 +187,8 @@ export class QemuDriver implements Driver {
   }
 
   async #remove(folder: MachineFolder): Promise<void> {
-    const { machine, copies, console } = this.#of(folder);
+    const { machine, copies, console, dpi } = this.#of(folder);
+    dpi.close();
     const identity = await machine.process();
     machine.close();
     if (identity !== undefined) {
@@ -216,7 +208,7 @@ export class QemuDriver implements Driver {
       return { kind: 'absent' };
     }
     await this.#of(folder).copies.tryTidy();
-    return await this.#of(folder).machine.inspect();
+    return this.#of(folder).dpi.addTo(await this.#of(folder).machine.inspect());
   }
 
   async list(): Promise<FoundMachine[]> {
@@ -268,8 +260,9 @@ export class QemuDriver implements Driver {
     await Promise.all(
       held.map(async ({ copies }) => await copies.interrupt('The agent ended during the copy')),
     );
-    for (const { machine, console } of held) {
+    for (const { machine, console, dpi } of held) {
       machine.close();
+      dpi.close();
       console.close();
     }
     this.#held.clear();
@@ -280,12 +273,7 @@ export class QemuDriver implements Driver {
     if (known !== undefined) {
       return known;
     }
-    const machine = new QemuMachine(folder, this.#context);
-    const copies = new DiskCopies(folder, machine, this.#context);
-    const console = new ConsoleStore(folder.path, { log: 'serial', logger: this.#context.logger });
-    const streams = new MachineStreams(folder, machine);
-    const guest = new MachineGuest(machine);
-    const made = { machine, copies, console, streams, guest };
+    const made = hold(folder, this.#context);
     this.#held.set(folder.uid, made);
     return made;
   }

@@ -13,6 +13,7 @@ import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
 import { hostBootId } from '../../processes/process.ts';
 import { options } from './arguments.ts';
+import { probeDisplay } from './displayprobe.ts';
 import {
   type Architecture,
   BINARIES,
@@ -30,6 +31,8 @@ const HARDWARE_TIMEOUT_MILLISECONDS = 5_000;
 /** Time limit to try a guest with emulation. Emulation that works may be slow, because other programs may use the processor. */
 const EMULATION_TIMEOUT_MILLISECONDS = 30_000;
 const HELP_TIMEOUT_MILLISECONDS = 30_000;
+/** Format of the saved results. Another number makes an upgraded agent try the platforms again. */
+const CACHE_FORMAT = 2;
 
 /**
  * Machine code of the guest that tries amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The device
@@ -130,7 +133,7 @@ async function cacheKey(binaries: Map<Architecture, string>): Promise<string> {
   const firmware = await findArmFirmware();
   const paths = [...binaries.values(), '/dev/kvm', firmware?.code ?? ''];
   const stamps = await Promise.all(paths.map(fileStamp));
-  const text = JSON.stringify([await hostBootId(), ...stamps]);
+  const text = JSON.stringify([CACHE_FORMAT, await hostBootId(), ...stamps]);
   return createHash('sha256').update(text).digest('hex');
 }
 
@@ -160,7 +163,8 @@ async function probeArchitecture(
     for (const accelerator of candidates(architecture)) {
       const refusal = await tryGuest({ architecture, binary, machineType, accelerator, firmware }, work);
       if (refusal === undefined) {
-        return { architecture, binary, machineType, accelerator, firmware };
+        const display = await probeDisplay(binary);
+        return { architecture, binary, machineType, accelerator, firmware, display };
       }
       logger.warn({ architecture, accelerator, refusal }, 'An accelerator does not work on this host');
     }
@@ -194,7 +198,7 @@ async function newestMachineType(architecture: Architecture, binary: string): Pr
 }
 
 /** Tries a small guest on a platform. Returns undefined if the guest ran and ended itself, otherwise the reason of the failure. */
-async function tryGuest(platform: Platform, work: string): Promise<string | undefined> {
+async function tryGuest(platform: Omit<Platform, 'display'>, work: string): Promise<string | undefined> {
   const guest = join(work, 'guest');
   const expected = platform.architecture === 'amd64' ? BIOS_GUEST_EXIT_CODE : 0;
   const parameters = [

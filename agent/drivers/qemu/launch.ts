@@ -27,8 +27,8 @@ export interface MachineContext {
   /** Linux group (gid) that may read images. Programs that read a machine's disk have this group. */
   readers: number | undefined;
   changed: (uid: string) => void;
-  /** Begins to store the console of a running machine. */
-  tail: (folder: MachineFolder) => void;
+  /** Begins to store the console of a running machine and to set its DPI. An earlier agent may have started a machine that was found. */
+  follow: (folder: MachineFolder, how: 'started' | 'found') => void;
 }
 
 /** Exit status of a process that this agent started. The agent gets no status of a process that an earlier agent started. */
@@ -97,7 +97,8 @@ export async function launchMachine(
   }
   const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
   const files = [state.base?.path, plan.guest.iso].filter((file) => file !== undefined);
-  const limits = limitsOf({ cpu, memoryBytes, accelerator: platform.accelerator });
+  const hasScreen = state.launched?.screen?.card !== undefined;
+  const limits = limitsOf({ cpu, memoryBytes, accelerator: platform.accelerator, hasScreen });
   return await launch(folder, { command: [platform.binary, ...parameters], files, limits }, context);
 }
 
@@ -176,15 +177,22 @@ const PROCESSOR_BYTES = 16 * MEBIBYTE;
  * margin.
  */
 const MEMORY_SHARE = 1 / 64;
+/** Memory in bytes that a guest may keep in its graphics card: QEMU's default (`max_hostmem`), enough for several screens of 3840×2160. */
+const SCREEN_BYTES = 256 * MEBIBYTE;
 /** Memory in bytes of QEMU for translated code, if it emulates the processor. QEMU keeps 1 GiB at most (`tb-size`). */
 const TRANSLATION_BYTES = 1024 * MEBIBYTE;
 /** Limit of QEMU's threads beside one per virtual processor: up to 64 for the disk, and others for screen, timers and copies. */
 const THREADS = 128;
 
 /** Returns the limits of memory, processes and CPU for the process of one machine on its host. */
-function limitsOf(launched: { cpu: number; memoryBytes: number; accelerator: string }): MachineLimits {
-  const { cpu, memoryBytes, accelerator } = launched;
-  const emulation = accelerator === 'tcg' ? TRANSLATION_BYTES : 0;
-  const overhead = PROCESS_BYTES + cpu * PROCESSOR_BYTES + Math.ceil(memoryBytes * MEMORY_SHARE) + emulation;
+function limitsOf(launched: {
+  cpu: number;
+  memoryBytes: number;
+  accelerator: string;
+  hasScreen: boolean;
+}): MachineLimits {
+  const { cpu, memoryBytes, accelerator, hasScreen } = launched;
+  const own = PROCESS_BYTES + cpu * PROCESSOR_BYTES + Math.ceil(memoryBytes * MEMORY_SHARE);
+  const overhead = own + (accelerator === 'tcg' ? TRANSLATION_BYTES : 0) + (hasScreen ? SCREEN_BYTES : 0);
   return { memoryBytes: memoryBytes + overhead, processes: THREADS + cpu, cpu };
 }

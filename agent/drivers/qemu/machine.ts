@@ -7,6 +7,7 @@ import { findByArgument, isAlive, killForCertain, waitForExit } from '../../proc
 import type { ProcessIdentity } from '../../processes/process.ts';
 import { type LaunchPlan, type MachineFolder, type MachineState } from '../driver.ts';
 import { processMark } from './arguments.ts';
+import { resumedWith, startedWith } from './displaycard.ts';
 import { Hypervisor } from './hypervisor.ts';
 import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
 import { launchMachine, type MachineContext } from './launch.ts';
@@ -87,9 +88,7 @@ export class QemuMachine {
 
   async start(plan: LaunchPlan, platform: Platform): Promise<void> {
     await rm(join(this.#folder.path, FILES.memory), { force: true });
-    const { cpu, memoryBytes, runAs, seed } = plan;
-    const launched = { cpu, memoryBytes, accelerator: platform.accelerator, runAs, seed };
-    await this.state.update({ ...BEGUN, suspended: false, launched });
+    await this.state.update({ ...BEGUN, suspended: false, launched: startedWith(plan, platform) });
     try {
       await this.#bringUp(plan, platform, false);
     } catch (error) {
@@ -101,7 +100,7 @@ export class QemuMachine {
     // The machine stays suspended until the memory is in the new process, so that no failure loses the memory.
     await this.state.change(({ launched }) => ({
       ...BEGUN,
-      ...(launched && { launched: { ...launched, runAs: plan.runAs } }),
+      launched: resumedWith(launched, plan, platform),
     }));
     try {
       const qmp = await this.#bringUp(plan, platform, true);
@@ -190,7 +189,7 @@ export class QemuMachine {
       }
       throw await startError(this.#folder.path, describeExit(await hypervisor.exitStatus()));
     }
-    this.#context.tail(this.#folder);
+    this.#context.follow(this.#folder, 'started');
     return await answer;
   }
 
@@ -239,7 +238,7 @@ export class QemuMachine {
       return this.#hypervisor;
     }
     this.#letGo();
-    this.#context.tail(this.#folder);
+    this.#context.follow(this.#folder, 'found');
     return this.#open(identity);
   }
 

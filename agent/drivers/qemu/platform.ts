@@ -19,6 +19,17 @@ export interface Platform {
   accelerator: 'kvm' | 'hvf' | 'tcg';
   /** UEFI firmware; absent for amd64, which starts with the BIOS of QEMU. */
   firmware: Firmware | undefined;
+  display: DisplaySupport;
+}
+
+/** Abilities of the host's QEMU for screens. */
+export interface DisplaySupport {
+  /** Whether amd64 guests can have the card whose DPI can be set. */
+  virtioVga: boolean;
+  /** Whether QEMU has a D-Bus display, over which the agent sets the DPI. */
+  dbus: boolean;
+  /** Largest size in pixels that VNC shows. */
+  vncMaximum: { width: number; height: number };
 }
 
 export const BINARIES: Record<Architecture, string> = {

@@ -22,6 +22,8 @@ export const FILES = {
   qmp: 'qmp.sock',
   guestAgent: 'ga.sock',
   vnc: 'vnc.sock',
+  /** Socket of a second machine protocol, over which the agent connects to the D-Bus display. */
+  display: 'display.sock',
   migration: 'migration.sock',
   /** Saved memory and device states of a suspended machine. */
   memory: 'memory',
@@ -42,6 +44,20 @@ export async function makeMachineFolder(root: string, folder: string): Promise<v
 
 const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() });
 
+const sizeSchema = z.object({ width: z.number().int(), height: z.number().int() });
+
+const screenSchema = z.object({
+  /** QEMU's name of the graphics card; absent for a machine without a card. A resumed machine must have the same card. */
+  card: z.enum(['VGA', 'virtio-vga', 'virtio-gpu-pci']).optional(),
+  /** Size in pixels and DPI that the VM asks for; absent if it asks for no display. */
+  display: sizeSchema.extend({ dpi: z.number().int() }).optional(),
+  /** Whether the process has a D-Bus display, over which the agent sets the DPI. */
+  dbus: z.boolean(),
+  /** Size in pixels that VNC shows, if it is less than the size of the display. */
+  cropped: sizeSchema.optional(),
+});
+export type Screen = z.infer<typeof screenSchema>;
+
 const stateSchema = z.object({
   version: z.literal(1),
   architecture: z.enum(['amd64', 'arm64']),
@@ -60,6 +76,8 @@ const stateSchema = z.object({
       runAs: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
       /** Files of the machine's seed, relative to its folder. Absent if the machine was started without one. */
       seed: z.object({ disk: z.string(), ignition: z.string().optional() }).optional(),
+      /** Screen of the machine. Absent if an early release of the agent started the machine. */
+      screen: screenSchema.optional(),
     })
     .optional(),
   /** Purpose of the machine's last step. `run` means that a start is under way or done, and that no end was requested. */

@@ -153,6 +153,26 @@ export const STATES = {
     by: 'operator',
     says: 'The guest agent answers',
   },
+  DisplaySet: {
+    seen: { VM: ['DisplayReady'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The guest has the display that the VM asks for: width, height and DPI',
+  },
+  NoDPI: {
+    seen: { VM: ['DisplayReady'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'The guest has the width and height that the VM asks for, but not the DPI',
+    todo: 'Read the message; hosts need QEMU 7.2 or later with its D-Bus display',
+  },
+  ScreenCropped: {
+    seen: { VM: ['DisplayReady'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'The guest has a larger display than VNC can show; the message has both sizes',
+    todo: 'Upgrade QEMU on the host to 9.1 or later, or choose a display of at most 2560×2048 pixels',
+  },
   NotConnected: {
     seen: { VM: ['GuestAgentConnected'] },
     class: 'state',

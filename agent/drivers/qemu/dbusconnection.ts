@@ -1,0 +1,167 @@
+/** Connection to the D-Bus server in QEMU, without a bus between. The messages of QEMU are not trusted. */
+import { EventEmitter } from 'node:events';
+import type { Duplex } from 'node:stream';
+import { type Call, encodeCall, type Message, MESSAGE_TYPE, MessageSplitter } from './dbus.ts';
+
+/** Time limit of a call and of the login. QEMU answers in a few milliseconds, on an overloaded host in seconds. */
+const CALL_TIMEOUT_MILLISECONDS = 30_000;
+/** Limit of the line with which QEMU accepts the login. It has some 40 bytes. */
+const LOGIN_LIMIT_BYTES = 512;
+/**
+ * Limit of the bytes that answer no call, within {@link UNASKED_MILLISECONDS}. A QEMU that works sends some hundred bytes for each
+ * change of the screen's size.
+ */
+const UNASKED_LIMIT_BYTES = 1024 * 1024;
+const UNASKED_MILLISECONDS = 10_000;
+/** Limit of an error's name. A longer name is cut before it gets into logs and statuses. */
+const ERROR_LIMIT_CHARACTERS = 200;
+
+/** Error of a call: QEMU refused the call, gave no answer, or the connection is closed. */
+export class DBusError extends Error {
+  override readonly name = 'DBusError';
+}
+
+interface Pending {
+  resolve: (message: Message) => void;
+  reject: (error: Error) => void;
+  timer: NodeJS.Timeout;
+}
+
+export class DBusConnection extends EventEmitter<{ signal: [Message]; close: [] }> {
+  readonly #socket: Duplex;
+  readonly #splitter = new MessageSplitter();
+  readonly #pending = new Map<number, Pending>();
+  #serial = 0;
+  #unasked = { bytes: 0, until: 0 };
+  #whyClosed = 'The D-Bus connection to QEMU was closed';
+
+  private constructor(socket: Duplex) {
+    super();
+    this.#socket = socket;
+    socket.on('close', () => this.#end());
+    socket.on('data', (chunk: Buffer) => {
+      try {
+        this.#splitter.push(chunk).forEach((message) => this.#take(message));
+      } catch (error) {
+        socket.destroy(error instanceof Error ? error : new Error(String(error)));
+      }
+    });
+    socket.on('error', (error) => {
+      this.#whyClosed = `The D-Bus connection to QEMU was closed: ${error.message}`;
+    });
+  }
+
+  /** Logs in as this process's user. @throws DBusError when QEMU refuses the login or gives no answer. The socket is closed then. */
+  static async open(socket: Duplex): Promise<DBusConnection> {
+    const user = Buffer.from(String(process.getuid?.() ?? 0)).toString('hex');
+    socket.write(`\0AUTH EXTERNAL ${user}\r\n`);
+    try {
+      const answer = await firstLine(socket);
+      if (!answer.startsWith('OK ')) {
+        throw new DBusError('QEMU refused the D-Bus login');
+      }
+    } catch (error) {
+      socket.destroy();
+      throw error;
+    }
+    const connection = new DBusConnection(socket);
+    socket.write('BEGIN\r\n');
+    socket.resume();
+    return connection;
+  }
+
+  get closed(): boolean {
+    return this.#socket.destroyed;
+  }
+
+  close(): void {
+    this.#socket.destroy();
+  }
+
+  /** Calls a method and returns the answer. @throws DBusError when QEMU refuses the call or does not answer. */
+  async call(call: Call): Promise<Message> {
+    if (this.closed) {
+      throw new DBusError(this.#whyClosed);
+    }
+    this.#serial += 1;
+    const serial = this.#serial;
+    return await new Promise((resolve, reject) => {
+      const timer = setTimeout(() => {
+        this.#pending.delete(serial);
+        reject(new DBusError(`QEMU did not answer ${call.member} within ${CALL_TIMEOUT_MILLISECONDS} ms`));
+      }, CALL_TIMEOUT_MILLISECONDS);
+      this.#pending.set(serial, { resolve, reject, timer });
+      this.#socket.write(encodeCall(serial, call));
+    });
+  }
+
+  /** Handles a message. An error ends the connection. @throws DBusError when QEMU sends too much that answers no call. */
+  #take(message: Message): void {
+    const pending = message.answers === undefined ? undefined : this.#pending.get(message.answers);
+    if (message.answers === undefined || pending === undefined) {
+      this.#countUnasked(message.size);
+      if (message.type === MESSAGE_TYPE.signal) {
+        this.emit('signal', message);
+      }
+      return;
+    }
+    this.#pending.delete(message.answers);
+    clearTimeout(pending.timer);
+    if (message.type === MESSAGE_TYPE.answer) {
+      pending.resolve(message);
+    } else {
+      const name = (message.error ?? 'an unknown error').slice(0, ERROR_LIMIT_CHARACTERS);
+      pending.reject(new DBusError(`QEMU refused a call: ${name}`));
+    }
+  }
+
+  #countUnasked(bytes: number): void {
+    const now = performance.now();
+    if (now >= this.#unasked.until) {
+      this.#unasked = { bytes: 0, until: now + UNASKED_MILLISECONDS };
+    }
+    this.#unasked.bytes += bytes;
+    if (this.#unasked.bytes > UNASKED_LIMIT_BYTES) {
+      throw new DBusError('QEMU sent too many D-Bus messages that answer no call');
+    }
+  }
+
+  #end(): void {
+    for (const { timer, reject } of this.#pending.values()) {
+      clearTimeout(timer);
+      reject(new DBusError(this.#whyClosed));
+    }
+    this.#pending.clear();
+    this.emit('close');
+  }
+}
+
+/** Reads the first line from a socket, and then pauses the socket. @throws DBusError when no line comes in time. */
+async function firstLine(socket: Duplex): Promise<string> {
+  const { promise, resolve, reject } = Promise.withResolvers<string>();
+  let bytes = Buffer.alloc(0);
+  const onData = (chunk: Buffer) => {
+    bytes = Buffer.concat([bytes, chunk]);
+    const end = bytes.indexOf('\r\n');
+    if (end >= 0) {
+      resolve(bytes.toString('latin1', 0, end));
+    } else if (bytes.length > LOGIN_LIMIT_BYTES) {
+      reject(new DBusError('QEMU gave an answer without an end to the D-Bus login'));
+    }
+  };
+  const onError = (error: Error) => reject(new DBusError(`The D-Bus login failed: ${error.message}`));
+  const onClose = () => reject(new DBusError('QEMU closed the connection during the D-Bus login'));
+  const timer = setTimeout(
+    () => reject(new DBusError('QEMU did not answer the D-Bus login')),
+    CALL_TIMEOUT_MILLISECONDS,
+  );
+  socket.on('data', onData).on('close', onClose);
+  // This listener stays, because an error without a listener would end the process.
+  socket.on('error', onError);
+  try {
+    return await promise;
+  } finally {
+    clearTimeout(timer);
+    socket.off('data', onData).off('close', onClose).pause();
+  }
+}

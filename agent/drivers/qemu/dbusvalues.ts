@@ -1,0 +1,211 @@
+/**
+ * Reads and writes the values of D-Bus messages, in little-endian order. A guest may have taken control of QEMU, so a value of any other
+ * form is an error, and the nesting of values has a limit.
+ */
+
+/** Limit of nested values. QEMU's answers have three levels: a list of pairs with values of any type. */
+const NESTING_LIMIT = 8;
+/** Alignment of structures, pairs, and the end of a message's header. */
+export const STRUCTURE_BYTES = 8;
+const COUNT_BYTES = 4;
+
+/** Value of a message: structures, pairs and arrays are lists. A value of any type is the value itself. */
+export type Value = number | bigint | string | Value[];
+
+/** Error of a message that is not D-Bus, or exceeds a limit. */
+export class DBusFormatError extends Error {
+  override readonly name = 'DBusFormatError';
+}
+
+/** Numbers of D-Bus: size in bytes, reader and writer. */
+const NUMBERS: Readonly<
+  Record<
+    string,
+    {
+      bytes: number;
+      read: (from: Buffer, at: number) => number | bigint;
+      write?: (to: Buffer, value: number) => number;
+    }
+  >
+> = {
+  y: { bytes: 1, read: (from, at) => from.readUInt8(at), write: (to, value) => to.writeUInt8(value) },
+  b: { bytes: 4, read: (from, at) => from.readUInt32LE(at) },
+  n: { bytes: 2, read: (from, at) => from.readInt16LE(at) },
+  q: { bytes: 2, read: (from, at) => from.readUInt16LE(at), write: (to, value) => to.writeUInt16LE(value) },
+  i: { bytes: 4, read: (from, at) => from.readInt32LE(at), write: (to, value) => to.writeInt32LE(value) },
+  u: { bytes: 4, read: (from, at) => from.readUInt32LE(at), write: (to, value) => to.writeUInt32LE(value) },
+  h: { bytes: 4, read: (from, at) => from.readUInt32LE(at) },
+  x: { bytes: 8, read: (from, at) => from.readBigInt64LE(at) },
+  t: { bytes: 8, read: (from, at) => from.readBigUInt64LE(at) },
+  d: { bytes: 8, read: (from, at) => from.readDoubleLE(at) },
+};
+
+/** Types of the lengths before texts: strings, paths of objects, and signatures. */
+const TEXT_LENGTHS: Readonly<Record<string, 'u' | 'y'>> = { s: 'u', o: 'u', g: 'y' };
+
+/** Writes values one behind the other. */
+export class Writer {
+  readonly #parts: Buffer[] = [];
+  #length = 0;
+
+  add(bytes: Buffer): void {
+    this.#parts.push(bytes);
+    this.#length += bytes.length;
+  }
+
+  align(bytes: number): void {
+    this.add(Buffer.alloc(padding(this.#length, bytes)));
+  }
+
+  /** Writes a number or a text. @throws Error when calls cannot have this type. */
+  value(type: string, value: number | string): void {
+    if (typeof value === 'string') {
+      this.#text(type, value);
+      return;
+    }
+    const number = NUMBERS[type];
+    if (number?.write === undefined) {
+      throw new Error(`Calls have no values of the D-Bus type ${type}`);
+    }
+    this.align(number.bytes);
+    const bytes = Buffer.alloc(number.bytes);
+    number.write(bytes, value);
+    this.add(bytes);
+  }
+
+  #text(type: string, value: string): void {
+    const bytes = Buffer.from(value);
+    this.value(TEXT_LENGTHS[type] ?? 'u', bytes.length);
+    this.add(bytes);
+    this.add(Buffer.alloc(1));
+  }
+
+  bytes(): Buffer {
+    return Buffer.concat(this.#parts);
+  }
+}
+
+/** Reads values of a message from a position on. */
+export class Reader {
+  at: number;
+  readonly #bytes: Buffer;
+
+  constructor(bytes: Buffer, at: number) {
+    this.#bytes = bytes;
+    this.at = at;
+  }
+
+  align(bytes: number): void {
+    this.#take(padding(this.at, bytes));
+  }
+
+  values(signature: string, depth: number): Value[] {
+    const values: Value[] = [];
+    for (let start = 0; start < signature.length; ) {
+      const end = endOfType(signature, start);
+      values.push(this.value(signature.slice(start, end), depth));
+      start = end;
+    }
+    return values;
+  }
+
+  value(type: string, depth = 0): Value {
+    if (depth > NESTING_LIMIT) {
+      throw new DBusFormatError('The values of a message are nested too deep');
+    }
+    const number = NUMBERS[type];
+    if (number !== undefined) {
+      this.align(number.bytes);
+      return number.read(this.#bytes, this.#take(number.bytes));
+    }
+    const length = TEXT_LENGTHS[type];
+    if (length !== undefined) {
+      return this.#text(length);
+    }
+    switch (type[0]) {
+      case 'v':
+        return this.#any(depth);
+      case 'a':
+        return this.#array(type.slice(1), depth);
+      case '(':
+      case '{':
+        this.align(STRUCTURE_BYTES);
+        return this.values(type.slice(1, -1), depth + 1);
+      default:
+        throw new DBusFormatError('A message has a value of an unknown type');
+    }
+  }
+
+  #text(length: 'u' | 'y'): string {
+    const bytes = Number(this.value(length));
+    const start = this.#take(bytes + 1);
+    return this.#bytes.toString('utf8', start, start + bytes);
+  }
+
+  #any(depth: number): Value {
+    const type = this.#text('y');
+    if (type === '' || endOfType(type, 0) !== type.length) {
+      throw new DBusFormatError('A value of any type has not exactly one type');
+    }
+    return this.value(type, depth + 1);
+  }
+
+  #array(type: string, depth: number): Value[] {
+    const bytes = Number(this.value('u'));
+    this.align(alignmentOf(type));
+    const end = this.at + bytes;
+    const items: Value[] = [];
+    while (this.at < end) {
+      items.push(this.value(type, depth + 1));
+    }
+    if (this.at !== end) {
+      throw new DBusFormatError('An array does not end with one of its items');
+    }
+    return items;
+  }
+
+  /** Moves behind the next bytes, and returns their position. @throws DBusFormatError when the message has fewer bytes. */
+  #take(bytes: number): number {
+    const start = this.at;
+    if (start + bytes > this.#bytes.length) {
+      throw new DBusFormatError('The message ends within a value');
+    }
+    this.at = start + bytes;
+    return start;
+  }
+}
+
+/** Returns the number of bytes from `length` to the next multiple of `alignment`. */
+export function padding(length: number, alignment: number): number {
+  return (alignment - (length % alignment)) % alignment;
+}
+
+function alignmentOf(type: string): number {
+  switch (type[0]) {
+    case '(':
+    case '{':
+      return STRUCTURE_BYTES;
+    case 'g':
+    case 'v':
+      return 1;
+    default:
+      return NUMBERS[type]?.bytes ?? COUNT_BYTES;
+  }
+}
+
+/** Returns the position behind the complete type that begins at `start` of a signature. @throws DBusFormatError when it has no end. */
+function endOfType(signature: string, start: number): number {
+  let depth = 0;
+  for (let at = start; at < signature.length; at += 1) {
+    const letter = signature[at] ?? '';
+    depth += '({'.includes(letter) ? 1 : 0;
+    depth -= ')}'.includes(letter) ? 1 : 0;
+    if (depth < 0) {
+      break;
+    }
+    if (depth === 0 && letter !== 'a') {
+      return at + 1;
+    }
+  }
+  throw new DBusFormatError('A signature has a type without an end');
+}

@@ -1,0 +1,99 @@
+import { expect, it } from 'vitest';
+import type { Machine } from '../../../api/v1alpha1/machine.ts';
+import type { GuestNetwork } from '../../network/network.ts';
+import type { LaunchPlan } from '../driver.ts';
+import { resumedWith, screenArguments, startedWith } from './displaycard.ts';
+import { displayState } from './displaydpi.ts';
+import { displaySupport } from './displayprobe.ts';
+import type { Architecture, Platform } from './platform.ts';
+
+const FULL_HD = { width: 1920, height: 1080, dpi: 120 };
+const LARGE = { width: 3840, height: 2160, dpi: 192 };
+const HELP = { displays: 'none\ndbus\n', devices: 'name "virtio-vga", bus PCI\n' };
+
+function platform(
+  architecture: Architecture,
+  said: Partial<typeof HELP & { version: string }> = {},
+): Platform {
+  const version = 'QEMU emulator version 7.2.22 (Debian 1:7.2)\n';
+  return {
+    architecture,
+    binary: 'qemu',
+    machineType: 'pc-q35-7.2',
+    accelerator: 'tcg',
+    firmware: undefined,
+    display: displaySupport({ version, ...HELP, ...said }),
+  };
+}
+
+function plan(vnc: boolean, display?: typeof FULL_HD): LaunchPlan {
+  const vm = { vnc: { enabled: vnc }, display } as Machine;
+  const network: GuestNetwork = { kind: 'user', macAddress: '', address: undefined, forwards: [] };
+  return { guest: { vm, diskSizeBytes: undefined, iso: undefined }, cpu: 1, memoryBytes: 1, network };
+}
+
+const AMD64 = platform('amd64');
+const launch = (launched: { screen?: unknown } | undefined, vnc: boolean) =>
+  screenArguments((launched as ReturnType<typeof startedWith>).screen, vnc).join(' ');
+
+it('a machine has no card unless its VM asks for a display or VNC', () => {
+  expect(launch(startedWith(plan(false), AMD64), false)).toBe('-display none');
+  expect(launch(startedWith(plan(true), AMD64), true)).toBe(
+    '-display none -vnc unix:vnc.sock -device virtio-vga -device qemu-xhci -device usb-tablet -device usb-kbd',
+  );
+});
+
+it('a display has its size on the card, and QEMU a D-Bus display for its DPI', () => {
+  const dbus =
+    '-display dbus,p2p=yes -chardev socket,id=display,path=display.sock,server=on,wait=off -mon chardev=display,mode=control';
+  expect(launch(startedWith(plan(false, FULL_HD), AMD64), false)).toBe(
+    `${dbus} -device virtio-vga,xres=1920,yres=1080`,
+  );
+  expect(launch(startedWith(plan(false, FULL_HD), platform('arm64')), false)).toBe(
+    `${dbus} -device virtio-gpu-pci,xres=1920,yres=1080`,
+  );
+});
+
+it.each([
+  ['card', { devices: '' }, '-display none -device VGA,xres=1920,yres=1080'],
+  ['D-Bus display', { displays: 'none\n' }, '-display none -device virtio-vga,xres=1920,yres=1080'],
+])('a QEMU without the %s gives the size, and the VM hears that there is no DPI', (_, said, expected) => {
+  const { screen } = startedWith(plan(false, FULL_HD), platform('amd64', said));
+  expect(launch({ screen }, false)).toBe(expected);
+  expect(screen?.dbus).toBe(false);
+  expect(screen && displayState(screen, 'QEMU is old')).toEqual({
+    ready: false,
+    reason: 'NoDPI',
+    message: 'The screen of the guest has 1920×1080 pixels. Its DPI is not set to 120: QEMU is old',
+  });
+});
+
+it('a machine of an earlier agent is resumed with the card that it had, and gets the new one at its next start', () => {
+  const former = { cpu: 1, memoryBytes: 1, accelerator: 'tcg' };
+  const card = '-device VGA,xres=1920,yres=1080';
+  expect(launch(resumedWith(former, plan(true, FULL_HD), AMD64), true)).toContain(card);
+  expect(launch(resumedWith(former, plan(false, FULL_HD), AMD64), false)).toBe('-display none');
+  const started = startedWith(plan(true, FULL_HD), AMD64);
+  expect(launch(started, true)).toContain('-device virtio-vga,');
+  const later = platform('amd64', { devices: '' });
+  expect(launch(resumedWith(started, plan(true, FULL_HD), later), true)).toContain('-device virtio-vga,');
+});
+
+it('says which part of a large screen VNC shows', () => {
+  const { screen } = startedWith(plan(true, LARGE), AMD64);
+  expect(screen && displayState(screen)).toEqual({
+    ready: false,
+    reason: 'ScreenCropped',
+    message:
+      'The screen of the guest has 3840×2160 pixels, but VNC shows only 2560×2048 of them. QEMU 9.1 or later shows all of them',
+  });
+  expect(startedWith(plan(false, LARGE), AMD64).screen?.cropped).toBeUndefined();
+  for (const [version, isCropped] of [
+    ['QEMU emulator version 9.0.4', true],
+    ['QEMU emulator version 9.1.0', false],
+    ['QEMU emulator version 10.0.2 (Debian)', false],
+  ] as const) {
+    const { screen: other } = startedWith(plan(true, LARGE), platform('amd64', { version }));
+    expect(other?.cropped !== undefined).toBe(isCropped);
+  }
+});

@@ -1,0 +1,84 @@
+/** Chooses the graphics card of a machine, and makes its arguments for QEMU. */
+import type { LaunchPlan } from '../driver.ts';
+import type { Platform } from './platform.ts';
+import { FILES, type MachineFile, type Screen } from './state.ts';
+
+/** D-Bus display without a bus. Its clients come over a machine protocol of their own, because each serves one client. */
+const DBUS_DISPLAY: readonly string[] = [
+  '-display',
+  'dbus,p2p=yes',
+  '-chardev',
+  `socket,id=display,path=${FILES.display},server=on,wait=off`,
+  '-mon',
+  'chardev=display,mode=control',
+];
+
+type Launched = NonNullable<MachineFile['launched']>;
+
+/** Returns the values of a machine's start for its state file. */
+export function startedWith(plan: LaunchPlan, platform: Platform): Launched {
+  const { runAs, seed } = plan;
+  const screen = screenWith(cardFor(plan, platform), plan, platform);
+  return { ...sizeOf(plan, platform), runAs, seed, screen };
+}
+
+/**
+ * Returns the values of a machine's resume for its state file. The guest must find the same card as at its start, also after an upgrade of
+ * the agent or of QEMU.
+ */
+export function resumedWith(launched: Launched | undefined, plan: LaunchPlan, platform: Platform): Launched {
+  const card = launched?.screen === undefined ? formerCard(plan, platform) : launched.screen.card;
+  const screen = screenWith(card, plan, platform);
+  return { ...(launched ?? sizeOf(plan, platform)), runAs: plan.runAs, screen };
+}
+
+function sizeOf({ cpu, memoryBytes }: LaunchPlan, { accelerator }: Platform): Launched {
+  return { cpu, memoryBytes, accelerator };
+}
+
+function cardFor(plan: LaunchPlan, { architecture, display }: Platform): Screen['card'] {
+  const { vnc, display: wanted } = plan.guest.vm;
+  if (!vnc.enabled && wanted === undefined) {
+    return undefined;
+  }
+  if (architecture === 'arm64') {
+    return 'virtio-gpu-pci';
+  }
+  return display.virtioVga ? 'virtio-vga' : 'VGA';
+}
+
+/** Returns the card with which early releases of the agent started machines. */
+function formerCard(plan: LaunchPlan, { architecture }: Platform): Screen['card'] {
+  if (!plan.guest.vm.vnc.enabled) {
+    return undefined;
+  }
+  return architecture === 'amd64' ? 'VGA' : 'virtio-gpu-pci';
+}
+
+function screenWith(card: Screen['card'], plan: LaunchPlan, platform: Platform): Screen {
+  const { display, vnc } = plan.guest.vm;
+  if (display === undefined) {
+    return { card, dbus: false };
+  }
+  // QEMU sets no DPI of its older card.
+  const dbus = platform.display.dbus && card !== undefined && card !== 'VGA';
+  const most = platform.display.vncMaximum;
+  const cropped = {
+    width: Math.min(display.width, most.width),
+    height: Math.min(display.height, most.height),
+  };
+  const isCropped = cropped.width < display.width || cropped.height < display.height;
+  return { card, display, dbus, ...(vnc.enabled && isCropped ? { cropped } : {}) };
+}
+
+/** Returns QEMU's arguments for the screen: the card, the display with which the agent sets the DPI, and VNC with keyboard and tablet. */
+export function screenArguments(screen: Screen | undefined, isServed: boolean): string[] {
+  const { card, display, dbus } = screen ?? { dbus: false };
+  const size = display === undefined ? '' : `,xres=${display.width},yres=${display.height}`;
+  return [
+    ...(dbus ? DBUS_DISPLAY : ['-display', 'none']),
+    ...(isServed ? ['-vnc', `unix:${FILES.vnc}`] : []),
+    ...(card === undefined ? [] : ['-device', `${card}${size}`]),
+    ...(isServed ? ['-device', 'qemu-xhci', '-device', 'usb-tablet', '-device', 'usb-kbd'] : []),
+  ];
+}

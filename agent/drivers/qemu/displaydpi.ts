@@ -1,0 +1,222 @@
+/** Sets the DPI of a machine's screen over QEMU's D-Bus display, as the physical size of the screen that the guest reads (EDID). */
+import type { Logger } from 'pino';
+import * as z from 'zod';
+import { Backoff } from '../../../base/backoff.ts';
+import { messageOf } from '../../../base/errors.ts';
+import { rest } from '../../../base/time.ts';
+import type { DisplayState, MachineFolder, MachineState } from '../driver.ts';
+import { readBody } from './dbus.ts';
+import type { DBusConnection } from './dbusconnection.ts';
+import { connectDisplay } from './displaysocket.ts';
+import { FollowedSize, type Size } from './displaysize.ts';
+import type { Hypervisor } from './hypervisor.ts';
+import type { QmpEvent } from './qmp.ts';
+import { readMachineFile, type Screen } from './state.ts';
+
+type Display = NonNullable<Screen['display']>;
+
+const CONSOLE_PATH = '/org/qemu/Display1/Console_0';
+const CONSOLE_INTERFACE = 'org.qemu.Display1.Console';
+const PROPERTIES_INTERFACE = 'org.freedesktop.DBus.Properties';
+const MILLIMETERS_PER_INCH = 25.4;
+/** Waits between attempts to set the DPI. The cause is most likely a host that has too much to do, or a QEMU that refuses for good. */
+const RETRY = { firstMilliseconds: 1_000, capMilliseconds: 60_000 };
+/** Wait after a change of the size. A guest changes its size several times when it boots, and a client while a window is dragged. */
+const SETTLE_MILLISECONDS = 300;
+
+/** Limit of the text of an error in the VM's condition. The log of the agent has the whole error. */
+const FAULT_LIMIT_CHARACTERS = 100;
+const NO_DBUS =
+  'QEMU on the host has no D-Bus display, or the machine began with another card; upgrade QEMU, and stop and start the VM';
+
+const propertiesSchema = z.tuple([z.array(z.tuple([z.string(), z.unknown()]))]);
+const sizeSchema = z.object({ Width: z.number().int().min(1), Height: z.number().int().min(1) });
+
+interface Watched {
+  /** Hypervisor that this agent watches, if any. */
+  readonly watched: Pick<Hypervisor, 'qmp'> | undefined;
+}
+
+interface DpiContext {
+  logger: Logger;
+  changed: (uid: string) => void;
+}
+
+export class DisplayDpi {
+  readonly #folder: MachineFolder;
+  readonly #machine: Watched;
+  readonly #context: DpiContext;
+  #following: AbortController | undefined;
+  #shown: DisplayState | undefined;
+
+  constructor(folder: MachineFolder, machine: Watched, context: DpiContext) {
+    this.#folder = folder;
+    this.#machine = machine;
+    this.#context = context;
+  }
+
+  /** Begins to set the DPI of the machine's process. This agent started the process just now, or found it. */
+  follow(how: 'started' | 'found'): void {
+    this.close();
+    const following = new AbortController();
+    this.#following = following;
+    this.#keep(how, following.signal).catch((error: unknown) => {
+      this.#context.logger.error({ uid: this.#folder.uid, err: error }, 'The DPI of a machine is not kept');
+    });
+  }
+
+  /** Returns the machine's state with the state of its screen. Ends the work if the machine has no process. */
+  addTo(state: MachineState): MachineState {
+    if (state.kind !== 'running') {
+      this.close();
+      return state;
+    }
+    return this.#shown === undefined ? state : { ...state, display: this.#shown };
+  }
+
+  close(): void {
+    this.#following?.abort();
+    this.#following = undefined;
+    this.#shown = undefined;
+  }
+
+  async #keep(how: 'started' | 'found', signal: AbortSignal): Promise<void> {
+    const screen = (await readMachineFile(this.#folder.path))?.launched?.screen;
+    if (screen?.display === undefined || signal.aborted) {
+      return;
+    }
+    if (!screen.dbus) {
+      this.#show(screen, NO_DBUS);
+      return;
+    }
+    const backoff = new Backoff(RETRY);
+    while (!signal.aborted) {
+      try {
+        await this.#serve(screen, screen.display, { how, signal });
+      } catch (error) {
+        if (!signal.aborted) {
+          this.#context.logger.warn(
+            { uid: this.#folder.uid, err: error },
+            'The DPI of a machine was not set',
+          );
+          this.#show(screen, `${messageOf(error).slice(0, FAULT_LIMIT_CHARACTERS)}; the host tries again`);
+        }
+      }
+      await rest(backoff.next(), signal);
+    }
+  }
+
+  /** Sets the DPI, and sets it again when the size changes. Resolves when the connection is closed or the signal aborts. */
+  async #serve(
+    screen: Screen,
+    display: Display,
+    { how, signal }: { how: 'started' | 'found'; signal: AbortSignal },
+  ): Promise<void> {
+    const dbus = await connectDisplay(this.#folder.path, signal);
+    const qmp = await this.#machine.watched?.qmp();
+    const followed = new FollowedSize(display);
+    const onEvent = ({ event }: QmpEvent) => (event === 'RESET' ? followed.boots() : undefined);
+    const close = () => dbus.close();
+    qmp?.on('event', onEvent);
+    signal.addEventListener('abort', close);
+    try {
+      if (how === 'started') {
+        await setSize(dbus, display, display.dpi);
+      }
+      this.#show(screen);
+      let isFirst = how === 'found';
+      await eachChange(dbus, signal, async () => {
+        const size = await sizeOf(dbus);
+        const isMeant = isFirst ? followed.adopt(size) : followed.counts(size);
+        isFirst = false;
+        if (isMeant) {
+          await setSize(dbus, size, display.dpi);
+        }
+      });
+    } finally {
+      qmp?.off('event', onEvent);
+      signal.removeEventListener('abort', close);
+      close();
+    }
+  }
+
+  #show(screen: Screen, fault?: string): void {
+    const shown = displayState(screen, fault);
+    const isNews = shown?.message !== this.#shown?.message;
+    this.#shown = shown;
+    if (isNews) {
+      this.#context.changed(this.#folder.uid);
+    }
+  }
+}
+
+/** Returns the state of a screen for the VM. `fault` is the reason why its DPI is not set. */
+export function displayState({ display, cropped }: Screen, fault?: string): DisplayState | undefined {
+  if (display === undefined) {
+    return undefined;
+  }
+  const { width, height, dpi } = display;
+  const has = `The screen of the guest has ${width}×${height} pixels`;
+  const dpiFault = fault === undefined ? [] : [`Its DPI is not set to ${dpi}: ${fault}`];
+  if (cropped !== undefined) {
+    const shows = `${has}, but VNC shows only ${cropped.width}×${cropped.height} of them`;
+    const message = [shows, `QEMU 9.1 or later shows all of them`, ...dpiFault].join('. ');
+    return { ready: false, reason: 'ScreenCropped', message };
+  }
+  return fault === undefined
+    ? { ready: true, reason: 'DisplaySet', message: `${has} and ${dpi} DPI` }
+    : { ready: false, reason: 'NoDPI', message: [has, ...dpiFault].join('. ') };
+}
+
+/** Calls `work` after changes of the screen, one call at a time. Changes during a call are one change. Resolves when `dbus` is closed. */
+async function eachChange(
+  dbus: DBusConnection,
+  signal: AbortSignal,
+  work: () => Promise<void>,
+): Promise<void> {
+  let change = Promise.withResolvers<void>();
+  dbus.on('signal', ({ path, interface: of }) => {
+    if (path === CONSOLE_PATH && of === PROPERTIES_INTERFACE) {
+      change.resolve();
+    }
+  });
+  dbus.on('close', () => change.resolve());
+  // A change may have come before.
+  change.resolve();
+  while (!dbus.closed) {
+    await change.promise;
+    change = Promise.withResolvers<void>();
+    await rest(SETTLE_MILLISECONDS, signal);
+    if (!dbus.closed) {
+      await work();
+    }
+  }
+}
+
+async function sizeOf(dbus: DBusConnection): Promise<Size> {
+  const answer = await dbus.call({
+    path: CONSOLE_PATH,
+    interface: PROPERTIES_INTERFACE,
+    member: 'GetAll',
+    type: 's',
+    values: [CONSOLE_INTERFACE],
+  });
+  const [properties] = propertiesSchema.parse(readBody(answer));
+  const { Width: width, Height: height } = sizeSchema.parse(Object.fromEntries(properties));
+  return { width, height };
+}
+
+async function setSize(dbus: DBusConnection, { width, height }: Size, dpi: number): Promise<void> {
+  const [wide, high] = [millimeters(width, dpi), millimeters(height, dpi)];
+  await dbus.call({
+    path: CONSOLE_PATH,
+    interface: CONSOLE_INTERFACE,
+    member: 'SetUIInfo',
+    type: 'qqiiuu',
+    values: [wide, high, 0, 0, width, height],
+  });
+}
+
+function millimeters(pixels: number, dpi: number): number {
+  return Math.round((pixels / dpi) * MILLIMETERS_PER_INCH);
+}

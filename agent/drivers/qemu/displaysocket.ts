@@ -1,0 +1,107 @@
+/**
+ * Connects to QEMU's D-Bus display. QEMU does not listen for D-Bus: it takes a socket as an open file over its machine protocol. Node.js
+ * cannot send open files, so a short Perl program does, and ends. An agent that has restarted connects in the same way.
+ */
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import type { Duplex, Readable } from 'node:stream';
+import { DBusConnection, DBusError } from './dbusconnection.ts';
+import { FILES } from './state.ts';
+
+/** Numbers of the system call `sendmsg` on Linux, by Node.js's name of the architecture. */
+const SENDMSG: Readonly<Partial<Record<string, number>>> = { x64: 46, arm64: 211 };
+/** Descriptor of the program that QEMU gets. */
+const PASSED_DESCRIPTOR = 3;
+/** Time limit of the program. It ends after some 10 ms, on an overloaded host after seconds. */
+const PROGRAM_TIMEOUT_MILLISECONDS = 30_000;
+/** Limit of the text of the program's error. */
+const WORDS_LIMIT_CHARACTERS = 500;
+
+/**
+ * Source code of the program, in Perl. It uses no Perl module, as the log writer's program. It speaks QEMU's machine protocol on a
+ * socket of its own, because QEMU takes an open file only for commands on the same socket.
+ */
+const PROGRAM = String.raw`
+my ($path, $sendmsg, $passed) = @ARGV;
+socket(my $qemu, 1, 1, 0) or die "socket: $!\n";
+connect($qemu, pack('S a108', 1, $path)) or die "$path: $!\n";
+
+# Waits for an answer. Other lines are the greeting and events.
+sub answer {
+  my ($lines, $size) = ('', 0);
+  while ($size < 1048576) {
+    my $got = sysread($qemu, $lines, 4096, length $lines) or die "QEMU closed the connection\n";
+    $size += $got;
+    while ($lines =~ s/^([^\n]*)\n//) {
+      my $line = $1;
+      return if $line =~ /^\{"return"/;
+      die "$line\n" if $line =~ /"error"/;
+    }
+  }
+  die "QEMU sent too much\n";
+}
+
+sub command {
+  my ($text) = @_;
+  syswrite($qemu, $text) == length $text or die "write: $!\n";
+  answer();
+}
+
+command('{"execute":"qmp_capabilities"}');
+my $text = '{"execute":"getfd","arguments":{"fdname":"display"}}';
+# struct iovec, struct cmsghdr with one descriptor (SOL_SOCKET, SCM_RIGHTS), and struct msghdr.
+my $vector = pack('P Q', $text, length $text);
+my $control = pack('Q l l l x4', 20, 1, 1, $passed);
+my $header = pack('Q L x4 P Q P Q l x4', 0, 0, $vector, 1, $control, length $control, 0);
+syscall($sendmsg, fileno $qemu, $header, 0) == length $text or die "sendmsg: $!\n";
+answer();
+command('{"execute":"add_client","arguments":{"protocol":"@dbus-display","fdname":"display"}}');
+`;
+
+/** Returns whether agents can connect to QEMU's D-Bus display on this system. */
+export function canPassSockets(): boolean {
+  return process.platform === 'linux' && SENDMSG[process.arch] !== undefined;
+}
+
+/**
+ * Connects to the D-Bus display of the QEMU process in `folder`. @throws DBusError when QEMU does not take the connection. @throws the
+ * signal's reason when the signal aborted.
+ */
+export async function connectDisplay(folder: string, signal: AbortSignal): Promise<DBusConnection> {
+  signal.throwIfAborted();
+  const parameters = [FILES.display, String(SENDMSG[process.arch]), String(PASSED_DESCRIPTOR)];
+  const child = spawn('perl', ['-e', PROGRAM, ...parameters], {
+    cwd: folder,
+    stdio: ['ignore', 'ignore', 'pipe', 'pipe'],
+    timeout: PROGRAM_TIMEOUT_MILLISECONDS,
+    killSignal: 'SIGKILL',
+  });
+  // Errors of the program and of the socket appear as the failures below. Without a listener they would end the process.
+  child.on('error', () => undefined);
+  const socket = child.stdio[PASSED_DESCRIPTOR] as Duplex | undefined;
+  if (socket === undefined || child.stderr === null) {
+    throw new DBusError('The program that connects to QEMU could not be started');
+  }
+  socket.on('error', () => undefined);
+  const words = lastWords(child.stderr);
+  try {
+    const [code] = (await once(child, 'exit', { signal })) as [number | null];
+    if (code !== 0) {
+      throw new DBusError(`QEMU took no D-Bus connection: ${(await words).trim()}`);
+    }
+    return await DBusConnection.open(socket);
+  } catch (error) {
+    child.kill('SIGKILL');
+    socket.destroy();
+    throw error;
+  }
+}
+
+async function lastWords(stream: Readable): Promise<string> {
+  let text = '';
+  stream.on('data', (chunk: Buffer) => {
+    text = (text + chunk.toString()).slice(-WORDS_LIMIT_CHARACTERS);
+  });
+  stream.on('error', () => undefined);
+  return await new Promise((resolve) => stream.once('close', () => resolve(text)));
+}
