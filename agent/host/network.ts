@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import type { PortRules } from '../../api/v1alpha1/reservable.ts';
+import type { MetadataPages } from '../network/nat/metadata.ts';
 import { NatNetwork } from '../network/nat/nat.ts';
 import type { Network } from '../network/network.ts';
 import { forbiddenNetworks, reachSettings } from '../network/reach.ts';
@@ -73,6 +74,8 @@ export interface NetworkSurroundings {
    * and hypervisors run under the agent's user.
    */
   machineUsers: readonly string[] | undefined;
+  /** Returns the pages that guests of the driver `nat` get at 169.254.169.254. */
+  metadata: MetadataPages;
   /** Path of the resolv.conf that hypervisors read. */
   resolvConf: string;
   logger: Logger;
@@ -80,7 +83,7 @@ export interface NetworkSurroundings {
 
 /** Creates the network driver; the host does not change. @throws ReasonedError `NetworkUnavailable` when a name or subnet is unusable. */
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
-  const { dataDirectory, nodeAddress, ports, clusterCIDRs, logger } = surroundings;
+  const { dataDirectory, nodeAddress, ports, clusterCIDRs, metadata, logger } = surroundings;
   const directory = join(dataDirectory, 'network');
   const id = createHash('sha256').update(directory).digest('hex').slice(0, 8);
   if (settings.driver === 'user') {
@@ -101,7 +104,7 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
     forbidden: forbiddenNetworks({ ...settings, clusterCIDRs }).ipv4,
     ...(settings.hostAddress === undefined ? {} : { hostAddress: settings.hostAddress }),
   };
-  return new NatNetwork(options, logger);
+  return new NatNetwork(options, metadata, logger);
 }
 
 /**

@@ -1,4 +1,5 @@
 /** Creates the parts of a host that its configuration names. */
+import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { createMetrics } from '../../kube/metrics.ts';
 import type { PortRules } from '../../api/v1alpha1/reservable.ts';
@@ -7,6 +8,7 @@ import type { AgentConfig } from './config.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
 import { HostImageStore } from '../images/store.ts';
 import { Publisher } from '../images/publisher.ts';
+import { seedPages } from '../seed/service.ts';
 import { ownRoot } from '../processes/ownroot.ts';
 import { machineUsers, SHARED_RUN_AS } from '../processes/users.ts';
 import { createNetwork, networkSchema } from './network.ts';
@@ -54,6 +56,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       nodeAddress: config.address,
       ports: portRules(config),
       clusterCIDRs: config.clusterCIDRs,
+      metadata: seedPages(join(dataDirectory, 'machines')),
       machineUsers: process.getuid?.() === 0 ? userNumbers(config) : undefined,
       resolvConf: machineRoot === undefined ? '/etc/resolv.conf' : '/proc/1/root/etc/resolv.conf',
       logger: logger.child({ part: 'network' }),

@@ -175,7 +175,7 @@ export class NatWorld implements AsyncDisposable {
 }
 
 /** Kills all processes in the test's own namespace. A failed test leaves guests, and processes that intentionally outlive an agent. */
-function killAll(namespace: string): void {
+export function killAll(namespace: string): void {
   const pids = execFileSync('ip', ['netns', 'pids', namespace], { encoding: 'utf8' });
   for (const pid of pids.split('\n').filter((one) => one !== '')) {
     try {

@@ -2,11 +2,15 @@
  * A process that acts in a network namespace for a test. On requests over Node's IPC, it drives a NAT network, serves clients and
  * sends requests. Each namespace needs its own process, because Node cannot change its own namespace.
  */
+import { join } from 'node:path';
 import { createSocket } from 'node:dgram';
+import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
-import { createServer as createHttpServer } from 'node:http';
+import { createServer as createHttpServer, type IncomingMessage, request as httpRequest } from 'node:http';
 import { connect, isIPv4 } from 'node:net';
+import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
+import { seedPages } from '../../agent/seed/service.ts';
 import { NatNetwork, type NatOptions } from '../../agent/network/nat/nat.ts';
 import type { AttachOptions, Network } from '../../agent/network/network.ts';
 import { UserGuard, type UserGuardOptions } from '../../agent/network/user/guard.ts';
@@ -29,7 +33,8 @@ function opened(): Network {
 
 export const actions = {
   async open(options: NatOptions): Promise<void> {
-    network = new NatNetwork(options, pino({ level: 'silent' }));
+    const pages = seedPages(join(options.directory, '..', 'machines'));
+    network = new NatNetwork(options, pages, pino({ level: 'silent' }));
     await network.setUp();
   },
   /** Opens QEMU's own network, with the rules that an agent as root adds. */
@@ -99,6 +104,13 @@ export const actions = {
   async httpGet(url: string, timeoutMilliseconds = ANSWER_TIMEOUT_MILLISECONDS): Promise<string> {
     const response = await fetch(url, { signal: AbortSignal.timeout(timeoutMilliseconds) });
     return await response.text();
+  },
+  /** Returns the page at an address, asked for from one of this namespace's own addresses. */
+  async httpGetFrom(localAddress: string, url: string): Promise<string> {
+    const signal = AbortSignal.timeout(ANSWER_TIMEOUT_MILLISECONDS);
+    const asked = httpRequest(url, { localAddress, signal, agent: false }).end();
+    const [response] = (await once(asked, 'response')) as [IncomingMessage];
+    return await text(response);
   },
   tcpOpen(address: string, port: number): Promise<boolean> {
     const socket = connect({ host: address, port, timeout: ANSWER_TIMEOUT_MILLISECONDS });

@@ -10,7 +10,7 @@ import { writeWhole } from '../../../base/files.ts';
 import type { Attachment } from './attachments.ts';
 import { run } from '../commands.ts';
 import { sizeOf, toAddress } from './ipv4.ts';
-import type { Layout } from './layout.ts';
+import { type Layout, METADATA } from './layout.ts';
 
 /** DNS name that the probe (the network's test packets) queries. Only Berth's dnsmasq knows this name. */
 export const PROBE_NAME = 'probe.berth.internal';
@@ -106,6 +106,9 @@ export class Dnsmasq {
       `--host-record=${PROBE_NAME},${gateway}`,
       `--dhcp-range=${toAddress(subnet.base)},static,${netmask(this.#layout)},${LEASE_TIME}`,
       `--dhcp-hostsfile=${this.#hostsFile}`,
+      // Some guests take 169.254.0.0/16 for a part of their own link. The first route leads them to the gateway. A guest that takes these
+      // routes ignores the usual option for its default route, so that route is here too.
+      `--dhcp-option=option:classless-static-route,${METADATA.address}/32,${gateway},0.0.0.0/0,${gateway}`,
       '--dhcp-ignore=tag:!known',
       '--dhcp-authoritative',
       '--leasefile-ro',

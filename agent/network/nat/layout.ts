@@ -60,6 +60,12 @@ export interface ProbeLayout {
   outerAddress: string;
 }
 
+/**
+ * Address and TCP port at which guests reach their metadata, and the port of the gateway to which the rules translate them. Only root can
+ * listen on that port, and by default no machine can reserve it. So no other program takes the port while the agent is away.
+ */
+export const METADATA = { address: '169.254.169.254', port: 80, gatewayPort: 254 } as const;
+
 /** Number of the first guest address in the subnet. Lower numbers are for the gateway and the probe. */
 const FIRST_GUEST = 16;
 const INTERFACE_NAME = /^[a-zA-Z][a-zA-Z0-9-]{0,14}$/;

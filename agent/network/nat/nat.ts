@@ -22,7 +22,9 @@ import { type Attachment, AttachmentFile } from './attachments.ts';
 import { forgetConnections } from '../commands.ts';
 import { contains } from './ipv4.ts';
 import { chooseAddress, type Layout, layoutOf, type NatOptions, tapName } from './layout.ts';
+import { Dnsmasq } from './dnsmasq.ts';
 import { foreignTables } from './foreignrules.ts';
+import { type MetadataPages, MetadataServer } from './metadata.ts';
 import type { Links } from './observe.ts';
 import { countedPackets, type RulesetEntry } from '../nftables.ts';
 import { describeDifference, findOverlap, foreignDevices, sharedDevices } from './plan.ts';
@@ -42,6 +44,7 @@ export class NatNetwork implements Network {
   readonly #options: NatOptions;
   readonly #logger: Logger;
   readonly #attachments = new Map<string, Attachment>();
+  readonly #metadata: MetadataServer;
   #isLoaded = false;
   /** Machines whose addresses may still have tracked connections of earlier owners, because an attach failed. */
   readonly #unforgotten = new Set<string>();
@@ -55,13 +58,16 @@ export class NatNetwork implements Network {
   readonly #serial = new Serial();
 
   /** Prepares the network without a change on the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet is unusable. */
-  constructor(options: NatOptions, logger: Logger) {
+  constructor(options: NatOptions, pages: MetadataPages, logger: Logger) {
     this.#options = options;
     this.#logger = logger;
     this.#layout = layoutOf(options);
     this.#ports = new PortWatch(options.hostAddress, options.ports);
     this.#file = new AttachmentFile(options.directory);
-    this.#state = new NatState(this.#layout, options.runtimeDirectory, options.dnsServers);
+    const uidOf = (address: string) => this.#all().find((one) => one.address === address)?.uid;
+    this.#metadata = new MetadataServer({ pages, uidOf, logger });
+    const dnsmasq = new Dnsmasq(this.#layout, options.runtimeDirectory, options.dnsServers);
+    this.#state = new NatState(this.#layout, dnsmasq, this.#metadata);
   }
 
   setUp(): Promise<void> {
@@ -135,6 +141,7 @@ export class NatNetwork implements Network {
       this.#attachments.delete(uid);
       this.#unforgotten.delete(uid);
       this.#taps.forget(attachment.tap);
+      this.#metadata.forget(uid);
       await this.#converge();
       await this.#forget(attachment);
       await this.#save();
@@ -172,7 +179,7 @@ export class NatNetwork implements Network {
   close(): Promise<void> {
     return this.#serial.run(async () => {
       if (!this.#isLoaded || this.#attachments.size > 0) {
-        this.#state.close();
+        await this.#state.close();
         return;
       }
       // This may be the host's last agent, so the network is removed now. Forwarding stays on because other programs may need it.

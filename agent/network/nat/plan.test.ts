@@ -84,6 +84,7 @@ class Host {
       enableForwarding: () => Object.assign(this.state, { forwarding: true }),
       informDnsmasq: () => Object.assign(this.state, { dnsmasqKnows: true }),
       startDnsmasq: () => Object.assign(this.state, { dnsmasqRuns: true }),
+      openMetadata: () => Object.assign(this.state, { metadataListens: true }),
     };
     (performed[repair.kind] as (one: Repair) => void)(repair);
   }
@@ -152,6 +153,7 @@ function anyHost(names: readonly string[]): fc.Arbitrary<Observed> {
     rulesCurrent: fc.boolean(),
     dnsmasqRuns: fc.boolean(),
     dnsmasqKnows: fc.boolean(),
+    metadataListens: fc.boolean(),
   });
 }
 
@@ -205,6 +207,7 @@ test('one thing broken is one repair', () => {
     rulesCurrent: false,
     dnsmasqRuns: false,
     dnsmasqKnows: false,
+    metadataListens: false,
   });
   converge(host, wanted);
   Object.assign(host.links.get(layout.bridge) ?? {}, { up: false });
@@ -236,11 +239,12 @@ test('foreign devices with the names of our devices are left alone, and everythi
         }
         expect([...foreignDevices(layout, host.links).keys()].sort()).toEqual([...taken].sort());
         expect(ownDevices(layout, host.links).filter((name) => taken.includes(name))).toEqual([]);
-        const { dnsmasqRuns, probeEnds, ...others } = host.state;
+        const { dnsmasqRuns, metadataListens, probeEnds, ...others } = host.state;
         expect(Object.values(others)).not.toContain(false);
         expect(host.links.get(b)).toMatchObject({ kind: 'tun', up: true, ipv6: false });
         // dnsmasq must not serve on a device of others, but one that runs is not stopped.
         expect(dnsmasqRuns).toBe(!taken.includes(bridge) || observed.dnsmasqRuns);
+        expect(metadataListens).toBe(!taken.includes(bridge) || observed.metadataListens);
         expect(probeEnds || taken.some((name) => name.startsWith('bp'))).toBe(true);
         expect(host.links.has(stray)).toBe(taken.includes(stray) && before.has(stray));
       },

@@ -14,6 +14,8 @@ export interface Observed {
   dnsmasqRuns: boolean;
   /** Whether dnsmasq's list of machines is as wanted. */
   dnsmasqKnows: boolean;
+  /** Whether this process listens for guests that ask for their metadata. */
+  metadataListens: boolean;
 }
 
 export type Repair =
@@ -28,7 +30,8 @@ export type Repair =
   | { kind: 'loadRules' }
   | { kind: 'enableForwarding' }
   | { kind: 'informDnsmasq' }
-  | { kind: 'startDnsmasq' };
+  | { kind: 'startDnsmasq' }
+  | { kind: 'openMetadata' };
 
 /** Returns the kind of Berth's device with this name; undefined if no device of Berth has such a name. */
 function kindOf({ bridge, probe, tapPrefix }: Layout, name: string): string | undefined {
@@ -70,6 +73,7 @@ function devicesOf({ bridge, probe }: Layout, repair: Repair): string[] {
   switch (repair.kind) {
     case 'createBridge':
     case 'startDnsmasq':
+    case 'openMetadata':
       return [bridge];
     case 'connectPort':
       return [bridge, repair.device];
@@ -158,6 +162,9 @@ export function planRepairs(
     ...attachments.flatMap((one) => planTap(layout, one, links)),
     ...planProbe(layout, observed),
   ];
+  if (!observed.metadataListens) {
+    repairs.push({ kind: 'openMetadata' });
+  }
   if (!observed.rulesCurrent) {
     repairs.push({ kind: 'loadRules' });
   }
@@ -227,6 +234,7 @@ const DIFFERENCES = {
   enableForwarding: 'IPv4 forwarding was off',
   informDnsmasq: 'The list of machines for dnsmasq was not current',
   startDnsmasq: 'The program dnsmasq did not run',
+  openMetadata: 'The metadata service for guests did not listen',
 } as const;
 
 /** If another device's network overlaps one of Berth's, returns a message. The host could not route addresses that are in both. */

@@ -4,7 +4,7 @@
  */
 import type { Attachment } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
-import type { Layout } from './layout.ts';
+import { type Layout, METADATA } from './layout.ts';
 
 /**
  * UDP ports of the host that are forwarded from the outer end of the probe to its inner end. Each test packet uses another port, so
@@ -61,6 +61,19 @@ function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachmen
   );
 }
 
+/**
+ * Limit of a guest's connections to its metadata per second, after an initial burst. The burst lets a guest read all values one by one at
+ * its start. The agent works for each connection, also for its Lease, so no guest may keep it busy.
+ */
+const METADATA_CONNECTIONS_PER_SECOND = 5;
+const METADATA_BURST = 128;
+
+/** Returns the rules that limit how often each guest asks for its metadata. */
+function metadataLimits(attachments: readonly Attachment[]): string[] {
+  const rate = `limit rate over ${METADATA_CONNECTIONS_PER_SECOND}/second burst ${METADATA_BURST} packets`;
+  return attachments.map(({ address }) => `ip saddr ${address} ct state new ${rate} drop`);
+}
+
 /** Returns the match for the addresses that have reserved ports. Loopback is excluded because an answer could not return to 127.0.0.1. */
 function reservedDestination(layout: Layout): string {
   if (layout.hostAddress !== undefined) {
@@ -69,8 +82,10 @@ function reservedDestination(layout: Layout): string {
   return 'fib daddr type local ip daddr != 127.0.0.0/8';
 }
 
-function routed(layout: Layout, attachments: readonly Attachment[]): string {
+function routed(layout: Layout, attachments: readonly Attachment[], hasMetadata: boolean): string {
   const { bridge, gateway, probe } = layout;
+  const { address: metadata, port, gatewayPort } = METADATA;
+  const onlyWithMetadata = (rule: string): string => (hasMetadata ? rule : '');
   const toReservation = `${reservedDestination(layout)} dnat ip to meta l4proto . th dport map @reservations`;
   const lines = (rules: readonly string[]): string => rules.join('\n    ');
   return `table inet ${layout.table} {
@@ -92,8 +107,14 @@ function routed(layout: Layout, attachments: readonly Attachment[]): string {
   chain guests_reach {
     ct direction reply ct state established,related accept
     ip daddr ${gateway} accept
+    ${onlyWithMetadata(`ip daddr ${metadata} tcp dport ${port} accept`)}
     ip saddr ${probe.innerAddress} ip daddr ${formatSubnet(probe.outerSubnet)} accept
+    ip daddr ${metadata} drop
     ip daddr @guests_may_not_reach drop
+  }
+  chain guests_metadata {
+    ${lines(metadataLimits(attachments))}
+    goto guests_limits
   }
   chain guests_limits {
     ct state != new accept
@@ -101,6 +122,7 @@ function routed(layout: Layout, attachments: readonly Attachment[]): string {
   }
   chain prerouting {
     type nat hook prerouting priority dstnat; policy accept;
+    ${onlyWithMetadata(`iifname "${bridge}" ip daddr ${metadata} tcp dport ${port} dnat ip to ${gateway}:${gatewayPort}`)}
     iifname "${probe.outerPort}" udp dport ${PROBE_PORTS.first}-${PROBE_PORTS.last} dnat ip to ${probe.innerAddress}:${PROBE_PORT}
     iifname != { "${bridge}", "${probe.outerPort}" } ${toReservation}
   }
@@ -111,7 +133,9 @@ function routed(layout: Layout, attachments: readonly Attachment[]): string {
   chain input {
     type filter hook input priority filter; policy accept;
     iifname "${probe.outerPort}" drop
+    iifname != "${bridge}" ip daddr ${gateway} tcp dport ${gatewayPort} drop
     iifname != "${bridge}" accept
+    ${onlyWithMetadata(`ip daddr ${gateway} tcp dport ${gatewayPort} ct original ip daddr ${metadata} goto guests_metadata`)}
     ip daddr { 255.255.255.255, ${gateway} } udp sport 68 udp dport 67 accept
     ip daddr ${gateway} meta l4proto { tcp, udp } th dport 53 goto guests_limits
     ip daddr ${gateway} icmp type echo-request goto guests_limits
@@ -129,6 +153,7 @@ function routed(layout: Layout, attachments: readonly Attachment[]): string {
     meta nfproto ipv6 drop
     ct direction reply ct state established,related accept
     ip saddr ${probe.innerAddress} ip daddr ${formatSubnet(probe.outerSubnet)} accept
+    ip daddr ${metadata} drop
     ip daddr @guests_may_not_reach drop
     goto guests_limits
   }
@@ -220,9 +245,17 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
 }`;
 }
 
-/** Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. */
-export function rulesetScript(layout: Layout, attachments: readonly Attachment[]): string {
-  return [removalScript(layout), routed(layout, attachments), bridged(layout, attachments), ''].join('\n');
+/**
+ * Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. Guests reach their metadata only if
+ * `hasMetadata` is true. Otherwise another program may listen on its port.
+ */
+export function rulesetScript(
+  layout: Layout,
+  attachments: readonly Attachment[],
+  hasMetadata: boolean,
+): string {
+  const tables = [routed(layout, attachments, hasMetadata), bridged(layout, attachments)];
+  return [removalScript(layout), ...tables, ''].join('\n');
 }
 
 /** Returns the script that removes both tables. The script also works if a table does not exist. */

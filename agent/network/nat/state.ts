@@ -3,8 +3,9 @@ import { writeFile } from 'node:fs/promises';
 import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
 import type { Attachment } from './attachments.ts';
 import { ip, run } from '../commands.ts';
-import { Dnsmasq } from './dnsmasq.ts';
-import type { Layout } from './layout.ts';
+import type { Dnsmasq } from './dnsmasq.ts';
+import { type Layout, METADATA } from './layout.ts';
+import type { MetadataServer } from './metadata.ts';
 import { FORWARDING_SWITCH, readForwarding, readLinks } from './observe.ts';
 import { fingerprint, readRuleset, type RulesetEntry } from '../nftables.ts';
 import {
@@ -35,15 +36,17 @@ export class NatState {
   readonly #layout: Layout;
   readonly #dnsmasq: Dnsmasq;
   readonly #probe: Probe;
+  readonly #metadata: MetadataServer;
   /**
    * nftables script that was loaded last, with the fingerprint of the rules as read back from the kernel. Versions of nft print rules
    * differently, so the script cannot be compared with the kernel's rules.
    */
   #loaded: { script: string; fingerprint: string } | undefined;
 
-  constructor(layout: Layout, runtimeDirectory: string, dnsServers: readonly string[]) {
+  constructor(layout: Layout, dnsmasq: Dnsmasq, metadata: MetadataServer) {
     this.#layout = layout;
-    this.#dnsmasq = new Dnsmasq(layout, runtimeDirectory, dnsServers);
+    this.#dnsmasq = dnsmasq;
+    this.#metadata = metadata;
     this.#probe = new Probe(layout);
     this.tables = [`inet ${layout.table}`, `bridge ${layout.table}`];
   }
@@ -56,7 +59,8 @@ export class NatState {
       this.#dnsmasq.pid(),
       this.#dnsmasq.knows(attachments),
     ]);
-    const isLoaded = this.#loaded?.script === rulesetScript(this.#layout, attachments);
+    const metadataListens = this.#metadata.listens;
+    const isLoaded = this.#loaded?.script === rulesetScript(this.#layout, attachments, metadataListens);
     const rulesCurrent = isLoaded && this.#loaded?.fingerprint === fingerprint(ruleset, this.tables);
     const dnsmasqRuns = pid !== undefined;
     return {
@@ -65,6 +69,7 @@ export class NatState {
       rulesCurrent,
       dnsmasqRuns,
       dnsmasqKnows,
+      metadataListens,
       probeEnds: this.#probe.open,
       ruleset,
     };
@@ -104,13 +109,14 @@ export class NatState {
     return await this.#probe.failures();
   }
 
-  close(): void {
+  async close(): Promise<void> {
     this.#probe.close();
+    await this.#metadata.close();
   }
 
   /** Removes Berth's nftables tables and network devices, and stops dnsmasq. Missing parts are no error. */
   async remove(): Promise<void> {
-    this.#probe.close();
+    await this.close();
     await this.#dnsmasq.stop();
     await run('nft', ['-f', '-'], `${removalScript(this.#layout)}\n`);
     this.#loaded = undefined;
@@ -145,13 +151,16 @@ export class NatState {
         return await this.#dnsmasq.tell(attachments);
       case 'startDnsmasq':
         return await this.#dnsmasq.start();
+      case 'openMetadata':
+        await this.#metadata.open(`${this.#layout.gateway}:${METADATA.gatewayPort}`);
+        return undefined;
       default:
         return undefined;
     }
   }
 
   async #loadRules(attachments: readonly Attachment[]): Promise<void> {
-    const script = rulesetScript(this.#layout, attachments);
+    const script = rulesetScript(this.#layout, attachments, this.#metadata.listens);
     await run('nft', ['-f', '-'], script);
     this.#loaded = { script, fingerprint: fingerprint(await readRuleset(), this.tables) };
   }
