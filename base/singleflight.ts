@@ -1,6 +1,7 @@
 /** Work that is done once for several callers that need the result at the same time. */
 
-type Progress = (percent: number) => void;
+/** Called with the percentage (0–100) of the work that is done, and the number of bytes if it is known. */
+type Progress = (percent: number, bytes?: number) => void;
 type Work<T> = (signal: AbortSignal, onProgress: Progress) => Promise<T>;
 
 /** Pieces of work by key. If the work of a key is under way, a further caller waits for its result. */
@@ -58,10 +59,10 @@ class SharedWork<T> {
   #percent = 0;
 
   constructor(work: Work<T>) {
-    this.#work = work(this.#abort.signal, (percent) => {
+    this.#work = work(this.#abort.signal, (percent, bytes) => {
       this.#percent = percent;
       for (const listener of this.#listeners) {
-        listener(percent);
+        listener(percent, bytes);
       }
     });
     // `ended` resolves after a failure too. Each waiting caller gets the failure from `#work`, and the failure may come after the

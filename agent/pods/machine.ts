@@ -184,6 +184,8 @@ export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMillis
   readonly kind: OperationKind;
   phase: MachinePhase;
   progressPercent: number | undefined;
+  /** Mean speed of the pull so far; undefined before and after it. */
+  bytesPerSecond: number | undefined;
   /** Cancels the operation if it can be cancelled, for example a download. */
   readonly abort: AbortController;
   /** Ends the guest's grace period early, in an operation that stops the guest. */

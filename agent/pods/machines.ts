@@ -202,6 +202,7 @@ export class Machines {
       graceMilliseconds: 'graceMilliseconds' in step ? step.graceMilliseconds : wanted.graceMilliseconds,
       phase: PHASES[step.kind],
       progressPercent: undefined,
+      bytesPerSecond: undefined,
       abort: new AbortController(),
       hurry: new AbortController(),
       deadline: undefined,

@@ -270,6 +270,7 @@ function factsOf(view: MachineView): MachineReport {
     ...defined('revertedAt', record.revertedAt),
     ...record.startedWith,
     ...defined('progressPercent', operation?.progressPercent),
+    ...defined('bytesPerSecond', operation?.bytesPerSecond),
     ...defined('accelerator', view.accelerator),
     ...defined('imageDigest', record.base?.digest),
     ...defined('guestAgentConnected', guest?.connected),

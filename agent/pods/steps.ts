@@ -27,6 +27,7 @@ import {
 import { explainPortTaken, holdPorts } from './ports.ts';
 import { grantedSize } from './resize.ts';
 import { prepareSeed } from './seed.ts';
+import { meanSpeed } from './speed.ts';
 
 /** Shortest time between two progress reports of a download, because each report is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
@@ -57,6 +58,7 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   operation.abort.signal.throwIfAborted();
   operation.phase = 'Cloning';
   operation.progressPercent = undefined;
+  operation.bytesPerSecond = undefined;
   operation.changed();
   if (runtime.state.kind !== 'absent') {
     // An earlier agent process ended before it had completed the machine's folder.
@@ -94,14 +96,16 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
     }
     let toldAt = performance.now();
     const began = toldAt;
+    const speed = meanSpeed();
     tell(host, record, 'Pulling', 'Pull', `The host fetches ${describeSource(source)}`);
     const image = await host.images.ensure(source, {
       ...options,
       architecture: record.machine?.architecture,
       holder: `machine/${record.uid}`,
       signal: operation.abort.signal,
-      onProgress: (percent) => {
+      onProgress: (percent, bytes) => {
         operation.progressPercent = Math.floor(percent);
+        operation.bytesPerSecond = speed(bytes);
         if (performance.now() - toldAt >= PROGRESS_MILLISECONDS) {
           toldAt = performance.now();
           operation.changed();

@@ -164,6 +164,8 @@ export const machineReportSchema = z.object({
   diskSizeBytes: reported(z.number().int()),
   /** Percentage from 0 to 100 during a pull or clone. */
   progressPercent: reported(z.number().int().min(0).max(100)),
+  /** Mean speed of a pull. */
+  bytesPerSecond: reported(z.number().int().min(0).max(Number.MAX_SAFE_INTEGER)),
   accelerator: reported(z.string()),
   imageDigest: reported(z.string()),
   /** Whether the guest agent answers. Absent until it has answered once, except if the VM is Ready only with a guest agent. */

@@ -104,7 +104,10 @@ export const vmStatusSchema = z
       .meta({ description: 'Reason for the end of the VM, written once.' })
       .optional(),
     accelerator: report('Accelerator of the machine: KVM, HVF, or TCG for emulation.', 64).optional(),
-    progress: report('For people: the work of the host, for example `Pulling 42 %`.', 64).optional(),
+    progress: report(
+      'For people: the work of the host, for example `Pulling 42 % (80 MB/s)`.',
+      64,
+    ).optional(),
     progressPercent: count('Progress of the pull or clone in percent.', 100).optional(),
     restartedAt: timestamp('Value of restartRequestedAt that was last fulfilled.').optional(),
     revertedAt: timestamp('Value of revertRequestedAt that was last fulfilled.').optional(),

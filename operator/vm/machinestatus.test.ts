@@ -56,6 +56,8 @@ function statusOf(
 it('shows a pull in words for people, and nothing of it once the VM runs or is deleted', () => {
   const report = { progressPercent: 42 };
   expect(statusOf('Pulling', { report }).progress).toBe('Pulling 42 %');
+  const fast = { progressPercent: 42, bytesPerSecond: 79_600_000 };
+  expect(statusOf('Pulling', { report: fast }).progress).toBe('Pulling 42 % (80 MB/s)');
   expect(statusOf('Pulling', {}).progress).toBeUndefined();
   expect(statusOf('Terminating', { report }).progress).toBeUndefined();
 });

@@ -50,10 +50,12 @@ function keptStatus(last: VMStatus): Partial<VMStatus> {
   return { image: named, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
 }
 
-function progress(phase: VMPhase, { progressPercent }: MachineReport): string | undefined {
-  return progressPercent === undefined || !PENDING_PHASES.has(phase)
-    ? undefined
-    : `${phase} ${progressPercent} %`;
+function progress(phase: VMPhase, { progressPercent, bytesPerSecond }: MachineReport): string | undefined {
+  if (progressPercent === undefined || !PENDING_PHASES.has(phase)) {
+    return undefined;
+  }
+  const speed = bytesPerSecond === undefined ? '' : ` (${(bytesPerSecond / 1e6).toFixed(0)} MB/s)`;
+  return `${phase} ${progressPercent} %${speed}`;
 }
 
 /**

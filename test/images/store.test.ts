@@ -85,14 +85,20 @@ describe('an image of a registry', () => {
     const before = await blobsFetched();
     const keyring = keyringOf(registry);
     const percents: number[] = [];
+    let counted: number | undefined;
+    const onProgress = (percent: number, bytes?: number): void => {
+      percents.push(percent);
+      counted = bytes;
+    };
     const [first, second] = await Promise.all([
-      ensure(store, reference, 'machine/a', { keyring, onProgress: (percent) => percents.push(percent) }),
+      ensure(store, reference, 'machine/a', { keyring, onProgress }),
       ensure(store, reference, 'machine/b', { keyring, name: 'berth.dev/team/base' }),
     ]);
     expect(first).toEqual(second);
     expect(await digestOf(first.path)).toBe(await digestOf(disk));
     expect(first).toMatchObject({ digest: expect.stringMatching(SHA256) as string, format: 'raw' });
     expect(percents.at(-1)).toBe(100);
+    expect(counted).toBeGreaterThan(0);
     expect(percents).toEqual(percents.toSorted((a, b) => a - b));
     // The layer and the configuration. The registry writes its log when the last byte is away already.
     const fetched = await waitFor('the log of what was fetched', async () => {

@@ -27,8 +27,8 @@ const OF_THE_ASKER: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageAr
 /** A caller that waits for a fetch. */
 export interface Waiting {
   signal: AbortSignal;
-  /** Called with the percentage (0–100) of the bytes that are fetched. */
-  onProgress: (percent: number) => void;
+  /** Called with the percentage (0–100) of the bytes that are fetched, and their number if it is known. */
+  onProgress: (percent: number, bytes?: number) => void;
 }
 
 /** The part of a request for an image that is the same for all sources. */

@@ -28,8 +28,8 @@ const READ_BYTES = 1024 ** 2;
 const ANSWERED: ReadonlySet<number> = new Set([200, 206, 416]);
 
 export interface DownloadOptions {
-  /** Called with the percentage (0–100) of the bytes that are fetched. */
-  onProgress: (percent: number) => void;
+  /** Called with the percentage (0–100) of the bytes that are fetched, and their number. */
+  onProgress: (percent: number, bytes: number) => void;
   /** Called with the total number of bytes if the server states it. The download waits for it before it writes the first byte. */
   onTotal?: (bytes: number) => Promise<void>;
   signal: AbortSignal;
@@ -251,7 +251,7 @@ class Download {
     const { total = 0 } = this.#source;
     const percent = total > 0 ? Math.min(100, Math.floor((this.#at * 100) / total)) : 0;
     if (percent > this.#percent) {
-      this.#parts.options.onProgress(percent);
+      this.#parts.options.onProgress(percent, this.#at);
     }
     this.#percent = Math.max(percent, this.#percent);
   }

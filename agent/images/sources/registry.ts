@@ -252,13 +252,13 @@ export class RegistrySource {
 
   #counted(
     { downloadBytes }: PullPlan,
-    onProgress: (percent: number) => void,
+    onProgress: Waiting['onProgress'],
   ): { onBytes: (count: number) => void; onSpared: (count: number) => void } {
     const { metrics } = this.#parts;
     let done = 0;
     const onSpared = (count: number): void => {
       done += count;
-      onProgress(downloadBytes === 0 ? 100 : Math.min(100, (done * 100) / downloadBytes));
+      onProgress(downloadBytes === 0 ? 100 : Math.min(100, (done * 100) / downloadBytes), done);
     };
     return {
       onSpared,
