@@ -243,6 +243,30 @@ describe('admission', () => {
   });
 });
 
+describe('a port that the host chose', () => {
+  test('is kept by the next agent; a Pod that reserves it waits, and names its VM', async () => {
+    const automaticPorts = [{ purpose: 'ssh', protocol: 'TCP', guestPort: 22 }] as const;
+    const chooses = machineFor(NAMESPACE, 'chooses', { automaticPorts: [...automaticPorts] });
+    const { metadata } = await operator.create(PODS, podFor(host, chooses));
+    const running = await waitForPod('chooses', 'Ready', isReady);
+    const report: unknown = JSON.parse(condition(running, MACHINE_CONDITION)?.message ?? '');
+    expect(report).toMatchObject({ endpoints: [9122] });
+    await host.stop();
+    await host.launch();
+    const port = { name: '9122-tcp', protocol: 'TCP', hostPort: 9122, guestPort: 22 } as const;
+    await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'reserves', { ports: [port] })));
+    const waits = await waitForPod('reserves', 'PortTaken', (pod) => waiting(pod) === 'PortTaken');
+    expect(waits.status?.containerStatuses?.[0]?.state?.waiting?.message).toBe(
+      'Port 9122/TCP is held by VM chooses, for which this host chose it',
+    );
+    const attached = host.network.attachments.get(metadata.uid ?? '');
+    expect(attached?.ports).toEqual([{ ...port, automatic: true }]);
+    await destroy('chooses');
+    await waitForPod('reserves', 'Ready', isReady);
+    await destroy('reserves');
+  });
+});
+
 describe('deletion', () => {
   test('presses the power button, and takes the power away when the grace is over or made shorter', async () => {
     await run('deaf');
