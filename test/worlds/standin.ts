@@ -1,9 +1,9 @@
 /**
- * Stand-ins for the parts that run machines on a host. They have no hypervisor, disks or network. Tests use them to check the
+ * Stand-ins for the parts that run machines on a host. They have no hypervisor, disks or network, only the folder of each machine. Tests use them to check the
  * agent's reports to the API server and the order of its work. Other tests check QEMU itself.
  */
 import { randomUUID } from 'node:crypto';
-import { readFile, writeFile } from 'node:fs/promises';
+import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { type Duplex, PassThrough } from 'node:stream';
 import {
   type Accelerator,
@@ -62,6 +62,7 @@ export class StandInDriver implements Driver {
   }
 
   async create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
+    await mkdir(folder.path, { recursive: true });
     this.#set('create', folder, { kind: 'stopped' });
     this.#disks.delete(folder.uid);
     if (base !== undefined || plan.guest.diskSizeBytes !== undefined) {
@@ -167,6 +168,7 @@ export class StandInDriver implements Driver {
 
   async delete(folder: MachineFolder): Promise<void> {
     this.calls.push(`delete ${folder.uid}`);
+    await rm(folder.path, { recursive: true, force: true });
     this.machines.delete(folder.uid);
     this.#disks.delete(folder.uid);
   }
