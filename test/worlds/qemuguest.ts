@@ -9,6 +9,8 @@ import { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import { identify, waitForExit } from '../../agent/processes/process.ts';
+import { makeDocuments } from '../../agent/seed/documents.ts';
+import { type SeedFiles, writeSeedFiles } from '../../agent/seed/files.ts';
 import type { GuestArchitecture } from '../../hack/guest.ts';
 import { machineDocument } from '../fixtures/machines.ts';
 import { guestFile } from '../fixtures/images.ts';
@@ -92,6 +94,14 @@ export function planFor(architecture: GuestArchitecture, port: number, diskSizeB
       forwards: [{ protocol: 'TCP', hostAddress: LOOPBACK, hostPort: port, guestPort: 80 }],
     },
   };
+}
+
+/** User data of {@link seedFor}: an Ignition config, which is also on the seed disk. */
+export const IGNITION = '{"ignition":{"version":"3.4.0"}}';
+
+/** Writes a seed into the folder of a machine that exists, and returns its files for the start. */
+export async function seedFor({ path }: MachineFolder, { guest, ...size }: LaunchPlan): Promise<SeedFiles> {
+  return await writeSeedFiles(path, makeDocuments(guest.vm, { ...size, host: 'here', userData: IGNITION }));
 }
 
 /** One machine on a host of its own. Its guest serves its page on a port of the loopback address. */

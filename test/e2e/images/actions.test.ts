@@ -2,7 +2,7 @@
 import { execFile } from 'node:child_process';
 import { copyFile, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { Image, ImageSpec } from '../../../api/v1alpha1/image.ts';
@@ -13,12 +13,14 @@ import { Downloads } from '../../wires/downloads.ts';
 import { startRegistry, type TestRegistry } from '../../wires/registry.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { makeCopyDisk } from '../../fixtures/copydisk.ts';
+import { expectUntold } from '../../support/told.ts';
 import { page, tell } from '../../worlds/qemuguest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 
 const TEST_MILLISECONDS = 600_000;
 const OTHER_ADDRESS = '127.0.0.2';
 const NAMESPACE = 'platform-default';
+const PASSWORD = 'planted-9e0d4a';
 
 let directory: string;
 let registry: TestRegistry;
@@ -50,12 +52,17 @@ beforeAll(async () => {
   // Behind the guest image a file system, to which the guest writes without a pause.
   await makeCopyDisk(join(world.shared, 'guest.qcow2'), join(world.shared, 'writer.raw'));
   await world.makeImage('writer', 'writer.raw');
+  await world.cluster.client().create(SECRETS, {
+    metadata: { name: 'first-boot', namespace: NAMESPACE },
+    stringData: { 'user-data': `#cloud-config\n{"password":"${PASSWORD}"}\n` },
+  });
   port = await freePort();
   const placement = { node: 'one' };
   await world.makeVM('source', {
     image: 'writer',
     ports: [`${port}:80`],
     readiness: { type: 'Port', port: 80 },
+    userDataSecretRef: { name: 'first-boot', key: 'user-data' },
     placement,
   });
   await world.waitForCondition('Ready', 'source');
@@ -126,6 +133,28 @@ test(
       /Copying the disk of VM platform-default\/source[^]*Stored sha256:/,
     );
     await world.kubectl('delete', 'vm', 'copy');
+  },
+  TEST_MILLISECONDS,
+);
+
+/** Names of the files on a host that have the user data of the VM `source`. Compressed files are not searched. */
+async function filesWithPassword(host: string): Promise<string[]> {
+  const search = promisify(execFile)('grep', ['-rlF', PASSWORD, world.host(host).dataDirectory]);
+  const { stdout } = await search.catch((error: { code: number; stdout: string }) => {
+    expect(error.code, 'grep found nothing').toBe(1);
+    return error;
+  });
+  return stdout.split('\n').flatMap((path) => (path === '' ? [] : [basename(path)]));
+}
+
+test(
+  'the user data of a VM is in no Image that is saved from it, and nobody is told it',
+  async () => {
+    await untilReady('saved');
+    expect((await filesWithPassword('one')).toSorted()).toEqual(['seed.iso', 'seed.json']);
+    // The other host still has the disk of the VM that ran from the Image.
+    expect(await filesWithPassword('two')).toEqual([]);
+    await expectUntold(world.cluster, PASSWORD);
   },
   TEST_MILLISECONDS,
 );

@@ -1,7 +1,17 @@
 /** A real aarch64 guest, emulated where the host is none. */
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { freePort } from '../../../hack/cluster/ports.ts';
-import { folderOf, guestBase, type Host, makeHost, page, planFor } from '../../worlds/qemuguest.ts';
+import {
+  folderOf,
+  guestBase,
+  type Host,
+  IGNITION,
+  makeHost,
+  page,
+  planFor,
+  seedFor,
+  tell,
+} from '../../worlds/qemuguest.ts';
 
 let host: Host;
 
@@ -18,12 +28,15 @@ it('an arm64 guest boots from UEFI, goes on after a suspend, and stops in order'
   const plan = planFor('arm64', port);
   const folder = folderOf(host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0004');
   await host.driver.create(folder, plan, base);
-  await host.driver.start(folder, plan);
+  await host.driver.start(folder, { ...plan, seed: await seedFor(folder, plan) });
   const before = await page(port);
   expect(before).toMatchObject({ architecture: 'aarch64', boots: '1' });
+  expect([await tell(port, 'seed=user-data'), await tell(port, 'ignition')]).toEqual([IGNITION, IGNITION]);
+  // The resumed machine has the seed of its start, although its plan has none.
   await host.driver.suspend(folder);
   await host.driver.resume(folder, plan);
   expect(await page(port)).toMatchObject({ boot_id: before['boot_id'] });
+  expect(await tell(port, 'seed=user-data')).toBe(IGNITION);
   await host.driver.stop(folder, { graceMilliseconds: 60_000 });
   expect(await host.driver.inspect(folder)).toEqual({ kind: 'stopped' });
   let text = '';

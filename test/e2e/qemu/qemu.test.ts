@@ -7,7 +7,14 @@ import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { identify, isAlive } from '../../../agent/processes/process.ts';
 import { waitFor } from '../../../hack/wait.ts';
-import { BOOT_DEADLINE_MILLISECONDS, folderOf, guestBase, TestMachine } from '../../worlds/qemuguest.ts';
+import {
+  BOOT_DEADLINE_MILLISECONDS,
+  folderOf,
+  guestBase,
+  IGNITION,
+  seedFor,
+  TestMachine,
+} from '../../worlds/qemuguest.ts';
 
 const GRACE_MILLISECONDS = 30_000;
 const OWN_USER = { uid: 1_900_000_007, gid: 1_900_000_007 };
@@ -29,13 +36,20 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
       return now.kind === 'exited' && now.reason === reason ? now : undefined;
     });
 
-  it('has its disk grown as asked, and hears its power button', async () => {
+  it('has its seed, its disk grown as asked, and hears its power button', async () => {
     await machine.create(base);
+    const seed = await seedFor(machine.folder, machine.plan);
     await machine.driver.start(machine.folder, {
       ...machine.plan,
+      seed,
       guest: { ...machine.plan.guest, diskSizeBytes: 128 * 1024 * 1024 },
     });
     expect(await machine.page()).toMatchObject({ architecture: 'x86_64', disk_sectors: '262144' });
+    expect(JSON.parse(await machine.tell('seed=meta-data'))).toMatchObject({ 'local-hostname': 'guest' });
+    expect([await machine.tell('seed=user-data'), await machine.tell('ignition')]).toEqual([
+      IGNITION,
+      IGNITION,
+    ]);
     const identity = await identify(await machine.pid());
     await machine.stop(GRACE_MILLISECONDS);
     expect(identity !== undefined && (await isAlive(identity))).toBe(false);

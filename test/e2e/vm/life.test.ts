@@ -1,15 +1,21 @@
 /** The whole life of one VM with a real guest, as its user sees and steers it with kubectl. */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { existsSync } from 'node:fs';
+import { existsSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { WORKLOAD_LABEL } from '../../../api/v1alpha1/names.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
+import { SECRETS } from '../../../kube/core.ts';
+import { PUBLIC_KEYS } from '../../fixtures/guestdata.ts';
+import { expectUntold } from '../../support/told.ts';
 import { page, powerOff, tell } from '../../worlds/qemuguest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 
 const TEST_MILLISECONDS = 600_000;
+const SECRET = 'first-boot';
+const PASSWORD = 'planted-6f1c2b';
+const USER_DATA = `#cloud-config\n{"password":"${PASSWORD}"}\n`;
 
 let world: World;
 let port: number;
@@ -83,9 +89,28 @@ async function expectPowerButton(act: () => Promise<unknown>): Promise<void> {
 }
 
 test(
+  'waits for the Secret with its user data, and says so',
+  async () => {
+    await world.makeVM('x', {
+      ports: [`${port}:80`, ':80'],
+      readiness: { type: 'Port', port: 80 },
+      userDataSecretRef: { name: SECRET, key: 'user-data' },
+      guestMetadata: { team: 'blue' },
+      sshAuthorizedKeys: [PUBLIC_KEYS[0]],
+    });
+    const missing = { status: 'False', reason: 'SecretNotFound' } as const;
+    const { message } = await world.vms.waitForCondition('x', 'UserDataReady', missing, BOOT);
+    expect(message).toContain(`the Secret ${SECRET} in ${world.vms.namespace}`);
+    expect((await world.vms.get('x')).status?.phase).toBe('Starting');
+    const metadata = { name: SECRET, namespace: world.vms.namespace };
+    await world.cluster.client().create(SECRETS, { metadata, stringData: { 'user-data': USER_DATA } });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
   'becomes Ready, answers through its reserved port, and tells its story and its console',
   async () => {
-    await world.makeVM('x', { ports: [`${port}:80`, ':80'], readiness: { type: 'Port', port: 80 } });
     await world.waitForCondition('Ready', 'x');
     expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64', cpus: '1' });
     // The guest's server answers before the guest has said its last word.
@@ -112,6 +137,36 @@ test(
     expect(table).toMatch(new RegExp(` ${ssh?.hostPort} `));
     chosen = web?.hostPort ?? 0;
     expect(await page(chosen)).toMatchObject({ boots: '1' });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'gives its guest user data, metadata, SSH keys and host name, and tells nobody the user data',
+  async () => {
+    await world.vms.waitForCondition('x', 'UserDataReady', { status: 'True', reason: 'Delivered' }, STEP);
+    expect(await tell(port, 'seed=user-data')).toBe(USER_DATA);
+    const { status } = await world.vms.get('x');
+    expect(JSON.parse(await tell(port, 'seed=meta-data'))).toMatchObject({
+      'instance-id': status?.hardwareUUID,
+      'local-hostname': 'x',
+      'public-keys': [PUBLIC_KEYS[0]],
+      berth: {
+        team: 'blue',
+        name: 'x',
+        host: 'host',
+        image: 'berth.dev/platform-default/guest',
+        cpu: '1',
+        memory: '256Mi',
+      },
+    });
+    expect(await tell(port, 'seed=vendor-data')).toContain('"disable_root":false');
+    const { folder } = await world.machine('x');
+    for (const name of ['seed.json', 'seed.iso']) {
+      expect(readFileSync(join(folder, name), 'utf8')).toContain(PASSWORD);
+      expect((statSync(join(folder, name)).mode & 0o777).toString(8)).toBe('600');
+    }
+    await expectUntold(world.cluster, PASSWORD);
   },
   TEST_MILLISECONDS,
 );
@@ -200,11 +255,14 @@ test(
   'boots again from its own disk when the host has lost its power and is back',
   async () => {
     const agent = world.host('host');
+    // The host has kept the user data, so the start does not need the Secret.
+    await world.kubectl('delete', 'secret', SECRET);
     await agent.powerOff();
     await agent.startAgain();
     await waitFor('the next boot', async () => (await page(port))['boots'] === '4', BOOT);
     await world.waitForCondition('Ready', 'x');
     expect(await page(port)).toMatchObject({ marker: 'kept' });
+    expect(await tell(port, 'seed=user-data')).toBe(USER_DATA);
   },
   TEST_MILLISECONDS,
 );
