@@ -169,7 +169,7 @@ export interface Driver {
    */
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
-   * Presses the guest's power button. If the process still runs after the grace period, the driver ends it. The signal `hurry` ends
+   * Asks the guest agent to shut down, if there is one, and presses the guest's power button. If the process still runs after the grace period, the driver ends it. The signal `hurry` ends
    * the grace period early, because a Pod's grace can be shortened. No process is left when the promise resolves. A suspended machine
    * loses its suspended memory. A paused machine has no grace, because its guest does not react to the power button.
    */

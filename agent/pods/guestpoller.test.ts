@@ -1,4 +1,4 @@
-import { afterEach, describe, expect, test } from 'vitest';
+import { afterEach, describe, expect, test, vi } from 'vitest';
 import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -22,7 +22,10 @@ const BUSY: GuestAnswer = { kind: 'busy' };
 
 const pollers: GuestPoller[] = [];
 
-afterEach(() => pollers.splice(0).forEach((poller) => poller.close()));
+afterEach(() => {
+  vi.restoreAllMocks();
+  pollers.splice(0).forEach((poller) => poller.close());
+});
 
 function machineOf(type: Machine['readiness']['type']): Machine {
   return { readiness: { type }, ports: [] } as unknown as Machine;
@@ -66,6 +69,8 @@ async function poll(
   const rounds: Round[] = [];
   const askedFacts: boolean[] = [];
   let changes = 0;
+  let clock = 0;
+  vi.spyOn(performance, 'now').mockImplementation(() => clock);
   await new Promise<void>((resolve) => {
     const poller = new GuestPoller({
       ask: async (_, { facts }) => {
@@ -79,6 +84,7 @@ async function poll(
       changed: () => (changes += 1),
       onError: () => undefined,
       wait: async (pause) => {
+        clock += pause;
         rounds.push({ connected: runtime.guest?.connected, pause, changes });
         if (rounds.length === answers.length) {
           poller.close();
@@ -99,10 +105,11 @@ describe('a guest agent that answers', () => {
     expect(rounds).toEqual(Array.from({ length: 5 }, () => ({ connected: true, pause: 10_000, changes: 1 })));
   });
 
-  test('is asked for facts until the guest has an address, and then seldom', async () => {
+  test('is asked for facts until the guest has an address, and then once a minute', async () => {
     const early: GuestAnswer = { kind: 'answers', facts: { addresses: [] } };
-    const { askedFacts } = await poll([early, early, WITH_FACTS, ANSWERS, ANSWERS]);
-    expect(askedFacts).toEqual([true, true, true, false, false]);
+    const later = Array.from({ length: 5 }, () => ANSWERS);
+    const { askedFacts } = await poll([early, early, WITH_FACTS, ...later, WITH_FACTS, ANSWERS]);
+    expect(askedFacts).toEqual([true, true, true, ...later.map(() => false), true, false]);
   });
 
   test('stays connected for two silences in a row, and is asked sooner meanwhile', async () => {

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # First process of the small guest that the demo and the tests run.
-/bin/busybox mkdir -p /proc /sys /dev /etc/acpi/PWRF /etc/qemu /www/cgi-bin /var/run
+/bin/busybox mkdir -p /proc /sys /dev /etc/acpi/PWRF /etc/qemu /sbin /www/cgi-bin /var/run
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t proc proc /proc
@@ -91,6 +91,15 @@ cat >/etc/qemu/fsfreeze-hook <<'SCRIPT'
 [ "$1" = thaw ] || sleep "$(cat /var/run/agent)"
 echo "$1" >>/var/run/freezes
 SCRIPT
+# The programs that it runs for a shutdown and for a new time.
+ln -s /bin/hwclock /sbin/hwclock
+cat >/sbin/shutdown <<'SCRIPT'
+#!/bin/sh
+echo "berth-guest: shutdown by the guest agent" >/dev/console
+sync
+poweroff -f
+SCRIPT
+echo 'PRETTY_NAME="Berth guest"' >/etc/os-release
 cat >/bin/guest-agent <<'SCRIPT'
 #!/bin/sh
 # The links that udev would make.
@@ -157,7 +166,11 @@ echo "berth-guest: power button" >/dev/console
 sync
 poweroff -f
 SCRIPT
+<<<<<<< HEAD
 chmod 755 /bin/save-record /bin/write-page /bin/mount-data /bin/mount-seed /bin/write-on /bin/fill /bin/guest-agent /etc/qemu/fsfreeze-hook /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
+=======
+chmod 755 /sbin/shutdown /bin/save-record /bin/write-page /bin/mount-data /bin/write-on /bin/fill /bin/guest-agent /etc/qemu/fsfreeze-hook /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
+>>>>>>> a5e5184 (Stop shuts a guest down by its guest agent, then by its power button; its clock is set after a resume or a pause)
 printf '%s' "$marker" >/var/run/marker
 [ -b $disk ] && save-record
 hostname berth-guest

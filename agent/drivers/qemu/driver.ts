@@ -32,6 +32,7 @@ import {
 import { diskNode } from './arguments.ts';
 import { createFiles } from './create.ts';
 import { diskReader, growDisk } from './disk.ts';
+import { find } from './find.ts';
 import { type Held, hold } from './held.ts';
 import { HostPlatforms } from './hostplatforms.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
@@ -136,6 +137,7 @@ export class QemuDriver implements Driver {
 
   async unpause(folder: MachineFolder): Promise<void> {
     await this.#of(folder).copies.exclusively(async () => await unpauseGuest(this.#of(folder).machine));
+    void this.#of(folder).guest.setTime();
   }
 
   async suspend(folder: MachineFolder): Promise<void> {
@@ -159,6 +161,7 @@ export class QemuDriver implements Driver {
       const state = await requireMachineFile(folder.path);
       await this.#of(folder).machine.resume(this.#owned(plan), await this.#platforms.of(state.architecture));
     });
+    void this.#of(folder).guest.setTime();
   }
 
   async revert(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
@@ -213,18 +216,10 @@ export class QemuDriver implements Driver {
 
   async list(): Promise<FoundMachine[]> {
     const uids = await listFolders(this.#root);
-    return await Promise.all(uids.map(async (uid) => await this.#find({ uid, path: join(this.#root, uid) })));
-  }
-
-  async #find(folder: MachineFolder): Promise<FoundMachine> {
-    try {
-      const state = await readMachineFile(folder.path);
-      return { ...folder, runAs: state?.launched?.runAs, base: state?.base?.path };
-    } catch (error) {
-      // The error is only logged here, because every later step of this machine reports it again.
-      this.#context.logger.error({ err: error, uid: folder.uid }, 'The state of a machine cannot be read');
-      return { ...folder, runAs: undefined, base: undefined };
-    }
+    const { logger } = this.#context;
+    return await Promise.all(
+      uids.map(async (uid) => await find({ uid, path: join(this.#root, uid) }, logger)),
+    );
   }
 
   onChange(handler: (uid: string) => void): void {

@@ -2,6 +2,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import * as fc from 'fast-check';
+import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { machineReportSchema } from '../../../api/v1alpha1/machine.ts';
 import { afterSync, ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
@@ -48,7 +49,7 @@ async function ask(
   };
   const hypervisor = { qmp: async () => qmp, guestAgent: new GuestAgent(folder) };
   const machine = { watched: hypervisor as unknown as Hypervisor } as unknown as QemuMachine;
-  return await new MachineGuest(machine).ask({ facts, signal });
+  return await new MachineGuest(machine, pino({ level: 'silent' })).ask({ facts, signal });
 }
 
 function interfacesWith(...addresses: string[]): unknown {

@@ -1,5 +1,5 @@
 /** Talks to the guest of a running QEMU machine by the guest agent. */
-import * as z from 'zod';
+import type { Logger } from 'pino';
 import {
   type GuestAnswer,
   type GuestCommand,
@@ -7,22 +7,21 @@ import {
   type GuestQuestion,
   StreamRefused,
 } from '../driver.ts';
-import { AGENT_CHARDEV } from './arguments.ts';
+import { hasGuestAgent, setTime } from './guestcommands.ts';
 import { executeInGuest } from './guestexec.ts';
 import { readFacts } from './guestfacts.ts';
 import type { QemuMachine } from './machine.ts';
-import type { QmpConnection } from './qmp.ts';
 
 /** Time limit of an answer to a ping, over a connection whose first question the guest agent has answered. */
 const PING_TIMEOUT_MILLISECONDS = 3_000;
 
-const chardevsSchema = z.array(z.object({ label: z.string(), 'frontend-open': z.boolean() }));
-
 export class MachineGuest {
   readonly #machine: QemuMachine;
+  readonly #logger: Logger;
 
-  constructor(machine: QemuMachine) {
+  constructor(machine: QemuMachine, logger: Logger) {
     this.#machine = machine;
+    this.#logger = logger;
   }
 
   async ask({ facts, signal }: GuestQuestion): Promise<GuestAnswer> {
@@ -34,7 +33,7 @@ export class MachineGuest {
     if ((await qmp.status()) !== 'running') {
       return { kind: 'busy' };
     }
-    if (!(await hasAgent(qmp))) {
+    if (!(await hasGuestAgent(qmp))) {
       return { kind: 'silent' };
     }
     const answer = await hypervisor.guestAgent.ask(signal, async (connection, either) => {
@@ -55,13 +54,20 @@ export class MachineGuest {
     }
     return await executeInGuest(hypervisor.guestAgent, command);
   }
-}
 
-/**
- * Returns whether a program in the guest has opened the guest agent's port. So a guest without an agent costs the host one question to
- * QEMU, and no connection that waits for an answer.
- */
-async function hasAgent(qmp: QmpConnection): Promise<boolean> {
-  const chardevs = await qmp.ask('query-chardev', chardevsSchema);
-  return chardevs.some((one) => one.label === AGENT_CHARDEV && one['frontend-open']);
+  /**
+   * Sets the guest's clock to the host's time, because the clock stood still with the guest. Without a guest agent, the guest corrects
+   * its clock itself, or not at all. Never rejects.
+   */
+  async setTime(): Promise<void> {
+    const hypervisor = this.#machine.watched;
+    try {
+      const qmp = await hypervisor?.qmp();
+      if (hypervisor !== undefined && qmp !== undefined && (await hasGuestAgent(qmp))) {
+        await hypervisor.guestAgent.use({}, setTime);
+      }
+    } catch (error) {
+      this.#logger.warn({ uid: hypervisor?.folder.uid, err: error }, 'The clock of a guest was not set');
+    }
+  }
 }

@@ -153,8 +153,8 @@ describe('a guest agent', () => {
       join(folder, 'ga.sock'),
       (socket, { execute, arguments: { id } = {} }) => {
         if (execute === 'guest-sync-delimited') {
-          socket.write('{"return":1}\n{"return":"\xff');
-          socket.write(Buffer.concat([Buffer.of(0xff), Buffer.from(`{"return":${id}}\n`)]));
+          const late = '\xff{"return":1}\n{"return":"half';
+          socket.write(Buffer.from(`${late}\xff{"return":${id}}\n`, 'latin1'));
         } else {
           socket.write(`${JSON.stringify(execute === 'guest-exec' ? STARTED : ENDED)}\n`);
         }

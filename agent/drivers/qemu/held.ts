@@ -24,7 +24,7 @@ export function hold(folder: MachineFolder, context: MachineContext): Held {
     copies: new DiskCopies(folder, machine, context),
     console: new ConsoleStore(folder.path, { log: 'serial', logger: context.logger }),
     streams: new MachineStreams(folder, machine),
-    guest: new MachineGuest(machine),
+    guest: new MachineGuest(machine, context.logger),
     dpi: new DisplayDpi(folder, machine, context),
   };
 }

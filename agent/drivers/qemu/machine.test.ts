@@ -27,6 +27,8 @@ let folder: MachineFolder;
 let driver: QemuDriver;
 let peers: ScriptedPeer[];
 let hypervisor: ReturnType<typeof spawn>;
+/** Has the hypervisor report that its guest powered off. */
+let powerOff: () => void;
 
 beforeEach(async () => {
   peers = [];
@@ -58,14 +60,25 @@ afterEach(async () => {
   await rm(directory, { recursive: true });
 });
 
+interface ListenOptions {
+  /** Event before the answer to a question for the status. */
+  event?: string | undefined;
+  /** Whether a program in the guest has opened the guest agent's port. */
+  hasAgent?: boolean;
+}
+
 /** Answers for the hypervisor, whose run state is `status`. It tells `event` before it is asked, and ends on command. */
-async function listen(status: string, event?: string): Promise<void> {
+async function listen(
+  status: string,
+  { event, hasAgent = false }: ListenOptions = {},
+): Promise<ScriptedPeer> {
   const disk = { qdev: '/disk', inserted: { 'node-name': 'disk', image: { 'virtual-size': 1 } } };
   const answers: Record<string, unknown> = {
     'query-status': { status },
     'query-block': [disk],
     'query-block-exports': [],
     'query-named-block-nodes': [],
+    'query-chardev': [{ label: 'agent', filename: 'ga.sock', 'frontend-open': hasAgent }],
   };
   const answer = (socket: Socket, { execute, id }: PeerCommand): void => {
     if (execute === 'query-status' && event !== undefined) {
@@ -75,8 +88,14 @@ async function listen(status: string, event?: string): Promise<void> {
     if (execute === 'quit') {
       hypervisor.kill('SIGKILL');
     }
+    if (execute === 'system_powerdown') {
+      socket.write(`${SAYS.powerOff}\n`);
+    }
+    powerOff = () => socket.write(`${SAYS.powerOff}\n`);
   };
-  peers.push(await ScriptedPeer.listen(join(folder.path, 'qmp.sock'), answer));
+  const peer = await ScriptedPeer.listen(join(folder.path, 'qmp.sock'), answer);
+  peers.push(peer);
+  return peer;
 }
 
 /**
@@ -89,7 +108,7 @@ describe('a hypervisor in the run state shutdown', () => {
     ['whose guest powered off says so', SAYS.powerOff, 'GuestShutdown'],
     ['that was met in it waits since its guest powered off', undefined, 'GuestShutdown'],
   ])('%s', async (_, event, reason) => {
-    await listen('shutdown', event);
+    await listen('shutdown', { event });
     expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited', reason });
   });
 
@@ -139,5 +158,63 @@ describe('an agent that dies between its note of a freeze and the freeze', () =>
     ]);
     expect(await readCopyNote(folder.path)).toBeUndefined();
     await expect(access(target)).rejects.toSatisfy(isMissing);
+  });
+});
+
+describe('a guest agent', () => {
+  const seen: PeerCommand[] = [];
+
+  async function guestAgent(answer: (socket: Socket, command: PeerCommand) => void): Promise<ScriptedPeer> {
+    seen.length = 0;
+    const play = (socket: Socket, command: PeerCommand): void => {
+      seen.push(command);
+      answer(socket, command);
+    };
+    const peer = await ScriptedPeer.listen(join(folder.path, 'ga.sock'), afterSync(play));
+    peers.push(peer);
+    return peer;
+  }
+
+  it('shuts its guest down when the machine is stopped, instead of the power button', async () => {
+    const qmp = await listen('running', { hasAgent: true });
+    await guestAgent(() => powerOff());
+    await driver.stop(folder, { graceMilliseconds: 30_000 });
+    expect(seen).toEqual([{ execute: 'guest-shutdown', arguments: { mode: 'powerdown' } }]);
+    expect(qmp.commands).not.toContain('system_powerdown');
+    expect(await driver.inspect(folder)).toEqual({ kind: 'stopped' });
+  });
+
+  it.each([
+    ['refuses to shut its guest down', '{"error":{"desc":"disabled"}}\n'],
+    ['ends its connection', undefined],
+  ])('that %s leaves it to the power button', async (_, answer) => {
+    const qmp = await listen('running', { hasAgent: true });
+    await guestAgent((socket) => (answer === undefined ? socket.destroy() : socket.write(answer)));
+    await driver.stop(folder, { graceMilliseconds: 4_000 });
+    expect(seen.map(({ execute }) => execute)).toEqual(['guest-shutdown']);
+    expect(qmp.commands).toContain('system_powerdown');
+  });
+
+  it('that is not there is not waited for', async () => {
+    const qmp = await listen('running');
+    const { commands } = await guestAgent(() => undefined);
+    await driver.stop(folder, { graceMilliseconds: 30_000 });
+    expect(commands).toEqual([]);
+    expect(qmp.commands).toContain('system_powerdown');
+  });
+
+  it('sets the clock of a guest that stood still', async () => {
+    await listen('running', { hasAgent: true });
+    const asked = Promise.withResolvers<void>();
+    await guestAgent((socket) => {
+      socket.write('{"return":{}}\n');
+      asked.resolve();
+    });
+    await driver.unpause(folder);
+    await asked.promise;
+    const [command] = seen;
+    expect(command?.execute).toBe('guest-set-time');
+    const milliseconds = Number(command?.arguments?.['time']) / 1_000_000;
+    expect(Math.abs(Date.now() - milliseconds)).toBeLessThan(60_000);
   });
 });

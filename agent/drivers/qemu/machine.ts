@@ -18,7 +18,7 @@ import {
   goOn,
   guestPoweredOff,
   isStill,
-  pressPowerButton,
+  powerOffGuest,
   processEnded,
   quit,
   reconcile,
@@ -124,7 +124,7 @@ export class QemuMachine {
       const hypervisor = this.#adopt(identity);
       hypervisor.expectExit();
       if (options.graceMilliseconds > 0) {
-        await pressPowerButton(hypervisor, options, this.#context.logger);
+        await powerOffGuest(hypervisor, options, this.#context.logger);
       }
       await quit(hypervisor, this.#context.logger);
     }

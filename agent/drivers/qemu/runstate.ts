@@ -4,9 +4,10 @@
  */
 import type { Logger } from 'pino';
 import { killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
+import { hasGuestAgent, shutDown } from './guestcommands.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import { wasEndedBySignal } from './lastwords.ts';
-import type { QmpConnection } from './qmp.ts';
+import type { QmpConnection, QmpEvent } from './qmp.ts';
 import type { MachineFile, StateChange, StateFile } from './state.ts';
 
 /** QEMU's run state after the command `stop` has paused the guest. */
@@ -23,6 +24,11 @@ const INTERRUPTED: ReadonlySet<string> = new Set([PAUSED, 'prelaunch', 'postmigr
 const QUIT_TIMEOUT_MILLISECONDS = 10_000;
 /** Time between two presses of the power button. A guest that is still in its firmware misses a press. */
 const POWER_BUTTON_INTERVAL_MILLISECONDS = 3_000;
+/**
+ * Time that the guest agent alone has to power off the guest. Then the agent presses the power button, too. A guest that already shuts
+ * down ignores it.
+ */
+const GUEST_AGENT_MILLISECONDS = 5_000;
 
 export function isStill(status: string): boolean {
   return status === PAUSED || status === DISK_FULL;
@@ -60,10 +66,11 @@ export interface StopOptions {
 }
 
 /**
- * Presses the guest's power button. Resolves when the guest has powered off, the grace is over, or `hurry` aborts. If the guest is
- * paused, resolves at once.
+ * Makes the guest power off: by its guest agent if there is one, else or then by its power button. The guest agent comes first, because
+ * a desktop may ignore its power button or ask a person what to do. Resolves when the guest has powered off, the grace is over, or
+ * `hurry` aborts. If the guest is paused, resolves at once.
  */
-export async function pressPowerButton(
+export async function powerOffGuest(
   hypervisor: Hypervisor,
   { graceMilliseconds, hurry }: StopOptions,
   logger: Logger,
@@ -75,8 +82,11 @@ export async function pressPowerButton(
     if (isStill(await qmp.status())) {
       return;
     }
+    if ((await hasGuestAgent(qmp)) && (await powerOffByAgent(hypervisor, qmp, { signal: over, logger }))) {
+      return;
+    }
     while (!over.aborted && !qmp.closed) {
-      const poweredOff = qmp.waitForEvent(({ event }) => event === 'SHUTDOWN', {
+      const poweredOff = qmp.waitForEvent(isShutdown, {
         timeoutMilliseconds: POWER_BUTTON_INTERVAL_MILLISECONDS,
         signal: over,
       });
@@ -92,6 +102,31 @@ export async function pressPowerButton(
       'The power button of a machine could not be pressed, so its power is cut',
     );
   }
+}
+
+/** Returns whether the guest has powered off because its guest agent was asked to. */
+async function powerOffByAgent(
+  { guestAgent, folder: { uid } }: Hypervisor,
+  qmp: QmpConnection,
+  { signal, logger }: { signal: AbortSignal; logger: Logger },
+): Promise<boolean> {
+  const over = new AbortController();
+  const either = AbortSignal.any([signal, over.signal]);
+  const timeoutMilliseconds = GUEST_AGENT_MILLISECONDS;
+  const poweredOff = qmp.waitForEvent(isShutdown, { timeoutMilliseconds, signal: either });
+  shutDown(guestAgent, either).catch((error: unknown) => {
+    if (!either.aborted) {
+      logger.info({ uid, err: error }, 'The guest agent did not shut down its guest');
+    }
+    over.abort();
+  });
+  const event = await poweredOff;
+  over.abort();
+  return event !== undefined;
+}
+
+function isShutdown({ event }: QmpEvent): boolean {
+  return event === 'SHUTDOWN';
 }
 
 /** Ends the hypervisor; no process is left when the promise resolves. */

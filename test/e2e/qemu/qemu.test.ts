@@ -58,6 +58,44 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     );
   });
 
+  it('tells about itself by its guest agent, runs commands, gets the time after a pause, and shuts down', async () => {
+    const { driver, folder } = machine;
+    await machine.start();
+    await machine.page();
+    const { signal } = new AbortController();
+    expect(await driver.askGuest(folder, { facts: true, signal })).toEqual({ kind: 'silent' });
+    await machine.tell('agent=0');
+    expect(await driver.askGuest(folder, { facts: true, signal })).toEqual({
+      kind: 'answers',
+      facts: {
+        addresses: expect.arrayContaining(['10.0.2.15']) as string[],
+        os: 'Berth guest',
+        hostName: 'berth-guest',
+      },
+    });
+    const run = async (script: string, input?: Buffer) => {
+      const command = { path: '/bin/sh', arguments: ['-c', script], signal };
+      return await driver.execute(folder, { ...command, ...(input && { input }) });
+    };
+    const result = await run('cat; sleep 1; echo problem >&2; exit 7', Buffer.from('input'));
+    expect(result).toEqual({
+      exitCode: 7,
+      stdout: Buffer.from('input'),
+      stderr: Buffer.from('problem\n'),
+      truncated: false,
+    });
+    await run('date -s @1000000000');
+    await driver.pause(folder);
+    await driver.unpause(folder);
+    await waitFor('the clock of the guest', async () => {
+      const { stdout } = await run('date +%s');
+      return Math.abs(Date.now() / 1_000 - Number(stdout)) < 60;
+    });
+    await machine.stop(GRACE_MILLISECONDS);
+    const console = await readFile(join(folder.path, 'serial.0.log'), 'utf8');
+    expect(console).toContain('berth-guest: shutdown by the guest agent');
+  });
+
   it('says which signal killed its hypervisor', async () => {
     await machine.start();
     process.kill(await machine.pid(), 'SIGKILL');

@@ -1,10 +1,13 @@
 /** A whole Berth at rest: who writes what to the API server when nothing changes. */
 import { afterAll, beforeAll, expect, test } from 'vitest';
+import { conditionIn } from '../../../operator/objects/conditions.ts';
 import { IMAGES } from '../../../operator/objects/resources.ts';
 import { auditedWrites, isSignOfLife, untilSettled } from '../../support/apiwrites.ts';
 import { CacheEntries } from '../../fixtures/cacheentries.ts';
 import { numbered } from '../../fixtures/vms.ts';
+import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
+import { page, tell } from '../../worlds/qemuguest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 
 const NAMESPACE = 'platform-default';
@@ -30,7 +33,26 @@ beforeAll(async () => {
 
 afterAll(async () => await world?.[Symbol.asyncDispose]());
 
-/** VMs that run, one that is stopped and one that waits, an Image and its entry of the cache. */
+/** A VM that is Ready because its guest agent answers, which starts late. */
+async function makeWithGuestAgent(name: string): Promise<void> {
+  const { vms } = world;
+  const port = await freePort();
+  const readiness = { type: 'GuestAgent' } as const;
+  await world.makeVM(name, { placement: { node: 'real' }, ports: [`${port}:80`], readiness });
+  await page(port);
+  await vms.waitForCondition(name, 'GuestAgentConnected', { status: 'False', reason: 'NotConnected' });
+  await vms.waitForCondition(name, 'Ready', { status: 'False', reason: 'NotReady' });
+  await tell(port, 'agent=0');
+  await vms.waitForCondition(name, 'Ready', { status: 'True' });
+  const { status } = await vms.get(name);
+  expect(conditionIn(status ?? {}, 'GuestAgentConnected')).toMatchObject({ status: 'True' });
+  expect(status).toMatchObject({
+    addresses: expect.arrayContaining(['10.0.2.15']) as string[],
+    guest: { os: 'Berth guest', hostName: 'berth-guest' },
+  });
+}
+
+/** VMs that run, one with a guest agent, one that is stopped and one that waits, an Image and its entry of the cache. */
 async function fill(): Promise<void> {
   const { cluster, vms } = world;
   await waitFor(
@@ -46,7 +68,7 @@ async function fill(): Promise<void> {
   await cluster.addHosts(SIMULATED_HOSTS);
   const simulated = numbered('simulated', SIMULATED_VMS);
   await vms.createMany(simulated, { image: 'guest', architecture: 'arm64' });
-  await world.makeVM('running', { placement: { node: 'real' } });
+  await makeWithGuestAgent('running');
   await world.makeVM('stopped', { placement: { node: 'real' }, powerState: 'Stopped' });
   for (const name of [...simulated, 'running']) {
     await vms.waitForPhase(name, 'Running', undefined, BOOT);
