@@ -7,6 +7,7 @@ import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { identify, isAlive } from '../../../agent/processes/process.ts';
 import { waitFor } from '../../../hack/wait.ts';
+import { Viewer } from '../../wires/rfb.ts';
 import {
   BOOT_DEADLINE_MILLISECONDS,
   folderOf,
@@ -153,8 +154,35 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     await machine.driver.create(other, installing, undefined);
     await machine.driver.start(other, installing);
     expect(await machine.page()).toMatchObject({ boots: '1' });
-    expect((await stat(join(other.path, 'vnc.sock'))).isSocket()).toBe(true);
+    const viewer = await Viewer.open(await machine.driver.connectScreen(other));
+    // The kernel of this guest has no driver for the card, so the screen has the text of the boot.
+    const { width, height, pixels } = await viewer.frame();
+    expect({ width, height, isBlack: pixels.every((byte) => byte === 0) }).toMatchObject({
+      width: 720,
+      height: 400,
+      isBlack: false,
+    });
+    viewer.close();
     await machine.driver.delete(other);
+  });
+
+  it('takes the DPI of its screen without the rights of root, also from an agent that has restarted', async () => {
+    const screen = folderOf(machine.host, 'c52dc9f5-4a5c-4c8e-a0bb-3c2a8bb7c0a1');
+    const display = { width: 2560, height: 1440, dpi: 144 };
+    const vm = { ...machine.plan.guest.vm, display };
+    const plan = { ...machine.plan, guest: { ...machine.plan.guest, diskSizeBytes: 1024 ** 2, vm } };
+    const told = async () =>
+      await waitFor('the agent to set the DPI', async () => {
+        const state = await machine.driver.inspect(screen);
+        return state.kind === 'running' ? state.display : undefined;
+      });
+    await machine.driver.create(screen, plan, undefined);
+    await machine.driver.start(screen, plan);
+    const message = 'The screen of the guest has 2560×1440 pixels and 144 DPI';
+    expect(await told()).toEqual({ ready: true, reason: 'DisplaySet', message });
+    await machine.host.restartAgent();
+    expect(await told()).toEqual({ ready: true, reason: 'DisplaySet', message });
+    await machine.driver.delete(screen);
   });
 });
 
