@@ -90,6 +90,21 @@ export class ConsoleInput implements Source {
   }
 }
 
+/** Reads the log writer's files from their present end, without effect on the position up to which the console was read. */
+export class ConsoleTail {
+  readonly #segments: Segments;
+
+  constructor(folder: string, log: LogName) {
+    const last = listSegments(folder, log).at(-1);
+    this.#segments = new Segments(folder, log, last === undefined ? 0 : last.start + sizeOf(last.path));
+  }
+
+  /** Returns the next bytes, at most `length`. Bytes that were removed before they were read are left out. */
+  next(length: number): Buffer {
+    return this.#segments.next(length).bytes;
+  }
+}
+
 class Segments implements Source {
   readonly #folder: string;
   readonly #log: LogName;
@@ -97,10 +112,12 @@ class Segments implements Source {
   #position: number | undefined;
   #committed: number | undefined;
 
-  constructor(folder: string, log: LogName) {
+  /** Takes the position of the first byte to read. By default, it is that of the last commit. */
+  constructor(folder: string, log: LogName, position?: number) {
     this.#folder = folder;
     this.#log = log;
     this.#file = join(folder, CONSOLE_FOLDER, 'position');
+    this.#position = position;
   }
 
   next(length: number): RawPiece {

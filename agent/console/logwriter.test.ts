@@ -3,7 +3,8 @@ import { once } from 'node:events';
 import { mkdtemp, open, readdir, readFile, rm, stat } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import type { Duplex } from 'node:stream';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import {
   forgetLastWords,
   listSegments,
@@ -12,6 +13,7 @@ import {
   SEGMENT_BYTES,
   withLogWriter,
 } from './logwriter.ts';
+import { connectTerminal, makeTerminal } from './terminal.ts';
 
 const MEBIBYTE = 1024 * 1024;
 
@@ -20,6 +22,7 @@ describe('the log writer', () => {
 
   beforeEach(async () => {
     folder = await mkdtemp(join(tmpdir(), 'berth-logwriter-'));
+    await makeTerminal(folder);
   });
 
   afterEach(async () => await rm(folder, { recursive: true, force: true }));
@@ -31,7 +34,7 @@ describe('the log writer', () => {
     const log = await open(join(folder, 'hypervisor.0.log'), 'a', 0o600);
     const child = spawn(program, parameters, {
       cwd: folder,
-      stdio: ['pipe', log.fd, log.fd, 'ignore'],
+      stdio: ['pipe', log.fd, log.fd],
     });
     const exit = once(child, 'exit') as Promise<[number | null]>;
     child.stdin?.end('\n');
@@ -46,16 +49,24 @@ describe('the log writer', () => {
     return (await Promise.all(pieces)).join('');
   }
 
+  function connected(isRunning: () => Promise<boolean>): Duplex {
+    const terminal = connectTerminal(folder, isRunning);
+    if (terminal === undefined) {
+      throw new Error('no process has the input open');
+    }
+    return terminal;
+  }
+
   it('keeps what the console and the hypervisor say, apart', async () => {
-    expect(await run('echo booting >&3; echo warning; echo error >&2; exit 7')).toBe(7);
+    expect(await run('echo booting; echo warning >&2; echo error >&2; exit 7')).toBe(7);
     expect(await kept('serial')).toBe('booting\n');
     expect(await kept('hypervisor')).toBe('warning\nerror\n');
-    expect(await readdir(folder)).toEqual(['hypervisor.0.log', 'serial.0.log']);
+    expect(await readdir(folder)).toEqual(['hypervisor.0.log', 'serial.0.log', 'serial.in']);
   });
 
   it('keeps the newest of both in files of bounded size, and positions that tell what is missing', async () => {
     const flood = 'yes 0123456789 | head -c 60m';
-    expect(await run(`${flood} >&3; ${flood} >&2; echo ending >&3; echo failing >&2`)).toBe(0);
+    expect(await run(`${flood}; ${flood} >&2; echo ending; echo failing >&2`)).toBe(0);
     for (const [log, end] of [
       ['serial', 'ending\n'],
       ['hypervisor', 'failing\n'],
@@ -71,9 +82,30 @@ describe('the log writer', () => {
     }
   });
 
+  it('leaves the input to those who type, and shows them what is printed from then on', async () => {
+    const ended = run('echo before; read -r one; echo "$one, $one"; read -r two; echo "$two, $two"');
+    await vi.waitFor(async () => expect(await kept('serial')).toBe('before\n'));
+    let isRunning = true;
+    const [one, other] = [connected(async () => isRunning), connected(async () => true)];
+    let seen = '';
+    one.on('data', (chunk: Buffer) => {
+      seen += chunk.toString();
+    });
+    const closed = once(one, 'close');
+    one.write('typed\n');
+    await vi.waitFor(() => expect(seen).toBe('typed, typed\n'));
+    other.write('again\n');
+    expect(await ended).toBe(0);
+    isRunning = false;
+    await closed;
+    expect(seen).toBe('typed, typed\nagain, again\n');
+    other.destroy();
+    expect(connectTerminal(folder, async () => true)).toBeUndefined();
+  });
+
   it('goes on with the console at the next start, and begins the last words anew', async () => {
-    await run('head -c 5m /dev/zero >&3; echo one >&3; echo first >&2');
-    await run('echo two >&3; echo second >&2');
+    await run('head -c 5m /dev/zero; echo one; echo first >&2');
+    await run('echo two; echo second >&2');
     expect((await kept('serial')).endsWith('\0one\ntwo\n')).toBe(true);
     expect(listSegments(folder, 'serial').map(({ start }) => start)).toHaveLength(2);
     expect(await kept('hypervisor')).toBe('second\n');
@@ -87,7 +119,7 @@ describe('the log writer', () => {
       '  if [ "$pid" ]; then break; fi',
       'done',
       'trap "" PIPE; kill -9 "$pid"; while [ -e "/proc/$pid/fd/0" ]; do :; done',
-      'head -c 1m /dev/zero >&3 2> /dev/null; echo lost >&2; exit 5',
+      'head -c 1m /dev/zero 2> /dev/null; echo lost >&2; exit 5',
     ].join('\n');
     expect(await run(killed)).toBe(5);
     expect(await kept('serial')).toBe('');
@@ -96,7 +128,7 @@ describe('the log writer', () => {
   it('keeps why the command cannot be executed', async () => {
     const [program, ...parameters] = withLogWriter(['/no/such/hypervisor']);
     const log = await open(join(folder, 'hypervisor.0.log'), 'a', 0o600);
-    const child = spawn(program, parameters, { cwd: folder, stdio: ['pipe', log.fd, log.fd, 'ignore'] });
+    const child = spawn(program, parameters, { cwd: folder, stdio: ['pipe', log.fd, log.fd] });
     child.stdin?.end('\n');
     await once(child, 'exit');
     await log.close();
@@ -105,11 +137,11 @@ describe('the log writer', () => {
   });
 
   it('does not begin before it is told to', async () => {
-    const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', 'echo begun >&3']);
-    const child = spawn(program, parameters, { cwd: folder, stdio: ['pipe', 'ignore', 'ignore', 'ignore'] });
+    const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', 'echo begun']);
+    const child = spawn(program, parameters, { cwd: folder, stdio: ['pipe', 'ignore', 'ignore'] });
     // This is the same as the agent's death before the process is in its control group.
     child.stdin?.destroy();
     expect((await once(child, 'exit'))[0]).toBe(1);
-    expect(await readdir(folder)).toEqual([]);
+    expect(await readdir(folder)).toEqual(['serial.in']);
   });
 });

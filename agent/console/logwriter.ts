@@ -33,10 +33,10 @@ const SEGMENT = /^(serial|hypervisor)\.(\d{1,15})\.log$/;
 const LOGGING = 'logging';
 
 /**
- * File descriptor to which the hypervisor writes the guest's console. The process that starts the log writer must open a file at
- * this descriptor, for example /dev/null.
+ * Name of the pipe in the machine's folder that is the standard input of the hypervisor, and so the input of the guest's console. It
+ * exists before the process that starts the log writer.
  */
-export const SERIAL_DESCRIPTOR = 3;
+export const TERMINAL = 'serial.in';
 
 /**
  * Time limit for the end of the log writer. After the hypervisor has ended, the log writer must empty two pipes, 64 KiB each. On
@@ -54,7 +54,6 @@ const PROGRAM = String.raw`
 my ($limit, @command) = @ARGV;
 # The starter writes a byte when this process is in its control group. The writer is then in it too.
 sysread(STDIN, my $go, 1) or exit 1;
-open(STDIN, '<', '/dev/null') or die "/dev/null: $!\n";
 pipe(my $serial, my $guest) or die "pipe: $!\n";
 pipe(my $output, my $words) or die "pipe: $!\n";
 defined(my $writer = fork) or die "fork: $!\n";
@@ -62,10 +61,9 @@ if ($writer) {
   open(my $mark, '>', '${LOGGING}') or die "${LOGGING}: $!\n";
   print $mark $writer;
   close $mark;
-  # Descriptors up to this one keep their number, and stay open for the command.
-  $^F = ${SERIAL_DESCRIPTOR};
-  open(my $console, '>&=', ${SERIAL_DESCRIPTOR}) or die "descriptor ${SERIAL_DESCRIPTOR}: $!\n";
-  for ([$console, $guest], [\*STDOUT, $words], [\*STDERR, $words]) {
+  # The command has both ends of its input open, so that the input never ends.
+  open(STDIN, '+<', '${TERMINAL}') or die "${TERMINAL}: $!\n";
+  for ([\*STDOUT, $guest], [\*STDERR, $words]) {
     open($_->[0], '>&', $_->[1]) or die "descriptors: $!\n";
   }
   exec { $command[0] } @command or die "$command[0]: $!\n";
@@ -78,7 +76,7 @@ $SIG{$_} = 'IGNORE' for qw(HUP INT QUIT TERM PIPE);
 umask 077;
 close $guest;
 close $words;
-open($_, '>', '/dev/null') for \*STDOUT, \*STDERR;
+open($_, '+<', '/dev/null') for \*STDIN, \*STDOUT, \*STDERR;
 
 # Begins a file of a log at a position, and removes those before the last two.
 sub begin {
@@ -122,7 +120,10 @@ while (%logs) {
 unlink '${LOGGING}';
 `;
 
-/** Returns a command line that waits for a byte on standard input, then runs `command` and stores its output in the working directory. */
+/**
+ * Returns a command line that waits for a byte on standard input, then runs `command` and stores its output in the working directory:
+ * the standard output as the log `serial`, and the errors as the log `hypervisor`.
+ */
 export function withLogWriter(command: readonly string[]): [string, ...string[]] {
   return ['perl', '-e', PROGRAM, String(SEGMENT_BYTES), ...command];
 }

@@ -3,7 +3,10 @@
  * agent's reports to the API server and the order of its work. Other tests check QEMU itself.
  */
 import { randomUUID } from 'node:crypto';
+import { once } from 'node:events';
 import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { type Duplex, PassThrough } from 'node:stream';
 import {
   type Accelerator,
@@ -21,6 +24,7 @@ import {
   type PortForward,
   StreamRefused,
 } from '../../agent/drivers/driver.ts';
+import { SharedConsole } from '../../agent/console/shared.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import type { EnsureOptions, ImageStore } from '../../agent/images/store.ts';
 import type { Holder } from '../../agent/images/local/holders.ts';
@@ -28,6 +32,8 @@ import type { AttachOptions, GuestNetwork, Network, NetworkReport } from '../../
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 
+/** Limit of forwards, as of machines of QEMU. */
+const FORWARDS = 16;
 const IMAGE: BaseImage = { path: '/stand-in', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 1024 };
 
 /** A guest's report of itself, as in the tests with QEMU. It has the number of boots from this disk, an id of the boot, and a note. */
@@ -44,6 +50,8 @@ export class StandInDriver implements Driver {
   /** Data that guests keep on their disks, for machines with a disk. */
   readonly #disks = new Map<string, Guest>();
   readonly #paths = new Map<string, string>();
+  readonly #consoles = new Map<string, SharedConsole>();
+  readonly #forwards = new Set<Server>();
   /** All calls, for example `start UID`. */
   readonly calls: string[] = [];
   /** Whether the guest ignores its power button. */
@@ -198,7 +206,6 @@ export class StandInDriver implements Driver {
     };
   }
 
-  /** Returns a console that prints what was typed. */
   async askGuest(): Promise<GuestAnswer> {
     return this.guestAnswer;
   }
@@ -208,19 +215,44 @@ export class StandInDriver implements Driver {
     throw new StreamRefused(`No guest agent runs ${path}`);
   }
 
-  async connectConsole(folder: MachineFolder): Promise<Duplex> {
+  /** Returns a console that prints what is typed into it. */
+  async connectConsole(folder: MachineFolder, options: { input: boolean }): Promise<Duplex> {
     this.#requireRunning(folder);
-    return new PassThrough();
+    const console = this.#consoles.get(folder.uid) ?? new SharedConsole(async () => new PassThrough());
+    this.#consoles.set(folder.uid, console);
+    const stream = await console.open(options);
+    if (stream === undefined) {
+      throw new StreamRefused('Another user types into this console');
+    }
+    return stream;
   }
 
+  /** Returns a screen that only says its protocol. */
   async connectScreen(folder: MachineFolder): Promise<Duplex> {
     this.#requireRunning(folder);
-    return new PassThrough();
+    const screen = new PassThrough();
+    screen.write('RFB 003.008\n');
+    return screen;
   }
 
+  /** Every port of a guest is its page. */
   async forwardPort(folder: MachineFolder): Promise<PortForward> {
     this.#requireRunning(folder);
-    throw new StreamRefused('The network of the machine is not inside the hypervisor');
+    if (this.#forwards.size >= FORWARDS) {
+      throw new StreamRefused(`The machine has ${FORWARDS} forwarded ports`);
+    }
+    const server = createServer((_, response) => {
+      const lines = Object.entries({ address: 'stand-in', ...this.guest(folder.uid) });
+      response.end(lines.map((line) => `${line.join('=')}\n`).join(''));
+    });
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    this.#forwards.add(server);
+    const close = async (): Promise<void> => {
+      server.close();
+      this.#forwards.delete(server);
+    };
+    return { port: (server.address() as AddressInfo).port, close };
   }
 
   #requireRunning(folder: MachineFolder): void {
@@ -231,10 +263,18 @@ export class StandInDriver implements Driver {
 
   async close(): Promise<void> {
     this.#handlers = [];
+    for (const console of this.#consoles.values()) {
+      console.close();
+    }
+    for (const server of this.#forwards) {
+      server.close();
+    }
+    this.#forwards.clear();
   }
 
   /** Ends the machine as a real machine ends by itself. */
   end(uid: string, reason: ExitReason, message: string): void {
+    this.#consoles.get(uid)?.close();
     this.machines.set(uid, { kind: 'exited', reason, message });
     for (const handler of this.#handlers) {
       handler(uid);
@@ -244,6 +284,9 @@ export class StandInDriver implements Driver {
   #set(verb: string, folder: MachineFolder, state: MachineState): void {
     this.calls.push(`${verb} ${folder.uid}`);
     this.#paths.set(folder.uid, folder.path);
+    if (state.kind !== 'running') {
+      this.#consoles.get(folder.uid)?.close();
+    }
     this.machines.set(folder.uid, state);
   }
 }

@@ -1,5 +1,4 @@
 /** Builds QEMU's command line for a machine, which runs without a shell. Values from outside are quoted for QEMU's own parser. */
-import { SERIAL_DESCRIPTOR } from '../../console/logwriter.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import type { LaunchPlan } from '../driver.ts';
@@ -12,7 +11,8 @@ const BYTES_PER_MEBIBYTE = 1024 * 1024;
 export const AGENT_CHARDEV = 'agent';
 /** Name of the block node behind the guest's drive. */
 export const DISK_NODE = 'disk';
-const SERIAL_SET = 1;
+/** Name of the network behind the guest's network card. */
+export const NETWORK = 'net0';
 
 export interface CommandLine {
   uid: string;
@@ -153,16 +153,9 @@ function iso({ plan, platform }: CommandLine): string[] {
   return [...drive, '-device', 'virtio-scsi-pci', '-device', 'scsi-cd,drive=iso,bootindex=1'];
 }
 
-/**
- * Returns the options of the serial port, which writes to the log writer's pipe. QEMU can open an inherited file descriptor only as a
- * member of an fd set.
- */
+/** Returns the options of the serial port, which is connected to the standard input and the standard output of QEMU. */
 function serial(): string[] {
-  return [
-    ...options('-add-fd', `fd=${SERIAL_DESCRIPTOR},set=${SERIAL_SET}`),
-    ...options('-chardev', `file,id=serial,path=/dev/fdset/${SERIAL_SET},append=on`),
-    ...options('-serial', 'chardev:serial'),
-  ];
+  return options('-chardev', 'stdio,id=serial,signal=off', '-serial', 'chardev:serial');
 }
 
 /**
@@ -195,20 +188,20 @@ function seed(files: NonNullable<MachineFile['launched']>['seed']): string[] {
 
 /** Returns the guest's network card. It has no boot ROM, because machines boot from disk. */
 export function networkArguments(network: GuestNetwork): string[] {
-  const card = `virtio-net-pci,netdev=net0,mac=${network.macAddress},romfile=`;
+  const card = `virtio-net-pci,netdev=${NETWORK},mac=${network.macAddress},romfile=`;
   return ['-netdev', backend(network), '-device', card];
 }
 
 function backend(network: GuestNetwork): string {
   if (network.kind === 'tap') {
-    return `tap,id=net0,ifname=${network.device},script=no,downscript=no`;
+    return `tap,id=${NETWORK},ifname=${network.device},script=no,downscript=no`;
   }
   const forwards = network.forwards.map(
     ({ protocol, hostAddress, hostPort, guestPort }) =>
       `hostfwd=${protocol.toLowerCase()}:${hostAddress}:${hostPort}-:${guestPort}`,
   );
   // IPv6 is off, because QEMU would offer an address that cannot reach anything on most hosts.
-  return ['user', 'id=net0', 'ipv6=off', ...forwards].join(',');
+  return ['user', `id=${NETWORK}`, 'ipv6=off', ...forwards].join(',');
 }
 
 function blockdev(node: Record<string, unknown>): string[] {

@@ -39,7 +39,7 @@ const launch = (launched: { screen?: unknown } | undefined, vnc: boolean) =>
 it('a machine has no card unless its VM asks for a display or VNC', () => {
   expect(launch(startedWith(plan(false), AMD64), false)).toBe('-display none');
   expect(launch(startedWith(plan(true), AMD64), true)).toBe(
-    '-display none -vnc unix:vnc.sock -device virtio-vga -device qemu-xhci -device usb-tablet -device usb-kbd',
+    '-display none -vnc unix:vnc.sock,share=force-shared -device virtio-vga -device qemu-xhci -device usb-tablet -device usb-kbd',
   );
 });
 

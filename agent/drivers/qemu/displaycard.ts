@@ -77,7 +77,7 @@ export function screenArguments(screen: Screen | undefined, isServed: boolean): 
   const size = display === undefined ? '' : `,xres=${display.width},yres=${display.height}`;
   return [
     ...(dbus ? DBUS_DISPLAY : ['-display', 'none']),
-    ...(isServed ? ['-vnc', `unix:${FILES.vnc}`] : []),
+    ...(isServed ? ['-vnc', `unix:${FILES.vnc},share=force-shared`] : []),
     ...(card === undefined ? [] : ['-device', `${card}${size}`]),
     ...(isServed ? ['-device', 'qemu-xhci', '-device', 'usb-tablet', '-device', 'usb-kbd'] : []),
   ];

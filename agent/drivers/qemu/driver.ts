@@ -190,9 +190,10 @@ export class QemuDriver implements Driver {
   }
 
   async #remove(folder: MachineFolder): Promise<void> {
-    const { machine, copies, console, dpi } = this.#of(folder);
+    const { machine, copies, console, dpi, streams } = this.#of(folder);
     dpi.close();
     const identity = await machine.process();
+    streams.close();
     machine.close();
     if (identity !== undefined) {
       await killForCertain(identity);
@@ -210,8 +211,9 @@ export class QemuDriver implements Driver {
     if ((await undefinedIf(isMissing, stat(folder.path))) === undefined) {
       return { kind: 'absent' };
     }
-    await this.#of(folder).copies.tryTidy();
-    return this.#of(folder).dpi.addTo(await this.#of(folder).machine.inspect());
+    const { machine, copies, dpi, streams } = this.#of(folder);
+    await Promise.all([copies.tryTidy(), streams.forwards.tidy()]);
+    return dpi.addTo(await machine.inspect());
   }
 
   async list(): Promise<FoundMachine[]> {
@@ -247,7 +249,7 @@ export class QemuDriver implements Driver {
   }
 
   async forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward> {
-    return await this.#of(folder).streams.forwardPort(guestPort);
+    return await this.#of(folder).streams.forwards.open(guestPort);
   }
 
   async close(): Promise<void> {
@@ -255,7 +257,8 @@ export class QemuDriver implements Driver {
     await Promise.all(
       held.map(async ({ copies }) => await copies.interrupt('The agent ended during the copy')),
     );
-    for (const { machine, console, dpi } of held) {
+    for (const { machine, console, dpi, streams } of held) {
+      streams.close();
       machine.close();
       dpi.close();
       console.close();

@@ -23,7 +23,7 @@ export function hold(folder: MachineFolder, context: MachineContext): Held {
     machine,
     copies: new DiskCopies(folder, machine, context),
     console: new ConsoleStore(folder.path, { log: 'serial', logger: context.logger }),
-    streams: new MachineStreams(folder, machine),
+    streams: new MachineStreams(folder, machine, context.logger),
     guest: new MachineGuest(machine, context.logger),
     dpi: new DisplayDpi(folder, machine, context),
   };

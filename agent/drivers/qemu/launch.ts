@@ -8,6 +8,7 @@ import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
 import { forgetLastWords, logsWritten, segmentName, withLogWriter } from '../../console/logwriter.ts';
+import { makeTerminal } from '../../console/terminal.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import { identify, type ProcessIdentity } from '../../processes/process.ts';
 import { type LaunchPlan, type MachineFolder } from '../driver.ts';
@@ -114,14 +115,14 @@ async function launch(
   const logged = withLogWriter(command);
   const [program, ...parameters] = ownRoot?.enclose({ folder: folder.path, files }, logged) ?? logged;
   await logsWritten(folder.path);
-  await forgetLastWords(folder.path);
+  await Promise.all([forgetLastWords(folder.path), makeTerminal(folder.path)]);
   // This file gets the output before the log writer runs; the log writer then continues the file.
   const log = await open(join(folder.path, segmentName('hypervisor', 0)), 'a', 0o600);
   try {
     const child = spawn(program, parameters, {
       cwd: folder.path,
       detached: true,
-      stdio: ['pipe', log.fd, log.fd, 'ignore'],
+      stdio: ['pipe', log.fd, log.fd],
       env: ENVIRONMENT,
     });
     // If the process has ended, the byte below cannot be sent. The caller notices the end because the process does not answer.

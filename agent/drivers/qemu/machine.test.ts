@@ -14,7 +14,7 @@ import type { MachineFolder } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
 import { whileFrozen } from './freeze.ts';
 import { GuestAgent } from './guestagent.ts';
-import { readCopyNote, writeCopyNote, writeMachineFile } from './state.ts';
+import { type MachineFile, readCopyNote, readMachineFile, writeCopyNote, writeMachineFile } from './state.ts';
 
 /** Events in the words of QEMU 7.2 to 10. */
 const SAYS = {
@@ -216,5 +216,78 @@ describe('a guest agent', () => {
     expect(command?.execute).toBe('guest-set-time');
     const milliseconds = Number(command?.arguments?.['time']) / 1_000_000;
     expect(Math.abs(Date.now() - milliseconds)).toBeLessThan(60_000);
+  });
+});
+
+/** QEMU refuses these commands too rarely for a test with a guest. */
+describe('ports forwarded for streams', () => {
+  /** Answers commands for people with what `monitor` returns. Returns the commands. */
+  async function listenMonitor(monitor: (line: string) => string | undefined): Promise<string[]> {
+    const lines: string[] = [];
+    const answer = (socket: Socket, { execute, id, arguments: given }: PeerCommand): void => {
+      let result: unknown = execute === 'query-status' ? { status: 'running' } : {};
+      if (execute === 'human-monitor-command') {
+        const line = String(given?.['command-line']);
+        lines.push(line.replace(/\d+-/, 'PORT-'));
+        result = monitor(line);
+      }
+      if (result === undefined) {
+        socket.destroy();
+      } else {
+        socket.write(`${JSON.stringify({ return: result, id })}\n`);
+      }
+    };
+    peers.push(await ScriptedPeer.listen(join(folder.path, 'qmp.sock'), answer));
+    return lines;
+  }
+  const noted = async () => (await readMachineFile(folder.path))?.forwards;
+  const added = 'hostfwd_add net0 tcp:127.0.0.1:PORT-:22';
+
+  it('are noted before QEMU hears of them, and forgotten after their removal', async () => {
+    let seen: Promise<number[] | undefined> = Promise.resolve(undefined);
+    const lines = await listenMonitor(() => {
+      seen = noted();
+      return '';
+    });
+    const forward = await driver.forwardPort(folder, 22);
+    expect(await seen).toEqual([forward.port]);
+    await forward.close();
+    expect(lines).toEqual([added, `hostfwd_remove net0 tcp:127.0.0.1:${forward.port}`]);
+    expect(await seen).toEqual([forward.port]);
+    expect(await noted()).toBeUndefined();
+  });
+
+  it('are tried on other ports, and the last refusal of QEMU is told', async () => {
+    const lines = await listenMonitor(() => 'Could not set up host forwarding rule\r\n');
+    await expect(driver.forwardPort(folder, 22)).rejects.toThrow(
+      'cannot forward port 22 of the guest: Could not set up host forwarding rule',
+    );
+    expect(lines).toEqual([added, added, added]);
+    expect(await noted()).toBeUndefined();
+  });
+
+  it('are removed later when their removal failed, and ports in use stay', async () => {
+    let answers = true;
+    const lines = await listenMonitor(() => (answers ? '' : undefined));
+    const [kept, closed] = [await driver.forwardPort(folder, 22), await driver.forwardPort(folder, 22)];
+    answers = false;
+    await closed.close();
+    expect(await noted()).toEqual([kept.port, closed.port]);
+    answers = true;
+    lines.length = 0;
+    await driver.inspect(folder);
+    await driver.inspect(folder);
+    expect(lines).toEqual([`hostfwd_remove net0 tcp:127.0.0.1:${closed.port}`]);
+    expect(await noted()).toEqual([kept.port]);
+  });
+
+  it('of an agent that died are removed by the next agent', async () => {
+    const state = await readMachineFile(folder.path);
+    await writeMachineFile(folder.path, { ...(state as MachineFile), forwards: [40_001, 40_002] });
+    const lines = await listenMonitor(() => '');
+    expect(await driver.inspect(folder)).toMatchObject({ kind: 'running' });
+    const removed = [40_001, 40_002].map((port) => `hostfwd_remove net0 tcp:127.0.0.1:${port}`);
+    expect(lines).toEqual(removed);
+    expect(await noted()).toBeUndefined();
   });
 });

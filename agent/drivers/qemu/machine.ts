@@ -24,15 +24,12 @@ import {
   reconcile,
   type StopOptions,
 } from './runstate.ts';
-import { FILES, type MachineFile, StateFile } from './state.ts';
+import { BEGUN, FILES, type MachineFile, StateFile } from './state.ts';
 
 /** Time limit of a start. QEMU answers some 30 ms after its start, on an overloaded host in seconds. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
 /** Time to wait for QEMU's end after its connection has failed, because a process that ends closes its sockets first. */
 const EXIT_NOTICE_MILLISECONDS = 500;
-
-/** Fields of the state file while a start or a resume is under way. */
-const BEGUN = { intent: 'run', live: true, paused: false, process: undefined, end: undefined } as const;
 
 export class QemuMachine {
   readonly #folder: MachineFolder;

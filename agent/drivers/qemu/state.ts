@@ -92,9 +92,21 @@ const stateSchema = z.object({
   suspended: z.boolean(),
   /** Whether the guest must stay paused; absent if it was never paused. */
   paused: z.boolean().optional(),
+  /** Loopback ports that lead to the guest for streams. The next agent removes them if this agent dies. */
+  forwards: z.array(z.number().int().min(1).max(65_535)).optional(),
   end: z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() }).optional(),
 });
 export type MachineFile = z.infer<typeof stateSchema>;
+
+/** Fields of the state file while a start or a resume is under way. */
+export const BEGUN = {
+  intent: 'run',
+  live: true,
+  paused: false,
+  process: undefined,
+  forwards: undefined,
+  end: undefined,
+} as const;
 
 /**
  * Reads a machine's state file. Returns undefined if the file is missing, because the folder is missing or its creation was not finished.

@@ -1,45 +1,84 @@
 /** Connects streams to a running QEMU machine: its serial console, its screen, and ports of its guest. */
 import type { Duplex } from 'node:stream';
+import type { Socket } from 'node:net';
+import type { Logger } from 'pino';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
+import { SharedConsole } from '../../console/shared.ts';
+import { connectTerminal } from '../../console/terminal.ts';
+import type { ProcessIdentity } from '../../processes/process.ts';
 import { connectTo, withSocketPath } from '../../processes/socket.ts';
-import { type MachineFolder, type PortForward, StreamRefused } from '../driver.ts';
+import { type MachineFolder, StreamRefused } from '../driver.ts';
+import { PortForwards } from './forwards.ts';
 import type { QemuMachine } from './machine.ts';
 import { FILES } from './state.ts';
 
-const NOT_RUNNING = 'The machine does not run';
+const NO_CONSOLE =
+  'An earlier release of the agent started this machine, and its console takes no input. Restart the machine once';
+const BUSY =
+  'Another user types into this console. Attach without input to read along, or wait until the other user has left';
+const NO_SCREEN = 'This machine has no screen. Set vnc.enabled to true, and restart the machine';
 
 export class MachineStreams {
+  readonly forwards: PortForwards;
   readonly #folder: MachineFolder;
   readonly #machine: QemuMachine;
+  readonly #console = new SharedConsole(async () => await this.#connectTerminal());
+  readonly #screens = new Set<Socket>();
 
-  constructor(folder: MachineFolder, machine: QemuMachine) {
+  constructor(folder: MachineFolder, machine: QemuMachine, logger: Logger) {
     this.#folder = folder;
     this.#machine = machine;
+    this.forwards = new PortForwards(folder.uid, machine, logger);
   }
 
-  async connectConsole(_: { input: boolean }): Promise<Duplex> {
-    throw new StreamRefused('The machine has no console for input');
+  async connectConsole(options: { input: boolean }): Promise<Duplex> {
+    const stream = await this.#console.open(options);
+    if (stream === undefined) {
+      throw new StreamRefused(BUSY);
+    }
+    return stream;
   }
 
   async connectScreen(): Promise<Duplex> {
-    return await this.#connect(FILES.vnc, 'The machine has no screen: vnc.enabled is false');
+    await this.#requireProcess();
+    const attempt = withSocketPath(this.#folder.path, FILES.vnc, connectTo);
+    const screen = await undefinedIf(hasCode('ENOENT', 'ECONNREFUSED'), attempt);
+    if (screen === undefined) {
+      throw new StreamRefused(NO_SCREEN);
+    }
+    // An error may come before the caller listens, and an error that nobody handles would end the agent.
+    screen.on('error', () => undefined);
+    this.#screens.add(screen);
+    screen.once('close', () => this.#screens.delete(screen));
+    return screen;
   }
 
-  async forwardPort(_: number): Promise<PortForward> {
-    throw new StreamRefused('The machine cannot forward ports');
+  /** Ends the streams. The guest is not affected. */
+  close(): void {
+    this.#console.close();
+    for (const screen of this.#screens) {
+      screen.destroy();
+    }
   }
 
-  /** Connects to a socket of the hypervisor. @throws StreamRefused with the text `without` when the hypervisor has no such socket. */
-  async #connect(name: string, without: string): Promise<Duplex> {
-    if ((await this.#machine.process()) === undefined) {
-      throw new StreamRefused(NOT_RUNNING);
+  async #connectTerminal(): Promise<Duplex> {
+    const { pid, startTime } = await this.#requireProcess();
+    const isRunning = async (): Promise<boolean> => {
+      const now = await this.#machine.process();
+      return now?.pid === pid && now.startTime === startTime;
+    };
+    const terminal = connectTerminal(this.#folder.path, isRunning);
+    if (terminal === undefined) {
+      throw new StreamRefused(NO_CONSOLE);
     }
-    const { path } = this.#folder;
-    const isClosed = hasCode('ENOENT', 'ECONNREFUSED', 'EAGAIN');
-    const socket = await undefinedIf(isClosed, withSocketPath(path, name, connectTo));
-    if (socket === undefined) {
-      throw new StreamRefused(without);
+    return terminal;
+  }
+
+  async #requireProcess(): Promise<ProcessIdentity> {
+    const identity = await this.#machine.process();
+    if (identity === undefined) {
+      throw new StreamRefused('The machine does not run');
     }
-    return socket;
+    return identity;
   }
 }

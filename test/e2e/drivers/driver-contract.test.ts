@@ -1,9 +1,12 @@
 /** The terms of agent/drivers/driver.ts, for each driver: QEMU with a real guest, and the stand-in that other tests rest on. */
+import { once } from 'node:events';
 import { access, mkdir, mkdtemp, rm, stat } from 'node:fs/promises';
+import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import type { Duplex } from 'node:stream';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import type { Driver, LaunchPlan, MachineFolder } from '../../../agent/drivers/driver.ts';
+import type { Driver, LaunchPlan, MachineFolder, PortForward } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
@@ -52,7 +55,7 @@ async function qemu(): Promise<Subject> {
       return host.driver;
     },
     folder,
-    plan: planFor('amd64', port),
+    plan: withScreen(planFor('amd64', port)),
     base: await guestBase('amd64'),
     restartAgent: async () => void (await host.restartAgent()),
     guest: async () => {
@@ -88,6 +91,30 @@ async function standIn(): Promise<Subject> {
     prints: 'a line of the console',
     end: async () => await rm(path, { recursive: true }),
   };
+}
+
+function withScreen(plan: LaunchPlan): LaunchPlan {
+  const vm = { ...plan.guest.vm, vnc: { enabled: true } };
+  return { ...plan, guest: { ...plan.guest, vm } };
+}
+
+/** Reads from a stream until it gave the text. */
+async function untilText(stream: Duplex, wanted: string): Promise<void> {
+  let text = '';
+  for await (const chunk of stream.iterator({ destroyOnReturn: false })) {
+    text += String(chunk);
+    if (text.includes(wanted)) {
+      return;
+    }
+  }
+  throw new Error(`the stream ended after ${JSON.stringify(text)}`);
+}
+
+/** Connects to a port of the loopback address. @throws Error with the code ECONNREFUSED when nothing listens. */
+async function reach(port: number): Promise<void> {
+  const socket = connect(port, '127.0.0.1');
+  await once(socket, 'connect');
+  socket.destroy();
 }
 
 describe.each([
@@ -173,6 +200,58 @@ describe.each([
     expect(text).toContain(subject.prints);
   });
 
+  it('shows the console to several readers, and takes what one of them types', async () => {
+    const { driver, folder } = subject;
+    const [writer, reader] = await Promise.all([
+      driver.connectConsole(folder, { input: true }),
+      driver.connectConsole(folder, { input: false }),
+    ]);
+    const seen = [writer, reader].map(async (stream) => await untilText(stream, 'typed by one'));
+    await expect(driver.connectConsole(folder, { input: true })).rejects.toThrow('Another user types');
+    writer.write('typed by one');
+    await Promise.all(seen);
+    writer.destroy();
+    await once(writer, 'close');
+    const next = await driver.connectConsole(folder, { input: true });
+    const closed = Promise.all([once(next, 'close'), once(reader, 'close')]);
+    reader.resume();
+    next.resume();
+    await subject.restartAgent();
+    await closed;
+    expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
+  });
+
+  it('shows the screen to several clients', async () => {
+    const { driver, folder } = subject;
+    const screens = await Promise.all([driver.connectScreen(folder), driver.connectScreen(folder)]);
+    await Promise.all(screens.map(async (screen) => await untilText(screen, 'RFB 003.008\n')));
+    screens.forEach((screen) => screen.destroy());
+    expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
+  });
+
+  it('forwards ports of the guest for as long as they are wanted', async () => {
+    const { driver, folder } = subject;
+    const forwards = await Promise.all(
+      Array.from({ length: 16 }, async () => await driver.forwardPort(folder, 80)),
+    );
+    const [first, second] = forwards as [PortForward, PortForward];
+    expect(new Set(forwards.map(({ port }) => port)).size).toBe(16);
+    await expect(driver.forwardPort(folder, 80)).rejects.toThrow('16 forwarded ports');
+    expect(await page(first.port)).toMatchObject(await subject.guest());
+    await first.close();
+    await first.close();
+    await expect(reach(first.port)).rejects.toThrow('ECONNREFUSED');
+    await reach(second.port);
+    const third = await driver.forwardPort(folder, 80);
+    expect(await page(third.port)).toMatchObject(await subject.guest());
+    // The next agent removes the ports that this agent does not close.
+    await subject.restartAgent();
+    expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
+    for (const { port } of [second, third]) {
+      await expect(reach(port)).rejects.toThrow('ECONNREFUSED');
+    }
+  });
+
   it('pauses a machine until it is to go on, also under another agent', async () => {
     const before = await subject.guest();
     await subject.driver.pause(subject.folder);
@@ -233,6 +312,23 @@ describe.each([
     expect(await state()).toEqual({ kind: 'stopped' });
     await start();
     expect(await subject.guest()).toMatchObject({ boots: '1', marker: '' });
+  });
+
+  it('ends the streams of a machine that stops, and opens none', async () => {
+    const { driver, folder } = subject;
+    const console = await driver.connectConsole(folder, { input: true });
+    const closed = once(console, 'close');
+    console.resume();
+    await driver.stop(folder, { graceMilliseconds: 0 });
+    await closed;
+    for (const attempt of [
+      driver.connectConsole(folder, { input: false }),
+      driver.connectScreen(folder),
+      driver.forwardPort(folder, 80),
+    ]) {
+      await expect(attempt).rejects.toThrow('The machine does not run');
+    }
+    await start();
   });
 
   it('deletes a machine that runs, and leaves nothing', async () => {

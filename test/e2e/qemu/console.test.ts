@@ -1,8 +1,10 @@
-/** Machines that run while their agent is replaced by one of another version. */
+/** Consoles of machines: their logs and readers, also while the agent is killed or replaced by one of another version. */
 import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { existsSync } from 'node:fs';
 import { open, readFile, readlink, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { identify } from '../../../agent/processes/process.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
@@ -12,18 +14,44 @@ import { terminate, TestMachine } from '../../worlds/qemuguest.ts';
 
 const TEST_MILLISECONDS = 120_000;
 const LINES = 100;
-const PRINTED = `${Array.from({ length: LINES }, (_, number) => printedLine(number)).join('\n')}\nthe end\n`;
+const PRINTED = printed(LINES);
+/** Lines with more bytes in all than the agent keeps for one reader of a console. */
+const MANY_LINES = 40_000;
+/** Program that prints a console until it is killed. */
+const READER = fileURLToPath(new URL('../../fixtures/consolereader.ts', import.meta.url));
+
+function printed(lines: number): string {
+  return `${Array.from({ length: lines }, (_, number) => printedLine(number)).join('\n')}\nthe end\n`;
+}
+
+async function printer(lines: number): Promise<TestMachine> {
+  const machine = await TestMachine.make();
+  const path = join(machine.host.directory, 'printer.img');
+  await makePrinter(path, { pieces: lines, what: 'lines', end: 'halt' });
+  const base: BaseImage = { path, digest: 'sha256:unused', format: 'raw', virtualSizeBytes: 4 * 1024 ** 2 };
+  await machine.create(base);
+  await machine.start();
+  return machine;
+}
+
+async function untilConsole(machine: TestMachine, wanted: string): Promise<void> {
+  await waitFor('the console to show all', async () => {
+    let text = '';
+    for await (const piece of machine.driver.console(machine.folder).read({})) {
+      text += piece;
+    }
+    if (text !== wanted) {
+      throw new Error(`${text.length} of ${wanted.length} characters`);
+    }
+    return true;
+  });
+}
 
 describe('a machine that an agent without log writers started', { timeout: TEST_MILLISECONDS }, () => {
   let machine: TestMachine;
 
   beforeAll(async () => {
-    machine = await TestMachine.make();
-    const path = join(machine.host.directory, 'printer.img');
-    await makePrinter(path, { pieces: LINES, what: 'lines', end: 'halt' });
-    const base: BaseImage = { path, digest: 'sha256:unused', format: 'raw', virtualSizeBytes: 4 * 1024 ** 2 };
-    await machine.create(base);
-    await machine.start();
+    machine = await printer(LINES);
     await startAsBefore();
   }, TEST_MILLISECONDS);
 
@@ -39,11 +67,10 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
     const state = await readFile(at('state.json'), 'utf8');
     await machine.stop(0);
     await machine.driver.close();
-    const added = command.indexOf('-add-fd');
-    const former = command
-      .toSpliced(added, 2)
-      .map((text) => text.replace('path=/dev/fdset/1', 'path=serial.log'));
-    for (const name of ['console', 'serial.0.log', 'hypervisor.0.log']) {
+    const former = command.map((text) =>
+      text.startsWith('stdio,id=serial') ? 'file,id=serial,path=serial.log,append=on' : text,
+    );
+    for (const name of ['serial.in', 'console', 'serial.0.log', 'hypervisor.0.log']) {
       await rm(at(name), { recursive: true, force: true });
     }
     const log = await open(at('hypervisor.log'), 'a', 0o600);
@@ -59,32 +86,57 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
     await machine.host.restartAgent();
   }
 
-  async function untilConsole(wanted: string): Promise<void> {
-    await waitFor('the console to show all', async () => {
-      let text = '';
-      for await (const piece of machine.driver.console(machine.folder).read({})) {
-        text += piece;
-      }
-      if (text !== wanted) {
-        throw new Error(`${text.length} of ${wanted.length} characters`);
-      }
-      return true;
-    });
-  }
-
   it('keeps its console, tells its last words, and has a log writer from its next start on', async () => {
-    await untilConsole(PRINTED);
+    await untilConsole(machine, PRINTED);
     expect(existsSync(at('serial.0.log'))).toBe(false);
+    await expect(machine.driver.connectConsole(machine.folder, { input: false })).rejects.toThrow(
+      'Restart the machine once',
+    );
     await terminate(await machine.pid());
     expect(await machine.state()).toMatchObject({
       kind: 'exited',
       message: expect.stringContaining('terminating on signal 15') as string,
     });
     await machine.start();
-    await untilConsole(`${PRINTED}${PRINTED}`);
+    await untilConsole(machine, `${PRINTED}${PRINTED}`);
     expect(existsSync(at('serial.0.log'))).toBe(true);
     for (const name of ['serial.log', 'hypervisor.log']) {
       expect(existsSync(at(name))).toBe(false);
     }
+  });
+
+  it('resumes from its suspended memory with a console for input', async () => {
+    await startAsBefore();
+    await untilConsole(machine, PRINTED);
+    await machine.driver.suspend(machine.folder);
+    await machine.driver.resume(machine.folder, machine.plan);
+    expect(await machine.state()).toMatchObject({ kind: 'running', guestStarted: true });
+    const console = await machine.driver.connectConsole(machine.folder, { input: true });
+    console.destroy();
+  });
+});
+
+describe('the readers of a console', { timeout: TEST_MILLISECONDS }, () => {
+  let machine: TestMachine;
+
+  beforeAll(async () => {
+    machine = await printer(MANY_LINES);
+  }, TEST_MILLISECONDS);
+
+  afterAll(async () => await machine?.host.end());
+
+  it('neither hold up the guest nor change its log, also when they never read or their agent is killed', async () => {
+    const agent = spawn(process.execPath, [READER, machine.folder.path], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    await once(agent.stdout, 'data');
+    const lazy = await machine.driver.connectConsole(machine.folder, { input: true });
+    const failed = once(lazy, 'error');
+    agent.kill('SIGSTOP');
+    expect(((await failed)[0] as Error).message).toContain('not read');
+    const ended = once(agent, 'exit');
+    agent.kill('SIGKILL');
+    await ended;
+    await untilConsole(machine, printed(MANY_LINES));
   });
 });

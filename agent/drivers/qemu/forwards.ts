@@ -1,0 +1,147 @@
+/** Forwards ports of the host's loopback address to a guest whose network is inside QEMU, each for the life of one stream. */
+import { once } from 'node:events';
+import { type AddressInfo, createServer } from 'node:net';
+import type { Logger } from 'pino';
+import * as z from 'zod';
+import { Serial } from '../../../base/serial.ts';
+import type { ProcessIdentity } from '../../processes/process.ts';
+import { type PortForward, StreamRefused } from '../driver.ts';
+import { NETWORK } from './arguments.ts';
+import type { QemuMachine } from './machine.ts';
+import type { QmpConnection } from './qmp.ts';
+
+/** Loopback address on which QEMU listens. Other hosts cannot reach it. */
+const ADDRESS = '127.0.0.1';
+/** Limit of the forwards of one machine. It is the limit of its streams, because no stream needs more than one forward. */
+const FORWARDS = 16;
+/** Limit of attempts to open a port. Another program may take a free port before QEMU does, but hardly three times in a row. */
+const ATTEMPTS = 3;
+/** Limit of an error's text, which is one sentence. */
+const ERROR_LIMIT_CHARACTERS = 300;
+
+export class PortForwards {
+  readonly #uid: string;
+  readonly #machine: QemuMachine;
+  readonly #logger: Logger;
+  readonly #serial = new Serial();
+  /** Process of the ports below. When it ends, the kernel closes its ports. */
+  #process: ProcessIdentity | undefined;
+  readonly #open = new Set<number>();
+  /** Ports to remove: ports of an earlier agent, and ports whose removal failed. */
+  readonly #unwanted = new Set<number>();
+
+  constructor(uid: string, machine: QemuMachine, logger: Logger) {
+    this.#uid = uid;
+    this.#machine = machine;
+    this.#logger = logger;
+  }
+
+  /** Opens a port that leads to a port of the guest. @throws StreamRefused as {@link Driver.forwardPort} does. */
+  async open(guestPort: number): Promise<PortForward> {
+    return await this.#serial.run(async () => {
+      await this.#removeUnwanted();
+      const qmp = await this.#qmp();
+      const owner = this.#process;
+      if (owner === undefined || qmp === undefined) {
+        throw new StreamRefused('The machine does not run');
+      }
+      if (this.#open.size >= FORWARDS) {
+        throw new StreamRefused(`The machine has ${FORWARDS} forwarded ports; close another stream first`);
+      }
+      const port = await this.#add(qmp, guestPort);
+      return { port, close: async () => await this.#close(port, owner) };
+    });
+  }
+
+  /** Removes the ports that an earlier agent left open. An error is only logged, because the next call tries again. */
+  async tidy(): Promise<void> {
+    if (this.#process === undefined || this.#unwanted.size > 0) {
+      await this.#serial.run(async () => await this.#tryRemoveUnwanted());
+    }
+  }
+
+  async #add(qmp: QmpConnection, guestPort: number): Promise<number> {
+    let answer = '';
+    for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
+      const port = await freePort();
+      // The note comes first, so that the next agent removes the port if this agent dies.
+      this.#unwanted.add(port);
+      await this.#note();
+      answer = await command(qmp, `hostfwd_add ${NETWORK} tcp:${ADDRESS}:${port}-:${guestPort}`);
+      this.#unwanted.delete(port);
+      if (answer === '') {
+        this.#open.add(port);
+        return port;
+      }
+    }
+    await this.#note();
+    const why = answer.slice(0, ERROR_LIMIT_CHARACTERS);
+    throw new StreamRefused(`The hypervisor cannot forward port ${guestPort} of the guest: ${why}`);
+  }
+
+  async #close(port: number, owner: ProcessIdentity): Promise<void> {
+    await this.#serial.run(async () => {
+      if (isSame(owner, this.#process) && this.#open.delete(port)) {
+        this.#unwanted.add(port);
+        await this.#tryRemoveUnwanted();
+      }
+    });
+  }
+
+  async #tryRemoveUnwanted(): Promise<void> {
+    try {
+      await this.#removeUnwanted();
+    } catch (error) {
+      this.#logger.warn({ uid: this.#uid, err: error }, 'A forwarded port of a machine could not be removed');
+    }
+  }
+
+  async #removeUnwanted(): Promise<void> {
+    const now = await this.#machine.process();
+    if (!isSame(now, this.#process)) {
+      // The ports of another process have ended with it. The state file has the ports that an earlier agent opened in this process.
+      const { forwards = [] } = (await this.#machine.state.read()) ?? {};
+      this.#process = now;
+      this.#open.clear();
+      this.#unwanted.clear();
+      forwards.forEach((port) => this.#unwanted.add(port));
+    }
+    const qmp = this.#unwanted.size === 0 ? undefined : await this.#qmp();
+    if (qmp !== undefined) {
+      for (const port of this.#unwanted) {
+        await command(qmp, `hostfwd_remove ${NETWORK} tcp:${ADDRESS}:${port}`);
+      }
+      this.#unwanted.clear();
+      await this.#note();
+    }
+  }
+
+  async #qmp(): Promise<QmpConnection | undefined> {
+    return await (await this.#machine.hypervisor())?.qmp();
+  }
+
+  /** Writes all ports that this agent may have open into the state file. */
+  async #note(): Promise<void> {
+    const forwards = [...this.#open, ...this.#unwanted];
+    await this.#machine.state.update({ forwards: forwards.length === 0 ? undefined : forwards });
+  }
+}
+
+/** Executes a command for people, because QMP has no command that forwards a port. Returns its output, which is empty after a success. */
+async function command(qmp: QmpConnection, line: string): Promise<string> {
+  return (await qmp.ask('human-monitor-command', z.string(), { 'command-line': line })).trim();
+}
+
+function isSame(one: ProcessIdentity | undefined, other: ProcessIdentity | undefined): boolean {
+  return one?.pid === other?.pid && one?.startTime === other?.startTime && one?.bootId === other?.bootId;
+}
+
+/** Returns a port that is free now, from the range that the kernel uses for outgoing connections. Machines rarely reserve ports there. */
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, ADDRESS);
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  server.close();
+  await once(server, 'close');
+  return port;
+}
