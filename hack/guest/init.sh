@@ -166,11 +166,7 @@ echo "berth-guest: power button" >/dev/console
 sync
 poweroff -f
 SCRIPT
-<<<<<<< HEAD
-chmod 755 /bin/save-record /bin/write-page /bin/mount-data /bin/mount-seed /bin/write-on /bin/fill /bin/guest-agent /etc/qemu/fsfreeze-hook /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
-=======
-chmod 755 /sbin/shutdown /bin/save-record /bin/write-page /bin/mount-data /bin/write-on /bin/fill /bin/guest-agent /etc/qemu/fsfreeze-hook /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
->>>>>>> a5e5184 (Stop shuts a guest down by its guest agent, then by its power button; its clock is set after a resume or a pause)
+chmod 755 /sbin/shutdown /bin/save-record /bin/write-page /bin/mount-data /bin/mount-seed /bin/write-on /bin/fill /bin/guest-agent /etc/qemu/fsfreeze-hook /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
 printf '%s' "$marker" >/var/run/marker
 [ -b $disk ] && save-record
 hostname berth-guest
