@@ -124,11 +124,11 @@ it('lists where the machine is reached: its reserved ports, and those that its h
   const spec: VMSpec = { ports: ['8080:80', ':8443', ':53/udp'], os: 'MacOS' };
   const report = { endpoints: [9122, 6200, 21_999, 21_999] };
   expect(statusOf('Running', { spec, report }).endpoints).toEqual([
+    { name: '8080-tcp', protocol: 'TCP', hostPort: 8080, guestPort: 80 },
     { name: 'ssh', purpose: 'ssh', protocol: 'TCP', hostPort: 9122, guestPort: 22 },
     { name: 'screen', purpose: 'screen', protocol: 'TCP', hostPort: 6200, guestPort: 5900 },
     { name: '21999-tcp', protocol: 'TCP', hostPort: 21_999, guestPort: 8443 },
     { name: '21999-udp', protocol: 'UDP', hostPort: 21_999, guestPort: 53 },
-    { name: '8080-tcp', protocol: 'TCP', hostPort: 8080, guestPort: 80 },
   ]);
 });
 

@@ -53,7 +53,10 @@ export function automaticPorts(
   }));
 }
 
-/** Returns where the machine is reached on its host. The host reports the ports that it chose, in the order of `automaticPorts`. */
+/**
+ * Returns where the machine is reached on its host: first the reserved ports, then those that the host chose. The host reports the
+ * latter in the order of `automaticPorts`.
+ */
 export function endpointsOf(machine: Machine, report: MachineReport): Endpoint[] {
   const { ports, automaticPorts: asked = [] } = machine;
   const { endpoints: chosen = [] } = report;
@@ -79,7 +82,8 @@ export function endpointsOf(machine: Machine, report: MachineReport): Endpoint[]
         ];
   });
   // The API server refuses a status with a name twice, and a host may report any number.
-  return [...new Map([...found, ...fixed].map((one) => [one.name, one])).values()];
+  const all = [...fixed, ...found];
+  return all.filter(({ name }, index) => all.findIndex((other) => other.name === name) === index);
 }
 
 function purpose(known: string | undefined): Pick<Endpoint, 'purpose'> {

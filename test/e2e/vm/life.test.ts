@@ -127,12 +127,12 @@ test(
     await world.expectStory('x', /Normal +Ready .*Port 80 of the guest answers/);
     const endpoint = { name: `${port}-tcp`, protocol: 'TCP', hostPort: port, guestPort: 80 };
     const { endpoints = [] } = (await world.vms.get('x')).status ?? {};
-    const [ssh, web] = endpoints;
+    const [, ssh, web] = endpoints;
     const anyPort = { hostPort: expect.any(Number) as number };
     expect(endpoints).toEqual([
+      endpoint,
       { name: 'ssh', purpose: 'ssh', protocol: 'TCP', ...anyPort, guestPort: 22 },
       { name: `${web?.hostPort}-tcp`, protocol: 'TCP', ...anyPort, guestPort: 80 },
-      endpoint,
     ]);
     expect(table).toMatch(new RegExp(` ${ssh?.hostPort} `));
     chosen = web?.hostPort ?? 0;
