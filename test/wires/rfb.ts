@@ -19,7 +19,8 @@ export interface Frame {
 
 export class Viewer {
   readonly #socket: Duplex;
-  #bytes = Buffer.alloc(0);
+  #chunks: Buffer[] = [];
+  #length = 0;
   #wake: (() => void) | undefined;
   #error: Error | undefined;
   #size = { width: 0, height: 0 };
@@ -27,7 +28,8 @@ export class Viewer {
   private constructor(socket: Duplex) {
     this.#socket = socket;
     socket.on('data', (chunk: Buffer) => {
-      this.#bytes = Buffer.concat([this.#bytes, chunk]);
+      this.#chunks.push(chunk);
+      this.#length += chunk.length;
       this.#wake?.();
     });
     const end = (error?: Error) => {
@@ -149,14 +151,16 @@ export class Viewer {
   }
 
   async #read(length: number): Promise<Buffer> {
-    while (this.#bytes.length < length) {
+    while (this.#length < length) {
       if (this.#error !== undefined) {
         throw this.#error;
       }
       await new Promise<void>((resolve) => (this.#wake = resolve));
     }
-    const bytes = this.#bytes.subarray(0, length);
-    this.#bytes = this.#bytes.subarray(length);
-    return bytes;
+    const bytes =
+      this.#chunks.length === 1 ? (this.#chunks[0] ?? Buffer.alloc(0)) : Buffer.concat(this.#chunks);
+    this.#chunks = bytes.length === length ? [] : [bytes.subarray(length)];
+    this.#length -= length;
+    return bytes.subarray(0, length);
   }
 }
