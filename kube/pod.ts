@@ -51,6 +51,8 @@ export interface Container {
   imagePullPolicy?: 'Always' | 'IfNotPresent' | 'Never';
   command?: string[];
   args?: string[];
+  stdin?: boolean;
+  tty?: boolean;
   env?: EnvVar[];
   ports?: ContainerPort[];
   resources?: ResourceRequirements;

@@ -15,8 +15,8 @@ import type { Accelerator, Driver } from '../drivers/driver.ts';
 import { folderBytes } from '../disks/diskio.ts';
 import type { Publisher } from '../images/publisher.ts';
 import type { ImageStore } from '../images/store.ts';
-import { consoleSource } from '../kubelet/logs.ts';
 import { KubeletServer } from '../kubelet/server.ts';
+import { machineAccess } from '../kubelet/targets.ts';
 import type { MachineUsers } from '../processes/users.ts';
 import type { Network, NetworkReport } from '../network/network.ts';
 import { servingCertificate } from '../identity/certificates.ts';
@@ -133,7 +133,7 @@ export async function runAgent(
     certificate: await servingCertificate(config),
     nodeName: config.nodeName,
     authorizer: new Authorizer(client),
-    logs: consoleSource({
+    ...machineAccess({
       host,
       machines: pods.machines,
       tasks,

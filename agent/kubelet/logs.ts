@@ -7,6 +7,7 @@ import { driverOf } from '../drivers/hostdrivers.ts';
 import type { Host } from '../pods/host.ts';
 import type { Runtimes } from '../pods/machine.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
+import { ownPod, type PodOf } from './lookup.ts';
 
 /** A request for a log, as the API server passes it on. */
 export interface LogRequest {
@@ -28,39 +29,6 @@ class LogRefusedError extends HttpError {
 
   constructor(message: string, status = 400) {
     super(status, message);
-  }
-}
-
-/** Largest number of logs that are read at the same time on this host. Each one needs a connection, two open files and less than 1 MiB. */
-const HOST_READERS = 64;
-/** Largest number of readers of one Pod's log at the same time. With this limit, readers of one VM do not block readers of other VMs. */
-const POD_READERS = 16;
-
-/** Counts and limits the readers of logs. */
-export class LogReaders {
-  readonly #pods = new Map<string, number>();
-  #all = 0;
-
-  /** Runs `work` as one reader of the Pod's log. @throws LogRefusedError 429 when the Pod or the host has too many readers. */
-  async count(pod: string, work: () => Promise<void>): Promise<void> {
-    const ofPod = this.#pods.get(pod) ?? 0;
-    if (ofPod >= POD_READERS || this.#all >= HOST_READERS) {
-      const [where, limit] = ofPod >= POD_READERS ? [`Pod ${pod}`, POD_READERS] : ['This host', HOST_READERS];
-      throw new LogRefusedError(`${where} has ${limit} open logs, the maximum; try again later`, 429);
-    }
-    this.#pods.set(pod, ofPod + 1);
-    this.#all += 1;
-    try {
-      await work();
-    } finally {
-      this.#all -= 1;
-      const left = (this.#pods.get(pod) ?? 1) - 1;
-      if (left > 0) {
-        this.#pods.set(pod, left);
-      } else {
-        this.#pods.delete(pod);
-      }
-    }
   }
 }
 
@@ -109,12 +77,16 @@ export interface ConsoleSources {
   host: Host;
   machines: Runtimes;
   tasks: TaskRunner;
-  podOf: (key: string) => Readonly<Pod> | undefined;
+  podOf: PodOf;
 }
 
 export function consoleSource(sources: ConsoleSources): LogSource {
   return async (request, signal) => {
-    const console = consoleOf(ownPod(request, sources.podOf), sources);
+    const pod = ownPod(request, sources.podOf);
+    if (request.previous) {
+      throw new LogRefusedError(`Pod ${request.pod} has one log for all its runs; leave out --previous`);
+    }
+    const console = consoleOf(pod, sources);
     const { follow, timestamps, tailLines, limitBytes, since } = request;
     return console.read({
       follow,
@@ -138,24 +110,4 @@ function consoleOf(pod: Readonly<Pod>, { host, machines, tasks }: ConsoleSources
     throw new LogRefusedError(`Pod ${name} has no console yet, because its machine has not been created`);
   }
   return driverOf(host, record).console(machines.runtime(record).folder);
-}
-
-function ownPod(
-  { namespace, pod: name, container, previous }: LogRequest,
-  podOf: ConsoleSources['podOf'],
-): Readonly<Pod> {
-  const pod = podOf(`${namespace}/${name}`);
-  if (pod === undefined) {
-    throw new LogRefusedError(`Pod ${namespace}/${name} is not on this host`);
-  }
-  const containers = pod.spec.containers.map((one) => one.name);
-  if (!containers.includes(container)) {
-    throw new LogRefusedError(
-      `Pod ${name} has no container "${container}"; use "${containers.join('" or "')}"`,
-    );
-  }
-  if (previous) {
-    throw new LogRefusedError(`Pod ${name} has one log for all its runs; leave out --previous`);
-  }
-  return pod;
 }

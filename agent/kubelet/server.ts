@@ -1,4 +1,4 @@
-/** HTTPS endpoints of a kubelet that the agent serves: a machine's console for `kubectl logs`, metrics, and `/readyz`. */
+/** HTTPS endpoints of a kubelet that the agent serves: logs and streams of machines, metrics, and `/readyz`. */
 import { readFileSync } from 'node:fs';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Server } from 'node:https';
@@ -17,8 +17,13 @@ import {
   reply,
   type RunningServer,
 } from '../../kube/serving/httpserver.ts';
+import { acceptUpgrades, type Upgrade, type UpgradedConnections } from '../../kube/serving/upgrades.ts';
 import { useCertificate } from '../../kube/certificates/serving.ts';
-import { LogReaders, type LogSource, parseLogRequest } from './logs.ts';
+import { OpenLimit } from './limit.ts';
+import { type LogSource, parseLogRequest } from './logs.ts';
+import { isStreamKind } from './streamrequest.ts';
+import { StreamServer } from './streamserver.ts';
+import type { StreamTargets } from './targets.ts';
 
 /** Subresource of the Node for which a caller needs a permission: `metrics`, or `proxy` for all access to machines. */
 type Subresource = 'proxy' | 'metrics';
@@ -32,6 +37,7 @@ export interface KubeletServerOptions {
   certificate: Certificate;
   authorizer: Authorizer;
   logs: LogSource;
+  streams: StreamTargets;
   /** Returns the reason why a joined host accepts no VMs, or undefined if it accepts them. Every caller may read the reason. */
   unready: () => string | undefined;
   metrics: Registry;
@@ -56,17 +62,21 @@ export class KubeletServer {
   hasJoined = false;
   readonly #options: KubeletServerOptions;
   readonly #server: Server;
-  readonly #readers = new LogReaders();
+  readonly #readers = new OpenLimit('logs');
+  readonly #streams: StreamServer;
+  readonly #upgraded: UpgradedConnections;
   #running: RunningServer | undefined;
 
   constructor(options: KubeletServerOptions) {
     this.#options = options;
-    const { certificate, logger } = options;
+    const { certificate, streams: targets, metrics, logger } = options;
+    this.#streams = new StreamServer({ targets, metrics, logger });
     this.#server = createServer((request, response, url) => this.#handle(request, response, url), {
       logger,
       // TLS accepts callers without a valid certificate, because they may have a token. Each request is checked later.
       tls: { requestCert: true, rejectUnauthorized: false },
     });
+    this.#upgraded = acceptUpgrades(this.#server, (upgrade) => this.#upgrade(upgrade), logger);
     this.replaceCertificate(certificate);
   }
 
@@ -84,6 +94,7 @@ export class KubeletServer {
   }
 
   async close(): Promise<void> {
+    this.#upgraded.close();
     await this.#running?.close();
   }
 
@@ -111,7 +122,7 @@ export class KubeletServer {
       endWith(response, 404, 'not found');
       return;
     }
-    await this.#admit(request, route.subresource);
+    await this.#admit(request, route.subresource, request.method === 'POST' ? 'create' : 'get');
     await route.serve(url, response, signal);
   }
 
@@ -119,19 +130,28 @@ export class KubeletServer {
    * Checks the identity and the permission of the caller. @throws HttpError 401 when neither the client authority nor a
    * TokenReview knows the caller, or 403 when the caller has no permission.
    */
-  async #admit(request: IncomingMessage, subresource: Subresource): Promise<void> {
+  async #admit(request: IncomingMessage, subresource: Subresource, verb: 'create' | 'get'): Promise<void> {
     const { authorizer, nodeName } = this.#options;
     const user = await authorizer.identify(request);
     if (user === undefined) {
       throw new HttpError(401, 'Unauthorized');
     }
-    const verb = request.method === 'POST' ? 'create' : 'get';
     const resourceAttributes = { verb, version: 'v1', resource: 'nodes', subresource, name: nodeName };
     if (await authorizer.authorize(user, { resourceAttributes })) {
       return;
     }
     const what = `user=${user.username}, verb=${verb}, resource=nodes, subresource=${subresource}`;
     throw new HttpError(403, `Forbidden (${what})`);
+  }
+
+  /** Serves a stream. Its right is `create`, also if a client of WebSockets has to begin the stream by a GET. */
+  async #upgrade(upgrade: Upgrade): Promise<void> {
+    const [, kind = ''] = upgrade.url.pathname.split('/');
+    if (!isStreamKind(kind)) {
+      throw new HttpError(400, 'This path has no upgrade');
+    }
+    await this.#admit(upgrade.request, 'proxy', 'create');
+    await this.#streams.serve(kind, upgrade);
   }
 
   #route(path: string): Route | undefined {
@@ -144,7 +164,7 @@ export class KubeletServer {
       case 'portForward':
         return {
           subresource: 'proxy',
-          serve: async (_, response) => endWith(response, 400, notForMachines(verb)),
+          serve: async (_, response) => endWith(response, 400, `${verb} needs an upgrade of the connection`),
         };
       case 'metrics':
         return { subresource: 'metrics', serve: (_, response) => this.#metrics(response) };
@@ -177,10 +197,6 @@ export class KubeletServer {
 /** Returns the authorities for callers' certificates. If the list were absent, not empty, Node.js would trust the public authorities. */
 function authoritiesIn(file: string | undefined): Buffer[] {
   return file === undefined ? [] : [readFileSync(file)];
-}
-
-function notForMachines(verb: string): string {
-  return `A machine does not support ${verb}; read its console with kubectl logs, or connect to a reserved port`;
 }
 
 /** Sends a text for a person, and ends the response. */

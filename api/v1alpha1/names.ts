@@ -58,6 +58,10 @@ export const POD_FINALIZER = 'berth.dev/observed';
 /** Name of the only container of a machine's Pod. */
 export const MACHINE_CONTAINER = 'machine';
 
+/** Port of a machine's Pod that leads to the screen. Connections to it do not reach the guest's port of that number. */
+export const SCREEN_PORT = 5999;
+export const SCREEN_PORT_NAME = 'vnc';
+
 /** Name of the only container in the Pod of a Job that works on an image. */
 export const TASK_CONTAINER = 'task';
 

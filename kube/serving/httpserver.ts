@@ -20,8 +20,8 @@ const STALL_MILLISECONDS = 30_000;
 const KEEP_ALIVE_MILLISECONDS = 5_000;
 /** Time without data after which the kernel begins to send TCP keep-alive probes to the peer. */
 const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
-/** Limit of connections, enough for scrapers, probes, the API server's streams of logs, and a person. More connections mean an attack. */
-const CONNECTIONS = 128;
+/** Limit of connections: 64 logs and 64 streams that the API server has open, scrapers, probes and a person. More mean an attack. */
+const CONNECTIONS = 192;
 
 /**
  * Answers one request. An error that the handler throws is logged and answered with 500. `url` has the path and the query of the request.
@@ -69,8 +69,8 @@ export function createServer(
       : createHttpsServer({ ...limits, handshakeTimeout: REQUEST_LIMIT_MILLISECONDS, ...tls });
   server.maxConnections = CONNECTIONS;
   server.timeout = STALL_MILLISECONDS;
-  // The server has no listeners for `upgrade` and `connect`, because a listener would have to handle the socket's errors. Without it, a
-  // request with Upgrade is answered like any other request, and the connection of a CONNECT is closed.
+  // The server has no listeners for `upgrade` (see `upgrades.ts`) and `connect`, because a listener would have to handle the socket's
+  // errors. Without it, a request with Upgrade is answered like any other request, and the connection of a CONNECT is closed.
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     void answer(handle, logger, request, response);
   });
@@ -150,7 +150,7 @@ async function answer(
 }
 
 /** Parses a request's target, a path or a URL. No base URL is used, because a path like `//` would then be read as a host name. */
-function urlOf(target: string): URL | null {
+export function urlOf(target: string): URL | null {
   return URL.parse(target.startsWith('/') ? `http://localhost${target}` : target);
 }
 

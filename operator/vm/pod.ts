@@ -6,6 +6,8 @@ import {
   MACHINE_CONTAINER,
   MACOS_GUEST_RESOURCE,
   POD_FINALIZER,
+  SCREEN_PORT,
+  SCREEN_PORT_NAME,
   SHARED_DISK_RESOURCE,
   SLOT_RESOURCE,
   TAG_LABEL_PREFIX,
@@ -167,17 +169,27 @@ function buildSpec(options: PodOptions): PodSpec {
         image: image?.containerImage ?? '',
         imagePullPolicy: 'IfNotPresent',
         resources: { requests: { ...requests, ...counted }, limits: counted },
-        ports: reservedPorts(resolved).map((port) => ({
-          name: port.name,
-          protocol: port.protocol,
-          containerPort: port.hostPort,
-          hostPort: port.hostPort,
-        })),
+        // With these, kubectl attach gives the console input and a terminal.
+        stdin: true,
+        tty: true,
+        ports: podPorts(resolved),
         volumeMounts: [{ name: 'disk', mountPath: '/disk' }],
       },
     ],
     volumes: volumes(vm),
   };
+}
+
+/** Returns the ports of the Pod: the reserved ports, and the screen, which only kubectl port-forward reaches. */
+function podPorts(resolved: Resolved): NonNullable<PodSpec['containers'][number]['ports']> {
+  const reserved = reservedPorts(resolved).map(({ name, protocol, hostPort }) => ({
+    name,
+    protocol,
+    containerPort: hostPort,
+    hostPort,
+  }));
+  const screen = { name: SCREEN_PORT_NAME, protocol: 'TCP' as const, containerPort: SCREEN_PORT };
+  return resolved.vncEnabled ? [...reserved, screen] : reserved;
 }
 
 /**

@@ -20,7 +20,7 @@ import {
 
 const NODE = 'http-host';
 /** What each server has open at most, as `kube/serving/httpserver.ts` has it. */
-const CONNECTIONS = 128;
+const CONNECTIONS = 192;
 /** Half of the default, so that the Lease of the host is renewed twice as often. */
 const FENCE_SECONDS = 20;
 /** Callers that knock at the same time. */

@@ -10,6 +10,7 @@ import { Registry } from 'prom-client';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { KubeletServer } from '../../agent/kubelet/server.ts';
 import { Authorizer } from '../../kube/serving/authorization.ts';
+import { HttpError } from '../../kube/serving/httpserver.ts';
 import { createKey } from '../../kube/certificates/certificate.ts';
 import { SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
@@ -23,6 +24,9 @@ const namespace = `agent-serving-${randomBytes(4).toString('hex')}`;
 const METRICS = ['GET', '/metrics'] as const;
 const LOGS = ['GET', '/containerLogs/platform-default/vm/machine'] as const;
 const EXEC = ['POST', '/exec/platform-default/vm/machine'] as const;
+const ATTACH = ['POST', '/attach/platform-default/vm/machine', upgradeTo('SPDY/3.1')] as const;
+/** Clients of WebSockets can only GET. It needs the same right as a POST. */
+const SOCKET = ['GET', '/portForward/platform-default/vm?port=22', upgradeTo('websocket')] as const;
 
 interface Caller {
   readonly token?: string;
@@ -36,11 +40,15 @@ let server: KubeletServer;
 let port: number;
 let callers: Record<string, Caller>;
 
-/** The statuses of metrics, logs and exec for a caller. */
+function upgradeTo(protocol: string): Record<string, string> {
+  return { connection: 'Upgrade', upgrade: protocol };
+}
+
+/** The statuses of metrics, logs, exec, attach and a WebSocket for a caller. */
 async function statusesFor({ token, ...pair }: Caller): Promise<number[]> {
-  const ask = ([method, path]: readonly [string, string]): Promise<number> => {
+  const ask = ([method, path, upgrade]: readonly [string, string, object?]): Promise<number> => {
     const { promise, resolve, reject } = Promise.withResolvers<number>();
-    const headers = token === undefined ? {} : { authorization: `Bearer ${token}` };
+    const headers = { ...upgrade, ...(token !== undefined && { authorization: `Bearer ${token}` }) };
     const options = { host: '127.0.0.1', port, path, method, headers, rejectUnauthorized: false };
     request({ ...options, ...pair, agent: false }, (response) => {
       response.resume();
@@ -50,7 +58,7 @@ async function statusesFor({ token, ...pair }: Caller): Promise<number[]> {
       .end();
     return promise;
   };
-  return await Promise.all([METRICS, LOGS, EXEC].map(ask));
+  return await Promise.all([METRICS, LOGS, EXEC, ATTACH, SOCKET].map(ask));
 }
 
 /** The token of a ServiceAccount that may `get` this subresource of this Node, once the API server knows it. */
@@ -103,6 +111,9 @@ beforeAll(async () => {
     certificate: { certificate, key: key.pem },
     authorizer: new Authorizer(cluster.client()),
     logs: async () => Readable.from(['booted\n']),
+    streams: () => {
+      throw new HttpError(400, 'VM vm is not running');
+    },
     unready: () => undefined,
     metrics: new Registry(),
     logger: pino({ level: 'silent' }),
@@ -133,17 +144,17 @@ afterAll(async () => {
   await cluster.kubectl(['delete', 'namespace', namespace, '--wait=false']);
 });
 
-/** Of metrics, logs and exec, which no machine has: 400 for who may ask for it. */
+/** Of metrics, logs and streams. No machine runs here, so streams are answered by 400 to whoever may ask for them. */
 it.each([
-  ['a stranger', [401, 401, 401]],
-  ['a stranger with a token that nobody gave out', [401, 401, 401]],
-  ['somebody whom the cluster knows', [403, 403, 403]],
-  ['who may read metrics of the host', [200, 403, 403]],
-  ['who may read logs of the host', [403, 200, 403]],
-  ['who may read metrics of another host', [403, 403, 403]],
-  ['the API server', [200, 200, 400]],
-  ['a user with a certificate', [403, 403, 403]],
-  ['the API server, by a certificate of somebody else', [401, 401, 401]],
+  ['a stranger', [401, 401, 401, 401, 401]],
+  ['a stranger with a token that nobody gave out', [401, 401, 401, 401, 401]],
+  ['somebody whom the cluster knows', [403, 403, 403, 403, 403]],
+  ['who may read metrics of the host', [200, 403, 403, 403, 403]],
+  ['who may read logs of the host', [403, 200, 403, 403, 403]],
+  ['who may read metrics of another host', [403, 403, 403, 403, 403]],
+  ['the API server', [200, 200, 400, 400, 400]],
+  ['a user with a certificate', [403, 403, 403, 403, 403]],
+  ['the API server, by a certificate of somebody else', [401, 401, 401, 401, 401]],
 ])('%s gets %j', async (caller, statuses) => {
   expect(await statusesFor(callers[caller] ?? {})).toEqual(statuses);
 });

@@ -77,6 +77,9 @@ describe('where a VM is silent', () => {
     expect(plain.status?.resources).toMatchObject(DEFAULTS);
     const { spec } = await vms.pod('plain');
     expect(spec.containers[0]?.resources?.requests).toMatchObject({ cpu: '3', 'berth.dev/slot': '1' });
+    // kubectl needs these for `attach -it` and `port-forward pod/plain 5900:vnc`.
+    expect(spec.containers[0]).toMatchObject({ stdin: true, tty: true });
+    expect(spec.containers[0]?.ports).toMatchObject([{ name: 'vnc', containerPort: 5999 }]);
   });
 
   it('a VMConfig of platform-default serves other namespaces, and its later edits reach no live VM', async () => {

@@ -1,22 +1,19 @@
 import { describe, expect, it } from 'vitest';
-import { LogReaders } from './logs.ts';
+import { OpenLimit } from './limit.ts';
 
-const POD_READERS = 16;
-const HOST_READERS = 64;
+const POD_LIMIT = 16;
+const HOST_LIMIT = 64;
 
-describe('readers of logs', () => {
+describe('open logs', () => {
   /** Starts readers that continue until the test ends them. */
-  function startReaders(
-    readers: LogReaders,
-    pods: readonly string[],
-  ): { all: Promise<void>[]; end: () => void } {
+  function startAll(readers: OpenLimit, pods: readonly string[]): { all: Promise<void>[]; end: () => void } {
     const { promise, resolve } = Promise.withResolvers<void>();
     return { all: pods.map(async (pod) => await readers.count(pod, () => promise)), end: resolve };
   }
 
   it('of one Pod are bounded, and leave room for those of others', async () => {
-    const readers = new LogReaders();
-    const { all, end } = startReaders(readers, Array<string>(POD_READERS).fill('default/busy'));
+    const readers = new OpenLimit('logs');
+    const { all, end } = startAll(readers, Array<string>(POD_LIMIT).fill('default/busy'));
     await expect(readers.count('default/busy', async () => undefined)).rejects.toMatchObject({
       status: 429,
       message: 'Pod default/busy has 16 open logs, the maximum; try again later',
@@ -28,9 +25,9 @@ describe('readers of logs', () => {
   });
 
   it('of a host are bounded', async () => {
-    const readers = new LogReaders();
-    const pods = Array.from({ length: HOST_READERS }, (_, number) => `default/vm-${number}`);
-    const { all, end } = startReaders(readers, pods);
+    const readers = new OpenLimit('logs');
+    const pods = Array.from({ length: HOST_LIMIT }, (_, number) => `default/vm-${number}`);
+    const { all, end } = startAll(readers, pods);
     await expect(readers.count('default/one-more', async () => undefined)).rejects.toMatchObject({
       status: 429,
       message: 'This host has 64 open logs, the maximum; try again later',

@@ -1,0 +1,61 @@
+/** `kubectl attach`: the serial console of a machine. */
+import { type Duplex, Transform, Writable } from 'node:stream';
+import { pipeline } from 'node:stream/promises';
+import { messageOf } from '../../base/errors.ts';
+import { type CommandSession, failure, type Status, SUCCESS } from './streams/session.ts';
+
+/** The character of Ctrl+]. kubectl has no keys to leave a console; the consoles of other hypervisors use this one. */
+const LEAVE = 0x1d;
+
+/**
+ * Connects the caller to the console, until the caller leaves or the machine ends. With `tty`, the caller has a terminal, whose Ctrl+C
+ * goes to the guest; Ctrl+] leaves.
+ */
+export async function attach(
+  session: CommandSession,
+  console: Duplex,
+  { name, tty }: { name: string; tty: boolean },
+): Promise<void> {
+  const left = new AbortController();
+  const options = { signal: AbortSignal.any([session.signal, left.signal]), end: false };
+  const { stdin, stdout = sink() } = session;
+  if (tty) {
+    stdout.write(`Connected to the console of VM ${name}. Press Ctrl+] to leave.\r\n`);
+  }
+  const keys = tty ? [untilLeave(() => left.abort())] : [];
+  // The end of the input does not end the session, because a caller may pipe some lines into it and read on.
+  const input = stdin && pipeline([stdin, ...keys, console], options);
+  const [output] = await Promise.allSettled([pipeline(console, stdout, options)]);
+  const hasLeft = left.signal.aborted;
+  left.abort();
+  console.destroy();
+  await Promise.allSettled([input]);
+  await session.finish(statusOf(output, session.signal, hasLeft));
+}
+
+function statusOf(output: PromiseSettledResult<void>, lost: AbortSignal, hasLeft: boolean): Status {
+  if (output.status === 'fulfilled' || hasLeft) {
+    return SUCCESS;
+  }
+  return failure(messageOf(lost.aborted ? lost.reason : output.reason));
+}
+
+/** Passes on what the caller types, until the caller types Ctrl+]. */
+function untilLeave(leave: () => void): Transform {
+  return new Transform({
+    transform(chunk: Buffer, _, done) {
+      const end = chunk.indexOf(LEAVE);
+      if (end === -1) {
+        done(null, chunk);
+        return;
+      }
+      done(null, chunk.subarray(0, end));
+      leave();
+    },
+  });
+}
+
+/** Takes the output of a caller who does not want it. */
+function sink(): Writable {
+  return new Writable({ write: (_chunk, _encoding, done) => done() });
+}

@@ -1,0 +1,58 @@
+/** `kubectl exec`: a command that the guest agent runs. Its output comes at the end. */
+import type { Readable } from 'node:stream';
+import { StreamRefused } from '../drivers/driver.ts';
+import { type CommandSession, exited, failure, type Status } from './streams/session.ts';
+import type { StreamTarget } from './targets.ts';
+
+/** Limit of the standard input in bytes. The guest agent takes it as a whole, so it is read to its end before the command begins. */
+const INPUT_BYTES = 1024 * 1024;
+
+/** Runs the command and sends its output and its exit code. @throws Error for a fault of the agent. */
+export async function execute(
+  session: CommandSession,
+  target: StreamTarget,
+  [path = '', ...rest]: readonly string[],
+): Promise<void> {
+  await session.finish(await run(session, target, { path, arguments: rest }));
+}
+
+async function run(
+  { stdin, stdout, stderr, signal }: CommandSession,
+  target: StreamTarget,
+  command: { path: string; arguments: readonly string[] },
+): Promise<Status> {
+  try {
+    const input = stdin === undefined ? undefined : await readAll(stdin);
+    const result = await target.execute({ ...command, ...(input && { input }), signal });
+    stdout?.write(result.stdout);
+    stderr?.write(result.stderr);
+    if (result.truncated) {
+      stderr?.write('The output was too long for the guest agent and is cut off\n');
+    }
+    return exited(result.exitCode);
+  } catch (error) {
+    if (signal.aborted) {
+      return failure((signal.reason as Error).message);
+    }
+    if (error instanceof StreamRefused) {
+      return failure(error.message);
+    }
+    throw error;
+  }
+}
+
+/** @throws StreamRefused when the input is too long. */
+async function readAll(stdin: Readable): Promise<Buffer> {
+  const chunks: Buffer[] = [];
+  let bytes = 0;
+  for await (const chunk of stdin.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
+    bytes += chunk.length;
+    if (bytes > INPUT_BYTES) {
+      throw new StreamRefused(
+        `The standard input is longer than ${INPUT_BYTES} bytes; copy larger files with scp`,
+      );
+    }
+    chunks.push(chunk);
+  }
+  return Buffer.concat(chunks);
+}

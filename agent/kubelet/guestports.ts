@@ -1,0 +1,65 @@
+/** Connects to TCP ports of guests. */
+import { once } from 'node:events';
+import { connect, type Socket } from 'node:net';
+import { codeOf } from '../../base/errors.ts';
+import { type PortForward, StreamRefused } from '../drivers/driver.ts';
+
+/** Time limit for a guest to accept a connection. A guest on this host needs milliseconds; one that starts may need some seconds. */
+const CONNECT_MILLISECONDS = 10_000;
+/** Time without data after which the kernel asks whether the guest still has the connection. It closes the connection 10 s later. */
+const KEEP_ALIVE_MILLISECONDS = 30_000;
+
+/** Connects to a port. `guestPort` is the port in the guest, for the message. @throws StreamRefused when nothing accepts the connection. */
+export async function connectGuest(host: string, port: number, guestPort: number): Promise<Socket> {
+  const keepAlive = { keepAlive: true, keepAliveInitialDelay: KEEP_ALIVE_MILLISECONDS };
+  const socket = connect({ host, port, allowHalfOpen: true, noDelay: true, ...keepAlive });
+  // Users of the connection see its errors in their pipeline. Without a listener, an error before that would end the process.
+  socket.on('error', () => undefined);
+  try {
+    await once(socket, 'connect', { signal: AbortSignal.timeout(CONNECT_MILLISECONDS) });
+    return socket;
+  } catch (error) {
+    socket.destroy();
+    const cause = codeOf(error) === 'ECONNREFUSED' ? 'no program listens on it' : 'the guest does not answer';
+    throw new StreamRefused(`Port ${guestPort} of the guest cannot be reached: ${cause}`, { cause: error });
+  }
+}
+
+interface Shared {
+  forward: Promise<PortForward>;
+  users: number;
+}
+
+/** Shares forwards among the connections to one port of one guest. A forward exists as long as one of its connections. */
+export class SharedForwards {
+  readonly #shared = new Map<string, Shared>();
+
+  /** Connects through the forward of `key`. `open` makes the forward for the first connection. @throws StreamRefused. */
+  async connect(key: string, guestPort: number, open: () => Promise<PortForward>): Promise<Socket> {
+    const shared = this.#shared.get(key) ?? { forward: open(), users: 0 };
+    this.#shared.set(key, shared);
+    shared.users += 1;
+    try {
+      const { port } = await shared.forward;
+      const socket = await connectGuest('127.0.0.1', port, guestPort);
+      socket.once('close', () => void this.#leave(key, shared));
+      return socket;
+    } catch (error) {
+      await this.#leave(key, shared);
+      throw error;
+    }
+  }
+
+  /** Closes the forward after its last connection. */
+  async #leave(key: string, shared: Shared): Promise<void> {
+    shared.users -= 1;
+    if (shared.users > 0) {
+      return;
+    }
+    this.#shared.delete(key);
+    const [opened] = await Promise.allSettled([shared.forward]);
+    if (opened.status === 'fulfilled') {
+      await opened.value.close();
+    }
+  }
+}

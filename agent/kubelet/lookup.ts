@@ -1,0 +1,25 @@
+/** Finds the Pods that callers name. Refusals are answers 400, because kubectl shows their text unchanged. */
+import type { Pod } from '../../kube/core.ts';
+import { HttpError } from '../../kube/serving/httpserver.ts';
+
+/** Returns the Pod of a key `namespace/name` that is bound to this host; undefined if there is none. */
+export type PodOf = (key: string) => Readonly<Pod> | undefined;
+
+/** Returns the named Pod. @throws HttpError 400 when the Pod is not on this host, or has no such container. */
+export function ownPod(
+  { namespace, pod: name, container }: { namespace: string; pod: string; container: string | undefined },
+  podOf: PodOf,
+): Readonly<Pod> {
+  const pod = podOf(`${namespace}/${name}`);
+  if (pod === undefined) {
+    throw new HttpError(400, `Pod ${namespace}/${name} is not on this host`);
+  }
+  const containers = pod.spec.containers.map((one) => one.name);
+  if (container !== undefined && !containers.includes(container)) {
+    throw new HttpError(
+      400,
+      `Pod ${name} has no container "${container}"; use "${containers.join('" or "')}"`,
+    );
+  }
+  return pod;
+}

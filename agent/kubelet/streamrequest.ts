@@ -1,0 +1,57 @@
+/** Parses requests for streams, as the API server sends them to a kubelet. */
+import { HttpError } from '../../kube/serving/httpserver.ts';
+import type { WantedStreams } from './streams/session.ts';
+
+export type StreamKind = 'exec' | 'attach' | 'portForward';
+
+export interface StreamRequest {
+  kind: StreamKind;
+  namespace: string;
+  pod: string;
+  /** Undefined for `portForward`, which names no container. */
+  container: string | undefined;
+  /** Program and arguments of `exec`. */
+  command: readonly string[];
+  streams: WantedStreams;
+  /** Whether the caller uses a terminal. */
+  tty: boolean;
+}
+
+export function isStreamKind(text: string): text is StreamKind {
+  return text === 'exec' || text === 'attach' || text === 'portForward';
+}
+
+/**
+ * Parses `/exec/NAMESPACE/POD/CONTAINER?…`, `/attach/NAMESPACE/POD/CONTAINER?…` or `/portForward/NAMESPACE/POD?…`. Names are used
+ * unchanged, because valid names need no URL escapes.
+ *
+ * @throws HttpError 400 when the caller wants something that machines do not have.
+ */
+export function parseStreamRequest(kind: StreamKind, { pathname, searchParams }: URL): StreamRequest {
+  const [, , namespace = '', pod = '', container = ''] = pathname.split('/');
+  const isSet = (name: string): boolean => ['1', 'true'].includes(searchParams.get(name) ?? '');
+  const tty = isSet('tty');
+  const command = searchParams.getAll('command');
+  if (kind === 'exec') {
+    checkCommand(command, tty);
+  }
+  return {
+    kind,
+    namespace,
+    pod,
+    container: kind === 'portForward' ? undefined : container,
+    command,
+    streams: { stdin: isSet('input'), stdout: isSet('output'), stderr: isSet('error') && !tty, resize: tty },
+    tty,
+  };
+}
+
+function checkCommand([path]: readonly string[], tty: boolean): void {
+  if (tty) {
+    const others = 'use kubectl attach -it for the console, or ssh through kubectl port-forward';
+    throw new HttpError(400, `A guest agent has no terminals: leave out -t, or ${others}`);
+  }
+  if (path === undefined || path === '') {
+    throw new HttpError(400, 'The command is empty');
+  }
+}

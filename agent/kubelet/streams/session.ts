@@ -1,0 +1,116 @@
+/**
+ * Sessions of callers with a machine, whatever protocol carries them. A session for a command has the streams of a process; a session
+ * for ports has connections.
+ */
+import type { Duplex, Readable, Writable } from 'node:stream';
+
+/** Answer to `exec` or `attach` in the form of `metav1.Status`, which kubectl turns into its exit code or its message. */
+export interface Status {
+  metadata: Record<string, never>;
+  status: 'Success' | 'Failure';
+  message?: string;
+  reason?: string;
+  details?: { causes: { reason: string; message: string }[] };
+}
+
+/** Streams that a caller asks for. */
+export interface WantedStreams {
+  stdin: boolean;
+  stdout: boolean;
+  stderr: boolean;
+  /** Whether the caller has a terminal and sends its size. */
+  resize: boolean;
+}
+
+export interface Session {
+  /** Aborts when the connection has ended or was idle for too long. The reason is an Error with a message for the caller. */
+  signal: AbortSignal;
+  /** Resolves when the connection has ended. Never rejects. */
+  ended: Promise<void>;
+}
+
+/** Streams of a caller of `exec` or `attach`. Each is undefined if the caller does not ask for it. */
+export interface CommandSession extends Session {
+  stdin: Readable | undefined;
+  stdout: Writable | undefined;
+  stderr: Writable | undefined;
+  /** Sends the result, and closes the connection after all data. Resolves when it is sent, or cannot be sent. */
+  finish(status: Status): Promise<void>;
+}
+
+/** One connection of a caller to a port of the guest. */
+export interface PortConnection {
+  /** Port of the guest, from 1 to 65535. */
+  port: number;
+  data: Duplex;
+  /** Ends the connection. A message tells the caller why; the caller's kubectl then usually ends all its connections. */
+  end(message?: string): void;
+}
+
+/** Limits of each session. */
+export interface SessionLimits {
+  /** Time without data after which a session ends, in milliseconds. */
+  idleMilliseconds: number;
+  /** Limit of open connections to ports in one session. */
+  connections: number;
+}
+
+/** Error of a stream whose client closed the stream or the connection. It is a normal end of a session. */
+export class ClientGoneError extends Error {
+  override readonly name = 'ClientGoneError';
+
+  constructor() {
+    super('The client has closed the connection');
+  }
+}
+
+/** Protocols of commands, the preferred one first. They differ only over WebSockets. Older ones have no exit code. */
+export const COMMAND_PROTOCOLS: readonly string[] = ['v5.channel.k8s.io', 'v4.channel.k8s.io'];
+
+/** Parses the number of a port. Returns undefined for other texts. */
+export function parsePortNumber(text: string): number | undefined {
+  const number = /^[1-9]\d{0,4}$/.test(text) ? Number(text) : 0;
+  return number >= 1 && number <= 65_535 ? number : undefined;
+}
+
+export const SUCCESS: Status = { metadata: {}, status: 'Success' };
+
+export function failure(message: string): Status {
+  return { metadata: {}, status: 'Failure', reason: 'InternalError', message };
+}
+
+/** Returns the result of a command. kubectl ends with the same exit code. */
+export function exited(code: number): Status {
+  if (code === 0) {
+    return SUCCESS;
+  }
+  return {
+    metadata: {},
+    status: 'Failure',
+    reason: 'NonZeroExitCode',
+    message: `command terminated with non-zero exit code: ${code}`,
+    details: { causes: [{ reason: 'ExitCode', message: String(code) }] },
+  };
+}
+
+/** Ends a session that is idle. Each {@link used} starts its time again. */
+export class IdleTimer {
+  readonly #timer: NodeJS.Timeout;
+
+  constructor(milliseconds: number, end: (reason: Error) => void) {
+    const minutes = Math.round(milliseconds / 60_000);
+    this.#timer = setTimeout(
+      () => end(new Error(`The stream was idle for ${minutes} minutes`)),
+      milliseconds,
+    );
+    this.#timer.unref();
+  }
+
+  used(): void {
+    this.#timer.refresh();
+  }
+
+  stop(): void {
+    clearTimeout(this.#timer);
+  }
+}

@@ -1,0 +1,253 @@
+/** The server's end of a SPDY/3.1 connection, as far as Kubernetes uses it: streams that the client opens, without flow control. */
+import type { Duplex } from 'node:stream';
+import { codeOf } from '../../../../base/errors.ts';
+import { ClientGoneError } from '../session.ts';
+import {
+  ByteReader,
+  dataHeader,
+  FIN,
+  type Frame,
+  FRAME_HEADER_BYTES,
+  GO_AWAY,
+  goAway,
+  idAt,
+  parseFrame,
+  ping,
+  ProtocolError,
+  RESET,
+  reset,
+  synReply,
+  TYPE,
+} from './frames.ts';
+import { HeaderReader } from './headers.ts';
+import { SpdyStream, type StreamOwner } from './stream.ts';
+
+/** Limit of a control frame in bytes. Frames of real clients have about 100 bytes. */
+const CONTROL_BYTES = 16 * 1024;
+/** Limit of the control frames that wait for a client who does not read, in bytes: thousands of answers to pings. */
+const WAITING_CONTROL_BYTES = 64 * 1024;
+/** Longest payload of a sent data frame in bytes. Longer data is sent in several frames, so that streams take turns. */
+const DATA_BYTES = 64 * 1024;
+/** Number of bytes before the headers in the frame that opens a stream: two ids, the priority and an unused byte. */
+const SYN_STREAM_BYTES = 10;
+/**
+ * Time between two pings of the server. A write shows that the client has closed the connection, even while a full stream keeps the
+ * server from reading.
+ */
+const PING_MILLISECONDS = 30_000;
+
+export interface SpdyOptions {
+  /** Limit of open streams. Further streams are refused; the connection continues. */
+  streams: number;
+  /** Called for each new stream. The stream can be destroyed at once. */
+  onStream: (stream: SpdyStream) => void;
+  /** Called when data goes through the connection, in either direction. */
+  onData: () => void;
+}
+
+export class SpdyConnection implements StreamOwner {
+  readonly #socket: Duplex;
+  readonly #options: SpdyOptions;
+  readonly #streams = new Map<number, SpdyStream>();
+  readonly #headers = new HeaderReader();
+  #last = 0;
+  #replied = false;
+  #waitingControl = 0;
+  #pings = 0;
+
+  /** Takes a socket whose errors the caller handles. */
+  constructor(socket: Duplex, options: SpdyOptions) {
+    this.#socket = socket;
+    this.#options = options;
+  }
+
+  /** Reads until the connection ends. Then all streams are destroyed. @throws ProtocolError when the client broke the protocol. */
+  async run(): Promise<void> {
+    const timer = setInterval(() => this.#ping(), PING_MILLISECONDS).unref();
+    // A full stream keeps `run` waiting. The loss of the connection destroys the stream, so that `run` continues and ends.
+    this.#socket.once('close', () => this.#destroyStreams());
+    try {
+      const reader = new ByteReader(this.#socket);
+      while (await this.#frame(reader)) {
+        // Each round handles one frame.
+      }
+    } catch (error) {
+      if (error instanceof ProtocolError) {
+        this.#control(goAway(this.#last, GO_AWAY.protocolError));
+        throw error;
+      }
+      // A lost connection is a normal end. Its streams are destroyed.
+      if (codeOf(error) === undefined) {
+        throw error;
+      }
+    } finally {
+      clearInterval(timer);
+      this.#headers.close();
+      this.#destroyStreams();
+      this.#socket.end();
+    }
+  }
+
+  /** Tells the client that no stream follows, and closes the connection after the data that was already sent. */
+  close(): void {
+    if (!this.#socket.writableEnded && !this.#socket.destroyed) {
+      this.#control(goAway(this.#last, GO_AWAY.ok));
+      this.#socket.end();
+    }
+  }
+
+  sendData(stream: number, bytes: Buffer, end: boolean, done: (error?: Error | null) => void): void {
+    this.#options.onData();
+    if (!this.#socket.writable) {
+      done(new ClientGoneError());
+      return;
+    }
+    const frames: Buffer[] = [];
+    for (let at = 0; at === 0 || at < bytes.length; at += DATA_BYTES) {
+      const piece = bytes.subarray(at, at + DATA_BYTES);
+      const isLast = at + DATA_BYTES >= bytes.length;
+      frames.push(dataHeader(stream, isLast && end ? FIN : 0, piece.length), piece);
+    }
+    this.#socket.cork();
+    for (const part of frames.slice(0, -1)) {
+      this.#socket.write(part);
+    }
+    this.#socket.write(frames.at(-1), done);
+    this.#socket.uncork();
+  }
+
+  closed(stream: number, finished: boolean): void {
+    if (this.#streams.delete(stream) && !finished) {
+      this.#control(reset(stream, RESET.cancel));
+    }
+  }
+
+  /** Handles one frame. Returns false at the end of the connection. */
+  async #frame(reader: ByteReader): Promise<boolean> {
+    const header = await reader.exactly(FRAME_HEADER_BYTES);
+    if (header === undefined) {
+      return false;
+    }
+    const frame = parseFrame(header);
+    if (frame.kind === 'data') {
+      return await this.#data(frame, reader);
+    }
+    if (frame.length > CONTROL_BYTES) {
+      throw new ProtocolError(`a control frame has ${frame.length} bytes; the limit is ${CONTROL_BYTES}`);
+    }
+    const body = await reader.exactly(frame.length);
+    if (body === undefined) {
+      return false;
+    }
+    await this.#handle(frame, body);
+    return true;
+  }
+
+  async #data({ stream: id, flags, length }: Frame & { kind: 'data' }, reader: ByteReader): Promise<boolean> {
+    if (id > this.#last || id % 2 === 0) {
+      throw new ProtocolError(`there is data for stream ${id}, which was never opened`);
+    }
+    for (let left = length; left > 0; ) {
+      const piece = await reader.some(left);
+      if (piece === undefined) {
+        return false;
+      }
+      left -= piece.length;
+      this.#options.onData();
+      // A stream that the server has reset may still have data on its way. It is dropped.
+      await this.#streams.get(id)?.deliver(piece);
+    }
+    if ((flags & FIN) !== 0) {
+      this.#streams.get(id)?.deliverEnd();
+    }
+    return true;
+  }
+
+  async #handle(frame: Frame & { kind: 'control' }, body: Buffer): Promise<void> {
+    switch (frame.type) {
+      case TYPE.synStream:
+        await this.#open(frame, needBytes(body, SYN_STREAM_BYTES));
+        return;
+      case TYPE.reset: {
+        const id = idAt(needBytes(body, 8), 0);
+        const stream = this.#streams.get(id);
+        // Without this, `closed` would answer the reset with a reset.
+        this.#streams.delete(id);
+        stream?.destroy(new ClientGoneError());
+        return;
+      }
+      case TYPE.ping: {
+        const id = needBytes(body, 4).readUInt32BE(0);
+        // Pings of the client have odd ids. Even ids are answers to pings of the server.
+        if (id % 2 === 1) {
+          this.#control(ping(id));
+        }
+        return;
+      }
+      case TYPE.goAway:
+        return;
+      default:
+        throw new ProtocolError(`a control frame has type ${frame.type}, which Kubernetes does not use`);
+    }
+  }
+
+  async #open({ flags }: Frame & { kind: 'control' }, body: Buffer): Promise<void> {
+    const id = idAt(body, 0);
+    if (id % 2 === 0 || id <= this.#last) {
+      throw new ProtocolError(`a stream has id ${id}; the next id is odd and larger than ${this.#last}`);
+    }
+    if ((flags & ~FIN) !== 0) {
+      throw new ProtocolError(`stream ${id} has the flags ${flags}; the only flag is ${FIN}`);
+    }
+    // Later headers refer to these headers, so they are unpacked even if the stream is refused.
+    const headers = await this.#headers.read(body.subarray(SYN_STREAM_BYTES));
+    this.#last = id;
+    if (this.#streams.size >= this.#options.streams) {
+      this.#control(reset(id, RESET.refusedStream));
+      return;
+    }
+    this.#control(synReply(id, !this.#replied));
+    this.#replied = true;
+    const stream = new SpdyStream(id, headers, this);
+    this.#streams.set(id, stream);
+    if ((flags & FIN) !== 0) {
+      stream.deliverEnd();
+    }
+    this.#options.onStream(stream);
+  }
+
+  #ping(): void {
+    this.#pings += 1;
+    this.#control(ping(2 * this.#pings));
+  }
+
+  /** Sends a control frame. A client who reads none of them is cut off, because nothing else limits their number. */
+  #control(frame: Buffer): void {
+    if (!this.#socket.writable) {
+      return;
+    }
+    this.#waitingControl += frame.length;
+    if (this.#waitingControl > WAITING_CONTROL_BYTES) {
+      this.#socket.destroy();
+      return;
+    }
+    this.#socket.write(frame, () => {
+      this.#waitingControl -= frame.length;
+    });
+  }
+
+  #destroyStreams(): void {
+    const lost = new ClientGoneError();
+    for (const stream of this.#streams.values()) {
+      stream.destroy(lost);
+    }
+  }
+}
+
+/** Returns the body of a control frame. @throws ProtocolError when it has fewer bytes. */
+function needBytes(body: Buffer, count: number): Buffer {
+  if (body.length < count) {
+    throw new ProtocolError(`a control frame has ${body.length} bytes; its type needs at least ${count}`);
+  }
+  return body;
+}

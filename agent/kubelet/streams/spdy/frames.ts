@@ -1,0 +1,138 @@
+/** The frames of SPDY/3.1 that the API server sends and understands. */
+import type { Readable } from 'node:stream';
+import { SPDY_DICTIONARY, uint32 } from './dictionary.ts';
+
+/** Error if the peer does not keep to the protocol. The connection then ends. */
+export class ProtocolError extends Error {
+  override readonly name = 'ProtocolError';
+}
+
+export const FRAME_HEADER_BYTES = 8;
+/** Types of control frames. */
+export const TYPE = { synStream: 1, synReply: 2, reset: 3, ping: 6, goAway: 7 } as const;
+/** Flag of a frame after which its sender sends nothing more on the stream. */
+export const FIN = 1;
+/** Reasons in frames of the type `reset`. */
+export const RESET = { protocolError: 1, refusedStream: 3, cancel: 5 } as const;
+/** Reasons in frames of the type `goAway`. */
+export const GO_AWAY = { ok: 0, protocolError: 1 } as const;
+
+const CONTROL = 0x80_00;
+const VERSION = 3;
+/** Mask of the bits of a stream's id. The highest bit has another meaning in each frame. */
+const ID_BITS = 0x7f_ff_ff_ff;
+
+export type Frame =
+  | { kind: 'control'; type: number; flags: number; length: number }
+  | { kind: 'data'; stream: number; flags: number; length: number };
+
+/** Parses the first 8 bytes of a frame. @throws ProtocolError when the frame has another version. */
+export function parseFrame(header: Buffer): Frame {
+  const first = header.readUInt16BE(0);
+  const flags = header.readUInt8(4);
+  const length = header.readUIntBE(5, 3);
+  if ((first & CONTROL) === 0) {
+    return { kind: 'data', stream: header.readUInt32BE(0), flags, length };
+  }
+  const version = first & ~CONTROL;
+  if (version !== VERSION) {
+    throw new ProtocolError(`a frame has version ${version}; the only version is ${VERSION}`);
+  }
+  return { kind: 'control', type: header.readUInt16BE(2), flags, length };
+}
+
+/** Reads the id of a stream. */
+export function idAt(body: Buffer, offset: number): number {
+  return body.readUInt32BE(offset) & ID_BITS;
+}
+
+function control(type: number, body: Buffer): Buffer {
+  const header = Buffer.alloc(FRAME_HEADER_BYTES);
+  header.writeUInt16BE(CONTROL | VERSION, 0);
+  header.writeUInt16BE(type, 2);
+  header.writeUIntBE(body.length, 5, 3);
+  return Buffer.concat([header, body]);
+}
+
+/** Returns the header of a data frame. */
+export function dataHeader(stream: number, flags: number, length: number): Buffer {
+  const header = Buffer.alloc(FRAME_HEADER_BYTES);
+  header.writeUInt32BE(stream, 0);
+  header.writeUInt8(flags, 4);
+  header.writeUIntBE(length, 5, 3);
+  return header;
+}
+
+/** Begin of the compressed data of a connection: the header of zlib, which names the checksum of the dictionary. */
+const ZLIB_BEGIN = Buffer.concat([Buffer.from([0x78, 0xbb]), uint32(adler32(SPDY_DICTIONARY))]);
+/**
+ * A stored block of deflate with the number of headers, 0, and an empty stored block. Without the second block, the client waits for
+ * more bytes.
+ */
+const NO_HEADERS = Buffer.from([0, 4, 0, 0xfb, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+
+/** Returns the answer to the begin of a stream. `first` is true for the first answer of the connection. */
+export function synReply(stream: number, first: boolean): Buffer {
+  return control(TYPE.synReply, Buffer.concat([uint32(stream), ...(first ? [ZLIB_BEGIN] : []), NO_HEADERS]));
+}
+
+export function reset(stream: number, reason: number): Buffer {
+  return control(TYPE.reset, Buffer.concat([uint32(stream), uint32(reason)]));
+}
+
+export function ping(id: number): Buffer {
+  return control(TYPE.ping, uint32(id));
+}
+
+/** Returns the frame that ends a connection. `last` is the id of the last stream that was accepted. */
+export function goAway(last: number, reason: number): Buffer {
+  return control(TYPE.goAway, Buffer.concat([uint32(last), uint32(reason)]));
+}
+
+function adler32(bytes: Buffer): number {
+  let [a, b] = [1, 0];
+  for (const byte of bytes) {
+    a = (a + byte) % 65_521;
+    b = (b + a) % 65_521;
+  }
+  return b * 65_536 + a;
+}
+
+/** Reads the bytes of a connection in pieces of wanted sizes. While the caller does not read, the connection is not read either. */
+export class ByteReader {
+  readonly #chunks: AsyncIterator<Buffer>;
+  #rest: Buffer = Buffer.alloc(0);
+
+  constructor(source: Readable) {
+    this.#chunks = source.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
+  }
+
+  /** Returns at least 1 and at most `limit` bytes; undefined at the end of the connection. */
+  async some(limit: number): Promise<Buffer | undefined> {
+    while (this.#rest.length === 0) {
+      const next = await this.#chunks.next();
+      if (next.done === true) {
+        return undefined;
+      }
+      this.#rest = next.value;
+    }
+    const piece = this.#rest.subarray(0, limit);
+    this.#rest = this.#rest.subarray(piece.length);
+    return piece;
+  }
+
+  /** Returns this number of bytes; undefined if the connection ends before them. */
+  async exactly(count: number): Promise<Buffer | undefined> {
+    const pieces: Buffer[] = [];
+    for (let left = count; left > 0; ) {
+      const piece = await this.some(left);
+      if (piece === undefined) {
+        return undefined;
+      }
+      left -= piece.length;
+      pieces.push(piece);
+    }
+    const [only] = pieces;
+    return pieces.length === 1 && only !== undefined ? only : Buffer.concat(pieces);
+  }
+}

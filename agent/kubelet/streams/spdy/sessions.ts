@@ -1,0 +1,210 @@
+/** Sessions over SPDY/3.1, the protocol between the API server and kubelets. */
+import { finished } from 'node:stream/promises';
+import { rest } from '../../../../base/time.ts';
+import { HttpError } from '../../../../kube/serving/httpserver.ts';
+import type { Upgrade } from '../../../../kube/serving/upgrades.ts';
+import {
+  ClientGoneError,
+  type CommandSession,
+  COMMAND_PROTOCOLS,
+  IdleTimer,
+  parsePortNumber,
+  type PortConnection,
+  type Session,
+  type SessionLimits,
+  type Status,
+  type WantedStreams,
+} from '../session.ts';
+import { SpdyConnection } from './connection.ts';
+import type { SpdyStream } from './stream.ts';
+
+const PORT_PROTOCOL = 'portforward.k8s.io';
+/** Time limit for the streams that a client has announced. It is the limit of a kubelet. */
+const STREAMS_MILLISECONDS = 30_000;
+/** Time limit for a client to read the last data and the result. */
+const FINISH_MILLISECONDS = 10_000;
+
+interface Link extends Session {
+  connection: SpdyConnection;
+}
+
+/** Chooses the first of our protocols that the client offers. @throws HttpError 400 when there is none. */
+function chooseProtocol({ request }: Upgrade, ours: readonly string[]): string {
+  const header = request.headers['x-stream-protocol-version'] ?? '';
+  const offered = String(header).split(/\s*,\s*/);
+  const chosen = ours.find((one) => offered.includes(one));
+  if (chosen === undefined) {
+    throw new HttpError(400, `The client offers none of the protocols ${ours.join(', ')}`);
+  }
+  return chosen;
+}
+
+function accept(
+  { socket, head }: Upgrade,
+  protocol: string,
+  o: { streams: number; idleMilliseconds: number; onStream: (stream: SpdyStream) => void },
+): Link {
+  const lost = new AbortController();
+  const idle = new IdleTimer(o.idleMilliseconds, (reason) => lost.abort(reason));
+  socket.setTimeout(0);
+  socket.setNoDelay(true);
+  if (head.length > 0) {
+    socket.unshift(head);
+  }
+  socket.write(
+    `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: ${protocol}\r\n\r\n`,
+  );
+  const { streams, onStream } = o;
+  const connection = new SpdyConnection(socket, { streams, onStream, onData: () => idle.used() });
+  const run = async (): Promise<void> => {
+    try {
+      await connection.run();
+      lost.abort(new ClientGoneError());
+    } catch (error) {
+      lost.abort(error);
+    }
+    idle.stop();
+  };
+  return { connection, signal: lost.signal, ended: run() };
+}
+
+/** Accepts a session for `exec` or `attach`. @throws HttpError 400, also when the client does not open the announced streams. */
+export async function acceptCommand(
+  upgrade: Upgrade,
+  wanted: WantedStreams,
+  { idleMilliseconds }: SessionLimits,
+): Promise<CommandSession> {
+  const names = [
+    'error',
+    ...(['stdin', 'stdout', 'stderr', 'resize'] as const).filter((name) => wanted[name]),
+  ];
+  const streams = new Map<string, SpdyStream>();
+  const complete = Promise.withResolvers<void>();
+  const onStream = (stream: SpdyStream): void => {
+    const type = stream.headers.get('streamtype') ?? '';
+    if (!names.includes(type) || streams.has(type)) {
+      stream.destroy();
+      return;
+    }
+    streams.set(type, stream);
+    if (type !== 'stdin') {
+      // The end of these streams is needed, and their content is not: a serial console has no size.
+      stream.resume();
+    }
+    if (streams.size === names.length) {
+      complete.resolve();
+    }
+  };
+  const protocol = chooseProtocol(upgrade, COMMAND_PROTOCOLS);
+  const link = accept(upgrade, protocol, { streams: names.length, idleMilliseconds, onStream });
+  const enough = new AbortController();
+  await Promise.race([complete.promise, link.ended, rest(STREAMS_MILLISECONDS, enough.signal)]);
+  enough.abort();
+  if (streams.size < names.length) {
+    throw new HttpError(400, `The client opened ${streams.size} of ${names.length} streams`);
+  }
+  return commandSession(link, streams);
+}
+
+function commandSession(
+  { connection, signal, ended }: Link,
+  streams: ReadonlyMap<string, SpdyStream>,
+): CommandSession {
+  const [stdout, stderr, error] = ['stdout', 'stderr', 'error'].map((name) => streams.get(name));
+  return {
+    stdin: streams.get('stdin'),
+    stdout,
+    stderr,
+    signal,
+    ended,
+    finish: async (status: Status) => {
+      error?.end(JSON.stringify(status));
+      const writers = [error, stdout, stderr].filter((one) => one !== undefined);
+      const sent = writers.map(async (one) => await finished(one.end(), { readable: false }));
+      const enough = new AbortController();
+      await Promise.race([Promise.allSettled(sent), rest(FINISH_MILLISECONDS, enough.signal)]);
+      enough.abort();
+      connection.close();
+    },
+  };
+}
+
+interface Pair {
+  data?: SpdyStream;
+  error?: SpdyStream;
+}
+
+/** Joins the streams of connections to ports: each connection has one stream for data and one for errors. */
+class PortPairs {
+  readonly #incomplete = new Map<string, Pair>();
+  readonly #onConnection: (connection: PortConnection) => void;
+
+  constructor(onConnection: (connection: PortConnection) => void) {
+    this.#onConnection = onConnection;
+  }
+
+  add(stream: SpdyStream): void {
+    const { headers } = stream;
+    const [type, id, port] = ['streamtype', 'requestid', 'port'].map((name) => headers.get(name) ?? '');
+    const number = parsePortNumber(port ?? '');
+    const pair = this.#incomplete.get(id ?? '') ?? {};
+    if (!isPairType(type) || !id || number === undefined || pair[type] !== undefined) {
+      stream.destroy();
+      return;
+    }
+    pair[type] = stream;
+    if (pair.data !== undefined && pair.error !== undefined) {
+      this.#incomplete.delete(id);
+      this.#onConnection(portConnection(number, pair.data, pair.error));
+      return;
+    }
+    this.#expect(id, stream, pair);
+  }
+
+  /** Waits for the other stream of a connection. */
+  #expect(id: string, stream: SpdyStream, pair: Pair): void {
+    this.#incomplete.set(id, pair);
+    const timer = setTimeout(() => {
+      if (this.#incomplete.get(id) === pair) {
+        stream.destroy();
+      }
+    }, STREAMS_MILLISECONDS).unref();
+    stream.once('close', () => {
+      clearTimeout(timer);
+      if (this.#incomplete.get(id) === pair) {
+        this.#incomplete.delete(id);
+      }
+    });
+  }
+}
+
+function isPairType(type: string | undefined): type is 'data' | 'error' {
+  return type === 'data' || type === 'error';
+}
+
+function portConnection(port: number, data: SpdyStream, error: SpdyStream): PortConnection {
+  // Clients end this stream at once.
+  error.resume();
+  return {
+    port,
+    data,
+    end: (message = '') => {
+      error.end(message);
+      data.destroy();
+    },
+  };
+}
+
+/** Accepts a session for connections to ports. @throws HttpError 400 when the client offers no protocol of ours. */
+export function acceptPorts(
+  upgrade: Upgrade,
+  { idleMilliseconds, connections }: SessionLimits,
+  onConnection: (connection: PortConnection) => void,
+): Session {
+  const protocol = chooseProtocol(upgrade, [PORT_PROTOCOL]);
+  const pairs = new PortPairs(onConnection);
+  const onStream = (stream: SpdyStream): void => pairs.add(stream);
+  const link = accept(upgrade, protocol, { streams: 2 * connections, idleMilliseconds, onStream });
+  link.signal.addEventListener('abort', () => link.connection.close());
+  return link;
+}

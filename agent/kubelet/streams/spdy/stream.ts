@@ -1,0 +1,76 @@
+/** One stream of a SPDY connection. */
+import { Duplex } from 'node:stream';
+import type { Headers } from './headers.ts';
+
+/**
+ * Limit of the bytes that wait for a reader of the stream, or in the stream for the connection. While a stream is full, its connection
+ * is not read: SPDY/3.1 as Kubernetes uses it cannot stop a single stream.
+ */
+const BUFFERED_BYTES = 64 * 1024;
+
+/** The parts of a connection that a stream uses. */
+export interface StreamOwner {
+  /** Sends bytes of a stream, and the end of the stream with `end`. `done` is called when the operating system has the bytes. */
+  sendData(stream: number, bytes: Buffer, end: boolean, done: (error?: Error | null) => void): void;
+  /** Called once when a stream is closed. `finished` tells whether both ends had ended it. */
+  closed(stream: number, finished: boolean): void;
+}
+
+export class SpdyStream extends Duplex {
+  readonly id: number;
+  readonly headers: Headers;
+  readonly #owner: StreamOwner;
+  #wake: (() => void) | undefined;
+  #full = false;
+  #ended = false;
+
+  constructor(id: number, headers: Headers, owner: StreamOwner) {
+    super({ highWaterMark: BUFFERED_BYTES });
+    this.id = id;
+    this.headers = headers;
+    this.#owner = owner;
+    // An error of the connection reaches every stream. Users of a stream see it in their pipeline; without this listener, the error of a
+    // stream without a pipeline would end the process.
+    this.on('error', () => undefined);
+  }
+
+  /** Takes bytes of the peer. Resolves when the stream has room for more. Bytes of a closed stream are dropped. */
+  async deliver(bytes: Buffer): Promise<void> {
+    if (this.destroyed || this.#ended || this.push(bytes)) {
+      return;
+    }
+    this.#full = true;
+    const { promise, resolve } = Promise.withResolvers<void>();
+    this.#wake = resolve;
+    await promise;
+  }
+
+  /** Notes that the peer sends nothing more. */
+  deliverEnd(): void {
+    if (!this.#ended && !this.destroyed) {
+      this.#ended = true;
+      this.push(null);
+    }
+  }
+
+  override _read(): void {
+    if (this.#full) {
+      this.#full = false;
+      this.#wake?.();
+    }
+  }
+
+  override _write(chunk: Buffer, _: BufferEncoding, done: (error?: Error | null) => void): void {
+    this.#owner.sendData(this.id, chunk, false, done);
+  }
+
+  override _final(done: (error?: Error | null) => void): void {
+    this.#owner.sendData(this.id, Buffer.alloc(0), true, done);
+  }
+
+  override _destroy(error: Error | null, done: (error?: Error | null) => void): void {
+    this.#wake?.();
+    this.#owner.closed(this.id, this.#ended && this.writableFinished);
+    done(error);
+  }
+}

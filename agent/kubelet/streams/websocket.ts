@@ -1,0 +1,259 @@
+/** Sessions over WebSockets. The first byte of each message is the number of its channel. */
+import { Duplex } from 'node:stream';
+import { finished } from 'node:stream/promises';
+import { type WebSocket, WebSocketServer } from 'ws';
+import { rest } from '../../../base/time.ts';
+import { HttpError } from '../../../kube/serving/httpserver.ts';
+import type { Upgrade } from '../../../kube/serving/upgrades.ts';
+import {
+  ClientGoneError,
+  COMMAND_PROTOCOLS,
+  type CommandSession,
+  IdleTimer,
+  parsePortNumber,
+  type PortConnection,
+  type Session,
+  type SessionLimits,
+  type Status,
+  type WantedStreams,
+} from './session.ts';
+
+/** Limit of one message in bytes. Clients send what they have read at once, up to 32 KiB. */
+const MESSAGE_BYTES = 1024 * 1024;
+/** Longest message that the agent sends, in bytes, without the number of the channel. */
+const SENT_BYTES = 64 * 1024;
+/** Limit of the bytes that wait in one channel and direction. While a channel is full, its connection is not read. */
+const BUFFERED_BYTES = 64 * 1024;
+/** Time between two pings of the server. See the pings of SPDY. */
+const PING_MILLISECONDS = 30_000;
+/** Time limit for a client to close the connection after the result. */
+const FINISH_MILLISECONDS = 10_000;
+/** Channels of commands. */
+const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, error: 3 } as const;
+/** Channel of protocol v5 whose messages name an ended channel. */
+const END_CHANNEL = 255;
+/** The protocol of a kubelet for connections to ports. Clients offer it among others. */
+const PORT_PROTOCOL = 'v4.channel.k8s.io';
+
+class Channel extends Duplex {
+  readonly #channels: Channels;
+  readonly #number: number;
+
+  constructor(channels: Channels, number: number) {
+    super({ highWaterMark: BUFFERED_BYTES });
+    this.#channels = channels;
+    this.#number = number;
+    // An error of the connection reaches every channel. Users of a channel see it in their pipeline.
+    this.on('error', () => undefined);
+  }
+
+  override _read(): void {
+    this.#channels.resume(this.#number);
+  }
+
+  override _write(chunk: Buffer, _: BufferEncoding, done: (error?: Error | null) => void): void {
+    this.#channels.send(this.#number, chunk, done);
+  }
+
+  override _destroy(error: Error | null, done: (error?: Error | null) => void): void {
+    this.#channels.resume(this.#number);
+    done(error);
+  }
+}
+
+/** The channels of one connection. */
+class Channels {
+  readonly signal: AbortSignal;
+  readonly ended: Promise<void>;
+  readonly #socket: WebSocket;
+  readonly #open = new Map<number, Channel>();
+  readonly #full = new Set<number>();
+  readonly #idle: IdleTimer;
+
+  constructor(
+    socket: WebSocket,
+    { idleMilliseconds, hasEnds }: { idleMilliseconds: number; hasEnds: boolean },
+  ) {
+    this.#socket = socket;
+    const lost = new AbortController();
+    this.signal = lost.signal;
+    this.#idle = new IdleTimer(idleMilliseconds, (reason) => lost.abort(reason));
+    const timer = setInterval(() => socket.ping(), PING_MILLISECONDS).unref();
+    const { promise, resolve } = Promise.withResolvers<void>();
+    this.ended = promise;
+    socket.on('error', (error) => lost.abort(error));
+    socket.on('close', () => {
+      clearInterval(timer);
+      this.#idle.stop();
+      const error = new ClientGoneError();
+      lost.abort(error);
+      for (const channel of this.#open.values()) {
+        channel.destroy(error);
+      }
+      resolve();
+    });
+    socket.on('message', (message) => this.#take(message as Buffer, hasEnds));
+  }
+
+  open(number: number): Channel {
+    const channel = new Channel(this, number);
+    this.#open.set(number, channel);
+    return channel;
+  }
+
+  send(number: number, bytes: Buffer, done: (error?: Error | null) => void): void {
+    this.#idle.used();
+    for (let at = 0; ; at += SENT_BYTES) {
+      const message = Buffer.concat([Buffer.from([number]), bytes.subarray(at, at + SENT_BYTES)]);
+      if (at + SENT_BYTES >= bytes.length) {
+        this.#socket.send(message, done);
+        return;
+      }
+      // The callback of the last message reports errors.
+      this.#socket.send(message, () => undefined);
+    }
+  }
+
+  /** Notes that a channel has room. */
+  resume(number: number): void {
+    if (this.#full.delete(number) && this.#full.size === 0) {
+      this.#socket.resume();
+    }
+  }
+
+  close(): void {
+    this.#socket.close();
+  }
+
+  #take(message: Buffer, hasEnds: boolean): void {
+    const [number, named] = message;
+    if (number === END_CHANNEL && hasEnds) {
+      this.#end(named);
+      return;
+    }
+    const channel = this.#open.get(number ?? -1);
+    if (number === undefined || channel === undefined || channel.destroyed || message.length === 1) {
+      return;
+    }
+    this.#idle.used();
+    if (!channel.push(message.subarray(1))) {
+      this.#full.add(number);
+      this.#socket.pause();
+    }
+  }
+
+  /** Ends the client's side of a channel. Later messages to the channel are dropped. */
+  #end(number: number | undefined): void {
+    const channel = this.#open.get(number ?? -1);
+    this.#open.delete(number ?? -1);
+    channel?.push(null);
+  }
+}
+
+/** Accepts the connection. @throws HttpError 400 when the client offers none of the protocols. */
+function accept(
+  { request, socket, head }: Upgrade,
+  ours: readonly string[],
+  idleMilliseconds: number,
+): Channels {
+  const offered = (request.headers['sec-websocket-protocol'] ?? '').split(/\s*,\s*/);
+  const protocol = ours.find((one) => offered.includes(one));
+  if (protocol === undefined) {
+    throw new HttpError(400, `The client offers none of the protocols ${ours.join(', ')}`);
+  }
+  const server = new WebSocketServer({
+    noServer: true,
+    maxPayload: MESSAGE_BYTES,
+    perMessageDeflate: false,
+    clientTracking: false,
+    handleProtocols: () => protocol,
+  });
+  let accepted: WebSocket | undefined;
+  server.on('wsClientError', (error) => {
+    throw new HttpError(400, error.message);
+  });
+  // The server calls back before it returns, or it throws the error above.
+  server.handleUpgrade(request, socket, head, (one) => {
+    accepted = one;
+  });
+  if (accepted === undefined) {
+    throw new HttpError(400, 'The connection is closed');
+  }
+  return new Channels(accepted, { idleMilliseconds, hasEnds: protocol === COMMAND_PROTOCOLS[0] });
+}
+
+/** Accepts a session for `exec` or `attach`. @throws HttpError 400. */
+export function acceptCommand(
+  upgrade: Upgrade,
+  wanted: WantedStreams,
+  { idleMilliseconds }: SessionLimits,
+): CommandSession {
+  const channels = accept(upgrade, COMMAND_PROTOCOLS, idleMilliseconds);
+  const open = (name: 'stdin' | 'stdout' | 'stderr'): Channel | undefined =>
+    wanted[name] ? channels.open(CHANNEL[name]) : undefined;
+  const [stdin, stdout, stderr] = [open('stdin'), open('stdout'), open('stderr')];
+  const { signal, ended } = channels;
+  return {
+    stdin,
+    stdout,
+    stderr,
+    signal,
+    ended,
+    finish: async (status: Status) => {
+      const enough = new AbortController();
+      const sent = [stdout, stderr]
+        .filter((one) => one !== undefined)
+        .map(async (one) => await finished(one.end(), { readable: false }));
+      await Promise.race([Promise.allSettled(sent), rest(FINISH_MILLISECONDS, enough.signal)]);
+      enough.abort();
+      channels.send(CHANNEL.error, Buffer.from(JSON.stringify(status)), () => undefined);
+      channels.close();
+    },
+  };
+}
+
+/**
+ * Accepts a session for connections to ports, one connection for each `port` of the query. The protocol cannot end one direction of a
+ * connection. When the guest ends its direction, the connection is over, and after the last one the session.
+ *
+ * @throws HttpError 400 when a port is wrong, there are too many, or the client offers no protocol of ours.
+ */
+export function acceptPorts(
+  upgrade: Upgrade,
+  { idleMilliseconds, connections }: SessionLimits,
+  onConnection: (connection: PortConnection) => void,
+): Session {
+  const ports = upgrade.url.searchParams
+    .getAll('port')
+    .flatMap((text) => text.split(',').map(parsePortNumber));
+  if (ports.length === 0 || ports.length > connections) {
+    throw new HttpError(400, `The query needs the parameter port, from 1 to ${connections} times`);
+  }
+  if (ports.includes(undefined)) {
+    throw new HttpError(400, 'The parameter port is not a number from 1 to 65535');
+  }
+  const channels = accept(upgrade, [PORT_PROTOCOL], idleMilliseconds);
+  channels.signal.addEventListener('abort', () => channels.close());
+  let left = ports.length;
+  for (const [index, port = 0] of ports.entries()) {
+    const [data, error] = [channels.open(2 * index), channels.open(2 * index + 1)];
+    error.resume();
+    // Each channel begins with its port, little endian.
+    const begin = Buffer.from([port % 256, Math.floor(port / 256)]);
+    data.write(begin);
+    error.write(begin);
+    onConnection({
+      port,
+      data,
+      end: (message = '') => {
+        error.end(message);
+        data.destroy();
+        left -= 1;
+        if (left === 0) {
+          channels.close();
+        }
+      },
+    });
+  }
+  return channels;
+}

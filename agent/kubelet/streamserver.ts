@@ -1,0 +1,116 @@
+/** Serves the streams of machines: `kubectl exec`, `attach` and `port-forward`. The caller's rights are checked before. */
+import type { Duplex } from 'node:stream';
+import type { Logger } from 'pino';
+import { Gauge, type Registry } from 'prom-client';
+import { HttpError } from '../../kube/serving/httpserver.ts';
+import type { Upgrade } from '../../kube/serving/upgrades.ts';
+import { StreamRefused } from '../drivers/driver.ts';
+import { attach } from './attach.ts';
+import { execute } from './exec.ts';
+import { OpenLimit } from './limit.ts';
+import { forward } from './portforward.ts';
+import { parseStreamRequest, type StreamKind, type StreamRequest } from './streamrequest.ts';
+import { acceptCommand, acceptPorts } from './streams/accept.ts';
+import type { Session, SessionLimits } from './streams/session.ts';
+import { ProtocolError } from './streams/spdy/frames.ts';
+import type { StreamTarget, StreamTargets } from './targets.ts';
+
+/** A stream that nobody uses for so long was probably forgotten. It would hold the input of a console, or connections of a guest. */
+const IDLE_MILLISECONDS = 30 * 60_000;
+/** Limit of open connections in one session of `port-forward`. A browser opens 6 for each name, a load test some dozens. */
+const CONNECTIONS = 64;
+
+const LIMITS: SessionLimits = { idleMilliseconds: IDLE_MILLISECONDS, connections: CONNECTIONS };
+
+export interface StreamServerOptions {
+  targets: StreamTargets;
+  metrics: Registry;
+  logger: Logger;
+}
+
+export class StreamServer {
+  readonly #options: StreamServerOptions;
+  readonly #open = new OpenLimit('streams');
+  readonly #gauge: Gauge<'kind'>;
+
+  constructor(options: StreamServerOptions) {
+    this.#options = options;
+    this.#gauge = new Gauge({
+      name: 'berth_agent_streams',
+      help: 'Open streams of callers to machines: sessions of exec, attach and port-forward',
+      labelNames: ['kind'] as const,
+      registers: [options.metrics],
+    });
+  }
+
+  /** Serves one stream until its end. @throws HttpError when the stream is refused, with a text for the caller. */
+  async serve(kind: StreamKind, upgrade: Upgrade): Promise<void> {
+    const request = parseStreamRequest(kind, upgrade.url);
+    const target = this.#options.targets(request);
+    await this.#open.count(`${request.namespace}/${request.pod}`, async () => {
+      this.#gauge.inc({ kind });
+      try {
+        await this.#run(request, target, upgrade);
+      } finally {
+        this.#gauge.dec({ kind });
+      }
+    });
+  }
+
+  async #run(request: StreamRequest, target: StreamTarget, upgrade: Upgrade): Promise<void> {
+    const session = await this.#start(request, target, upgrade);
+    const { kind, pod } = request;
+    const { reason } = session.signal;
+    if (reason instanceof ProtocolError) {
+      this.#options.logger.warn({ err: reason, kind, pod }, 'a client of a stream broke the protocol');
+    }
+  }
+
+  async #start(request: StreamRequest, target: StreamTarget, upgrade: Upgrade): Promise<Session> {
+    switch (request.kind) {
+      case 'portForward':
+        return await this.#forward(target, upgrade);
+      case 'exec': {
+        const session = await acceptCommand(upgrade, request.streams, LIMITS);
+        await execute(session, target, request.command);
+        return session;
+      }
+      default:
+        return await this.#attach(request, target, upgrade);
+    }
+  }
+
+  async #forward(target: StreamTarget, upgrade: Upgrade): Promise<Session> {
+    const { logger } = this.#options;
+    const session = acceptPorts(upgrade, LIMITS, (one) => void forward(target, one, logger));
+    await session.ended;
+    return session;
+  }
+
+  async #attach(request: StreamRequest, target: StreamTarget, upgrade: Upgrade): Promise<Session> {
+    // The console is opened first, so that a refusal is an answer that kubectl shows.
+    const console = await openConsole(target, request.streams.stdin);
+    try {
+      const session = await acceptCommand(upgrade, request.streams, LIMITS);
+      await attach(session, console, { name: request.pod, tty: request.tty });
+      return session;
+    } finally {
+      console.destroy();
+    }
+  }
+}
+
+/** @throws HttpError 400 when the console cannot be used. */
+async function openConsole(target: StreamTarget, input: boolean): Promise<Duplex> {
+  try {
+    const console = await target.console(input);
+    // Errors of the console reach the caller by its pipeline. Without a listener, an error before that would end the process.
+    console.on('error', () => undefined);
+    return console;
+  } catch (error) {
+    if (error instanceof StreamRefused) {
+      throw new HttpError(400, error.message);
+    }
+    throw error;
+  }
+}

@@ -1,0 +1,94 @@
+/** Lets a server of `httpserver.ts` accept upgrades to another protocol. Refusals are answered like those of other requests. */
+import { type IncomingMessage, type Server, STATUS_CODES } from 'node:http';
+import type { Server as HttpsServer } from 'node:https';
+import type { Socket } from 'node:net';
+import type { Duplex } from 'node:stream';
+import type { Logger } from 'pino';
+import { HttpError, urlOf } from './httpserver.ts';
+
+/** Time that a client has to close the connection after the server has ended it. Clients close at once. */
+const CLOSE_MILLISECONDS = 5_000;
+
+/** Request for an upgrade. The handler answers it by bytes on the socket, or refuses it by an {@link HttpError} before that. */
+export interface Upgrade {
+  request: IncomingMessage;
+  url: URL;
+  socket: Socket;
+  /** First bytes that the client sent after the request. */
+  head: Buffer;
+}
+
+/**
+ * Handles upgrades. The connection is closed when the promise settles. An HttpError is the answer to the client, unless bytes were
+ * already sent. Other errors are logged.
+ */
+export type UpgradeHandler = (upgrade: Upgrade) => Promise<void>;
+
+/** Upgraded connections of a server. */
+export interface UpgradedConnections {
+  /** Closes them all at once. A server does not know its upgraded connections, but waits for their end when it closes. */
+  close(): void;
+}
+
+/** Makes the server accept upgrades. Without this, a request with `Upgrade` is answered like any other request. */
+export function acceptUpgrades(
+  server: Server | HttpsServer,
+  handle: UpgradeHandler,
+  logger: Logger,
+): UpgradedConnections {
+  const sockets = new Set<Socket>();
+  server.on('upgrade', (request: IncomingMessage, stream: Duplex, head: Buffer) => {
+    // Connections of these servers are sockets of TCP or TLS.
+    const socket = stream as Socket;
+    sockets.add(socket);
+    socket.once('close', () => sockets.delete(socket));
+    void serve(handle, { request, socket, head }, logger);
+  });
+  return {
+    close: () => {
+      for (const socket of sockets) {
+        socket.destroy();
+      }
+    },
+  };
+}
+
+async function serve(
+  handle: UpgradeHandler,
+  { request, socket, head }: Omit<Upgrade, 'url'>,
+  logger: Logger,
+): Promise<void> {
+  // Without a listener, an error of the connection would end the process.
+  socket.on('error', (error) => logger.debug({ err: error }, 'an upgraded connection failed'));
+  const sent = socket.bytesWritten;
+  try {
+    const url = urlOf(request.url ?? '/');
+    if (url === null) {
+      throw new HttpError(400, 'Bad Request');
+    }
+    await handle({ request, url, socket, head });
+  } catch (error) {
+    const known = error instanceof HttpError;
+    if (!known) {
+      logger.error({ err: error, path: request.url }, 'upgrade failed');
+    }
+    if (socket.writable && socket.bytesWritten === sent) {
+      socket.write(refusal(known ? error : new HttpError(500, 'Internal Server Error')));
+    }
+  }
+  socket.end();
+  setTimeout(() => socket.destroy(), CLOSE_MILLISECONDS).unref();
+}
+
+function refusal({ status, message }: HttpError): string {
+  const body = `${message}\n`;
+  return [
+    `HTTP/1.1 ${status} ${STATUS_CODES[status] ?? ''}`,
+    'content-type: text/plain; charset=utf-8',
+    `content-length: ${Buffer.byteLength(body)}`,
+    'x-content-type-options: nosniff',
+    'connection: close',
+    '',
+    body,
+  ].join('\r\n');
+}
