@@ -24,8 +24,11 @@ export async function prepareSeed(
     ...grantedSize(record.claim, needed(desired)),
     userData: await userDataOf(host, machine, folder),
   });
-  await writeSeedDocuments(folder, documents);
-  return hasSeed(machine) ? await writeSeedFiles(folder.path, documents) : undefined;
+  const [files] = await Promise.all([
+    hasSeed(machine) ? writeSeedFiles(folder.path, documents) : undefined,
+    writeSeedDocuments(folder, documents),
+  ]);
+  return files;
 }
 
 /**
@@ -57,6 +60,11 @@ const USER_DATA_REASONS: ReadonlySet<Reason | undefined> = new Set([
   'UserDataInvalid',
 ]);
 
+/** Returns whether a step failed for this reason because the user data of a machine could not be fetched. */
+export function isOfUserData(reason: Reason | undefined): boolean {
+  return USER_DATA_REASONS.has(reason);
+}
+
 /** Returns the condition of a Pod whose machine has user data. The list is empty before the first try to start the machine. */
 export function userDataConditions({
   record,
@@ -66,7 +74,7 @@ export function userDataConditions({
   if (machine?.userData === undefined && machine?.userDataSecret === undefined) {
     return [];
   }
-  if (trouble !== undefined && USER_DATA_REASONS.has(trouble.reason)) {
+  if (trouble !== undefined && isOfUserData(trouble.reason)) {
     return [condition(USER_DATA_CONDITION, false, trouble.reason, trouble.message)];
   }
   return seeded && startedWith !== undefined ? [condition(USER_DATA_CONDITION, true, 'Delivered')] : [];

@@ -26,7 +26,7 @@ import { displayReport } from './displayreport.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 import { holdsPorts } from './portclaims.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
-import { userDataConditions } from './seed.ts';
+import { isOfUserData, userDataConditions } from './seed.ts';
 
 /** Machine with all values that its Pod's status shows. */
 export interface MachineView {
@@ -69,7 +69,8 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
   const phase = phaseOf(view);
   const disk = phase === 'Running' ? diskTrouble(view) : undefined;
   const { ready, reason: notReady, message } = readinessOf(view, phase, disk);
-  const state = containerState(view, phase);
+  const podPhase = podPhaseOf(pod, record, phase);
+  const state = containerState(view, phase, podPhase);
   const conditions: SaidCondition<SaidReason>[] = [
     condition('PodReadyToStartContainers', record.created),
     condition('Initialized', true),
@@ -83,7 +84,7 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
     ...userDataConditions(view.runtime),
   ];
   return {
-    ...frame(pod, podPhase(pod, record, phase), hostAddress, now),
+    ...frame(pod, podPhase, hostAddress, now),
     ...(record.failure !== undefined && phase === 'Failed'
       ? { reason: record.failure.reason, message: lastWords(record.failure.message) }
       : {}),
@@ -202,7 +203,7 @@ function networkCondition(pod: Pod, { runtime: { network } }: MachineView): Said
   ];
 }
 
-function podPhase(
+function podPhaseOf(
   pod: Pod,
   { everRan }: Readonly<MachineRecord>,
   phase: MachinePhase,
@@ -214,7 +215,11 @@ function podPhase(
   return everRan || settledOff || pod.status?.phase === 'Running' ? 'Running' : 'Pending';
 }
 
-function containerState({ runtime }: MachineView, phase: MachinePhase): ContainerState {
+function containerState(
+  { runtime }: MachineView,
+  phase: MachinePhase,
+  podPhase: PodStatus['phase'],
+): ContainerState {
   const { record, trouble, operation } = runtime;
   if (phase === 'Failed') {
     return { terminated: terminated(record) };
@@ -222,8 +227,10 @@ function containerState({ runtime }: MachineView, phase: MachinePhase): Containe
   if (WITH_PROCESS.has(phase) && record.startedAt !== undefined) {
     return { running: { startedAt: record.startedAt } };
   }
-  // If the image cannot be fetched yet, the reason in the container's state is the cause of that.
-  const reason = (phase === 'Pulling' ? trouble?.reason : undefined) ?? phase;
+  // If the image or the user data cannot be fetched yet, the reason in the container's state is the cause of that. An operator takes
+  // another reason than the phase in a running Pod for a sign that the machine has run.
+  const isFetching = phase === 'Pulling' || (podPhase === 'Pending' && isOfUserData(trouble?.reason));
+  const reason = (isFetching ? trouble?.reason : undefined) ?? phase;
   return waiting(reason, messageOf(runtime, phase) ?? percent(operation?.progressPercent));
 }
 

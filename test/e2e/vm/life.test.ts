@@ -101,7 +101,7 @@ test(
     const missing = { status: 'False', reason: 'SecretNotFound' } as const;
     const { message } = await world.vms.waitForCondition('x', 'UserDataReady', missing, BOOT);
     expect(message).toContain(`the Secret ${SECRET} in ${world.vms.namespace}`);
-    expect((await world.vms.get('x')).status?.phase).toBe('Starting');
+    expect(await world.kubectl('get', 'vm', 'x')).toMatch(/^x +Starting +False +SecretNotFound /m);
     const metadata = { name: SECRET, namespace: world.vms.namespace };
     await world.cluster.client().create(SECRETS, { metadata, stringData: { 'user-data': USER_DATA } });
   },
