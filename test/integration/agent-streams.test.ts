@@ -7,7 +7,7 @@ import { type AddressInfo, connect, createServer, type Server, type Socket } fro
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
-import { Exec, KubeConfig, PortForward as WebSocketPortForward } from '@kubernetes/client-node';
+import { Attach, Exec, KubeConfig, PortForward as WebSocketPortForward } from '@kubernetes/client-node';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type GuestCommand, StreamRefused } from '../../agent/drivers/driver.ts';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
@@ -330,6 +330,16 @@ describe('attach', () => {
     console.end();
     expect(await reader.result()).toMatchObject({ code: 0 });
   });
+});
+
+it('a console with a terminal says how to leave it', async () => {
+  const [output, errors, input] = [new PassThrough(), new PassThrough(), new PassThrough()];
+  const client = new Attach(clientConfig());
+  const socket = await client.attach(NAMESPACE, VM, MACHINE_CONTAINER, output, errors, input, true);
+  expect(String(await once(output, 'data'))).toContain('Connected to the console of VM desk. Press Ctrl+]');
+  const closed = once(socket, 'close');
+  input.write('\u001d');
+  await closed;
 });
 
 it('tells callers when the agent ends', async () => {

@@ -1,6 +1,8 @@
 /** The whole life of one VM with a real guest, as its user sees and steers it with kubectl. */
 import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { existsSync, readFileSync, statSync } from 'node:fs';
+import { connect } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { WORKLOAD_LABEL } from '../../../api/v1alpha1/names.ts';
@@ -9,10 +11,13 @@ import { waitFor } from '../../../hack/wait.ts';
 import { SECRETS } from '../../../kube/core.ts';
 import { PUBLIC_KEYS } from '../../fixtures/guestdata.ts';
 import { expectUntold } from '../../support/told.ts';
+import { Kubectl } from '../../wires/kubectl.ts';
 import { page, powerOff, tell } from '../../worlds/qemuguest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 
 const TEST_MILLISECONDS = 600_000;
+/** Time for one look at the output of a program that runs. */
+const LOOK_MILLISECONDS = 1_000;
 const SECRET = 'first-boot';
 const PASSWORD = 'planted-6f1c2b';
 const USER_DATA = `#cloud-config\n{"password":"${PASSWORD}"}\n`;
@@ -167,6 +172,48 @@ test(
       expect((statSync(join(folder, name)).mode & 0o777).toString(8)).toBe('600');
     }
     await expectUntold(world.cluster, PASSWORD);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is reached through the API server: ports, screen, console and commands',
+  async () => {
+    const { kubectlPath, kubeconfig } = world.cluster;
+    const started: Kubectl[] = [];
+    const kubectl = (...args: string[]): Kubectl => {
+      const one = new Kubectl(kubectlPath, ['--kubeconfig', kubeconfig, '-n', world.vms.namespace, ...args]);
+      started.push(one);
+      return one;
+    };
+    try {
+      const forward = kubectl('port-forward', 'pod/x', ':80', ':vnc');
+      const [, web] = await forward.prints(/127\.0\.0\.1:(\d+) -> 80/);
+      const [, vnc] = await forward.prints(/127\.0\.0\.1:(\d+) -> 5999/);
+      expect(await page(Number(web))).toMatchObject({ boots: '1' });
+      const screen = connect({ port: Number(vnc), host: '127.0.0.1' });
+      expect(String(await once(screen, 'data'))).toMatch(/^RFB 003\.008\n/);
+      screen.destroy();
+
+      // The terminal of the guest's console shows what is typed.
+      const console = kubectl('attach', '-i', 'x');
+      await waitFor('the guest to show what is typed', async () => {
+        console.type('typed by a user\n');
+        return (await console.prints(/typed by a user/, LOOK_MILLISECONDS)) !== undefined;
+      });
+
+      expect(await tell(port, 'agent=0')).toContain('listening');
+      expect(await kubectl('exec', 'x', '--', 'cat', '/etc/os-release').result()).toMatchObject({
+        stdout: 'PRETTY_NAME="Berth guest"\n',
+        code: 0,
+      });
+      const failed = await kubectl('exec', '-i', 'x', '--', 'sh', '-c', 'cat >&2; exit 7').result();
+      expect(failed).toMatchObject({ code: 7 });
+    } finally {
+      for (const one of started) {
+        one.kill();
+      }
+    }
   },
   TEST_MILLISECONDS,
 );

@@ -36,6 +36,9 @@ const SYN_STREAM_BYTES = 10;
  */
 const PING_MILLISECONDS = 30_000;
 
+/** Time that a client has to close a connection that the server has ended. */
+const CLOSE_MILLISECONDS = 5_000;
+
 export interface SpdyOptions {
   /** Limit of open streams. Further streams are refused; the connection continues. */
   streams: number;
@@ -93,6 +96,7 @@ export class SpdyConnection implements StreamOwner {
     if (!this.#socket.writableEnded && !this.#socket.destroyed) {
       this.#control(goAway(this.#last, GO_AWAY.ok));
       this.#socket.end();
+      setTimeout(() => this.#socket.destroy(), CLOSE_MILLISECONDS).unref();
     }
   }
 
