@@ -10,6 +10,7 @@ import { isMissing } from '../../base/errors.ts';
 import { type LaunchPlan } from '../../agent/drivers/driver.ts';
 import { whileFrozen } from '../../agent/drivers/qemu/freeze.ts';
 import { GuestAgent } from '../../agent/drivers/qemu/guestagent.ts';
+import { executeInGuest } from '../../agent/drivers/qemu/guestexec.ts';
 import { QmpConnection, QmpError } from '../../agent/drivers/qemu/qmp.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { folderOf, type Host, makeHost, planFor } from '../worlds/qemuguest.ts';
@@ -215,6 +216,29 @@ describe('whatever comes', () => {
       await peer.close();
     };
     await fc.assert(fc.asyncProperty(lines, run), hostileRuns(1_000));
+  });
+
+  it('from a guest agent: a command in the guest is answered or fails', async (context) => {
+    const run = async (answers: readonly string[]): Promise<void> => {
+      const text = answers.map((one) => `${one}\n`).join('');
+      peer = await ScriptedPeer.listen(
+        join(folder, 'ga.sock'),
+        afterSync((socket, { execute }) =>
+          execute === 'guest-exec' ? socket.write('{"return":{"pid":1}}\n') : socket.end(text),
+        ),
+      );
+      const command = { path: 'x', arguments: [], signal: new AbortController().signal };
+      const outcome = await executeInGuest(new GuestAgent(folder), command).then(
+        ({ exitCode }) => (Number.isInteger(exitCode) ? 'ended' : 'wrong'),
+        (error: unknown) => (error instanceof Error ? 'failed' : 'wrong'),
+      );
+      tried(context, 'guest agent: generated lines for a command', outcome);
+      expect(outcome).toMatch(/^(ended|failed)$/);
+      await peer.close();
+    };
+    const ended = fc.record({ exited: fc.constant(true), exitcode: fc.integer(), 'out-data': fc.string() });
+    const status = ended.map((one) => [JSON.stringify({ return: one })]);
+    await fc.assert(fc.asyncProperty(fc.oneof(lines, status), run), hostileRuns(500));
   });
 
   it('from a hypervisor: a command is answered or fails', async (context) => {

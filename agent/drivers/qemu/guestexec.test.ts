@@ -97,6 +97,9 @@ describe('a command in a guest', () => {
   it('is refused if no guest agent answers', async () => {
     peer = await ScriptedPeer.listen(join(folder, 'ga.sock'), () => undefined);
     await expect(run()).rejects.toThrow('The guest agent of the machine does not answer');
+    await peer.close();
+    await expect(run()).rejects.toThrow('The guest agent of the machine does not answer');
+    peer = undefined;
   });
 
   it('that runs long lets others use the guest agent, and ends its wait when its caller leaves', async () => {

@@ -1,5 +1,6 @@
 /** Runs a command in a guest by its guest agent. The agent has no streams, so the output is fetched when the command has ended. */
 import * as z from 'zod';
+import { hasCode } from '../../../base/errors.ts';
 import { pause } from '../../../base/time.ts';
 import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../driver.ts';
 import { STRING_LIMIT_BYTES } from './guestanswers.ts';
@@ -26,6 +27,7 @@ const LONG_INTERVAL_MILLISECONDS = 500;
 /** Number of questions in a row without an answer, after which the command is given up. A busy guest may answer late. */
 const SILENCE_LIMIT = 5;
 
+const isUnreachable = hasCode('ENOENT', 'ECONNREFUSED', 'EAGAIN');
 const SILENT = 'The guest agent of the machine does not answer';
 
 const startedSchema = z.object({ pid: z.number().int() });
@@ -108,12 +110,15 @@ async function ask(connection: GuestConnection, pid: number, signal: AbortSignal
   return statusSchema.parse(await connection.execute('guest-exec-status', options));
 }
 
-/** Makes the refusal of a guest agent one that people read. */
+/** Makes the refusal of a guest agent one that people read. A lost socket means that the machine has ended. */
 async function refusing<T>(answer: Promise<T>): Promise<T> {
   try {
     return await answer;
   } catch (error) {
-    throw error instanceof GuestAgentRefusal ? new StreamRefused(error.message, { cause: error }) : error;
+    if (error instanceof GuestAgentRefusal) {
+      throw new StreamRefused(error.message, { cause: error });
+    }
+    throw isUnreachable(error) ? new StreamRefused(SILENT, { cause: error }) : error;
   }
 }
 
