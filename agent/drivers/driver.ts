@@ -40,6 +40,8 @@ export interface LaunchPlan extends MachinePlan {
   network: GuestNetwork;
   /** Files of the machine's seed. Undefined if the machine has none. A resume does not read it, but uses the files of its start. */
   seed?: SeedFiles | undefined;
+  /** Address and port of this host on which the screen is served, and the file with its password, relative to the machine's folder. */
+  vnc?: { address: string; port: number; passwordFile: string } | undefined;
 }
 
 /**

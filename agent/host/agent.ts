@@ -37,6 +37,7 @@ import { NetworkMonitor } from '../network/monitor.ts';
 import { pullKeyring } from '../pods/pullsecrets.ts';
 import { RecordStore } from '../pods/records.ts';
 import { readUserData } from '../pods/userdata.ts';
+import { readVncPassword } from '../pods/vnc.ts';
 import { TaskRunner } from '../tasks/runner.ts';
 import { taskWork } from '../tasks/work.ts';
 
@@ -113,6 +114,7 @@ export async function runAgent(
     event: (regarding, text) => recorder.event(regarding, text),
     keyring: (pod) => pullKeyring(client, pod),
     userData: (ref) => readUserData(client, ref),
+    vncPassword: (vm) => readVncPassword(client, vm),
   };
   const tasks = new TaskRunner({
     directory: join(config.dataDirectory, 'tasks'),

@@ -43,12 +43,15 @@ function leadsTo(port: MachinePort, { protocol, guestPort }: AutomaticPort): boo
   return port.protocol === protocol && port.guestPort === guestPort;
 }
 
+/** Purposes that have a range of their own. */
+const SETTINGS = ['ssh', 'screen', 'vnc'] as const;
+
 function choose(
   { protocol, guestPort, purpose }: AutomaticPort,
   isHeld: (name: string) => boolean,
   ranges: PortRanges,
 ): MachinePort {
-  const setting = purpose === 'ssh' || purpose === 'screen' ? purpose : 'automatic';
+  const setting = SETTINGS.find((one) => one === purpose) ?? 'automatic';
   const [first, last] = bounds(ranges[setting]) ?? [1, 0];
   for (let hostPort = last; hostPort >= first; hostPort -= 1) {
     const name = portName({ hostPort, protocol });
@@ -57,6 +60,7 @@ function choose(
     }
   }
   const range = `${ranges[setting]} (${last - first + 1} ports, ports.${setting} of the agent)`;
-  const message = `No ${protocol} port for the guest port ${guestPort} is free on this host in the range ${range}`;
+  const what = guestPort === 0 ? 'for VNC' : `for the guest port ${guestPort}`;
+  const message = `No ${protocol} port ${what} is free on this host in the range ${range}`;
   throw new ReasonedError('NoFreePort', message);
 }

@@ -1,5 +1,6 @@
 /** Declares the parts of a host that the code for Pods of VMs uses, for example network, images and records. */
 import type { Logger } from 'pino';
+import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { PortRanges } from '../../api/v1alpha1/reservable.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -42,6 +43,8 @@ export interface Host extends HostDrivers {
   event(regarding: KubeObject, text: EventText<SaidReason>): void;
   /** Returns the credentials from the pull secrets of a Pod. @throws ReasonedError `PullSecretMissing` when a secret cannot be used. */
   keyring(pod: Readonly<Pod>): Promise<Keyring>;
+  /** Returns the VNC password of a VM from its Secret. @throws ReasonedError `VNCSecretNotFound` when the Secret cannot be used. */
+  vncPassword(vm: Machine['vm']): Promise<string>;
   /** Returns the user data of a machine from a Secret. @throws ReasonedError when the Secret cannot be used. */
   userData(ref: SecretKey): Promise<string>;
 }

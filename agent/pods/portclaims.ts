@@ -4,9 +4,14 @@ import { portName } from '../../api/v1alpha1/ports.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineRecord } from './machine.ts';
 
-/** Returns all ports of a machine: those that its VM names, and those that this host chose. */
+/** Returns all ports that lead into a machine's guest: those that its VM names, and those that this host chose. */
 export function portsOf({ machine, automaticPorts }: Readonly<MachineRecord>): MachinePort[] {
-  return [...(machine?.ports ?? []), ...automaticPorts];
+  return [...(machine?.ports ?? []), ...automaticPorts.filter(({ guestPort }) => guestPort !== 0)];
+}
+
+/** Returns the port on which the hypervisor serves the machine's screen; undefined if its VM asks for none. */
+export function vncPortOf({ automaticPorts }: Readonly<MachineRecord>): number | undefined {
+  return automaticPorts.find(({ guestPort }) => guestPort === 0)?.hostPort;
 }
 
 /** Returns whether the machine has its ports. They stay with a machine until it is removed, or has failed and has no process. */

@@ -28,6 +28,7 @@ import { explainPortTaken, holdPorts } from './ports.ts';
 import { grantedSize } from './resize.ts';
 import { prepareSeed } from './seed.ts';
 import { meanSpeed } from './speed.ts';
+import { prepareVnc, requireVncPassword } from './vnc.ts';
 
 /** Shortest time between two progress reports of a download, because each report is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
@@ -39,6 +40,7 @@ async function create(host: Host, runtime: Runtime, operation: Operation): Promi
   const holder: Holder = `machine/${runtime.record.uid}`;
   try {
     await holdPorts(host, runtime.record);
+    await requireVncPassword(host, runtime);
     await makeDisk(host, runtime, operation);
     host.images.cloned(holder);
   } catch (error) {
@@ -124,7 +126,8 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   const restart = record.everRan;
   const seed = await prepareSeed(host, runtime, operation);
   const network = await connect(host, runtime);
-  const plan = { ...launchPlan(host, record, operation, network), seed };
+  const vnc = await prepareVnc(host, runtime);
+  const plan = { ...launchPlan(host, record, operation, network), seed, vnc };
   host.records.update(record, {
     released: false,
     startedWith: sizeOf(plan, record),
@@ -185,7 +188,8 @@ async function suspend(host: Host, { record, folder }: Runtime, operation: Opera
 async function resume(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
   const { record, folder } = runtime;
   const network = await connect(host, runtime);
-  await driverOf(host, record).resume(folder, launchPlan(host, record, operation, network));
+  const vnc = await prepareVnc(host, runtime);
+  await driverOf(host, record).resume(folder, { ...launchPlan(host, record, operation, network), vnc });
   runtime.unseen = false;
   host.records.update(record, { running: true });
   tell(host, record, 'Resumed', 'Resume', 'The machine continues from its suspended state');

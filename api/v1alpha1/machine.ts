@@ -42,14 +42,15 @@ export type MachinePort = z.infer<typeof machinePortSchema>;
 /** Port of the guest for which the agent chooses a port of the host. */
 const automaticPortSchema = z.object({
   protocol: z.enum(['TCP', 'UDP']),
+  /** 0 for the purpose `vnc`, because the hypervisor serves the screen. */
   guestPort: z.number().int(),
-  /** `ssh` or `screen`, which have host ports in ranges of their own. Agents treat an unknown purpose as none. */
+  /** `ssh`, `screen` or `vnc`, which have host ports in ranges of their own. Agents treat an unknown purpose as none. */
   purpose: z.string().optional(),
 });
 export type AutomaticPort = z.infer<typeof automaticPortSchema>;
 
-/** Largest number of automatic ports of one machine: 64 that a user may write, and those for SSH and the screen. */
-const MAXIMUM_AUTOMATIC_PORTS = 66;
+/** Largest number of automatic ports of one machine: 64 that a user may write, and those for SSH, screen sharing and VNC. */
+const MAXIMUM_AUTOMATIC_PORTS = 67;
 
 /** The machine that one host must run. The operator has resolved all values. A Secret is only named, and the agent looks up its value. */
 export const machineSchema = z.object({

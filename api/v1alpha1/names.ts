@@ -87,6 +87,15 @@ export const NAT_READY_CONDITION = 'berth.dev/NATReady';
 /** Condition that the operator writes to the Node of a host whose agent is too many releases older or newer than the operator. */
 export const VERSION_SKEW_CONDITION = 'berth.dev/VersionSkew';
 
+/** Type of a Secret with the VNC password of a VM, and its only key. The operator creates it and may not read it. */
+export const VNC_SECRET_TYPE = 'berth.dev/vnc';
+export const VNC_SECRET_KEY = 'password';
+
+/** Returns the name of the Secret with the VNC password of a VM. */
+export function vncSecretName(vmName: string): string {
+  return `${vmName}-vnc`;
+}
+
 /**
  * Annotation on the Node of an unreachable host: a JSON list of MAC addresses. The operator gave up the machines with these
  * addresses, but the machines may still run on the host.

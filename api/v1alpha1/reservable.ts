@@ -5,6 +5,8 @@
 import * as z from 'zod';
 
 const LAST_PORT = 65_535;
+/** Port of the VNC display 0. Hypervisors count displays from this port. */
+export const VNC_FIRST_PORT = 5900;
 /** First port on which programs without root may listen. Lower ports are for the host's own services. */
 const FIRST_UNPRIVILEGED_PORT = 1024;
 
@@ -57,6 +59,10 @@ const portRangesSchema = z.strictObject({
   ssh: choice('8822-9122'),
   /** For screen sharing in macOS guests. */
   screen: choice('5900-6200'),
+  /** For the screens of VMs with `vnc.hostPort`. */
+  vnc: choice('5999-6299').refine((text) => (bounds(text)?.[0] ?? 0) >= VNC_FIRST_PORT, {
+    error: `a range from ${VNC_FIRST_PORT} on, the first port of VNC`,
+  }),
 });
 export type PortRanges = z.infer<typeof portRangesSchema>;
 

@@ -96,8 +96,20 @@ const vncSchema = z
       .boolean()
       .meta({ description: 'Whether the display is served over VNC, on a socket of the host.' })
       .optional(),
+    hostPort: z
+      .boolean()
+      .meta({
+        description:
+          'Whether the display is also served on a port of the host, without encryption. The password is in the Secret NAME-vnc.',
+      })
+      .optional(),
   })
-  .meta({ description: 'Access to the display over VNC.' });
+  .meta(
+    documented('Access to the display over VNC.', {
+      rule: '!(has(self.enabled) && !self.enabled && has(self.hostPort) && self.hostPort)',
+      message: 'vnc.hostPort needs vnc.enabled',
+    }),
+  );
 const readinessSchema = z
   .object({
     type: choice(

@@ -10,11 +10,11 @@ import { count, report, timestamp } from './schema.ts';
 const MAXIMUM_ENDPOINTS = 80;
 
 const endpointSchema = z.object({
-  name: report('Name of the endpoint: ssh, screen, or for another port PORT-tcp or PORT-udp.', 63),
-  purpose: report('Service of the guest behind the port, if it is known: ssh or screen.', 63).optional(),
+  name: report('Name of the endpoint: ssh, screen, vnc, or for another port PORT-tcp or PORT-udp.', 63),
+  purpose: report('Service behind the port, if it is known: ssh, screen or vnc.', 63).optional(),
   protocol: report('TCP or UDP.', 8),
   hostPort: count('Port of the host.', 65_535),
-  guestPort: count('Port in the guest.', 65_535),
+  guestPort: count('Port in the guest. Absent for vnc, which the host serves.', 65_535).optional(),
 });
 
 export const vmStatusSchema = z

@@ -153,6 +153,8 @@ class World {
       case 'createPod':
         this.#createPod(write.pod as unknown as Pod);
         break;
+      case 'createSecret':
+        break;
       case 'resizePod':
         this.writesInLastPass -= 1;
         this.#resize(write.size);

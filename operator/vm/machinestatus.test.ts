@@ -140,10 +140,12 @@ it('lists the reserved ports alone until the host reports, and no name twice', (
   }
 });
 
-it.each<[string, VMSpec, number[] | undefined]>([
+it.each<[string, VMSpec, (number | undefined)[] | undefined]>([
   ['SSH alone for Linux', { os: 'Linux' }, [22]],
   ['SSH and the screen for macOS', { os: 'MacOS' }, [22, 5900]],
   ['nothing if automaticPorts is false', { os: 'MacOS', network: { automaticPorts: false } }, undefined],
+  ['a port for VNC if hostPort asks for it', { os: 'Linux', vnc: { hostPort: true } }, [22, undefined]],
+  ['no port for VNC without VNC', { os: 'Linux', vnc: { enabled: false, hostPort: true } }, [22]],
   ['no second port for SSH beside :22', { ports: [':22', ':80'] }, [22, 80]],
   ['no second port for SSH beside 8822:22', { ports: ['8822:22', ':80'] }, [80]],
   [

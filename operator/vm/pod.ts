@@ -11,6 +11,7 @@ import {
   SHARED_DISK_RESOURCE,
   SLOT_RESOURCE,
   TAG_LABEL_PREFIX,
+  vncSecretName,
   VM_UID_LABEL,
   WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
@@ -176,7 +177,7 @@ function buildSpec(options: PodOptions): PodSpec {
         volumeMounts: [{ name: 'disk', mountPath: '/disk' }],
       },
     ],
-    volumes: volumes(vm),
+    volumes: volumes(vm, resolved),
   };
 }
 
@@ -196,7 +197,7 @@ function podPorts(resolved: Resolved): NonNullable<PodSpec['containers'][number]
  * Returns the volumes of the Pod. The `emptyDir` stands for the VM's disk, because `kubectl drain` then requires a flag before it
  * destroys the disk.
  */
-function volumes(vm: VM): NonNullable<PodSpec['volumes']> {
+function volumes(vm: VM, { vncHostPort }: Resolved): NonNullable<PodSpec['volumes']> {
   const secret = vm.spec.userDataSecretRef;
   return [
     { name: 'disk', emptyDir: {} },
@@ -208,6 +209,7 @@ function volumes(vm: VM): NonNullable<PodSpec['volumes']> {
             secret: { secretName: secret.name, items: [{ key: secret.key, path: 'user-data' }] },
           },
         ]),
+    ...(vncHostPort ? [{ name: 'vnc', secret: { secretName: vncSecretName(vm.metadata.name) } }] : []),
   ];
 }
 

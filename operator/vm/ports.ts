@@ -13,6 +13,8 @@ const SERVICES: readonly (GuestPort & { purpose: string; of: (os: System) => boo
   { purpose: 'screen', protocol: 'TCP', guestPort: 5900, of: (os) => os === 'MacOS' },
 ];
 
+const VNC: AutomaticPort = { purpose: 'vnc', protocol: 'TCP', guestPort: 0 };
+
 function isSame(one: GuestPort, other: GuestPort): boolean {
   return one.guestPort === other.guestPort && one.protocol === other.protocol;
 }
@@ -39,18 +41,19 @@ export function reservedPorts({ ports }: Pick<Resolved, 'ports'>): MachinePort[]
 
 /** Returns the guest's ports for which the host chooses ports. A service that the VM's own list reaches gets no second port. */
 export function automaticPorts(
-  resolved: Pick<Resolved, 'ports' | 'os' | 'automaticPorts' | 'networkMode'>,
+  resolved: Pick<Resolved, 'ports' | 'os' | 'automaticPorts' | 'networkMode' | 'vncHostPort'>,
 ): AutomaticPort[] {
   const { os } = resolved;
   const listed = resolved.ports.map(parsePort);
   const wanted = resolved.automaticPorts && resolved.networkMode === 'NAT' ? SERVICES : [];
   const own = wanted.filter((service) => service.of(os) && !listed.some((port) => isSame(port, service)));
   const asked = listed.filter(({ hostPort }) => hostPort === undefined);
-  return [...own, ...asked].map(({ protocol, guestPort }) => ({
+  const ports = [...own, ...asked].map(({ protocol, guestPort }) => ({
     protocol,
     guestPort,
     purpose: purposeOf({ protocol, guestPort }, os),
   }));
+  return resolved.vncHostPort ? [...ports, VNC] : ports;
 }
 
 /**
@@ -76,7 +79,7 @@ export function endpointsOf(machine: Machine, report: MachineReport): Endpoint[]
             name: known ?? portName({ hostPort, protocol }),
             protocol,
             hostPort,
-            guestPort,
+            ...(guestPort === 0 ? {} : { guestPort }),
             ...purpose(known),
           },
         ];

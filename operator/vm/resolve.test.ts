@@ -141,3 +141,12 @@ it('whether ports are automatic comes from the VM, its VMConfig, or is true', ()
       .automaticPorts,
   ).toBe(true);
 });
+
+it('whether the screen has a port of the host comes from the VM or its VMConfig, and needs VNC', () => {
+  const spec: VMSpec = { configRef: { name: 'shared' }, iso: 'installer' };
+  const shared = { vnc: { hostPort: true } };
+  expect(resolved(spec, {}).vncHostPort).toBe(false);
+  expect(resolved(spec, shared).vncHostPort).toBe(true);
+  expect(resolved({ ...spec, vnc: { hostPort: false } }, shared).vncHostPort).toBe(false);
+  expect(resolved({ ...spec, vnc: { enabled: false } }, shared).vncHostPort).toBe(false);
+});

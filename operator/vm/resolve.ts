@@ -43,6 +43,8 @@ export interface Resolved {
   /** Whether SSH and screen sharing get ports of the host without being listed. */
   readonly automaticPorts: boolean;
   readonly vncEnabled: boolean;
+  /** Whether the screen is also served on a port of the host. */
+  readonly vncHostPort: boolean;
   readonly hardwareIdentity: 'Consistent' | 'Dynamic';
   readonly readiness: NonNullable<VMSpec['readiness']>;
   readonly sshAuthorizedKeys: readonly string[];
@@ -276,12 +278,19 @@ function resolveNetwork(layers: readonly Layer[]) {
   };
 }
 
+function resolveVnc(layers: readonly Layer[]) {
+  const all = layers.map(({ vnc = {} }) => vnc);
+  const vncEnabled = all.find(({ enabled }) => enabled !== undefined)?.enabled ?? true;
+  const isAsked = all.find(({ hostPort }) => hostPort !== undefined)?.hostPort ?? false;
+  return { vncEnabled, vncHostPort: vncEnabled && isAsked };
+}
+
 function resolveRest(layers: readonly Layer[]) {
   return {
     imagePullSecrets: pick(layers, 'imagePullSecrets') ?? [],
     placement: layers.reduceRight<Resolved['placement']>(mergePlacement, {}),
     ...resolveNetwork(layers),
-    vncEnabled: pick(layers, 'vnc')?.enabled ?? true,
+    ...resolveVnc(layers),
     readiness: pick(layers, 'readiness') ?? { type: 'None' as const },
     sshAuthorizedKeys: pick(layers, 'sshAuthorizedKeys') ?? [],
   };

@@ -9,9 +9,16 @@ import {
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import { type Node, NODES, type Pod, PODS } from '../../kube/core.ts';
+import { type Node, NODES, type Pod, PODS, type Secret, SECRETS } from '../../kube/core.ts';
 import { undefinedIf } from '../../base/errors.ts';
-import { type ApiError, isInvalid, isNotFound, isRefused, unlessMissing } from '../../kube/errors.ts';
+import {
+  type ApiError,
+  isAlreadyExists,
+  isInvalid,
+  isNotFound,
+  isRefused,
+  unlessMissing,
+} from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import { FIELD_MANAGER, VMS } from '../objects/resources.ts';
@@ -35,6 +42,9 @@ export interface Executed {
   readonly blocked?: Findings['blocked'];
 }
 
+/** Write of a new object, which the API server or a foreign object may prevent. */
+type Creation = Extract<Write, { kind: 'createPod' | 'createSecret' }>;
+
 export class VMWriter {
   readonly #options: VMWriterOptions;
   readonly #vms: Writer<VM>;
@@ -53,30 +63,37 @@ export class VMWriter {
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
-      case 'addFinalizer':
-        return { observed: await this.#setFinalizer(observed, true) };
-      case 'removeFinalizer':
-        return { observed: await this.#setFinalizer(observed, false) };
       case 'createPod':
         return await this.#createPod(observed, write.pod);
+      case 'createSecret':
+        return await this.#createSecret(observed, write.secret);
+      default:
+        return { observed: await this.#change(observed, write) };
+    }
+  }
+
+  async #change(observed: Observed, write: Exclude<Write, Creation>): Promise<Observed> {
+    switch (write.kind) {
+      case 'addFinalizer':
+        return await this.#setFinalizer(observed, true);
+      case 'removeFinalizer':
+        return await this.#setFinalizer(observed, false);
       case 'resizePod':
-        return { observed: await this.#resizePod(observed, write.size) };
+        return await this.#resizePod(observed, write.size);
       case 'patchDesired':
-        return {
-          observed: await this.#patchPod(observed, { annotations: { [DESIRED_ANNOTATION]: write.text } }),
-        };
+        return await this.#patchPod(observed, { annotations: { [DESIRED_ANNOTATION]: write.text } });
       case 'deletePod':
         await this.deletePod(observed.pod, write.force);
-        return { observed };
+        return observed;
       case 'rememberGivenUp':
         await this.#rememberGivenUp(observed, write.macAddresses);
-        return { observed };
+        return observed;
       case 'releasePod':
-        return { observed: await this.#releasePod(observed) };
+        return await this.#releasePod(observed);
       case 'deleteVM':
       default:
         await this.#vms.delete(observed.vm);
-        return { observed };
+        return observed;
     }
   }
 
@@ -117,6 +134,19 @@ export class VMWriter {
       return created === undefined
         ? await this.#existingPod(observed)
         : { observed: { ...observed, pod: created } };
+    } catch (error) {
+      if (isRefused(error) || isInvalid(error)) {
+        return { observed, blocked: refused(error) };
+      }
+      throw error;
+    }
+  }
+
+  async #createSecret(observed: Observed, secret: Unsaved<Secret>): Promise<Executed> {
+    try {
+      const creation = this.#options.client.create(SECRETS, secret, { fieldManager: FIELD_MANAGER });
+      await undefinedIf(isAlreadyExists, creation);
+      return { observed };
     } catch (error) {
       if (isRefused(error) || isInvalid(error)) {
         return { observed, blocked: refused(error) };
@@ -194,7 +224,7 @@ export class VMWriter {
   }
 }
 
-/** Returns the blocked condition after a refusal by quota, Pod Security or another admission, with the API server's message. */
+/** Returns the blocked condition after a refusal of the Pod or its Secret by quota or another admission, with the API server's message. */
 function refused(error: ApiError): NonNullable<Findings['blocked']> {
   return { condition: 'Scheduled', reason: 'PodRefused', message: error.message };
 }

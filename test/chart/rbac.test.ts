@@ -165,6 +165,7 @@ describe('the table', () => {
         `delete vms.berth.dev in ${OWN}`,
         `patch vms/status.berth.dev in ${OWN}`,
         `create pods in ${OWN}`,
+        `create secrets in ${OWN}`,
         `create jobs.batch in ${SYSTEM}`,
         'patch nodes/status',
         `update leases.coordination.k8s.io in ${SYSTEM}`,
@@ -174,6 +175,9 @@ describe('the table', () => {
       [
         'list services in default',
         `get secrets in ${OWN}`,
+        `list secrets in ${OWN}`,
+        `patch secrets in ${OWN}`,
+        `delete secrets in ${OWN}`,
         `get secrets in ${SYSTEM}`,
         `create vms.berth.dev in ${OWN}`,
         `delete images.berth.dev in ${OWN}`,

@@ -100,7 +100,7 @@ function createJob({ metadata, spec }: Manifest, namespace = SYSTEM): Promise<An
 function expectRefused(context: TestContext, what: string, answer: Answer, says = 'operator of Berth'): void {
   tried(context, what, `HTTP ${answer.status}`);
   expect(answer).toMatchObject({ status: 403 });
-  expect(answer.message).toMatch(/ValidatingAdmissionPolicy 'berth-operator-(workloads|nodes)'/);
+  expect(answer.message).toMatch(/ValidatingAdmissionPolicy 'berth-operator-(workloads|nodes|secrets)'/);
   expect(answer.message).toContain(says);
 }
 
@@ -240,5 +240,41 @@ describe('Nodes', () => {
       expectRefused(context, 'slots for a Node', answer);
     }
     expectRefused(context, 'the mark for a Node', await patch(ORDINARY, { metadata: mark }));
+  });
+});
+
+describe('Secrets', () => {
+  const owner = { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', name: 'desk', uid: 'uid' };
+  const secret = (change: object, metadata: object = {}): object => ({
+    metadata: { name: 'desk-vnc', ownerReferences: [owner], ...metadata },
+    type: 'berth.dev/vnc',
+    stringData: { password: 'x'.repeat(8) },
+    ...change,
+  });
+  const send = (body: object, namespace = served): Promise<Answer> =>
+    operator.send('POST', `/api/v1/namespaces/${namespace}/secrets${DRY}`, body);
+
+  test('with the VNC password of a VM are the operator’s to create', async (context) => {
+    expectAllowed(context, 'a password', await send(secret({})));
+  });
+
+  test.for<[string, object, string?]>([
+    ['another type', secret({ type: 'Opaque' })],
+    [
+      'a token of an account',
+      secret(
+        { type: 'kubernetes.io/service-account-token' },
+        { annotations: { 'kubernetes.io/service-account.name': 'strong' } },
+      ),
+    ],
+    ['a token for hosts', secret({ type: 'bootstrap.kubernetes.io/token' }), 'kube-system'],
+    ['no owner', secret({}, { ownerReferences: [] })],
+    ['another owner', secret({}, { ownerReferences: [{ ...owner, apiVersion: 'v1', kind: 'Pod' }] })],
+    ['two owners', secret({}, { ownerReferences: [owner, { ...owner, uid: 'other' }] })],
+    ['the name of another VM', secret({}, { name: 'other-vnc' })],
+    ['a namespace that Berth does not serve', secret({}), elsewhere],
+    ['the system namespace', secret({}), SYSTEM],
+  ])('with %s are refused', async ([what, body, namespace], context) => {
+    expectRefused(context, `a Secret with ${what}`, await send(body, namespace));
   });
 });

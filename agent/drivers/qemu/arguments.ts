@@ -1,6 +1,7 @@
 /** Builds QEMU's command line for a machine, which runs without a shell. Values from outside are quoted for QEMU's own parser. */
 import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
+import { VNC_FIRST_PORT } from '../../../api/v1alpha1/reservable.ts';
 import type { LaunchPlan } from '../driver.ts';
 import { screenArguments } from './displaycard.ts';
 import { cpuModel, type Platform } from './platform.ts';
@@ -13,6 +14,7 @@ export const AGENT_CHARDEV = 'agent';
 export const DISK_NODE = 'disk';
 /** Name of the network behind the guest's network card. */
 export const NETWORK = 'net0';
+const VNC_SECRET = 'vnc-password';
 
 export interface CommandLine {
   uid: string;
@@ -166,7 +168,16 @@ function screenAndNetwork({ plan, state }: CommandLine): string[] {
   const isServed = plan.guest.vm.vnc.enabled;
   const screen = screenArguments(state.launched?.screen, isServed);
   const network = networkArguments(plan.network);
-  return isServed ? [...screen, ...network] : [...network, ...screen];
+  return isServed ? [...screen, ...network, ...vncOnHost(plan.vnc)] : [...network, ...screen];
+}
+
+/** Returns the options of VNC on a port of the host. The password comes from a file, because all users of the host see arguments. */
+function vncOnHost(vnc: LaunchPlan['vnc']): string[] {
+  if (vnc === undefined) {
+    return [];
+  }
+  const server = `${vnc.address}:${vnc.port - VNC_FIRST_PORT},password-secret=${VNC_SECRET}`;
+  return options('-object', `secret,id=${VNC_SECRET},file=${quoted(vnc.passwordFile)}`, '-vnc', server);
 }
 
 /**

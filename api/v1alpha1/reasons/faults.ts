@@ -129,6 +129,13 @@ export const FAULTS = {
     says: 'All ports in a range from which the host chooses ports are in use; the message names the range',
     todo: 'Delete VMs on the host, widen the range in ports of its agent, or set network.automaticPorts to false',
   },
+  VNCSecretNotFound: {
+    seen: { VM: ['Ready'], Pod: ['waiting'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'The Secret with the VNC password does not exist yet, or belongs to an earlier VM',
+    todo: 'If this continues, read the message and delete a Secret that has the name',
+  },
   ConfigNotFound: {
     seen: { VM: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',

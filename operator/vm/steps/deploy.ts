@@ -3,7 +3,8 @@ import type { Observed } from '../observe.ts';
 import { buildPod } from '../pod.ts';
 import { isUnresolved, resolve } from '../resolve.ts';
 import { blockedBy } from '../status.ts';
-import { NOTHING, requeueAfter, type StepResult, waitFor } from './step.ts';
+import { NOTHING, requeueAfter, type StepResult, waitFor, type Write } from './step.ts';
+import { createVncSecret } from './vncsecret.ts';
 
 /** Time in milliseconds between checks when another object's Pod has the VM's name, because no watch shows when this Pod is deleted. */
 const NAME_TAKEN_RECHECK_MILLISECONDS = 5_000;
@@ -32,5 +33,6 @@ export function deploy(observed: Observed, facts: Facts): StepResult {
   }
   const { attempt, avoidedNodes } = facts;
   const built = buildPod({ vm, resolved, attempt, avoidedNodes, config, clusterUid, random });
-  return { writes: [{ kind: 'createPod', pod: built }], outcome: { kind: 'done' } };
+  const secrets: Write[] = resolved.vncHostPort ? [createVncSecret(observed)] : [];
+  return { writes: [...secrets, { kind: 'createPod', pod: built }], outcome: { kind: 'done' } };
 }

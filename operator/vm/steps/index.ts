@@ -7,9 +7,10 @@ import { finish } from './finish.ts';
 import { resize } from './resize.ts';
 import { deleteMachine, retirePod } from './retire.ts';
 import type { Step } from './step.ts';
+import { ensureVncSecret } from './vncsecret.ts';
 
 export function stepsFor({ vm }: Observed): readonly Step[] {
   return vm.metadata.deletionTimestamp === undefined
-    ? [ensureFinalizer, finish, retirePod, deploy, resize, desire]
+    ? [ensureFinalizer, finish, retirePod, deploy, resize, desire, ensureVncSecret]
     : [deleteMachine];
 }

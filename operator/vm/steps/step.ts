@@ -1,5 +1,5 @@
 /** Types of a VM's steps. A step is a pure function of the observed state. It returns the writes, and how the reconcile continues. */
-import type { Pod } from '../../../kube/core.ts';
+import type { Pod, Secret } from '../../../kube/core.ts';
 import type { Unsaved } from '../../../kube/objects.ts';
 import type { Facts } from '../facts.ts';
 import type { Observed, Size } from '../observe.ts';
@@ -9,6 +9,8 @@ export type Write =
   | { readonly kind: 'addFinalizer' }
   | { readonly kind: 'removeFinalizer' }
   | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod> }
+  /** A CREATE that succeeds if the Secret exists, because the operator may not read Secrets. */
+  | { readonly kind: 'createSecret'; readonly secret: Unsaved<Secret> }
   /** A PATCH of `pods/resize`. A refusal is stored in {@link Observed.resizeRefused}. */
   | { readonly kind: 'resizePod'; readonly size: Size }
   | { readonly kind: 'patchDesired'; readonly text: string }

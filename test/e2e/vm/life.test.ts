@@ -12,6 +12,7 @@ import { SECRETS } from '../../../kube/core.ts';
 import { PUBLIC_KEYS } from '../../fixtures/guestdata.ts';
 import { expectUntold } from '../../support/told.ts';
 import { Kubectl } from '../../wires/kubectl.ts';
+import { logIn } from '../../support/vnc.ts';
 import { page, powerOff, tell } from '../../worlds/qemuguest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 
@@ -102,6 +103,7 @@ test(
       userDataSecretRef: { name: SECRET, key: 'user-data' },
       guestMetadata: { team: 'blue' },
       sshAuthorizedKeys: [PUBLIC_KEYS[0]],
+      vnc: { hostPort: true },
     });
     const missing = { status: 'False', reason: 'SecretNotFound' } as const;
     const { message } = await world.vms.waitForCondition('x', 'UserDataReady', missing, BOOT);
@@ -138,6 +140,7 @@ test(
       endpoint,
       { name: 'ssh', purpose: 'ssh', protocol: 'TCP', ...anyPort, guestPort: 22 },
       { name: `${web?.hostPort}-tcp`, protocol: 'TCP', ...anyPort, guestPort: 80 },
+      { name: 'vnc', purpose: 'vnc', protocol: 'TCP', ...anyPort },
     ]);
     expect(table).toMatch(new RegExp(` ${ssh?.hostPort} `));
     chosen = web?.hostPort ?? 0;
@@ -214,6 +217,24 @@ test(
         one.kill();
       }
     }
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'serves its screen on a port of the host, with the password of its Secret',
+  async () => {
+    const secret = await world.kubectl('get', 'secret', 'x-vnc', '-o', 'jsonpath={.data.password}');
+    const password = Buffer.from(secret, 'base64').toString();
+    const { endpoints = [] } = (await world.vms.get('x')).status ?? {};
+    const screen = endpoints.find(({ name }) => name === 'vnc')?.hostPort ?? 0;
+    expect(await logIn('127.0.0.1', screen, password)).toBe(true);
+    expect(await logIn('127.0.0.1', screen, password.toLowerCase().split('').toReversed().join(''))).toBe(
+      false,
+    );
+    const { process } = await world.machine('x');
+    expect(readFileSync(`/proc/${process.pid}/cmdline`, 'utf8')).not.toContain(password);
+    await expectUntold(world.cluster, password);
   },
   TEST_MILLISECONDS,
 );

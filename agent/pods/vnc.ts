@@ -1,0 +1,65 @@
+/** Prepares the service of a machine's screen on a port of the host, with the password from the Secret of its VM. */
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { VNC_SECRET_KEY, vncSecretName } from '../../api/v1alpha1/names.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { isMissing, undefinedIf } from '../../base/errors.ts';
+import { writeWhole } from '../../base/files.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import type { LaunchPlan } from '../drivers/driver.ts';
+import type { Host } from './host.ts';
+import { needed, type Runtime } from './machine.ts';
+import { vncPortOf } from './portclaims.ts';
+import { readSecret } from './secrets.ts';
+
+/** File with the password in the machine's folder, so that a later start needs no API server. */
+const PASSWORD_FILE = 'vnc.password';
+/** Characters of a VNC password. VNC ignores any further ones, so a longer password would be weaker than it looks. */
+const PASSWORD = /^[!-~]{8}$/;
+
+/**
+ * Returns the VNC password of a VM. @throws ReasonedError `VNCSecretNotFound` when there is no Secret with a password, or the Secret
+ * belongs to an earlier VM of the same name.
+ */
+export async function readVncPassword(
+  client: Pick<KubeClient, 'get'>,
+  { namespace, name: vmName, uid }: Machine['vm'],
+): Promise<string> {
+  const name = vncSecretName(vmName);
+  const secret = await readSecret(client, { namespace, name });
+  const owners = secret?.metadata.ownerReferences ?? [];
+  if (secret === undefined || !owners.some((owner) => owner.uid === uid)) {
+    const message = `The host waits for the Secret ${name} of this VM in ${namespace}, which the operator creates`;
+    throw new ReasonedError('VNCSecretNotFound', message);
+  }
+  const password = Buffer.from(secret.data?.[VNC_SECRET_KEY] ?? '', 'base64').toString('latin1');
+  if (!PASSWORD.test(password)) {
+    const message = `The key ${VNC_SECRET_KEY} of the Secret ${name} in ${namespace} must have 8 characters of ASCII; delete the Secret`;
+    throw new ReasonedError('VNCSecretNotFound', message);
+  }
+  return password;
+}
+
+/** Checks that the machine's password exists, before its disk is made. @throws ReasonedError `VNCSecretNotFound` when it does not. */
+export async function requireVncPassword(host: Host, { record }: Runtime): Promise<void> {
+  if (vncPortOf(record) !== undefined) {
+    await host.vncPassword(needed(record.machine).vm);
+  }
+}
+
+/** Writes the password into the machine's folder, if it is not there, and returns where the hypervisor serves the screen. */
+export async function prepareVnc(
+  host: Host,
+  { record, folder }: Pick<Runtime, 'record' | 'folder'>,
+): Promise<LaunchPlan['vnc']> {
+  const port = vncPortOf(record);
+  if (port === undefined) {
+    return undefined;
+  }
+  const path = join(folder.path, PASSWORD_FILE);
+  if ((await undefinedIf(isMissing, readFile(path, 'latin1'))) === undefined) {
+    await writeWhole(path, await host.vncPassword(needed(record.machine).vm));
+  }
+  return { address: host.forwardAddress, port, passwordFile: PASSWORD_FILE };
+}
