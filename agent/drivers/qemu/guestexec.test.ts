@@ -90,6 +90,14 @@ describe('a command in a guest', () => {
     await expect(run()).rejects.toThrow(new StreamRefused(refusal));
   });
 
+  it.each([
+    ['an answer without a number', [{ return: { pid: 'x' } }]],
+    ['a status without an end', [STARTED, { return: { exitcode: 0 } }]],
+  ])('is refused after %s', async (_, answers) => {
+    await guest(answers);
+    await expect(run()).rejects.toThrow(StreamRefused);
+  });
+
   it('is refused if its input is too large', async () => {
     await expect(run({ input: Buffer.alloc(MEBIBYTE + 1) })).rejects.toThrow(StreamRefused);
   });
@@ -119,7 +127,7 @@ describe('a command in a guest', () => {
     const play = (socket: Socket, { execute }: PeerCommand): void =>
       void socket.write(execute === 'guest-exec' ? `${JSON.stringify(STARTED)}\n` : flood);
     peer = await ScriptedPeer.listen(join(folder, 'ga.sock'), afterSync(play));
-    await expect(run()).rejects.toThrow('the guest sent more than');
+    await expect(run()).rejects.toThrow('gave no valid answer');
   });
 });
 

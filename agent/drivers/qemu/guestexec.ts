@@ -29,6 +29,7 @@ const SILENCE_LIMIT = 5;
 
 const isUnreachable = hasCode('ENOENT', 'ECONNREFUSED', 'EAGAIN');
 const SILENT = 'The guest agent of the machine does not answer';
+const INVALID = 'The guest agent of the machine gave no valid answer, and the command may still run';
 
 const startedSchema = z.object({ pid: z.number().int() });
 const statusSchema = z.object({
@@ -45,8 +46,8 @@ type Status = z.infer<typeof statusSchema>;
 /**
  * Runs a command in the guest, and resolves when the command has ended. If the signal aborts, the command continues in the guest.
  *
- * @throws StreamRefused when no guest agent answers, the guest agent refuses the command, or the input is too large; the signal's
- * reason when it aborted.
+ * @throws StreamRefused when no guest agent answers, the guest agent refuses the command or gives no valid answer, or the input is too
+ * large; the signal's reason when it aborted.
  */
 export async function executeInGuest(agent: GuestAgent, command: GuestCommand): Promise<GuestCommandResult> {
   const { signal, input } = command;
@@ -62,14 +63,20 @@ export async function executeInGuest(agent: GuestAgent, command: GuestCommand): 
         budget -= connection?.receivedBytes ?? 0;
       }
     });
-  const begun = await refusing(use(async (connection) => await begin(connection, command)));
+  const begun = await refusing(
+    use(async (connection) => await begin(connection, command)),
+    signal,
+  );
   if (begun === undefined) {
     throw new StreamRefused(SILENT);
   }
   let { status } = begun;
   for (let silences = 0; !status.exited; ) {
     await pause(LONG_INTERVAL_MILLISECONDS, signal);
-    const next = await refusing(use(async (connection) => await ask(connection, begun.pid, signal)));
+    const next = await refusing(
+      use(async (connection) => await ask(connection, begun.pid, signal)),
+      signal,
+    );
     silences = next === undefined ? silences + 1 : 0;
     if (silences === SILENCE_LIMIT) {
       throw new StreamRefused(`${SILENT} any more, and the command may still run`);
@@ -110,15 +117,17 @@ async function ask(connection: GuestConnection, pid: number, signal: AbortSignal
   return statusSchema.parse(await connection.execute('guest-exec-status', options));
 }
 
-/** Makes the refusal of a guest agent one that people read. A lost socket means that the machine has ended. */
-async function refusing<T>(answer: Promise<T>): Promise<T> {
+/** Makes each fault of the guest and its agent a refusal that people read. A lost socket means that the machine has ended. */
+async function refusing<T>(answer: Promise<T>, signal: AbortSignal): Promise<T> {
   try {
     return await answer;
   } catch (error) {
-    if (error instanceof GuestAgentRefusal) {
-      throw new StreamRefused(error.message, { cause: error });
+    if (signal.aborted || error instanceof StreamRefused) {
+      throw error;
     }
-    throw isUnreachable(error) ? new StreamRefused(SILENT, { cause: error }) : error;
+    const otherwise = isUnreachable(error) ? SILENT : INVALID;
+    const message = error instanceof GuestAgentRefusal ? error.message : otherwise;
+    throw new StreamRefused(message, { cause: error });
   }
 }
 
