@@ -321,12 +321,13 @@ describe.each([
     console.resume();
     await driver.stop(folder, { graceMilliseconds: 0 });
     await closed;
-    for (const attempt of [
-      driver.connectConsole(folder, { input: false }),
-      driver.connectScreen(folder),
-      driver.forwardPort(folder, 80),
-    ]) {
-      await expect(attempt).rejects.toThrow('The machine does not run');
+    const attempts = [
+      async () => await driver.connectConsole(folder, { input: false }),
+      async () => await driver.connectScreen(folder),
+      async () => await driver.forwardPort(folder, 80),
+    ];
+    for (const attempt of attempts) {
+      await expect(attempt()).rejects.toThrow('The machine does not run');
     }
     await start();
   });
