@@ -112,14 +112,15 @@ export class DisplayDpi {
     display: Display,
     { how, signal }: { how: 'started' | 'found'; signal: AbortSignal },
   ): Promise<void> {
-    const dbus = await connectDisplay(this.#folder.path, signal);
     const qmp = await this.#machine.watched?.qmp();
+    const dbus = await connectDisplay(this.#folder.path, signal);
     const followed = new FollowedSize(display);
     const onEvent = ({ event }: QmpEvent) => (event === 'RESET' ? followed.boots() : undefined);
     const close = () => dbus.close();
     qmp?.on('event', onEvent);
     signal.addEventListener('abort', close);
     try {
+      signal.throwIfAborted();
       if (how === 'started') {
         await setSize(dbus, display, display.dpi);
       }
