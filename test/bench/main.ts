@@ -1,10 +1,11 @@
 /**
  * Measures VMs on simulated hosts, with an operator on Go's usual framework beside ours; the agent's starts, beside QEMU started by
- * hand; pulls, beside skopeo and what the machine gives at most; clones; an image onto many simulated hosts; readers of logs. Prints
- * tables for people, a verdict for each target and everything as JSON. The exit code is 1 where a target is missed.
+ * hand; streams, beside reserved ports; pulls, beside skopeo and what the machine gives at most; clones; an image onto many simulated
+ * hosts; readers of logs. Prints tables for people, a verdict for each target and everything as JSON. The exit code is 1 where a target is
+ * missed.
  *
- *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout,logs,workers] [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20]
- *         [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
+ *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout,logs,workers,streams] [--vms 1000] [--hosts 600] [--rounds 3]
+ *         [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
 import { measureStarts } from './agent.ts';
@@ -24,6 +25,7 @@ import { logReadsTable, logReadsVerdicts, measureLogReads } from './logs.ts';
 import { writeCharts } from './plot.ts';
 import { measurePulls } from './pulls.ts';
 import { startsTable, startsVerdicts } from './report.ts';
+import { measureStreams, streamsTable, streamsVerdicts } from './streams.ts';
 import { type Verdict, verdictsTable } from './verdicts.ts';
 import { measureWorkers, workersTable } from './workers.ts';
 import { runCommand } from '../../hack/command.ts';
@@ -89,6 +91,7 @@ const PARTS: readonly Part[] = [
   }),
   part('fleet', (settings) => measureFleet(settings), { table: fleetTable, verdicts: fleetVerdicts }),
   part('workers', () => measureWorkers(), { table: workersTable, verdicts: () => [] }),
+  part('streams', ({ rounds }) => measureStreams(rounds), { table: streamsTable, verdicts: streamsVerdicts }),
   part('starts', ({ starts }) => measureStarts(starts), { table: startsTable, verdicts: startsVerdicts }),
 ];
 
