@@ -70,7 +70,8 @@ async function serve(
   } catch (error) {
     const known = error instanceof HttpError;
     if (!known) {
-      logger.error({ err: error, path: request.url }, 'upgrade failed');
+      // The query may have the command of `kubectl exec`, with words that nobody else should read.
+      logger.error({ err: error, path: request.url?.split('?')[0] }, 'upgrade failed');
     }
     if (socket.writable && socket.bytesWritten === sent) {
       socket.write(refusal(known ? error : new HttpError(500, 'Internal Server Error')));
