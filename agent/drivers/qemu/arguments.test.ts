@@ -1,0 +1,74 @@
+import { expect, it } from 'vitest';
+import type { Machine } from '../../../api/v1alpha1/machine.ts';
+import type { LaunchPlan } from '../driver.ts';
+import { commandLine } from './arguments.ts';
+import { resumedWith, startedWith } from './displaycard.ts';
+import type { Platform } from './platform.ts';
+import type { MachineFile } from './state.ts';
+
+const SEED = { disk: 'seed.iso', ignition: 'ignition.json' };
+const DEVICE = ['-device', 'virtio-blk-pci,drive=seed'];
+
+const PLATFORM = {
+  architecture: 'amd64',
+  binary: 'qemu',
+  machineType: 'pc-q35-7.2',
+  accelerator: 'tcg',
+  display: {},
+} as Platform;
+
+function plan(seed: LaunchPlan['seed']): LaunchPlan {
+  const hardware = { uuid: 'uuid', serialNumber: 'B1', macAddress: '02:00:00:00:00:01' };
+  const vm = { hardware, vnc: { enabled: false } } as Machine;
+  const network = {
+    kind: 'user',
+    macAddress: hardware.macAddress,
+    address: undefined,
+    forwards: [],
+  } as const;
+  return {
+    guest: { vm, diskSizeBytes: undefined, iso: undefined },
+    cpu: 1,
+    memoryBytes: 2 ** 28,
+    network,
+    seed,
+  };
+}
+
+/** Returns the arguments of QEMU for a machine whose last start has these values. */
+function argumentsOf(
+  launched: MachineFile['launched'],
+  seed: LaunchPlan['seed'],
+  incoming = false,
+): string[] {
+  const state: MachineFile = {
+    version: 1,
+    architecture: 'amd64',
+    machineType: PLATFORM.machineType,
+    diskBytes: 1,
+    launched,
+    intent: 'run',
+    live: true,
+    suspended: incoming,
+  };
+  const sizes = { cpu: 1, memoryBytes: 2 ** 28, runAs: undefined };
+  return commandLine({ uid: 'u', plan: plan(seed), state, platform: PLATFORM, incoming, ...sizes });
+}
+
+it('the seed disk is the last device and only for reading, so all others have the same addresses with and without it', () => {
+  const without = argumentsOf(startedWith(plan(undefined), PLATFORM), undefined);
+  const seeded = argumentsOf(startedWith(plan(SEED), PLATFORM), SEED);
+  expect(seeded.slice(0, without.length)).toEqual(without);
+  const [, node = '', ...rest] = seeded.slice(without.length);
+  expect(JSON.parse(node)).toMatchObject({ 'read-only': true, file: { filename: 'seed.iso' } });
+  expect(rest).toEqual([...DEVICE, '-fw_cfg', 'name=opt/com.coreos/config,file=ignition.json']);
+});
+
+it('a resumed machine has the seed of its start, or none if it was started without one', () => {
+  const resumed = (started: LaunchPlan['seed'], now: LaunchPlan['seed']): string[] => {
+    const launched = resumedWith(startedWith(plan(started), PLATFORM), plan(now), PLATFORM);
+    return argumentsOf(launched, now, true);
+  };
+  expect(resumed({ disk: 'seed.iso' }, undefined)).toEqual(expect.arrayContaining(DEVICE));
+  expect(resumed(undefined, SEED).join(' ')).not.toContain('seed');
+});
