@@ -113,7 +113,8 @@ SCRIPT
 # /cgi-bin/do?poweroff, ?reboot, ?marker=TEXT, ?connect=ADDRESS:PORT (says open or closed), ?write (begins to),
 # ?number (that was written last), ?numbers (that the disk holds, and how it was mounted), ?agent=SECONDS (has the guest
 # agent let a freeze wait as long; starts it), ?freezes (that it did), ?fill=MEBIBYTES (begins to), ?filled (how many it has),
-# ?seed=FILE (of the seed disk), ?ignition (the config for Ignition), ?zeros=MEBIBYTES (sends them)
+# ?seed=FILE (of the seed disk), ?ignition (the config for Ignition), ?zeros=MEBIBYTES (sends them),
+# ?metadata=PATH (the answer of the metadata service)
 cat >/www/cgi-bin/do <<'SCRIPT'
 #!/bin/sh
 printf 'Content-Type: text/plain\r\n\r\n'
@@ -142,6 +143,7 @@ case "$QUERY_STRING" in
   filled) cat /var/run/filled ;;
   seed=*) mount-seed && cat "/seed/$(echo "${QUERY_STRING#seed=}" | tr -cd a-z-)" ;;
   zeros=*) dd if=/dev/zero bs=1048576 count="$(echo "${QUERY_STRING#zeros=}" | tr -cd 0-9)" 2>/dev/null ;;
+  metadata=*) printf 'GET %s HTTP/1.0\r\n\r\n' "${QUERY_STRING#metadata=}" | nc -w 2 169.254.169.254 80 ;;
   ignition) cat /sys/firmware/qemu_fw_cfg/by_name/opt/com.coreos/config/raw ;;
   *) echo unknown ;;
 esac

@@ -100,9 +100,9 @@ export class NatHost implements AsyncDisposable {
     await createImage(this.cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
   }
 
-  /** Returns the guest's page, requested from outside the host. */
-  page(port: number): Promise<string> {
-    return this.#world.do('httpGet', `http://${HOST_ADDRESS}:${port}/`, PAGE_MILLISECONDS);
+  /** Returns a page of the guest, requested from outside the host. */
+  page(port: number, path = '/'): Promise<string> {
+    return this.#world.do('httpGet', `http://${HOST_ADDRESS}:${port}${path}`, PAGE_MILLISECONDS);
   }
 
   /** Returns the value of one line of the agent's metrics. */

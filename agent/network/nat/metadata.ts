@@ -3,20 +3,26 @@
  * address of the host, because a host in a cloud reaches the metadata service of its cloud there.
  *
  * The rules bind a guest's address to its tap and let only guests reach the port. So the sender's address identifies the machine.
+ *
+ * The server reads the first line of one short request and answers it. It does not use the HTTP server of Node.js, which parses
+ * everything that a client sends: thousands of requests in one packet would keep the agent busy.
  */
-import type { IncomingMessage, Server, ServerResponse } from 'node:http';
-import type { Socket } from 'node:net';
+import { once } from 'node:events';
+import { STATUS_CODES } from 'node:http';
+import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
 import type { Logger } from 'pino';
-import {
-  createServer,
-  HttpError,
-  listen,
-  reply,
-  type RunningServer,
-} from '../../../kube/serving/httpserver.ts';
 
 /** Limit of open connections of one guest. Programs in a guest ask for one page after another; more connections mean an attack. */
 const CONNECTIONS_PER_GUEST = 16;
+/** Time limit of a connection, from its start until the guest has its answer. A page has at most some 100 KiB and leaves no host. */
+const CONNECTION_MILLISECONDS = 10_000;
+/** Limits of the head of a request: characters, and parts in which it arrives. Usual clients send some 100 characters in one part. */
+const HEAD_LENGTH = 8192;
+const HEAD_PARTS = 32;
+const END_OF_HEAD = '\r\n\r\n';
+const METHOD_NOT_ALLOWED = 405;
+/** Request line with a method and a path, perhaps with a query. */
+const REQUEST_LINE = /^([A-Z]{1,16}) (\/[!->@-~]*)(?:\?[!-~]*)? HTTP\/1\.[01]$/;
 
 /** Returns the page with this path for the machine with this uid; undefined if the machine has no such page. */
 export type MetadataPages = (uid: string, path: string) => Promise<string | undefined>;
@@ -28,12 +34,16 @@ export interface MetadataOptions {
   logger: Logger;
 }
 
+interface Answer {
+  status: number;
+  body: string;
+}
+
 export class MetadataServer {
   readonly #options: MetadataOptions;
   /** Open connections, each with the machine that opened it. */
   readonly #connections = new Map<Socket, string>();
   #server: Server | undefined;
-  #running: RunningServer | undefined;
 
   constructor(options: MetadataOptions) {
     this.#options = options;
@@ -44,25 +54,18 @@ export class MetadataServer {
   }
 
   /**
-   * Listens on an address of this host, in the form `host:port`, and returns the port. Port 0 chooses a free one.
+   * Listens on an IPv4 address of this host, and returns the port. Port 0 chooses a free one.
    *
-   * @throws Error when the address cannot be used.
+   * @throws Error when the address or the port cannot be used.
    */
-  async open(address: string): Promise<number> {
-    await this.close();
-    const server = createServer(
-      (request, response, url) => this.#answer(request, response, url),
-      this.#options,
-    );
-    // Each guest has a limit of its own. With a common limit, some guests could take all connections.
-    server.maxConnections = Number.POSITIVE_INFINITY;
-    // The rules limit new connections, so with one request per connection they also limit requests.
-    server.maxRequestsPerSocket = 1;
-    server.on('dropRequest', (_request, socket) => socket.destroy());
-    server.on('connection', (socket: Socket) => this.#admit(socket));
-    this.#running = await listen(server, address);
+  async open(host: string, port: number): Promise<number> {
+    const server = createServer((socket) => this.#admit(socket));
+    server.listen({ host, port });
+    await once(server, 'listening');
+    // Without a listener, an error of accept(2) would end the process, for example when too many files are open.
+    server.on('error', (error) => this.#options.logger.error({ err: error }, 'connection not taken'));
     this.#server = server;
-    return this.#running.port;
+    return (server.address() as AddressInfo).port;
   }
 
   /** Ends the connections of a machine at once. The next owner of the machine's address must get no rest of an answer. */
@@ -75,9 +78,14 @@ export class MetadataServer {
   }
 
   async close(): Promise<void> {
-    const running = this.#running;
-    this.#running = undefined;
-    await running?.close();
+    const server = this.#server;
+    this.#server = undefined;
+    for (const socket of this.#connections.keys()) {
+      socket.destroy();
+    }
+    if (server !== undefined) {
+      await new Promise<void>((resolve) => server.close(() => resolve()));
+    }
   }
 
   #admit(socket: Socket): void {
@@ -88,20 +96,60 @@ export class MetadataServer {
       return;
     }
     this.#connections.set(socket, uid);
-    socket.once('close', () => this.#connections.delete(socket));
+    const timer = setTimeout(() => socket.destroy(), CONNECTION_MILLISECONDS);
+    // A guest may end its connection at any time. Without a listener, such an error would end the process.
+    socket.on('error', () => undefined);
+    socket.once('close', () => {
+      clearTimeout(timer);
+      this.#connections.delete(socket);
+    });
+    this.#receive(socket, uid);
   }
 
-  async #answer(request: IncomingMessage, response: ServerResponse, url: URL): Promise<void> {
-    const uid = this.#connections.get(request.socket);
-    if (uid === undefined) {
-      request.socket.destroy();
-      return;
+  /** Reads until the head of the request is complete, or longer than a usual one. */
+  #receive(socket: Socket, uid: string): void {
+    const parts: Buffer[] = [];
+    const take = (part: Buffer): void => {
+      parts.push(part);
+      const head = Buffer.concat(parts).toString('latin1', 0, HEAD_LENGTH);
+      const isWhole = head.includes(END_OF_HEAD);
+      if (isWhole || head.length === HEAD_LENGTH || parts.length === HEAD_PARTS) {
+        socket.off('data', take);
+        socket.pause();
+        void this.#send(socket, uid, isWhole ? head : '');
+      }
+    };
+    socket.on('data', take);
+  }
+
+  async #send(socket: Socket, uid: string, head: string): Promise<void> {
+    const [line = ''] = head.split('\r\n', 1);
+    const { status, body } = await this.#answerTo(line, uid);
+    const lines = [
+      `HTTP/1.1 ${status} ${STATUS_CODES[status]}`,
+      'content-type: text/plain; charset=utf-8',
+      `content-length: ${Buffer.byteLength(body)}`,
+      'connection: close',
+      ...(status === METHOD_NOT_ALLOWED ? ['allow: GET, HEAD'] : []),
+    ];
+    const hasBody = !line.startsWith('HEAD ');
+    socket.end(`${lines.join('\r\n')}${END_OF_HEAD}${hasBody ? body : ''}`, () => socket.destroy());
+  }
+
+  async #answerTo(line: string, uid: string): Promise<Answer> {
+    const [, method, path] = REQUEST_LINE.exec(line) ?? [];
+    if (path === undefined) {
+      return { status: 400, body: '' };
     }
-    if (request.method !== 'GET' && request.method !== 'HEAD') {
-      response.setHeader('allow', 'GET, HEAD');
-      throw new HttpError(405, 'Use GET or HEAD');
+    if (method !== 'GET' && method !== 'HEAD') {
+      return { status: METHOD_NOT_ALLOWED, body: '' };
     }
-    const page = await this.#options.pages(uid, url.pathname);
-    reply(response, page === undefined ? 404 : 200, page ?? '');
+    try {
+      const page = await this.#options.pages(uid, path);
+      return page === undefined ? { status: 404, body: '' } : { status: 200, body: page };
+    } catch (error) {
+      this.#options.logger.error({ err: error, uid }, 'The metadata of a guest could not be read');
+      return { status: 500, body: '' };
+    }
   }
 }

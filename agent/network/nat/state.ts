@@ -152,7 +152,7 @@ export class NatState {
       case 'startDnsmasq':
         return await this.#dnsmasq.start();
       case 'openMetadata':
-        await this.#metadata.open(`${this.#layout.gateway}:${METADATA.gatewayPort}`);
+        await this.#metadata.open(this.#layout.gateway, METADATA.gatewayPort);
         return undefined;
       default:
         return undefined;

@@ -62,7 +62,15 @@ describe('nat from the agent to the VM', unless(missing), () => {
 
   async function makeVM(name: string, image: string, port: number): Promise<void> {
     const readiness = { type: 'Port' as const, port: 80 };
-    await vms.create(name, { image, cpu: 1, memory: '128Mi', ports: [`${port}:80`], readiness });
+    const guestMetadata = { team: `team of ${name}` };
+    await vms.create(name, {
+      image,
+      cpu: 1,
+      memory: '128Mi',
+      ports: [`${port}:80`],
+      readiness,
+      guestMetadata,
+    });
   }
 
   async function reachable(): Promise<void> {
@@ -130,6 +138,15 @@ describe('nat from the agent to the VM', unless(missing), () => {
       expect(text).not.toMatch(new RegExp(`\\b${port}\\b`));
     }
   }
+
+  test('the guest reads its own values at 169.254.169.254', async () => {
+    for (const [key, value] of Object.entries({ name: 'steady', host: NODE, team: 'team of steady' })) {
+      await waitFor(`the value of ${key}`, async () => {
+        const answer = await host.page(PORT, `/cgi-bin/do?metadata=/metadata/${key}`).catch(() => '');
+        return answer.startsWith('HTTP/1.1 200 OK\r\n') && answer.endsWith(`\r\n\r\n${value}`);
+      });
+    }
+  });
 
   test.each([
     ['the table flushed', ['nft', 'flush', 'ruleset'], 'The nftables rules were missing or changed'],

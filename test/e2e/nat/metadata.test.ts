@@ -14,6 +14,8 @@ const SERVICE = 'http://169.254.169.254';
 const GATEWAY = '10.213.0.1';
 /** Port of the gateway to which the rules lead guests. */
 const GATEWAY_PORT = 254;
+/** Connections that a guest can open at once, and a bound for those that it opens afterwards until the slowest attempt ends. */
+const [BURST, SLOWED] = [128, 64];
 /** Another port at which the metadata service of the host's cloud answers. */
 const CLOUD_PORT = 8080;
 const MACS = { a: '52:54:00:00:00:0a', b: '52:54:00:00:00:0b', c: '52:54:00:00:00:0c' } as const;
@@ -109,6 +111,8 @@ describe('the metadata service of the nat network', unless(missing), () => {
     const url = `${SERVICE}/metadata/name`;
     expect(await inside('a').do('httpGetFrom', addresses.a, url)).toBe('desk-a');
     guests.get('a')?.run('ip', 'address', 'add', `${addresses.b}/32`, 'dev', 'eth0');
+    // Without its entry for the gateway, the guest asks for the gateway's card and claims the address of its neighbour in doing so.
+    guests.get('a')?.run('ip', 'neighbour', 'flush', 'dev', 'eth0');
     await expect(inside('a').do('httpGetFrom', addresses.b, url)).rejects.toThrow(NOTHING);
     guests.get('a')?.run('ip', 'address', 'delete', `${addresses.b}/32`, 'dev', 'eth0');
     expect(await inside('b').do('httpGet', url)).toBe('desk-b');
@@ -122,6 +126,17 @@ describe('the metadata service of the nat network', unless(missing), () => {
 
   test('the host still reaches the metadata service of its cloud', async () => {
     expect(await host.do('httpGet', SERVICE)).toBe(HOST_ADDRESS);
+  });
+
+  test('a guest that asks all the time is slowed down, and its neighbour is not', async () => {
+    const attempts = Array.from({ length: 3 * BURST }, () =>
+      inside('a').do('tcpOpen', '169.254.169.254', 80),
+    );
+    await isServed('b');
+    const opened = (await Promise.all(attempts)).filter(Boolean);
+    expect(opened.length).toBeGreaterThan(0);
+    expect(opened.length).toBeLessThan(BURST + SLOWED);
+    await isServed('a');
   });
 
   test('neither the host nor a computer outside reaches the service', async () => {
