@@ -1,21 +1,26 @@
 /**
- * `make demo` starts a real control plane, the operator, this machine as a host, and a VM that serves a page. `make demo-down` ends them.
+ * `make demo` starts a real control plane, the operator, this machine as a host, and a VM that serves a page. It logs in to the VM by
+ * SSH with a key of its own. `make demo-down` ends them.
  * Root is not needed. State is in `.berth/demo/`; built programs and images are in the user's cache folder.
  */
-import { copyFile, mkdir } from 'node:fs/promises';
-import { join } from 'node:path';
+import { copyFile, mkdir, readFile } from 'node:fs/promises';
+import { join, relative } from 'node:path';
+import { parseAllDocuments } from 'yaml';
 import { AgentProcess, deleteAllVMs, endMachines } from './cluster/agent.ts';
 import { type Cluster, connectCluster, startCluster, stopCluster } from './cluster/index.ts';
 import { directoryOf, readState } from './cluster/state.ts';
 import { waitFor } from './wait.ts';
 import { type GuestArchitecture, guestImage } from './guest.ts';
 import { ensurePrerequisites } from './prerequisites.ts';
+import { type Guest, logIn, makeKey } from './login.ts';
 import { runCommand } from './command.ts';
 
 const NAME = 'demo';
 const NAMESPACE = 'platform-default';
 const VM = 'hello';
 const EXAMPLE = join(import.meta.dirname, '..', 'examples', 'vm.yaml');
+/** Command that shows that the login is in the guest. */
+const LOGIN_COMMAND = 'hostname; uname -sr';
 const PAGE = 'http://127.0.0.1:28080/';
 /** Time limit until the VM is Ready. An emulated guest boots in well under a minute on an idle machine; a busy machine needs more. */
 const RUNNING_SECONDS = 240;
@@ -32,15 +37,30 @@ async function up(): Promise<void> {
   const cluster = await startCluster({ name: NAME, operator: true, lasting: true });
   say('making this machine a host');
   await startHost(cluster, architecture, image);
-  say(`applying examples/vm.yaml`);
-  await cluster.kubectl(['apply', '-f', EXAMPLE]);
+  const guest = await applyVM(cluster);
   await running(cluster);
   const page = await fetchPage();
   const table = await cluster.kubectl(['get', 'vms', '-A', '-o', 'wide']);
+  say('logging in');
+  const login = await logIn(guest, LOGIN_COMMAND);
   process.stdout.write(
-    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n${whatNext(cluster)}`,
+    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}\n${whatNext(cluster, guest)}`,
   );
   await cluster.disconnect();
+}
+
+/** Applies the example with a new key for root. A VM has its keys from its creation. */
+async function applyVM(cluster: Cluster): Promise<Guest> {
+  say('applying examples/vm.yaml with a key of the demo');
+  const key = join(cluster.directory, 'ssh', 'key');
+  const publicKey = await makeKey(key);
+  const documents = parseAllDocuments(await readFile(EXAMPLE, 'utf8'));
+  for (const document of documents.filter((one) => one.get('kind') === 'VM')) {
+    document.setIn(['spec', 'sshAuthorizedKeys'], [publicKey]);
+  }
+  await cluster.kubectl(['apply', '-f', '-'], { input: documents.join('') });
+  const { kubectlPath, kubeconfig } = cluster;
+  return { kubectlPath, kubeconfig, namespace: NAMESPACE, vm: VM, user: 'root', key };
 }
 
 /** Resolves when the VM is Ready. If the VM fails, this ends at once with the VM's message. */
@@ -81,10 +101,13 @@ async function fetchPage(): Promise<string> {
   });
 }
 
-function whatNext(cluster: Cluster): string {
+function whatNext(cluster: Cluster, { key }: Guest): string {
+  const options = '-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null';
   return `What to try next:
 
   export KUBECONFIG=${cluster.kubeconfig} PATH=$PATH:${join(cluster.kubectlPath, '..')}
+  kubectl -n ${NAMESPACE} port-forward pod/${VM} 2222:22 &
+  ssh -p 2222 -i ${relative(process.cwd(), key)} ${options} root@127.0.0.1
   kubectl -n ${NAMESPACE} logs ${VM}            # the guest's serial console
   kubectl -n ${NAMESPACE} describe vm ${VM}     # its conditions and events
   kubectl -n ${NAMESPACE} patch vm ${VM} --type merge -p '{"spec":{"powerState":"Stopped"}}'

@@ -6,6 +6,7 @@ import { spawnSync } from 'node:child_process';
 import { accessSync, constants, existsSync } from 'node:fs';
 import { delimiter, join } from 'node:path';
 import { createInterface } from 'node:readline/promises';
+import { isCloudMade } from './cloud.ts';
 import { type GuestArchitecture, isGuestMade } from './guest.ts';
 import { isBaseMade } from './images/base.ts';
 import { runCommand } from './command.ts';
@@ -31,6 +32,12 @@ const GUEST_BUILDING: Packages = { xorriso: 'xorriso', mtools: 'mcopy', 'grub-co
 
 /** Packages that build the base of container images. A built base is in the cache. */
 const BASE_BUILDING: Packages = { mmdebstrap: 'mmdebstrap' };
+
+/** Packages that build the cloud image of the tests. A built image is in the cache. */
+const CLOUD_BUILDING: Packages = { mmdebstrap: 'mmdebstrap', 'grub-common': 'grub-mkimage' };
+
+/** The demo and the tests log in to guests. */
+const LOGIN: Packages = { 'openssh-client': 'ssh' };
 
 const TESTS: Packages = {
   ...ROOT_HOST,
@@ -98,10 +105,12 @@ export async function wantedPackages(purpose: Purpose, asRoot = isRoot()): Promi
   const forTests = purpose.kind === 'tests';
   return {
     ...Object.assign({}, ...architectures.map((architecture) => MACHINES[architecture])),
+    ...LOGIN,
     ...(asRoot ? ROOT_HOST : {}),
     ...(guests.includes(false) ? GUEST_BUILDING : {}),
     ...(forTests ? TESTS : {}),
     ...(forTests && !(await isBaseMade()) ? BASE_BUILDING : {}),
+    ...(forTests && !(await isCloudMade()) ? CLOUD_BUILDING : {}),
   };
 }
 

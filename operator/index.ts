@@ -13,7 +13,8 @@ import { JOBS } from '../kube/job.ts';
 import { keyOf, type KubeObject } from '../kube/objects.ts';
 import { isServed, type OperatorConfig } from './config/config.ts';
 import { VMMetrics } from './vm/metrics.ts';
-import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from './objects/resources.ts';
+import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from './objects/resources.ts';
+import { EmulatorReconciler } from './emulator/controller.ts';
 import { CertificateReconciler, enqueueRequests, requestIndexes } from './certificates/controller.ts';
 import { approvalsSelector, HostApprovals } from './host/approvals.ts';
 import { watchAddresses } from './certificates/surroundings.ts';
@@ -74,9 +75,10 @@ export function createControllers(options: OperatorOptions): Controllers {
   const host = hostController(options, watches, approvals);
   const certificates = certificateController(options, watches, approvals);
   const imageCache = imageCacheController(options, watches);
+  const emulator = emulatorController(options, watches);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
-    controllers: [vm, image, iso, removals, imageCache, host, certificates],
+    controllers: [vm, image, iso, removals, imageCache, host, certificates, emulator],
   };
 }
 
@@ -134,6 +136,7 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
         [ENTRIES_BY_QUEUED_HOST]: queuedHosts,
       },
     }),
+    emulators: new Informer(client, EMULATORS, base),
     namespaces: new Informer(client, NAMESPACES, base),
     requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, {
       ...base,
@@ -262,5 +265,13 @@ function imageCacheController(options: OperatorOptions, watches: Watches): Contr
   const reconciler = new ImageCacheReconciler({ ...sources, client, recorder, metrics, consistency });
   const controller = controllerFor(options, 'imagecache', FEW_WORKERS, reconciler, consistency);
   enqueueEntries(controller, sources);
+  return controller;
+}
+
+function emulatorController(options: OperatorOptions, watches: Watches): Controller {
+  const consistency = new Consistency();
+  const reconciler = new EmulatorReconciler({ ...options, ...watches, consistency });
+  const controller = controllerFor(options, 'emulator', 1, reconciler, consistency);
+  watches.emulators.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
   return controller;
 }

@@ -52,18 +52,14 @@ const emulatorStatusSchema = z
   })
   .meta({ description: 'Last observed state of the emulator, written by the operator.' });
 export type EmulatorStatus = z.infer<typeof emulatorStatusSchema>;
-/**
- * An Emulator as the API server stores it.
- * @public
- */
 export type Emulator = ApiObject<EmulatorSpec, EmulatorStatus>;
 
-const EMULATOR_RESOURCE = kindResource('Emulator', 'emulators');
+export const EMULATOR_RESOURCE = kindResource('Emulator', 'emulators');
 
 export const EMULATOR_KIND: KindDefinition = {
   ...EMULATOR_RESOURCE,
   shortNames: ['emu'],
-  description: 'An Android emulator on the host of its VM. Nothing acts on this kind yet.',
+  description: 'An Android emulator on the host of its VM. It is not supported yet: its status says so.',
   spec: emulatorSpecSchema,
   status: emulatorStatusSchema,
   rules: [nameRule(63, { dots: false })],

@@ -12,7 +12,14 @@ import { IMAGE_REASONS } from './reasons/image.ts';
 import { STATES } from './reasons/states.ts';
 
 /** Kinds whose objects have reasons. An ISO has the reasons of an Image. */
-export type ReasonKind = 'VM' | 'Image' | 'ImageCacheEntry' | 'Pod' | 'Node' | 'CertificateSigningRequest';
+export type ReasonKind =
+  | 'VM'
+  | 'Image'
+  | 'ImageCacheEntry'
+  | 'Emulator'
+  | 'Pod'
+  | 'Node'
+  | 'CertificateSigningRequest';
 
 /** Class of a reason: what happens to the object next, and who can change that. `REASON_CLASSES` describes each class for people. */
 export type ReasonClass = keyof typeof REASON_CLASSES;

@@ -13,6 +13,7 @@ const TITLES: Readonly<Record<ReasonKind, string>> = {
   VM: 'VM',
   Image: 'Image and ISO',
   ImageCacheEntry: 'ImageCacheEntry',
+  Emulator: 'Emulator',
   Node: 'Node',
   CertificateSigningRequest: 'CertificateSigningRequest',
   Pod: 'Pod',

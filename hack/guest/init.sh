@@ -175,6 +175,16 @@ printf '%s' "$marker" >/var/run/marker
 hostname berth-guest
 acpid -d -l /dev/null >/dev/null 2>&1 &
 ip link set lo up
+# The seed is a disk with the label cidata. Its keys let root log in by SSH, and without keys nothing listens. No login takes a password.
+mkdir -p /root/.ssh /etc/dropbear /dev/pts
+mount -t devpts devpts /dev/pts
+echo 'root:x:0:0:root:/root:/bin/sh' >/etc/passwd
+# Without a seed nothing is mounted, because the disk is made to be an ISO too.
+for device in /dev/vdb /dev/vda; do
+  [ "$(dd if=$device bs=8 skip=4101 count=1 2>/dev/null | head -c 6)" = cidata ] || continue
+  mount-seed
+  grep -oE '(ssh-[a-z0-9]+|ecdsa-sha2-[a-z0-9]+) [A-Za-z0-9+/]+=*' /seed/meta-data >/root/.ssh/authorized_keys && dropbear -s -R
+done
 write-page
 httpd -h /www
 echo "berth-guest: boot $boots of this disk, marker '$marker'"
@@ -184,5 +194,7 @@ if [ -e /sys/class/net/eth0 ]; then
 fi
 echo "berth-guest: address $(cat /var/run/address 2>/dev/null)"
 echo "berth-guest: ready"
+# Enter on the serial console starts a shell. Without the key, nothing but the guest's own lines is on the console.
+(while read -r _; do setsid cttyhack sh; done) </dev/console >/dev/console 2>&1 &
 # The first process must never end.
 while :; do wait; sleep 3600; done

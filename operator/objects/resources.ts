@@ -1,4 +1,5 @@
 /** Resource types of Berth's kinds for the client, and the name of the operator's field manager. */
+import { type Emulator, EMULATOR_RESOURCE } from '../../api/v1alpha1/emulator.ts';
 import { IMAGE_CACHE_ENTRY_RESOURCE, type ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
@@ -15,3 +16,4 @@ export const VM_CONFIGS = resource<VMConfig>(VM_CONFIG_RESOURCE);
 export const IMAGES = resource<Image>(IMAGE_RESOURCE);
 export const ISOS = resource<ISO>(ISO_RESOURCE);
 export const IMAGE_CACHE_ENTRIES = resource<ImageCacheEntry>(IMAGE_CACHE_ENTRY_RESOURCE);
+export const EMULATORS = resource<Emulator>(EMULATOR_RESOURCE);

@@ -283,14 +283,15 @@ describe('removal', () => {
   });
 
   it('cleans the hosts that leave the targets, and all of them when the entry is deleted', async () => {
-    await cluster.kubectl(['label', 'node', ...hosts.slice(0, 5), 'tag.berth.dev/ci=']);
+    await cluster.kubectl(['label', 'node', ...hosts.slice(0, 6), 'tag.berth.dev/ci=']);
     await cluster.kubectl(['label', 'node', hosts[4] ?? '', 'tag.berth.dev/old=']);
     const created = await entries.create('tagged', {
       reference: 'registry.example/tagged:1',
-      targets: { tags: ['ci'], excludeTags: ['old'] },
+      targets: { tags: ['ci'], excludeTags: ['old'], excludeNodes: [hosts[5] ?? ''] },
     });
     await entries.waitUntilCached('tagged', 4);
     expect(simulator.holds(hosts[4] ?? '')).toEqual([]);
+    expect(simulator.holds(hosts[5] ?? '')).toEqual([]);
     simulator.conduct('host-0', { hangs: true });
     await cluster.kubectl(['label', 'node', 'host-0', 'host-1', 'tag.berth.dev/ci-']);
     await waitFor('host-1 to be clean', () => simulator.holds('host-1').length === 0);

@@ -132,6 +132,7 @@ describe('of hosts with a free place', () => {
 describe('an Image of a registry', () => {
   it('is fetched by a Job, shows its progress, and is Ready with its sizes, pinned by digest', async () => {
     await create('disk', {
+      description: 'Disk of the team',
       source: { registry: { reference: 'registry.example/team/disk:1' } },
       imagePullSecrets: [{ name: 'regcred' }],
     });
@@ -144,7 +145,7 @@ describe('an Image of a registry', () => {
     const pod = await host.beginTask(ref(job), { progressPercent: 40 });
     await untilImage('disk', '40 per cent', ({ status }) => status?.progressPercent === 40);
     const wide = await cluster.kubectl(['get', 'images', 'disk', '-n', NAMESPACE, '-o', 'wide']);
-    expect(wide.stdout).toMatch(/disk\s+Pulling\s+40/);
+    expect(wide.stdout).toMatch(/disk\s+Pulling\s+40.*Disk of the team/);
     await host.finishTask(pod, { ...REPORT, reference: PINNED });
     const ready = await untilPhase('disk', 'Ready');
     expect(ready.status).toMatchObject({ size: '64Gi', storageSize: '9Gi', digest: DIGEST });
@@ -205,6 +206,30 @@ describe('an ISO', () => {
     });
     await vms.delete('setup');
     await vms.waitUntilGone('setup');
+  });
+
+  it('is copied without moving anything, and shows its description', async () => {
+    const metadata = { name: 'other-installer', namespace: NAMESPACE };
+    const spec = { source: { copyOf: { name: 'installer' } }, description: 'Setup of the desktop' };
+    await cluster.client().create(ISOS, { metadata, spec });
+    await waitFor('the copy to be Ready', async () => {
+      const { status } = await cluster.client().get(ISOS, metadata);
+      return status?.phase === 'Ready' && status.content?.type === 'storedFile';
+    });
+    expect(await jobsOf('other-installer', 'pull')).toHaveLength(0);
+    const { stdout } = await cluster.kubectl(['get', 'isos', '-n', NAMESPACE, '-o', 'wide']);
+    expect(stdout).toMatch(/^other-installer +Ready .*Setup of the desktop/m);
+  });
+
+  it('of a shared file goes to the host as it is', async () => {
+    const source = { sharedFile: { path: 'discs/setup.iso' } };
+    await cluster
+      .client()
+      .create(ISOS, { metadata: { name: 'disc', namespace: NAMESPACE }, spec: { source } });
+    await vms.create('shared', { iso: 'disc', diskSize: '40Gi', powerState: 'Stopped' });
+    expect((await machineOf('shared')).iso).toEqual({ type: 'sharedFile', path: 'discs/setup.iso' });
+    await vms.delete('shared');
+    await vms.waitUntilGone('shared');
   });
 });
 

@@ -152,6 +152,13 @@ export const FAILURES = {
     says: 'Neither the VM nor its VMConfig names an image or an ISO with a disk size',
     todo: 'Name an image, or an ISO and diskSize',
   },
+  KindUnsupported: {
+    seen: { Emulator: ['Ready', 'Stalled'] },
+    class: 'final',
+    by: 'operator',
+    says: 'No host can run objects of this kind yet',
+    todo: 'Delete the object',
+  },
   NetworkModeUnsupported: {
     seen: { VM: ['Stalled', 'Ready'] },
     class: 'final',

@@ -1,30 +1,38 @@
-/** Debian's QEMU guest agent with the libraries that it needs, for the guest's first file system. */
+/** Debian's QEMU guest agent and SSH server with the libraries that they need, for the guest's first file system. */
 import { readdir, readFile } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { type CpioEntry, EXECUTABLE_MODE } from './cpio.ts';
 import type { Packages } from './packages.ts';
 
-const PACKAGE = 'qemu-guest-agent';
-const PROGRAM = 'usr/sbin/qemu-ga';
-/** Everything that the program and these libraries themselves are linked with. */
+/** Programs in `bin` of the guest, each with its package and its path in the package. */
+const PROGRAMS = {
+  'qemu-ga': { package: 'qemu-guest-agent', path: 'usr/sbin/qemu-ga' },
+  dropbear: { package: 'dropbear-bin', path: 'usr/sbin/dropbear' },
+};
+/** All libraries that the programs and these libraries themselves are linked with. */
 const LIBRARIES = [
   'libc.so.6',
+  'libcrypt.so.1',
   'libglib-2.0.so.0',
   'libgmodule-2.0.so.0',
+  'libgmp.so.10',
   'libm.so.6',
   'libnuma.so.1',
   'libpcre2-8.so.0',
+  'libtomcrypt.so.1',
+  'libtommath.so.1',
   'libudev.so.1',
   'liburing.so.2',
+  'libz.so.1',
 ];
-/** Where programs of each architecture look for what loads their libraries. */
+/** Paths at which programs of each architecture look for the loader of their libraries. */
 const LOADERS = { amd64: 'lib64/ld-linux-x86-64.so.2', arm64: 'lib/ld-linux-aarch64.so.1' };
 
 /**
- * Entries for the program in `bin`, its loader, and its libraries in `lib`; these folders are the caller's to make.
+ * Returns entries for the programs in `bin`, their loader, and their libraries in `lib`. The caller makes these folders.
  * @throws Error if a library is in none of the packages that Debian names.
  */
-export async function guestAgentEntries(
+export async function programEntries(
   packages: Packages,
   architecture: keyof typeof LOADERS,
 ): Promise<CpioEntry[]> {
@@ -38,23 +46,26 @@ export async function guestAgentEntries(
   const library = async (path: string): Promise<CpioEntry> => {
     const file = paths.get(basename(path));
     if (file === undefined) {
-      throw new Error(`no package that ${PACKAGE} depends on has ${basename(path)}`);
+      throw new Error(`no package that the programs of the guest depend on has ${basename(path)}`);
     }
     return await entry(path, file);
   };
   return await Promise.all([
-    entry('bin/qemu-ga', join(await packages.unpack(PACKAGE), PROGRAM)),
+    ...Object.entries(PROGRAMS).map(
+      async ([name, { package: packageName, path }]) =>
+        await entry(`bin/${name}`, join(await packages.unpack(packageName), path)),
+    ),
     library(loader),
     ...LIBRARIES.map(async (name) => await library(`lib/${name}`)),
   ]);
 }
 
-/** Files of all libraries that the agent's package depends on, by their names. */
+/** Returns the files of all libraries that the packages of the programs depend on, by their names. */
 async function libraryPaths(packages: Packages): Promise<Map<string, string>> {
-  const names = new Set([PACKAGE]);
+  const names = new Set(Object.values(PROGRAMS).map((program) => program.package));
   for (const name of names) {
     const dependencies = await packages.dependencies(name);
-    for (const dependency of dependencies.filter((other) => other.startsWith('lib'))) {
+    for (const dependency of dependencies.filter((other) => /^(lib|zlib)/.test(other))) {
       names.add(dependency);
     }
   }
@@ -62,7 +73,7 @@ async function libraryPaths(packages: Packages): Promise<Map<string, string>> {
   for (const name of names) {
     const folder = await packages.unpack(name);
     const files = await readdir(folder, { recursive: true });
-    // A link below lib64 names the machine's own loader, so only what lies in the folders of libraries counts.
+    // A link below lib64 names the machine's own loader, so only the folders of libraries count.
     const libraries = files.filter((path) => /^(usr\/)?lib\/[^/]+-linux-gnu\/[^/]+$/.test(path));
     for (const path of libraries) {
       paths.set(basename(path), join(folder, path));

@@ -1,0 +1,43 @@
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { parse, parseAllDocuments } from 'yaml';
+import { parseQuantity } from '../api/v1alpha1/quantity.ts';
+import { parseConfig } from '../operator/config/config.ts';
+
+const ROOT = join(import.meta.dirname, '..');
+
+interface Size {
+  cpu: number;
+  memory: string;
+}
+
+async function read(file: string): Promise<string> {
+  return await readFile(join(ROOT, file), 'utf8');
+}
+
+function expectFits(machine: Size, host: Size): void {
+  expect(machine.cpu).toBeLessThanOrEqual(host.cpu);
+  expect(parseQuantity(machine.memory)).toBeLessThanOrEqual(parseQuantity(host.memory));
+}
+
+test('the first VM of README.md fits the share of its hosts', async () => {
+  const readme = await read('README.md');
+  const [, cpu = '', memory = ''] =
+    /agent\.share\.cpu=(\d+) --set agent\.share\.memory=(\w+)/.exec(readme) ?? [];
+  const [, example = ''] = /^kubectl apply -f (examples\/.*)$/m.exec(readme) ?? [];
+  const objects = parseAllDocuments(await read(example)).map(
+    (one) => one.toJS() as { kind: string; spec: Size },
+  );
+  const configs = objects.filter(({ kind }) => kind === 'VMConfig');
+  expect(configs).toHaveLength(1);
+  for (const { spec } of configs) {
+    expectFits(spec, { cpu: Number(cpu), memory });
+  }
+});
+
+test('a VM without sizes fits the share that a host of the chart has by default', async () => {
+  const { agent } = parse(await read('charts/berth/values.yaml')) as { agent: { share: Size } };
+  const { cpu, memory } = parseConfig({}, 'test').defaults;
+  expectFits({ cpu, memory }, agent.share);
+});
