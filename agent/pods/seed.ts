@@ -2,11 +2,12 @@
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { USER_DATA_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import type { PodStatus } from '../../kube/core.ts';
 import { condition, type SaidCondition } from '../../kube/podstatus.ts';
 import { makeDocuments, seedDocuments, writeSeedDocuments } from '../seed/documents.ts';
 import { hasSeed, type SeedFiles, writeSeedFiles } from '../seed/files.ts';
 import type { Host } from './host.ts';
-import { needed, type Operation, type Runtime } from './machine.ts';
+import { type MachinePhase, needed, type Operation, type Runtime } from './machine.ts';
 import { grantedSize } from './resize.ts';
 
 /**
@@ -61,7 +62,7 @@ const USER_DATA_REASONS: ReadonlySet<Reason | undefined> = new Set([
 ]);
 
 /** Returns whether a step failed for this reason because the user data of a machine could not be fetched. */
-export function isOfUserData(reason: Reason | undefined): boolean {
+function isOfUserData(reason: Reason | undefined): boolean {
   return USER_DATA_REASONS.has(reason);
 }
 
@@ -78,4 +79,17 @@ export function userDataConditions({
     return [condition(USER_DATA_CONDITION, false, trouble.reason, trouble.message)];
   }
   return seeded && startedWith !== undefined ? [condition(USER_DATA_CONDITION, true, 'Delivered')] : [];
+}
+
+/**
+ * Returns the cause if the image or the user data of a machine cannot be fetched yet. An operator takes another reason than the phase in
+ * a running Pod for a sign that the machine has run.
+ */
+export function obstacle(
+  reason: Reason | undefined,
+  phase: MachinePhase,
+  podPhase: PodStatus['phase'],
+): Reason | undefined {
+  const isUserData = podPhase === 'Pending' && isOfUserData(reason);
+  return phase === 'Pulling' || isUserData ? reason : undefined;
 }

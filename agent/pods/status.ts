@@ -26,7 +26,7 @@ import { displayReport } from './displayreport.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 import { holdsPorts } from './portclaims.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
-import { isOfUserData, userDataConditions } from './seed.ts';
+import { obstacle, userDataConditions } from './seed.ts';
 
 /** Machine with all values that its Pod's status shows. */
 export interface MachineView {
@@ -227,10 +227,7 @@ function containerState(
   if (WITH_PROCESS.has(phase) && record.startedAt !== undefined) {
     return { running: { startedAt: record.startedAt } };
   }
-  // If the image or the user data cannot be fetched yet, the reason in the container's state is the cause of that. An operator takes
-  // another reason than the phase in a running Pod for a sign that the machine has run.
-  const isFetching = phase === 'Pulling' || (podPhase === 'Pending' && isOfUserData(trouble?.reason));
-  const reason = (isFetching ? trouble?.reason : undefined) ?? phase;
+  const reason = obstacle(trouble?.reason, phase, podPhase) ?? phase;
   return waiting(reason, messageOf(runtime, phase) ?? percent(operation?.progressPercent));
 }
 

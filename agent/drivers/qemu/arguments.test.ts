@@ -1,5 +1,6 @@
 import { expect, it } from 'vitest';
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
+import type { GuestNetwork } from '../../network/network.ts';
 import type { LaunchPlan } from '../driver.ts';
 import { commandLine } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
@@ -20,12 +21,8 @@ const PLATFORM = {
 function plan(seed: LaunchPlan['seed']): LaunchPlan {
   const hardware = { uuid: 'uuid', serialNumber: 'B1', macAddress: '02:00:00:00:00:01' };
   const vm = { hardware, vnc: { enabled: false } } as Machine;
-  const network = {
-    kind: 'user',
-    macAddress: hardware.macAddress,
-    address: undefined,
-    forwards: [],
-  } as const;
+  const { macAddress } = hardware;
+  const network: GuestNetwork = { kind: 'user', macAddress, address: undefined, forwards: [] };
   return {
     guest: { vm, diskSizeBytes: undefined, iso: undefined },
     cpu: 1,
