@@ -7,8 +7,8 @@ import { format } from './report.ts';
 import { median, type Verdict } from './verdicts.ts';
 
 const MEBIBYTE = 1024 * 1024;
-/** Long enough that the connection's begin does not count, for an emulated guest too. */
-const TRANSFER_MEBIBYTES = 64;
+/** An emulated guest takes some seconds for it, so the begin of the connection does not count. */
+const TRANSFER_MEBIBYTES = 16;
 /** Least share of a reserved port's speed. */
 const TARGET_SHARE = 0.5;
 
