@@ -108,7 +108,9 @@ function whatNext(cluster: Cluster, { key }: Guest): string {
   export KUBECONFIG=${cluster.kubeconfig} PATH=$PATH:${join(cluster.kubectlPath, '..')}
   kubectl -n ${NAMESPACE} port-forward pod/${VM} 2222:22 &
   ssh -p 2222 -i ${relative(process.cwd(), key)} ${options} root@127.0.0.1
-  kubectl -n ${NAMESPACE} logs ${VM}            # the guest's serial console
+  kubectl -n ${NAMESPACE} attach -it ${VM}      # the serial console: Enter starts a shell, Ctrl+] leaves it
+  kubectl -n ${NAMESPACE} port-forward pod/${VM} 5900:vnc     # the screen, for a VNC viewer
+  kubectl -n ${NAMESPACE} logs ${VM}            # the text of the console so far
   kubectl -n ${NAMESPACE} describe vm ${VM}     # its conditions and events
   kubectl -n ${NAMESPACE} patch vm ${VM} --type merge -p '{"spec":{"powerState":"Stopped"}}'
   kubectl explain vm.spec
