@@ -76,8 +76,9 @@ class Follower {
   }
 }
 
+/** Counts the times that the guest was asked to end. Its guest agent is asked before the power button is pressed, if it runs. */
 function powerButtons(text: string): number {
-  return text.split('berth-guest: power button').length - 1;
+  return text.split(/berth-guest: (?:power button|shutdown by the guest agent)/).length - 1;
 }
 
 /** The console shows, as it happens, that the guest is asked to end. */
