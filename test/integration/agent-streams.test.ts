@@ -180,6 +180,11 @@ beforeAll(async () => {
     const pod = await operator.get(PODS, { namespace: NAMESPACE, name: VM });
     return pod.status?.conditions?.some(({ type, status }) => type === 'Ready' && status === 'True');
   });
+  // Until the cluster has signed the agent's serving certificate, the API server does not connect to the agent.
+  await waitFor('the API server to reach the agent', async () => {
+    const { code } = await kubectl('logs', VM).result();
+    return code === 0;
+  });
 });
 
 afterAll(async () => {
