@@ -129,8 +129,7 @@ export class Reader {
         return this.#array(type.slice(1), depth);
       case '(':
       case '{':
-        this.align(STRUCTURE_BYTES);
-        return this.values(type.slice(1, -1), depth + 1);
+        return this.#structure(type.slice(1, -1), depth);
       default:
         throw new DBusFormatError('A message has a value of an unknown type');
     }
@@ -148,6 +147,15 @@ export class Reader {
       throw new DBusFormatError('A value of any type has not exactly one type');
     }
     return this.value(type, depth + 1);
+  }
+
+  /** Reads a structure. D-Bus has no empty structures. An array of them would have no end, because its items have no bytes. */
+  #structure(types: string, depth: number): Value[] {
+    if (types === '') {
+      throw new DBusFormatError('A message has an empty structure');
+    }
+    this.align(STRUCTURE_BYTES);
+    return this.values(types, depth + 1);
   }
 
   #array(type: string, depth: number): Value[] {
