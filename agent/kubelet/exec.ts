@@ -1,5 +1,5 @@
 /** `kubectl exec`: a command that the guest agent runs. Its output comes at the end. */
-import type { Readable } from 'node:stream';
+import { addAbortSignal, type Readable } from 'node:stream';
 import { StreamRefused } from '../drivers/driver.ts';
 import { type CommandSession, exited, failure, type Status } from './streams/session.ts';
 import type { StreamTarget } from './targets.ts';
@@ -22,7 +22,7 @@ async function run(
   command: { path: string; arguments: readonly string[] },
 ): Promise<Status> {
   try {
-    const input = stdin === undefined ? undefined : await readAll(stdin);
+    const input = stdin === undefined ? undefined : await readAll(addAbortSignal(signal, stdin));
     const result = await target.execute({ ...command, ...(input && { input }), signal });
     stdout?.write(result.stdout);
     stderr?.write(result.stderr);

@@ -67,6 +67,22 @@ export class ClientGoneError extends Error {
 /** Protocols of commands, the preferred one first. They differ only over WebSockets. Older ones have no exit code. */
 export const COMMAND_PROTOCOLS: readonly string[] = ['v5.channel.k8s.io', 'v4.channel.k8s.io'];
 
+/**
+ * Returns the first of our protocols that the client offers in a header; undefined if there is none. The header is split at its commas
+ * alone. A pattern with spaces around a comma takes seconds for a long header of spaces.
+ */
+export function chosenProtocol(
+  header: string | string[] | undefined,
+  ours: readonly string[],
+): string | undefined {
+  const offered = new Set(
+    String(header ?? '')
+      .split(',')
+      .map((one) => one.trim()),
+  );
+  return ours.find((one) => offered.has(one));
+}
+
 /** Parses the number of a port. Returns undefined for other texts. */
 export function parsePortNumber(text: string): number | undefined {
   const number = /^[1-9]\d{0,4}$/.test(text) ? Number(text) : 0;

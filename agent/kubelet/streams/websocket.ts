@@ -6,6 +6,7 @@ import { rest } from '../../../base/time.ts';
 import { HttpError } from '../../../kube/serving/httpserver.ts';
 import type { Upgrade } from '../../../kube/serving/upgrades.ts';
 import {
+  chosenProtocol,
   ClientGoneError,
   COMMAND_PROTOCOLS,
   type CommandSession,
@@ -156,8 +157,7 @@ function accept(
   ours: readonly string[],
   idleMilliseconds: number,
 ): Channels {
-  const offered = (request.headers['sec-websocket-protocol'] ?? '').split(/\s*,\s*/);
-  const protocol = ours.find((one) => offered.includes(one));
+  const protocol = chosenProtocol(request.headers['sec-websocket-protocol'], ours);
   if (protocol === undefined) {
     throw new HttpError(400, `The client offers none of the protocols ${ours.join(', ')}`);
   }

@@ -4,6 +4,7 @@ import { rest } from '../../../../base/time.ts';
 import { HttpError } from '../../../../kube/serving/httpserver.ts';
 import type { Upgrade } from '../../../../kube/serving/upgrades.ts';
 import {
+  chosenProtocol,
   ClientGoneError,
   type CommandSession,
   COMMAND_PROTOCOLS,
@@ -30,9 +31,7 @@ interface Link extends Session {
 
 /** Chooses the first of our protocols that the client offers. @throws HttpError 400 when there is none. */
 function chooseProtocol({ request }: Upgrade, ours: readonly string[]): string {
-  const header = request.headers['x-stream-protocol-version'] ?? '';
-  const offered = String(header).split(/\s*,\s*/);
-  const chosen = ours.find((one) => offered.includes(one));
+  const chosen = chosenProtocol(request.headers['x-stream-protocol-version'], ours);
   if (chosen === undefined) {
     throw new HttpError(400, `The client offers none of the protocols ${ours.join(', ')}`);
   }
