@@ -52,7 +52,7 @@ async function ask(
   return await new MachineGuest(machine, pino({ level: 'silent' })).ask({ facts, signal });
 }
 
-function interfacesWith(...addresses: string[]): unknown {
+function interfacesWith(...addresses: string[]): unknown[] {
   const entry = { name: 'eth0', 'ip-addresses': addresses.map((ip) => ({ 'ip-address': ip, prefix: 24 })) };
   return [{ name: 'sit0', 'hardware-address': '0' }, entry];
 }
@@ -114,6 +114,14 @@ describe('the guest agent of a machine', () => {
     const facts = answer.kind === 'answers' ? answer.facts : undefined;
     expect(facts?.addresses.length).toBeLessThanOrEqual(16);
     expect(facts).toEqual({ addresses: facts?.addresses });
+  });
+
+  it('cannot keep the agent busy by a long list, whose end is not read', async () => {
+    const wrong = Array.from({ length: 100_000 }, () => 1);
+    const [, one] = interfacesWith('10.0.2.15');
+    const interfaces = [...Array.from({ length: 256 }, () => one), ...wrong];
+    await listen({ 'guest-ping': {}, 'guest-network-get-interfaces': interfaces });
+    expect(await ask()).toEqual({ kind: 'answers', facts: { addresses: ['10.0.2.15'] } });
   });
 
   it('can answer anything', async () => {

@@ -27,8 +27,19 @@ for (const [network, prefix, family] of NOWHERE) {
   nowhere.addSubnet(network, prefix, family);
 }
 
-const interfacesSchema = z.array(
-  z.object({ 'ip-addresses': z.array(z.object({ 'ip-address': z.string() })).optional() }),
+/** Limit of the interfaces of a guest, and of the addresses of one interface. A guest with many containers has some dozens. */
+const LIST_LIMIT = 256;
+
+/**
+ * Schema of a list that is only read up to {@link LIST_LIMIT}. A guest may send a list of 500,000 wrong items, and an error for each would
+ * keep the agent busy for half a second.
+ */
+function beginningOf<T extends z.ZodType>(item: T) {
+  return z.preprocess((value) => (Array.isArray(value) ? value.slice(0, LIST_LIMIT) : value), z.array(item));
+}
+
+const interfacesSchema = beginningOf(
+  z.object({ 'ip-addresses': beginningOf(z.object({ 'ip-address': z.string() })).optional() }),
 );
 const osSchema = z.object({ 'pretty-name': guestOSSchema });
 const hostNameSchema = z.object({ 'host-name': guestHostNameSchema });
