@@ -2,10 +2,21 @@
 import type { AutomaticPort, Machine, MachinePort, MachineReport } from '../../api/v1alpha1/machine.ts';
 import { type GuestPort, parsePort, portName } from '../../api/v1alpha1/ports.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-import type { Resolved } from './resolve.ts';
 
 type Endpoint = NonNullable<VMStatus['endpoints']>[number];
 type System = Machine['os'];
+
+/** Values of a VM that determine its ports, with those of its VMConfig. */
+export interface WantedPorts {
+  readonly os: System;
+  readonly networkMode: 'NAT' | 'Bridge';
+  /** Ports as users write them, for example `8822:22` or `:22`. */
+  readonly ports: readonly string[];
+  /** Whether SSH and screen sharing get ports of the host without being listed. */
+  readonly automaticPorts: boolean;
+  /** Whether the screen is also served on a port of the host. */
+  readonly vncHostPort: boolean;
+}
 
 /** Ports on which the services of a guest listen by default. Each has host ports of its own and a name that programs can rely on. */
 const SERVICES: readonly (GuestPort & { purpose: string; of: (os: System) => boolean })[] = [
@@ -24,7 +35,7 @@ function purposeOf(port: GuestPort, os: System): string | undefined {
 }
 
 /** Returns the ports that the VM reserves by their numbers. */
-export function reservedPorts({ ports }: Pick<Resolved, 'ports'>): MachinePort[] {
+export function reservedPorts({ ports }: Pick<WantedPorts, 'ports'>): MachinePort[] {
   return ports.map(parsePort).flatMap(({ hostPort, ...port }) => {
     return hostPort === undefined
       ? []
@@ -40,12 +51,10 @@ export function reservedPorts({ ports }: Pick<Resolved, 'ports'>): MachinePort[]
 }
 
 /** Returns the guest's ports for which the host chooses ports. A service that the VM's own list reaches gets no second port. */
-export function automaticPorts(
-  resolved: Pick<Resolved, 'ports' | 'os' | 'automaticPorts' | 'networkMode' | 'vncHostPort'>,
-): AutomaticPort[] {
-  const { os } = resolved;
-  const listed = resolved.ports.map(parsePort);
-  const wanted = resolved.automaticPorts && resolved.networkMode === 'NAT' ? SERVICES : [];
+export function automaticPorts(wishes: WantedPorts): AutomaticPort[] {
+  const { os } = wishes;
+  const listed = wishes.ports.map(parsePort);
+  const wanted = wishes.automaticPorts && wishes.networkMode === 'NAT' ? SERVICES : [];
   const own = wanted.filter((service) => service.of(os) && !listed.some((port) => isSame(port, service)));
   const asked = listed.filter(({ hostPort }) => hostPort === undefined);
   const ports = [...own, ...asked].map(({ protocol, guestPort }) => ({
@@ -53,7 +62,7 @@ export function automaticPorts(
     guestPort,
     purpose: purposeOf({ protocol, guestPort }, os),
   }));
-  return resolved.vncHostPort ? [...ports, VNC] : ports;
+  return wishes.vncHostPort ? [...ports, VNC] : ports;
 }
 
 /**

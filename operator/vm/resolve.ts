@@ -13,7 +13,7 @@ import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
 import { contentOf } from '../image/content.ts';
 import type { Observed } from './observe.ts';
-import { reservedPorts } from './ports.ts';
+import { reservedPorts, type WantedPorts } from './ports.ts';
 
 /** Disk or ISO of a machine. The agent uses `source`. The scheduler uses `containerImage` and prefers hosts that have this image. */
 export interface ResolvedImage {
@@ -24,12 +24,11 @@ export interface ResolvedImage {
   readonly format: 'Auto' | 'Raw' | 'QCOW2';
 }
 
-export interface Resolved {
+export interface Resolved extends WantedPorts {
   readonly image: ResolvedImage | undefined;
   readonly iso: ResolvedImage | undefined;
   readonly imagePullSecrets: readonly { name: string }[];
   readonly architecture: 'amd64' | 'arm64' | undefined;
-  readonly os: 'MacOS' | 'Linux' | 'Windows' | undefined;
   readonly cpu: number;
   readonly memoryBytes: bigint;
   readonly diskSizeBytes: bigint | undefined;
@@ -37,14 +36,7 @@ export interface Resolved {
   readonly imageSizeBytes: bigint | undefined;
   readonly display: { width: number; height: number; dpi: number } | undefined;
   readonly placement: NonNullable<VMSpec['placement']>;
-  readonly networkMode: 'NAT' | 'Bridge';
-  /** Ports as users write them, for example `8822:22` or `:22`. */
-  readonly ports: readonly string[];
-  /** Whether SSH and screen sharing get ports of the host without being listed. */
-  readonly automaticPorts: boolean;
   readonly vncEnabled: boolean;
-  /** Whether the screen is also served on a port of the host. */
-  readonly vncHostPort: boolean;
   readonly hardwareIdentity: 'Consistent' | 'Dynamic';
   readonly readiness: NonNullable<VMSpec['readiness']>;
   readonly sshAuthorizedKeys: readonly string[];
