@@ -36,7 +36,7 @@ import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
-import { isBound } from './vm/observe.ts';
+import { isBound, waitingForPortsOf } from './vm/observe.ts';
 import { PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
 
 /** Number of workers for objects that change rarely. With a few workers, a slow response does not delay other objects. */
@@ -202,9 +202,7 @@ function enqueueDependents(controller: Controller, watches: Watches): void {
   });
   watches.pods.cache.onChange(({ type, object, previous }) => {
     if (type === 'deleted' || isBound(object) !== (previous !== undefined && isBound(previous))) {
-      podPorts(object)
-        .flatMap((port) => watches.pods.cache.byIndex(PODS_BY_PORT, port))
-        .forEach((pod) => controller.enqueue(keyOf(pod)));
+      waitingForPortsOf(object, watches.pods.cache).forEach((pod) => controller.enqueue(keyOf(pod)));
     }
   });
   watches.nodes.cache.onChange(({ type, object, previous }) => {

@@ -15,7 +15,7 @@ import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
-import { PODS_BY_PORT } from './podstate.ts';
+import { podPorts, PODS_BY_PORT } from './podstate.ts';
 
 /** Number of random bytes: enough for a UUID, a MAC address and a serial number. */
 const ENTROPY_BYTES = 32;
@@ -127,6 +127,12 @@ function describeHolder(holder: Pod | undefined, vm: VM): string | undefined {
   }
   const { namespace, name } = holder.metadata;
   return namespace === vm.metadata.namespace ? `VM ${name}` : 'a VM of another namespace';
+}
+
+/** Returns the Pods without a host that ask for a host port of this Pod. The messages of their VMs name the holder of the port. */
+export function waitingForPortsOf(pod: Pod, pods: Pick<Informer<Pod>['cache'], 'byIndex'>): Pod[] {
+  const askers = podPorts(pod).flatMap((port) => pods.byIndex(PODS_BY_PORT, port));
+  return askers.filter((asker) => !isBound(asker));
 }
 
 export function isBound(pod: Pod): boolean {

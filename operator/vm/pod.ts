@@ -173,7 +173,7 @@ function buildSpec(options: PodOptions): PodSpec {
         // With these, kubectl attach gives the console input and a terminal.
         stdin: true,
         tty: true,
-        ports: podPorts(resolved),
+        ports: containerPorts(resolved),
         volumeMounts: [{ name: 'disk', mountPath: '/disk' }],
       },
     ],
@@ -182,7 +182,7 @@ function buildSpec(options: PodOptions): PodSpec {
 }
 
 /** Returns the ports of the Pod: the reserved ports, and the screen, which only kubectl port-forward reaches. */
-function podPorts(resolved: Resolved): NonNullable<PodSpec['containers'][number]['ports']> {
+function containerPorts(resolved: Resolved): NonNullable<PodSpec['containers'][number]['ports']> {
   const reserved = reservedPorts(resolved).map(({ name, protocol, hostPort }) => ({
     name,
     protocol,

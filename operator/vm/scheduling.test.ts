@@ -38,7 +38,14 @@ describe("the scheduler's reasons, condensed", () => {
     const pod = {
       spec: {
         containers: [
-          { name: 'machine', image: 'i', ports: [{ hostPort: 8822, containerPort: 8822, protocol: 'TCP' }] },
+          {
+            name: 'machine',
+            image: 'i',
+            ports: [
+              { hostPort: 8822, containerPort: 8822, protocol: 'TCP' },
+              { name: 'vnc', containerPort: 5999, protocol: 'TCP' },
+            ],
+          },
         ],
       },
       status: {
@@ -52,7 +59,7 @@ describe("the scheduler's reasons, condensed", () => {
       },
     } as unknown as Pod;
     const view = schedulingReason(pod, {
-      portHolder: (port) => (port === '8822/TCP' ? 'platform-ci/web' : undefined),
+      portHolder: () => 'platform-ci/web',
       hosts: () => [],
     });
     expect(view).toEqual({

@@ -1,6 +1,7 @@
 /** Translates the scheduler's reasons for a Pending VM into short texts for people. */
 import { DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod, Taint, Toleration } from '../../kube/core.ts';
+import { podPorts } from './podstate.ts';
 
 /** Patterns of the scheduler's reasons, each with the text for people. In a text, `%` stands for the number of hosts. */
 const REASONS: readonly (readonly [RegExp, string])[] = [
@@ -95,10 +96,7 @@ function splitReasons(text: string): string[] {
 }
 
 function heldPorts(pod: Pod, portHolder: (port: string) => string | undefined): string {
-  const ports = (pod.spec.containers[0]?.ports ?? []).map(
-    (port) => `${port.hostPort}/${port.protocol ?? 'TCP'}`,
-  );
-  const held = ports.flatMap((port) => {
+  const held = podPorts(pod).flatMap((port) => {
     const holder = portHolder(port);
     return holder === undefined ? [] : [`${port} is held by ${holder}`];
   });
