@@ -8,7 +8,10 @@ function podOf(name: string, nodeName?: string): Pod {
     apiVersion: 'v1',
     kind: 'Pod',
     metadata: { name },
-    spec: { ...(nodeName !== undefined && { nodeName }), containers: [{ name: 'machine', image: 'i', ports }] },
+    spec: {
+      ...(nodeName !== undefined && { nodeName }),
+      containers: [{ name: 'machine', image: 'i', ports }],
+    },
   };
 }
 
