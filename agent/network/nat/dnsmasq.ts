@@ -4,6 +4,7 @@
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import { isDeepStrictEqual } from 'node:util';
 import { pause } from '../../../base/time.ts';
 import { hasCode, isMissing, undefinedIf, undefinedIfSync } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
@@ -45,10 +46,24 @@ export class Dnsmasq {
    * dnsmasq from another process that has the same pid.
    */
   async pid(): Promise<number | undefined> {
+    return (await this.#running())?.pid;
+  }
+
+  async #running(): Promise<{ pid: number; words: string[] } | undefined> {
     const isGone = hasCode('ENOENT', 'ESRCH');
     const pid = Number.parseInt((await undefinedIf(isGone, readFile(this.#pidFile, 'utf8'))) ?? '', 10);
     const commandLine = await undefinedIf(isGone, readFile(`/proc/${pid}/cmdline`, 'utf8'));
-    return commandLine?.split('\0').includes(`--pid-file=${this.#pidFile}`) ? pid : undefined;
+    const words = commandLine?.split('\0').slice(0, -1) ?? [];
+    return words.includes(`--pid-file=${this.#pidFile}`) ? { pid, words } : undefined;
+  }
+
+  /** Stops a dnsmasq that has other arguments, because an earlier release or another configuration of the agent started it. */
+  async stopFormer(): Promise<void> {
+    const parameters = this.#arguments();
+    const running = await this.#running();
+    if (running !== undefined && !isDeepStrictEqual(running.words.slice(-parameters.length), parameters)) {
+      await this.stop();
+    }
   }
 
   /** Returns whether dnsmasq's list of machines contains exactly these attachments. */

@@ -87,6 +87,7 @@ export class NatNetwork implements Network {
       }
       this.#requireOwn(sharedDevices(this.#layout), observed.links);
       await this.#save();
+      await this.#state.begin();
       await this.#converge();
       const { bridge, subnet } = this.#options;
       this.#logger.info({ bridge, subnet, machines: this.#attachments.size }, 'The nat network is set up');

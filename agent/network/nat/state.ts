@@ -114,6 +114,11 @@ export class NatState {
     await this.#metadata.close();
   }
 
+  /** Prepares the host for this agent, whose dnsmasq may need other arguments than the dnsmasq of an earlier agent. */
+  async begin(): Promise<void> {
+    await this.#dnsmasq.stopFormer();
+  }
+
   /** Removes Berth's nftables tables and network devices, and stops dnsmasq. Missing parts are no error. */
   async remove(): Promise<void> {
     await this.close();
