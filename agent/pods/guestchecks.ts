@@ -10,6 +10,8 @@ export class GuestChecks {
   readonly #host: Pick<Host, 'forwardAddress'>;
   readonly #poller: GuestPoller;
   readonly #prober: ReadinessProber;
+  /** Machines that this agent has seen without a process. */
+  readonly #stood = new WeakSet<Runtime>();
 
   /** `changed` is called with a machine's uid when the result of a check has changed. */
   constructor(host: Host, changed: (uid: string) => void) {
@@ -22,10 +24,18 @@ export class GuestChecks {
     });
   }
 
-  /** If the Pod's machine runs, starts its checks, else ends them. */
+  /**
+   * If the Pod's machine runs, starts its checks, else ends them. Until the first results, the Pod's last report applies to a machine that
+   * an earlier agent checked. After a stop, the report is about the earlier run, and a Pod in a cache may still have it.
+   */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
-    this.#poller.follow(pod, runtime);
-    this.#prober.follow(pod, runtime, this.#host.forwardAddress);
+    if (runtime.state.kind !== 'running') {
+      this.#stood.add(runtime);
+    }
+    const { status: _status, ...unreported } = pod;
+    const known = this.#stood.has(runtime) ? unreported : pod;
+    this.#poller.follow(known, runtime);
+    this.#prober.follow(known, runtime, this.#host.forwardAddress);
   }
 
   close(): void {
