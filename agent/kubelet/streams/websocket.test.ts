@@ -1,12 +1,15 @@
 import { once } from 'node:events';
 import { createServer, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
+import { type AddressInfo, createServer as createTcpServer } from 'node:net';
 import type { Readable } from 'node:stream';
 import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { WebSocket } from 'ws';
 import { acceptUpgrades, type UpgradeHandler } from '../../../kube/serving/upgrades.ts';
+import { connectGuest } from '../guestports.ts';
+import { forward } from '../portforward.ts';
+import type { StreamTarget } from '../targets.ts';
 import { exited, type PortConnection } from './session.ts';
 import { acceptCommand, acceptPorts } from './websocket.ts';
 
@@ -140,6 +143,22 @@ describe('ports over WebSockets', () => {
     expect([received(2), received(3)]).toEqual(
       ['\u0090\u001fanswer', '\u0090\u001f'].map((one) => Buffer.from(one, 'latin1').toString()),
     );
+  });
+
+  it('are over when the guest ends its direction', async () => {
+    const guest = createTcpServer({ allowHalfOpen: true }, (socket) => socket.end('bye'));
+    guest.listen(0, '127.0.0.1');
+    await once(guest, 'listening');
+    const { port } = guest.address() as AddressInfo;
+    const logger = pino({ level: 'silent' });
+    const target = { port: async () => await connectGuest('127.0.0.1', port, 22) } as unknown as StreamTarget;
+    handle = async (upgrade) => {
+      await acceptPorts(upgrade, LIMITS, (one) => void forward(target, one, logger)).ended;
+    };
+    const socket = dial('/?port=22', 'v4.channel.k8s.io');
+    await once(socket, 'close');
+    expect(received(0)).toBe('\u0016\0bye');
+    guest.close();
   });
 
   it.each([

@@ -56,6 +56,12 @@ class Channel extends Duplex {
     this.#channels.send(this.#number, chunk, done);
   }
 
+  override _final(done: () => void): void {
+    // The protocol cannot tell the client that the guest ended its direction. So the client's direction ends, too.
+    this.push(null);
+    done();
+  }
+
   override _destroy(error: Error | null, done: (error?: Error | null) => void): void {
     this.#channels.resume(this.#number);
     done(error);
