@@ -94,7 +94,9 @@ const vncSchema = z
   .object({
     enabled: z
       .boolean()
-      .meta({ description: 'Whether the display is served over VNC, on a socket of the host. True when omitted.' })
+      .meta({
+        description: 'Whether the display is served over VNC, on a socket of the host. True when omitted.',
+      })
       .optional(),
     hostPort: z
       .boolean()
