@@ -21,7 +21,7 @@ import { fieldsOf, type JsonSchema } from './docs/table.ts';
 const ROOT = join(import.meta.dirname, '..');
 const TABLE = 'test/fields.yaml';
 const TEST_FILES = '{base,api,kube,operator,agent,hack,test}/**/*.test.ts';
-/** A call of `test` or `it`, also with type arguments or, as after `it.each(…)`, by their result, and the text of the title. */
+/** Call of `test`, of `it`, or of the function that `it.each(…)` returns, perhaps with type arguments. The last group is the title. */
 const TITLE = /(?:\b(?:test|it)(?:\.\w+)*(?:<[^(]*>)?|\))\(\s*(['"`])((?:\\.|(?!\1)[^\\])*)\1/g;
 
 const tableSchema = z.record(z.string(), z.record(z.string(), z.string()));

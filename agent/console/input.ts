@@ -90,7 +90,7 @@ export class ConsoleInput implements Source {
   }
 }
 
-/** Reads the log writer's files from their present end, without effect on the position up to which the console was read. */
+/** Reads the log writer's files from their present end. Does not change the position that {@link ConsoleInput} has committed. */
 export class ConsoleTail {
   readonly #segments: Segments;
 

@@ -1,6 +1,6 @@
 /**
  * The log writer: a process beside each hypervisor. It stores the output of the guest's console and of the hypervisor in files of
- * bounded size. The process lives as long as the hypervisor. So the files stay bounded, and the newest output is kept, while no
+ * bounded size. The process lives as long as the hypervisor. So the files stay bounded and the newest output is kept even while no
  * agent runs.
  *
  * The files are `NAME.POSITION.log` in the machine's folder. POSITION is the number of bytes of the log before the file's first

@@ -1,6 +1,6 @@
 /**
- * Shares one connection to a machine's serial console among several streams, of which one has the input. The output is read once for
- * all of them and without pause, and the streams of readers that are too slow are ended.
+ * Shares one connection to a machine's serial console among several streams. At most one stream has the input. The output is read once
+ * for all streams. The reading never pauses, so the stream of a reader that is too slow is ended.
  */
 import { Duplex } from 'node:stream';
 
@@ -122,7 +122,7 @@ class ConsoleStream extends Duplex {
     }
   }
 
-  /** Whether this stream alone may type: until it ends its input or is closed. */
+  /** Whether this stream has the input. It loses the input when it ends its input or is closed. */
   get hasInput(): boolean {
     return this.#hasInput;
   }
@@ -139,7 +139,7 @@ class ConsoleStream extends Duplex {
     }
   }
 
-  /** Ends the stream after the output that its reader has not read yet. */
+  /** Ends the stream. Its reader still gets the output that it has not read yet. */
   finish(): void {
     if (!this.destroyed) {
       this.push(null);

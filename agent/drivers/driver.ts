@@ -61,9 +61,9 @@ export type MachineState =
   /** The machine has a folder and no process. It was never started, or it was stopped on purpose. */
   | { kind: 'stopped' }
   /**
-   * The hypervisor runs. `guestStarted` means that the hypervisor reported running virtual CPUs; the guest's system may still not
-   * work. `paused` means that the virtual CPUs stand still until {@link Driver.unpause}. The cause is {@link Driver.pause}, or a
-   * write of the guest that found the host's disk full. `display` is absent if the VM asks for no display, or before the driver knows.
+   * The hypervisor runs. `guestStarted` means that the hypervisor reported running virtual CPUs; the guest's system may not work yet.
+   * `paused` means that the virtual CPUs stand still until {@link Driver.unpause}. The cause is {@link Driver.pause}, or a write of
+   * the guest while the host's disk was full. `display` is absent if the VM asks for no display, or before the driver knows its state.
    */
   | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean; display?: DisplayState }
   | { kind: 'suspended' }
@@ -232,7 +232,7 @@ export interface Driver {
   forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward>;
   /**
    * Asks the guest agent of a running machine. The call may come during other calls. All other uses of the guest agent go first. An
-   * error means the same as silence, and has the reason.
+   * error means that no guest agent answered, and states the reason.
    */
   askGuest(folder: MachineFolder, question: GuestQuestion): Promise<GuestAnswer>;
   /**

@@ -96,7 +96,10 @@ export const configSchema = z
         z.looseObject({ checkIntervalSeconds: z.number().min(0.05).max(60).default(NETWORK_CHECK_SECONDS) }),
       )
       .refine((network) => !('clusterCIDRs' in network), { path: ['clusterCIDRs'], message: MOVED_CIDRS }),
-    /** Rules for ports that machines may reserve, as in the operator's configuration, and the ranges from which the agent chooses ports. `kubelet.port` is never allowed. */
+    /**
+     * Rules for ports that machines may reserve, as in the operator's configuration, and the ranges from which the agent chooses ports.
+     * `kubelet.port` is never allowed.
+     */
     ports: hostPortsSchema,
     images: z
       .strictObject({

@@ -144,7 +144,7 @@ export class KubeletServer {
     throw new HttpError(403, `Forbidden (${what})`);
   }
 
-  /** Serves a stream. Its right is `create`, also if a client of WebSockets has to begin the stream by a GET. */
+  /** Serves a stream. The caller needs the right `create`, even if the request is a GET, as WebSockets demand. */
   async #upgrade(upgrade: Upgrade): Promise<void> {
     const [, kind = ''] = upgrade.url.pathname.split('/');
     if (!isStreamKind(kind)) {

@@ -17,7 +17,7 @@ import type { StreamTarget, StreamTargets } from './targets.ts';
 
 /** A stream that nobody uses for so long was probably forgotten. It would hold the input of a console, or connections of a guest. */
 const IDLE_MILLISECONDS = 30 * 60_000;
-/** Limit of open connections in one session of `port-forward`. A browser opens 6 for each name, a load test some dozens. */
+/** Limit of open connections in one session of `port-forward`. A browser opens 6 for each host name; a load test opens dozens. */
 const CONNECTIONS = 64;
 
 const LIMITS: SessionLimits = { idleMilliseconds: IDLE_MILLISECONDS, connections: CONNECTIONS };

@@ -11,8 +11,8 @@ const LEASE_SECONDS = 40;
 const RENEW_MILLISECONDS = 10_000;
 const RETRY_MILLISECONDS = 2_000;
 /**
- * Least number of renewals within the time after which a host without contact counts as cut off (fenced). A kubelet has the same
- * number. It ensures that no host is fenced between two renewals.
+ * Number of renewals that must fit into the time after which a host without contact counts as cut off (fenced). With one renewal, a
+ * single failure would fence the host. A kubelet has the same number.
  */
 const RENEWALS_PER_FENCE = 4;
 /** Time limit of one renewal of the Lease, in milliseconds. It is shorter than their interval, so no renewal delays the next one. */

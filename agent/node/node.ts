@@ -37,7 +37,7 @@ export interface HostState {
   /** State of the network. It is undefined if the network driver has no host-wide part to repair. */
   nat: { healthy: boolean; message: string } | undefined;
   diskPressure: boolean;
-  /** Size in bytes of the images that are in use, so that they cannot be removed. */
+  /** Size in bytes of the images that are in use and therefore cannot be removed. */
   heldImageBytes: number;
 }
 

@@ -152,7 +152,7 @@ export class PodController {
     return next === undefined ? undefined : { requeueAfterMilliseconds: Math.max(1, next - Date.now()) };
   }
 
-  /** If this host's Lease has expired, ends machines that the API server does not know as running. Applies before Pods are listed. */
+  /** If this host's Lease has expired, ends machines that the API server does not know as running. Needs no list of Pods. */
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {

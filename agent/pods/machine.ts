@@ -249,7 +249,7 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
 
 /** Bytes of the host's disk for the devices of a suspended machine. */
 const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
-/** Bytes of the host's disk for the pictures that a guest keeps in its graphics card. The driver of QEMU allows as many. */
+/** Bytes of the host's disk for the pictures that a guest keeps in its graphics card. The driver of QEMU sets the same limit. */
 const SUSPENDED_SCREEN_BYTES = 256 * 1024 * 1024;
 /** Overhead of suspended memory, as a share of the memory. QEMU adds eight bytes to each page of 4 KiB; this share is twice as large. */
 const SUSPENDED_SHARE = 1 / 256;

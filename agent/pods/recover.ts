@@ -1,4 +1,4 @@
-/** Takes over the machines that an earlier agent process left. Folders and network attachments without a record get one, to be removed. */
+/** Takes over the machines that an earlier agent process left. Creates a record for each folder or network attachment that has none. */
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { FoundMachine } from '../drivers/driver.ts';
@@ -50,7 +50,10 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
   }
 }
 
-/** Creates records for machines without a record. Each record keeps the Linux user of the machine's process, so that no other gets it. */
+/**
+ * Creates records for machines without a record. Each record has the Linux user of the machine's process, so that no other machine gets
+ * this user.
+ */
 async function adoptStrays(host: Host, found: Found): Promise<void> {
   const damaged = new Set(host.records.damaged.map(({ uid }) => uid));
   const uids = [...found.keys(), ...(await host.network.attached())];

@@ -24,7 +24,7 @@ const documentsSchema = z.object({
 });
 export type SeedDocuments = z.infer<typeof documentsSchema>;
 
-/** Folder of the machine. A file name of this file is relative to it. */
+/** Folder of the machine, which contains the file with the documents. */
 interface Folder {
   readonly path: string;
 }

@@ -33,7 +33,10 @@ export function hasSeed(machine: Machine): boolean {
   return image !== undefined || isGiven || Object.keys(guestMetadata).length > 0;
 }
 
-/** Writes the files of the seed. Only the agent's user may read them; hypervisors open them before they give up that user. */
+/**
+ * Writes the files of the seed. Only the agent's user may read them. Hypervisors start as this user, and open the files before they
+ * change to another user.
+ */
 export async function writeSeedFiles(path: string, documents: SeedDocuments): Promise<SeedFiles> {
   await writeWhole(join(path, DISK), seedImage(documents));
   if (!isIgnition(documents.userData)) {

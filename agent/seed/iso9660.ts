@@ -1,5 +1,5 @@
 /**
- * Writes small ISO 9660 images with Joliet names, as hosts have no program for that in common. All files are in the root folder. The
+ * Writes small ISO 9660 images with Joliet names, because no program for that exists on all hosts. All files are in the root folder. The
  * same files always give the same bytes.
  */
 

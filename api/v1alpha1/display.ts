@@ -31,7 +31,7 @@ export function displayFields(dpiMaximum: DisplayDpiMaximum) {
     integer(description, minimum, maximum).optional();
   return {
     displayWidth: field(
-      'Width of the display in pixels. If any display field is set, the guest has a screen, also without VNC. 1920 if only others are set.',
+      'Width of the display in pixels. If any display field is set, the guest has a screen, also without VNC. If the width is omitted and another display field is set: 1920.',
       bounds.displayWidth,
     ),
     displayHeight: field(

@@ -9,8 +9,8 @@ import { documented, objectName, text } from './schema.ts';
 const KIBIBYTE = 1024;
 
 /**
- * Control characters that are refused, as a part of a pattern. All characters except tab, line feed and carriage return are
- * refused. Guests cannot read the others in YAML, and JSON would use six bytes for each.
+ * Control characters that are refused, as a part of a pattern. Only tab, line feed and carriage return are allowed. Guests cannot
+ * read other control characters in YAML, and JSON would use six bytes for each.
  */
 const CONTROL = String.raw`\x00-\x08\x0b\x0c\x0e-\x1f\x7f`;
 const TEXT = new RegExp(`^[^${CONTROL}]*$`);

@@ -58,7 +58,10 @@ const imageCacheEntrySpecSchema = z
         excludeNodes: nodeNames('Hosts that are left out, even if other fields name them.'),
         excludeTags: tagNames('Hosts with any of these tags are left out, even if other fields name them.'),
       })
-      .meta({ description: 'Hosts that keep the image. The fields add up.' })
+      .meta({
+        description:
+          'Hosts that keep the image: all hosts that at least one field names, except the excluded hosts.',
+      })
       .optional(),
     pullSecretName: objectName(
       'Secret in berth-system with credentials of the registry. The author needs the right to get it.',
@@ -118,7 +121,7 @@ export const imageCacheEntryStatusSchema = z
       .max(MAXIMUM_NODES)
       .meta({
         description:
-          'Hosts that keep the image for this entry, or may keep it. They remove it before the entry is deleted.',
+          'Hosts that have the image because of this entry, and hosts where this is unknown. They remove the image before the entry is deleted.',
         'x-kubernetes-list-type': 'set',
       })
       .optional(),

@@ -74,7 +74,7 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
   Failed: {
     stage: 'settled',
     meaning:
-      'The VM ended and is not started again. `status.failure` gives the reason. Only a VM with the reason `HostLost` returns, with its host.',
+      'The VM ended and is not started again. `status.failure` gives the reason. If the reason is `HostLost` and the host returns with the machine, the VM becomes Running.',
     next: ['Running'],
   },
   Terminating: { stage: 'transition', meaning: 'The VM is being deleted.', next: [] },

@@ -24,8 +24,8 @@ interface WrittenPort extends GuestPort {
 /** Largest number of reserved ports of one machine. */
 const MAXIMUM_PORTS = 64;
 /**
- * Largest length of the text of a reserved port, in characters. A valid text has at most 15. With the larger limit, the refusal
- * of a longer text states the form of a reserved port instead of the length.
+ * Largest length of the text of a reserved port, in characters. A valid text has at most 15. The limit is larger, so that
+ * the pattern refuses a text that is only a little too long. The message of the pattern states the form of a reserved port.
  */
 const PORT_LENGTH = 32;
 
@@ -91,7 +91,7 @@ export const portsSchema = z
   .refine(areDistinct, { error: TWICE })
   .meta({
     ...documented(
-      `Ports of the host that lead into the guest, at most ${MAXIMUM_PORTS}. The form is \`[NODE_PORT]:VM_PORT\` with an optional \`/tcp\` or \`/udp\`, TCP when omitted. Without a host port, as in \`:8080\`, the host chooses a free one, which is in status.endpoints. Ports are 1 to 65535, without leading zeros, and no host port and protocol appears twice. They need network mode NAT, and host ports that the setting \`ports\` of the operator allows.`,
+      `Ports of the host that lead into the guest, at most ${MAXIMUM_PORTS}. The form is \`[NODE_PORT]:VM_PORT\` with an optional \`/tcp\` or \`/udp\`, TCP when omitted. Without a host port, as in \`:8080\`, the host chooses a free one, which is in status.endpoints. Ports are 1 to 65535, without leading zeros, and a host port may appear only once for each protocol. They need network mode NAT, and host ports that the setting \`ports\` of the operator allows.`,
       {
         rule: `self.all(p, self.exists_one(q, ${SAME}))`,
         message: `ports: ${TWICE}`,

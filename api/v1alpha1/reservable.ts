@@ -51,7 +51,10 @@ export type PortRules = z.infer<typeof portRulesSchema>;
 /** Range with a first and a last port, from which a host chooses ports. */
 const choice = (fallback: string) => range.default(fallback).meta({ examples: ['25000-25999'] });
 
-/** Ranges from which a host chooses ports, downwards from the last port. Ranges may overlap. `denied` applies, `reservable` does not. */
+/**
+ * Ranges from which a host chooses ports, from the last port of a range downwards. Ranges may overlap. A host never chooses a port in
+ * `denied`. It may choose ports that are not in `reservable`.
+ */
 const portRangesSchema = z.strictObject({
   /** For ports of VMs without a host port, for example `:8080`. */
   automatic: choice('20000-21999'),

@@ -80,7 +80,7 @@ export function storedStatus() {
     digest: report('Digest of the content.', 256).optional(),
     content: contentSchema.optional(),
     consistency: report(
-      'Moment of a copy of a disk. FileSystem: the guest agent froze the file systems. Crash: as after a power cut. Stopped: the VM was off.',
+      'State of the disk in the copy. FileSystem: the guest agent froze the file systems. Crash: as after a power cut. Stopped: the VM was off.',
       32,
     ).optional(),
     origin: report('Origin of the content.', 2048).optional(),

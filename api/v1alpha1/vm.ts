@@ -143,7 +143,7 @@ export function vmKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
       conditionColumn('Ready', 'Ready', 'status'),
       conditionColumn('Reason', 'Ready', 'reason'),
       column('Node', '.status.nodeName', 'Host of the machine.'),
-      column('Address', '.status.hostAddress', 'Address of the host, where reserved ports answer.'),
+      column('Address', '.status.hostAddress', 'Address of the host, for ports of the machine.'),
       AGE_COLUMN,
       wide(column('Image', '.status.image.name', 'Short name of the image.')),
       wide(column('Accelerator', '.status.accelerator', 'Accelerator of the machine.')),

@@ -25,7 +25,7 @@ export const vmStatusSchema = z
       64,
     ).optional(),
     nodeName: report('Host of the machine.', 253).optional(),
-    hostAddress: report('Address of that host, where reserved ports answer.', 253).optional(),
+    hostAddress: report('Address of the host, for ports of the machine.', 253).optional(),
     addresses: z
       .array(report('An IP address.', 64))
       .max(GUEST_ADDRESSES_LIMIT)

@@ -128,8 +128,8 @@ export const configSchema = z.strictObject({
   hostLostTimeoutSeconds: seconds(1, 600),
   hosts: hostsSchema,
   /**
-   * Part of a VM's disk size (up to 1) that its Pod requests from the host's disk. Disks grow as guests write, and few ever
-   * become full. With 1, each disk has enough space for certain.
+   * Fraction of a VM's disk size that its Pod requests from the host's disk, more than 0 and at most 1. Disks grow as guests write,
+   * and few disks ever become full. With 1, the host always has space for the whole disk of each VM.
    */
   diskRequestRatio: z.number().gt(0).max(1).default(0.2),
   /** PriorityClass of every machine's Pod. With one class for all, no VM preempts another, and no DaemonSet preempts a VM. */

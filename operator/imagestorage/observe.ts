@@ -67,7 +67,7 @@ export function cachedNeeds({ images, isos, pods, jobs }: RemovalSources): Needs
   return needsOf({ objects, pods: pods.cache.list(), jobs: jobs.cache.list() });
 }
 
-/** Reads the needs from the API server at this moment. Only Jobs come from the cache. */
+/** Computes the needs from objects that the API server returns now. Only the Jobs come from the cache. */
 export async function currentNeeds(client: KubeClient, { jobs }: RemovalSources): Promise<Needs> {
   const images = await client.list(IMAGES);
   const isos = await client.list(ISOS);

@@ -164,7 +164,8 @@ export class VMWriter {
     const key = keyOf(observed.vm);
     const pod = await client.get(PODS, refOf(key));
     if (pod.metadata.labels?.[VM_UID_LABEL] === observed.vm.metadata.uid) {
-      // The Pod may have been bound since. Without its Node in the state, its host would seem to be deleted.
+      // The Pod may have been bound to a Node after the VM was observed. A state with this Pod and without its Node would mean that
+      // the host was deleted.
       const node = await nodeOf({ client, nodes }, pod);
       return { observed: { ...observed, pod: this.#pods.follow(key, pod), node } };
     }

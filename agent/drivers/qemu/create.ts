@@ -12,7 +12,10 @@ export interface MachineMaterial {
   platform: Platform;
 }
 
-/** Creates the machine's folder with its disk and the variables of its firmware. Returns the contents of the state file, unwritten. */
+/**
+ * Creates the machine's folder with its disk and the variables of its firmware. Returns the content of the state file, which the caller
+ * writes.
+ */
 export async function createFiles(
   root: string,
   folder: MachineFolder,

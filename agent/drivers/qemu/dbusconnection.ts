@@ -1,4 +1,4 @@
-/** Connection to the D-Bus server in QEMU, without a bus between. The messages of QEMU are not trusted. */
+/** Direct connection to the D-Bus server in QEMU, without a bus. The messages of QEMU are not trusted. */
 import { EventEmitter } from 'node:events';
 import type { Duplex } from 'node:stream';
 import { type Call, encodeCall, type Message, MESSAGE_TYPE, MessageSplitter } from './dbus.ts';
@@ -8,8 +8,8 @@ const CALL_TIMEOUT_MILLISECONDS = 30_000;
 /** Limit of the line with which QEMU accepts the login. It has some 40 bytes. */
 const LOGIN_LIMIT_BYTES = 512;
 /**
- * Limit of the bytes that answer no call, within {@link UNASKED_MILLISECONDS}. A QEMU that works sends some hundred bytes for each
- * change of the screen's size.
+ * Limit of the bytes of messages that do not answer a call, within {@link UNASKED_MILLISECONDS}. A QEMU that works sends some hundred
+ * bytes for each change of the screen's size.
  */
 const UNASKED_LIMIT_BYTES = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;
@@ -146,7 +146,7 @@ async function firstLine(socket: Duplex): Promise<string> {
     if (end >= 0) {
       resolve(bytes.toString('latin1', 0, end));
     } else if (bytes.length > LOGIN_LIMIT_BYTES) {
-      reject(new DBusError('QEMU gave an answer without an end to the D-Bus login'));
+      reject(new DBusError('The answer of QEMU to the D-Bus login is too long'));
     }
   };
   const onError = (error: Error) => reject(new DBusError(`The D-Bus login failed: ${error.message}`));

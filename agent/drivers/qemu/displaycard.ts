@@ -3,7 +3,7 @@ import type { LaunchPlan } from '../driver.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile, type Screen } from './state.ts';
 
-/** D-Bus display without a bus. Its clients come over a machine protocol of their own, because each serves one client. */
+/** D-Bus display without a bus. Its clients connect over a second machine protocol (QMP), because one QMP socket serves one client. */
 const DBUS_DISPLAY: readonly string[] = [
   '-display',
   'dbus,p2p=yes',
@@ -60,7 +60,7 @@ function screenWith(card: Screen['card'], plan: LaunchPlan, platform: Platform):
   if (display === undefined) {
     return { card, dbus: false };
   }
-  // QEMU sets no DPI of its older card.
+  // QEMU cannot set the DPI of its older card.
   const dbus = platform.display.dbus && card !== undefined && card !== 'VGA';
   const most = platform.display.vncMaximum;
   const cropped = {

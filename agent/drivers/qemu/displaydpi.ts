@@ -182,7 +182,7 @@ async function eachChange(
     }
   });
   dbus.on('close', () => change.resolve());
-  // A change may have come before.
+  // A change may have come before the listener.
   change.resolve();
   while (!dbus.closed) {
     await change.promise;

@@ -24,7 +24,7 @@ export class PortForwards {
   readonly #machine: QemuMachine;
   readonly #logger: Logger;
   readonly #serial = new Serial();
-  /** Process of the ports below. When it ends, the kernel closes its ports. */
+  /** Process of QEMU that has the ports open. When it ends, the kernel closes its ports. */
   #process: ProcessIdentity | undefined;
   readonly #open = new Set<number>();
   /** Ports to remove: ports of an earlier agent, and ports whose removal failed. */
@@ -127,7 +127,7 @@ export class PortForwards {
   }
 }
 
-/** Executes a command for people, because QMP has no command that forwards a port. Returns its output, which is empty after a success. */
+/** Executes a command of QEMU's monitor for people, because QMP cannot forward a port. Returns the output, empty after a success. */
 async function command(qmp: QmpConnection, line: string): Promise<string> {
   return (await qmp.ask('human-monitor-command', z.string(), { 'command-line': line })).trim();
 }

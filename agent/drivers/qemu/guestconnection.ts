@@ -53,8 +53,8 @@ export class GuestConnection {
   readonly #socket: Socket;
   readonly #reader = new AnswerReader();
   /**
-   * Receivers of the answers that have not come yet. Answers have no id, and come in the order of the commands. An answer after its
-   * timeout comes, too.
+   * Receivers of the answers that have not come yet. Answers have no id, and come in the order of the commands. A receiver whose
+   * time limit is over stays here, because its answer may still come.
    */
   readonly #expected: ((answer: Answer) => void)[] = [];
   #synced: ((id: unknown) => boolean) | undefined;

@@ -66,9 +66,9 @@ export interface StopOptions {
 }
 
 /**
- * Makes the guest power off: by its guest agent if there is one, else or then by its power button. The guest agent comes first, because
- * a desktop may ignore its power button or ask a person what to do. Resolves when the guest has powered off, the grace is over, or
- * `hurry` aborts. If the guest is paused, resolves at once.
+ * Makes the guest power off. Asks the guest agent first, if there is one, because a desktop may ignore its power button or ask a person
+ * what to do. Presses the power button if the guest does not power off, or has no guest agent. Resolves when the guest has powered off,
+ * the grace is over, or `hurry` aborts. If the guest is paused, resolves at once.
  */
 export async function powerOffGuest(
   hypervisor: Hypervisor,

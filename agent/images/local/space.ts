@@ -42,7 +42,7 @@ export interface Watched {
   /** Signal that aborts when the host's disk becomes full despite the reservation. */
   signal: AbortSignal;
   /**
-   * Reserves disk space for the whole work. The work calls it when its total number of bytes becomes known.
+   * Reserves disk space for all bytes of the work. The work calls this function when it learns its total number of bytes.
    *
    * @throws ReasonedError `DiskFull` when there is too little disk space.
    */

@@ -121,8 +121,8 @@ export class Dnsmasq {
       `--host-record=${PROBE_NAME},${gateway}`,
       `--dhcp-range=${toAddress(subnet.base)},static,${netmask(this.#layout)},${LEASE_TIME}`,
       `--dhcp-hostsfile=${this.#hostsFile}`,
-      // Some guests take 169.254.0.0/16 for a part of their own link. The first route leads them to the gateway. A guest that takes these
-      // routes ignores the usual option for its default route, so that route is here too.
+      // Some guests treat 169.254.0.0/16 as their own link. The first route sends their requests for metadata to the gateway. A guest
+      // that reads this option ignores the usual option for the default route, so this option contains the default route too.
       `--dhcp-option=option:classless-static-route,${METADATA.address}/32,${gateway},0.0.0.0/0,${gateway}`,
       '--dhcp-ignore=tag:!known',
       '--dhcp-authoritative',

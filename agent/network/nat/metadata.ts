@@ -14,7 +14,10 @@ import type { Logger } from 'pino';
 
 /** Limit of open connections of one guest. Programs in a guest ask for one page after another; more connections mean an attack. */
 const CONNECTIONS_PER_GUEST = 16;
-/** Time limit of a connection, from its start until the guest has its answer. A page has at most some 100 KiB and leaves no host. */
+/**
+ * Time limit of a connection, from its start until the guest has its answer. A page has at most some 100 KiB, and its bytes never leave
+ * the host.
+ */
 const CONNECTION_MILLISECONDS = 10_000;
 /** Limits of the head of a request: characters, and parts in which it arrives. Usual clients send some 100 characters in one part. */
 const HEAD_LENGTH = 8192;
@@ -68,7 +71,7 @@ export class MetadataServer {
     return (server.address() as AddressInfo).port;
   }
 
-  /** Ends the connections of a machine at once. The next owner of the machine's address must get no rest of an answer. */
+  /** Ends the connections of a machine at once. The next owner of the machine's address must not get the rest of an answer. */
   forget(uid: string): void {
     for (const [socket, owner] of this.#connections) {
       if (owner === uid) {

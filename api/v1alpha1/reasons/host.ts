@@ -102,7 +102,7 @@ export const HOST_REASONS = {
     seen: DENIED,
     class: 'final',
     by: 'operator',
-    says: 'The requester may not have the certificate of this host',
+    says: 'The requester has no right to a certificate of this host',
     todo: 'Let each host request its own certificate',
   },
   ForeignAddress: {

@@ -158,7 +158,7 @@ export const IMAGE_REASONS = {
     seen: BLOCKED,
     class: 'mendable',
     by: 'operator',
-    says: 'A copy would show a URL with a query, which may contain credentials',
+    says: 'A copy would contain the URL of the original object, whose query may contain credentials',
     todo: 'Set imageStorage in the configuration of the operator; then the content is stored and can be copied',
   },
   VMNotFound: {
