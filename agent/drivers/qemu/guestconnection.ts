@@ -21,11 +21,6 @@ const SYNC_ID_LIMIT = 2 ** 48 - 1;
  * writes without end cannot use more time of the agent.
  */
 const RECEIVE_LIMIT_BYTES = 1024 * 1024;
-/**
- * Limit of the lines that answer an earlier client. Each client that gave up leaves a few. A hostile guest could send millions of short
- * lines, and the agent parses each.
- */
-const EARLIER_LINES = 1_000;
 /** Limit of an error's text. An error of a guest agent is a sentence; a longer text is cut before it gets into a log. */
 const ERROR_LIMIT_CHARACTERS = 500;
 
@@ -58,7 +53,6 @@ export class GuestConnection {
    */
   readonly #expected: ((answer: Answer) => void)[] = [];
   #synced: ((id: unknown) => boolean) | undefined;
-  #earlierLines = 0;
   /** Reason why the connection is closed; undefined while it is open. */
   #closed: string | undefined;
 
@@ -191,21 +185,18 @@ export class GuestConnection {
   /** Handles a line from the guest. @throws Error when the line is not an answer to a command. */
   #receive(line: string): void {
     if (this.#synced !== undefined) {
-      this.#earlierLines += 1;
       if (this.#synced(parse(line)?.return)) {
         this.#synced = undefined;
-      } else if (this.#earlierLines > EARLIER_LINES) {
-        throw new Error(`the guest agent sent more than ${EARLIER_LINES} answers to earlier clients`);
       }
       return;
     }
-    const take = this.#expected.shift();
-    const message = take && parse(line);
-    if (take === undefined || message === undefined) {
+    const message = parse(line);
+    if (message === undefined) {
       throw new Error('the guest agent sent a line that is no answer');
     }
+    const take = this.#expected.shift();
     const { error } = message;
-    take(
+    take?.(
       error === undefined
         ? { value: message.return }
         : { refusal: error.desc.slice(0, ERROR_LIMIT_CHARACTERS) },
