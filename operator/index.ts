@@ -189,7 +189,7 @@ function enqueueDependents(controller: Controller, watches: Watches): void {
   const { vms } = watches;
   const byImage = ({ object }: { object: KubeObject }) => {
     vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
-    // A VMConfig may also name the image. Of the VMs with any VMConfig, only those without a host are enqueued. They are few.
+    // A VMConfig may also name the image. So every VM with a VMConfig and without a host is enqueued. These VMs are few.
     vms.cache
       .list()
       .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)

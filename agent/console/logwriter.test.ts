@@ -139,7 +139,7 @@ describe('the log writer', () => {
   it('does not begin before it is told to', async () => {
     const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', 'echo begun']);
     const child = spawn(program, parameters, { cwd: folder, stdio: ['pipe', 'ignore', 'ignore'] });
-    // This is the same as the agent's death before the process is in its control group.
+    // The closed input looks as if the agent died before the process was in its control group.
     child.stdin?.destroy();
     expect((await once(child, 'exit'))[0]).toBe(1);
     expect(await readdir(folder)).toEqual(['serial.in']);

@@ -171,8 +171,8 @@ export interface Driver {
    */
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
-   * Asks the guest agent, if there is one, to shut the guest down, and else or then presses the guest's power button. If the process
-   * still runs after the grace period, the driver ends it. The signal `hurry` ends the grace period early, because a Pod's grace can be
+   * Ends a machine. Asks the guest agent first, if there is one, to shut the guest down. Presses the guest's power button if the guest
+   * still runs. If the process still runs after the grace period, the driver ends it. The signal `hurry` ends the grace period early, because a Pod's grace can be
    * shortened. No process is left when the promise resolves. A suspended machine loses its suspended memory. A paused machine has no
    * grace, because its guest does not react to the power button.
    */

@@ -42,7 +42,7 @@ function namesOf(record: MachineRecord): string[] {
   return [...record.claim.ports.map(nameOfClaim), ...record.automaticPorts.map(portName)];
 }
 
-/** One host through the lives of several agents. Checks of ports are answered late, so that choices overlap. */
+/** Model of one host, on which several agents run one after another. Checks of ports take time, so that choices overlap. */
 class Model {
   readonly programs = new Set<string>();
   readonly #saved = new Map<string, string>();

@@ -161,8 +161,8 @@ function serial(): string[] {
 }
 
 /**
- * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend
- * on the order of the devices. Early releases of the agent had no screen without VNC, so such a screen comes after the network card.
+ * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend on the
+ * order of the devices. Early releases of the agent had no screen without VNC, so such a screen comes after the network card.
  */
 function screenAndNetwork({ plan, state }: CommandLine): string[] {
   const isServed = plan.guest.vm.vnc.enabled;

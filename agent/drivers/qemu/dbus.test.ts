@@ -33,7 +33,7 @@ function properties(): Buffer {
   body.value('u', 6);
   body.value('s', 'y');
   const bytes = body.bytes();
-  // The length of an array does not count the bytes up to its first pair.
+  // The length of an array does not include the 8 bytes before its first pair.
   bytes.writeUInt32LE(bytes.length - 8);
   return bytes;
 }

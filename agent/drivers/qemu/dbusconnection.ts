@@ -5,7 +5,7 @@ import { type Call, encodeCall, type Message, MESSAGE_TYPE, MessageSplitter } fr
 
 /** Time limit of a call and of the login. QEMU answers in a few milliseconds, on an overloaded host in seconds. */
 const CALL_TIMEOUT_MILLISECONDS = 30_000;
-/** Limit of the line with which QEMU accepts the login. It has some 40 bytes. */
+/** Limit of the line that accepts the login. QEMU's line has some 40 bytes. */
 const LOGIN_LIMIT_BYTES = 512;
 /**
  * Limit of the bytes of messages that do not answer a call, within {@link UNASKED_MILLISECONDS}. A QEMU that works sends some hundred

@@ -28,7 +28,7 @@ export interface MachineContext {
   /** Linux group (gid) that may read images. Programs that read a machine's disk have this group. */
   readers: number | undefined;
   changed: (uid: string) => void;
-  /** Begins to store the console of a running machine and to set its DPI. An earlier agent may have started a machine that was found. */
+  /** Begins to store the console of a running machine and to set its DPI. `found` means that an earlier agent started the machine. */
   follow: (folder: MachineFolder, how: 'started' | 'found') => void;
 }
 

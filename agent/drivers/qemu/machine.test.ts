@@ -61,13 +61,13 @@ afterEach(async () => {
 });
 
 interface ListenOptions {
-  /** Event before the answer to a question for the status. */
+  /** Event that is sent before the answer to `query-status`. */
   event?: string | undefined;
   /** Whether a program in the guest has opened the guest agent's port. */
   hasAgent?: boolean;
 }
 
-/** Answers for the hypervisor, whose run state is `status`. It tells `event` before it is asked, and ends on command. */
+/** Answers in place of a hypervisor in the run state `status`. Sends `event`, if any, and ends after `quit`. */
 async function listen(
   status: string,
   { event, hasAgent = false }: ListenOptions = {},
@@ -120,7 +120,7 @@ describe('a hypervisor in the run state shutdown', () => {
   });
 });
 
-/** A kill of the agent meets these moments too rarely: they are shown by their parts. */
+/** A test that kills the agent hits these moments too rarely. So these tests produce each moment directly. */
 describe('an agent that dies between its note of a freeze and the freeze', () => {
   /** Guest agent that calls `seen` before it answers a command. */
   async function guestAgent(seen: (command: string) => void = () => undefined): Promise<ScriptedPeer> {
@@ -219,9 +219,9 @@ describe('a guest agent', () => {
   });
 });
 
-/** QEMU refuses these commands too rarely for a test with a guest. */
+/** A real QEMU refuses these commands too rarely for a test. */
 describe('ports forwarded for streams', () => {
-  /** Answers commands for people with what `monitor` returns. Returns the commands. */
+  /** Answers commands of QEMU's monitor for people with the result of `monitor`. Returns the list of these commands. */
   async function listenMonitor(monitor: (line: string) => string | undefined): Promise<string[]> {
     const lines: string[] = [];
     const answer = (socket: Socket, { execute, id, arguments: given }: PeerCommand): void => {

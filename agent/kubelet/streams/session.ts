@@ -1,6 +1,6 @@
 /**
- * Sessions of callers with a machine, whatever protocol carries them. A session for a command has the streams of a process; a session
- * for ports has connections.
+ * Sessions of callers with a machine, independent of their protocol. A session for a command has the streams of a process; a session for
+ * ports has connections.
  */
 import type { Duplex, Readable, Writable } from 'node:stream';
 
@@ -109,7 +109,7 @@ export function exited(code: number): Status {
   };
 }
 
-/** Ends a session that is idle. Each {@link used} starts its time again. */
+/** Ends a session that is idle. Each call of {@link used} restarts the time limit. */
 export class IdleTimer {
   readonly #timer: NodeJS.Timeout;
 

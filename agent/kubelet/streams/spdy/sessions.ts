@@ -87,7 +87,7 @@ export async function acceptCommand(
     }
     streams.set(type, stream);
     if (type !== 'stdin') {
-      // The end of these streams is needed, and their content is not: a serial console has no size.
+      // Only the end of these streams matters. Their content is dropped, because a serial console has no size.
       stream.resume();
     }
     if (streams.size === names.length) {
