@@ -172,9 +172,9 @@ export interface Driver {
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
    * Ends a machine. Asks the guest agent first, if there is one, to shut the guest down. Presses the guest's power button if the guest
-   * still runs. If the process still runs after the grace period, the driver ends it. The signal `hurry` ends the grace period early, because a Pod's grace can be
-   * shortened. No process is left when the promise resolves. A suspended machine loses its suspended memory. A paused machine has no
-   * grace, because its guest does not react to the power button.
+   * still runs. If the process still runs after the grace period, the driver ends it. The signal `hurry` ends the grace period early,
+   * because a Pod's grace can be shortened. No process is left when the promise resolves. A suspended machine loses its suspended
+   * memory. A paused machine has no grace, because its guest does not react to the power button.
    */
   stop(folder: MachineFolder, options: { graceMilliseconds: number; hurry?: AbortSignal }): Promise<void>;
   /** Pauses the guest of a running machine. The guest stays paused even if the agent restarts. A copy of its disk under way fails. */

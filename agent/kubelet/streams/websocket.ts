@@ -220,7 +220,7 @@ export function acceptCommand(
 
 /**
  * Accepts a session for connections to ports, one connection for each `port` of the query. The protocol cannot end one direction of a
- * connection. When the guest ends its direction, the connection is over, and after the last one the session.
+ * connection. When the guest ends its direction, the whole connection ends. The session ends with its last connection.
  *
  * @throws HttpError 400 when a port is wrong, there are too many, or the client offers no protocol of ours.
  */

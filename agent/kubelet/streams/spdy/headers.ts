@@ -8,7 +8,7 @@ const HEADER_BYTES = 16 * 1024;
 
 export type Headers = ReadonlyMap<string, string>;
 
-/** Unpacks the blocks of headers of one connection. A block refers to earlier blocks, so every block must be unpacked, in the order of arrival. */
+/** Unpacks the blocks of headers of one connection. A block refers to earlier blocks, so every block is unpacked, in order of arrival. */
 export class HeaderReader {
   readonly #inflate = createInflate({ dictionary: SPDY_DICTIONARY, flush: constants.Z_SYNC_FLUSH });
   #pieces: Buffer[] = [];
