@@ -31,7 +31,7 @@ export const vmStatusSchema = z
       .max(GUEST_ADDRESSES_LIMIT)
       .meta({
         description:
-          'Addresses of the guest, if it has addresses of its own. The address from the network of the host comes first, then the addresses that the guest agent reports.',
+          'Addresses of the guest, if it has addresses of its own. The address from the network of the host comes first, then the addresses that the guest agent reports. With the network driver `user`, the guest has its address inside its hypervisor, and the host cannot reach that address.',
         'x-kubernetes-list-type': 'atomic',
       })
       .optional(),

@@ -158,8 +158,8 @@ export const REFUSALS = {
     seen: { ...FAILURE, Pod: [...FAILURE.Pod, 'waiting', 'Ready'] },
     class: 'elsewhere',
     by: 'agent',
-    says: 'Another machine or a program on the host already uses a port that the VM reserves',
-    todo: 'If the port is free on no host, reserve another port',
+    says: 'Another machine or a program on the host uses a port that the VM reserves, or the host chose the port for another VM',
+    todo: 'Reserve a port that is free on a host, outside the ranges from which agents choose ports',
   },
   PortNotReservable: {
     seen: FAILURE,
