@@ -3,8 +3,8 @@ import type { Machine } from '../../../api/v1alpha1/machine.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import type { LaunchPlan } from '../driver.ts';
 import { resumedWith, screenArguments, startedWith } from './displaycard.ts';
-import { displayState } from './displaydpi.ts';
-import { displaySupport } from './displayprobe.ts';
+import { displayState } from './display/dpi.ts';
+import { displaySupport } from './display/probe.ts';
 import type { Architecture, Platform } from './platform.ts';
 
 const FULL_HD = { width: 1920, height: 1080, dpi: 120 };

@@ -8,8 +8,8 @@ import {
   StreamRefused,
 } from '../driver.ts';
 import { hasGuestAgent, setTime } from './guestcommands.ts';
-import { executeInGuest } from './guestexec.ts';
-import { readFacts } from './guestfacts.ts';
+import { executeInGuest } from './guestagent/exec.ts';
+import { readFacts } from './guestagent/facts.ts';
 import type { QemuMachine } from './machine.ts';
 
 /** Time limit of an answer to a ping, over a connection whose first question the guest agent has answered. */

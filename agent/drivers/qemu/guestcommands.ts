@@ -1,8 +1,8 @@
 /** Single commands to a guest agent: shut down and set the clock. */
 import * as z from 'zod';
 import { AGENT_CHARDEV } from './arguments.ts';
-import type { GuestAgent } from './guestagent.ts';
-import { GuestConnection } from './guestconnection.ts';
+import type { GuestAgent } from './guestagent/guestagent.ts';
+import { GuestConnection } from './guestagent/connection.ts';
 import type { QmpConnection } from './qmp.ts';
 
 /**

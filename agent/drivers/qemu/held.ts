@@ -2,7 +2,7 @@
 import { ConsoleStore } from '../../console/store.ts';
 import type { MachineFolder } from '../driver.ts';
 import { DiskCopies } from './diskcopies.ts';
-import { DisplayDpi } from './displaydpi.ts';
+import { DisplayDpi } from './display/dpi.ts';
 import { MachineGuest } from './guest.ts';
 import type { MachineContext } from './launch.ts';
 import { QemuMachine } from './machine.ts';

@@ -1,7 +1,7 @@
 /** Watches a running hypervisor that this agent started or found, and provides the connections to it and to its guest agent. */
 import { isAlive, type ProcessIdentity } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
-import { GuestAgent } from './guestagent.ts';
+import { GuestAgent } from './guestagent/guestagent.ts';
 import type { ExitStatus } from './launch.ts';
 import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
 import { FILES } from './state.ts';

@@ -12,8 +12,8 @@ import { segmentName } from '../../console/logwriter.ts';
 import { identify } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
-import { whileFrozen } from './freeze.ts';
-import { GuestAgent } from './guestagent.ts';
+import { whileFrozen } from './guestagent/freeze.ts';
+import { GuestAgent } from './guestagent/guestagent.ts';
 import { type MachineFile, readCopyNote, readMachineFile, writeCopyNote, writeMachineFile } from './state.ts';
 
 /** Events in the words of QEMU 7.2 to 10. */

@@ -6,7 +6,7 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import type { Duplex, Readable } from 'node:stream';
 import { DBusConnection, DBusError } from './dbusconnection.ts';
-import { FILES } from './state.ts';
+import { FILES } from '../state.ts';
 
 /** Numbers of the system call `sendmsg` on Linux, by Node.js's name of the architecture. */
 const SENDMSG: Readonly<Partial<Record<string, number>>> = { x64: 46, arm64: 211 };

@@ -1,5 +1,5 @@
 /** Decides for which sizes of a guest's screen the DPI is set. */
-import { displayBounds } from '../../../api/v1alpha1/display.ts';
+import { displayBounds } from '../../../../api/v1alpha1/display.ts';
 
 /** Limit of width and height in pixels. QEMU writes the size in a field of 12 bits, as the standard of screens does (EDID). */
 const LARGEST = 4095;

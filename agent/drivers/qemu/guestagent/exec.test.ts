@@ -3,11 +3,11 @@ import type { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { afterSync, type PeerCommand, ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
-import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../driver.ts';
+import { afterSync, type PeerCommand, ScriptedPeer } from '../../../../test/wires/scriptedpeer.ts';
+import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../../driver.ts';
 import { whileFrozen } from './freeze.ts';
 import { GuestAgent } from './guestagent.ts';
-import { executeInGuest } from './guestexec.ts';
+import { executeInGuest } from './exec.ts';
 
 const MEBIBYTE = 1024 * 1024;
 

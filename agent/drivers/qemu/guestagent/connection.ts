@@ -2,9 +2,9 @@
 import { randomInt } from 'node:crypto';
 import type { Socket } from 'node:net';
 import * as z from 'zod';
-import { connectTo, withSocketPath } from '../../processes/socket.ts';
-import { AnswerReader, DELIMITER } from './guestanswers.ts';
-import { FILES } from './state.ts';
+import { connectTo, withSocketPath } from '../../../processes/socket.ts';
+import { AnswerReader, DELIMITER } from './answers.ts';
+import { FILES } from '../state.ts';
 
 /**
  * Time limit of a guest agent's first answer. It answers in milliseconds, or in tenths of a second in a busy emulated guest. If a

@@ -1,7 +1,7 @@
 /** Finds out which screens the QEMU of this host can give its guests. */
-import { run } from '../../../base/exec.ts';
-import { canPassSockets } from './displaysocket.ts';
-import type { DisplaySupport } from './platform.ts';
+import { run } from '../../../../base/exec.ts';
+import { canPassSockets } from './socket.ts';
+import type { DisplaySupport } from '../platform.ts';
 
 /** Time limit of a program that prints its version or help. It needs some 50 ms, on an overloaded host seconds. */
 const HELP_TIMEOUT_MILLISECONDS = 30_000;

@@ -6,8 +6,8 @@ import {
   guestHostNameSchema,
   guestOSSchema,
   type GuestFacts,
-} from '../../../api/v1alpha1/machine.ts';
-import { type GuestConnection, GuestAgentRefusal } from './guestconnection.ts';
+} from '../../../../api/v1alpha1/machine.ts';
+import { type GuestConnection, GuestAgentRefusal } from './connection.ts';
 
 /** Time limit of each question. An agent answers in some 20 ms, or in tenths of a second in a busy emulated guest. */
 const ANSWER_TIMEOUT_MILLISECONDS = 5_000;

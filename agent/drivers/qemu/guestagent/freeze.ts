@@ -1,6 +1,6 @@
 /** Freezes the file systems of a guest that runs a guest agent, for the moment of a copy of its disk. */
 import type { GuestAgent } from './guestagent.ts';
-import { GuestConnection } from './guestconnection.ts';
+import { GuestConnection } from './connection.ts';
 
 /**
  * Time limit of a request to freeze the guest's file systems. The guest first writes out its cached data, and its programs stand still

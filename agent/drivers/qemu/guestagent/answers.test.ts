@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { AnswerReader } from './guestanswers.ts';
+import { AnswerReader } from './answers.ts';
 
 function linesOf(...chunks: string[]): string[] {
   const reader = new AnswerReader();

@@ -2,9 +2,9 @@
  * Access to the guest agent of one machine. QEMU serves one client at a time, and the guest agent executes commands one by one, so
  * each use waits for the earlier ones. Regular questions give way to all other uses.
  */
-import { Serial } from '../../../base/serial.ts';
-import { StreamRefused } from '../driver.ts';
-import { GuestConnection } from './guestconnection.ts';
+import { Serial } from '../../../../base/serial.ts';
+import { StreamRefused } from '../../driver.ts';
+import { GuestConnection } from './connection.ts';
 
 /** Work with a guest agent. The connection is undefined if no guest agent answers. */
 type Work<T> = (connection: GuestConnection | undefined, signal: AbortSignal) => Promise<T>;

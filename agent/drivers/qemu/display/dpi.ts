@@ -1,17 +1,17 @@
 /** Sets the DPI of a machine's screen over QEMU's D-Bus display, as the physical size of the screen that the guest reads (EDID). */
 import type { Logger } from 'pino';
 import * as z from 'zod';
-import { Backoff } from '../../../base/backoff.ts';
-import { messageOf } from '../../../base/errors.ts';
-import { rest } from '../../../base/time.ts';
-import type { DisplayState, MachineFolder, MachineState } from '../driver.ts';
+import { Backoff } from '../../../../base/backoff.ts';
+import { messageOf } from '../../../../base/errors.ts';
+import { rest } from '../../../../base/time.ts';
+import type { DisplayState, MachineFolder, MachineState } from '../../driver.ts';
 import { readBody } from './dbus.ts';
 import type { DBusConnection } from './dbusconnection.ts';
-import { connectDisplay } from './displaysocket.ts';
-import { FollowedSize, type Size } from './displaysize.ts';
-import type { Hypervisor } from './hypervisor.ts';
-import type { QmpEvent } from './qmp.ts';
-import { readMachineFile, type Screen } from './state.ts';
+import { connectDisplay } from './socket.ts';
+import { FollowedSize, type Size } from './size.ts';
+import type { Hypervisor } from '../hypervisor.ts';
+import type { QmpEvent } from '../qmp.ts';
+import { readMachineFile, type Screen } from '../state.ts';
 
 type Display = NonNullable<Screen['display']>;
 

@@ -1,11 +1,11 @@
 /** Runs a command in a guest by its guest agent. The agent has no streams, so the output is fetched when the command has ended. */
 import * as z from 'zod';
-import { hasCode } from '../../../base/errors.ts';
-import { pause } from '../../../base/time.ts';
-import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../driver.ts';
-import { STRING_LIMIT_BYTES } from './guestanswers.ts';
+import { hasCode } from '../../../../base/errors.ts';
+import { pause } from '../../../../base/time.ts';
+import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../../driver.ts';
+import { STRING_LIMIT_BYTES } from './answers.ts';
 import type { GuestAgent } from './guestagent.ts';
-import { type GuestConnection, GuestAgentRefusal } from './guestconnection.ts';
+import { type GuestConnection, GuestAgentRefusal } from './connection.ts';
 
 /** Limit of a command's input. The guest agent gets the input in one message, and holds it in the guest's memory. */
 const INPUT_LIMIT_BYTES = 1024 * 1024;
