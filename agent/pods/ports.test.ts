@@ -254,11 +254,13 @@ test('a Pod waits for a chosen port of another machine, and does not learn of ot
 });
 
 test('a start whose chosen port was taken in between is tried again; a reserved port is not', async () => {
-  const record = recordOf(podOf('a'), [SSH]);
+  const record = recordOf(podOf('a', 8000), [SSH]);
   record.automaticPorts = [{ name: 'ssh', protocol: 'TCP', hostPort: 9003, guestPort: 22, automatic: true }];
   const taken = new ReasonedError('PortTaken', 'Address already in use');
   const host = (isUsable: boolean): Host =>
     ({ network: { isUsable: async () => isUsable } }) as unknown as Host;
   expect(reasonIn(await explainPortTaken(host(false), record, taken))).toBeUndefined();
   expect(await explainPortTaken(host(true), record, taken)).toBe(taken);
+  const reservesNone = { ...record, claim: { ...record.claim, ports: [] } };
+  expect(reasonIn(await explainPortTaken(host(true), reservesNone, taken))).toBeUndefined();
 });

@@ -72,7 +72,8 @@ function portsHeldByOthers({ records, boundPods }: PortHost, uid: string): Set<s
 
 /**
  * Returns the error to throw for a failed start. A program may take a port between its choice and its use. The error then has no reason,
- * so that the start is tried again, and with another port.
+ * so that the start is tried again, and with another port. The program may also have left the port since. Then only a machine without
+ * reserved ports shows that the port was a chosen one.
  */
 export async function explainPortTaken(
   host: PortHost,
@@ -82,10 +83,20 @@ export async function explainPortTaken(
   if (reasonIn(error) !== 'PortTaken') {
     return error;
   }
-  for (const port of record.automaticPorts) {
-    if (!(await host.network.isUsable(record.uid, port))) {
-      return new Error(messageOf(error), { cause: error });
+  return (await isChosenPortTaken(host, record)) ? new Error(messageOf(error), { cause: error }) : error;
+}
+
+async function isChosenPortTaken(
+  { network }: PortHost,
+  { uid, claim, automaticPorts }: MachineRecord,
+): Promise<boolean> {
+  if (claim.ports.length === 0) {
+    return true;
+  }
+  for (const port of automaticPorts) {
+    if (!(await network.isUsable(uid, port))) {
+      return true;
     }
   }
-  return error;
+  return false;
 }
