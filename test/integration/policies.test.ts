@@ -374,6 +374,7 @@ describe('the policies', () => {
       ['berth-jobs', {}],
       ['berth-kinds', {}],
       ['berth-operator-nodes', {}],
+      ['berth-operator-secrets', {}],
       ['berth-operator-workloads', {}],
       ['berth-pods', {}],
       ['berth-references', {}],
