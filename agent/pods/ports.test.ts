@@ -226,6 +226,15 @@ describe('ports that the host chooses', () => {
     expect(namesOf(model.any(0)!)).toEqual(['9003-tcp', '9004-tcp']);
   });
 
+  test('are never ports that the same machine reserves', async () => {
+    const record = recordOf(podOf('a', 9003), [SSH]);
+    const records = { list: () => [record], update: Object.assign };
+    const network = { isUsable: async () => true };
+    const host = { ports: RANGES, boundPods: () => [], records, network, logger: LOGGER };
+    await holdPorts(host as unknown as Host, record);
+    expect(namesOf(record)).toEqual(['9003-tcp', '9002-tcp']);
+  });
+
   test('when a range is full, the message names the range, its size and its setting', async () => {
     const full = { isUsable: async () => false };
     const records = { list: () => [], update: () => expect.unreachable() };

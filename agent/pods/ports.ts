@@ -30,7 +30,7 @@ export async function holdPorts(host: PortHost, record: MachineRecord): Promise<
   const unusable = new Set<string>();
   for (;;) {
     // No await may stand between the plan and the save, because another machine could then get the same port.
-    const held = portsHeldByOthers(host, record.uid);
+    const held = portsToAvoid(host, record);
     const isHeld = (name: string): boolean => held.has(name) || unusable.has(name);
     const planned = planPorts(asked, { kept: record.automaticPorts, isHeld }, host.ports);
     const unchecked = planned.find((port) => !usable.has(portName(port)));
@@ -59,11 +59,14 @@ function saveChoice(host: PortHost, record: MachineRecord, planned: MachinePort[
   host.records.update(record, { automaticPorts: planned });
 }
 
-/** Returns the names of all ports that other machines have or will get. Ports stay with a machine until it is removed, or has failed. */
-function portsHeldByOthers({ records, boundPods }: PortHost, uid: string): Set<string> {
+/**
+ * Returns the names of all ports that other machines have or will get, and of those that the machine reserves. Ports stay with a machine
+ * until it is removed, or has failed.
+ */
+function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: MachineRecord): Set<string> {
   const others = records.list().filter((record) => record.uid !== uid && holdsPorts(record));
   const pods = boundPods().filter((pod) => pod.metadata.uid !== uid && !isEnded(pod));
-  const claims = [...others.map(({ claim }) => claim), ...pods.map(claimOf)];
+  const claims = [own, ...others.map(({ claim }) => claim), ...pods.map(claimOf)];
   return new Set([
     ...claims.flatMap(({ ports }) => ports.map(nameOfClaim)),
     ...others.flatMap(({ automaticPorts }) => automaticPorts.map(portName)),
