@@ -43,23 +43,51 @@ function leadsTo(port: MachinePort, { protocol, guestPort }: AutomaticPort): boo
   return port.protocol === protocol && port.guestPort === guestPort;
 }
 
+/**
+ * Returns the host ports that the host reported for each guest port. If one of them is outside its range or has a holder, or some are
+ * missing, the result is empty: a part of the ports would have another order than the guest ports.
+ *
+ * @param isHeld whether a port, by {@link portName}, has a holder.
+ */
+export function reportedPorts(
+  asked: readonly AutomaticPort[],
+  reported: readonly number[],
+  isHeld: (name: string) => boolean,
+  ranges: PortRanges,
+): MachinePort[] {
+  const ports = asked.flatMap((one, index) => {
+    const { first, last } = rangeOf(one, ranges);
+    const port = portAt(one, reported[index] ?? 0);
+    return first <= port.hostPort && port.hostPort <= last && !isHeld(port.name) ? [port] : [];
+  });
+  const areDistinct = new Set(ports.map(({ name }) => name)).size === reported.length;
+  return areDistinct && ports.length === asked.length ? ports : [];
+}
+
 /** Purposes that have a range of their own. */
 const SETTINGS = ['ssh', 'screen', 'vnc'] as const;
 
-function choose(
-  { protocol, guestPort, purpose }: AutomaticPort,
-  isHeld: (name: string) => boolean,
-  ranges: PortRanges,
-): MachinePort {
+/** Returns the range for a guest port: its setting, its text, and its first and last port. */
+function rangeOf({ purpose }: AutomaticPort, ranges: PortRanges) {
   const setting = SETTINGS.find((one) => one === purpose) ?? 'automatic';
   const [first, last] = bounds(ranges[setting]) ?? [1, 0];
+  return { setting, text: ranges[setting], first, last };
+}
+
+function portAt({ protocol, guestPort }: AutomaticPort, hostPort: number): MachinePort {
+  return { name: portName({ hostPort, protocol }), protocol, hostPort, guestPort, automatic: true };
+}
+
+function choose(asked: AutomaticPort, isHeld: (name: string) => boolean, ranges: PortRanges): MachinePort {
+  const { setting, text, first, last } = rangeOf(asked, ranges);
   for (let hostPort = last; hostPort >= first; hostPort -= 1) {
-    const name = portName({ hostPort, protocol });
-    if (!isHeld(name)) {
-      return { name, protocol, hostPort, guestPort, automatic: true };
+    const port = portAt(asked, hostPort);
+    if (!isHeld(port.name)) {
+      return port;
     }
   }
-  const range = `${ranges[setting]} (${last - first + 1} ports, ports.${setting} of the agent)`;
+  const { protocol, guestPort } = asked;
+  const range = `${text} (${last - first + 1} ports, ports.${setting} of the agent)`;
   const what = guestPort === 0 ? 'for VNC' : `for the guest port ${guestPort}`;
   const message = `No ${protocol} port ${what} is free on this host in the range ${range}`;
   throw new ReasonedError('NoFreePort', message);

@@ -1,11 +1,11 @@
 /** Asks the guest agents of running machines regularly whether they answer, and for facts about their guests. */
 import { isDeepStrictEqual } from 'node:util';
-import { type GuestFacts, machineReportSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
-import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import type { GuestFacts } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { GuestAnswer, GuestQuestion } from '../drivers/driver.ts';
 import type { Runtime } from './machine.ts';
+import { lastReport } from './pod.ts';
 
 /** Time between two questions to a guest agent that answers. It is the default of a kubelet's readiness probe. */
 const CONNECTED_MILLISECONDS = 10_000;
@@ -154,8 +154,6 @@ class Poll {
 
 /** Returns the state of the guest from the Pod's last report, which an earlier agent may have written. */
 function reportedGuest(pod: Readonly<Pod>): Runtime['guest'] {
-  const said = pod.status?.conditions?.find(({ type }) => type === MACHINE_CONDITION);
-  const { guestAgentConnected: connected, guest: facts } =
-    machineReportSchema.safeParse(parseDocument(said?.message)).data ?? {};
+  const { guestAgentConnected: connected, guest: facts } = lastReport(pod);
   return connected === undefined ? undefined : { connected, facts };
 }

@@ -5,12 +5,15 @@ import {
   desiredSchema,
   MACHINE_API_VERSION,
   type Machine,
+  type MachineReport,
+  machineReportSchema,
   machineSchema,
   parseDocument,
 } from '../../api/v1alpha1/machine.ts';
 import {
   DESIRED_ANNOTATION,
   MACHINE_ANNOTATION,
+  MACHINE_CONDITION,
   MACHINE_CONTAINER,
   TASK_ANNOTATION,
 } from '../../api/v1alpha1/names.ts';
@@ -49,6 +52,12 @@ export function roleOf(pod: Pod): PodRole {
     return machineRole(machineText, annotations[DESIRED_ANNOTATION] ?? '{}');
   }
   return taskText === undefined ? { kind: 'foreign' } : taskRole(taskText);
+}
+
+/** Returns the last report in a Pod's status, which an earlier agent may have written; empty if there is none that can be read. */
+export function lastReport(pod: Readonly<Pod>): MachineReport {
+  const said = pod.status?.conditions?.find(({ type }) => type === MACHINE_CONDITION);
+  return machineReportSchema.safeParse(parseDocument(said?.message)).data ?? {};
 }
 
 function taskRole(text: string): PodRole {

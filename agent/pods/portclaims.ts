@@ -19,6 +19,15 @@ export function holdsPorts({ failure, released }: Readonly<MachineRecord>): bool
   return failure === undefined || !released;
 }
 
+/** Returns the names of all ports that these machines have. */
+export function namesOfHeld(records: readonly MachineRecord[]): Set<string> {
+  const holders = records.filter(holdsPorts);
+  return new Set([
+    ...holders.flatMap(({ claim }) => claim.ports.map(nameOfClaim)),
+    ...holders.flatMap(({ automaticPorts }) => automaticPorts.map(portName)),
+  ]);
+}
+
 /** Returns the name of a claimed port, for example `8822-tcp` of `TCP/8822`. */
 export function nameOfClaim(claimed: string): string {
   const [protocol = '', hostPort = ''] = claimed.split('/');

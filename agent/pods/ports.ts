@@ -11,7 +11,7 @@ import { claimOf } from './admission.ts';
 import type { Host } from './host.ts';
 import type { MachineRecord } from './machine.ts';
 import { isEnded } from './pod.ts';
-import { holdsPorts, nameOfClaim } from './portclaims.ts';
+import { nameOfClaim, namesOfHeld } from './portclaims.ts';
 
 type PortHost = Pick<Host, 'records' | 'network' | 'ports' | 'boundPods' | 'logger'>;
 
@@ -64,13 +64,10 @@ function saveChoice(host: PortHost, record: MachineRecord, planned: MachinePort[
  * until it is removed, or has failed.
  */
 function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: MachineRecord): Set<string> {
-  const others = records.list().filter((record) => record.uid !== uid && holdsPorts(record));
+  const others = records.list().filter((record) => record.uid !== uid);
   const pods = boundPods().filter((pod) => pod.metadata.uid !== uid && !isEnded(pod));
-  const claims = [own, ...others.map(({ claim }) => claim), ...pods.map(claimOf)];
-  return new Set([
-    ...claims.flatMap(({ ports }) => ports.map(nameOfClaim)),
-    ...others.flatMap(({ automaticPorts }) => automaticPorts.map(portName)),
-  ]);
+  const claims = [own, ...pods.map(claimOf)];
+  return new Set([...namesOfHeld(others), ...claims.flatMap(({ ports }) => ports.map(nameOfClaim))]);
 }
 
 /**

@@ -1,17 +1,21 @@
-import { cpSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { cpSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
-import { expect, it, onTestFinished } from 'vitest';
-import type { Desired } from '../../api/v1alpha1/machine.ts';
+import { describe, expect, it, onTestFinished } from 'vitest';
+import type { Desired, Machine, MachinePort } from '../../api/v1alpha1/machine.ts';
+import { DESIRED_ANNOTATION, MACHINE_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { portName } from '../../api/v1alpha1/ports.ts';
+import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import { readMachineFile } from '../drivers/qemu/state.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
 import type { Host } from './host.ts';
+import type { MachineRecord } from './machine.ts';
 import { Machines } from './machines.ts';
 import { wantedWithoutPod } from './pod.ts';
 import { RecordStore } from './records.ts';
-import { adoptMachines } from './recover.ts';
+import { adoptDamaged, adoptMachines } from './recover.ts';
 
 /** Path of data folders that agents of earlier commits wrote. Each contains one running machine. */
 const FOLDERS = join(import.meta.dirname, '..', '..', 'test', 'fixtures', 'datafolders');
@@ -43,6 +47,7 @@ function hostOf(directory: string, called: unknown[]): Host {
     monitor: { faultyChecks: 0 },
     disk: { wish: () => undefined, roomBytes: 2 ** 40 },
     fenced: () => false,
+    ports: { automatic: '20000-20999', ssh: '8000-8999', screen: '5900-5999', vnc: '5900-5999' },
   };
   return host as unknown as Host;
 }
@@ -86,4 +91,65 @@ it.each(readdirSync(FOLDERS))('a machine that an agent of %s started runs on', a
   const wanted = { ...wantedWithoutPod(undefined), desired: DESIRED };
   const progress = await machines.drive(machines.runtime(record!), wanted);
   expect(progress.step).toEqual({ kind: 'settled' });
+});
+
+describe('a machine whose record is damaged', () => {
+  const automaticPorts: Machine['automaticPorts'] = [
+    { purpose: 'ssh', protocol: 'TCP', guestPort: 22 },
+    { protocol: 'UDP', guestPort: 53 },
+  ];
+
+  function chosen(hostPort: number, protocol: 'TCP' | 'UDP', guestPort: number): MachinePort {
+    return { name: portName({ hostPort, protocol }), protocol, hostPort, guestPort, automatic: true };
+  }
+
+  /** Returns the new record of a damaged machine whose Pod has this report. Another machine of the host has the ports 8998 and 8999. */
+  async function adopted(message: string): Promise<MachineRecord | undefined> {
+    const directory = mkdtempSync(join(tmpdir(), 'berth-recover-'));
+    onTestFinished(() => rmSync(directory, { recursive: true }));
+    cpSync(join(FOLDERS, readdirSync(FOLDERS)[0]!), directory, { recursive: true });
+    const { records } = hostOf(directory, []);
+    const other = records.list()[0]!;
+    const claim = { ...other.claim, ports: ['TCP/8998'] };
+    records.update(other, { claim, automaticPorts: [chosen(8999, 'TCP', 22)] });
+    writeFileSync(join(directory, 'pods', 'a.json'), 'damage');
+    const pod: Pod = {
+      apiVersion: 'v1',
+      kind: 'Pod',
+      metadata: {
+        name: 'a',
+        namespace: 'platform-default',
+        uid: 'a',
+        annotations: {
+          [MACHINE_ANNOTATION]: JSON.stringify({ ...other.machine, automaticPorts }),
+          [DESIRED_ANNOTATION]: JSON.stringify(DESIRED),
+        },
+      },
+      spec: { containers: [] },
+      status: { conditions: [{ type: MACHINE_CONDITION, status: 'True', message }] },
+    };
+    const host = hostOf(directory, []);
+    await adoptDamaged(host, [pod]);
+    expect(host.records.get('a')?.failure?.reason).toBe('RecordDamaged');
+    return host.records.get('a');
+  }
+
+  it('keeps the ports that the host chose, as its Pod has them', async () => {
+    expect((await adopted('{"endpoints":[8900,20500]}'))?.automaticPorts).toEqual([
+      chosen(8900, 'TCP', 22),
+      chosen(20500, 'UDP', 53),
+    ]);
+  });
+
+  it.each([
+    ['is no report', 'x'],
+    ['has no ports', '{}'],
+    ['has fewer ports', '{"endpoints":[8900]}'],
+    ['has more ports', '{"endpoints":[8900,20500,20501]}'],
+    ['has a port outside its range', '{"endpoints":[22,20500]}'],
+    ['has a port that another machine was given', '{"endpoints":[8999,20500]}'],
+    ['has a port that another machine reserves', '{"endpoints":[8998,20500]}'],
+  ])('has no such ports if the text in its Pod %s', async (_, message) => {
+    expect((await adopted(message))?.automaticPorts).toEqual([]);
+  });
 });

@@ -3,12 +3,13 @@ import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { FoundMachine } from '../drivers/driver.ts';
 import { chooseDriver, driverOf } from '../drivers/hostdrivers.ts';
+import { reportedPorts } from '../network/portplan.ts';
 import type { Host } from './host.ts';
 import { claimOf } from './admission.ts';
 import { recordDamaged } from './failure.ts';
 import { type MachineRecord, newRecord, type Runtimes } from './machine.ts';
-import { roleOf } from './pod.ts';
-import { portsOf } from './portclaims.ts';
+import { lastReport, roleOf } from './pod.ts';
+import { namesOfHeld, portsOf } from './portclaims.ts';
 
 /** Prefix of the keys of machines without a known Pod. No Pod has such a key, because no namespace begins with a slash. */
 const STRAY_PREFIX = '/stray-';
@@ -66,8 +67,8 @@ async function adoptStrays(host: Host, found: Found): Promise<void> {
 }
 
 /**
- * Replaces unreadable records of machines after the list of Pods is known. A machine with a Pod fails and keeps its disk. A machine
- * without a Pod is removed.
+ * Replaces unreadable records of machines after the list of Pods is known. A machine with a Pod fails and keeps its disk. It keeps its
+ * ports until its guest is shut down. A machine without a Pod is removed.
  */
 export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): Promise<void> {
   const byUid = new Map(pods.map((pod) => [pod.metadata.uid, pod]));
@@ -77,8 +78,20 @@ export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): 
     const identity = pod === undefined ? strayIdentity(uid) : identityOf(pod);
     const record = foundRecord(host, { uid, ...identity }, found);
     const failure = pod === undefined ? undefined : recordDamaged(path, message);
-    host.records.replaceDamaged({ ...record, failure });
+    const automaticPorts = pod === undefined ? [] : portsInReport(host, record, pod);
+    host.records.replaceDamaged({ ...record, failure, automaticPorts });
   }
+}
+
+/** Returns the ports that the host chose for a machine, from the last report in its Pod. Other machines keep the ports that they have. */
+function portsInReport(
+  { records, ports }: Host,
+  { uid, machine }: MachineRecord,
+  pod: Readonly<Pod>,
+): MachineRecord['automaticPorts'] {
+  const held = namesOfHeld(records.list().filter((other) => other.uid !== uid));
+  const { automaticPorts: asked = [] } = machine ?? {};
+  return reportedPorts(asked, lastReport(pod).endpoints ?? [], (name) => held.has(name), ports);
 }
 
 type MachineIdentity = Pick<MachineRecord, 'key' | 'machine' | 'claim'>;
