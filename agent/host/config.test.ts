@@ -89,6 +89,16 @@ test('every mistake is named with its path', () => {
   expect(found.join('\n')).toMatch(/typo/);
 });
 
+test('a range from which the agent could choose no port is refused; one port that is left suffices', () => {
+  const denied = (ports: string): string =>
+    `${LEAST}kubelet: { port: 8999 }\nports: { ssh: 8998-8999, ${ports} }\n`;
+  expect(mistakes(denied('denied: ["8000-8998", "20000-29999"]'))).toEqual([
+    'ports.automatic: All ports in 20000-21999 are among ports.denied (8000-8998, 20000-29999, 8999). Choose another range, or deny fewer ports',
+    'ports.ssh: All ports in 8998-8999 are among ports.denied (8000-8998, 20000-29999, 8999). Choose another range, or deny fewer ports',
+  ]);
+  expect(mistakes(denied('denied: ["8000-8997", "20000-21998"]'))).toEqual([]);
+});
+
 describe("the network's driver", () => {
   test.each(['', 'network: {}\n', 'network: { hostAddress: 192.0.2.1 }\n'])(
     'root must name it: %j',

@@ -7,8 +7,9 @@ import { checkConfig, ConfigError, readConfig } from '../../base/config.ts';
 import { isMissing, messageOf } from '../../base/errors.ts';
 import { isHostName } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
-import { hostPortsSchema } from '../../api/v1alpha1/reservable.ts';
+import { hostPortsSchema, type PortRules } from '../../api/v1alpha1/reservable.ts';
 import { networkSchema } from './network.ts';
+import { deniedRanges } from '../network/portplan.ts';
 import { clusterNetworks } from '../network/reach.ts';
 
 /** Shortest lifetime of a certificate, in seconds. The API server refuses a smaller `expirationSeconds` with status 422. */
@@ -166,6 +167,11 @@ export const configSchema = z
 
 export type AgentConfig = z.infer<typeof configSchema>;
 
+/** Returns the configured rules for reserved ports, and also denies the agent's own port. No machine may reserve that port. */
+export function portRules({ ports, kubelet }: AgentConfig): PortRules {
+  return kubelet.port === 0 ? ports : { ...ports, denied: [...ports.denied, String(kubelet.port)] };
+}
+
 type Environment = Readonly<Record<string, string | undefined>>;
 
 /**
@@ -183,7 +189,7 @@ export function loadConfig(
 ): AgentConfig {
   const document = withDriver(withEnvironment(readConfig(file), environment), isRoot);
   const config = withAbsolutePaths(checkConfig(configSchema, document, file), dirname(resolve(file)));
-  const mistakes = sharedRootMistakes(config);
+  const mistakes = [...sharedRootMistakes(config), ...deniedRanges(config.ports, portRules(config))];
   if (mistakes.length > 0) {
     throw new ConfigError(file, mistakes);
   }

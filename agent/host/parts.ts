@@ -2,9 +2,8 @@
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { createMetrics } from '../../kube/metrics.ts';
-import type { PortRules } from '../../api/v1alpha1/reservable.ts';
 import type { HostParts } from './agent.ts';
-import type { AgentConfig } from './config.ts';
+import { type AgentConfig, portRules } from './config.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
 import { HostImageStore } from '../images/store.ts';
 import { Publisher } from '../images/publisher.ts';
@@ -62,11 +61,6 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       logger: logger.child({ part: 'network' }),
     }),
   };
-}
-
-/** Returns the configured rules for reserved ports, and also denies the agent's own port. No machine may reserve that port. */
-function portRules({ ports, kubelet }: AgentConfig): PortRules {
-  return kubelet.port === 0 ? ports : { ...ports, denied: [...ports.denied, String(kubelet.port)] };
 }
 
 /** Returns the user numbers of machines. The last one is the shared user of machines that an earlier version of the agent started. */

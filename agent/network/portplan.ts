@@ -5,7 +5,7 @@
 import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { bounds, type PortRanges } from '../../api/v1alpha1/reservable.ts';
+import { bounds, type PortRanges, type PortRules, whyDenied } from '../../api/v1alpha1/reservable.ts';
 
 /** Ports of a machine that the host chose before, and whether a port, by {@link portName}, has another holder. */
 export interface Ledger {
@@ -91,4 +91,18 @@ function choose(asked: AutomaticPort, isHeld: (name: string) => boolean, ranges:
   const what = guestPort === 0 ? 'for VNC' : `for the guest port ${guestPort}`;
   const message = `No ${protocol} port ${what} is free on this host in the range ${range}`;
   throw new ReasonedError('NoFreePort', message);
+}
+
+/** Returns a message for each range without a port that machines may use. VMs would wait for a port of the range without end. */
+export function deniedRanges(ranges: PortRanges, rules: PortRules): string[] {
+  return (['automatic', ...SETTINGS] as const).flatMap((setting) => {
+    const [first, last] = bounds(ranges[setting]) ?? [1, 0];
+    for (let port = first; port <= last; port += 1) {
+      if (whyDenied(rules, port) === undefined) {
+        return [];
+      }
+    }
+    const why = `All ports in ${ranges[setting]} are among ports.denied (${rules.denied.join(', ')})`;
+    return [`ports.${setting}: ${why}. Choose another range, or deny fewer ports`];
+  });
 }
