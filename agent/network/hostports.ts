@@ -80,7 +80,7 @@ async function requireFreePorts(address: string, ports: readonly MachinePort[]):
  * Checks that no other machine reserves one of the ports. A bind does not show this conflict while the other machine is starting.
  *
  * @param reserved reserved ports of all machines, by uid.
- * @throws ReasonedError `PortTaken` with the port and the other machine.
+ * @throws ReasonedError `PortTaken` with the port. The message does not identify the other machine, which may be another tenant's.
  */
 function requireUnreserved(
   uid: string,
@@ -90,7 +90,7 @@ function requireUnreserved(
   for (const [other, held] of reserved) {
     const clash = ports.find((port) => held.some((one) => portName(one) === portName(port)));
     if (other !== uid && clash) {
-      const message = `Machine ${other} on this host already reserves port ${describePort(clash)}`;
+      const message = `Another machine on this host already reserves port ${describePort(clash)}`;
       throw new ReasonedError('PortTaken', message);
     }
   }

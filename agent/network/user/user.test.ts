@@ -70,6 +70,8 @@ test('two machines cannot reserve one port, and a detached one gives it back', a
   await network.attach('a', { macAddress: MAC, ports });
   await expect(network.attach('b', { macAddress: MAC, ports })).rejects.toMatchObject({
     reason: 'PortTaken',
+    // The other machine may be another tenant's, so nothing identifies it.
+    message: `Another machine on this host already reserves port ${ports[0]?.hostPort}/TCP`,
   });
   await network.detach('a');
   await network.attach('b', { macAddress: MAC, ports });
