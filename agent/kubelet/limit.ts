@@ -1,40 +1,68 @@
 /** Limits the logs and streams that callers have open. */
 import { HttpError } from '../../kube/serving/httpserver.ts';
 
-/** Limit for this host. Each open log or stream needs a connection, some open files and about 1 MiB. */
+/**
+ * Limit for this host. Each open log or stream needs a connection, some open files and up to 1 MiB of memory. A `port-forward` or `exec`
+ * needs more: 64 KiB for each direction of 64 ports, or the output of a command, together about 8 MiB.
+ */
 const HOST_LIMIT = 64;
+/** Limit for one namespace: half of the host. With this limit, callers of one namespace do not block callers of all others. */
+const NAMESPACE_LIMIT = 32;
 /** Limit for one Pod. With this limit, callers of one VM do not block callers of other VMs. */
 const POD_LIMIT = 16;
+/** Key of the count for this host. It is neither a namespace nor a Pod with its namespace. */
+const HOST = '';
 
 /** Counts what callers have open of one kind. */
 export class OpenLimit {
   readonly #what: 'logs' | 'streams';
-  readonly #pods = new Map<string, number>();
-  #all = 0;
+  /** Numbers of open logs or streams by Pod with its namespace, by namespace, and of this host. */
+  readonly #open = new Map<string, number>();
 
   constructor(what: 'logs' | 'streams') {
     this.#what = what;
   }
 
-  /** Runs `work` while it counts for the Pod. @throws HttpError 429 when the Pod or the host has too many open. */
-  async count(pod: string, work: () => Promise<void>): Promise<void> {
-    const ofPod = this.#pods.get(pod) ?? 0;
-    if (ofPod >= POD_LIMIT || this.#all >= HOST_LIMIT) {
-      const [where, limit] = ofPod >= POD_LIMIT ? [`Pod ${pod}`, POD_LIMIT] : ['This host', HOST_LIMIT];
-      throw new HttpError(429, `${where} has ${limit} open ${this.#what}, the maximum; try again later`);
+  /**
+   * Runs `work` while it counts for the Pod. `name` is the name of the Pod.
+   *
+   * @throws HttpError 429 when the Pod, its namespace or the host has too many open.
+   */
+  async count(namespace: string, name: string, work: () => Promise<void>): Promise<void> {
+    const pod = `${namespace}/${name}`;
+    const places = [
+      { key: pod, limit: POD_LIMIT, has: `Pod ${pod} has` },
+      { key: namespace, limit: NAMESPACE_LIMIT, has: `On this host, namespace ${namespace} has` },
+      { key: HOST, limit: HOST_LIMIT, has: 'This host has' },
+    ];
+    const full = places.find(({ key, limit }) => this.#of(key) >= limit);
+    if (full !== undefined) {
+      const { has, limit } = full;
+      throw new HttpError(429, `${has} ${limit} open ${this.#what}, the maximum; try again later`);
     }
-    this.#pods.set(pod, ofPod + 1);
-    this.#all += 1;
+    for (const { key } of places) {
+      this.#open.set(key, this.#of(key) + 1);
+    }
     try {
       await work();
     } finally {
-      this.#all -= 1;
-      const left = (this.#pods.get(pod) ?? 1) - 1;
-      if (left > 0) {
-        this.#pods.set(pod, left);
-      } else {
-        this.#pods.delete(pod);
+      for (const { key } of places) {
+        this.#end(key);
       }
+    }
+  }
+
+  #of(key: string): number {
+    return this.#open.get(key) ?? 0;
+  }
+
+  /** Forgets keys that have nothing open, because Pods and namespaces come and go. */
+  #end(key: string): void {
+    const left = this.#of(key) - 1;
+    if (left > 0) {
+      this.#open.set(key, left);
+    } else {
+      this.#open.delete(key);
     }
   }
 }

@@ -175,7 +175,7 @@ export class KubeletServer {
 
   async #logs(url: URL, response: ServerResponse, signal: AbortSignal): Promise<void> {
     const asked = parseLogRequest(url, Date.now());
-    await this.#readers.count(`${asked.namespace}/${asked.pod}`, async () => {
+    await this.#readers.count(asked.namespace, asked.pod, async () => {
       const lines = await this.#options.logs(asked, signal);
       response.writeHead(200, { 'Content-Type': 'text/plain; charset=utf-8' });
       // A quiet console may send nothing for a long time. The headers are sent at once, so that the caller knows that the log is

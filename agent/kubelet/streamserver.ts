@@ -47,7 +47,7 @@ export class StreamServer {
   async serve(kind: StreamKind, upgrade: Upgrade): Promise<void> {
     const request = parseStreamRequest(kind, upgrade.url);
     const target = this.#options.targets(request);
-    await this.#open.count(`${request.namespace}/${request.pod}`, async () => {
+    await this.#open.count(request.namespace, request.pod, async () => {
       this.#gauge.inc({ kind });
       try {
         await this.#run(request, target, upgrade);
