@@ -29,7 +29,11 @@ function hostOf(directory: string, told: string[]): Host {
       ensure: async () => ({ digest: 'sha256:0', virtualSizeBytes: 2 ** 30 }),
       cloned: () => undefined,
     },
-    network: { attach: () => NETWORK, address: () => undefined },
+    network: { attach: () => NETWORK, address: () => undefined, isUsable: async () => true },
+    ports: { vnc: '6000-6000' },
+    boundPods: () => [],
+    forwardAddress: '192.0.2.1',
+    vncPassword: async () => 'aB3-_x9z',
     monitor: { checkOf: () => ({ healthy: true, faults: [], machines: {} }) },
     disk: { startsAnew: () => undefined },
     event: ({ kind, metadata }: KubeObject, { reason, message }: EventText<string>) =>
@@ -47,6 +51,7 @@ it('tells the VM how its machine was made and started, and leaves to the operato
     image: { type: 'http', url: 'https://images.example/a.qcow2', sha256: '0' },
     hardware: { macAddress: '' },
     ports: [],
+    automaticPorts: [{ purpose: 'vnc', protocol: 'TCP', guestPort: 0 }],
   } as unknown as Machine;
   const record = newRecord({ uid: 'pod', key: 'platform-ci/x', driver: 'qemu', machine, claim: CLAIM });
   const told: string[] = [];
@@ -64,6 +69,8 @@ it('tells the VM how its machine was made and started, and leaves to the operato
   } as unknown as Operation;
   const runtime = newRuntime(record, directory);
   await STEPS.create(host, runtime, operation);
+  // The operator makes a deleted Secret again only before the machine is created.
+  host.vncPassword = () => expect.unreachable();
   await STEPS.start(host, runtime, operation);
   await STEPS.suspend(host, runtime, operation);
   expect(record.startedWith).toEqual({ cpu: 1, memoryBytes: 2 ** 27, diskSizeBytes: 2 ** 30 });

@@ -28,7 +28,7 @@ import { explainPortTaken, holdPorts } from './ports.ts';
 import { grantedSize } from './resize.ts';
 import { prepareSeed } from './seed.ts';
 import { meanSpeed } from './speed.ts';
-import { prepareVnc, requireVncPassword } from './vnc.ts';
+import { keepVncPassword, prepareVnc, requireVncPassword } from './vnc.ts';
 
 /** Shortest time between two progress reports of a download, because each report is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
@@ -40,8 +40,10 @@ async function create(host: Host, runtime: Runtime, operation: Operation): Promi
   const holder: Holder = `machine/${runtime.record.uid}`;
   try {
     await holdPorts(host, runtime.record);
-    await requireVncPassword(host, runtime);
-    await makeDisk(host, runtime, operation);
+    const password = await requireVncPassword(host, runtime);
+    const base = await makeDisk(host, runtime, operation);
+    await keepVncPassword(runtime, password);
+    host.records.update(runtime.record, { created: true, base });
     host.images.cloned(holder);
   } catch (error) {
     // The next attempt requests the images again. Until then, this machine does not prevent the removal of these images.
@@ -50,7 +52,8 @@ async function create(host: Host, runtime: Runtime, operation: Operation): Promi
   }
 }
 
-async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+/** Fetches the images and creates the disk. Returns the image of the disk; undefined if the disk has none. */
+async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Promise<BaseImage | undefined> {
   const { record, folder } = runtime;
   const { image, imageFormat: format = 'Auto', imageName, iso: isoSource, isoName } = record.machine ?? {};
   const keyring = await keyringOf(host, record, operation);
@@ -66,14 +69,13 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
     // An earlier agent process ended before it had completed the machine's folder.
     await driverOf(host, record).delete(folder);
   }
-  const isoPath = iso?.path;
-  record.isoPath = isoPath;
+  record.isoPath = iso?.path;
   const began = performance.now();
   await driverOf(host, record).create(folder, machinePlan(host, record, operation), base);
   if (base !== undefined) {
     tell(host, record, 'Cloned', 'Clone', `The host cloned the image in ${secondsSince(began)} s`);
   }
-  host.records.update(record, { created: true, base, isoPath });
+  return base;
 }
 
 /** Returns the credentials of the Pod's pull secrets if an image comes from a registry. Images from other sources need none. */

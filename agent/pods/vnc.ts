@@ -41,10 +41,19 @@ export async function readVncPassword(
   return password;
 }
 
-/** Checks that the machine's password exists, before its disk is made. @throws ReasonedError `VNCSecretNotFound` when it does not. */
-export async function requireVncPassword(host: Host, { record }: Runtime): Promise<void> {
-  if (vncPortOf(record) !== undefined) {
-    await host.vncPassword(needed(record.machine).vm);
+/**
+ * Returns the password of a machine before its disk is made; undefined if it needs none.
+ *
+ * @throws ReasonedError `VNCSecretNotFound` when there is none. The operator makes a deleted Secret again only while its host says so.
+ */
+export async function requireVncPassword(host: Host, { record }: Runtime): Promise<string | undefined> {
+  return vncPortOf(record) === undefined ? undefined : await host.vncPassword(needed(record.machine).vm);
+}
+
+/** Writes the password into the folder of a new machine, so that its first start works even if somebody deletes the Secret before. */
+export async function keepVncPassword({ folder }: Runtime, password: string | undefined): Promise<void> {
+  if (password !== undefined) {
+    await writeWhole(join(folder.path, PASSWORD_FILE), password);
   }
 }
 
