@@ -6,14 +6,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
 {{- end }}
 
-{{/* Of one component: (list $ "operator") */}}
+{{/* Labels that select the Pods of one component: (list $ "operator") */}}
 {{- define "berth.selector" -}}
 app.kubernetes.io/name: berth
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
-{{/* (list $ .Values.operator.image) */}}
+{{/* Reference of an image: (list $ .Values.operator.image) */}}
 {{- define "berth.image" -}}
 {{- $image := index . 1 -}}
 {{- if $image.digest -}}
@@ -43,7 +43,7 @@ berth-operator-certificate
 berth-operator.{{ .Release.Namespace }}.svc
 {{- end }}
 
-{{/* The operator's configuration file. */}}
+{{/* Configuration file of the operator. */}}
 {{- define "berth.operatorConfig" -}}
 {{- $metrics := dict "address" ":8443" "dnsNames" (list (include "berth.serviceName" .) "localhost") -}}
 {{- if include "berth.certificateSecret" . -}}
@@ -56,12 +56,12 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- toYaml (merge $own (deepCopy .Values.config) $usual) -}}
 {{- end }}
 
-{{/* Where the API server reaches the agent on its node. */}}
+{{/* Port at which the API server reaches the agent on its node. */}}
 {{- define "berth.agentPort" -}}
 {{ dig "kubelet" "port" 10350 .Values.agent.config | int }}
 {{- end }}
 
-{{/* The agent's, without what differs from host to host. */}}
+{{/* Configuration file of the agent, without the settings that differ between hosts. */}}
 {{- define "berth.agentConfig" -}}
 {{- $share := .Values.agent.share -}}
 {{- $own := dict "dataDirectory" .Values.agent.hostPath "bootstrapKubeconfig" "/etc/berth/bootstrap/kubeconfig" "offered" (dict "cpu" $share.cpu "memory" $share.memory) -}}
@@ -69,14 +69,14 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- with .Values.agent.clusterCIDRs -}}
 {{- $_ := set $own "clusterCIDRs" . -}}
 {{- end -}}
-{{- /* What VMs may reserve is said once, for the operator. */ -}}
+{{- /* The rules for ports that VMs may reserve are set once, for the operator. The agent gets them too. */ -}}
 {{- with .Values.config.ports -}}
 {{- $_ := set $usual "ports" (deepCopy .) -}}
 {{- end -}}
 {{- toYaml (merge $own (deepCopy .Values.agent.config) $usual) -}}
 {{- end }}
 
-{{/* Documents of a file below files/, with the release's namespace and labels: (list $ "files/rbac/operator.yaml") */}}
+{{/* Documents of a file below files/, with the namespace and the labels of the release: (list $ "files/rbac/operator.yaml") */}}
 {{- define "berth.documents" -}}
 {{- $root := index . 0 -}}
 {{- $labels := include "berth.labels" $root | fromYaml -}}
@@ -100,7 +100,7 @@ berth-operator.{{ .Release.Namespace }}.svc
 
 {{/* A quantity of memory in bytes. */}}
 {{- define "berth.bytes" -}}
-{{- /* A large number as text would have an exponent. */ -}}
+{{- /* A large number that is directly converted to text has an exponent. */ -}}
 {{- $text := kindIs "string" . | ternary . (int64 . | toString) -}}
 {{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 -}}
 {{- $digits := regexFind "^[0-9.]+" $text -}}
@@ -115,7 +115,7 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- end -}}
 {{- end }}
 
-{{/* What the agent's Pod asks its node for: its own requests, and the machines', which are no Pods of that node. */}}
+{{/* Requests of the agent's Pod: those of the agent itself, and those of the machines, which are no Pods of this node. */}}
 {{- define "berth.agentMilliCPU" -}}
 {{- $own := (.Values.agent.resources.requests | default dict).cpu | default 0 -}}
 {{ add (include "berth.milliCPU" $own | int) (mul 1000 (int .Values.agent.share.cpu)) }}
@@ -126,7 +126,7 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{ add (include "berth.bytes" $own | int64) (include "berth.bytes" .Values.agent.share.memory | int64) }}
 {{- end }}
 
-{{/* Annotations of what the uninstall hook needs, by its weight. What failed stays, so that its log can be read. */}}
+{{/* Annotations of the objects of the uninstall hook. The argument is the weight. A failed hook is kept, so that its log can be read. */}}
 {{- define "berth.hook" -}}
 helm.sh/hook: pre-delete
 helm.sh/hook-weight: {{ . | quote }}
