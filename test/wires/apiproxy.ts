@@ -1,6 +1,6 @@
 /**
- * Stands between one operator and the API server: records what it writes, and stops its world at a chosen write, so that
- * a process can be killed or frozen at exactly that moment.
+ * A proxy between one operator and the API server. The proxy records the operator's writes and can hold back all writes from a chosen
+ * write on. A test can therefore kill or freeze the operator at exactly that moment.
  */
 import { readFileSync } from 'node:fs';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
@@ -14,17 +14,23 @@ import { waitFor } from '../../hack/wait.ts';
 
 export interface Write {
   method: string;
-  /** Without its query. */
+  /** Path of the request, without the query. */
   path: string;
   body: string;
-  /** What the API server answered; undefined until it did, and when the write never reached it. */
+  /** Status of the API server's answer. It is undefined before the answer, and if the write never reached the API server. */
   status: number | undefined;
 }
 
-/** What becomes of the writes that were held back: lost with their sender, or late, as over a slow network. */
+/**
+ * The end of writes that were held back. Lost writes never reach the API server, as when their sender is killed. Late writes reach the
+ * API server after {@link ApiProxy.goOn}, as over a slow network.
+ */
 type Fate = 'lost' | 'late';
 
-/** The write at which the world stops: before the API server has it, or after it has done it, with its answer held back. */
+/**
+ * The write at which the proxy stops. With `before`, the proxy holds back the write. With `after`, the API server executes the write
+ * and the proxy holds back the answer.
+ */
 interface Trap {
   when: 'before' | 'after';
   matches: (write: Write) => boolean;
@@ -33,7 +39,7 @@ interface Trap {
 interface Watch {
   path: string;
   to: ServerResponse;
-  /** While it is silent. */
+  /** Events that arrived while the watch was silenced. */
   held: Buffer[];
 }
 
@@ -43,9 +49,9 @@ interface Stop {
 }
 
 export class ApiProxy {
-  /** For the operator: the proxy's address with the operator's own token. */
+  /** Path of the operator's kubeconfig. The file contains the proxy's address and the operator's own token. */
   readonly kubeconfig: string;
-  /** All, in the order in which they were sent. */
+  /** All writes in the order in which they were sent. */
   readonly writes: Write[] = [];
   readonly #target: URL;
   readonly #agent: Agent;
@@ -54,7 +60,7 @@ export class ApiProxy {
   #stop: Stop | undefined;
   readonly #watches = new Set<Watch>();
   #silent: string | undefined;
-  /** All that watches brought, in the order of its coming. */
+  /** Text of all events of watches, in the order of their arrival. */
   #told = '';
 
   private constructor(cluster: Cluster, server: Server, name: string) {
@@ -70,7 +76,7 @@ export class ApiProxy {
     });
   }
 
-  /** `name` names its kubeconfig. */
+  /** Starts a proxy. `name` is the name of the kubeconfig. */
   static async start(cluster: Cluster, name: string): Promise<ApiProxy> {
     const server = createServer();
     await new Promise<void>((resolve) => {
@@ -78,13 +84,13 @@ export class ApiProxy {
     });
     const proxy = new ApiProxy(cluster, server, name);
     server.on('request', (request: IncomingMessage, response: ServerResponse) => {
-      // What fails here is a connection that one of its ends cut; the other end must see that too.
+      // This fails if one end has closed its connection. The other end must then also see a closed connection.
       proxy.#handle(request, response).catch(() => response.destroy());
     });
     return proxy;
   }
 
-  /** At the next write that matches the world stops: from then on no write reaches the API server, until `goOn`. */
+  /** Stops at the next matching write. No write reaches the API server until `goOn` is called. */
   stopAt(when: Trap['when'], matches: Trap['matches']): void {
     this.#trap = { when, matches };
   }
@@ -99,7 +105,7 @@ export class ApiProxy {
     this.#stop = undefined;
   }
 
-  /** Watches of this path bring nothing until `speak`, and then what they had to say meanwhile. */
+  /** Holds back all events of watches of this path. {@link speak} delivers them. */
   silence(path: string): void {
     this.#silent = path;
   }
@@ -113,7 +119,7 @@ export class ApiProxy {
     }
   }
 
-  /** Whether a watch has brought this to the operator's door; a frozen one finds it there. */
+  /** Whether the API server has sent this text in a watch. A frozen operator reads the text when it continues. */
   hasTold(text: string): boolean {
     return this.#told.includes(text);
   }
@@ -148,7 +154,7 @@ export class ApiProxy {
     }
     const answer = await this.#forward(request, body, response);
     write.status = answer.statusCode;
-    // A write that was refused has not happened; its caller tries again.
+    // A refused write changed nothing, and the operator repeats it.
     const stop = (write.status ?? 0) < 300 ? this.#spring('after', write) : undefined;
     if ((await stop?.fate) === 'lost') {
       response.destroy();
@@ -207,7 +213,7 @@ export class ApiProxy {
         resolve,
       );
       onward.once('error', reject);
-      // A caller that is gone watches no longer.
+      // The watch ends when the operator has closed its connection.
       if (body === undefined) {
         response.once('close', () => onward.destroy());
       }

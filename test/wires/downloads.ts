@@ -1,4 +1,7 @@
-/** A web server that gives the guest image under any number of digests, from any byte on, and can hold it back or give it slowly. */
+/**
+ * A web server with the guest image under any number of digests. Downloads may begin at any byte. The server can hold downloads back
+ * or send them slowly.
+ */
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
@@ -7,18 +10,18 @@ import type { AddressInfo } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { waitFor } from '../../hack/wait.ts';
 
-/** A slow download takes a minute, so that what comes late on a busy machine still sees it go on. */
+/** Pace of slow downloads. A slow download takes a minute, so that it is still under way when a test acts late on a busy machine. */
 const SLOW = { pieces: 1_000, pauseMilliseconds: 60 };
 
 export class Downloads implements AsyncDisposable {
   readonly #image: Buffer;
   readonly #server: Server;
-  /** With what each has still to get. */
+  /** Responses that are held back, with their remaining bytes. */
   readonly #held = new Map<ServerResponse, Buffer>();
   #holdsBack = false;
   #isSlow = false;
   #count = 0;
-  /** The byte from which each who asked wanted an image. */
+  /** First requested byte of each request. */
   readonly starts: number[] = [];
 
   private constructor(image: Buffer, server: Server) {
@@ -43,24 +46,24 @@ export class Downloads implements AsyncDisposable {
     return (this.#server.address() as AddressInfo).port;
   }
 
-  /** How many the last image of {@link next} has. */
+  /** Number of bytes of the last image of {@link next}. */
   get bytes(): number {
     return this.#version(this.#count).length;
   }
 
-  /** An image that nobody has fetched yet. */
+  /** Returns an image that no client has fetched yet. */
   next(): { url: string; sha256: string } {
     this.#count += 1;
     const sha256 = createHash('sha256').update(this.#version(this.#count)).digest('hex');
     return { url: `http://127.0.0.1:${this.port}/${this.#count}`, sha256 };
   }
 
-  /** From now on downloads get half of their image and then nothing more. */
+  /** Sends only half of the requested bytes of each later download, until `release` is called. */
   holdBack(): void {
     this.#holdsBack = true;
   }
 
-  /** From now on downloads get their image little by little. */
+  /** Sends later downloads slowly, until `release` is called. */
   slowDown(): void {
     this.#isSlow = true;
   }
@@ -69,7 +72,7 @@ export class Downloads implements AsyncDisposable {
     await waitFor('a download to be held back', () => this.#held.size > 0);
   }
 
-  /** Those that were held back, or that are slow, get the rest. */
+  /** Sends the rest of all downloads that are held back or slow. */
   release(): void {
     this.#isSlow = false;
     this.#holdsBack = false;
@@ -90,7 +93,7 @@ export class Downloads implements AsyncDisposable {
     await this.close();
   }
 
-  /** Zeros behind a qcow2 image mean nothing. */
+  /** Returns an image with its own digest. It ends with additional zeros, which qcow2 ignores. */
   #version(number: number): Buffer {
     return Buffer.concat([this.#image, Buffer.alloc(number * 512)]);
   }
@@ -119,7 +122,7 @@ export class Downloads implements AsyncDisposable {
     response.write(wanted.subarray(0, half));
   }
 
-  /** Ends at once for a client that has gone. */
+  /** Sends the bytes in small pieces. It stops when the client has closed the connection. */
   async #giveSlowly(wanted: Buffer, response: ServerResponse): Promise<void> {
     const size = Math.ceil(wanted.length / SLOW.pieces);
     for (let at = 0; at < wanted.length && !response.destroyed; at += size) {

@@ -1,4 +1,4 @@
-/** Frames as a guest may send them: each field is the test's, and so is every lie. */
+/** Frames that a guest may send. The test chooses each field, also false values. */
 
 export const ETHERTYPE = {
   ipv4: 0x0800,
@@ -48,7 +48,7 @@ export function ethernet(head: { to: string; from: string; type: number }, body:
   return Buffer.concat([macBytes(head.to), macBytes(head.from), type, body]);
 }
 
-/** The body of a frame of type VLAN: the tag, and the type of what it carries. */
+/** Returns the body of a VLAN frame: the tag, the type of the inner frame, and the inner body. */
 export function tagged(vlan: number, type: number, body: Buffer): Buffer {
   return Buffer.concat([Buffer.from([vlan >> 8, vlan & 255, type >> 8, type & 255]), body]);
 }
@@ -65,7 +65,7 @@ export function ipv4(head: { from: string; to: string; protocol: number }, body:
   return Buffer.concat([header, body]);
 }
 
-/** Addresses as 16 bytes; the body has its checksum already, or none. */
+/** Returns an IPv6 packet. Addresses have 16 bytes. The body already contains its checksum, if it has one. */
 export function ipv6(head: { from: Buffer; to: Buffer; next: number }, body: Buffer): Buffer {
   const header = Buffer.alloc(8);
   header[0] = 0x60;
@@ -75,14 +75,17 @@ export function ipv6(head: { from: Buffer; to: Buffer; next: number }, body: Buf
   return Buffer.concat([header, head.from, head.to, body]);
 }
 
-/** The address of a card on its own link, as most systems make it (RFC 4291). */
+/** Returns the link-local address that most systems give to a card with this MAC address (RFC 4291). */
 export function linkLocal(mac: string): Buffer {
   const [first = 0, ...rest] = macBytes(mac);
   const card = [first ^ 2, ...rest.slice(0, 2), 0xff, 0xfe, ...rest.slice(2)];
   return Buffer.from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, ...card]);
 }
 
-/** ICMPv6, UDP or TCP over IPv6, with a checksum at this place of the body, so that whoever takes it believes it. */
+/**
+ * Returns a packet with ICMPv6, UDP or TCP. The function writes a valid checksum at offset `checksumAt` of the body, so that receivers
+ * accept the packet.
+ */
 export function ipv6Packet(
   head: { from: Buffer; to: Buffer; next: number },
   body: Buffer,
@@ -105,7 +108,7 @@ export function udp(from: Endpoint, to: Endpoint, payload: Buffer): Buffer {
   return ipv4({ from: from.address, to: to.address, protocol: PROTOCOL.udp }, body);
 }
 
-/** The first packet of a connection. */
+/** Returns the first packet of a TCP connection. */
 export function tcpSyn(from: Endpoint, to: Endpoint): Buffer {
   const segment = Buffer.alloc(20);
   segment.writeUInt16BE(from.port, 0);
@@ -140,13 +143,13 @@ export function arp(operation: 1 | 2, sender: Station, target: Station): Buffer 
   return Buffer.concat([head, ...parts]);
 }
 
-/** Types of DHCP's messages (RFC 2132). */
+/** Types of DHCP messages (RFC 2132). */
 export const DHCP = { discover: 1, offer: 2, decline: 4, release: 7 };
 
 export interface DhcpMessage {
   operation: 1 | 2;
   kind: number;
-  /** The card that the message speaks of, which need not be the frame's. */
+  /** MAC address in the message. It may differ from the sender of the frame. */
   card: string;
   client?: string;
   offered?: string;

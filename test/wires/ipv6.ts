@@ -1,28 +1,28 @@
-/** What a guest may try over IPv6 on its neighbours, its host and beyond; each packet is one that its receiver would answer or believe. */
+/** Attempts of a guest to reach its neighbours, its host and other addresses over IPv6. Receivers would answer or believe each packet. */
 import { ETHERTYPE, ethernet, ipv6Packet, linkLocal, macBytes, PROTOCOL } from './frames.ts';
 
 const ALL_NODES = ipv6Address('ff02::1');
 const ALL_ROUTERS = ipv6Address('ff02::2');
 const DHCP_SERVERS = ipv6Address('ff02::1:2');
 const DHCP_PORT = 547;
-/** Where each protocol has its checksum. */
+/** Offset of the checksum in the body, by protocol. */
 const CHECKSUM_AT = { [PROTOCOL.icmpv6]: 2, [PROTOCOL.udp]: 6, [PROTOCOL.tcp]: 16 };
 const MULTICAST = 0xff;
 const OWN_PORT = 5000;
 
 export interface IPv6Targets {
-  /** The card of the one that tries. */
+  /** MAC address of the guest. */
   own: string;
-  /** The gateway's card: the way to the host, and beyond it. */
+  /** MAC address of the gateway, which leads to the host and to other networks. */
   gateway: string;
-  /** Other cards on the link. */
+  /** MAC addresses of other guests on the link. */
   neighbours: readonly string[];
-  /** Addresses, each with something that answers datagrams and connections at this port. */
+  /** Addresses of servers that answer datagrams and connections at `port`. */
   hosts: readonly string[];
   port: number;
 }
 
-/** Frames, each packet to the group that it is for and to each card of others. */
+/** Returns frames with their descriptions. Each packet is sent to its multicast group, if it has one, and to every other card. */
 export function ipv6Attempts({ own, gateway, neighbours, hosts, port }: IPv6Targets): [string, Buffer][] {
   const from = linkLocal(own);
   const cards = [gateway, ...neighbours];
@@ -67,19 +67,19 @@ export function ipv6Attempts({ own, gateway, neighbours, hosts, port }: IPv6Targ
   ];
 }
 
-/** The bytes of an address as text. */
+/** Returns the bytes of an address that is given as text. */
 function ipv6Address(text: string): Buffer {
   const [before = [], after = []] = text.split('::').map((part) => part.split(':').filter(Boolean));
   const zeros = Array<string>(8 - before.length - after.length).fill('0');
   return Buffer.from([...before, ...zeros, ...after].map((group) => group.padStart(4, '0')).join(''), 'hex');
 }
 
-/** The group in which the holder of an address is asked for its card (RFC 4291). */
+/** Returns the solicited-node multicast group of an address (RFC 4291). Neighbours ask this group for the MAC address. */
 function solicitedNode(address: Buffer): Buffer {
   return Buffer.concat([ipv6Address('ff02::1:ff00:0').subarray(0, 13), address.subarray(13)]);
 }
 
-/** The last four bytes of the card that stands for a group. */
+/** Returns the last four bytes of the MAC address of a multicast group. */
 function groupCard(group: Buffer): string {
   return [...group.subarray(12)].map((byte) => byte.toString(16).padStart(2, '0')).join(':');
 }
@@ -93,7 +93,7 @@ function tcpSyn(port: number): number[] {
   return words(OWN_PORT, port, ...noSequence, headerAndSyn, window, 0, 0);
 }
 
-/** The numbers have 16 bits each. */
+/** Returns the bytes of 16-bit numbers. */
 function words(...values: number[]): number[] {
   return values.flatMap((value) => [value >> 8, value & 255]);
 }

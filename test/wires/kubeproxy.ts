@@ -1,4 +1,4 @@
-/** Stands between a client and the API server, and does to its watches what networks and servers do. */
+/** A proxy between a client and the API server. It causes faults of networks and servers in the client's watches. */
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { Agent, request } from 'undici';
@@ -11,17 +11,17 @@ export interface Refusal {
 }
 
 export interface FaultProxy {
-  /** To reach the API server through it, with the rights of the connection it was given. */
+  /** Connection to the API server through the proxy, with the rights of the connection given to {@link startFaultProxy}. */
   readonly connection: Connection;
-  /** Paths with their queries, in order. */
+  /** Paths of all requests with their queries, in order. */
   readonly requests: string[];
-  /** Asked for each request; what it answers is answered in the server's place. */
+  /** Is called for each request. The proxy answers with the returned refusal. If the result is undefined, the API server answers. */
   refuse: (path: string) => Refusal | undefined;
-  /** Swallows what open watches bring, as a connection does that died unnoticed. */
+  /** Discards all later events of open watches, as if their connections had failed unnoticed. */
   silence(): void;
   /** Writes a line into all open watches. */
   inject(line: string): void;
-  /** Ends all open watches, perhaps within a line. */
+  /** Ends all open watches, after `part` of a line if it is given. */
   cut(part?: string): void;
   /** Breaks the connections of all open watches. */
   reset(): void;

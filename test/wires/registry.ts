@@ -1,4 +1,4 @@
-/** A real registry of its own on loopback: Debian's docker-registry, with TLS and a password, filled by skopeo. */
+/** A real registry on a loopback address, for tests. It is Debian's docker-registry with TLS and a password. Skopeo adds images. */
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { closeSync, openSync } from 'node:fs';
@@ -15,24 +15,24 @@ import { waitFor } from '../../hack/wait.ts';
 
 export const USER = 'berth';
 export const PASSWORD = 'berth-test';
-/** bcrypt of the password, with the lowest cost that the registry takes: it reckons this for every request. */
+/** bcrypt hash of the password. It has the lowest allowed cost, because the registry computes the hash for every request. */
 const PASSWORD_HASH = '$2y$05$abcdefghijklmnopqrstuupAN5U5wYWVs79LoNJdNIIaTJdfN5k9e';
-/** A copy of gigabytes takes seconds. */
+/** Time limit of a run of skopeo. A copy of several gigabytes takes seconds. */
 const SKOPEO_MILLISECONDS = 120_000;
 const LOG_BYTES = 16 * 1024 ** 2;
 
 export interface RegistryOptions {
-  /** True when absent: manifests can be removed. */
+  /** Whether manifests can be deleted. The default is true. */
   deletes?: boolean;
-  /** Its own; it is made. Blobs lie below `data`. */
+  /** Folder of the registry. It is created. Blobs are below `data`. */
   directory: string;
-  /** True when absent. */
+  /** Whether the registry uses TLS. The default is true. */
   tls?: boolean;
-  /** True when absent; not with `token`. */
+  /** Whether the registry needs a password. The default is true. With `token`, the registry needs a token instead. */
   password?: boolean;
-  /** A token server to send callers to. */
+  /** Token server at which clients get their tokens. */
   token?: { realm: string; service: string; issuer: string };
-  /** What its certificate is signed with; its own when absent. */
+  /** Authority that signs the registry's certificate. The default is an authority for this registry only. */
   authority?: Authority;
 }
 
@@ -43,30 +43,30 @@ export interface LoggedRequest {
 }
 
 export interface TestRegistry {
-  /** For references: `127.0.0.1:PORT`. */
+  /** Host for image references: `127.0.0.1:PORT`. */
   readonly host: string;
-  /** The registry itself, without the counter of bytes before it: for measurements, and only without a password. */
+  /** Host of the registry without {@link traffic} before it. It is for measurements. It works only without a password. */
   readonly directHost: string;
   readonly url: string;
-  /** The authority's certificate; it is there without TLS too. */
+  /** Path of the authority's certificate. The file exists also without TLS. */
   readonly caFile: string;
   readonly directory: string;
-  /** Everybody's way to it. */
+  /** The wire over which clients reach {@link host}. */
   readonly traffic: Wire;
-  /** What opens it, as a pull secret has it. */
+  /** Returns the content of a pull secret for this registry. The default is the right password. */
   dockerConfigJson(password?: string): string;
-  /** Every request so far that it has answered. */
+  /** Returns all requests that the registry has answered. */
   requests(): Promise<LoggedRequest[]>;
-  /** Runs skopeo with what opens the registry; what it prints. */
+  /** Runs skopeo with the registry's password, and returns its output. */
   skopeo(...parameters: string[]): Promise<string>;
-  /** Ends it for now: connections break off, and new ones do. */
+  /** Stops the registry until `restart` is called. Open and new connections fail. */
   stop(): Promise<void>;
   /** Starts the registry again at the same address. */
   restart(): Promise<void>;
   close(): Promise<void>;
 }
 
-/** Ready when this resolves. Who starts it closes it. */
+/** Starts a registry and resolves when it answers. The caller closes the registry. */
 export async function startRegistry(options: RegistryOptions): Promise<TestRegistry> {
   const { directory, tls = true } = options;
   await mkdir(join(directory, 'data'), { recursive: true });
@@ -121,7 +121,7 @@ export async function startRegistry(options: RegistryOptions): Promise<TestRegis
   return registry;
 }
 
-/** A certificate for loopback, signed by the authority, and its key. */
+/** Returns a key and a certificate for the loopback address, signed by the authority. */
 export async function serverCertificate(authority: Authority): Promise<{ key: string; cert: string }> {
   const key = await createKey();
   const cert = await issue(authority, {
@@ -163,7 +163,7 @@ async function writeConfiguration(options: RegistryOptions, port: number): Promi
     },
     http: {
       addr: `127.0.0.1:${port}`,
-      // Uploads go on after a restart.
+      // With a fixed secret, uploads can continue after a restart.
       secret: 'berth-tests',
       ...(tls ? { tls: { certificate: files.certificate, key: files.key } } : {}),
     },
@@ -176,7 +176,7 @@ function spawnRegistry(directory: string): ChildProcess {
   const log = openSync(join(directory, 'registry.log'), 'a', 0o600);
   const child = spawn('docker-registry', ['serve', join(directory, 'config.yml')], {
     stdio: ['ignore', log, log],
-    // Its exporter of traces looks for one on the network otherwise.
+    // Without this setting, the registry sends traces to a collector on the network.
     env: { PATH: process.env['PATH'], OTEL_TRACES_EXPORTER: 'none' },
   });
   closeSync(log);
@@ -191,7 +191,7 @@ async function endRegistry(child: ChildProcess): Promise<void> {
     return;
   }
   const ended = once(child, 'exit');
-  // It has nothing to finish, and when asked politely it waits for open connections.
+  // The registry has no work to finish. After SIGTERM it would wait for open connections.
   child.kill('SIGKILL');
   await ended;
 }
@@ -199,7 +199,7 @@ async function endRegistry(child: ChildProcess): Promise<void> {
 async function waitUntilReady(url: string, caFile: string, child: ChildProcess): Promise<void> {
   const dispatcher = new Agent({ connect: { ca: await readFile(caFile, 'utf8') } });
   const failed = once(child, 'error').then(([error]) => Promise.reject(error as Error));
-  // Whether anybody is still waiting for it or not.
+  // The rejection must not be unhandled if the race has already ended.
   failed.catch(() => undefined);
   try {
     const ready = waitFor('the registry to answer', async () => {
@@ -213,7 +213,7 @@ async function waitUntilReady(url: string, caFile: string, child: ChildProcess):
   }
 }
 
-/** From its access log, in the web servers' common form. */
+/** Reads requests from the registry's access log, which has the common log format of web servers. */
 async function readRequests(file: string): Promise<LoggedRequest[]> {
   const lines = (await readFile(file, 'utf8')).matchAll(/"([A-Z]+) (\/\S*) HTTP\/[\d.]+" (\d{3}) /g);
   return [...lines].map(([, method = '', path = '', status]) => ({ method, path, status: Number(status) }));

@@ -1,13 +1,13 @@
-/** A way to a loopback port that counts what goes over it, and that a test can hold, interrupt or break off. */
+/** A TCP proxy to a loopback port. It counts bytes, and a test can hold, interrupt or break its connections. */
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 
-/** The caller's socket, and the one to the port that belongs to it. */
+/** The client's socket, and the socket to the port for this client. */
 interface Pair {
   near: Socket;
-  /** Undefined when the wire was cut before the caller came. */
+  /** Undefined if the wire was already cut when the client connected. */
   far: Socket | undefined;
-  /** Nothing passes any more, and neither end is told. */
+  /** Whether no more bytes pass, without a notice to either end. */
   hangs: boolean;
 }
 
@@ -19,7 +19,7 @@ export class Wire implements Disposable {
   #breaksAfter: number | undefined;
   #isHeld = false;
   #hasHeld = false;
-  /** Bytes of every connection: what came back from the port, and what went to it. TLS adds about 1 %. */
+  /** Bytes from the port, of all connections. TLS adds about 1 %. {@link sent} counts the bytes to the port. */
   received = 0;
   sent = 0;
 
@@ -39,14 +39,14 @@ export class Wire implements Disposable {
     return (this.#server.address() as AddressInfo).port;
   }
 
-  /** The same address, over this wire. */
+  /** Returns the origin of a URL with the port of this wire. */
   addressOf(url: string): string {
     const through = new URL(url);
     through.port = String(this.port);
     return through.origin;
   }
 
-  /** Nothing is refused and nothing arrives from now on, as when a cable is pulled. */
+  /** Stops all bytes without closing or refusing connections, as when a cable is pulled. */
   cut(): void {
     this.#isCut = true;
     for (const pair of this.#pairs) {
@@ -56,7 +56,10 @@ export class Wire implements Disposable {
     }
   }
 
-  /** New connections go through. Those that hang do so until `dropHung`, as both their ends may believe for long. */
+  /**
+   * Lets new connections through. Connections that were interrupted hang until `dropHung` is called, because their ends may not notice
+   * the fault for a long time.
+   */
   mend(): void {
     this.#isCut = false;
   }
@@ -69,17 +72,17 @@ export class Wire implements Disposable {
     }
   }
 
-  /** When so many more bytes have come from the port or gone to it, every connection breaks off, once. */
+  /** Breaks every connection once, when this number of further bytes has passed in both directions together. */
   breakAfter(bytes: number): void {
     this.#breaksAfter = bytes;
   }
 
-  /** The break that was asked for has been made. */
+  /** Whether the break of {@link breakAfter} has happened. */
   get hasBroken(): boolean {
     return this.#breaksAfter === undefined;
   }
 
-  /** From now on nothing more comes from callers, who wait; until `release`. */
+  /** Lets clients wait: no more bytes from clients are read until `release` is called. */
   hold(): void {
     this.#isHeld = true;
     this.#hasHeld = false;
@@ -88,7 +91,7 @@ export class Wire implements Disposable {
     }
   }
 
-  /** Somebody has come since `hold`, and waits. */
+  /** Whether a client has connected since `hold` was called. */
   get hasHeld(): boolean {
     return this.#hasHeld;
   }
@@ -150,7 +153,7 @@ export class Wire implements Disposable {
     }
   }
 
-  /** What has come this way arrives, and nothing after it. */
+  /** Breaks all connections. Bytes that were already sent to the client still arrive, and no later bytes. */
   #breakOff(): void {
     for (const { near, far } of this.#pairs) {
       far?.resetAndDestroy();
@@ -170,9 +173,9 @@ function destroy({ near, far }: Pair): void {
   far?.destroy();
 }
 
-/** One side's end or failure ends the other. */
+/** Ends the other socket when this socket ends or fails. */
 function join(socket: Socket, other: Socket): void {
-  // Its end follows.
+  // The event close follows, and its handler ends the other socket.
   socket.on('error', () => undefined);
   socket.once('end', () => other.end());
   socket.once('close', () => other.destroySoon());

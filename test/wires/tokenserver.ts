@@ -1,6 +1,6 @@
 /**
- * A stand-in for the token server of a registry: what it signs, a real registry verifies. It gives pull of `public/` to
- * everybody, and whatever is asked for to the one user.
+ * A stand-in for the token server of a registry. A real registry verifies its signatures. Every client may pull from `public/`. The
+ * one user gets all requested rights.
  */
 import { createPrivateKey, sign, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
@@ -24,11 +24,11 @@ interface Access {
 export class TokenServer {
   readonly #server: Server;
   readonly #pair: { key: string; cert: string };
-  /** The scopes that each given token opens. */
+  /** Granted scopes of each issued token. */
   readonly given: Access[][] = [];
-  /** What new tokens are good for. The registry allows a minute more. */
+  /** Lifetime of new tokens in seconds. The registry accepts a token for another minute. */
   seconds = 300;
-  /** Tokens from now on were good until two minutes ago, while their reply says otherwise. */
+  /** Whether new tokens expired two minutes ago, although the reply names a later time. */
   givesExpired = false;
 
   private constructor(server: Server, pair: { key: string; cert: string }) {
@@ -50,12 +50,12 @@ export class TokenServer {
     return `127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
   }
 
-  /** For the registry's configuration. */
+  /** Settings for the registry's configuration. */
   get settings(): { realm: string; service: string; issuer: string } {
     return { realm: `https://${this.host}/token`, service: SERVICE, issuer: ISSUER };
   }
 
-  /** As a pull secret has it, for a registry. */
+  /** Returns the content of a pull secret with an identity token for a registry. */
   identityTokenConfig(registry: string): string {
     return JSON.stringify({ auths: { [registry]: { identitytoken: REFRESH_TOKEN } } });
   }
