@@ -46,8 +46,8 @@ type Status = z.infer<typeof statusSchema>;
 /**
  * Runs a command in the guest, and resolves when the command has ended. If the signal aborts, the command continues in the guest.
  *
- * @throws StreamRefused when no guest agent answers, the guest agent refuses the command or gives no valid answer, or the input is too
- * large; the signal's reason when it aborted.
+ * @throws StreamRefused when no guest agent answers, the guest agent refuses the command or gives no valid answer, the input is too
+ * large, or an urgent use of the guest agent interrupts the command; the signal's reason when it aborted.
  */
 export async function executeInGuest(agent: GuestAgent, command: GuestCommand): Promise<GuestCommandResult> {
   const { signal, input } = command;
@@ -55,16 +55,18 @@ export async function executeInGuest(agent: GuestAgent, command: GuestCommand): 
     throw new StreamRefused(`The input of a command in a guest has at most ${INPUT_LIMIT_BYTES} bytes`);
   }
   let budget = RECEIVE_LIMIT_BYTES;
-  const use = async <T>(work: (connection: GuestConnection) => Promise<T>): Promise<T | undefined> =>
-    await agent.use({ signal, receiveLimitBytes: budget }, async (connection) => {
+  const use = async <T>(
+    work: (connection: GuestConnection, signal: AbortSignal) => Promise<T>,
+  ): Promise<T | undefined> =>
+    await agent.use({ signal, receiveLimitBytes: budget }, async (connection, either) => {
       try {
-        return connection && (await work(connection));
+        return connection && (await work(connection, either));
       } finally {
         budget -= connection?.receivedBytes ?? 0;
       }
     });
   const begun = await refusing(
-    use(async (connection) => await begin(connection, command)),
+    use(async (connection, either) => await begin(connection, { ...command, signal: either })),
     signal,
   );
   if (begun === undefined) {
@@ -74,7 +76,7 @@ export async function executeInGuest(agent: GuestAgent, command: GuestCommand): 
   for (let silences = 0; !status.exited; ) {
     await pause(LONG_INTERVAL_MILLISECONDS, signal);
     const next = await refusing(
-      use(async (connection) => await ask(connection, begun.pid, signal)),
+      use(async (connection, either) => await ask(connection, begun.pid, either)),
       signal,
     );
     silences = next === undefined ? silences + 1 : 0;

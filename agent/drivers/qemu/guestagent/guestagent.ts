@@ -1,10 +1,17 @@
 /**
  * Access to the guest agent of one machine. QEMU serves one client at a time, and the guest agent executes commands one by one, so
- * each use waits for the earlier ones. Regular questions give way to all other uses.
+ * each use waits for the earlier ones. Urgent uses come before all others. Regular questions give way to all other uses.
  */
-import { Serial } from '../../../../base/serial.ts';
 import { StreamRefused } from '../../driver.ts';
 import { GuestConnection } from './connection.ts';
+
+/**
+ * Time in which a use may end before an urgent use interrupts it. An honest guest answers most commands at once, and sends the longest
+ * output in 5 s. A hostile guest could hold up a stop or a copy of its VM for more than a minute with each command.
+ */
+const PATIENCE_MILLISECONDS = 5_000;
+const INTERRUPTED =
+  'A stop or copy of the VM interrupted the command, which may still run; check in the guest';
 
 /** Work with a guest agent. The connection is undefined if no guest agent answers. */
 type Work<T> = (connection: GuestConnection | undefined, signal: AbortSignal) => Promise<T>;
@@ -16,41 +23,64 @@ export interface UseOptions {
 
 export class GuestAgent {
   readonly folder: string;
-  readonly #serial = new Serial();
   readonly #end = new AbortController();
-  /** Number of uses that run or wait. */
-  #users = 0;
+  /** Whether a use runs. */
+  #busy = false;
+  /** Functions that begin the waiting uses. */
+  readonly #urgent: (() => void)[] = [];
+  readonly #waiting: (() => void)[] = [];
   #question: AbortController | undefined;
+  /** Interrupts the use that runs. Undefined if no use runs, or the use is an urgent one or a question. */
+  #interrupt: AbortController | undefined;
 
   constructor(folder: string) {
     this.folder = folder;
   }
 
   /**
-   * Does `work` when all earlier uses have ended, and interrupts a question. `work` makes its own connections, so that it can make
-   * another one if the first is lost.
+   * Does `work` before all uses that wait, except earlier urgent ones. Interrupts a question at once, and another use after 5 s. `work`
+   * makes its own connections, so that it can make another one if the first is lost.
    */
   async urgently<T>(work: () => Promise<T>): Promise<T> {
     this.#question?.abort();
-    return await this.#inTurn(work);
+    const timer = setTimeout(
+      () => this.#interrupt?.abort(new StreamRefused(INTERRUPTED)),
+      PATIENCE_MILLISECONDS,
+    );
+    return await this.#inTurn(this.#urgent, async () => {
+      clearTimeout(timer);
+      return await work();
+    });
   }
 
-  /** Does `work` over one connection when all earlier uses have ended. @throws the signal's reason when it aborted. */
+  /**
+   * Does `work` over one connection when all earlier uses have ended.
+   *
+   * @throws the signal's reason when it aborted; StreamRefused when an urgent use interrupts this one, or after {@link close}.
+   */
   async use<T>({ signal, receiveLimitBytes }: UseOptions, work: Work<T>): Promise<T> {
-    const either = signal === undefined ? this.#end.signal : AbortSignal.any([signal, this.#end.signal]);
-    return await this.#inTurn(async () => await this.#connected(either, work, receiveLimitBytes));
+    return await this.#inTurn(this.#waiting, async () => {
+      const interrupt = new AbortController();
+      this.#interrupt = interrupt;
+      const signals = [interrupt.signal, this.#end.signal, ...(signal === undefined ? [] : [signal])];
+      try {
+        return await this.#connected(AbortSignal.any(signals), work, receiveLimitBytes);
+      } finally {
+        this.#interrupt = undefined;
+      }
+    });
   }
 
   /** Does `work` over one connection if nobody else uses the guest agent. Returns `busy` if there is a use or a use interrupts it. */
   async ask<T>(signal: AbortSignal, work: Work<T>): Promise<T | 'busy'> {
-    if (this.#users > 0) {
+    if (this.#busy) {
       return 'busy';
     }
     const question = new AbortController();
     this.#question = question;
     const any = AbortSignal.any([signal, question.signal, this.#end.signal]);
     try {
-      return await this.#inTurn(async () => await this.#connected(any, work));
+      return await this.#inTurn(this.#waiting, async () => await this.#connected(any, work));
     } catch (error) {
       if (any.aborted) {
         return 'busy';
@@ -66,12 +96,21 @@ export class GuestAgent {
     this.#end.abort(new StreamRefused('The connection to the machine was closed'));
   }
 
-  async #inTurn<T>(work: () => Promise<T>): Promise<T> {
-    this.#users += 1;
+  /** Does `work` when no other use runs, and then begins the next one. `queue` is the place where `work` waits for its turn. */
+  async #inTurn<T>(queue: (() => void)[], work: () => Promise<T>): Promise<T> {
+    if (this.#busy) {
+      await new Promise<void>((resolve) => queue.push(resolve));
+    }
+    this.#busy = true;
     try {
-      return await this.#serial.run(work);
+      return await work();
     } finally {
-      this.#users -= 1;
+      const next = this.#urgent.shift() ?? this.#waiting.shift();
+      if (next === undefined) {
+        this.#busy = false;
+      } else {
+        next();
+      }
     }
   }
 

@@ -1,0 +1,90 @@
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterSync, ScriptedPeer } from '../../../../test/wires/scriptedpeer.ts';
+import { type GuestCommandResult, StreamRefused } from '../../driver.ts';
+import { executeInGuest } from './exec.ts';
+import { whileFrozen } from './freeze.ts';
+import { GuestAgent } from './guestagent.ts';
+
+/** Time in which a use of the guest agent may end before an urgent use interrupts it. */
+const PATIENCE_MILLISECONDS = 5_000;
+
+let folder: string;
+let agent: GuestAgent;
+let peer: ScriptedPeer;
+let firstCommand: Promise<void>;
+
+/** The guest never answers its first command. It executes the later ones. */
+beforeEach(async () => {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+  folder = await mkdtemp(join(tmpdir(), 'berth-agent-'));
+  agent = new GuestAgent(folder);
+  const first = Promise.withResolvers<void>();
+  firstCommand = first.promise;
+  let commands = 0;
+  const answers: Record<string, unknown> = {
+    'guest-exec': { pid: 7 },
+    'guest-exec-status': { exited: true, exitcode: 0 },
+  };
+  const play = afterSync((socket, { execute }) => {
+    commands += 1;
+    if (commands === 1) {
+      first.resolve();
+    } else {
+      socket.write(`${JSON.stringify({ return: answers[execute] ?? 1 })}\n`);
+    }
+  });
+  peer = await ScriptedPeer.listen(join(folder, 'ga.sock'), play);
+});
+
+afterEach(async () => {
+  vi.useRealTimers();
+  await peer.close();
+  await rm(folder, { recursive: true, force: true });
+});
+
+async function run(): Promise<GuestCommandResult> {
+  const { signal } = new AbortController();
+  return await executeInGuest(agent, { path: '/bin/sh', arguments: [], signal });
+}
+
+describe('a freeze', { timeout: 10_000 }, () => {
+  it('interrupts a command without an answer, and comes before commands that wait', async () => {
+    const silent = run().catch((error: unknown) => error);
+    await firstCommand;
+    const later = [run(), run()];
+    const { signal } = new AbortController();
+    const options = { agent, signal, remember: async () => undefined };
+    const freeze = whileFrozen(options, async () => undefined);
+    vi.advanceTimersByTime(PATIENCE_MILLISECONDS);
+    expect(await freeze).toEqual({ frozen: true, problems: [] });
+    expect(await silent).toEqual(
+      new StreamRefused(
+        'A stop or copy of the VM interrupted the command, which may still run; check in the guest',
+      ),
+    );
+    expect(await Promise.all(later)).toMatchObject([{ exitCode: 0 }, { exitCode: 0 }]);
+    const order = peer.commands.filter((one) => /freeze|thaw|exec$/.test(one));
+    expect(order).toEqual([
+      'guest-exec',
+      'guest-fsfreeze-freeze',
+      'guest-fsfreeze-thaw',
+      'guest-exec',
+      'guest-exec',
+    ]);
+  });
+});
+
+describe('the end of the connection to the machine', { timeout: 10_000 }, () => {
+  it('ends a command without an answer, and those that wait', async () => {
+    const commands = [run(), run()].map(async (one) => {
+      await expect(one).rejects.toThrow(new StreamRefused('The connection to the machine was closed'));
+    });
+    await firstCommand;
+    agent.close();
+    await Promise.all(commands);
+    expect(peer.commands.filter((one) => one === 'guest-exec')).toHaveLength(1);
+  });
+});
