@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { Duplex, PassThrough } from 'node:stream';
 import { describe, expect, it } from 'vitest';
 import { attach } from './attach.ts';
-import type { CommandSession, Status } from './streams/session.ts';
+import { ClientGoneError, type CommandSession, type Status } from './streams/session.ts';
 
 /** A console whose guest prints `shown`, and what was typed into it. */
 class Console extends Duplex {
@@ -60,6 +60,19 @@ describe('attach', () => {
     one.stdin.end('a\u001db');
     await typed;
     expect(console.typed).toBe('a\u001db');
+    console.push('printed later');
+    expect(String(await once(one.stdout, 'data'))).toBe('printed later');
+    console.push(null);
+    await attached;
+    expect(await one.result).toMatchObject({ status: 'Success' });
+  });
+
+  it('reads on when the client breaks off its input', async () => {
+    const [console, one] = [new Console(), caller()];
+    const attached = attach(one, console, { name: 'desk', tty: false });
+    const closed = new Promise((resolve) => one.stdin.once('close', resolve));
+    one.stdin.destroy(new ClientGoneError());
+    await closed;
     console.push('printed later');
     expect(String(await once(one.stdout, 'data'))).toBe('printed later');
     console.push(null);

@@ -24,12 +24,13 @@ export async function attach(
   }
   const keys = tty ? [untilLeave(() => left.abort())] : [];
   // The end of the input does not end the session, because a caller may pipe some lines into it and read on.
-  const input = stdin && pipeline([stdin, ...keys, console], options);
+  // A client may close its input long before the output ends, so the error of the input is handled at once.
+  const input = Promise.allSettled([stdin && pipeline([stdin, ...keys, console], options)]);
   const [output] = await Promise.allSettled([pipeline(console, stdout, options)]);
   const hasLeft = left.signal.aborted;
   left.abort();
   console.destroy();
-  await Promise.allSettled([input]);
+  await input;
   await session.finish(statusOf(output, session.signal, hasLeft));
 }
 
