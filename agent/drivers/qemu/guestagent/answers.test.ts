@@ -7,7 +7,7 @@ function linesOf(...chunks: string[]): string[] {
 }
 
 test('only lines after the last delimiter count, wherever the chunks end', () => {
-  expect(linesOf('1\n{"a":"', '\xff{"b":"half', '\xff{"c"', ':1}\n2', '\n\n3')).toEqual(['{"c":1}', '2']);
+  expect(linesOf('1\n{"a":"', '\xff{"b":"half', '\xff{"c"', ':1}\n2', '\n\n3')).toEqual(['{"c":1}', '2', '']);
 });
 
 test('strings keep their quotes and backslashes', () => {

@@ -26,7 +26,7 @@ export class AnswerReader {
   /** Whether a delimiter has come. All bytes before the first delimiter are thrown away, because they answer an earlier client. */
   #delimited = false;
 
-  /** Returns the lines that this chunk completes, without empty lines. @throws Error when a line is longer than the limit. */
+  /** Returns the lines that this chunk completes, also empty ones. @throws Error when a line is longer than the limit. */
   push(chunk: Buffer): string[] {
     const lines: string[] = [];
     const kept = Buffer.alloc(chunk.length);
@@ -46,7 +46,7 @@ export class AnswerReader {
       }
     }
     this.#keep(Buffer.from(kept.subarray(0, length)));
-    return lines.filter((line) => line !== '');
+    return lines;
   }
 
   #restart(): void {

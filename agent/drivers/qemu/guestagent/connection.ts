@@ -21,6 +21,11 @@ const SYNC_ID_LIMIT = 2 ** 48 - 1;
  * writes without end cannot use more time of the agent.
  */
 const RECEIVE_LIMIT_BYTES = 1024 * 1024;
+/**
+ * Limit of the lines in a row that answer no command. Answers to earlier clients may wait in the guest, up to some hundred after a long
+ * time without its guest agent. A hostile guest could send millions of short lines, and the agent would parse each.
+ */
+const UNASKED_LINES = 1_024;
 /** Limit of an error's text. An error of a guest agent is a sentence; a longer text is cut before it gets into a log. */
 const ERROR_LIMIT_CHARACTERS = 500;
 
@@ -53,6 +58,8 @@ export class GuestConnection {
    */
   readonly #expected: ((answer: Answer) => void)[] = [];
   #synced: ((id: unknown) => boolean) | undefined;
+  /** Number of lines since the last answer to a command. */
+  #unaskedLines = 0;
   /** Reason why the connection is closed; undefined while it is open. */
   #closed: string | undefined;
 
@@ -182,8 +189,15 @@ export class GuestConnection {
     }
   }
 
-  /** Handles a line from the guest. @throws Error when the line is not an answer to a command. */
+  /** Handles a line from the guest. @throws Error when the line is not an answer, or too many lines answer no command. */
   #receive(line: string): void {
+    this.#unaskedLines += 1;
+    if (this.#unaskedLines > UNASKED_LINES) {
+      throw new Error(`the guest agent sent more than ${UNASKED_LINES} lines that answer no command`);
+    }
+    if (line === '') {
+      return;
+    }
     if (this.#synced !== undefined) {
       if (this.#synced(parse(line)?.return)) {
         this.#synced = undefined;
@@ -195,8 +209,12 @@ export class GuestConnection {
       throw new Error('the guest agent sent a line that is no answer');
     }
     const take = this.#expected.shift();
+    if (take === undefined) {
+      return;
+    }
+    this.#unaskedLines = 0;
     const { error } = message;
-    take?.(
+    take(
       error === undefined
         ? { value: message.return }
         : { refusal: error.desc.slice(0, ERROR_LIMIT_CHARACTERS) },

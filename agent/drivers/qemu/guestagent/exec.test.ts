@@ -131,6 +131,39 @@ describe('a command in a guest', () => {
   });
 });
 
+describe('a guest agent that sends lines without a question', () => {
+  /** Sends so many lines after each answer. */
+  async function chatty(line: string, count: number): Promise<void> {
+    const play = (socket: Socket, { execute }: PeerCommand): void => {
+      const answer = JSON.stringify(execute === 'guest-exec' ? STARTED : RUNNING);
+      socket.write(`${answer}\n${line.repeat(count)}`);
+    };
+    peer = await ScriptedPeer.listen(join(folder, 'ga.sock'), afterSync(play));
+  }
+
+  it.each([['{}\n'], ['\n']])('is cut off after many of %j', async (line) => {
+    await chatty(line, 10_000);
+    await expect(run()).rejects.toThrow('gave no valid answer');
+  });
+
+  it('is asked on if they are few', async () => {
+    await chatty('{}\n', 1);
+    const caller = new AbortController();
+    const command = run({ signal: caller.signal });
+    await expect.poll(() => peer?.commands.length, { timeout: 10_000 }).toBeGreaterThan(5);
+    caller.abort(new Error('left'));
+    await expect(command).rejects.toThrow('left');
+  });
+
+  it('is cut off before its first answer, too', async () => {
+    const play = (socket: Socket, { arguments: { id } = {} }: PeerCommand): void =>
+      void socket.write(Buffer.from(`\xff${'{}\n'.repeat(10_000)}{"return":${id}}\n`, 'latin1'));
+    peer = await ScriptedPeer.listen(join(folder, 'ga.sock'), play);
+    await expect(run()).rejects.toThrow('does not answer');
+    expect(peer.commands).toEqual(['guest-sync-delimited']);
+  });
+});
+
 describe('a guest agent', () => {
   it('is asked nothing while others use it, and a question gives way to a freeze', async () => {
     // The guest answers nothing, so the question would last.
