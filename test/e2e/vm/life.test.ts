@@ -83,7 +83,9 @@ function powerButtons(text: string): number {
 
 /** The console shows, as it happens, that the guest is asked to end. */
 async function expectPowerButton(act: () => Promise<unknown>): Promise<void> {
-  const before = await world.kubectl('logs', 'x');
+  const whole = await world.kubectl('logs', 'x');
+  // A prompt has no end of line, and `kubectl logs -f` prints whole lines.
+  const before = whole.slice(0, whole.lastIndexOf('\n') + 1);
   const follower = new Follower();
   try {
     await follower.has('what was there', (text) => text.length >= before.length);
