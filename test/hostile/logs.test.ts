@@ -330,7 +330,10 @@ describe('a hypervisor that says too much', () => {
     async () => {
       const pid = await run({ pieces: 5_000, what: 'lines', end: 'power off' });
       const [writer] = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ');
-      expect(readFileSync(`/proc/${writer}/cmdline`, 'latin1')).toMatch(/^berth-log-writer/);
+      // The writer takes its name some milliseconds after its start.
+      await waitFor('the log writer to have its name', () =>
+        readFileSync(`/proc/${writer}/cmdline`, 'latin1').startsWith('berth-log-writer'),
+      );
       process.kill(Number(writer), 'SIGKILL');
       expect(await ended()).toMatchObject({ reason: 'GuestShutdown' });
       expect(bytesOf(folder().path, 'serial')).toBeLessThan(5_000 * 64);
