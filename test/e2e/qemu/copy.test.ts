@@ -232,7 +232,10 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await killedAgent(async () => (await mayBeFrozen()) && (await freezes()).length > before.length);
     expect(await machine.state()).toMatchObject({ kind: 'running', guestStarted: true });
     await expectNothingLeft();
-    expect(await freezes()).toEqual([...before, 'freeze', 'thaw']);
+    const [frozen, ...thaws] = (await freezes()).slice(before.length);
+    expect(frozen).toBe('freeze');
+    // The killed agent may have thawed the guest and not noted it. The next agent then thaws it once more.
+    expect([['thaw'], ['thaw', 'thaw']]).toContainEqual(thaws);
     await expectWriting();
     expect(await copy()).toMatchObject({ consistency: 'FileSystem' });
   });
