@@ -3,6 +3,11 @@
  * ports has connections.
  */
 import type { Duplex, Readable, Writable } from 'node:stream';
+import { finished } from 'node:stream/promises';
+import { rest } from '../../../base/time.ts';
+
+/** Time limit for a client to read the last data and the result. */
+const FINISH_MILLISECONDS = 10_000;
 
 /** Answer to `exec` or `attach` in the form of `metav1.Status`, which kubectl turns into its exit code or its message. */
 export interface Status {
@@ -107,6 +112,16 @@ export function exited(code: number): Status {
     message: `command terminated with non-zero exit code: ${code}`,
     details: { causes: [{ reason: 'ExitCode', message: String(code) }] },
   };
+}
+
+/** Ends the streams to a client, and resolves when the client has all their data, has gone, or the time limit is over. */
+export async function endStreams(streams: readonly (Duplex | undefined)[]): Promise<void> {
+  const sent = streams
+    .filter((one) => one !== undefined)
+    .map(async (one) => await finished(one.end(), { readable: false }));
+  const enough = new AbortController();
+  await Promise.race([Promise.allSettled(sent), rest(FINISH_MILLISECONDS, enough.signal)]);
+  enough.abort();
 }
 
 /** Ends a session that is idle. Each call of {@link used} restarts the time limit. */

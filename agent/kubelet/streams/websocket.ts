@@ -1,8 +1,6 @@
 /** Sessions over WebSockets. The first byte of each message is the number of its channel. */
 import { Duplex } from 'node:stream';
-import { finished } from 'node:stream/promises';
 import { type WebSocket, WebSocketServer } from 'ws';
-import { rest } from '../../../base/time.ts';
 import { HttpError } from '../../../kube/serving/httpserver.ts';
 import type { Upgrade } from '../../../kube/serving/upgrades.ts';
 import {
@@ -10,6 +8,7 @@ import {
   ClientGoneError,
   COMMAND_PROTOCOLS,
   type CommandSession,
+  endStreams,
   IdleTimer,
   parsePortNumber,
   type PortConnection,
@@ -27,8 +26,6 @@ const SENT_BYTES = 64 * 1024;
 const BUFFERED_BYTES = 64 * 1024;
 /** Time between two pings of the server. See the pings of SPDY. */
 const PING_MILLISECONDS = 30_000;
-/** Time limit for a client to close the connection after the result. */
-const FINISH_MILLISECONDS = 10_000;
 /** Channels of commands. */
 const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, error: 3 } as const;
 /** Channel of protocol v5 whose messages name an ended channel. */
@@ -206,12 +203,7 @@ export function acceptCommand(
     signal,
     ended,
     finish: async (status: Status) => {
-      const enough = new AbortController();
-      const sent = [stdout, stderr]
-        .filter((one) => one !== undefined)
-        .map(async (one) => await finished(one.end(), { readable: false }));
-      await Promise.race([Promise.allSettled(sent), rest(FINISH_MILLISECONDS, enough.signal)]);
-      enough.abort();
+      await endStreams([stdout, stderr]);
       channels.send(CHANNEL.error, Buffer.from(JSON.stringify(status)), () => undefined);
       channels.close();
     },

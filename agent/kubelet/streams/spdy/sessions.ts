@@ -1,5 +1,4 @@
 /** Sessions over SPDY/3.1, the protocol between the API server and kubelets. */
-import { finished } from 'node:stream/promises';
 import { rest } from '../../../../base/time.ts';
 import { HttpError } from '../../../../kube/serving/httpserver.ts';
 import type { Upgrade } from '../../../../kube/serving/upgrades.ts';
@@ -15,6 +14,7 @@ import {
   type SessionLimits,
   type Status,
   type WantedStreams,
+  endStreams,
 } from '../session.ts';
 import { SpdyConnection } from './connection.ts';
 import type { SpdyStream } from './stream.ts';
@@ -22,8 +22,6 @@ import type { SpdyStream } from './stream.ts';
 const PORT_PROTOCOL = 'portforward.k8s.io';
 /** Time limit for the streams that a client has announced. It is the limit of a kubelet. */
 const STREAMS_MILLISECONDS = 30_000;
-/** Time limit for a client to read the last data and the result. */
-const FINISH_MILLISECONDS = 10_000;
 
 interface Link extends Session {
   connection: SpdyConnection;
@@ -118,11 +116,7 @@ function commandSession(
     ended,
     finish: async (status: Status) => {
       error?.end(JSON.stringify(status));
-      const writers = [error, stdout, stderr].filter((one) => one !== undefined);
-      const sent = writers.map(async (one) => await finished(one.end(), { readable: false }));
-      const enough = new AbortController();
-      await Promise.race([Promise.allSettled(sent), rest(FINISH_MILLISECONDS, enough.signal)]);
-      enough.abort();
+      await endStreams([error, stdout, stderr]);
       connection.close();
     },
   };
