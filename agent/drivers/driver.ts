@@ -1,11 +1,12 @@
 /** Defines the agent's interface to hypervisors. Each hypervisor has one driver. Each machine has one folder, named by its Pod's uid. */
 import type { Duplex } from 'node:stream';
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { ConsoleLog } from '../console/store.ts';
 import type { RunAs } from '../../base/exec.ts';
-import type { GuestNetwork } from '../network/network.ts';
+import type { GuestNetwork, NamespaceNetwork } from '../network/network.ts';
 import type { SeedFiles } from '../seed/files.ts';
 
 /** Folder of a machine: `<data directory>/machines/<pod uid>`. */
@@ -14,7 +15,7 @@ export interface MachineFolder {
   uid: string;
 }
 
-/** Guest that is a virtual machine. The key `vm` distinguishes it from kinds of guests that {@link MachinePlan.guest} may get later. */
+/** Guest that is a virtual machine. */
 export interface VmGuest {
   vm: Machine;
   /**
@@ -26,23 +27,41 @@ export interface VmGuest {
   iso: string | undefined;
 }
 
+/** Guest that is an Android emulator. */
+export interface EmulatorGuest {
+  emulator: EmulatorMachine;
+}
+
 /** All values that determine the disk of a machine. */
-export interface MachinePlan {
-  guest: VmGuest;
+export interface MachinePlan<Guest = VmGuest | EmulatorGuest> {
+  guest: Guest;
   /** Linux user of this machine alone, as which its hypervisor runs; undefined if the agent is not root. */
   runAs?: RunAs | undefined;
 }
 
-/** All values that determine the process of a machine. */
-export interface LaunchPlan extends MachinePlan {
+interface GuestSize {
   cpu: number;
   memoryBytes: number;
+}
+
+/** All values that determine the process of a VM's machine. */
+export interface VmLaunchPlan extends MachinePlan<VmGuest>, GuestSize {
   network: GuestNetwork;
   /** Files of the machine's seed. Undefined if the machine has none. A resume does not read it, but uses the files of its start. */
   seed?: SeedFiles | undefined;
   /** Address and port of this host on which the screen is served, and the file with its password, relative to the machine's folder. */
   vnc?: { address: string; port: number; passwordFile: string } | undefined;
 }
+
+/** All values that determine the process of an emulator. */
+export interface EmulatorLaunchPlan extends MachinePlan<EmulatorGuest>, GuestSize {
+  network: NamespaceNetwork;
+}
+
+/** All values that determine the disk of a VM's machine. */
+export type VmPlan = MachinePlan<VmGuest>;
+
+export type LaunchPlan = VmLaunchPlan | EmulatorLaunchPlan;
 
 /**
  * A machine of this host, with values from its folder. If the agent's record of the machine is lost, the values are only in the
@@ -148,6 +167,11 @@ export interface PortForward {
   /** Removes the forward. Connections through the port stay open until one of their ends closes them. Never rejects. */
   close(): Promise<void>;
 }
+
+/** System images for emulators on this host, by {@link systemImageName}, or the reason why the host runs no emulators. */
+export type EmulatorOffer =
+  | { kind: 'offered'; systemImages: readonly string[] }
+  | { kind: 'none'; message: string };
 
 /**
  * A driver of one hypervisor. Calls for one machine must not overlap, because the agent does one step of a machine at a time.

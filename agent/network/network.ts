@@ -29,6 +29,36 @@ export type GuestNetwork =
   /** User-mode network inside the hypervisor's process. */
   | (GuestCard & { kind: 'user'; forwards: Forward[] });
 
+/**
+ * Connection of a program that runs in a network namespace of its own, for example an emulator. The program listens only on the loopback
+ * address of the namespace. The network translates connections to `address` and the exposed port to that loopback address.
+ */
+export interface NamespaceNetwork {
+  kind: 'namespace';
+  /** Path of the namespace, for `nsenter --net=PATH`. */
+  path: string;
+  /** The namespace's IPv4 address as the paired machine and this host reach it. */
+  address: string;
+  /** IPv4 address of the DNS server that the program can use. */
+  dnsServer: string;
+}
+
+export interface NamespaceOptions {
+  /** TCP port on the namespace's loopback address that others may reach. No other port is reachable. */
+  exposedPort: number;
+  /**
+   * Uid of the only machine that may connect. Its address may change, and it may be detached. Undefined if no machine may. This host's
+   * root may always connect.
+   */
+  peer: string | undefined;
+  /** Ports of this host that lead to the exposed port. */
+  ports: MachinePort[];
+  /** Linux user of the program. */
+  runAs?: RunAs;
+  /** Whether the program already runs, as found after a restart of the agent. */
+  running?: boolean;
+}
+
 export interface AttachOptions {
   /** MAC address in lower or upper case, separated by colons. */
   macAddress: string;
@@ -71,6 +101,13 @@ export interface Network {
    * another machine or process uses one of the ports.
    */
   attach(uid: string, options: AttachOptions): Promise<GuestNetwork>;
+  /**
+   * Makes a network namespace for a program. Idempotent. {@link detach} removes it.
+   *
+   * @throws ReasonedError `NetworkUnavailable` when this network has no namespaces; ReasonedError `PortTaken` or `PortNotReservable` as
+   * for {@link attach}.
+   */
+  attachNamespace(uid: string, options: NamespaceOptions): Promise<NamespaceNetwork>;
   /** Returns whether the machine could use the port: it is allowed, and no other machine or program uses it. */
   isUsable(uid: string, port: MachinePort): Promise<boolean>;
   /** Removes the attachment completely: tap, rules, lease and tracked connections. Idempotent. */

@@ -65,7 +65,7 @@ export function reportedPorts(
 }
 
 /** Purposes that have a range of their own. */
-const SETTINGS = ['ssh', 'screen', 'vnc'] as const;
+const SETTINGS = ['ssh', 'screen', 'vnc', 'emulators'] as const;
 
 /** Returns the range for a guest port: its setting, its text, and its first and last port. */
 function rangeOf({ purpose }: AutomaticPort, ranges: PortRanges) {

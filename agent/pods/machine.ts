@@ -4,6 +4,7 @@
  * files import it.
  */
 import { join } from 'node:path';
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Desired, GuestFacts, Machine, MachinePort } from '../../api/v1alpha1/machine.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
@@ -68,6 +69,8 @@ export interface MachineRecord {
   driver: string;
   /** Document from the Pod's annotation `berth.dev/machine`. Undefined if the agent found the machine on the host without that document. */
   machine: Machine | undefined;
+  /** Document of an emulator, which has no `machine`. Undefined for VMs. */
+  emulator?: EmulatorMachine;
   claim: Claim;
   /** Host ports that the agent chose for the `automaticPorts` of the machine, in their order; empty until they are chosen. */
   automaticPorts: MachinePort[];

@@ -5,7 +5,7 @@ import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { API_VERSION, HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventText } from '../../kube/events.ts';
-import type { LaunchPlan, MachinePlan } from '../drivers/driver.ts';
+import type { VmLaunchPlan, VmPlan } from '../drivers/driver.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
@@ -248,7 +248,7 @@ export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
   remove,
 };
 
-function machinePlan(host: Host, record: MachineRecord, { desired }: Operation): MachinePlan {
+function machinePlan(host: Host, record: MachineRecord, { desired }: Operation): VmPlan {
   const vm = needed(record.machine);
   const blank = vm.image?.type === 'empty' ? vm.image.sizeBytes : undefined;
   const diskSizeBytes = needed(desired).diskSizeBytes ?? vm.diskSizeBytes ?? blank;
@@ -260,13 +260,13 @@ function launchPlan(
   record: MachineRecord,
   operation: Operation,
   network: GuestNetwork,
-): LaunchPlan {
+): VmLaunchPlan {
   const size = grantedSize(record.claim, needed(operation.desired));
   return { ...machinePlan(host, record, operation), ...size, network };
 }
 
 /** Returns the size with which a machine is started. The machine's disk is never smaller than its image. */
-function sizeOf({ cpu, memoryBytes, guest }: LaunchPlan, { base }: MachineRecord): StartedSize {
+function sizeOf({ cpu, memoryBytes, guest }: VmLaunchPlan, { base }: MachineRecord): StartedSize {
   const diskSizeBytes = Math.max(guest.diskSizeBytes ?? 0, base?.virtualSizeBytes ?? 0);
   return { cpu, memoryBytes, ...(diskSizeBytes > 0 && { diskSizeBytes }) };
 }

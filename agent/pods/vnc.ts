@@ -7,7 +7,7 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { writeWhole } from '../../base/files.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import type { LaunchPlan } from '../drivers/driver.ts';
+import type { VmLaunchPlan } from '../drivers/driver.ts';
 import type { Host } from './host.ts';
 import { needed, type Runtime } from './machine.ts';
 import { vncPortOf } from './portclaims.ts';
@@ -61,7 +61,7 @@ export async function keepVncPassword({ folder }: Runtime, password: string | un
 export async function prepareVnc(
   host: Host,
   { record, folder }: Pick<Runtime, 'record' | 'folder'>,
-): Promise<LaunchPlan['vnc']> {
+): Promise<VmLaunchPlan['vnc']> {
   const port = vncPortOf(record);
   if (port === undefined) {
     return undefined;

@@ -11,43 +11,85 @@ import {
   PHASE_COLUMN,
   wide,
 } from './kind.ts';
+import { ANDROID_NAME } from './emulatormachine.ts';
 import type { ApiObject } from './metadata.ts';
 import { memoryQuantity } from './quantity.ts';
 import { choice, count, documented, immutable, integer, LABEL, report, text } from './schema.ts';
 
 const SECONDS_PER_DAY = 86_400;
-/** Pattern for names of Android platforms, devices and image types, for example android-35, pixel_7 and google_apis. */
-const ANDROID_NAME = /^[A-Za-z0-9][-A-Za-z0-9_. ]*$/;
+
+/** Least memory of an emulator. The emulator raises a smaller value to this one, so that its Pod would request too little. */
+const LEAST_MEMORY = '2560Mi';
+
+/** Values of an emulator that its spec leaves out. */
+export const EMULATOR_DEFAULTS = {
+  platform: 'android-36',
+  device: 'pixel_9',
+  imageType: 'google_apis',
+  cpu: 2,
+  memory: '4Gi',
+  exposure: 'PairedVM',
+  whenVMStops: 'Stop',
+  deployTimeoutSeconds: 600,
+} as const;
 
 const emulatorSpecSchema = z
   .object({
     vmName: text('VM in this namespace whose host the emulator runs on. Immutable.', 63, LABEL),
-    platform: text('Android platform, for example android-35.', 64, ANDROID_NAME).optional(),
-    device: text('Device to emulate, for example pixel_7.', 64, ANDROID_NAME).optional(),
-    imageType: text('Type of system image, for example google_apis.', 64, ANDROID_NAME).optional(),
-    cpu: integer('Number of virtual processors.', 1, 256).optional(),
-    memory: memoryQuantity().optional(),
+    platform: text('Android platform. android-36 when omitted. Immutable.', 64, ANDROID_NAME).optional(),
+    device: text('Device to emulate. pixel_9 when omitted. Immutable.', 64, ANDROID_NAME).optional(),
+    imageType: text(
+      'Type of the system image. google_apis when omitted. Immutable.',
+      64,
+      ANDROID_NAME,
+    ).optional(),
+    cpu: integer('Number of virtual processors. 2 when omitted. Immutable.', 1, 256).optional(),
+    memory: memoryQuantity('Memory. 4Gi when omitted. Immutable.', LEAST_MEMORY).optional(),
     exposure: choice(
-      'Access to ADB, which has no password. PairedVM (the default): only the VM. Host: everyone who reaches the host.',
+      'Access to ADB, which has no password. PairedVM (the default): only the VM. Host: everyone who reaches the host. Immutable.',
       ['PairedVM', 'Host'],
     ).optional(),
+    whenVMStops: choice(
+      'What happens when the VM stops. Stop (the default): the emulator and its data are removed, and made anew when the VM runs again. Delete: this object is deleted.',
+      ['Stop', 'Delete'],
+    ).optional(),
     deployTimeoutSeconds: integer(
-      'Seconds for the deployment, from the choice of a host until Running. 600 when omitted.',
+      'Seconds for the deployment, from the choice of a host until Running. 600 when omitted. Immutable.',
       1,
       SECONDS_PER_DAY,
     ).optional(),
   })
-  .meta(documented('Desired emulator.', ...immutable('vmName')));
+  .meta(
+    documented(
+      'Desired emulator.',
+      ...immutable(
+        'vmName',
+        'platform',
+        'device',
+        'imageType',
+        'cpu',
+        'memory',
+        'exposure',
+        'deployTimeoutSeconds',
+      ),
+    ),
+  );
 export type EmulatorSpec = z.infer<typeof emulatorSpecSchema>;
 
 const emulatorStatusSchema = z
   .object({
     ...commonStatus(),
-    phase: report('For people: Pending, Starting, Running, Failed or Terminating.', 64).optional(),
+    phase: report(
+      'For people: Pending, Scheduled, Starting, Running, Stopped, Failed or Terminating.',
+      64,
+    ).optional(),
     nodeName: report('Host of the emulator.', 253).optional(),
     adb: z
       .object({ address: report('Address.', 253), port: count('Port.', 65_535) })
-      .meta({ description: 'Address of ADB.' })
+      .meta({
+        description:
+          'Where ADB answers: for exposure PairedVM as the VM reaches it, for Host a port of the host.',
+      })
       .optional(),
   })
   .meta({ description: 'Last observed state of the emulator, written by the operator.' });
@@ -59,7 +101,8 @@ export const EMULATOR_RESOURCE = kindResource('Emulator', 'emulators');
 export const EMULATOR_KIND: KindDefinition = {
   ...EMULATOR_RESOURCE,
   shortNames: ['emu'],
-  description: 'An Android emulator on the host of its VM. It is not supported yet: its status says so.',
+  description:
+    'An Android emulator on the host of its VM. Early access: fields may change in a later release.',
   spec: emulatorSpecSchema,
   status: emulatorStatusSchema,
   rules: [nameRule(63, { dots: false })],

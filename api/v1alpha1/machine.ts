@@ -44,7 +44,7 @@ const automaticPortSchema = z.object({
   protocol: z.enum(['TCP', 'UDP']),
   /** 0 for the purpose `vnc`, because the hypervisor serves the screen. */
   guestPort: z.number().int(),
-  /** `ssh`, `screen` or `vnc`, which have host ports in ranges of their own. Agents treat an unknown purpose as none. */
+  /** `ssh`, `screen`, `vnc` or `emulators`, which have host ports in ranges of their own. Agents treat an unknown purpose as none. */
   purpose: z.string().optional(),
 });
 export type AutomaticPort = z.infer<typeof automaticPortSchema>;
@@ -180,6 +180,8 @@ export const machineReportSchema = z.object({
   endpoints: reported(z.array(z.number().int().min(1).max(LAST_PORT)).max(MAXIMUM_AUTOMATIC_PORTS)),
   /** Whether the guest has the display that its VM asks for. Absent if the VM asks for none, or before the host knows. */
   display: reported(z.object({ ready: z.boolean(), reason: z.string(), message: z.string() })),
+  /** Where ADB of an emulator answers. Absent for VMs, and before the host knows. */
+  adb: reported(z.object({ address: z.ipv4(), port: z.number().int().min(1).max(LAST_PORT) })),
   message: reported(z.string()),
 });
 export type MachineReport = z.infer<typeof machineReportSchema>;

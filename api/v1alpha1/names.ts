@@ -44,6 +44,8 @@ export const DESIRED_ANNOTATION = 'berth.dev/desired';
 export const TASK_ANNOTATION = 'berth.dev/task';
 
 export const VM_UID_LABEL = 'berth.dev/vm-uid';
+/** Label with the uid of the Emulator to which a Pod belongs. Its other labels do not include {@link VM_UID_LABEL}. */
+export const EMULATOR_UID_LABEL = 'berth.dev/emulator-uid';
 /** Label with the type of work: `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). */
 export const WORKLOAD_LABEL = 'berth.dev/workload';
 
@@ -61,6 +63,14 @@ export const MACHINE_CONTAINER = 'machine';
 /** Port of a machine's Pod that leads to the screen. Connections to it do not reach the guest's port of that number. */
 export const SCREEN_PORT = 5999;
 export const SCREEN_PORT_NAME = 'vnc';
+
+/** Port at which ADB of an emulator answers in the emulator's own network namespace. */
+export const ADB_PORT = 5555;
+
+/** Returns the name of an emulator's Pod. The names of VMs have no dot, so it never is the name of a VM's Pod. */
+export function emulatorPodName(emulatorName: string): string {
+  return `${emulatorName}.emulator`;
+}
 
 /** Name of the only container in the Pod of a Job that works on an image. */
 export const TASK_CONTAINER = 'task';
@@ -83,6 +93,16 @@ export const HOST_DISK_FULL = 'HostDiskFull';
 export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
 /** Condition of the Pod of a machine with user data: whether the guest has got the data. It is absent before the first try. */
 export const USER_DATA_CONDITION = 'berth.dev/UserData';
+/**
+ * Condition that the agent writes to its Node: whether the host can run emulators. If its status is False, its message gives the reason.
+ * Simulated hosts have no such condition, and the operator then asks nothing.
+ */
+export const EMULATORS_CONDITION = 'berth.dev/Emulators';
+/**
+ * Prefix of the labels with which the agent lists the system images for emulators on its host. The rest of the key is
+ * `<platform>.<imageType>`, for example `emulator.berth.dev/android-36.google_apis`. The images have the host's own architecture.
+ */
+export const SYSTEM_IMAGE_LABEL_PREFIX = 'emulator.berth.dev/';
 export const NAT_READY_CONDITION = 'berth.dev/NATReady';
 /** Condition that the operator writes to the Node of a host whose agent is too many releases older or newer than the operator. */
 export const VERSION_SKEW_CONDITION = 'berth.dev/VersionSkew';

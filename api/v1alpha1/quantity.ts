@@ -106,8 +106,8 @@ export function atLeast(field: string, other: string): string {
 }
 
 /** Returns the schema of a machine's memory. No guest starts with less than 64Mi, and no host has more than 16Ti. */
-export function memoryQuantity() {
-  return quantity('memory', 'Memory of the machine, for example 4Gi.', '64Mi', '16Ti');
+export function memoryQuantity(description = 'Memory of the machine, for example 4Gi.', minimum = '64Mi') {
+  return quantity('memory', description, minimum, '16Ti');
 }
 
 /** Returns the schema of a disk's size. The maximum of one pebibyte is still an exact integer in a JavaScript number. */

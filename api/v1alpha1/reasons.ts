@@ -5,6 +5,7 @@
  */
 import { reasonOf } from '../../base/errors.ts';
 import { CACHE_REASONS } from './reasons/cache.ts';
+import { EMULATOR_REASONS } from './reasons/emulator.ts';
 import { FAILURES } from './reasons/failures.ts';
 import { FAULTS, REFUSALS } from './reasons/faults.ts';
 import { HOST_REASONS } from './reasons/host.ts';
@@ -58,6 +59,7 @@ export const REASONS = {
   ...IMAGE_REASONS,
   ...CACHE_REASONS,
   ...HOST_REASONS,
+  ...EMULATOR_REASONS,
 } satisfies Readonly<Record<string, ReasonEntry>>;
 
 /** A reason in the catalogue. */

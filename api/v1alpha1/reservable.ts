@@ -62,6 +62,8 @@ const portRangesSchema = z.strictObject({
   ssh: choice('8822-9122'),
   /** For screen sharing in macOS guests. */
   screen: choice('5900-6200'),
+  /** For ADB of emulators with `exposure: Host`. */
+  emulators: choice('5554-5754'),
   /** For the screens of VMs with `vnc.hostPort`. */
   vnc: choice('5999-6299').refine((text) => (bounds(text)?.[0] ?? 0) >= VNC_FIRST_PORT, {
     error: `a range from ${VNC_FIRST_PORT} on, the first port of VNC`,

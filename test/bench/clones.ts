@@ -2,7 +2,7 @@
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pino } from 'pino';
-import type { MachineFolder, MachinePlan } from '../../agent/drivers/driver.ts';
+import type { MachineFolder, VmPlan } from '../../agent/drivers/driver.ts';
 import { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
@@ -73,7 +73,7 @@ async function cloneOnce(
   return milliseconds;
 }
 
-function planFor(uid: string): MachinePlan {
+function planFor(uid: string): VmPlan {
   return {
     guest: {
       diskSizeBytes: undefined,

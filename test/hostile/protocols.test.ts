@@ -7,7 +7,7 @@ import * as fc from 'fast-check';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../base/errors.ts';
-import { type LaunchPlan } from '../../agent/drivers/driver.ts';
+import { type VmLaunchPlan } from '../../agent/drivers/driver.ts';
 import { whileFrozen } from '../../agent/drivers/qemu/guestagent/freeze.ts';
 import { GuestAgent } from '../../agent/drivers/qemu/guestagent/guestagent.ts';
 import { executeInGuest } from '../../agent/drivers/qemu/guestagent/exec.ts';
@@ -82,7 +82,7 @@ const GUESTS: [name: string, play: Play][] = [
 
 describe('a guest that plays the guest agent, beside a real hypervisor', { timeout: 120_000 }, () => {
   let host: Host;
-  let plan: LaunchPlan;
+  let plan: VmLaunchPlan;
   let peer: ScriptedPeer | undefined;
   let target: string;
   const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0044';

@@ -4,7 +4,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
-import type { LaunchPlan, MachineFolder, MachineState } from '../../agent/drivers/driver.ts';
+import type { VmLaunchPlan, MachineFolder, MachineState } from '../../agent/drivers/driver.ts';
 import { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
@@ -78,7 +78,7 @@ export async function guestBase(architecture: GuestArchitecture): Promise<BaseIm
 }
 
 /** Returns a plan for a guest with its page on a port of the loopback address. */
-export function planFor(architecture: GuestArchitecture, port: number, diskSizeBytes?: number): LaunchPlan {
+export function planFor(architecture: GuestArchitecture, port: number, diskSizeBytes?: number): VmLaunchPlan {
   return {
     guest: {
       diskSizeBytes,
@@ -100,7 +100,7 @@ export function planFor(architecture: GuestArchitecture, port: number, diskSizeB
 export const IGNITION = '{"ignition":{"version":"3.4.0"}}';
 
 /** Writes a seed into the folder of a machine that exists, and returns its files for the start. */
-export async function seedFor({ path }: MachineFolder, { guest, ...size }: LaunchPlan): Promise<SeedFiles> {
+export async function seedFor({ path }: MachineFolder, { guest, ...size }: VmLaunchPlan): Promise<SeedFiles> {
   return await writeSeedFiles(path, makeDocuments(guest.vm, { ...size, host: 'here', userData: IGNITION }));
 }
 
@@ -109,9 +109,9 @@ export class TestMachine {
   readonly host: Host;
   readonly folder: MachineFolder;
   readonly port: number;
-  readonly plan: LaunchPlan;
+  readonly plan: VmLaunchPlan;
 
-  private constructor(host: Host, port: number, plan: LaunchPlan) {
+  private constructor(host: Host, port: number, plan: VmLaunchPlan) {
     this.host = host;
     // Processes of machines are found by the uid, so it differs from those of other tests.
     this.folder = folderOf(host, randomUUID());

@@ -19,7 +19,7 @@ import {
   type GuestCommand,
   type GuestCommandResult,
   type MachineFolder,
-  type MachinePlan,
+  type VmPlan,
   type MachineState,
   type PortForward,
   StreamRefused,
@@ -28,7 +28,13 @@ import { SharedConsole } from '../../agent/console/shared.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import type { EnsureOptions, ImageStore } from '../../agent/images/store.ts';
 import type { Holder } from '../../agent/images/local/holders.ts';
-import type { AttachOptions, GuestNetwork, Network, NetworkReport } from '../../agent/network/network.ts';
+import type {
+  AttachOptions,
+  GuestNetwork,
+  NamespaceNetwork,
+  Network,
+  NetworkReport,
+} from '../../agent/network/network.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 
@@ -69,7 +75,7 @@ export class StandInDriver implements Driver {
     ];
   }
 
-  async create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
+  async create(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {
     await mkdir(folder.path, { recursive: true });
     this.#set('create', folder, { kind: 'stopped' });
     this.#disks.delete(folder.uid);
@@ -367,6 +373,10 @@ export class StandInNetwork implements Network {
   async attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
     this.attachments.set(uid, options);
     return { kind: 'user', macAddress: options.macAddress, address: undefined, forwards: [] };
+  }
+
+  async attachNamespace(): Promise<NamespaceNetwork> {
+    throw new Error('The stand-in network has no namespaces');
   }
 
   async isUsable(): Promise<boolean> {

@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
 import type { GuestNetwork } from '../../network/network.ts';
-import type { LaunchPlan } from '../driver.ts';
+import type { VmLaunchPlan } from '../driver.ts';
 import { commandLine } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
 import type { Platform } from './platform.ts';
@@ -18,7 +18,7 @@ const PLATFORM = {
   display: {},
 } as Platform;
 
-function plan(seed: LaunchPlan['seed']): LaunchPlan {
+function plan(seed: VmLaunchPlan['seed']): VmLaunchPlan {
   const hardware = { uuid: 'uuid', serialNumber: 'B1', macAddress: '02:00:00:00:00:01' };
   const vm = { hardware, vnc: { enabled: false } } as Machine;
   const { macAddress } = hardware;
@@ -35,7 +35,7 @@ function plan(seed: LaunchPlan['seed']): LaunchPlan {
 /** Returns the arguments of QEMU for a machine whose last start has these values. */
 function argumentsOf(
   launched: MachineFile['launched'],
-  seed: LaunchPlan['seed'],
+  seed: VmLaunchPlan['seed'],
   incoming = false,
 ): string[] {
   const state: MachineFile = {
@@ -62,7 +62,7 @@ it('the seed disk is the last device and only for reading, so all others have th
 });
 
 it('a resumed machine has the seed of its start, or none if it was started without one', () => {
-  const resumed = (started: LaunchPlan['seed'], now: LaunchPlan['seed']): string[] => {
+  const resumed = (started: VmLaunchPlan['seed'], now: VmLaunchPlan['seed']): string[] => {
     const launched = resumedWith(startedWith(plan(started), PLATFORM), plan(now), PLATFORM);
     return argumentsOf(launched, now, true);
   };

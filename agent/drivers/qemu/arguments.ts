@@ -2,7 +2,7 @@
 import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import { VNC_FIRST_PORT } from '../../../api/v1alpha1/reservable.ts';
-import type { LaunchPlan } from '../driver.ts';
+import type { VmLaunchPlan } from '../driver.ts';
 import { screenArguments } from './displaycard.ts';
 import { cpuModel, type Platform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
@@ -18,7 +18,7 @@ const VNC_SECRET = 'vnc-password';
 
 export interface CommandLine {
   uid: string;
-  plan: LaunchPlan;
+  plan: VmLaunchPlan;
   state: MachineFile;
   platform: Platform;
   cpu: number;
@@ -88,7 +88,7 @@ function identity({
   guest: {
     vm: { hardware },
   },
-}: LaunchPlan): string[] {
+}: VmLaunchPlan): string[] {
   const uuid = quoted(hardware.uuid);
   const fields = [
     'type=1',
@@ -172,7 +172,7 @@ function screenAndNetwork({ plan, state }: CommandLine): string[] {
 }
 
 /** Returns the options of VNC on a port of the host. The password comes from a file, because all users of the host see arguments. */
-function vncOnHost(vnc: LaunchPlan['vnc']): string[] {
+function vncOnHost(vnc: VmLaunchPlan['vnc']): string[] {
   if (vnc === undefined) {
     return [];
   }

@@ -1,13 +1,13 @@
 /** Creates the files of a QEMU machine. */
 import { join } from 'node:path';
 import type { BaseImage } from '../../disks/disk.ts';
-import type { MachineFolder, MachinePlan } from '../driver.ts';
+import type { MachineFolder, VmPlan } from '../driver.ts';
 import { copySparse, giveDisk, makeDisk } from './disk.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile, makeMachineFolder } from './state.ts';
 
 export interface MachineMaterial {
-  plan: MachinePlan;
+  plan: VmPlan;
   base: BaseImage | undefined;
   platform: Platform;
 }

@@ -8,7 +8,7 @@ import { readQcow2 } from '../../disks/qcow2.ts';
 import { createQcow2, resizeDisk } from '../../disks/qemuimg.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { SHARED_RUN_AS } from '../../processes/users.ts';
-import { type MachineFolder, type MachinePlan } from '../driver.ts';
+import { type MachineFolder, type VmPlan } from '../driver.ts';
 import { FILES } from './state.ts';
 
 const COPY_BYTES = 1024 * 1024;
@@ -16,7 +16,7 @@ const COPY_BYTES = 1024 * 1024;
 /** Creates the machine's disk. Returns its size in bytes, or undefined if the machine has no disk. */
 export async function makeDisk(
   folder: MachineFolder,
-  { guest: { diskSizeBytes } }: MachinePlan,
+  { guest: { diskSizeBytes } }: VmPlan,
   base: BaseImage | undefined,
 ): Promise<number | undefined> {
   const path = join(folder.path, FILES.disk);

@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
 import type { GuestNetwork } from '../../network/network.ts';
-import type { LaunchPlan } from '../driver.ts';
+import type { VmLaunchPlan } from '../driver.ts';
 import { resumedWith, screenArguments, startedWith } from './displaycard.ts';
 import { displayState } from './display/dpi.ts';
 import { displaySupport } from './display/probe.ts';
@@ -26,7 +26,7 @@ function platform(
   };
 }
 
-function plan(vnc: boolean, display?: typeof FULL_HD): LaunchPlan {
+function plan(vnc: boolean, display?: typeof FULL_HD): VmLaunchPlan {
   const vm = { vnc: { enabled: vnc }, display } as Machine;
   const network: GuestNetwork = { kind: 'user', macAddress: '', address: undefined, forwards: [] };
   return { guest: { vm, diskSizeBytes: undefined, iso: undefined }, cpu: 1, memoryBytes: 1, network };

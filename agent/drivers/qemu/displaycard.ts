@@ -1,5 +1,5 @@
 /** Chooses the graphics card of a machine, and makes its arguments for QEMU. */
-import type { LaunchPlan } from '../driver.ts';
+import type { VmLaunchPlan } from '../driver.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile, type Screen } from './state.ts';
 
@@ -16,7 +16,7 @@ const DBUS_DISPLAY: readonly string[] = [
 type Launched = NonNullable<MachineFile['launched']>;
 
 /** Returns the values of a machine's start for its state file. */
-export function startedWith(plan: LaunchPlan, platform: Platform): Launched {
+export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
   const { runAs, seed } = plan;
   const screen = screenWith(cardFor(plan, platform), plan, platform);
   return { ...sizeOf(plan, platform), runAs, seed, screen };
@@ -26,17 +26,21 @@ export function startedWith(plan: LaunchPlan, platform: Platform): Launched {
  * Returns the values of a machine's resume for its state file. The guest must find the same card as at its start, also after an upgrade of
  * the agent or of QEMU.
  */
-export function resumedWith(launched: Launched | undefined, plan: LaunchPlan, platform: Platform): Launched {
+export function resumedWith(
+  launched: Launched | undefined,
+  plan: VmLaunchPlan,
+  platform: Platform,
+): Launched {
   const card = launched?.screen === undefined ? formerCard(plan, platform) : launched.screen.card;
   const screen = screenWith(card, plan, platform);
   return { ...(launched ?? sizeOf(plan, platform)), runAs: plan.runAs, screen };
 }
 
-function sizeOf({ cpu, memoryBytes }: LaunchPlan, { accelerator }: Platform): Launched {
+function sizeOf({ cpu, memoryBytes }: VmLaunchPlan, { accelerator }: Platform): Launched {
   return { cpu, memoryBytes, accelerator };
 }
 
-function cardFor(plan: LaunchPlan, { architecture, display }: Platform): Screen['card'] {
+function cardFor(plan: VmLaunchPlan, { architecture, display }: Platform): Screen['card'] {
   const { vnc, display: wanted } = plan.guest.vm;
   if (!vnc.enabled && wanted === undefined) {
     return undefined;
@@ -48,14 +52,14 @@ function cardFor(plan: LaunchPlan, { architecture, display }: Platform): Screen[
 }
 
 /** Returns the card with which early releases of the agent started machines. */
-function formerCard(plan: LaunchPlan, { architecture }: Platform): Screen['card'] {
+function formerCard(plan: VmLaunchPlan, { architecture }: Platform): Screen['card'] {
   if (!plan.guest.vm.vnc.enabled) {
     return undefined;
   }
   return architecture === 'amd64' ? 'VGA' : 'virtio-gpu-pci';
 }
 
-function screenWith(card: Screen['card'], plan: LaunchPlan, platform: Platform): Screen {
+function screenWith(card: Screen['card'], plan: VmLaunchPlan, platform: Platform): Screen {
   const { display, vnc } = plan.guest.vm;
   if (display === undefined) {
     return { card, dbus: false };

@@ -23,9 +23,9 @@ import {
   type GuestCommand,
   type GuestCommandResult,
   type GuestQuestion,
-  type LaunchPlan,
+  type VmLaunchPlan,
   type MachineFolder,
-  type MachinePlan,
+  type VmPlan,
   type MachineState,
   type PortForward,
 } from '../driver.ts';
@@ -86,17 +86,17 @@ export class QemuDriver implements Driver {
     return platforms.map(({ architecture, accelerator }) => ({ architecture, accelerator }));
   }
 
-  async create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
+  async create(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {
     await this.#of(folder).copies.exclusively(async () => await this.#make(folder, plan, base));
   }
 
-  async #make(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
+  async #make(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {
     const platform = await this.#platforms.of(plan.guest.vm.architecture);
     const material = { plan: this.#owned(plan), base, platform };
     await this.#of(folder).machine.state.replace(await createFiles(this.#root, folder, material));
   }
 
-  async start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
+  async start(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
     if ((await this.inspect(folder)).kind === 'running') {
       return;
     }
@@ -107,7 +107,7 @@ export class QemuDriver implements Driver {
     });
   }
 
-  async #start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
+  async #start(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
     const machine = this.#of(folder).machine;
     const state = await requireMachineFile(folder.path);
     const platform = await this.#platforms.of(state.architecture);
@@ -154,7 +154,7 @@ export class QemuDriver implements Driver {
     await copies.exclusively(work);
   }
 
-  async resume(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
+  async resume(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
     const copies = this.#of(folder).copies;
     await copies.exclusively(async () => {
       await copies.tidy();
@@ -164,7 +164,7 @@ export class QemuDriver implements Driver {
     void this.#of(folder).guest.setTime();
   }
 
-  async revert(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
+  async revert(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {
     const copies = this.#of(folder).copies;
     await copies.exclusively(async () => {
       await this.#of(folder).machine.stop({ graceMilliseconds: 0 });
@@ -280,7 +280,7 @@ export class QemuDriver implements Driver {
    * Returns the plan with the Linux user of the machine's process. If the agent is root and the plan has no user, the shared user is
    * set, because a machine never runs as root.
    */
-  #owned<Plan extends MachinePlan>(plan: Plan): Plan {
+  #owned<Plan extends VmPlan>(plan: Plan): Plan {
     return { ...plan, runAs: this.#context.isRoot ? (plan.runAs ?? SHARED_RUN_AS) : undefined };
   }
 }

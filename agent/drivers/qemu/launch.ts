@@ -11,7 +11,7 @@ import { forgetLastWords, logsWritten, segmentName, withLogWriter } from '../../
 import { makeTerminal } from '../../console/terminal.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import { identify, type ProcessIdentity } from '../../processes/process.ts';
-import { type LaunchPlan, type MachineFolder } from '../driver.ts';
+import { type VmLaunchPlan, type MachineFolder } from '../driver.ts';
 import { commandLine } from './arguments.ts';
 import { giveDisk, requireOwnData } from './disk.ts';
 import type { Platform } from './platform.ts';
@@ -71,7 +71,7 @@ export async function requireLogWriter(): Promise<void> {
 }
 
 export interface MachineStart {
-  plan: LaunchPlan;
+  plan: VmLaunchPlan;
   state: MachineFile;
   platform: Platform;
   /** Whether the process waits for the memory of a suspended machine. */

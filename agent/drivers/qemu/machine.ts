@@ -5,7 +5,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { findByArgument, isAlive, killForCertain, waitForExit } from '../../processes/process.ts';
 import type { ProcessIdentity } from '../../processes/process.ts';
-import { type LaunchPlan, type MachineFolder, type MachineState } from '../driver.ts';
+import { type VmLaunchPlan, type MachineFolder, type MachineState } from '../driver.ts';
 import { processMark } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
 import { Hypervisor } from './hypervisor.ts';
@@ -83,7 +83,7 @@ export class QemuMachine {
     return this.#hypervisor;
   }
 
-  async start(plan: LaunchPlan, platform: Platform): Promise<void> {
+  async start(plan: VmLaunchPlan, platform: Platform): Promise<void> {
     await rm(join(this.#folder.path, FILES.memory), { force: true });
     await this.state.update({ ...BEGUN, suspended: false, launched: startedWith(plan, platform) });
     try {
@@ -93,7 +93,7 @@ export class QemuMachine {
     }
   }
 
-  async resume(plan: LaunchPlan, platform: Platform): Promise<void> {
+  async resume(plan: VmLaunchPlan, platform: Platform): Promise<void> {
     // The machine stays suspended until the memory is in the new process, so that no failure loses the memory.
     await this.state.change(({ launched }) => ({
       ...BEGUN,
@@ -161,7 +161,7 @@ export class QemuMachine {
     this.#letGo();
   }
 
-  async #bringUp(plan: LaunchPlan, platform: Platform, incoming: boolean): Promise<QmpConnection> {
+  async #bringUp(plan: VmLaunchPlan, platform: Platform, incoming: boolean): Promise<QmpConnection> {
     const state = await this.state.read();
     if (state === undefined) {
       throw new Error(`Machine ${this.#folder.uid} has no state file`);

@@ -12,6 +12,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import {
   type AttachOptions,
   type GuestNetwork,
+  type NamespaceNetwork,
   type Network,
   type NetworkReport,
   normaliseMacAddress,
@@ -126,6 +127,10 @@ export class NatNetwork implements Network {
       const { tap: device, address } = attachment;
       return { kind: 'tap', macAddress, address, device };
     });
+  }
+
+  async attachNamespace(): Promise<NamespaceNetwork> {
+    throw new ReasonedError('NetworkUnavailable', 'This release has no namespaces for emulators yet');
   }
 
   isUsable(uid: string, port: MachinePort): Promise<boolean> {

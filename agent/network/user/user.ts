@@ -7,10 +7,12 @@
  * host. Hosts with several tenants use `nat`.
  */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { PortRules } from '../../../api/v1alpha1/reservable.ts';
 import {
   type AttachOptions,
   type GuestNetwork,
+  type NamespaceNetwork,
   type Network,
   type NetworkReport,
   normaliseMacAddress,
@@ -43,6 +45,11 @@ export class UserNetwork implements Network {
 
   async setUp(): Promise<void> {
     await this.#guard?.setUp();
+  }
+
+  async attachNamespace(): Promise<NamespaceNetwork> {
+    const message = 'The network driver user has no namespaces for emulators; set network.driver to nat';
+    throw new ReasonedError('NetworkUnavailable', message);
   }
 
   async attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {

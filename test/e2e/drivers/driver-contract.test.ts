@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import type { Driver, LaunchPlan, MachineFolder, PortForward } from '../../../agent/drivers/driver.ts';
+import type { Driver, VmLaunchPlan, MachineFolder, PortForward } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
@@ -31,7 +31,7 @@ const NEVER = new AbortController().signal;
 interface Subject {
   driver: Driver;
   folder: MachineFolder;
-  plan: LaunchPlan;
+  plan: VmLaunchPlan;
   base: BaseImage;
   /** As another agent has it; the first has let go. */
   restartAgent: () => Promise<void>;
@@ -93,7 +93,7 @@ async function standIn(): Promise<Subject> {
   };
 }
 
-function withScreen(plan: LaunchPlan): LaunchPlan {
+function withScreen(plan: VmLaunchPlan): VmLaunchPlan {
   const vm = { ...plan.guest.vm, vnc: { enabled: true } };
   return { ...plan, guest: { ...plan.guest, vm } };
 }

@@ -3,7 +3,7 @@ import { readFile, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
+import type { VmLaunchPlan } from '../../../agent/drivers/driver.ts';
 import { QmpConnection } from '../../../agent/drivers/qemu/qmp.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
@@ -111,7 +111,7 @@ describe('a start that fails', { timeout: BOOT_DEADLINE_MILLISECONDS }, () => {
 
   const folder = () => folderOf(host, uid);
 
-  async function failure(change: Partial<LaunchPlan>, spoil?: () => Promise<void>): Promise<unknown> {
+  async function failure(change: Partial<VmLaunchPlan>, spoil?: () => Promise<void>): Promise<unknown> {
     const plan = { ...planFor('amd64', await freePort(), 8 * MEBIBYTE), ...change };
     await host.driver.create(folder(), plan, undefined);
     await spoil?.();

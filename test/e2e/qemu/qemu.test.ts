@@ -3,7 +3,7 @@ import { execFileSync } from 'node:child_process';
 import { readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
+import type { VmLaunchPlan } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { identify, isAlive } from '../../../agent/processes/process.ts';
 import { waitFor } from '../../../hack/wait.ts';
@@ -139,7 +139,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     const iso = join(machine.host.directory, 'guest.iso');
     execFileSync('qemu-img', ['convert', '-f', 'qcow2', '-O', 'raw', base.path, iso]);
     const other = folderOf(machine.host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0005');
-    const installing: LaunchPlan = {
+    const installing: VmLaunchPlan = {
       ...machine.plan,
       guest: {
         iso,

@@ -2,7 +2,7 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
+import type { VmLaunchPlan } from '../../../agent/drivers/driver.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { screenGuest, seenScreen } from '../../fixtures/screenguest.ts';
 import { Viewer } from '../../wires/rfb.ts';
@@ -14,7 +14,7 @@ const OWN_USER = { uid: 1_900_000_009, gid: 1_900_000_009 };
 
 describe('the screen of a guest', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, () => {
   let machine: TestMachine;
-  let plan: LaunchPlan;
+  let plan: VmLaunchPlan;
 
   beforeAll(async () => {
     machine = await TestMachine.make({ runAs: OWN_USER });

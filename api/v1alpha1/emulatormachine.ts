@@ -1,0 +1,45 @@
+/**
+ * The contract between the operator and the agent for emulators. The Pod of an emulator has the annotations of a VM's Pod.
+ * `berth.dev/machine` contains an {@link EmulatorMachine} instead of a Machine. `berth.dev/desired` has the shape that it has for VMs.
+ * An emulator is never stopped, suspended or restarted: its power is always Running, and its restart policy is Never.
+ */
+import * as z from 'zod';
+
+/** Version of the annotation `berth.dev/machine` of an emulator. If an agent does not know the version, it refuses the Pod with `AgentTooOld`. */
+export const EMULATOR_API_VERSION = 'emulator.berth.dev/v1';
+
+/** Pattern of an Android platform, device or image type. Such a name is a part of paths and of lines in configuration files. */
+export const ANDROID_NAME = /^[A-Za-z0-9][-A-Za-z0-9_.]*$/;
+const androidName = z.string().max(64).regex(ANDROID_NAME);
+const owner = z.object({ namespace: z.string(), name: z.string(), uid: z.string() });
+
+/** The emulator that one host must run. */
+export const emulatorMachineSchema = z.object({
+  apiVersion: z.literal(EMULATOR_API_VERSION),
+  emulator: owner,
+  /** The paired VM, whose machine runs on the same host. */
+  vm: owner,
+  platform: androidName,
+  device: androidName,
+  imageType: androidName,
+  /** `PairedVM`: only the machine of `vm` reaches ADB. `Host`: a port of the host leads to ADB. */
+  exposure: z.enum(['PairedVM', 'Host']),
+});
+export type EmulatorMachine = z.infer<typeof emulatorMachineSchema>;
+
+/**
+ * Memory that an emulator's process needs beside the guest's memory, in bytes. The operator adds this value to the Pod's request.
+ * Users report 0.4 to 0.8 GB.
+ */
+export const EMULATOR_MEMORY_OVERHEAD_BYTES = 1024 * 1024 * 1024;
+
+/** Size of an emulator's data disk in bytes, which the emulator makes by itself. The Pod requests it as for VMs. */
+export const EMULATOR_DATA_BYTES = 6 * 1024 * 1024 * 1024;
+
+/** Name of a system image without its architecture, for example `android-36.google_apis`. It is a part of a Node's label. */
+export function systemImageName({
+  platform,
+  imageType,
+}: Pick<EmulatorMachine, 'platform' | 'imageType'>): string {
+  return `${platform}.${imageType}`;
+}

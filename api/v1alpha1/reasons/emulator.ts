@@ -1,0 +1,59 @@
+/** Reasons that only emulators and their hosts have. */
+
+export const EMULATOR_REASONS = {
+  VMNotFound: {
+    seen: { Emulator: ['Scheduled'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The namespace has no VM with the name in vmName',
+    todo: 'Create the VM; the emulator then starts by itself',
+  },
+  VMNotRunning: {
+    seen: { Emulator: ['Scheduled', 'Ready'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The VM of the emulator does not run, so the emulator has no host',
+    todo: 'Start the VM; the emulator then starts by itself',
+  },
+  NoFreeSlot: {
+    seen: { Emulator: ['Scheduled'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'All slots of the host of the VM are taken',
+    todo: 'Delete a VM, an emulator or a cache Job of this host, or wait for its end',
+  },
+  HostWithoutEmulators: {
+    seen: { Emulator: ['Scheduled'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The host of the VM runs no emulators; the message has the reason from the host',
+    todo: 'Set emulator.sdk in the configuration of the host’s agent, or place the VM on another host',
+  },
+  SystemImageMissing: {
+    seen: { Emulator: ['Scheduled', 'Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] },
+    class: 'mendable',
+    by: 'agent and operator',
+    says: 'The SDK of the host has no system image of this platform and type',
+    todo: 'Install the system image on the host, or create the emulator with one that the message names',
+  },
+  ArchitectureNotAllowed: {
+    seen: { Emulator: ['Scheduled'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The operator places no emulators on hosts of this architecture',
+    todo: 'Add the architecture to emulators.architectures of the operator, or place the VM on another host',
+  },
+  EmulatorsOffered: {
+    seen: { Node: ['berth.dev/Emulators'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The host runs emulators',
+  },
+  EmulatorsUnavailable: {
+    seen: { Node: ['berth.dev/Emulators'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'The host runs no emulators; the message has the reason',
+    todo: 'Set emulator.sdk in the configuration of the agent if the host is to run emulators',
+  },
+} as const;
