@@ -1,13 +1,6 @@
 /** Reasons that only emulators and their hosts have. */
 
 export const EMULATOR_REASONS = {
-  VMNotFound: {
-    seen: { Emulator: ['Scheduled'] },
-    class: 'mendable',
-    by: 'operator',
-    says: 'The namespace has no VM with the name in vmName',
-    todo: 'Create the VM; the emulator then starts by itself',
-  },
   VMNotRunning: {
     seen: { Emulator: ['Scheduled', 'Ready'] },
     class: 'state',

@@ -162,10 +162,10 @@ export const IMAGE_REASONS = {
     todo: 'Set imageStorage in the configuration of the operator; then the content is stored and can be copied',
   },
   VMNotFound: {
-    seen: BLOCKED,
+    seen: { ...BLOCKED, Emulator: ['Scheduled'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The VM whose disk the image takes does not exist',
+    says: 'The VM that the object names does not exist',
     todo: 'Create the VM, or name another one',
   },
   VMNotReady: {
