@@ -35,26 +35,41 @@ export const EMULATOR_DEFAULTS = {
 
 const emulatorSpecSchema = z
   .object({
-    vmName: text('VM in this namespace whose host the emulator runs on. Immutable.', 63, LABEL),
-    platform: text('Android platform. android-36 when omitted. Immutable.', 64, ANDROID_NAME).optional(),
-    device: text('Device to emulate. pixel_9 when omitted. Immutable.', 64, ANDROID_NAME).optional(),
+    vmName: text(
+      'Name of the VM in this namespace to which the emulator belongs. The emulator runs on the host of this VM, as long as the VM runs. Immutable.',
+      63,
+      LABEL,
+    ),
+    platform: text(
+      'Android platform, by its name in the SDK. android-36 when omitted. Immutable.',
+      64,
+      ANDROID_NAME,
+    ).optional(),
+    device: text(
+      'Device to emulate, by its name in the SDK. pixel_9 when omitted. Immutable.',
+      64,
+      ANDROID_NAME,
+    ).optional(),
     imageType: text(
-      'Type of the system image. google_apis when omitted. Immutable.',
+      'Type of the system image, for example google_apis or default. google_apis when omitted. Immutable.',
       64,
       ANDROID_NAME,
     ).optional(),
     cpu: integer('Number of virtual processors. 2 when omitted. Immutable.', 1, 256).optional(),
-    memory: memoryQuantity('Memory. 4Gi when omitted. Immutable.', LEAST_MEMORY).optional(),
+    memory: memoryQuantity(
+      'Memory of Android. 4Gi when omitted. The Pod requests 1Gi more, for the process of the emulator. Immutable.',
+      LEAST_MEMORY,
+    ).optional(),
     exposure: choice(
-      'Access to ADB, which has no password. PairedVM (the default): only the VM. Host: everyone who reaches the host. Immutable.',
+      'Which computers reach ADB, which has no password. PairedVM (the default): only the VM in vmName. Host: every computer that reaches the host, at a port of the host. Immutable.',
       ['PairedVM', 'Host'],
     ).optional(),
     whenVMStops: choice(
-      'What happens when the VM stops. Stop (the default): the emulator and its data are removed, and made anew when the VM runs again. Delete: this object is deleted.',
+      'Effect of a stop of the VM. Stop (the default): the emulator is removed with its data. It starts with new data when the VM runs again. Delete: this object is deleted.',
       ['Stop', 'Delete'],
     ).optional(),
     deployTimeoutSeconds: integer(
-      'Seconds for the deployment, from the choice of a host until Running. 600 when omitted. Immutable.',
+      'Time limit for a start, in seconds: from the choice of the host until Android has booted. 600 when omitted. Immutable.',
       1,
       SECONDS_PER_DAY,
     ).optional(),
@@ -88,7 +103,7 @@ const emulatorStatusSchema = z
       .object({ address: report('Address.', 253), port: count('Port.', 65_535) })
       .meta({
         description:
-          'Where ADB answers: for exposure PairedVM as the VM reaches it, for Host a port of the host.',
+          'Address and port of ADB. With exposure PairedVM only the VM reaches them. With exposure Host they belong to the host.',
       })
       .optional(),
   })
@@ -101,8 +116,7 @@ export const EMULATOR_RESOURCE = kindResource('Emulator', 'emulators');
 export const EMULATOR_KIND: KindDefinition = {
   ...EMULATOR_RESOURCE,
   shortNames: ['emu'],
-  description:
-    'An Android emulator on the host of its VM. Early access: fields may change in a later release.',
+  description: 'An Android emulator on the host of a VM. Early access: fields may change in a later release.',
   spec: emulatorSpecSchema,
   status: emulatorStatusSchema,
   rules: [nameRule(63, { dots: false })],
