@@ -17,7 +17,7 @@ import {
   reply,
   type RunningServer,
 } from '../../kube/serving/httpserver.ts';
-import { acceptUpgrades, type Upgrade, type UpgradedConnections } from '../../kube/serving/upgrades.ts';
+import { acceptUpgrades, type Upgrade } from '../../kube/serving/upgrades.ts';
 import { useCertificate } from '../../kube/certificates/serving.ts';
 import { OpenLimit } from './limit.ts';
 import { type LogSource, parseLogRequest } from './logs.ts';
@@ -64,7 +64,6 @@ export class KubeletServer {
   readonly #server: Server;
   readonly #readers = new OpenLimit('logs');
   readonly #streams: StreamServer;
-  readonly #upgraded: UpgradedConnections;
   #running: RunningServer | undefined;
 
   constructor(options: KubeletServerOptions) {
@@ -76,7 +75,7 @@ export class KubeletServer {
       // TLS accepts callers without a valid certificate, because they may have a token. Each request is checked later.
       tls: { requestCert: true, rejectUnauthorized: false },
     });
-    this.#upgraded = acceptUpgrades(this.#server, (upgrade) => this.#upgrade(upgrade), logger);
+    acceptUpgrades(this.#server, (upgrade) => this.#upgrade(upgrade), logger);
     this.replaceCertificate(certificate);
   }
 
@@ -94,7 +93,6 @@ export class KubeletServer {
   }
 
   async close(): Promise<void> {
-    this.#upgraded.close();
     await this.#running?.close();
   }
 

@@ -6,7 +6,7 @@ import {
   type ServerResponse,
 } from 'node:http';
 import { createServer as createHttpsServer, type Server as HttpsServer } from 'node:https';
-import type { AddressInfo } from 'node:net';
+import type { AddressInfo, Socket } from 'node:net';
 import type { SecureContextOptions, TlsOptions } from 'node:tls';
 import type { Logger } from 'pino';
 
@@ -41,7 +41,7 @@ export class HttpError extends Error {
 
 export interface RunningServer {
   port: number;
-  /** Stops the server and closes open connections. */
+  /** Stops the server and closes all connections at once, upgraded ones too. */
   close(): Promise<void>;
 }
 
@@ -83,6 +83,7 @@ export function createServer(
 /** Starts to listen. `address` is `host:port`, `[v6]:port`, or `:port`, which means every address. Port 0 chooses a free port. */
 export async function listen(server: Server | HttpsServer, address: string): Promise<RunningServer> {
   const { host, port } = parseAddress(address);
+  const sockets = openSockets(server);
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   server.once('error', reject);
   server.listen({ port, ...(host === '' ? {} : { host }) }, resolve);
@@ -92,10 +93,25 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
     close: async () => {
       const closed = Promise.withResolvers<void>();
       server.close(() => closed.resolve());
-      server.closeAllConnections();
+      for (const socket of sockets) {
+        socket.destroy();
+      }
       await closed.promise;
     },
   };
+}
+
+/**
+ * Returns the open connections of a server. `closeAllConnections` closes neither upgraded connections nor those without a request, for
+ * example a spare connection of the API server. For them, `close` would wait until their time limits are over.
+ */
+function openSockets(server: Server | HttpsServer): ReadonlySet<Socket> {
+  const sockets = new Set<Socket>();
+  server.on('connection', (socket: Socket) => {
+    sockets.add(socket);
+    socket.once('close', () => sockets.delete(socket));
+  });
+  return sockets;
 }
 
 /** Sends a text as the answer. If an answer has already begun, it is aborted instead. */

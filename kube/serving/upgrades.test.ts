@@ -5,18 +5,17 @@ import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { HttpError } from './httpserver.ts';
-import { acceptUpgrades, type UpgradedConnections, type UpgradeHandler } from './upgrades.ts';
+import { acceptUpgrades, type UpgradeHandler } from './upgrades.ts';
 
 let server: Server;
 let handle: UpgradeHandler;
-let upgraded: UpgradedConnections;
 let log: string[];
 
 beforeEach(async () => {
   log = [];
   server = createServer();
   const logger = pino({ level: 'info' }, { write: (line) => log.push(line) });
-  upgraded = acceptUpgrades(server, (upgrade) => handle(upgrade), logger);
+  acceptUpgrades(server, (upgrade) => handle(upgrade), logger);
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
 });
@@ -63,18 +62,5 @@ describe('an upgrade', () => {
       throw new Error('a fault');
     };
     expect(await text(ask('/'))).toBe('begun');
-  });
-
-  it('ends when all are closed', async () => {
-    const { promise, resolve } = Promise.withResolvers<void>();
-    handle = async ({ socket }) => {
-      resolve();
-      await once(socket, 'close');
-    };
-    const closed = once(ask('/'), 'close');
-    await promise;
-    upgraded.close();
-    await closed;
-    expect(log).toEqual([]);
   });
 });

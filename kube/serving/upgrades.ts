@@ -24,33 +24,12 @@ export interface Upgrade {
  */
 export type UpgradeHandler = (upgrade: Upgrade) => Promise<void>;
 
-/** Upgraded connections of a server. */
-export interface UpgradedConnections {
-  /** Closes them all at once. A server does not know its upgraded connections, but waits for their end when it closes. */
-  close(): void;
-}
-
 /** Makes the server accept upgrades. Without this, a request with `Upgrade` is answered like any other request. */
-export function acceptUpgrades(
-  server: Server | HttpsServer,
-  handle: UpgradeHandler,
-  logger: Logger,
-): UpgradedConnections {
-  const sockets = new Set<Socket>();
+export function acceptUpgrades(server: Server | HttpsServer, handle: UpgradeHandler, logger: Logger): void {
   server.on('upgrade', (request: IncomingMessage, stream: Duplex, head: Buffer) => {
     // Connections of these servers are sockets of TCP or TLS.
-    const socket = stream as Socket;
-    sockets.add(socket);
-    socket.once('close', () => sockets.delete(socket));
-    void serve(handle, { request, socket, head }, logger);
+    void serve(handle, { request, socket: stream as Socket, head }, logger);
   });
-  return {
-    close: () => {
-      for (const socket of sockets) {
-        socket.destroy();
-      }
-    },
-  };
 }
 
 async function serve(

@@ -1,0 +1,82 @@
+import { once } from 'node:events';
+import { connect as connectTcp } from 'node:net';
+import { connect as connectTls, type TLSSocket } from 'node:tls';
+import { pino } from 'pino';
+import { beforeAll, expect, it } from 'vitest';
+import { createAuthority, issue } from '../../hack/cluster/authority.ts';
+import { createKey } from '../certificates/certificate.ts';
+import { createServer, holdOpen, listen } from './httpserver.ts';
+import { acceptUpgrades } from './upgrades.ts';
+
+/** A server that waits for one of its time limits needs at least 5 s. */
+const AT_ONCE_MILLISECONDS = 2_000;
+
+const logger = pino({ level: 'silent' });
+let tls: { cert: string; key: string };
+
+beforeAll(async () => {
+  const [authority, key] = [await createAuthority('servers'), await createKey()];
+  const certificate = await issue(authority, { key, commonName: 'server', ipAddresses: ['127.0.0.1'] });
+  tls = { cert: certificate, key: key.pem };
+});
+
+async function handshake(port: number): Promise<TLSSocket> {
+  const socket = connectTls({ port, host: '127.0.0.1', rejectUnauthorized: false });
+  await once(socket, 'secureConnect');
+  return socket;
+}
+
+async function ask(port: number, path: string, headers = ''): Promise<TLSSocket> {
+  const socket = await handshake(port);
+  socket.write(`GET ${path} HTTP/1.1\r\nHost: a\r\n${headers}\r\n`);
+  await once(socket, 'data');
+  return socket;
+}
+
+it.each([
+  [
+    'before its handshake',
+    async (port: number) => {
+      const socket = connectTcp({ port, host: '127.0.0.1' });
+      await once(socket, 'connect');
+      return socket;
+    },
+  ],
+  ['without a request', handshake],
+  ['between two requests', (port: number) => ask(port, '/')],
+  ['with an open answer', (port: number) => ask(port, '/open')],
+  ['that is upgraded', (port: number) => ask(port, '/', 'Connection: Upgrade\r\nUpgrade: other\r\n')],
+])('a server that closes does not wait for a connection %s', async (_, open) => {
+  const handled: Promise<unknown>[] = [];
+  const server = createServer(
+    (_request, response, url) => {
+      holdOpen(response);
+      response.write('begun');
+      if (url.pathname === '/') {
+        response.end();
+      }
+    },
+    { logger, tls },
+  );
+  acceptUpgrades(
+    server,
+    async ({ socket }) => {
+      socket.write('begun');
+      handled.push(once(socket, 'close'));
+      await handled[0];
+    },
+    logger,
+  );
+  const accepted = once(server, 'connection');
+  const running = await listen(server, '127.0.0.1:0');
+  const client = await open(running.port);
+  client.on('error', () => undefined);
+  const closed = once(client, 'close');
+  await accepted;
+  const begun = performance.now();
+  await running.close();
+  await closed;
+  // The handler of an upgrade sees the end, too.
+  await Promise.all(handled);
+  expect(performance.now() - begun).toBeLessThan(AT_ONCE_MILLISECONDS);
+});
