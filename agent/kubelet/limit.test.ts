@@ -3,7 +3,10 @@ import { OpenLimit } from './limit.ts';
 
 const POD_LIMIT = 16;
 const NAMESPACE_LIMIT = 32;
-const HOST_LIMIT = 64;
+
+function podsOf(namespace: string, count: number): string[] {
+  return Array.from({ length: count }, (_, number) => `${namespace}/vm-${number}`);
+}
 
 describe('open logs', () => {
   /** Starts readers that continue until the test ends them. */
@@ -31,8 +34,7 @@ describe('open logs', () => {
 
   it('of one namespace are bounded, and leave room for those of others', async () => {
     const readers = new OpenLimit('logs');
-    const pods = Array.from({ length: NAMESPACE_LIMIT }, (_, number) => `busy/vm-${number}`);
-    const { all, end } = startAll(readers, pods);
+    const { all, end } = startAll(readers, podsOf('busy', NAMESPACE_LIMIT));
     await expect(readers.count('busy', 'one-more', async () => undefined)).rejects.toMatchObject({
       status: 429,
       message: 'On this host, namespace busy has 32 open logs, the maximum; try again later',
@@ -43,10 +45,31 @@ describe('open logs', () => {
     await readers.count('busy', 'one-more', async () => undefined);
   });
 
+  it('of several namespaces together leave room for those of others', async () => {
+    const readers = new OpenLimit('logs');
+    const { all, end } = startAll(readers, [...podsOf('one', NAMESPACE_LIMIT), ...podsOf('two', 16)]);
+    await expect(readers.count('two', 'one-more', async () => undefined)).rejects.toMatchObject({
+      status: 429,
+      message:
+        'On this host, namespace two has 16 open logs, the maximum while other namespaces have 32; try again later',
+    });
+    await expect(readers.count('one', 'one-more', async () => undefined)).rejects.toMatchObject({
+      message:
+        'On this host, namespace one has 32 open logs, the maximum while other namespaces have 16; try again later',
+    });
+    await readers.count('default', 'other', async () => undefined);
+    end();
+    await Promise.all(all);
+  });
+
   it('of a host are bounded', async () => {
     const readers = new OpenLimit('logs');
-    const pods = Array.from({ length: HOST_LIMIT }, (_, number) => `team-${number % 4}/vm-${number}`);
-    const { all, end } = startAll(readers, pods);
+    // Each namespace takes half of what the others leave, and the last ones take one each.
+    const taken = [32, 16, 8, 4, 2, 1, 1];
+    const { all, end } = startAll(
+      readers,
+      taken.flatMap((count, number) => podsOf(`team-${number}`, count)),
+    );
     await expect(readers.count('default', 'one-more', async () => undefined)).rejects.toMatchObject({
       status: 429,
       message: 'This host has 64 open logs, the maximum; try again later',

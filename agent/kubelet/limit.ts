@@ -6,8 +6,11 @@ import { HttpError } from '../../kube/serving/httpserver.ts';
  * needs more: 64 KiB for each direction of 64 ports, or the output of a command, together about 8 MiB.
  */
 const HOST_LIMIT = 64;
-/** Limit for one namespace: half of the host. With this limit, callers of one namespace do not block callers of all others. */
-const NAMESPACE_LIMIT = 32;
+/**
+ * Share of one namespace: half of what other namespaces leave of the host's limit. With this share, several namespaces together do not block
+ * callers of all others. A namespace alone has 32, the next one 16.
+ */
+const NAMESPACE_SHARE = 1 / 2;
 /** Limit for one Pod. With this limit, callers of one VM do not block callers of other VMs. */
 const POD_LIMIT = 16;
 /** Key of the count for this host. It is neither a namespace nor a Pod with its namespace. */
@@ -30,15 +33,19 @@ export class OpenLimit {
    */
   async count(namespace: string, name: string, work: () => Promise<void>): Promise<void> {
     const pod = `${namespace}/${name}`;
+    const others = this.#of(HOST) - this.#of(namespace);
+    const why = others === 0 ? 'the maximum' : `the maximum while other namespaces have ${others}`;
     const places = [
-      { key: pod, limit: POD_LIMIT, has: `Pod ${pod} has` },
-      { key: namespace, limit: NAMESPACE_LIMIT, has: `On this host, namespace ${namespace} has` },
-      { key: HOST, limit: HOST_LIMIT, has: 'This host has' },
+      { key: pod, limit: POD_LIMIT, has: `Pod ${pod} has`, why: 'the maximum' },
+      { key: HOST, limit: HOST_LIMIT, has: 'This host has', why: 'the maximum' },
+      { key: namespace, limit: shareBeside(others), has: `On this host, namespace ${namespace} has`, why },
     ];
     const full = places.find(({ key, limit }) => this.#of(key) >= limit);
     if (full !== undefined) {
-      const { has, limit } = full;
-      throw new HttpError(429, `${has} ${limit} open ${this.#what}, the maximum; try again later`);
+      throw new HttpError(
+        429,
+        `${full.has} ${this.#of(full.key)} open ${this.#what}, ${full.why}; try again later`,
+      );
     }
     for (const { key } of places) {
       this.#open.set(key, this.#of(key) + 1);
@@ -65,4 +72,9 @@ export class OpenLimit {
       this.#open.delete(key);
     }
   }
+}
+
+/** Returns the limit of a namespace beside others that have `others` open. The last place of a host goes to any namespace. */
+function shareBeside(others: number): number {
+  return Math.max(1, Math.floor((HOST_LIMIT - others) * NAMESPACE_SHARE));
 }

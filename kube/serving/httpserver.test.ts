@@ -3,8 +3,7 @@ import { connect as connectTcp } from 'node:net';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
 import { pino } from 'pino';
 import { beforeAll, expect, it } from 'vitest';
-import { createAuthority, issue } from '../../hack/cluster/authority.ts';
-import { createKey } from '../certificates/certificate.ts';
+import { createKey, selfSigned } from '../certificates/certificate.ts';
 import { createServer, holdOpen, listen } from './httpserver.ts';
 import { acceptUpgrades } from './upgrades.ts';
 
@@ -15,8 +14,8 @@ const logger = pino({ level: 'silent' });
 let tls: { cert: string; key: string };
 
 beforeAll(async () => {
-  const [authority, key] = [await createAuthority('servers'), await createKey()];
-  const certificate = await issue(authority, { key, commonName: 'server', ipAddresses: ['127.0.0.1'] });
+  const key = await createKey();
+  const certificate = await selfSigned({ key, commonName: 'server', ipAddresses: ['127.0.0.1'], days: 1 });
   tls = { cert: certificate, key: key.pem };
 });
 
