@@ -34,7 +34,7 @@ let cluster: Cluster;
 let folder: string;
 
 beforeAll(async () => {
-  // Its own, because it removes what the tests of rights and values find in theirs.
+  // This file has a cluster of its own, because it removes objects that the tests of rights and values need in theirs.
   cluster = await startCluster({ name: `chart-install-${process.pid}` });
   folder = mkdtempSync(join(tmpdir(), 'berth-install-'));
 });
@@ -74,7 +74,7 @@ async function installed(): Promise<void> {
 }
 
 describe('install.yaml', () => {
-  test('is taken as it is, and again', async () => {
+  test('is accepted by the API server, also a second time', async () => {
     await installed();
     await installed();
     const operator = await cluster.client().get(DEPLOYMENTS, { namespace: SYSTEM, name: 'berth-operator' });
@@ -94,7 +94,7 @@ describe('install.yaml', () => {
     });
   });
 
-  test('and so is all that can be turned on, but kinds of other projects', async () => {
+  test('is accepted with every optional part, except kinds of other projects', async () => {
     const objects = (await manifests(EVERYTHING)).filter(({ apiVersion }) => !OWN_KINDS.test(apiVersion));
     const said = await apply(objects, '--dry-run=server');
     expect(said).toContain('daemonset.apps/berth-agent');
@@ -136,7 +136,7 @@ describe('helm', () => {
     return stdout;
   }
 
-  /** What a Pod of the DaemonSet finds below /etc/berth/bootstrap. */
+  /** Writes the files that a Pod of the DaemonSet finds below /etc/berth/bootstrap, and returns their folder. */
   async function bootstrapFolder(): Promise<string> {
     const config = { namespace: SYSTEM, name: 'berth-agent' };
     const { data } = await cluster.client().get(CONFIG_MAPS, config);
@@ -149,7 +149,7 @@ describe('helm', () => {
     return folder;
   }
 
-  /** Whether what a host joins with may do it, asked in its name. */
+  /** Returns whether the credentials for joining may do this, as the API server answers for them. */
   async function bootstrapMay(attributes: object): Promise<boolean | undefined> {
     const connection = await loadConnection({ kubeconfigPath: join(await bootstrapFolder(), 'kubeconfig') });
     const transport = new Transport(connection, { metrics: createMetrics(), userAgent: 'test' });
@@ -168,15 +168,15 @@ describe('helm', () => {
     return (body as { status?: { allowed?: boolean } }).status?.allowed;
   }
 
-  test('install, upgrade, uninstall that keeps what people made', async () => {
+  test('installs, upgrades, and at an uninstall keeps the objects of users', async () => {
     const values = { agent: { ...EVERYTHING.agent, apiServer: cluster.server } };
-    // The harness has put the same things there before.
+    // The harness created the same objects before, so Helm has to adopt them.
     const over = ['--take-ownership', '--force-conflicts'];
     expect(await release(['install', 'berth', CHART, ...over], values)).toContain(
       'is in namespace berth-system',
     );
     const requests = { group: 'certificates.k8s.io', resource: 'certificatesigningrequests' };
-    // The API server's authorizer hears of rights a little after they are stored.
+    // The authorizer of the API server learns of new rights a little after they are stored.
     await waitFor('the token of a Pod to open what it is for', () =>
       bootstrapMay({ verb: 'create', ...requests }),
     );
@@ -190,13 +190,13 @@ describe('helm', () => {
     expect(await isThere(DEPLOYMENTS, 'berth-operator', SYSTEM)).toBe(false);
     expect(await isThere(NAMESPACES, 'platform-default')).toBe(true);
     await cluster.kubectl(['get', 'crd', 'vms.berth.dev', 'images.berth.dev']);
-    // What was kept is this release's still.
+    // The kept objects still belong to this release.
     await release(['install', 'berth', CHART], values);
     await release(['uninstall', 'berth', '--no-hooks']);
   });
 });
 
-describe('namespaces that are there before the install', () => {
+describe('namespaces that exist before the install', () => {
   const made: string[] = [];
 
   async function namespace(name: string, labels: Record<string, string> = {}): Promise<void> {
@@ -204,7 +204,7 @@ describe('namespaces that are there before the install', () => {
     made.push(name);
   }
 
-  /** What people are told at the end of an install into the cluster as it is. */
+  /** Returns the notes that Helm prints at the end of an install into the present cluster. */
   async function notes(prefix: string): Promise<string> {
     const namespaces = { default: `${prefix}main`, prefix };
     const args = ['install', 'berth', CHART, '--namespace', SYSTEM, '--kubeconfig', cluster.kubeconfig];
@@ -218,7 +218,7 @@ describe('namespaces that are there before the install', () => {
     await Promise.all(made.map((name) => cluster.client().delete(NAMESPACES, { name })));
   });
 
-  test('those whose people are about to lose their Pods are named, and no others', async () => {
+  test('are named in the notes if their Pods would be refused; other namespaces are not named', async () => {
     await namespace('fleet-vms', { 'pod-security.kubernetes.io/enforce': 'privileged' });
     await namespace('fleet-apps', { 'berth.dev/custom-pods': 'true' });
     await namespace('other-fleet');
@@ -230,7 +230,7 @@ describe('namespaces that are there before the install', () => {
     expect(said).toContain('another namespaces.prefix than fleet-');
   });
 
-  test('twenty of them at most', async () => {
+  test('are named in the notes up to a number of twenty', async () => {
     for (let i = 10; i < 31; i += 1) {
       await namespace(`many-${i}`);
     }
@@ -243,7 +243,7 @@ describe('namespaces that are there before the install', () => {
 describe('uninstall', () => {
   const AS_HOOK = [`--as=system:serviceaccount:${SYSTEM}:berth-uninstall`];
 
-  /** All that the hook's Job needs, as Helm makes it before the Job. */
+  /** Creates everything that the hook's Job needs, as Helm does before it creates the Job. */
   async function giveRights(hooks: readonly Manifest[]): Promise<void> {
     await apply(hooks.filter(({ kind }) => kind !== 'Job'));
     await untilAllowed(cluster, AS_HOOK, ['delete', 'nodes']);
@@ -254,7 +254,7 @@ describe('uninstall', () => {
     return objects.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] === 'pre-delete');
   }
 
-  /** Runs the hook's program as its Job does, with the token of the ServiceAccount that the chart makes. */
+  /** Runs the hook's program as its Job does, with the token of the chart's ServiceAccount. */
   async function runHook(values: object, ...more: string[]): Promise<{ code: number; said: string }> {
     const objects = await manifests(values);
     const hooks = hooksOf(objects);
@@ -314,7 +314,7 @@ describe('uninstall', () => {
       { apiVersion: 'v1', kind: 'Node', metadata: { name: 'somebody-elses' } },
     ]);
     const { uid = '' } = (await cluster.client().get(NODES, { name: 'former-host' })).metadata;
-    // As agents write theirs.
+    // The Leases look like those that agents write.
     const owner = { apiVersion: 'v1', kind: 'Node', name: 'former-host', uid };
     await apply([
       lease('former-host', 'kube-node-lease', [owner]),
@@ -323,7 +323,7 @@ describe('uninstall', () => {
     ]);
   }
 
-  test('refuses while there is a VM, says which, and changes nothing', async () => {
+  test('refuses while a VM exists, names it, and changes nothing', async () => {
     await installed();
     await hostWithLeases();
     await vm('still-here');
@@ -342,7 +342,7 @@ describe('uninstall', () => {
     );
   });
 
-  test('where it could not give up its rights, these are for hosts alone', async () => {
+  test('has rights only for hosts, which matters if it cannot give them up', async () => {
     await giveRights(hooksOf(await manifests()));
     const remove = (node: string) =>
       cluster.kubectl(['delete', 'node', node, '--dry-run=server', ...AS_HOOK], { allowFailure: true });
@@ -353,7 +353,7 @@ describe('uninstall', () => {
     expect(await remove('former-host')).toMatchObject({ code: 0 });
   });
 
-  test('drains when told to, ends the operator, and removes hosts and Leases, but not those of others', async () => {
+  test('drains if told to, ends the operator, and removes hosts and their Leases, but no other Leases', async () => {
     const { code, said } = await runHook({ uninstall: { drain: true } });
     expect(said).toContain('"name":"still-here"');
     expect({ code, said }).toMatchObject({ code: 0 });
@@ -370,7 +370,7 @@ describe('uninstall', () => {
     expect(await runHook({})).toMatchObject({ code: 0 });
   });
 
-  test('a Pod whose kubelet is silent is not waited for', async () => {
+  test('does not wait for a Pod whose kubelet is silent', async () => {
     await installed();
     const [pod] = await waitFor('both Pods of the operator', async () => {
       const pods = await operatorPods();
@@ -387,7 +387,7 @@ describe('uninstall', () => {
     await cluster.client().delete(PODS, at, { gracePeriodSeconds: 0 });
   });
 
-  test('a VM that does not end in time is named', async () => {
+  test('names a VM that does not end in time', async () => {
     await vm('stuck');
     const finalizers = { metadata: { finalizers: ['example.org/held'] } };
     const at = { namespace: 'platform-default', name: 'stuck' };
@@ -398,7 +398,7 @@ describe('uninstall', () => {
     expect(code).toBe(1);
   });
 
-  test('what is kept has no finalizer of ours any more, so that it can be deleted with nobody there', async () => {
+  test('removes our finalizers from objects that stay, so that they can be deleted later', async () => {
     const client = cluster.client();
     const finalizers = ['berth.dev/held', 'example.org/held'];
     const namespace = 'platform-default';
@@ -436,7 +436,7 @@ describe('uninstall', () => {
     }
   });
 
-  test('kinds that go too: an Image is in the way', async () => {
+  test('refuses to remove the kinds while an Image exists', async () => {
     const image = {
       apiVersion: 'berth.dev/v1alpha1',
       kind: 'Image',

@@ -1,4 +1,4 @@
-/** Who may do what, asked of a real API server, and tried where it matters most. */
+/** Rights of all roles, as a real API server answers. The most important rights are also tried. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { NODES, PODS, SECRETS, SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
@@ -52,7 +52,7 @@ beforeAll(async () => {
     binding('ClusterRoleBinding', 'edit', EDITOR_EVERYWHERE),
     binding('ClusterRoleBinding', 'admin', ADMIN),
   ]);
-  // The control plane gathers the roles, and its authorizer hears of them, a little later.
+  // The control plane aggregates the roles, and its authorizer learns of them a little later.
   await waitFor('the rights to be known', async () => {
     const known = [
       may(VIEWER, `get vmconfigs.berth.dev in ${OWN}`),
@@ -316,7 +316,7 @@ describe('tried', () => {
     spec: { image: 'none' },
   });
 
-  test('edit in a namespace makes VMs there and nowhere else, and changes no Node', async () => {
+  test('edit in a namespace allows VMs there and nowhere else, and no change of Nodes', async () => {
     expect(await as(EDITOR, ['create', '-f', '-'], vm(OWN))).toMatchObject({ code: 0 });
     expect((await as(EDITOR, ['create', '-f', '-'], vm(OTHER))).said).toContain('forbidden');
     const status = ['-n', OWN, 'patch', 'vm', 'tried', '--subresource=status', '--type=merge', '-p'];
@@ -325,7 +325,7 @@ describe('tried', () => {
     expect(await as(EDITOR, ['-n', OWN, 'delete', 'vm', 'tried'])).toMatchObject({ code: 0 });
   });
 
-  test('a reader of metrics reads no Pod, and a host’s metrics but not its machines', async () => {
+  test('a reader of metrics reads no Pods, and of a host only its metrics', async () => {
     expect((await as(READER, ['get', 'pods', '-A'])).said).toContain('forbidden');
     expect((await as(READER, ['get', '--raw', '/api/v1/nodes/none/proxy/metrics'])).said).toContain(
       'forbidden',
@@ -354,11 +354,11 @@ describe('tried', () => {
       }
     });
 
-    /** One PATCH; kubectl's other ways read first, which a host may not either. */
+    /** Sends one PATCH. Other commands of kubectl read the object first, which a host may not do either. */
     const patch = (object: Manifest, ...args: string[]) =>
       as(AGENT, ['apply', '--server-side', '--force-conflicts', ...args, '-f', '-'], object);
 
-    test('changes its own Node and not another', async () => {
+    test('changes its own Node and no other', async () => {
       const node = (name: string, label: string): Manifest => ({
         apiVersion: 'v1',
         kind: 'Node',
@@ -373,7 +373,7 @@ describe('tried', () => {
       }
     });
 
-    test('tells the status of its own Pods alone', async () => {
+    test('writes the status of its own Pods only', async () => {
       const tell = (name: string) => {
         const metadata = { name, namespace: ELSEWHERE };
         const object = { apiVersion: 'v1', kind: 'Pod', metadata, status: { message: 'tried' } };
@@ -383,7 +383,7 @@ describe('tried', () => {
       expect((await tell(NEIGHBOUR)).said).toContain('forbidden');
     });
 
-    test('reads the Secrets that its own Pods name, and no other', async () => {
+    test('reads the Secrets that its own Pods name, and no others', async () => {
       const read = (name: string) => ['-n', ELSEWHERE, 'get', 'secret', name, '-o', 'name'];
       await waitFor(
         'the authorizer to know the Pod',

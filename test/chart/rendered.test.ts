@@ -1,4 +1,4 @@
-/** What the chart renders is what the harness installs, and what its values say. */
+/** Compares the manifests of the chart with those of the harness, and with the values of the chart. */
 import { execFile } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { readdir, readFile } from 'node:fs/promises';
@@ -27,7 +27,7 @@ async function filesOf(folder: string): Promise<Manifest[]> {
   return texts.flatMap(parseManifests);
 }
 
-/** Without what only the chart adds: labels of its own, and that Helm keeps it. */
+/** Removes the parts that only the chart adds: its labels, and the annotation that lets Helm keep the object. */
 function bare({ metadata, ...rest }: Manifest): object {
   const labels = Object.entries(metadata.labels ?? {}).filter(
     ([key]) => !key.startsWith('app.kubernetes.io/') && key !== 'helm.sh/chart',
@@ -49,7 +49,7 @@ function kindsOf(objects: readonly Manifest[]): Record<string, object> {
   return Object.fromEntries(objects.filter(isKind).map((one) => [one.metadata.name, bare(one)]));
 }
 
-describe('the same as the harness installs', () => {
+describe('the chart renders the same as the harness installs:', () => {
   test.each(['policies', 'rbac'])('%s', async (part) => {
     const files = await filesOf(join(CHART, 'files', part));
     expect(files.length).toBeGreaterThan(7);
@@ -79,7 +79,7 @@ function variables(objects: readonly Manifest[], policy: string): Record<string,
   return Object.fromEntries(list.map(({ name, expression }) => [name, expression]));
 }
 
-test('another namespace, and names of what is served, reach configuration, policies and rights alike', async () => {
+test('another namespace and other names of served namespaces reach configuration, policies and rights', async () => {
   const objects = await manifests(
     { namespaces: { default: 'fleet-main', prefix: 'fleet-' }, config: { priorityClassName: 'machines' } },
     { namespace: 'machinery' },
@@ -104,12 +104,12 @@ test('another namespace, and names of what is served, reach configuration, polic
   });
   const [subject] = find(objects, 'ClusterRoleBinding', 'berth-operator')['subjects'];
   expect(subject).toEqual({ kind: 'ServiceAccount', name: 'berth-operator', namespace: 'machinery' });
-  // Descriptions of the kinds speak of the usual one.
+  // The descriptions of the kinds name the default namespace.
   const others = objects.filter((one) => !isKind(one)).map((one) => JSON.stringify(one));
   expect(others.filter((text) => text.includes('berth-system'))).toEqual([]);
 });
 
-describe('configuration files are ones that the programs take', () => {
+describe('the rendered configuration file is valid for', () => {
   test('the operator', () => {
     for (const objects of [defaults, everything]) {
       const text = find(objects, 'ConfigMap', 'berth-operator')['data']['operator.yaml'] as string;
@@ -140,7 +140,7 @@ describe('configuration files are ones that the programs take', () => {
   });
 });
 
-test('make manifests tells what helm says of values that it refuses, and no more', async () => {
+test('make manifests prints the reason of helm for refused values, and nothing else', async () => {
   const script = join(CHART, '..', '..', 'hack', 'manifests.ts');
   const { code, stderr } = await run(process.execPath, [script, '--set', 'displayDPIMaximum=300']);
   expect(code).toBe(1);
@@ -148,7 +148,7 @@ test('make manifests tells what helm says of values that it refuses, and no more
   expect(stderr).not.toContain('    at ');
 });
 
-test('a new configuration makes new Pods, and nothing else does', async () => {
+test('only a new configuration replaces the Pods', async () => {
   const checksum = (objects: readonly Manifest[], kind: string, name: string) =>
     find(objects, kind, name)['spec'].template.metadata.annotations['checksum/config'] as string;
   const changed = await manifests({ ...EVERYTHING, config: { osx_node_platform_quota_pod: 2 } });
@@ -166,7 +166,7 @@ test('the chart has the version of the programs', async () => {
   expect(chart).toMatchObject({ version, appVersion: version });
 });
 
-test('install.yaml has everything but the hooks, and its namespaces', async () => {
+test('install.yaml has all objects except the hooks, and creates its namespaces', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'berth-manifests-'));
   try {
     const file = join(folder, 'install.yaml');

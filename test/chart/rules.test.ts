@@ -1,4 +1,4 @@
-/** Alerts: promtool's own tests of them, and that each has a runbook. */
+/** Tests of the alerts: promtool's own tests, and that each alert has a runbook. */
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -39,7 +39,7 @@ test('promtool finds nothing wrong', async () => {
   expect(code).toBe(0);
 });
 
-test('each alert comes when it should and not before', async () => {
+test('each alert fires when it should, and not earlier', async () => {
   const file = join(folder, 'rules.test.yaml');
   writeFileSync(file, readFileSync(join(import.meta.dirname, 'rules.test.yaml'), 'utf8'));
   const { code, stdout, stderr } = await run('promtool', ['test', 'rules', file]);
@@ -51,7 +51,7 @@ test('each alert comes when it should and not before', async () => {
   }
 });
 
-test('each alert has a runbook, and its address where one says where they can be read', async () => {
+test('each alert has a runbook, and its address if one is set', async () => {
   const text = readFileSync(join(ROOT, 'docs', 'operate', 'runbooks.md'), 'utf8');
   const anchors = text
     .split('\n')
@@ -68,7 +68,7 @@ test('each alert has a runbook, and its address where one says where they can be
   expect(alerts()).toEqual(withoutAddress);
 });
 
-test('alerts and dashboard ask for metrics that exist', async () => {
+test('alerts and dashboard use metrics that exist', async () => {
   const documented = readFileSync(join(ROOT, 'docs', 'reference', 'metrics.md'), 'utf8');
   const rendered = await manifests(EVERYTHING);
   const dashboard = find(rendered, 'ConfigMap', 'berth-dashboard')['data']['berth.json'] as string;
@@ -84,7 +84,7 @@ test('alerts and dashboard ask for metrics that exist', async () => {
   }
 });
 
-test('the file in the chart is one that promtool reads as it is', async () => {
+test('promtool can read the file of the chart unchanged', async () => {
   const file = join(ROOT, 'charts', 'berth', 'files', 'monitoring', 'rules.yaml');
   expect((await run('promtool', ['check', 'rules', file])).code).toBe(0);
   expect((parse(readFileSync(file, 'utf8')) as Rules).groups).toHaveLength(1);

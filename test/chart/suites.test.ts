@@ -1,4 +1,4 @@
-/** The suites of helm-unittest in charts/berth/tests, and that the packaged chart is without them. */
+/** Runs the suites of helm-unittest in charts/berth/tests, and checks that the packaged chart does not contain them. */
 import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -26,7 +26,7 @@ test.each(SUITES)('$suite ($count tests)', async ({ file, count }) => {
   expect(code).toBe(0);
 });
 
-test('the packaged chart holds no tests', async () => {
+test('the packaged chart contains no tests', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'berth-package-'));
   try {
     const { code, stderr } = await helm(['package', CHART, '--destination', folder]);

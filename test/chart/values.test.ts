@@ -1,4 +1,4 @@
-/** Values of the chart: every one changed once, and of a wrong type. */
+/** Tests of the chart's values: each value is changed once, and once has a wrong type. */
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -11,9 +11,9 @@ import { SCHEMA_PATTERN, writeSchemas } from '../support/chartschemas.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { type Change, changes, merged, nested } from '../fixtures/valuechanges.ts';
 
-/** Renderings at once: helm is one thread for the most part. */
+/** Number of renderings at the same time. helm uses one thread most of the time. */
 const PARALLEL = 2;
-/** Two hundred renderings take 20 s by themselves; beside other tests on a busy machine ten times that. */
+/** Time limit. Two hundred renderings take 20 s alone, and ten times as long beside other tests on a busy machine. */
 const RENDERING_MILLISECONDS = 300_000;
 
 let folder: string;
@@ -36,12 +36,12 @@ async function kubeconform(paths: readonly string[]): Promise<string> {
   return `${stdout}${stderr}`;
 }
 
-test('helm lint has nothing to say', async () => {
+test('helm lint finds no fault', async () => {
   const outcome = await helm(['lint', '--strict', '--quiet', CHART]);
   expect(outcome).toMatchObject({ code: 0, stdout: '' });
 });
 
-test('the documented values are those of the schema, and valid', () => {
+test('the documented values are valid, and their keys are those of the schema', () => {
   expect(() => valuesSchema.parse(defaults)).not.toThrow();
   const undocumented = changes(valuesJsonSchema(), defaults)
     .filter(({ path }) => !path.includes('config'))
@@ -55,7 +55,7 @@ test('the documented values are those of the schema, and valid', () => {
   expect(undocumented).toEqual([]);
 });
 
-/** What else must be said when one value is changed, for it to make sense: before the change too, or with it. */
+/** Returns other values that a change of this value needs: before the change, or together with it. */
 function besides({ path }: Change): { before?: object; after?: object } {
   switch (path.join('.')) {
     case 'certificate.secretName':
@@ -75,7 +75,7 @@ function besides({ path }: Change): { before?: object; after?: object } {
   }
 }
 
-/** Few bases are rendered for many changes. */
+/** Outputs by values, because few different bases are rendered for many changes. */
 const rendered = new Map<string, Promise<Outcome>>();
 
 function renderedOnce(values: object): Promise<Outcome> {
@@ -85,13 +85,13 @@ function renderedOnce(values: object): Promise<Outcome> {
   return known;
 }
 
-/** Annotations that change with everything, and secrets that are new each time, tell nothing of a value. */
+/** Removes texts that differ between renderings without a change of values: checksums, and Secrets with random content. */
 function comparable(text: string): string {
   return text.replaceAll(/token(-secret)?: .*/g, '').replaceAll(/checksum\/config: .*/g, '');
 }
 
 test(
-  'every value changed once: manifests that the API server would take, and another result',
+  'each value, changed once, gives manifests that the API server would accept, and another result',
   async () => {
     const all = changes(valuesJsonSchema(), merged(defaults, EVERYTHING));
     expect(all.length).toBeGreaterThan(100);
@@ -129,7 +129,7 @@ test(
   RENDERING_MILLISECONDS,
 );
 
-test('a DPI maximum that no display has is refused also where the schema is not asked', async () => {
+test('a DPI maximum that no display has is refused, also without the schema', async () => {
   const { stderr } = await template({ displayDPIMaximum: 300 }, { args: ['--skip-schema-validation'] });
   expect(stderr).toContain('displayDPIMaximum must be 240 or 320, not 300');
 });
@@ -141,13 +141,13 @@ const WRONG: Readonly<Record<string, unknown>> = {
   number: 'many',
   array: 'a list',
   object: 'a map',
-  // As the driver of a network, and anywhere else.
+  // The wrong type is tried as the driver of a network, and elsewhere.
   union: { driver: 'token-ring' },
 };
 
-test('a wrong type is refused by the schema', async () => {
+test('the schema refuses a wrong type', async () => {
   const all = changes(valuesJsonSchema(), defaults);
-  // All at once: helm lists every one.
+  // One rendering has all wrong values, because helm lists every fault.
   let values: unknown = {};
   for (const { path, type } of all) {
     values = merged(values, nested(path, WRONG[type]));

@@ -1,4 +1,4 @@
-/** A process of its own that starts the cluster named by its argument and stays until it is ended: what a test run is. */
+/** A program that starts the cluster named by its argument and runs until it is ended, like a test run. */
 import { startCluster } from '../../hack/cluster/index.ts';
 
 await startCluster({ name: process.argv[2] ?? '' });

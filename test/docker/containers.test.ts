@@ -31,7 +31,7 @@ function named(name: string): string {
   return `${name}-${process.pid}`;
 }
 
-/** A process that starts a cluster; `started` rejects with what it said when it could not. */
+/** Starts a cluster in a process of its own. If the start fails, `started` rejects with the output of the process. */
 function startElsewhere(name: string, environment: Record<string, string> = {}): Elsewhere {
   const child = spawn(process.execPath, [PROGRAM, name], {
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -51,7 +51,7 @@ interface Elsewhere {
   started: Promise<unknown>;
 }
 
-/** Programs of a cluster that containers are there for, running or not. */
+/** Returns the programs of a cluster that have containers, also stopped containers. */
 async function programs(cluster: string): Promise<string[]> {
   const runtime = await dockerRuntime();
   const containers = await runtime.container.dockerode.listContainers({ all: true });
@@ -69,7 +69,9 @@ async function untilNone(cluster: string): Promise<void> {
 }
 
 describe('a cluster in containers', () => {
-  test('has one for each program of its control plane, and none when it is stopped', async ({ skip }) => {
+  test('has one container for each program of its control plane, and none after its stop', async ({
+    skip,
+  }) => {
     if (unfit !== undefined) {
       skip(unfit);
     }
@@ -92,7 +94,7 @@ describe('a cluster in containers', () => {
     await untilNone(name);
   });
 
-  test('is removed by the next start when the process that started it was killed', async ({ skip }) => {
+  test('is removed by the next start if the process that started it was killed', async ({ skip }) => {
     if (unfit !== undefined) {
       skip(unfit);
     }
@@ -104,11 +106,11 @@ describe('a cluster in containers', () => {
     await once(child, 'close');
     await startCluster({ name: named('next') });
     await untilNone(name);
-    // A cluster of another file may have begun at the same time, and removes it then.
+    // A cluster of another test file may have started at the same time, and then removes the containers.
     await waitFor('its folder to be gone', () => !existsSync(directoryOf(name, undefined)));
   });
 
-  test('is refused with the reason where the daemon that is named does not answer', async ({ skip }) => {
+  test('is refused with a reason if the Docker daemon in DOCKER_HOST does not answer', async ({ skip }) => {
     if (unfit !== undefined) {
       skip(unfit);
     }

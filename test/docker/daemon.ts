@@ -1,6 +1,6 @@
 /**
- * A Docker daemon for the tests alone, with processes and mounts of its own, whose end is the end of its containers. It
- * sets up no network: containers use this machine's, which stays as it is.
+ * A Docker daemon only for the tests. It has its own process ids and mounts, so its containers end with it. It sets up no network:
+ * containers use the network of this machine, which stays unchanged.
  */
 import { readFileSync } from 'node:fs';
 import { readdir, writeFile } from 'node:fs/promises';
@@ -11,19 +11,19 @@ import { HIERARCHIES, removeGroup } from '../../hack/cluster/controlgroups.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { FOLDERS, ping } from './host.ts';
 
-/** It answers after 0.1 s on an idle machine. */
+/** On an idle machine the daemon answers after 0.1 s. */
 const READY = { deadlineMilliseconds: 60_000 };
 const LAST_WORDS_CHARACTERS = 2_000;
-/** Of the containers of all such daemons, in each hierarchy. */
+/** Name of the control group of the containers of all such daemons, in each hierarchy. */
 const GROUP = 'berth-docker';
-/** With a `/run` of its own it meets neither a daemon of this machine nor that one's containerd. */
+/** With a `/run` of its own, the daemon uses neither sockets of a daemon on this machine nor its containerd. */
 const SCRIPT = 'mount -t tmpfs -o mode=755 run /run && exec dockerd "$@"';
 
-/** Starts it in the state folder of that name and resolves, once it answers, with what `DOCKER_HOST` is to be. */
+/** Starts the daemon with a state folder of this name. Resolves when the daemon answers, with the value for `DOCKER_HOST`. */
 export async function startDaemon(name: string): Promise<string> {
   return await begin({ name }, async (directory) => {
     const socket = join(directory, 'docker.sock');
-    // In place of the machine's own settings, with which these flags may be at odds.
+    // An empty file replaces the settings of this machine, which may contradict the flags.
     await writeFile(join(directory, 'daemon.json'), '{}');
     const daemon = await startProcess(directory, {
       name: 'dockerd',
@@ -61,7 +61,7 @@ function daemonArguments(directory: string, socket: string): string[] {
     '--ip-masq=false',
     '--exec-opt=native.cgroupdriver=cgroupfs',
     `--cgroup-parent=/${GROUP}`,
-    // Where this machine is a container itself, its root may not lower the scores.
+    // If this machine is a container itself, its root must not lower the scores.
     '--oom-score-adjust=0',
   ];
 }
@@ -79,10 +79,10 @@ async function waitUntilReady(daemon: ProcessRecord, directory: string, socket: 
   throw new Error(`dockerd ended: ${log.slice(-LAST_WORDS_CHARACTERS)}`);
 }
 
-/** Ends it, its containers, and what killed runs left of theirs. */
+/** Ends the daemon and its containers, and removes containers of earlier runs that were killed. */
 export async function stopDaemon(name: string): Promise<void> {
   await stopCluster(name);
-  // Groups in which something runs belong to another daemon.
+  // A group with processes belongs to another daemon.
   for (const hierarchy of ['', ...(await readdir(HIERARCHIES))]) {
     await removeGroup(join(HIERARCHIES, hierarchy, GROUP));
   }

@@ -1,4 +1,4 @@
-/** Runs before each file of the project `docker`: whatever clusters it starts run in containers. */
+/** Runs before each file of the project `docker`, and lets the file's clusters run in containers. */
 import { inject } from 'vitest';
 
 const docker = inject('docker');

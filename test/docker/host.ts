@@ -1,10 +1,10 @@
-/** What this machine has for containers of Docker. */
+/** Finds out whether this machine can run containers of Docker. */
 import { accessSync, constants, existsSync } from 'node:fs';
 import { get } from 'node:http';
 import { delimiter, join } from 'node:path';
 
 const PROGRAMS = ['dockerd', 'containerd', 'runc'];
-/** Where they may be: PATH often leaves some out. */
+/** Folders in which the programs may be. PATH often does not contain all of them. */
 export const FOLDERS: readonly string[] = [
   ...(process.env['PATH'] ?? '').split(delimiter),
   '/usr/sbin',
@@ -12,10 +12,10 @@ export const FOLDERS: readonly string[] = [
   '/usr/local/sbin',
 ];
 const MACHINE_SOCKET = '/var/run/docker.sock';
-/** One answer on a local socket. */
+/** Time limit for one answer on a local socket, in milliseconds. */
 const PING_MILLISECONDS = 2_000;
 
-/** Why there can be no containers here: no daemon may be asked, and none started. Undefined when there can. */
+/** Returns the reason why this machine cannot run containers, or undefined if it can. */
 export function whyNoDocker(): string | undefined {
   if (process.platform !== 'linux') {
     return 'containers with the network of this machine need Linux';
@@ -35,21 +35,21 @@ function mayWrite(path: string): boolean {
     accessSync(path, constants.W_OK);
     return true;
   } catch {
-    // Not there or not ours: in both cases it cannot be asked.
+    // The socket does not exist, or this user may not use it. In both cases the daemon cannot be used.
     return false;
   }
 }
 
-/** Whether a daemon answers that is not ours to start: one of this machine, or one that was named. */
+/** Returns whether a daemon answers that tests must not start themselves: the daemon of this machine, or the one in DOCKER_HOST. */
 export async function isDaemonHere(): Promise<boolean> {
   if (process.env['DOCKER_HOST'] !== undefined) {
     return true;
   }
-  // A socket that nobody listens at outlived its daemon.
+  // A socket without a listener is left over from a daemon that has ended.
   return mayWrite(MACHINE_SOCKET) && (await ping(MACHINE_SOCKET).catch(() => false));
 }
 
-/** Whether the daemon of this socket answers; rejects where nothing listens. */
+/** Returns whether the daemon at this socket answers. Rejects if nothing listens there. */
 export function ping(socketPath: string): Promise<boolean> {
   return new Promise((resolve, reject) => {
     const options = { socketPath, path: '/_ping', timeout: PING_MILLISECONDS };

@@ -1,4 +1,4 @@
-/** Set-up of the project `docker`: a daemon, and the cluster that its files share, in containers. */
+/** Set-up of the project `docker`: a Docker daemon, and a cluster in containers that all files of the project share. */
 import type { TestProject } from 'vitest/node';
 import { startCluster } from '../../hack/cluster/index.ts';
 import { startDaemon, stopDaemon } from './daemon.ts';
@@ -6,7 +6,7 @@ import { isDaemonHere, whyNoDocker } from './host.ts';
 
 declare module 'vitest' {
   export interface ProvidedContext {
-    /** What makes clusters run in containers; where that cannot be here: why not. */
+    /** Environment that lets clusters run in containers, or the reason why this machine cannot run them. */
     docker: Record<string, string> | string;
   }
 }
@@ -31,7 +31,9 @@ export async function setup(project: TestProject): Promise<(() => Promise<void>)
   };
 }
 
-/** Set-ups of other projects may run in this process too. */
+/**
+ * Runs `work` with more environment variables and restores the environment, because set-ups of other projects may run in this process too.
+ */
 async function inEnvironment<T>(environment: Record<string, string>, work: () => Promise<T>): Promise<T> {
   const before = { ...process.env };
   Object.assign(process.env, environment);

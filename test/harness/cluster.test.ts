@@ -23,7 +23,7 @@ afterEach(async () => {
 });
 
 describe('a cluster', () => {
-  test('runs beside another, and stopping one leaves nothing of it and all of the other', async () => {
+  test('runs beside another cluster; its stop removes all of it and nothing of the other', async () => {
     const [one, two] = await Promise.all([start('one', 2), start('two', 1)]);
     expect(one.server).not.toBe(two.server);
     expect((await one.client().list(NODES)).items).toHaveLength(2);
@@ -44,7 +44,7 @@ describe('a cluster', () => {
     expect((await two.client().list(NODES)).items).toHaveLength(1);
   });
 
-  test('has the kinds, the policies and the namespaces when it is started, and a kubeconfig that stands alone', async () => {
+  test('has kinds, policies and namespaces after its start, and a kubeconfig that needs no other file', async () => {
     const cluster = await start('kinds');
     const { stdout } = await cluster.kubectl(['api-resources', '--api-group=berth.dev', '-o', 'name']);
     expect(stdout.trim().split('\n').toSorted()).toEqual(
@@ -61,7 +61,7 @@ describe('a cluster', () => {
     expect(text).toContain(`    server: ${cluster.server}\n`);
   });
 
-  test('serves again, with the same data, after its API server was killed; is found by its name, and stopped', async () => {
+  test('serves the same data again after its API server was killed, is found by its name, and stops', async () => {
     const cluster = await start('again', 1);
     const before = cluster.component('kube-apiserver').pid;
     await cluster.component('kube-apiserver').restart('SIGKILL');
@@ -73,12 +73,12 @@ describe('a cluster', () => {
     await expect(connectCluster(cluster.name)).rejects.toThrow(`no cluster "${cluster.name}"`);
   });
 
-  test('of a process that died without cleaning up is removed by the next start', async () => {
+  test('is removed by the next start if its process died without cleaning up', async () => {
     const cluster = await start('left');
     const processes = await listProcesses(cluster.directory);
-    // A number that somebody else has by now is never signalled.
+    // The harness must not signal a process id that another process has got in the meantime.
     expect(await signalProcess({ pid: process.pid, startTime: '1' }, 'SIGKILL')).toBe(false);
-    // As if the owner had been another process, which is gone.
+    // The record looks as if another process, which has ended, had started the cluster.
     writeFileSync(
       join(cluster.directory, 'owner.json'),
       JSON.stringify({ pid: process.pid, startTime: '1' }),
@@ -88,14 +88,18 @@ describe('a cluster', () => {
     expect(existsSync(cluster.directory)).toBe(false);
   });
 
-  test('goes with a disk that a killed test left mounted in its folder', unless(whyNoTmpfs()), async () => {
-    const cluster = await start('mounted');
-    const disk = join(cluster.directory, 'disk');
-    mkdirSync(disk);
-    mountTmpfs(disk, 1);
-    await cluster.stop();
-    expect(existsSync(cluster.directory)).toBe(false);
-  });
+  test(
+    'is removed with a disk that a killed test left mounted in its folder',
+    unless(whyNoTmpfs()),
+    async () => {
+      const cluster = await start('mounted');
+      const disk = join(cluster.directory, 'disk');
+      mkdirSync(disk);
+      mountTmpfs(disk, 1);
+      await cluster.stop();
+      expect(existsSync(cluster.directory)).toBe(false);
+    },
+  );
 
   test.each(['', 'UPPER', '../x', 'a/b', '-x', 'x'.repeat(41)])('refuses the name %j', async (name) => {
     await expect(startCluster({ name })).rejects.toThrow('must match');
@@ -103,7 +107,7 @@ describe('a cluster', () => {
 });
 
 describe('a simulated host', () => {
-  test('runs a Pod, and ends it as an agent does when a finalizer holds it', async () => {
+  test('runs a Pod, and ends a Pod with a finalizer as an agent does', async () => {
     const cluster = await start('pod', 1);
     await cluster.createNamespace('simulated');
     await cluster.kubectl(['label', 'namespace', 'simulated', 'berth.dev/keyless-tolerations=true']);

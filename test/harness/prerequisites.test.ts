@@ -1,4 +1,4 @@
-/** What a fresh machine lacks is installed; apt-get and sudo are stand-ins that write down how they were called. */
+/** Tests that missing packages of a new machine are installed. apt-get and sudo are stand-ins that record their arguments. */
 import { spawn } from 'node:child_process';
 import { mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -7,10 +7,10 @@ import { text } from 'node:stream/consumers';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 
 const SCRIPT = join(import.meta.dirname, '..', '..', 'hack', 'prerequisites.ts');
-/** What the stand-ins and the script itself call. */
+/** Programs that the stand-ins and the script call. */
 const PROGRAMS = ['sh', 'env', 'ln', 'cat'];
 
-/** Installing gives the machine every program that it really has. */
+/** The stand-in for apt-get links the machine's real programs into the PATH of the test. */
 const APT_GET = `#!/bin/sh
 echo "$*" >>"$CALLS"
 case "$*" in *install*) ln -sf /usr/bin/* "$BIN" ;; esac
@@ -34,7 +34,10 @@ beforeEach(async () => {
 
 afterEach(() => rm(folder, { recursive: true, force: true }));
 
-/** Runs the script where no program of a package is on the PATH; with `answer`, on a terminal where it is typed. */
+/**
+ * Runs the script while no program of a package is on the PATH. With `answer`, the script has a terminal, and the test types the answer
+ * there.
+ */
 async function prepare(answer?: string): Promise<{ code: number; output: string; calls: string[] }> {
   const calls = join(folder, 'calls');
   const command = [process.execPath, SCRIPT];
@@ -60,7 +63,7 @@ async function prepare(answer?: string): Promise<{ code: number; output: string;
 }
 
 describe('missing packages', () => {
-  test('are named and installed without a question where there is no terminal', async () => {
+  test('are named, and installed without a question if there is no terminal', async () => {
     const { code, output, calls } = await prepare();
     expect(output).toMatch(/^Installing with apt-get: .*qemu-system-x86, .*skopeo/m);
     expect(calls.at(-1)).toMatch(/ install -y --no-install-recommends .*qemu-system-x86 .*skopeo/);
@@ -75,7 +78,7 @@ describe('missing packages', () => {
     expect(code).toBe(0);
   });
 
-  test('are listed with the command that installs them after "n" on a terminal', async () => {
+  test('are listed with the installing command if the answer on a terminal is "n"', async () => {
     const { code, output, calls } = await prepare('n');
     expect(calls).toEqual([]);
     expect(output).toMatch(/Missing on this machine: .*skopeo \(skopeo\)/);

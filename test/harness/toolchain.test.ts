@@ -24,7 +24,7 @@ function program(path: string): void {
   chmodSync(path, 0o755);
 }
 
-/** Puts empty programs where asked, and counts how often it was. */
+/** Makes a build that puts empty programs into the given folder. The count of its calls shows how often the toolchain built. */
 function working(): Build & { calls: number } {
   const source = Object.assign(
     async (_group: unknown, tools: readonly Tool[], directory: string): Promise<void> => {
@@ -47,7 +47,7 @@ function failing(message: string): Build {
 const quiet = (): void => undefined;
 
 describe('the toolchain', () => {
-  test('says what was tried and what to install when nothing works', async () => {
+  test('names its attempts and the packages to install if nothing works', async () => {
     const build = failing('go: not found');
     const environment = { XDG_CACHE_HOME: folder };
     const error = await resolveTools({ environment, build, progress: quiet }).catch(
@@ -66,7 +66,7 @@ describe('the toolchain', () => {
     }
   });
 
-  test('takes what KUBEBUILDER_ASSETS has, and asks for nothing else', async () => {
+  test('uses the programs in KUBEBUILDER_ASSETS, and looks nowhere else', async () => {
     for (const tool of TOOLS) {
       program(join(folder, tool));
     }
@@ -78,7 +78,7 @@ describe('the toolchain', () => {
     expect(tools['kube-apiserver']).toBe(join(folder, 'kube-apiserver'));
   });
 
-  test('builds what is not given, once, and takes it from the cache ever after', async () => {
+  test('builds missing programs once, and then takes them from the cache', async () => {
     const build = working();
     const options = {
       environment: { XDG_CACHE_HOME: folder },
@@ -92,7 +92,7 @@ describe('the toolchain', () => {
     expect(build.calls).toBe(TOOL_GROUPS.length);
   });
 
-  test('builds once when several ask at the same time, and leaves no lock and nothing half made', async () => {
+  test('builds once for several callers at the same time, and leaves no lock and no partial build', async () => {
     const build = working();
     const options = {
       environment: { XDG_CACHE_HOME: folder },
@@ -105,7 +105,7 @@ describe('the toolchain', () => {
     expect(left).toHaveLength(TOOL_GROUPS.length);
   });
 
-  test('takes over the lock of a process that died', async () => {
+  test('takes over the lock of a process that has ended', async () => {
     const build = working();
     const options = {
       environment: { XDG_CACHE_HOME: folder },

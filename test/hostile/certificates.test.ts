@@ -1,6 +1,6 @@
 /**
- * Certificate requests that somebody wrote to be read in two ways, or for addresses of others. What comes of each is asked
- * of a real API server, the operator, and the controller-manager's signer; what a request or certificate says, of Go.
+ * Certificate requests that can be read in two ways, or that ask for addresses of others. A real API server, the operator, and the signer
+ * of the controller-manager answer them. Go reads the content of requests and certificates.
  */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
@@ -28,7 +28,7 @@ const CLIENT = 'kubernetes.io/kube-apiserver-client-kubelet';
 const SERVING = 'kubernetes.io/kubelet-serving';
 const CLIENT_USAGES = ['digital signature', 'client auth'];
 const SERVING_USAGES = ['digital signature', 'server auth'];
-/** A Node whose host has been silent for long; its name is worth its Pods' Secrets. */
+/** Name of a Node whose host has been silent for long. A certificate with this name could read the Secrets of its Pods. */
 const VICTIM = 'victim';
 const HOST = 'hostile-host';
 const HOST_ADDRESS = '127.0.0.66';
@@ -62,18 +62,18 @@ afterAll(async () => {
 
 const SELF_REVIEWS = '/apis/authentication.k8s.io/v1/selfsubjectreviews';
 
-/** As the host's own agent writes them. */
+/** Writes addresses into the Node's status, as the host's own agent does. */
 async function publish(addresses: readonly string[]): Promise<void> {
   const status = { addresses: addresses.map((address) => ({ type: 'InternalIP', address })) };
   await host.mergePatch(NODES, { name: HOST }, { status }, { subresource: 'status' });
 }
 
-/** Somebody with what the host of that name joins with. */
+/** Returns a client with the credentials with which a host of this name joins. */
 async function joiner(name: string): Promise<KubeClient> {
   const { kubeconfig } = await cluster.createAgentBootstrap(name);
   const { token } = await loadConnection({ kubeconfigPath: kubeconfig });
   const client = await clientOf(cluster, { token });
-  // The API server learns of a token by a watch of its own.
+  // The API server learns of a new token by a watch, so this can take a moment.
   const whoAmI = { body: { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } };
   const isKnown = async (): Promise<boolean> =>
     (await client.raw('POST', SELF_REVIEWS, whoAmI)).status !== 401;
@@ -83,7 +83,7 @@ async function joiner(name: string): Promise<KubeClient> {
 
 type Spec = Partial<CertificateSigningRequest['spec']>;
 
-/** Resolves with the request as it was judged; rejects when the API server itself refuses it. */
+/** Resolves with the request after its approval or denial. Rejects if the API server itself refuses it. */
 async function ask(client: KubeClient, pem: string, spec: Spec): Promise<CertificateSigningRequest> {
   const { metadata } = await client.create(CERTIFICATE_SIGNING_REQUESTS, {
     metadata: { generateName: 'hostile-' },
@@ -106,7 +106,7 @@ async function ask(client: KubeClient, pem: string, spec: Spec): Promise<Certifi
   );
 }
 
-/** `denied: REASON`, or `refused by the API server`; an error when neither came. */
+/** Resolves with `denied: REASON` or `refused by the API server`. Rejects if the request is neither denied nor refused. */
 async function refusalOf(
   client: KubeClient,
   pem: string,
@@ -119,7 +119,7 @@ async function refusalOf(
     expect(condition?.type).toBe('Denied');
     return { outcome: `denied: ${condition?.reason}`, message: condition?.message ?? '' };
   } catch (error) {
-    // 422: Go cannot read it, or its signature is wrong; 403: NodeRestriction looks at it too.
+    // 422: Go cannot read the request, or its signature is wrong. 403: the admission plugin NodeRestriction refuses it.
     if (error instanceof ApiError && (error.status === 422 || error.status === 403)) {
       return { outcome: 'refused by the API server', message: error.message };
     }
@@ -153,8 +153,8 @@ async function requestFor(name: string, ...attributes: Buffer[]): Promise<string
 
 type Attack = readonly [what: string, pem: () => Promise<string>, reason: RegExp, spec?: Spec];
 
-describe('who joins is denied, with a reason,', () => {
-  /** Two names in one subject: we may read one and Go the other. */
+describe('a joining host is denied, with a reason,', () => {
+  /** Our reader may take one of the two names, and Go the other. */
   const twoNames = [
     value(make.OIDS.commonName, 'system:node:new'),
     value(make.OIDS.commonName, `system:node:${VICTIM}`),
@@ -302,7 +302,7 @@ describe('who joins is denied, with a reason,', () => {
   });
 });
 
-describe('a host that asks to serve is denied, with a reason,', () => {
+describe('a host that asks for a serving certificate is denied, with a reason,', () => {
   const attacks: readonly Attack[] = [
     [
       'two extensionRequests',
@@ -366,7 +366,7 @@ describe('a host that asks to serve is denied, with a reason,', () => {
   });
 });
 
-describe('a host that publishes addresses of others, and asks to serve there,', () => {
+describe('a host that publishes addresses of others and asks for a serving certificate', () => {
   async function clusterIP(): Promise<string> {
     const { spec } = await cluster.client().get(SERVICES, { namespace: 'default', name: 'kubernetes' });
     return spec?.clusterIPs?.[0] ?? '';
@@ -403,8 +403,8 @@ describe('a host that publishes addresses of others, and asks to serve there,', 
   });
 });
 
-describe('what the signer issued,', () => {
-  test('read by Go, has the names that were approved, and so has the request', async (context) => {
+describe('an issued certificate,', () => {
+  test('read by Go, has the approved names, and so has its request', async (context) => {
     await publish([HOST_ADDRESS]);
     await ask(await joiner('good'), await requestFor('good'), {});
     await ask(

@@ -1,4 +1,4 @@
-/** A guest that fills its disk while a neighbour writes on: a real operator, agent and QEMU on a host whose disk is small. */
+/** A guest fills its disk while a neighbour writes. Operator, agent and QEMU are real, and the disk of the host is small. */
 import { execFile } from 'node:child_process';
 import { mkdir, rm, stat, statfs, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -24,14 +24,14 @@ const DISK_MEBIBYTES = 1024;
 const MINIMUM_FREE = '256Mi';
 const MEMORY = '256Mi';
 const MEBIBYTE = 2 ** 20;
-/** What people remove to make room. */
+/** Size of a file that the test removes to make room. */
 const BALLAST_MEBIBYTES = 300;
-/** More than the host's disk. */
+/** A size that is larger than the host's disk. */
 const GREEDY_MEBIBYTES = 3000;
 
 const SET_UP_MILLISECONDS = 400_000;
 const TEST_MILLISECONDS = 400_000;
-/** An emulated guest on a busy machine, and one that fills its disk. */
+/** Time limit for an emulated guest on a busy machine that fills its disk. */
 const SLOW = { deadlineMilliseconds: 240_000, intervalMilliseconds: 200 };
 
 const missing = whyNoTmpfs();
@@ -41,7 +41,7 @@ describe('a host with a small disk', unless(missing), () => {
   let cluster: Cluster;
   let agent: AgentProcess;
   let vms: VMs;
-  /** Where the host's disk is mounted. */
+  /** Folder in which the host's disk is mounted. */
   let disk: string;
   const parts = new AsyncDisposableStack();
 
@@ -55,7 +55,7 @@ describe('a host with a small disk', unless(missing), () => {
     parts.defer(() => endMachines(cluster.directory));
     await writeFile(join(disk, 'ballast'), Buffer.alloc(BALLAST_MEBIBYTES * MEBIBYTE));
     const shared = await shareGuest(cluster, guest);
-    // Hosts that promise far more disk than they have.
+    // The host offers far more disk than it has.
     await cluster.startOperator({ config: { diskRequestRatio: 0.01 } });
     const images = { sharedRoots: [shared], minimumFree: MINIMUM_FREE };
     const config = { architecture: 'amd64', cpuOvercommit: 8, images };
@@ -93,7 +93,7 @@ describe('a host with a small disk', unless(missing), () => {
     return Number(await tell(ports.get(name) ?? 0, 'filled'));
   }
 
-  /** The guest writes that much to new places of its disk, and says that it is there. */
+  /** Lets the guest write this many bytes to new places of its disk, and waits until the guest reports it. */
   async function expectToWrite(name: string, mebibytes: number): Promise<void> {
     const before = await filled(name);
     await tell(ports.get(name) ?? 0, `fill=${mebibytes}`);
@@ -192,7 +192,7 @@ describe('a host with a small disk', unless(missing), () => {
     'a paused machine is deleted without a trace, and then the neighbour is suspended and resumed',
     async (context) => {
       await tell(ports.get('greedy') ?? 0, `fill=${GREEDY_MEBIBYTES}`);
-      // Since its restart it begins anew, at places that it has; then its disk grows again.
+      // Since its restart the guest writes from the beginning again, to places that exist already. Later its disk grows again.
       await waitUntilPaused('greedy');
       await vms.delete('greedy');
       await vms.waitUntilGone('greedy', SLOW);

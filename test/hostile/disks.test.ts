@@ -1,4 +1,4 @@
-/** Disks of strangers: headers that name other files or claim what is not there, and archives that are made to take for ever. */
+/** Disks from strangers: headers that name other files or claim content that does not exist, and archives that would unpack forever. */
 import { execFile } from 'node:child_process';
 import { chmod, mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:net';
@@ -25,7 +25,7 @@ const run = promisify(execFile);
 const MIB = 1024 ** 2;
 const { signal } = new AbortController();
 const IS_ROOT = process.getuid?.() === 0;
-/** Who reads images, as on a host whose agent is root. */
+/** User as which an agent with root reads images. */
 const READER = { uid: 1_900_000_000, gid: 1_900_000_000 };
 
 let root: string;
@@ -38,7 +38,7 @@ afterAll(async () => {
   await rm(root, { recursive: true });
 });
 
-/** The programs that the agent runs, noted by name, before the real ones run; `calls` tells of them and forgets. */
+/** Records the user and the command of each call of qemu-img, and then runs the real one. `calls` returns the records and removes them. */
 class Programs {
   readonly #log: string;
   readonly #before = process.env['PATH'];
@@ -72,7 +72,7 @@ class Programs {
   }
 }
 
-/** Listens where hostile files lead to, and remembers who came. */
+/** A server at the address to which hostile files lead. It counts its visitors. */
 class Canary {
   readonly #server: Server;
   visits = 0;
@@ -116,7 +116,7 @@ describe('a qcow2 file', () => {
     programs?.end();
   });
 
-  /** As an Image of that file: the reason that it is refused for, or its size in bytes. */
+  /** Uses the content as the disk of an Image. Returns the reason of a refusal, or the size of the disk in bytes. */
   async function used(content: Buffer): Promise<{ refusal: string; message: string } | { bytes: number }> {
     await writeFile(join(shared, 'disk'), content);
     try {
@@ -276,7 +276,7 @@ describe('a qcow2 file', () => {
   });
 });
 
-/** What qemu-img reads without our limits: its size, and all by which it is more than a disk. Undefined when it refuses. */
+/** Returns what qemu-img reports without our limits: the size, and all features beyond those of a plain disk. Undefined if it refuses. */
 async function infoOf(path: string): Promise<{ bytes: number; names: string[] } | undefined> {
   let stdout: string;
   try {
@@ -298,7 +298,7 @@ async function infoOf(path: string): Promise<{ bytes: number; names: string[] } 
   };
 }
 
-/** One block of five bytes that asks for a window of 2^log bytes. */
+/** Returns a zstd frame of one block with five bytes, whose header asks for a window of 2^log bytes. */
 function frameWithWindow(log: number): Buffer {
   const [magic, block] = [Buffer.from([0x28, 0xb5, 0x2f, 0xfd]), Buffer.from([1 | (5 << 3), 0, 0])];
   return Buffer.concat([magic, Buffer.from([0, (log - 10) << 3]), block, Buffer.from('hello')]);
@@ -373,7 +373,7 @@ describe('what is packed', () => {
   it('as 16 million entries is refused at 200 000', { timeout: 180_000 }, async (context) => {
     const entries = tarOf([{ name: 'etc/x' }]).subarray(0, 512);
     const packed = gzipSync(Buffer.alloc(16 * MIB, entries));
-    // Each has 32 768.
+    // Each of the folders has 32 768 entries.
     const parts = 512;
     const result = await refusal(
       'entries',

@@ -1,4 +1,4 @@
-/** Who says that it is a host, or asks for the certificate of one, and is not. Real API server, NodeRestriction, operator. */
+/** Programs that claim to be a host or ask for a certificate of one, but are not. API server, NodeRestriction and operator are real. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { requestCertificate } from '../../agent/identity/certificates.ts';
 import { parse } from 'yaml';
@@ -33,7 +33,7 @@ afterAll(async () => {
   await cluster?.stop();
 });
 
-/** As a host's agent registers it, with slots that it gives itself. */
+/** Returns a Node as an agent registers it, with slots that it gives itself. */
 function nodeOf(name: string, labels: Record<string, string> = {}): Partial<Node> & Pick<Node, 'metadata'> {
   const ready = { type: 'Ready', status: 'True' as const, reason: 'AgentReady', message: '' };
   return {
@@ -60,7 +60,7 @@ function isMarked(name: string): Promise<unknown> {
   return waitFor(`Node ${name} to be a host`, async () => (await markOf(name)) === HOST_VALUE, STEP);
 }
 
-/** Resolves with the request's name; its answer is whatever comes of it. */
+/** Requests a certificate. Resolves with the name of the request, and with the promise of its certificate. */
 async function ask(client: KubeClient, nodeName: string, kind: 'client' | 'serving') {
   const before = new Set(await requestNames());
   const ipAddresses = kind === 'serving' ? ['127.0.0.9'] : [];
@@ -81,14 +81,14 @@ async function requestNames(): Promise<string[]> {
   return items.map(({ metadata }) => metadata.name);
 }
 
-/** With a fresh bootstrap token for the host of that name. */
+/** Returns a client with a new bootstrap token for the host of this name. */
 async function asToken(name: string): Promise<KubeClient> {
   const { kubeconfig } = await cluster.createAgentBootstrap(name);
   const { token } = await loadConnection({ kubeconfigPath: kubeconfig });
   return await clientOf(cluster, { token });
 }
 
-/** With the projected token of an agent's Pod on that node, or with one that is bound to nothing. */
+/** Returns a client with the token of an agent's Pod on this node. If no node is given, the token is bound to no Pod. */
 async function asPod(nodeName?: string): Promise<KubeClient> {
   const bound =
     nodeName === undefined ? [] : ['--bound-object-kind=Pod', `--bound-object-name=agent-on-${nodeName}`];
@@ -96,7 +96,7 @@ async function asPod(nodeName?: string): Promise<KubeClient> {
   return await clientOf(cluster, { token: stdout.trim() });
 }
 
-/** A bootstrap token as they were made before: its groups name no host. */
+/** Returns a client with a bootstrap token of an earlier release, whose groups name no host. */
 async function asOldToken(): Promise<KubeClient> {
   const { kubeconfig } = await cluster.createAgentBootstrap('any');
   const { token = '' } = await loadConnection({ kubeconfigPath: kubeconfig });
@@ -107,7 +107,7 @@ async function asOldToken(): Promise<KubeClient> {
   return await clientOf(cluster, { token });
 }
 
-describe('what hosts join with', () => {
+describe('credentials of joining hosts', () => {
   beforeAll(async () => {
     const client = cluster.client();
     await client.create(SERVICE_ACCOUNTS, { metadata: { namespace: SYSTEM, name: ACCOUNT } });
@@ -147,7 +147,7 @@ describe('what hosts join with', () => {
     tried(context, what, 'denied');
   });
 
-  test('a token that has expired is none', async (context) => {
+  test('an expired token gives no access', async (context) => {
     const connection = await loadConnection({ kubeconfigPath: cluster.kubeconfig });
     const { kubeconfig } = await createHostToken(cluster.client(), connection, 'late', -1);
     const { users } = parse(kubeconfig) as { users: [{ user: { token: string } }] };
@@ -156,7 +156,7 @@ describe('what hosts join with', () => {
     tried(context, 'an expired token', '401');
   });
 
-  test("a Pod's token brings its own node's host in, once", async (context) => {
+  test('the token of a Pod lets the host of its own node join, once', async (context) => {
     const { name, answer } = await ask(await asPod('node1'), 'node1-berth', 'client');
     expect((await answer).certificate).toContain('BEGIN CERTIFICATE');
     const again = await ask(await asPod('node1'), 'node1-berth', 'client');
@@ -167,7 +167,7 @@ describe('what hosts join with', () => {
     expect((await third.answer).certificate).toContain('BEGIN CERTIFICATE');
   });
 
-  test('an agent that starts again goes on with the request that it has made', async () => {
+  test('an agent that starts again continues its earlier request', async () => {
     const key = await createKey();
     const request = { nodeName: 'node2-berth', kind: 'client', ipAddresses: [], key } as const;
     const asked = async () =>
@@ -180,7 +180,7 @@ describe('what hosts join with', () => {
   });
 });
 
-describe('a node that says it is a host', () => {
+describe('a Node that claims to be a host', () => {
   let impostor: KubeClient;
 
   beforeAll(async () => {
@@ -188,7 +188,7 @@ describe('a node that says it is a host', () => {
     await impostor.create(NODES, nodeOf('impostor'));
   });
 
-  test('is not marked, and an Event on its Node says how an administrator can', async (context) => {
+  test('is not marked, and an Event on its Node tells an administrator how to mark it', async (context) => {
     const told = await waitFor(
       'an Event',
       async () => {
@@ -204,7 +204,7 @@ describe('a node that says it is a host', () => {
     tried(context, 'label berth.dev/host on itself', 'not a host');
   });
 
-  test('may not mark itself, at registering or later', async (context) => {
+  test('must not mark itself, at its registration or later', async (context) => {
     const marked = { [HOST_MARK]: HOST_VALUE };
     await expect(
       impostor.mergePatch(NODES, { name: 'impostor' }, { metadata: { labels: marked } }),
@@ -215,7 +215,7 @@ describe('a node that says it is a host', () => {
     tried(context, 'the restricted label at registering', '403');
   });
 
-  test('gets no machine, though it offers slots', async (context) => {
+  test('gets no machine, although it offers slots', async (context) => {
     const vms = new VMs(cluster);
     await vms.create('unplaced', { architecture: 'amd64' });
     const { message } = await vms.waitForCondition('unplaced', 'Scheduled', { status: 'False' }, STEP);
@@ -232,7 +232,7 @@ describe('a node that says it is a host', () => {
 
   test('gets no certificate as a host, until an administrator marks it', async (context) => {
     const asked = [await ask(impostor, 'impostor', 'client'), await ask(impostor, 'impostor', 'serving')];
-    // The operator has come by these two when it has judged a later one.
+    // The operator judges requests in order. When it has judged a later request, it has seen these two.
     const { answer } = await ask(await asNode(cluster, 'admitted'), 'admitted', 'client');
     await cluster.client().create(NODES, nodeOf('admitted', { [HOST_MARK]: HOST_VALUE }));
     await answer;
@@ -246,10 +246,10 @@ describe('a node that says it is a host', () => {
   });
 });
 
-describe('a host whose certificate the operator approved', () => {
+describe('a host with a certificate that the operator approved', () => {
   let host: KubeClient;
 
-  test('becomes one when its Node comes, though the operator was killed in between', async (context) => {
+  test('is marked when its Node is created, although the operator was killed in between', async (context) => {
     const { answer } = await ask(await asToken('joined'), 'joined', 'client');
     const { certificate, key } = await answer;
     await operator.kill('SIGKILL');
@@ -268,13 +268,13 @@ describe('a host whose certificate the operator approved', () => {
     tried(context, 'two requests for a name at once', 'one denied: RequestOpen');
   });
 
-  test('is one again when its Node was deleted and it makes the Node anew', async () => {
+  test('is marked again after its Node was deleted and its agent created the Node again', async () => {
     await cluster.client().delete(NODES, { name: 'joined' });
     await host.create(NODES, nodeOf('joined'));
     expect(await isMarked('joined')).toBe(true);
   });
 
-  test('is none while an administrator says so', async () => {
+  test('is not marked while an administrator has set the label to false', async () => {
     const no = { [HOST_MARK]: 'false' };
     await cluster.client().mergePatch(NODES, { name: 'joined' }, { metadata: { labels: no } });
     const { answer } = await ask(await asToken('after'), 'after', 'client');

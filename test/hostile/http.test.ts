@@ -1,4 +1,4 @@
-/** Whatever strangers send to the HTTP ports of a real operator and a real agent, both go on with their work. */
+/** Hostile input to the HTTP ports of a real operator and a real agent. Both must continue their work. */
 import { randomBytes } from 'node:crypto';
 import type { Socket } from 'node:net';
 import * as fc from 'fast-check';
@@ -19,11 +19,11 @@ import {
 } from './support/doors.ts';
 
 const NODE = 'http-host';
-/** What each server has open at most, as `kube/serving/httpserver.ts` has it. */
+/** Largest number of open connections of each server, as in `kube/serving/httpserver.ts`. */
 const CONNECTIONS = 192;
-/** Half of the default, so that the Lease of the host is renewed twice as often. */
+/** Half of the default, in seconds, so that the Lease of the host is renewed twice as often. */
 const FENCE_SECONDS = 20;
-/** Callers that knock at the same time. */
+/** Number of callers at the same time. */
 const AT_ONCE = 100;
 const REFUSED = /^(4\d\d|closed)$/;
 
@@ -42,7 +42,7 @@ beforeAll(async () => {
 
 afterAll(async () => await world?.[Symbol.asyncDispose]());
 
-/** All doors serve, and both programs renew their Leases. */
+/** Checks that all ports answer, and that both programs renew their Leases. */
 async function expectAlive(): Promise<void> {
   const [health, metrics, agent] = doors as [Door, Door, Door];
   expect(await send(health, request('GET', '/readyz'))).toBe('200');
@@ -70,7 +70,7 @@ it.for([
   ['a property of every object', request('GET', '/__proto__')],
   ['an answer', 'HTTP/1.1 200 OK\r\n\r\n'],
   ['no HTTP', '\0\xff\r\n\r\n\r\n'],
-] as const)('%s is refused at every door', async ([name, bytes], context) => {
+] as const)('%s is refused at every port', async ([name, bytes], context) => {
   for (const door of doors) {
     const outcome = await send(door, bytes);
     tried(context, `${name}, ${door.name}`, outcome);
@@ -90,7 +90,7 @@ it('every target of a request is refused', async (context) => {
   await expectAlive();
 });
 
-it('a connection that is reset in the middle of an upgrade, a tunnel or an answer ends nothing', async (context) => {
+it('a connection that is reset in the middle of an upgrade, a tunnel or an answer ends no program', async (context) => {
   const requests = [
     request('GET', '/exec/a/b/c', ['Connection: Upgrade', 'Upgrade: SPDY/3.1']),
     request('CONNECT', 'example.com:443'),
@@ -105,7 +105,7 @@ it('a connection that is reset in the middle of an upgrade, a tunnel or an answe
   await expectAlive();
 });
 
-it('10,000 tokens that nobody gave out are refused, and the Leases are renewed meanwhile', async (context) => {
+it('10,000 invalid tokens are refused, and the Leases are renewed meanwhile', async (context) => {
   const guarded = doors.filter(({ tls }) => tls);
   const rounds = Math.ceil(scaled(10_000) / AT_ONCE);
   const ask = async (door: Door): Promise<void> => {
@@ -123,7 +123,7 @@ it('10,000 tokens that nobody gave out are refused, and the Leases are renewed m
   await Promise.all([askAll(), expectAlive()]);
 });
 
-it('10,000 idle connections and callers that say half a word: few are taken, none is held for long', async (context) => {
+it('10,000 connections that are idle or send half a request: few are accepted, and none stays open for long', async (context) => {
   const guarded = doors.filter(({ tls }) => tls);
   const half = doors.flatMap((door) => [
     untilRefused(context, 'a silent connection', knockSilently(door)),
@@ -155,7 +155,7 @@ async function untilRefused(
   expect(outcome).toMatch(REFUSED);
 }
 
-/** Opens TLS connections, one after another closed or not, and waits until the server has closed all. */
+/** Opens TLS connections one after the other, closes some of them, and waits until the server has closed all. */
 async function stayIdle(context: TestContext, door: Door, knocks: number): Promise<void> {
   const open = new Set<Socket>();
   const knockAndStay = async (): Promise<void> => {

@@ -1,4 +1,4 @@
-/** Tenants who want what a host holds of others: a real registry, a real store, and web servers of the test. */
+/** Tenants who want images that a host keeps for others. Registry and store are real, the web servers belong to the test. */
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
@@ -24,7 +24,7 @@ let store: HostImageStore;
 let servers: Server[];
 let now: number;
 let reference: string;
-/** The registry's configuration as it began: it wants a password. */
+/** The first configuration of the registry, which asks for a password. */
 let configured: string;
 
 beforeAll(async () => {
@@ -56,12 +56,12 @@ afterEach(async () => {
   await store.registries.close();
 });
 
-/** Another life of the agent. */
+/** Opens the store again, like an agent after a restart. */
 async function openAgain(): Promise<HostImageStore> {
   return await openStore(data, [registry], { clock: () => now });
 }
 
-/** What came for somebody who asks; counted for the report. */
+/** Asks the store for an image. Returns the reason of a refusal or "an image", and counts it for the report. */
 async function ask(
   context: TestContext,
   who: string,
@@ -82,7 +82,7 @@ describe('a private image on a host', () => {
   const wrong = (): { keyring: ReturnType<typeof keyringOf> } => ({ keyring: keyringOf(registry, 'wrong') });
   const right = (): { keyring: ReturnType<typeof keyringOf> } => ({ keyring: keyringOf(registry) });
 
-  /** The registry takes the password, or gives to everybody, from now on. */
+  /** Changes who can read from the registry: users with the password, everybody, or nobody. */
   async function configure(access: 'password' | 'everybody' | 'nobody'): Promise<void> {
     const directory = join(folder, 'registry');
     const { auth, ...rest } = parse(configured) as { auth: { htpasswd: { path: string } } };
@@ -96,7 +96,7 @@ describe('a private image on a host', () => {
 
   afterEach(async () => await configure('password'));
 
-  it('opens for nobody without a secret, or with a wrong one, also after a restart of the agent', async (context) => {
+  it('is refused to users without a secret or with a wrong one, also after a restart of the agent', async (context) => {
     await ensure(store, reference, 'machine/owner', right());
     for (const life of ['the same agent', 'a restarted agent']) {
       expect(await ask(context, `no secret, ${life}`, reference)).toBe('ImageAccessDenied');
@@ -107,7 +107,7 @@ describe('a private image on a host', () => {
     expect(await ask(context, 'the right secret', reference, right())).toBe('an image');
   });
 
-  it('opens for a withdrawn secret for minutes, not for ever', async (context) => {
+  it('stays open for some minutes after its secret was withdrawn, and not longer', async (context) => {
     await ensure(store, reference, 'machine/owner', right());
     await configure('nobody');
     now = REMEMBERED_MILLISECONDS - 1;
@@ -121,7 +121,7 @@ describe('a private image on a host', () => {
     );
   });
 
-  it('that everybody could have before it was made private opens for minutes, not for ever', async (context) => {
+  it('stays open for some minutes after it was made private, and not longer', async (context) => {
     await configure('everybody');
     await ensure(store, reference, 'machine/owner');
     await configure('password');
@@ -136,7 +136,7 @@ describe('a private image on a host', () => {
     expect(await ask(context, 'no secret, closed, a restarted agent', reference)).toBe('ImageAccessDenied');
   });
 
-  it('serves everybody while its registry is away, if it did when that was last asked', async (context) => {
+  it('is given to everybody while its registry is away, if the registry allowed that when last asked', async (context) => {
     await configure('everybody');
     await ensure(store, reference, 'machine/owner');
     now = REMEMBERED_MILLISECONDS;
@@ -163,7 +163,7 @@ describe('a file of a web server on a host', () => {
 
   const from = (url: string): BaseImageSource => ({ type: 'http', url, sha256 });
 
-  it('is not given for its digest to somebody who names another address', async (context) => {
+  it('is not given by its digest to a user who names another address', async (context) => {
     const owner = await serve((_request, response) => response.end(content));
     const { path } = await ensure(store, from(owner.url), 'machine/owner');
     const addresses: Record<string, [RequestListener, string]> = {
@@ -182,7 +182,7 @@ describe('a file of a web server on a host', () => {
     const other = await serve((_request, response) => response.end(content));
     expect((await ensure(store, from(other.url), 'machine/other')).path).toBe(path);
     expect(other.requests()).toBe(1);
-    // Both have shown that they have it, also to a later agent.
+    // Both addresses have served the file, and a later agent knows that too.
     store = await openAgain();
     for (const { url } of [owner, other]) {
       expect(await ask(context, 'an address that gave it', from(url))).toBe('an image');
@@ -190,7 +190,7 @@ describe('a file of a web server on a host', () => {
     expect([owner.requests(), other.requests()]).toEqual([1, 1]);
   });
 
-  it('that an earlier agent fetched from nobody knows where is fetched again', async (context) => {
+  it('is fetched again if an earlier agent stored it without its address', async (context) => {
     const owner = await serve((_request, response) => response.end(content));
     await ensure(store, from(owner.url), 'machine/owner');
     const file = join(data, 'images', 'file', sha256, 'image.json');

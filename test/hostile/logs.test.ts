@@ -1,4 +1,7 @@
-/** Guests and readers that make as much of a console as they can, with and without an agent: files, memory, Lease. */
+/**
+ * Guests that print as much as they can, and many readers of their consoles, with and without an agent. The test watches files, memory and
+ * Leases.
+ */
 import { execFile } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync, statSync } from 'node:fs';
@@ -21,22 +24,25 @@ import { scaled, tried } from './support/attempts.ts';
 import { renewed } from './support/doors.ts';
 import { makePrinter, printedLine, type Printing } from '../fixtures/printer.ts';
 
-/** By the number of readers, or of the agent's connections; of these the API server tells how its own ended. */
+/**
+ * Answers to readers beyond the limits. One limit counts readers. The other counts connections of the API server, which then reports how
+ * its connection ended.
+ */
 const REFUSED = /the server has received too many requests|connection reset by peer|EOF/;
 const MEBIBYTE = 1024 * 1024;
 const LOG_LIMIT_BYTES = 8 * MEBIBYTE;
-/** An emulated guest prints some 0.5 MiB a second; the machine may have other work. */
+/** Time limit for a guest to print everything. An emulated guest prints about 0.5 MiB in a second, and the machine may have other work. */
 const PRINT = { deadlineMilliseconds: 900_000, intervalMilliseconds: 500 };
 const TEST_MILLISECONDS = 1_000_000;
 
-/** All of a log's files together; fails when there are none. */
+/** Returns the size of all files of a log together, in bytes. Fails if there is no file. */
 function bytesOf(folder: string, log: LogName): number {
   const sizes = listSegments(folder, log).map(({ path }) => statSync(path).size);
   expect(sizes.length).toBeGreaterThan(0);
   return sizes.reduce((sum, size) => sum + size, 0);
 }
 
-/** The guest prints to its end although nobody reads, and its log is never larger than it may be. */
+/** Waits until the guest has printed its last line, although nobody reads. Checks the size of its log all the time. */
 async function untilPrinted(folder: string): Promise<void> {
   await waitFor(
     'the guest to print its last line',
@@ -52,7 +58,7 @@ async function untilPrinted(folder: string): Promise<void> {
 describe('a console of 8 MiB and its readers', () => {
   const NODE = 'log-host';
   const FENCE_SECONDS = 20;
-  /** As `agent/kubelet/logs.ts` has it. */
+  /** Largest number of readers of one Pod, as in `agent/kubelet/logs.ts`. */
   const POD_READERS = 16;
   const FOLLOWERS = 50;
   const TAILS = 200;
@@ -61,7 +67,7 @@ describe('a console of 8 MiB and its readers', () => {
    * Without bounds the followers would hold 400 MiB.
    */
   const GROWTH_LIMIT_BYTES = 128 * MEBIBYTE;
-  /** Some 8 MiB of the store hold 40,000 lines at least, since each has its time. */
+  /** 8 MiB of the store contain at least 40,000 empty lines, because each line has its time. */
   const LINES_KEPT = 40_000;
   const LINES = scaled(2_000_000);
 
@@ -78,7 +84,7 @@ describe('a console of 8 MiB and its readers', () => {
     });
     connection = await loadConnection({ kubeconfigPath: world.cluster.kubeconfig });
     await makePrinterImage('lines', { pieces: LINES, what: 'lines', end: 'halt' });
-    // 28 bytes of the store for each: both of its files are full of empty lines.
+    // An empty line takes 28 bytes in the store. This number of lines fills both of its files.
     await makePrinterImage('empty', {
       pieces: Math.ceil(LOG_LIMIT_BYTES / 28 / 64),
       what: 'line ends',
@@ -105,14 +111,14 @@ describe('a console of 8 MiB and its readers', () => {
     return await world.machine(name);
   }
 
-  /** As the administrator; the answer has not been read. */
+  /** Sends a request as the administrator. The body of the answer is not read. */
   async function open(url: string): Promise<IncomingMessage> {
     const { clientCertificate: cert, clientKey: key } = connection;
     const asked = request(url, { agent: false, cert, key, rejectUnauthorized: false });
     opened.push(asked);
     asked.end();
     const [response] = (await once(asked, 'response')) as [IncomingMessage];
-    // Whoever closes it in the middle of the answer knows that.
+    // A test that closes the connection in the middle of an answer expects this error.
     asked.on('error', () => undefined);
     response.on('error', () => undefined);
     return response;
@@ -123,12 +129,12 @@ describe('a console of 8 MiB and its readers', () => {
     return { status: response.statusCode, said: await text(response) };
   }
 
-  /** What `kubectl logs` asks. */
+  /** Returns the URL that `kubectl logs` uses. */
   function logOf(vm: string, query: string): string {
     return `${connection.server}/api/v1/namespaces/${world.vms.namespace}/pods/${vm}/log?${query}`;
   }
 
-  /** Its last line is there, and somebody may read it. */
+  /** Waits until the last line of the console can be read. */
   async function untilShown(vm: string): Promise<void> {
     await waitFor(
       `the console of ${vm} to be shown to its end`,
@@ -143,7 +149,7 @@ describe('a console of 8 MiB and its readers', () => {
     );
   }
 
-  /** Past the API server, which leaves out the agent's words. */
+  /** Asks the agent itself, because the API server leaves out the message of the agent. */
   async function askAgent(vm: string): Promise<{ status: number | undefined; said: string }> {
     const { status } = await world.cluster.client().get(NODES, { name: NODE });
     const port = status?.daemonEndpoints?.kubeletEndpoint?.Port ?? 0;
@@ -251,7 +257,7 @@ describe('a console of 8 MiB and its readers', () => {
 
 describe('a hypervisor that says too much', () => {
   const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0011';
-  /** It says 62 bytes for each byte that the guest prints. */
+  /** Option of QEMU with which it prints 62 bytes for each byte of the guest. */
   const TRACE = '-trace enable=serial_write';
   let host: Host;
 
@@ -262,7 +268,7 @@ describe('a hypervisor that says too much', () => {
 
   const folder = (): ReturnType<typeof folderOf> => folderOf(host, uid);
 
-  /** A hypervisor that tells everything: the only one that the driver finds. */
+  /** Makes a QEMU that traces everything, and lets the driver find only this one. */
   async function makeTalkative(): Promise<void> {
     const name = 'qemu-system-x86_64';
     const { stdout } = await promisify(execFile)('which', [name]);
@@ -276,7 +282,7 @@ describe('a hypervisor that says too much', () => {
     });
   }
 
-  /** The hypervisor's process id. */
+  /** Starts a guest. Resolves with the process id of its hypervisor. */
   async function run(printing: Printing): Promise<number> {
     await makeTalkative();
     const path = join(host.directory, 'printer.img');
@@ -330,7 +336,7 @@ describe('a hypervisor that says too much', () => {
     async () => {
       const pid = await run({ pieces: 5_000, what: 'lines', end: 'power off' });
       const [writer] = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ');
-      // The writer takes its name some milliseconds after its start.
+      // The writer sets its process name some milliseconds after its start.
       await waitFor('the log writer to have its name', () =>
         readFileSync(`/proc/${writer}/cmdline`, 'latin1').startsWith('berth-log-writer'),
       );

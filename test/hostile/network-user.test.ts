@@ -1,4 +1,4 @@
-/** What a guest of QEMU's own network tries where the agent is root: the host's loopback is 10.0.2.2 to it. */
+/** Attacks of a guest in QEMU's user network on a host whose agent is root. For this guest, 10.0.2.2 is the loopback of the host. */
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
@@ -20,7 +20,7 @@ import { unless } from '../support/unless.ts';
 
 const ECHO_PORT = 7000;
 const RESERVED_PORT = 8053;
-/** As QEMU has it: the guest, and what stands for host and DNS server. */
+/** Addresses in QEMU's network: the guest, the host, and the DNS server. */
 const GUEST = '10.0.2.15';
 const HOST = '10.0.2.2';
 const DNS = '10.0.2.3';
@@ -39,7 +39,7 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
   let guest: FrameGuest;
   let gateway: string;
 
-  /** QEMU reads the resolv.conf of the test, in a mount namespace of its own. */
+  /** Starts QEMU in a mount namespace, in which it reads the resolv.conf of the test. */
   function spawnQemu(file: string, args: string[]) {
     const show = 'mount --bind "$0" /etc/resolv.conf && exec "$@"';
     const resolvConf = join(net.directory, 'resolv.conf');
@@ -91,7 +91,7 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
     guest.sendDatagram(guest.neighbours.get(address) ?? gateway, { address, port }, text);
   }
 
-  /** What was sent before has come by then, or never will. */
+  /** Waits until earlier packets have arrived or are lost: the answer to a later packet comes after them. */
   async function settled(text: string): Promise<void> {
     await waitFor(
       'an answer of the world',
@@ -103,7 +103,7 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
     );
   }
 
-  test('nothing of the host, the cluster and metadata services; the world, the resolver and its reserved port', async (context) => {
+  test('reaches nothing of the host, the cluster and metadata services, but the outside world, the resolver and its reserved port', async (context) => {
     for (const address of [HOST, DNS, HOST_ADDRESS, '127.0.0.1', ...FORBIDDEN]) {
       for (const port of [ECHO_PORT, 8000]) {
         send(`to ${address}`, address, port);
@@ -137,7 +137,7 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
     },
   );
 
-  test('rules that somebody removed are there again at the next check, and quiet checks repair nothing', async () => {
+  test('rules that another program removed are restored at the next check, and checks without faults repair nothing', async () => {
     net.inHost('nft', 'flush', 'ruleset');
     expect(await host.do('check')).toMatchObject({
       healthy: true,

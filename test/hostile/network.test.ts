@@ -1,4 +1,4 @@
-/** What a guest of the `nat` network tries on its host, its neighbours and the cluster: nothing comes of it but DHCP, DNS and ping. */
+/** Attacks of a guest in the `nat` network on its host, its neighbours and the cluster. Only DHCP, DNS and ping may work. */
 import { join } from 'node:path';
 import * as fc from 'fast-check';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
@@ -38,7 +38,7 @@ const ECHO_PORT = 7000;
 const RESERVED_PORT = 5353;
 const GATEWAY = '10.213.0.1';
 const PROBE = '10.213.0.2';
-/** In the guests' subnet, nobody's. */
+/** An address in the subnet of the guests that no guest has. */
 const UNUSED_ADDRESS = '10.213.0.9';
 const MACS = { a: '52:54:00:00:00:0a', b: '52:54:00:00:00:0b' } as const;
 const FORBIDDEN = {
@@ -48,7 +48,7 @@ const FORBIDDEN = {
   "Azure's WireServer": '168.63.129.16',
   "Alibaba's metadata": '100.100.100.200',
 };
-/** As kube-proxy does it: a ClusterIP that leads anywhere, one's own address that leads to a Pod, and a node port that leads to a guest. */
+/** Translations like those of kube-proxy: a ClusterIP for an outside address, an outside address for a Pod, a node port for a guest. */
 const CLUSTER_IP = '10.96.0.20';
 const LOAD_BALANCER = '198.51.100.7';
 const NODE_PORT = 31_000;
@@ -115,7 +115,10 @@ describe('a guest of the nat network', unless(missing), () => {
     a.sendDatagram(gateway, { address, port }, text);
   }
 
-  /** What was sent before has come by then, or never will: frames of one guest stay in order. */
+  /**
+   * Waits until earlier packets have arrived or are lost. Frames of one guest stay in order, so the answer to a later packet comes after
+   * them.
+   */
   async function settled(): Promise<void> {
     sent += 1;
     const text = `last ${sent}`;
@@ -129,7 +132,7 @@ describe('a guest of the nat network', unless(missing), () => {
     );
   }
 
-  /** Still there for those who may: a reserved port of the neighbour, over the host. */
+  /** Checks that the neighbour still answers at its reserved port, over the host. */
   async function neighbourIsReached(): Promise<void> {
     sent += 1;
     const text = `b is there ${sent}`;
@@ -140,13 +143,13 @@ describe('a guest of the nat network', unless(missing), () => {
     );
   }
 
-  /** Cards of guests from which frames came to the neighbour: the host's own are another's. */
+  /** Returns the MAC addresses of guests from which frames reached the neighbour. Frames of the host have another address. */
   function atNeighbour(): string[] {
     const senders = b.frames.map((frame) => macText(frame.subarray(6, 12)));
     return senders.filter((sender) => sender === MACS.a || sender === MACS.b);
   }
 
-  test('of every address and port of the host: DNS and ping on the gateway', async (context) => {
+  test('reaches of all addresses and ports of the host only DNS and ping on the gateway', async (context) => {
     const hosts = [
       GATEWAY,
       HOST_ADDRESS,
@@ -219,7 +222,7 @@ describe('a guest of the nat network', unless(missing), () => {
     await waitFor('the gateway to answer the ping', () => a.frames.some(pong), ANSWER);
   });
 
-  test('Pods, Services and metadata services are beyond its reach, whatever translates on the way; the rest is not', async (context) => {
+  test('does not reach Pods, Services and metadata services, also through address translation, but reaches the outside world', async (context) => {
     const redirect = [
       `ip daddr ${CLUSTER_IP} dnat to ${WORLD_ADDRESS}`,
       `ip daddr ${LOAD_BALANCER} dnat to ${FORBIDDEN['a Pod']}`,
@@ -248,7 +251,7 @@ describe('a guest of the nat network', unless(missing), () => {
     expect(arrived(net, 'beyond')).toEqual([`udp ${WORLD_ADDRESS} ${ECHO_PORT}`]);
   });
 
-  test('what another program translates to a guest does not reach it; somebody in the cluster does, by the reserved port', async (context) => {
+  test('is not reached through address translation of other programs, but is reached at its reserved port from the cluster', async (context) => {
     const redirect = `udp dport ${NODE_PORT} dnat to ${addresses.b}:9999; udp dport ${NODE_PORT + 1} dnat to ${addresses.b}:53`;
     net.inHost('nft', `table ip proxy { chain c { type nat hook prerouting priority -110; ${redirect}; }; }`);
     for (const port of [NODE_PORT, NODE_PORT + 1]) {
@@ -257,13 +260,13 @@ describe('a guest of the nat network', unless(missing), () => {
     }
     net.inHost('nft', 'delete', 'table', 'ip', 'proxy');
     expect(b.received).not.toContain('node port');
-    // A Pod's address is one that no guest may reach: its answers go there all the same.
+    // Guests may not reach the addresses of Pods. Answers to a Pod must pass all the same.
     net.inWorld('ip', 'route', 'add', `${HOST_ADDRESS}/32`, 'dev', 'uplink', 'src', FORBIDDEN['a Pod']);
     await neighbourIsReached();
     net.inWorld('ip', 'route', 'del', `${HOST_ADDRESS}/32`, 'dev', 'uplink');
   });
 
-  test('a neighbour is met on no layer, and nothing of another kind than IPv4 and ARP gets past the port', async (context) => {
+  test('reaches no neighbour on any layer, and only IPv4 and ARP get past its port', async (context) => {
     const self = { mac: MACS.a, address: addresses.a };
     const payload = udp(
       { address: addresses.a, port: 5000 },
@@ -318,7 +321,7 @@ describe('a guest of the nat network', unless(missing), () => {
         ]);
       }
     }
-    // Bridges take these for themselves, whatever else they do with a port's frames.
+    // Bridges process frames to these addresses themselves, whatever they do with other frames of a port.
     for (const end of ['00', '01', '02', '03', '0e', '0f']) {
       attempts.push([
         'a frame for the bridge itself',
@@ -341,7 +344,7 @@ describe('a guest of the nat network', unless(missing), () => {
     expect(placesOf(taps.a)).toEqual([MACS.a]);
   });
 
-  /** Cards that the bridge believes behind a port. */
+  /** Returns the MAC addresses that the bridge has learned behind a port. */
   function placesOf(tap: string): string[] {
     const all = JSON.parse(net.inHost('bridge', '-json', 'fdb', 'show', 'br', 'berth0')) as {
       mac: string;
@@ -351,11 +354,11 @@ describe('a guest of the nat network', unless(missing), () => {
     return all.filter(({ ifname, state }) => ifname === tap && state !== 'permanent').map(({ mac }) => mac);
   }
 
-  test('over IPv6 it meets no neighbour and no host, also where the host routes IPv6', async (context) => {
+  test('reaches no neighbour and no host over IPv6, also if the host routes IPv6', async (context) => {
     expect(net.inHost('ip', '-6', '-oneline', 'address')).not.toMatch(/ (berth0|bt\S*) /);
     const isIPv6 = (frame: Buffer): boolean => frame.readUInt16BE(12) === ETHERTYPE.ipv6;
     expect([...a.frames, ...b.frames].filter(isIPv6)).toEqual([]);
-    // As a program may do that knows nothing of guests: the host is a router, also on the guests' link.
+    // Another program may have made the host an IPv6 router, also on the link of the guests.
     for (const [inside, own, device] of [
       ['inHost', HOST_IPV6, 'uplink'],
       ['inWorld', WORLD_IPV6, 'uplink'],
@@ -386,7 +389,7 @@ describe('a guest of the nat network', unless(missing), () => {
     expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
   });
 
-  test('it cannot lie about its addresses', async (context) => {
+  test('cannot lie about its addresses', async (context) => {
     const lies: [string, { address?: string; macAddress?: string }][] = [
       ["a neighbour's address", { address: addresses.b }],
       ['an address from elsewhere', { address: '203.0.113.7' }],
@@ -401,7 +404,7 @@ describe('a guest of the nat network', unless(missing), () => {
     }
     const pretended = arp(1, { mac: MACS.a, address: UNUSED_ADDRESS }, { mac: NO_CARD, address: GATEWAY });
     a.send(ethernet({ to: BROADCAST, from: MACS.a, type: ETHERTYPE.arp }, pretended));
-    // What a guest may send before it has an address, but from another card: the bridge would learn that b is here.
+    // A guest may send this packet before it has an address. With the MAC address of b, the bridge would learn that b is behind this port.
     const discovery = { address: '0.0.0.0', port: 68, macAddress: MACS.b };
     a.sendDatagram(BROADCAST, { address: '255.255.255.255', port: 67 }, 'discovery', discovery);
     await settled();
@@ -412,7 +415,7 @@ describe('a guest of the nat network', unless(missing), () => {
     await neighbourIsReached();
   });
 
-  test("it cannot speak of another's card to the DHCP server: the neighbour keeps its address", async (context) => {
+  test('cannot speak for the card of a neighbour to the DHCP server: the neighbour keeps its address', async (context) => {
     const from = { address: '0.0.0.0', port: 68 };
     const to = { address: '255.255.255.255', port: 67 };
     for (const kind of [DHCP.decline, DHCP.release]) {
@@ -444,7 +447,7 @@ describe('a guest of the nat network', unless(missing), () => {
     );
   });
 
-  test('frames of all kinds: nothing comes to the neighbour or the host', async (context) => {
+  test('can send frames of all kinds, and none reaches the neighbour or the host', async (context) => {
     const mac = fc.constantFrom(MACS.a, MACS.b, gateway, BROADCAST, '01:80:c2:00:00:00', '33:33:00:00:00:01');
     const type = fc.oneof(fc.constantFrom(...Object.values(ETHERTYPE)), fc.integer({ min: 0, max: 65_535 }));
     const address = fc.constantFrom(
@@ -479,7 +482,7 @@ describe('a guest of the nat network', unless(missing), () => {
     expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
   });
 
-  test('many thousand flows of one guest: bounded, counted, and its neighbours keep theirs', async (context) => {
+  test('has a limited number of flows, which are counted, and its neighbours keep theirs', async (context) => {
     const flows = scaled(100_000);
     for (let flow = 0; flow < flows; flow += 1) {
       const to =

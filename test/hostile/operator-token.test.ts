@@ -1,4 +1,4 @@
-/** What the operator's own token is good for in the hands of somebody else: machines on hosts, and nothing beside. */
+/** Possible uses of a stolen token of the operator: only machines on hosts. */
 import { randomBytes } from 'node:crypto';
 import * as fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, type TestContext, test } from 'vitest';
@@ -56,7 +56,7 @@ async function stored(path: string, body: object): Promise<void> {
 }
 
 function podSpec(): object {
-  // No node has this label: the Pod stays Pending wherever the test runs.
+  // No node has this label, so the Pod stays Pending in every cluster.
   return { nodeSelector: { 'example.com/nowhere': '' }, containers: [{ name: 'main', image: 'any' }] };
 }
 
@@ -71,7 +71,7 @@ interface Manifest {
 
 interface Parts {
   readonly spec?: object;
-  /** Of the one container. */
+  /** Fields of the only container. */
   readonly container?: object;
 }
 
@@ -89,7 +89,7 @@ function create(pod: Manifest, namespace = served): Promise<Answer> {
   return operator.send('POST', `${pods(namespace)}${DRY}`, { ...pod, metadata });
 }
 
-/** A Job with this Pod for its template. */
+/** Creates a Job with this Pod as its template. */
 function createJob({ metadata, spec }: Manifest, namespace = SYSTEM): Promise<Answer> {
   const labels = { 'berth.dev/workload': 'image' };
   const template = { metadata: { labels: metadata.labels }, spec: { ...spec, restartPolicy: 'Never' } };
@@ -153,25 +153,25 @@ const NEVER: [string, Parts, string][] = [
 ];
 
 describe('Pods and Jobs', () => {
-  test('of machines and tasks are made where Berth serves', async (context) => {
+  test('of machines and tasks are allowed in served namespaces', async (context) => {
     for (const namespace of [served, SYSTEM, 'platform-default']) {
       expectAllowed(context, 'a machine', await create(machine(), namespace));
       expectAllowed(context, 'a task', await createJob(machine(), namespace));
     }
   });
 
-  test('may have what comes next: terminals, named ports, Secrets', async (context) => {
+  test('may have later features: terminals, named ports, Secrets', async (context) => {
     const container = { stdin: true, tty: true, ports: [{ name: 'ssh', containerPort: 22, hostPort: 2222 }] };
     const secret = volume({ secret: { secretName: 'any' } });
     expectAllowed(context, 'a machine with more', await create(machine({ container }, secret)));
   });
 
-  test.for(NEVER)('have never %s', async ([what, parts, says], context) => {
+  test.for(NEVER)('must not have %s', async ([what, parts, says], context) => {
     expectRefused(context, `a Pod with ${what}`, await create(machine(parts)), says);
     expectRefused(context, `a Job with ${what}`, await createJob(machine(parts)), says);
   });
 
-  test('never have any of these together either', async (context) => {
+  test('must not have several of these together either', async (context) => {
     const some = fc.uniqueArray(fc.constantFrom(...NEVER), {
       minLength: 1,
       maxLength: 5,
@@ -184,7 +184,7 @@ describe('Pods and Jobs', () => {
     await fc.assert(property, hostileRuns(200));
   });
 
-  test('are made, changed and removed nowhere else', async (context) => {
+  test('must not be created, changed or removed in other namespaces', async (context) => {
     for (const namespace of [elsewhere, 'kube-system', 'default']) {
       expectRefused(context, 'a machine elsewhere', await create(machine(), namespace), namespace);
       expectRefused(context, 'a task elsewhere', await createJob(machine(), namespace), namespace);
@@ -210,7 +210,7 @@ describe('Nodes', () => {
     operator.send('PATCH', `/api/v1/nodes/${node}${DRY}`, body);
   const taints = [{ key: 'berth.dev/nat-unready', value: 'true', effect: 'NoSchedule' }];
 
-  test('that are hosts are the operator’s to taint and to fill', async (context) => {
+  test('that are hosts may get taints and slots from the operator', async (context) => {
     expectAllowed(context, 'a taint of a host', await patch(HOST, { spec: { taints } }));
     const status = { status: { capacity: { 'berth.dev/slot': '4' } } };
     const filled = await operator.send('PATCH', `/api/v1/nodes/${HOST}/status${DRY}`, status);
@@ -233,7 +233,7 @@ describe('Nodes', () => {
     }
   });
 
-  test('that are no hosts get no slots, and those that do not say that they are hosts no mark', async (context) => {
+  test('that are no hosts get no slots, and Nodes that do not claim to be hosts get no mark', async (context) => {
     const status = { status: { capacity: { 'berth.dev/slot': '4' } } };
     for (const node of [ORDINARY, JOINING]) {
       const answer = await operator.send('PATCH', `/api/v1/nodes/${node}/status${DRY}`, status);
@@ -254,7 +254,7 @@ describe('Secrets', () => {
   const send = (body: object, namespace = served): Promise<Answer> =>
     operator.send('POST', `/api/v1/namespaces/${namespace}/secrets${DRY}`, body);
 
-  test('with the VNC password of a VM are the operator’s to create', async (context) => {
+  test('with the VNC password of a VM may be created by the operator', async (context) => {
     expectAllowed(context, 'a password', await send(secret({})));
   });
 

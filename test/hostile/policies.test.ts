@@ -1,4 +1,4 @@
-/** Pods and Jobs that would command a host, by every door of the API server, from a tenant and from an administrator. */
+/** Pods and Jobs that would command a host, through every way of the API server, from a tenant and from an administrator. */
 import { randomBytes } from 'node:crypto';
 import * as fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, type TestContext, test } from 'vitest';
@@ -11,7 +11,7 @@ import { hostileRuns, tried } from './support/attempts.ts';
 import { account, administrator, type Answer, type Account } from './support/accounts.ts';
 
 const suffix = randomBytes(4).toString('hex');
-/** Served, with Pods of people's own, so that nothing is refused for being there. */
+/** A served namespace that allows Pods of users. So a Pod is not refused only because of its namespace. */
 const served = `platform-hostile-${suffix}`;
 const elsewhere = `hostile-elsewhere-${suffix}`;
 const NAMESPACES = [served, elsewhere];
@@ -19,7 +19,7 @@ const ONLY_OPERATOR = 'only the operator of Berth';
 
 let cluster: Cluster;
 let admin: Account;
-/** Has `edit` in both namespaces. */
+/** An account with `edit` in both namespaces. */
 let tenant: Account;
 const { expectCreated } = admissionOf(() => cluster);
 
@@ -65,7 +65,7 @@ interface Parts {
 
 function template({ container, spec, ...metadata }: Parts): { metadata: object; spec: object } {
   const containers = [{ name: 'main', image: 'example.com/none', ...container }];
-  // No node has this label: the Pod stays Pending wherever the test runs.
+  // No node has this label, so the Pod stays Pending in every cluster.
   const nodeSelector = { 'example.com/nowhere': '' };
   return { metadata, spec: { nodeSelector, containers, ...spec } };
 }
@@ -87,7 +87,7 @@ function job(name: string, parts: Parts): object {
 }
 
 const tolerate = (toleration: object): Parts => ({ spec: { tolerations: [toleration] } });
-/** What is tried, in words, and what the refusal says. */
+/** Each entry has a name, the parts of the Pod, and a text that the refusal must have. */
 const COMMANDS: [string, Parts, string][] = [
   ['a machine', { annotations: { 'berth.dev/machine': '{}' } }, ONLY_OPERATOR],
   ['a task', { annotations: { 'berth.dev/task': '{}' } }, ONLY_OPERATOR],
@@ -131,7 +131,7 @@ describe('a Pod or Job', () => {
     },
   );
 
-  test('on a node, or with the priority, of its own choice: refused to `edit` where Berth serves', async (context) => {
+  test('with a node or a priority of its own choice: refused to `edit` in served namespaces', async (context) => {
     const nodeName = pod('hostile', { spec: { nodeName: 'host-0' } });
     const first = await tenant.send('POST', pods(served), nodeName);
     expectRefused(context, 'Pod with a node', first, 'spec.nodeName');
@@ -140,7 +140,7 @@ describe('a Pod or Job', () => {
     expectRefused(context, 'Pod with the machines’ priority', second, 'spec.priorityClassName');
   });
 
-  test('is not made by a controller after a template of `edit` either', async (context) => {
+  test('is not created by a controller from a template of `edit` either', async (context) => {
     const [, parts] = COMMANDS[0] ?? ['', {}];
     const selector = { matchLabels: { app: 'hostile' } };
     const made = template({ ...parts, labels: { app: 'hostile' } });
@@ -178,7 +178,7 @@ const METADATA: [string, object][] = [
   ['a label', { labels: { 'berth.dev/vm-uid': 'y' } }],
 ];
 
-/** A merge patch of the metadata by this subresource, of a machine and of a Pod that is none. */
+/** Patches the metadata through this subresource, of a machine's Pod and of another Pod. */
 async function byMetadata(context: TestContext, name: string): Promise<void> {
   for (const [what, metadata] of [...METADATA, ['a finalizer', { finalizers: ['berth.dev/x'] }] as const]) {
     for (const target of ['machine', 'plain']) {
@@ -215,10 +215,10 @@ async function byBinding(
 }
 
 type Attack = (context: TestContext) => Promise<void>;
-/** Changes no object: what an agent answers there is the agent's to refuse. */
+/** These subresources change no object. The agent decides about them. */
 const CHANGES_NOTHING = async (): Promise<void> => {};
 
-/** Every way to a Pod beside itself, and what is tried there as administrator. A new one has to be judged here first. */
+/** All ways to a Pod other than the Pod itself, with an attack by an administrator. A new subresource of Kubernetes needs an entry here. */
 const DOORS: Record<string, Attack> = {
   bindings: (context) => byBinding(context, () => `/api/v1/namespaces/${served}/bindings`, 'bindings'),
   'pods/binding': (context) =>
@@ -235,7 +235,7 @@ const DOORS: Record<string, Attack> = {
     byChange(context, 'ephemeralcontainers', ({ spec }) => {
       spec.ephemeralContainers = [{ name: 'e', image: 'i' }];
     }),
-  // A drain: the operator gives the machine up.
+  // Eviction is allowed, because a drain uses it. The operator then gives the machine up.
   'pods/eviction': async (context) => {
     const eviction = { apiVersion: 'policy/v1', kind: 'Eviction', metadata: { name: 'machine' } };
     const answer = await tenant.send('POST', `${pods(served)}/machine/eviction${DRY}`, eviction);
@@ -248,8 +248,8 @@ const DOORS: Record<string, Attack> = {
   'pods/proxy': CHANGES_NOTHING,
 };
 
-describe('the ways to a Pod beside itself', () => {
-  test('are all known here', async () => {
+describe('a subresource of Pods, or the resource bindings,', () => {
+  test('is always known to this test', async () => {
     const { body } = await admin.send('GET', '/api/v1');
     const names = (body as { resources: { name: string }[] }).resources.map(({ name }) => name);
     const doors = names.filter((name) => name.startsWith('pods/') || name === 'bindings');
@@ -276,7 +276,7 @@ describe('the ways to a Pod beside itself', () => {
     },
   );
 
-  test('the status of a Job takes no metadata of Berth with it', async (context) => {
+  test('the status of a Job cannot set metadata of Berth', async (context) => {
     const jobs = `/apis/batch/v1/namespaces/${elsewhere}/jobs`;
     const suspended = job('status', {}) as { spec: { suspend?: boolean } };
     suspended.spec.suspend = true;
@@ -287,7 +287,7 @@ describe('the ways to a Pod beside itself', () => {
   });
 });
 
-describe('what has nothing to do with hosts passes', () => {
+describe('requests that concern no host are allowed:', () => {
   test('bindings, statuses and sizes of Pods that are no machines', async (context) => {
     const plain = `${pods(elsewhere)}/plain`;
     const binding = { metadata: { name: 'plain' }, target: { kind: 'Node', name: 'somewhere' } };
@@ -301,7 +301,7 @@ describe('what has nothing to do with hosts passes', () => {
   });
 });
 
-test('no name below berth.dev/, in any metadata, by any way of writing', async (context) => {
+test('no name below berth.dev/ can be set, in any metadata and by any way of writing', async (context) => {
   const key = fc.stringMatching(/^[a-z]([a-z0-9.-]{0,20}[a-z0-9])?$/).map((name) => `berth.dev/${name}`);
   const place = fc.constantFrom('annotations', 'labels');
   const way = fc.constantFrom('create', 'job', 'patch', 'status', 'binding');

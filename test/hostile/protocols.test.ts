@@ -1,4 +1,7 @@
-/** A guest that plays with its agent port, and a hypervisor that a guest took over: saves fail or are crash-consistent, the agent lives. */
+/**
+ * A guest that plays its own guest agent, and a hypervisor that a guest took over. Saves fail or are crash-consistent, and the agent lives
+ * on.
+ */
 import { mkdir, mkdtemp, readFile, rm } from 'node:fs/promises';
 import type { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -19,14 +22,14 @@ import { hostileRuns, scaled, tried } from './support/attempts.ts';
 
 const MEBIBYTE = 1024 * 1024;
 const DISK_BYTES = 16 * MEBIBYTE;
-/** What a flood sends when nobody stops it. */
+/** Bytes that a flood sends if nothing stops it. */
 const FLOOD_BYTES = scaled(1024) * MEBIBYTE;
-/** What the other side may have read of a flood, and the kernel may hold of it. */
+/** Largest number of bytes of a flood that may be read by the agent or be in buffers of the kernel. */
 const TAKEN_LIMIT_BYTES = 8 * MEBIBYTE;
-/** As `copies.ts` has it: how often a guest is asked to thaw, beside three attempts of the copy itself. */
+/** Largest number of questions to thaw, as in `copies.ts`. The copy itself makes three more attempts. */
 const THAW_LIMIT = 10;
 
-/** Sends until all is sent or the other side hangs up; tells how much that was. */
+/** Sends until all is sent or the other side closes the connection. Calls `sent` with the number of bytes of each piece. */
 function flood(socket: Socket, piece: string, sent: (bytes: number) => void): void {
   const chunk = Buffer.from(piece.repeat(Math.ceil((64 * 1024) / piece.length)));
   let total = 0;
@@ -80,7 +83,7 @@ const GUESTS: [name: string, play: Play][] = [
   ['lines without end after a sync', afterSync((socket) => flood(socket, '{"return":0}\n', count))],
 ];
 
-describe('a guest that plays the guest agent, beside a real hypervisor', { timeout: 120_000 }, () => {
+describe('a guest that plays the guest agent of a real hypervisor', { timeout: 120_000 }, () => {
   let host: Host;
   let plan: VmLaunchPlan;
   let peer: ScriptedPeer | undefined;
@@ -139,11 +142,11 @@ describe('a guest that plays the guest agent, beside a real hypervisor', { timeo
     expect(outcome).toMatch(/^(Crash|Failed)$/);
     await host.restartAgent();
     expect(await host.driver.inspect(folder())).toMatchObject({ kind: 'running', guestStarted: true });
-    // What is flooded is not read on: for each connection of the copy and of the agent after it.
+    // The agent does not read a flood to its end. The limit holds for each connection, of the copy and of the agent.
     expect(flooded).toBeLessThanOrEqual(Math.max(1, peer.commands.length) * TAKEN_LIMIT_BYTES);
   });
 
-  it('is asked to thaw so often and no more, whatever becomes of the agent, until it starts anew', async () => {
+  it('is asked to thaw a limited number of times, over all restarts of the agent, until it starts again', async () => {
     peer = await ScriptedPeer.listen(join(folder().path, 'ga.sock'), saying('{"error":null}\n'));
     const thaws = () => peer?.commands.filter((one) => one === 'guest-fsfreeze-thaw').length ?? 0;
     expect(await save()).toBe('Crash');
@@ -163,7 +166,7 @@ describe('a guest that plays the guest agent, beside a real hypervisor', { timeo
   });
 });
 
-describe('whatever comes', () => {
+describe('arbitrary input', () => {
   let folder: string;
   let peer: ScriptedPeer | undefined;
 
@@ -178,7 +181,7 @@ describe('whatever comes', () => {
     await rm(folder, { recursive: true, force: true });
   });
 
-  /** Lines that are nearly answers. */
+  /** Lines that resemble answers. */
   const lines = fc.array(
     fc.oneof(
       fc.json({ maxDepth: 3 }),
@@ -193,7 +196,7 @@ describe('whatever comes', () => {
     { minLength: 1, maxLength: 5 },
   );
 
-  it('from a guest agent: the work is done', async (context) => {
+  it('from a guest agent: the copy of the disk succeeds', async (context) => {
     const run = async (answers: readonly string[]): Promise<void> => {
       const text = answers.map((one) => `${one}\n`).join('');
       peer = await ScriptedPeer.listen(

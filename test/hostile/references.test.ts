@@ -1,4 +1,4 @@
-/** Objects that name one in another namespace, made by people with and without the right to read it there. */
+/** Objects that name an object of another namespace, created by users with and without the right to read it there. */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, type TestContext, test } from 'vitest';
 import type { Cluster } from '../../hack/cluster/index.ts';
@@ -50,7 +50,10 @@ const ALL = [...NAMESPACED, ENTRY];
 
 let cluster: Cluster;
 let admin: Account;
-/** Has `edit` in its own namespace, may write cache entries, and may `get` what is called `shared` in the foreign one. */
+/**
+ * An account with `edit` in its own namespace and rights to write cache entries. It may `get` objects named `shared` in the other
+ * namespace.
+ */
 let tenant: Account;
 
 beforeAll(async () => {
@@ -67,7 +70,7 @@ beforeAll(async () => {
   const named = { resourceNames: ['shared'], verbs: ['get'] };
   const rules = [
     { apiGroups: ['berth.dev'], resources: ['vmconfigs', 'images', 'isos'], ...named },
-    // Whoever sees the names alone has not read the content.
+    // The right to `list` does not replace the right to `get`.
     { apiGroups: ['berth.dev'], resources: ['vmconfigs', 'images', 'isos'], verbs: ['list', 'watch'] },
   ];
   await made(`${RIGHTS}/namespaces/${foreign}/roles`, { metadata: { name: ROLE }, rules });
@@ -107,7 +110,7 @@ function object({ kind }: Reference, name: string, spec: object): object {
   return { apiVersion: 'berth.dev/v1alpha1', kind, metadata: { name }, spec };
 }
 
-/** Through the whole of admission; nothing is stored. */
+/** Creates the object as a dry run, which passes the whole admission and stores nothing. */
 function create(who: Account, reference: Reference, spec: object): Promise<Answer> {
   return who.send('POST', `${collection(reference)}?dryRun=All`, object(reference, 'hostile', spec));
 }
@@ -133,7 +136,7 @@ function expectAllowed(context: TestContext, what: string, { status, message }: 
 describe.each(ALL)('$field of a new $kind', (reference) => {
   const { field, names } = reference;
 
-  test('refused without `get` on that object there, whether the object exists or not', async (context) => {
+  test('is refused without `get` on the named object, whether the object exists or not', async (context) => {
     for (const name of ['secret', 'nowhere', 'shared.more']) {
       const answer = await create(tenant, reference, reference.spec(name, foreign));
       expectRefused(context, `${field} without get`, answer, field, `${names}.berth.dev "${name}"`, foreign);
@@ -144,7 +147,7 @@ describe.each(ALL)('$field of a new $kind', (reference) => {
     }
   });
 
-  test('allowed with `get` on that object there, and to who may read everything', async (context) => {
+  test('is allowed with `get` on the named object, and to users who may read everything', async (context) => {
     const shared = reference.spec('shared', foreign);
     expectAllowed(context, `${field} with get`, await create(tenant, reference, shared));
     expectAllowed(
@@ -154,20 +157,23 @@ describe.each(ALL)('$field of a new $kind', (reference) => {
     );
   });
 
-  test('free in the default namespace', async (context) => {
+  test('is allowed for the default namespace', async (context) => {
     const answer = await create(tenant, reference, reference.spec('any', DEFAULT));
     expectAllowed(context, `${field} in the default namespace`, answer);
   });
 });
 
-test.for(NAMESPACED)('$field is free in the own namespace, named or not', async (reference, context) => {
-  for (const namespace of [own, undefined]) {
-    const answer = await create(tenant, reference, reference.spec('any', namespace));
-    expectAllowed(context, `${reference.field} in the own namespace`, answer);
-  }
-});
+test.for(NAMESPACED)(
+  '$field is allowed for the own namespace, written or left out',
+  async (reference, context) => {
+    for (const namespace of [own, undefined]) {
+      const answer = await create(tenant, reference, reference.spec('any', namespace));
+      expectAllowed(context, `${reference.field} in the own namespace`, answer);
+    }
+  },
+);
 
-test('the Secret of a cache entry is one that its author may read', async (context) => {
+test('the author of a cache entry may only name a Secret that he may read', async (context) => {
   const spec = { reference: 'registry.example/a:1', pullSecretName: 'operator-credentials' };
   expectRefused(
     context,
@@ -179,7 +185,7 @@ test('the Secret of a cache entry is one that its author may read', async (conte
   expectAllowed(context, 'spec.pullSecretName with get', await create(admin, ENTRY, spec));
 });
 
-describe('an object that is there already', () => {
+describe('an existing object', () => {
   const entry = `${API}/imagecacheentries/${ROLE}`;
   const vm = `${API}/namespaces/${own}/vms/granted`;
 
@@ -192,7 +198,7 @@ describe('an object that is there already', () => {
     await admin.send('DELETE', entry);
   });
 
-  test('gets no reference to a foreign one later', async (context) => {
+  test('cannot get a reference to another namespace later', async (context) => {
     const spec = { pullSecretName: 'operator-credentials' };
     for (const path of [entry, `${entry}?dryRun=All`]) {
       const answer = await tenant.send('PATCH', path, { spec });
@@ -203,7 +209,7 @@ describe('an object that is there already', () => {
     expect(moved).toMatchObject({ status: 422 });
   });
 
-  test('can still be changed and deleted by who could not have made it', async (context) => {
+  test('can still be changed and deleted by users who could not have created it', async (context) => {
     const labelled = await tenant.send('PATCH', vm, { metadata: { labels: { team: 'a' } } });
     expectAllowed(context, 'a label beside a reference', labelled);
     expectAllowed(context, 'removal of a reference', await tenant.send('DELETE', vm));

@@ -1,6 +1,6 @@
 /**
- * A host that lies about its tasks, and a tenant who passes tasks off as those of others. The content of an Image stays where the
- * operator put it.
+ * A host that lies about its tasks, and a tenant who presents own tasks as those of others. The content of an Image stays as the operator
+ * set it.
  */
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
@@ -21,12 +21,12 @@ import { tried } from './support/attempts.ts';
 const NAMESPACE = 'platform-default';
 /** Namespace in which the tenant has `edit`. */
 const TENANT = 'platform-tenant';
-/** Namespace of Images whose Jobs and Pods a quota holds back, so that forged ones would be the only ones. */
+/** Namespace of Images whose Jobs and Pods a quota refuses. So forged Jobs and Pods would be the only ones. */
 const HELD_BACK = 'platform-held-back';
 const STORAGE = 'storage.example/berth';
 const [GOOD, OTHER] = ['a', 'b'].map((digit) => `sha256:${digit.repeat(64)}`) as [string, string];
 const SIZES = { sizeBytes: 64 * 1024 ** 3, storageBytes: 9 * 1024 ** 3 };
-/** What a host says of work that it claims to have done: anything. */
+/** A report of a host about its work, with any content. */
 type Lies = Record<string, unknown>;
 
 let cluster: Cluster;
@@ -65,7 +65,7 @@ function until(
   return waitForObject(`Image ${name}: ${what}`, get, matches);
 }
 
-/** The work that was asked for is done by the host, which reports what `report` makes of its task. */
+/** Lets the host do the requested task. The host reports the result of `report`. */
 async function answer(
   name: string,
   requestedAt: string | undefined,
@@ -117,7 +117,7 @@ function tag(name: string, rest = ':1'): ImageSpec['source'] {
   return { registry: { reference: `registry.example/team/${name}${rest}` } };
 }
 
-it('a fetch whose report does not fit its task is Failed, and gives the Image no content', async (context) => {
+it('a fetch whose report does not fit its task fails, and gives the Image no content', async (context) => {
   const images = await Promise.all(
     Object.entries(PULLS).map(async ([kind, [source, lies]], index) => {
       const name = `pull-${index}`;
@@ -157,7 +157,7 @@ function placeOf(task: Task): string {
   return task.type === 'save' && task.target.type === 'registry' ? task.target.reference : '';
 }
 
-it('a commit whose report does not fit its task is Failed, and leaves the content as it was', async (context) => {
+it('a commit whose report does not fit its task fails, and leaves the content unchanged', async (context) => {
   await create('golden', { source: tag('golden') });
   const reference = `registry.example/team/golden@${GOOD}`;
   await answer('golden', undefined, () => ({ ...SIZES, digest: GOOD, reference }));
@@ -189,7 +189,7 @@ it('a commit whose report does not fit its task is Failed, and leaves the conten
   }
 });
 
-/** Makes an Image of the tenant, whose task has ended with content of the tenant's choice. Resolves with the paths of Job and Pod. */
+/** Creates an Image of the tenant, whose task ends with content that the tenant chose. Resolves with the paths of Job and Pod. */
 async function ownTask(name: string): Promise<Record<'Job' | 'Pod', string>> {
   await create(name, { source: tag(name) }, TENANT);
   const job = await jobFor(name, undefined, TENANT);
@@ -203,7 +203,7 @@ async function ownTask(name: string): Promise<Record<'Job' | 'Pod', string>> {
   };
 }
 
-it('a task or Pod that a tenant passes off as that of another changes nothing of the other', async (context) => {
+it('a task or Pod that a tenant presents as that of another object does not change that object', async (context) => {
   const client = cluster.client();
   const entries = new CacheEntries(cluster);
   const victim = { namespace: NAMESPACE, name: 'victim' };
@@ -246,11 +246,11 @@ it('a task or Pod that a tenant passes off as that of another changes nothing of
       expect(labelled, `${told} by ${label}`).toMatchObject({ status: 403 });
     }
     const ownerReferences = [{ apiVersion, kind, name, uid, controller: true }];
-    // The finalizer keeps the forgery from the garbage collector, which misses the owner in this namespace.
+    // Without this finalizer the garbage collector would remove the forged object, because its owner is not in this namespace.
     const forged = { metadata: { ownerReferences, finalizers: ['example.com/hold'] } };
     const { status } = await tenant.send('PATCH', path, forged);
     tried(context, told, `HTTP ${status}`);
-    // Every object is looked at again, and a later one after it.
+    // A change of every object makes the operator look at it again. A later Image shows that the operator has done so.
     const look = [`example.com/look=${index}`, '--overwrite'];
     await cluster.kubectl(['annotate', '-n', HELD_BACK, 'images', '--all', ...look]);
     await cluster.kubectl(['annotate', '-n', NAMESPACE, 'vm/victim', 'ice/victim', ...look]);

@@ -1,4 +1,4 @@
-/** Certificate requests with changed bytes: whatever the operator's reader takes, Go reads as the same names. */
+/** Certificate requests with changed bytes. If the operator's reader accepts one, Go must read the same names. */
 import { sample } from 'fast-check';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import {
@@ -14,7 +14,7 @@ import { changeParts, flip, kindOf, type Mutation, mutations, wrap } from './sup
 import * as make from './support/requests.ts';
 
 const REQUESTS = 40_000;
-/** Reading and signing of some thousands takes seconds; of all of them, minutes. */
+/** Time limit. Some thousands of requests take seconds, all of them take minutes. */
 const TEST_MILLISECONDS = 600_000;
 
 let go: GoParser;
@@ -63,7 +63,9 @@ function readingOf(pem: string): SigningRequest | undefined {
   }
 }
 
-test('what is taken, Go reads as the same', { timeout: TEST_MILLISECONDS }, async (context) => {
+test('Go reads the same names in each request that the operator accepts', {
+  timeout: TEST_MILLISECONDS,
+}, async (context) => {
   const tries = sample(mutations, hostileRuns(REQUESTS)).map((mutation) => ({
     mutation,
     pem: requestOf(mutation),
@@ -89,7 +91,7 @@ test('what is taken, Go reads as the same', { timeout: TEST_MILLISECONDS }, asyn
     outcomes[outcome] += 1;
     tried(context, `request: ${kindOf(mutation)}`, SAID[outcome]);
   }
-  // Else the changes are too small or too great to show anything.
+  // If one outcome were rarer, the changes would be too small or too large to show anything.
   expect(Math.min(...Object.values(outcomes))).toBeGreaterThan(tries.length / 100);
 });
 

@@ -1,4 +1,7 @@
-/** Machines that want more than their part of a host: memory past the host, and disk where none is left. The guests of disk.test.ts are real. */
+/**
+ * Machines that want more than their share of a host: more memory than the host has, and more disk than is free. disk.test.ts has the tests
+ * with real guests.
+ */
 import { appendFile, mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as fc from 'fast-check';
@@ -18,7 +21,7 @@ const STEP = { deadlineMilliseconds: 60_000 };
 const SET_UP_MILLISECONDS = 300_000;
 const TEST_MILLISECONDS = 300_000;
 const MEBIBYTE = 2 ** 20;
-/** Of the Pods here. */
+/** Grace period of the Pods in this file. */
 const GRACE_MILLISECONDS = 30_000;
 
 describe('memory past the host', () => {
@@ -26,7 +29,7 @@ describe('memory past the host', () => {
   const ref = { namespace, name: 'greedy' };
   let cluster: Cluster;
   let host: TestHost;
-  /** The operator's own rights: whoever has them is not stopped by a policy. */
+  /** A client with the rights of the operator, which no policy stops here. */
   let operator: KubeClient;
   let offered: number;
   let restarts = 0;
@@ -72,7 +75,7 @@ describe('memory past the host', () => {
     return machineReportSchema.parse(parseDocument(said) ?? {});
   }
 
-  /** The machine is wanted with that memory, and restarted; resolves with what it was started with. */
+  /** Requests a restart with this memory. Resolves with the memory of the new machine, in bytes. */
   async function restart(memoryBytes: number): Promise<number | undefined> {
     restarts += 1;
     const restartRequestedAt = new Date(restarts * 1000).toISOString().replace('.000Z', 'Z');
@@ -102,7 +105,7 @@ describe('memory past the host', () => {
   }
 
   test(
-    'a machine that is told of more memory than its Pod requests starts with what is requested',
+    'a machine gets the memory that its Pod requests, although it is told of more',
     async (context) => {
       const sizes = fc.integer({ min: 2, max: 1000 });
       await fc.assert(
@@ -124,7 +127,7 @@ describe('memory past the host', () => {
   });
 
   test(
-    'what the host has, and a neighbour needs, is not promised',
+    'memory that the host has, but a neighbour needs, is not promised',
     async (context) => {
       await resize(offered - MEBIBYTE);
       const { status } = await waitForPod('greedy', ({ conditions = [] }) =>
@@ -143,7 +146,7 @@ describe('memory past the host', () => {
   );
 });
 
-describe('disk where less is free than is to stay so', () => {
+describe('a disk with less free space than images.minimumFree', () => {
   const namespace = 'platform-full';
   let cluster: Cluster;
   let host: TestHost;
@@ -153,7 +156,7 @@ describe('disk where less is free than is to stay so', () => {
     cluster = await startCluster({ name: `hostile-disk-standin-${process.pid}` });
     await cluster.createNamespace(namespace);
     operator = await operatorClient(cluster);
-    // More than any disk has.
+    // No disk has that much space.
     host = await TestHost.make(cluster, { name: 'full', images: { minimumFree: '1Pi' } });
     await host.start();
   }, SET_UP_MILLISECONDS);
@@ -163,7 +166,7 @@ describe('disk where less is free than is to stay so', () => {
     await cluster?.stop();
   });
 
-  /** Resolves with its uid when it runs. */
+  /** Creates a machine. Resolves with its uid when it runs. */
   async function run(name: string): Promise<string> {
     await operator.create(PODS, podFor(host, machineFor(namespace, name)));
     const { metadata } = await waitForPod(name, (pod) => conditionOf(pod, 'Ready')?.status === 'True');
@@ -188,7 +191,7 @@ describe('disk where less is free than is to stay so', () => {
     return status?.conditions?.find((condition) => condition.type === type);
   }
 
-  /** What the machine's guest would write, until `isOver`. */
+  /** Lets the disk of the machine grow until `isOver` returns true, as a guest that writes would. */
   async function writeUntil(
     uid: string,
     what: string,
@@ -206,7 +209,7 @@ describe('disk where less is free than is to stay so', () => {
     );
   }
 
-  test('a machine is not suspended, and says why, until there is room', async (context) => {
+  test('a machine is not suspended until there is room, and says why', async (context) => {
     const uid = await run('asleep');
     const pod = await operator.get(PODS, { namespace, name: 'asleep' });
     await setDesired(operator, pod, { ...DESIRED, power: 'Suspended' });
@@ -220,7 +223,7 @@ describe('disk where less is free than is to stay so', () => {
     tried(context, 'suspending without room', 'not done, with a reason');
   });
 
-  test('a machine that fills the disk while it is being stopped has no grace left', async (context) => {
+  test('a machine that fills the disk during its stop loses the rest of its grace period', async (context) => {
     const uid = await run('stopping');
     const pod = await operator.get(PODS, { namespace, name: 'stopping' });
     host.driver.deaf = true;
@@ -234,8 +237,8 @@ describe('disk where less is free than is to stay so', () => {
     tried(context, 'a disk that grows within the grace of a stop', 'the power is taken away');
   });
 
-  test('the machine that grows is paused, and no other', async (context) => {
-    // As an agent is that has just paused nobody.
+  test('only the machine whose disk grows is paused', async (context) => {
+    // A new agent has not paused a machine recently.
     await host.stop();
     await host.launch();
     const quiet = await run('quiet');

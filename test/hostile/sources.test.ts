@@ -1,4 +1,6 @@
-/** Sources of images that lead a host to itself, to a cloud's metadata or into the cluster: it never connects there. */
+/**
+ * Sources of images that lead a host to itself, to the metadata service of a cloud or into the cluster. The host must never connect there.
+ */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { isIP } from 'node:net';
@@ -36,7 +38,7 @@ const FORBIDDEN = {
   ],
   'no server': ['240.0.0.1', '64:ff9b:1::1'],
 };
-/** These show that what the store connects to is seen. */
+/** Connections to these allowed addresses show that the test sees connections at all. */
 const OPEN = ['10.0.0.9', '2001:db8::9', '64:ff9b::a00:9'];
 const REFUSED = /of this host or its link|a metadata address of a cloud|of the cluster|a reserved address/;
 
@@ -55,13 +57,13 @@ async function attempts(work: SourceWork): Promise<SourceResult[]> {
   }
 }
 
-/** An address that no reference may be written with is refused by its name already. */
+/** Returns whether the source was refused. Some addresses cannot be written in an image reference, and their name is refused. */
 function isRefused({ way, reason, message }: SourceResult): boolean {
   const isUnreadable = way === 'registry: literal' && reason === 'ImageSourceUnsupported';
   return isUnreadable || (reason === 'ImageFetchFailed' && REFUSED.test(message));
 }
 
-describe('a source at an address that none may be at', () => {
+describe('a source at a forbidden address', () => {
   it('is refused before the host connects, whichever way it leads there', async (context) => {
     const addresses = [...Object.values(FORBIDDEN).flat(), ...OPEN];
     const results = await attempts({ addresses, clusterCIDRs: CLUSTER, ownAddress: OWN });
@@ -79,7 +81,7 @@ describe('a source at an address that none may be at', () => {
   });
 });
 
-/** IPv4 networks that nothing may be fetched from: the first address and how many follow it. */
+/** IPv4 networks from which nothing may be fetched: the first address, and the number of addresses. */
 const NETWORKS: [number, number][] = [
   [0x00_00_00_00, 2 ** 24],
   [0x7f_00_00_00, 2 ** 24],
@@ -106,7 +108,7 @@ function groups(address: number): string {
   return `${(address >>> 16).toString(16)}:${(address & 0xffff).toString(16)}`;
 }
 
-/** All the ways in which readers of addresses have ever taken an IPv4 address. */
+/** All ways to write an IPv4 address that some reader has ever accepted. */
 const FORMS: Record<string, (address: number) => string> = {
   dotted,
   decimal: (address) => String(address),
@@ -144,14 +146,14 @@ const ZONES = ['', '%lo', '%25eth0', '%1'];
 const rules = new Addresses({ allowLoopback: false, clusterCIDRs: CLUSTER });
 const RUNS = 100_000;
 
-describe('an address that none may be at', () => {
-  it('is not taken for another one, however it is written', (context) => {
+describe('a forbidden address', () => {
+  it('is recognised in every notation', (context) => {
     const written = oneof(tuple(constantFrom(...Object.keys(FORMS)), forbidden4, constantFrom(...ZONES)));
     assert(
       property(written, ([form, address, zone]) => {
         const host = FORMS[form]?.(address) ?? '';
         const asked = host.startsWith('[') ? host.replace(']', `${zone}]`) : host;
-        // As an image's source is read, and as the kernel's resolver gives addresses.
+        // The notations are read as in the source of an image, and as the resolver of the kernel returns addresses.
         const url = URL.parse(`http://${asked}/disk`)?.hostname.replaceAll(/^\[|\]$/g, '');
         const plain = asked.replaceAll(/^\[|\]$/g, '');
         const read = [url, plain].filter((each) => each !== undefined && isIP(each) !== 0);

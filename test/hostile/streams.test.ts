@@ -1,4 +1,4 @@
-/** Whatever a client with rights sends on a stream, the agent goes on, and its memory stays small. */
+/** Arbitrary input on streams by a client with rights. The agent must go on, and its memory must stay small. */
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { PassThrough } from 'node:stream';
@@ -80,7 +80,7 @@ async function session(start = PORTS, protocol = 'portforward.k8s.io'): Promise<
   return new SpdyClient(socket);
 }
 
-/** A good client still gets what it wants. */
+/** Checks that another client still gets its output. */
 async function expectAlive(): Promise<void> {
   const client = await session();
   const headers = { port: '22', requestid: '0' };
@@ -108,7 +108,7 @@ const frame = fc.oneof(
   fc.record({ raw: body }),
 );
 
-it('any frames in any order end at most their connection', async (context) => {
+it('frames of any kind and order end at most their own connection', async (context) => {
   const property = fc.asyncProperty(
     fc.array(frame, { minLength: 1, maxLength: 20 }),
     fc.boolean(),
@@ -169,7 +169,7 @@ it('10,000 streams on a connection: few are accepted, and none is held after its
   await expectAlive();
 });
 
-it('data for a console that takes none is not kept', async (context) => {
+it('input for a console that reads nothing is not kept in memory', async (context) => {
   const before = process.memoryUsage().rss;
   const client = await session(ATTACH, 'v4.channel.k8s.io');
   await client.open({ streamtype: 'error' });
@@ -187,7 +187,7 @@ it('data for a console that takes none is not kept', async (context) => {
   await expectAlive();
 });
 
-it('more streams than the limit of a Pod are refused, and silent clients leave no stream behind', async (context) => {
+it('streams beyond the limit of a Pod are refused, and silent clients leave no stream behind', async (context) => {
   const clients = await Promise.all(Array.from({ length: 16 }, () => session()));
   await expect(session()).rejects.toThrow(/429/);
   tried(context, 'a stream too many', '429');

@@ -1,4 +1,4 @@
-/** Texts that tenants write: whatever they are, another reader of the same text must not read something else. */
+/** Texts that tenants write. Another reader of the same text must not read another meaning. */
 import { array, assert, constantFrom, integer, oneof, property, string, tuple } from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
@@ -13,7 +13,7 @@ import { hostileRuns, tried } from './support/attempts.ts';
 
 const REFERENCES = 200_000;
 
-/** Hosts that readers of addresses disagree about, and pieces from which more of them are made. */
+/** Hosts that readers of addresses read differently, and pieces for generated hosts. */
 const HOSTS = [
   '0x7f.1',
   '127.1',
@@ -70,7 +70,7 @@ function read(text: string): Reference | undefined {
   }
 }
 
-describe('the reference of an image', () => {
+describe('an image reference', () => {
   test('is refused with a reason, or leads to the registry and the path that it names', (context) => {
     assert(
       property(hostile, (text) => {

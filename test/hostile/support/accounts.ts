@@ -1,29 +1,29 @@
-/** Accounts with real tokens, whose refusals are read as they came. */
+/** Accounts with real tokens. Their requests return refusals as answers. */
 import type { KubeClient } from '../../../kube/client.ts';
 import type { Method } from '../../../kube/transport.ts';
 import type { Cluster } from '../../../hack/cluster/index.ts';
 import { requestToken } from '../../../hack/cluster/serviceaccounts.ts';
 import { clientOf } from './identities.ts';
 
-/** Longer than any test. */
+/** Lifetime of tokens, which is longer than any test. */
 const TOKEN_SECONDS = 3600;
 
 export interface Answer {
-  /** Of HTTP. */
+  /** HTTP status. */
   readonly status: number;
-  /** The refusal in words; empty when there is none. */
+  /** Message of the refusal. It is empty if there is none. */
   readonly message: string;
   readonly body: unknown;
 }
 
 export interface Account {
   readonly name: string;
-  /** Sends one request; refusals are answers. Nothing is stored where `path` says `dryRun=All`. */
+  /** Sends one request, and returns refusals as answers. If `path` has `dryRun=All`, nothing is stored. */
   readonly send: (method: Method, path: string, body?: object) => Promise<Answer>;
   readonly close: () => Promise<void>;
 }
 
-/** The ServiceAccount, which is made when it is not there, with a token of its own. */
+/** Returns an account with a token of the ServiceAccount, which it creates if necessary. */
 export async function account(cluster: Cluster, namespace: string, name: string): Promise<Account> {
   const admin = cluster.client();
   const { status } = await admin.raw('POST', `/api/v1/namespaces/${namespace}/serviceaccounts`, {
@@ -40,7 +40,7 @@ export async function account(cluster: Cluster, namespace: string, name: string)
 
 /** The administrator of the cluster, in the group system:masters. */
 export function administrator(cluster: Cluster): Account {
-  // The client is the cluster's, which closes it.
+  // The client belongs to the cluster, which closes it.
   return accountOf('administrator', cluster.client(), async () => {});
 }
 

@@ -1,4 +1,4 @@
-/** Every HTTP port that Berth opens, and bytes sent to it as a stranger would. */
+/** All HTTP ports of Berth, and clients that send arbitrary bytes to them. */
 import { once } from 'node:events';
 import { connect as connectPlain, type Socket } from 'node:net';
 import { connect as connectSecurely } from 'node:tls';
@@ -14,7 +14,7 @@ export interface Door {
   tls: boolean;
 }
 
-/** Longer than every limit of the servers, on a machine that is busy with other tests. */
+/** Time limit for an answer. It is longer than each limit of the servers, also on a busy machine. */
 const ANSWER_MILLISECONDS = 45_000;
 
 export async function doorsOf(world: World, node: string): Promise<Door[]> {
@@ -41,7 +41,7 @@ export async function knock(door: Door): Promise<Socket> {
   return await promise;
 }
 
-/** Sends `bytes` and resets the connection (RST), TLS or not. */
+/** Sends `bytes` and resets the connection (RST), with or without TLS. */
 export async function sendAndReset(door: Door, bytes: string): Promise<void> {
   const wire = await knockSilently(door);
   const socket = door.tls ? connectSecurely({ socket: wire, rejectUnauthorized: false }) : wire;
@@ -57,7 +57,7 @@ export async function sendAndReset(door: Door, bytes: string): Promise<void> {
   wire.resetAndDestroy();
 }
 
-/** Without a word, TLS or not. */
+/** Opens a connection and sends nothing, not even the TLS handshake. */
 export async function knockSilently({ host, port }: Door): Promise<Socket> {
   return await knock({ name: 'silent', host, port, tls: false });
 }
@@ -68,7 +68,7 @@ export async function send(door: Door, bytes: string): Promise<string> {
   try {
     socket = await knock(door);
   } catch (error) {
-    // Nobody behind the door is another thing than a door that is closed.
+    // A port without a listener is an error of the test, but a port that closes the connection is an answer.
     if (codeOf(error) === 'ECONNREFUSED') {
       throw error;
     }
@@ -78,7 +78,7 @@ export async function send(door: Door, bytes: string): Promise<string> {
   return await outcomeOf(socket);
 }
 
-/** The status that the server sends, or `closed`; ends the connection. */
+/** Returns the status that the server sends, or `closed`, and closes the connection. */
 export async function outcomeOf(socket: Socket): Promise<string> {
   const { promise, resolve, reject } = Promise.withResolvers<string>();
   let text = '';
@@ -99,12 +99,12 @@ export async function outcomeOf(socket: Socket): Promise<string> {
   }
 }
 
-/** A request without a body. */
+/** Returns the text of a request without a body. */
 export function request(method: string, target: string, headers: readonly string[] = []): string {
   return [`${method} ${target} HTTP/1.1`, 'Host: berth', ...headers, '', ''].join('\r\n');
 }
 
-/** Resolves when operator and agent have both renewed their Leases, later than the call. */
+/** Resolves when operator and agent have both renewed their Leases after the call. */
 export async function renewed(world: World, node: string): Promise<void> {
   const leases = [
     { namespace: 'berth-system', name: 'berth-operator' },

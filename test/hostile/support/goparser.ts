@@ -1,4 +1,4 @@
-/** What Go reads in certificate requests and certificates: the API server and its signer are written in it. */
+/** Reads certificate requests and certificates with Go, because the API server and its signer are written in Go. */
 import { spawn } from 'node:child_process';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -8,12 +8,12 @@ import { NO_DEBUG_INFORMATION } from '../../../hack/cluster/toolchain/build.ts';
 
 export interface GoInput {
   kind: 'request' | 'certificate';
-  /** Bytes as they stand in the API object. */
+  /** Bytes as in the API object. */
   pem: string | Uint8Array;
 }
 
 export interface GoReading {
-  /** Nothing else counts where there is one. */
+  /** If there is an error, the other fields have no meaning. */
   error?: string;
   commonName: string;
   organizations: string[];
@@ -24,9 +24,9 @@ export interface GoReading {
 }
 
 const SOURCE = join(import.meta.dirname, 'goparser');
-/** With those of the control plane's programs, Go's own library is compiled already where they were built. */
+/** The flags are those of the control plane's programs, so Go's library may be compiled with them already. */
 const FLAGS = ['-buildvcs=false', NO_DEBUG_INFORMATION];
-/** Where they were not, a busy machine compiles it once. */
+/** Time limit of the build. If Go's library is not compiled yet, a busy machine compiles it once. */
 export const GO_BUILD_MILLISECONDS = 300_000;
 const RUN_MILLISECONDS = 60_000;
 
@@ -37,7 +37,7 @@ export class GoParser implements AsyncDisposable {
     this.#directory = directory;
   }
 
-  /** Builds the program, with Go's standard library alone. */
+  /** Builds the program, which uses only Go's standard library. */
   static async build(): Promise<GoParser> {
     const directory = await mkdtemp(join(tmpdir(), 'berth-goparser-'));
     const parser = new GoParser(directory);
@@ -50,7 +50,7 @@ export class GoParser implements AsyncDisposable {
     }
   }
 
-  /** All of them in one process, in their order. */
+  /** Reads all inputs in one process. The results have the order of the inputs. */
   async read(inputs: readonly GoInput[]): Promise<GoReading[]> {
     const lines = inputs.map(({ kind, pem }) =>
       JSON.stringify({ kind, pem: Buffer.from(pem as Uint8Array).toString('base64') }),
@@ -82,7 +82,7 @@ async function run(file: string, args: string[], input: string, timeout: number)
     child.once('error', reject);
     child.once('close', (code, signal) => resolve(signal ?? `code ${code}`));
   });
-  // A program that ends early closes its input; how it ended is the error to tell.
+  // A program that ends early closes its input. Its exit code is the error to report.
   child.stdin.on('error', () => undefined).end(input);
   const [output, errors, end] = await Promise.all([text(child.stdout), text(child.stderr), ended]);
   if (end !== 'code 0') {

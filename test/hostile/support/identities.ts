@@ -9,7 +9,7 @@ import { Transport } from '../../../kube/transport.ts';
 import type { Cluster } from '../../../hack/cluster/index.ts';
 import { issue } from '../../../hack/cluster/authority.ts';
 
-/** With the rights of a node of that name, whether or not its Node is there. */
+/** Returns a client with the rights of a node of this name. Its Node need not exist. */
 export async function asNode(cluster: Cluster, name: string): Promise<KubeClient> {
   const pki = join(cluster.directory, 'pki');
   const key = await createKey();
@@ -26,7 +26,7 @@ export async function asNode(cluster: Cluster, name: string): Promise<KubeClient
   return await clientOf(cluster, { clientCertificate, clientKey: key.pem });
 }
 
-/** With what else a request may be authenticated by. */
+/** Returns a client with these credentials. */
 export async function clientOf(
   cluster: Cluster,
   credentials: Pick<Connection, 'clientCertificate' | 'clientKey' | 'token'>,

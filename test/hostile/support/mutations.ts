@@ -1,4 +1,4 @@
-/** Changes to DER and PEM that keep it close to what it was, so that a lenient reader still takes it. */
+/** Small changes to DER and PEM, which a lenient reader would still accept. */
 import { type Arbitrary, array, constantFrom, nat, record } from 'fast-check';
 import { encode, readElements } from '../../../kube/certificates/der.ts';
 
@@ -6,7 +6,7 @@ interface Tree {
   tag: number;
   parts: Tree[] | undefined;
   content: Buffer;
-  /** How its length is written. */
+  /** Form in which the length is written. */
   length: 'short' | 'long' | 'indefinite';
 }
 
@@ -35,15 +35,15 @@ const CONSTRUCTED = 0x20;
 const OCTET_STRING = 0x04;
 
 export interface Mutation {
-  /** Which of the requests to begin with. */
+  /** Number of the request to change. */
   base: number;
   changes: readonly { kind: (typeof CHANGES)[number]; at: number; byte: number }[];
-  /** Bytes of the whole that are changed after it was signed. */
+  /** Bytes that are changed after the signing. */
   flips: readonly { at: number; byte: number }[];
   wrapping: (typeof WRAPPINGS)[number];
 }
 
-/** About a third of them changes the form of what is signed, the rest also the signature or the text around it. */
+/** About a third of the mutations changes the form of the signed part. The others also change the signature or the text around it. */
 export const mutations: Arbitrary<Mutation> = record({
   base: nat(),
   changes: array(record({ kind: constantFrom(...CHANGES), at: nat(), byte: nat(255) }), {
@@ -54,7 +54,7 @@ export const mutations: Arbitrary<Mutation> = record({
   wrapping: constantFrom('as it is' as const, 'as it is' as const, ...WRAPPINGS),
 });
 
-/** The kind of a mutation, for the count. */
+/** Returns the kind of a mutation, for the count. */
 export function kindOf({ changes, flips, wrapping }: Mutation): string {
   const parts = [
     ...(changes.length === 0 ? [] : ['changed parts']),
@@ -64,7 +64,7 @@ export function kindOf({ changes, flips, wrapping }: Mutation): string {
   return parts.join(' and ') || 'nothing changed';
 }
 
-/** DER with the changes of its parts made, one after the other. */
+/** Applies the changes to the parts of the DER, one after the other. */
 export function changeParts(der: Buffer, changes: Mutation['changes']): Buffer {
   const trees = treesOf(der) ?? [];
   for (const change of changes) {
@@ -113,7 +113,7 @@ function treesOf(der: Buffer): Tree[] | undefined {
       return { tag, content, parts: isNested ? treesOf(content) : undefined, length: 'short' as const };
     });
   } catch {
-    // Not every octet string holds DER.
+    // Not every octet string contains DER.
     return undefined;
   }
 }

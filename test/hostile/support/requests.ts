@@ -1,4 +1,4 @@
-/** Certificate requests as nobody's library makes them: any parts, well signed. */
+/** Certificate requests that no library makes: with any parts, and a valid signature. */
 import { createPrivateKey, createPublicKey, sign } from 'node:crypto';
 import { createKey, type Key } from '../../../kube/certificates/certificate.ts';
 import { encode, TAGS } from '../../../kube/certificates/der.ts';
@@ -17,20 +17,22 @@ const ECDSA_WITH_SHA256 = encode(TAGS.sequence, oid('2a8648ce3d040302'));
 const NO_UNUSED_BITS = Buffer.from([0]);
 
 export interface Forgery {
-  /** Relative distinguished names; those of {@link nodeSubject} when absent. */
+  /**
+   * Relative distinguished names. Those of {@link nodeSubject} if absent.
+   */
   subject?: readonly Buffer[];
   attributes?: readonly Buffer[];
   version?: number;
-  /** After the last part that is signed. */
+  /** Parts that follow the last signed part. */
   trailing?: readonly Buffer[];
 }
 
-/** One value of a subject, without the set around it. */
+/** Returns one value of a subject, without the set around it. */
 export function value(type: string, text: string, tag: number = TAGS.utf8String): Buffer {
   return encode(TAGS.sequence, oid(type), encode(tag, Buffer.from(text)));
 }
 
-/** A relative distinguished name of these values. */
+/** Returns a relative distinguished name with these values. */
 export function rdn(...values: readonly Buffer[]): Buffer {
   return encode(TAGS.set, ...values);
 }
@@ -47,7 +49,7 @@ export function dns(name: string): Buffer {
   return encode(0x82, Buffer.from(name));
 }
 
-/** An IPv4 address. */
+/** Returns the encoded name of an IPv4 address. */
 export function ip(address: string): Buffer {
   return rawIP(Buffer.from(address.split('.').map(Number)));
 }
@@ -56,7 +58,7 @@ export function rawIP(bytes: Buffer): Buffer {
   return encode(0x87, bytes);
 }
 
-/** An IPv4 address in 16 bytes. */
+/** Returns the encoded name of an IPv4 address in 16 bytes. */
 export function mapped(address: string): Buffer {
   const prefix = Buffer.from('00000000000000000000ffff', 'hex');
   return rawIP(Buffer.concat([prefix, Buffer.from(address.split('.').map(Number))]));
@@ -70,7 +72,7 @@ export function uri(text: string): Buffer {
   return encode(0x86, Buffer.from(text));
 }
 
-/** The extension subjectAltName. */
+/** Returns the extension subjectAltName. */
 export function names(...found: readonly Buffer[]): Buffer {
   return extension(OIDS.subjectAltName, encode(TAGS.sequence, ...found));
 }
@@ -79,7 +81,7 @@ export function extension(type: string, content: Buffer, ...critical: readonly B
   return encode(TAGS.sequence, oid(type), ...critical, encode(TAGS.octetString, content));
 }
 
-/** An attribute that asks for extensions. */
+/** Returns an attribute that asks for extensions. */
 export function extensionRequest(...extensions: readonly Buffer[]): Buffer {
   return attribute(OIDS.extensionRequest, encode(TAGS.sequence, ...extensions));
 }
@@ -88,13 +90,13 @@ export function attribute(type: string, ...values: readonly Buffer[]): Buffer {
   return encode(TAGS.sequence, oid(type), encode(TAGS.set, ...values));
 }
 
-/** The DER of a request with these parts, signed with a new key. */
+/** Returns the DER of a request with these parts, signed with a new key. */
 export async function forge(forgery: Forgery): Promise<Buffer> {
   const key = await createKey();
   return signedWith(key, signedPart(key, forgery));
 }
 
-/** A request whose signed part is whatever it is. */
+/** Returns the DER of a request whose signed part has any content. */
 export function signedWith(key: Key, signed: Buffer): Buffer {
   const signature = sign('sha256', signed, createPrivateKey(key.pem));
   return encode(TAGS.sequence, signed, ECDSA_WITH_SHA256, encode(TAGS.bitString, NO_UNUSED_BITS, signature));

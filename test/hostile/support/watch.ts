@@ -1,7 +1,7 @@
-/** What of a guest's packets gets past the rules of a host, counted behind them by tables of the test's own. */
+/** Counts the packets of guests that pass the rules of a host. Tables of the test count them behind all other rules. */
 import type { NatWorld } from '../../worlds/nat.ts';
 
-/** Behind every rule of the network under test. */
+/** Priority of the test's chains, which run after every rule of the network under test. */
 const LAST = 300;
 
 /** @param probe address of the network's own probe, whose packets are no guest's. */
@@ -43,7 +43,7 @@ function listing(net: NatWorld, ...what: string[]): Listing['nftables'] {
   return (JSON.parse(net.inHost('nft', '--json', 'list', ...what)) as Listing).nftables;
 }
 
-/** What got to the host itself, or beyond it: `udp 10.213.0.1 53`, `icmp 10.213.0.1`. */
+/** Returns the packets that reached the host itself, or passed it: `udp 10.213.0.1 53`, `icmp 10.213.0.1`. */
 export function arrived(net: NatWorld, where: 'host' | 'beyond'): string[] {
   return ['ports', 'other'].flatMap((kind) => {
     const [set] = listing(net, 'set', 'inet', 'watch', `${where}_${kind}`).flatMap((one) => one.set ?? []);
@@ -56,7 +56,7 @@ function concatOf(element: unknown): unknown[] {
   return (inner as { concat: unknown[] }).concat;
 }
 
-/** Frames of guests, of a kind that no guest has any use for, that the host or another port of the bridge took. */
+/** Returns the number of frames of guests with unusual types that the host or another port of the bridge accepted. */
 export function strangeFrames(net: NatWorld): number {
   const counters = [
     listing(net, 'counter', 'inet', 'watch', 'ipv6'),
