@@ -115,10 +115,7 @@ describe('a guest of the nat network', unless(missing), () => {
     a.sendDatagram(gateway, { address, port }, text);
   }
 
-  /**
-   * Waits until earlier packets have arrived or are lost. Frames of one guest stay in order, so the answer to a later packet comes after
-   * them.
-   */
+  /** Waits until earlier packets have arrived or are lost: frames of one guest stay in order, so a later answer shows it. */
   async function settled(): Promise<void> {
     sent += 1;
     const text = `last ${sent}`;

@@ -1,4 +1,4 @@
-/** Who may read of an agent: its HTTPS endpoints have the consoles and metrics of all VMs of a host. */
+/** Rights that callers of an agent need. Its HTTPS endpoints serve the consoles and metrics of all VMs of a host. */
 import { randomBytes } from 'node:crypto';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { request } from 'node:https';
@@ -25,7 +25,7 @@ const METRICS = ['GET', '/metrics'] as const;
 const LOGS = ['GET', '/containerLogs/platform-default/vm/machine'] as const;
 const EXEC = ['POST', '/exec/platform-default/vm/machine'] as const;
 const ATTACH = ['POST', '/attach/platform-default/vm/machine', upgradeTo('SPDY/3.1')] as const;
-/** Clients of WebSockets can only GET. It needs the same right as a POST. */
+/** Clients of WebSockets can only send GET. Such a GET needs the same right as a POST. */
 const SOCKET = ['GET', '/portForward/platform-default/vm?port=22', upgradeTo('websocket')] as const;
 
 interface Caller {
@@ -44,7 +44,7 @@ function upgradeTo(protocol: string): Record<string, string> {
   return { connection: 'Upgrade', upgrade: protocol };
 }
 
-/** The statuses of metrics, logs, exec, attach and a WebSocket for a caller. */
+/** Returns the statuses of metrics, logs, exec, attach and a WebSocket for a caller. */
 async function statusesFor({ token, ...pair }: Caller): Promise<number[]> {
   const ask = ([method, path, upgrade]: readonly [string, string, object?]): Promise<number> => {
     const { promise, resolve, reject } = Promise.withResolvers<number>();
@@ -61,7 +61,7 @@ async function statusesFor({ token, ...pair }: Caller): Promise<number[]> {
   return await Promise.all([METRICS, LOGS, EXEC, ATTACH, SOCKET].map(ask));
 }
 
-/** The token of a ServiceAccount that may `get` this subresource of this Node, once the API server knows it. */
+/** Returns a token of a ServiceAccount that may `get` this subresource of this Node, once the API server knows the right. */
 async function tokenFor(name: string, right?: { resource: string; node: string }): Promise<Caller> {
   const client = cluster.client();
   await client.create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
@@ -144,7 +144,7 @@ afterAll(async () => {
   await cluster.kubectl(['delete', 'namespace', namespace, '--wait=false']);
 });
 
-/** Of metrics, logs and streams. No machine runs here, so streams are answered by 400 to whoever may ask for them. */
+/** Statuses of metrics, logs and streams. No machine runs here, so callers with the right to a stream get 400. */
 it.each([
   ['a stranger', [401, 401, 401, 401, 401]],
   ['a stranger with a token that nobody gave out', [401, 401, 401, 401, 401]],

@@ -24,10 +24,10 @@ const VM = 'desk';
 const MEBIBYTE = 1024 * 1024;
 /** A guest port on which no program listens. */
 const SILENT_PORT = 9;
-/** A guest port whose program sends for ever. */
+/** A guest port whose program sends forever. */
 const ENDLESS_PORT = 19;
 
-/** kubectl prints nothing for longer only if it hangs. */
+/** Time limit for an output of kubectl. If it takes longer, kubectl hangs. */
 const ATTACH_MILLISECONDS = 500;
 
 let cluster: Cluster;
@@ -206,7 +206,7 @@ function clientConfig(): KubeConfig {
 }
 
 describe('port-forward', () => {
-  it('carries 100 MB in each direction over 8 connections unchanged, and then leaves nothing open', async () => {
+  it('carries 100 MB in each direction over 8 connections unchanged, and then leaves no connection open', async () => {
     const { forwarder, port } = await portForward(22);
     const exchanges = Array.from({ length: 8 }, async () => {
       const bytes = randomBytes(12.5 * MEBIBYTE);
@@ -347,7 +347,7 @@ it('a console with a terminal says how to leave it', async () => {
   await closed;
 });
 
-it('tells callers when the agent ends', async () => {
+it('tells callers that the agent ends', async () => {
   const { forwarder } = await portForward(22);
   await host.stop();
   await expect(forwarder.prints(/lost connection to pod/)).resolves.toBeDefined();

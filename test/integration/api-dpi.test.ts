@@ -10,7 +10,7 @@ import { sharedCluster } from '../support/cluster.ts';
 const ROOT = join(import.meta.dirname, '..', '..');
 const suffix = randomBytes(4).toString('hex');
 const namespace = `platform-dpi-${suffix}`;
-/** The variant beside the kinds that the cluster has: the same schemas under names of the test's own. */
+/** A variant of the kinds, beside those of the cluster: the same schemas under other names. */
 const group = `dpi-${suffix}.example.com`;
 
 interface Definition {

@@ -23,7 +23,7 @@ afterAll(async () => {
   await cluster.kubectl(['delete', 'namespace', namespace, '--wait=false']);
 });
 
-/** Creates an object with a name of its own. A VM has an image too, which nobody pulls, as no operator runs. */
+/** Creates an object with a new name. A VM also has an image. Nobody pulls it, because no operator runs. */
 async function create(kind: 'VM' | 'VMConfig', fields: Partial<VMSpec>): Promise<unknown> {
   made += 1;
   const metadata = { name: `guest-${made}`, namespace };

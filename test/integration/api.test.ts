@@ -66,7 +66,7 @@ async function expectAccepted(kind: string, name: string, spec: Spec): Promise<v
 const PORT_RULE = '[<NODE_PORT>]:<VM_PORT>';
 const PORT_BOUNDS = 'from 1 to 65535';
 
-/** What is refused, with what the message must say: field, value and bounds. */
+/** Specs that are refused, and the parts that the message must have: field, value and bounds. */
 const REFUSED_VMS: [string, Spec, ...string[]][] = [
   ['a width of 319', { displayWidth: 319 }, 'spec.displayWidth', '319', 'from 320 to 3840'],
   ['a width of 3841', { displayWidth: 3841 }, 'spec.displayWidth', '3841', 'from 320 to 3840'],
@@ -112,7 +112,7 @@ const REFUSED_VMS: [string, Spec, ...string[]][] = [
   ['user data twice', { userData: 'x', userDataSecretRef: { name: 's', key: 'k' } }, 'userDataSecretRef'],
 ];
 
-describe('the API server refuses, names the field and the bounds, and creates nothing:', () => {
+describe('the API server refuses, with field and bounds in the message, and does not create:', () => {
   it.for(REFUSED_VMS)('a VM with %s', async ([, spec, ...says]) => {
     await expectRefused('VM', 'refused', { image: 'any', ...spec }, ...says);
   });
@@ -200,7 +200,7 @@ describe('the API server accepts', () => {
     await expectAccepted('VM', name, { image: 'any', powerState: 'Stopped', ...spec });
   });
 
-  it('a VM that leaves all to its VMConfig', async () => {
+  it('a VM that takes all values from its VMConfig', async () => {
     await expectAccepted('VMConfig', 'config', { image: 'any', cpu: 4, displayWidth: 3840 });
     await expectAccepted('VM', 'accepted', { configRef: { name: 'config' } });
   });
@@ -218,7 +218,7 @@ describe('the API server accepts', () => {
     await expectAccepted('ImageCacheEntry', name, { reference: 'ubuntu', targets: { all: true } });
   });
 
-  it('nothing that it would fill in: a stored VM has only what was written', async () => {
+  it('a VM without adding defaults: the stored VM has only the written fields', async () => {
     await apply(object('VM', 'bare', { image: 'any', network: {}, vnc: {}, placement: {} }));
     const { stdout } = await cluster.kubectl([
       'get',
@@ -234,11 +234,11 @@ describe('the API server accepts', () => {
   });
 });
 
-describe('a VM that is there already', () => {
+describe('an existing VM', () => {
   const name = 'changing';
   const other = 'other';
 
-  /** Every field that may not change: what the one VM has, and the other has not. */
+  /** Values of all immutable fields of the first VM. The second VM has other values or none. */
   const FIXED: Spec = {
     configRef: { name: 'config' },
     image: 'any',
@@ -260,7 +260,7 @@ describe('a VM that is there already', () => {
     sshAuthorizedKeys: [PUBLIC_KEYS[0]],
     deployTimeoutSeconds: 60,
   };
-  /** What excludes something of the first is in the second. */
+  /** The second VM has the fields that exclude fields of the first. */
   const FIXED_TOO: Spec = { iso: 'disc', userDataSecretRef: { name: 'secret', key: 'key' } };
   const CHANGED: Spec = {
     configRef: { name: 'another' },
@@ -321,23 +321,26 @@ describe('a VM that is there already', () => {
     }
   }
 
-  it('has no field of which it is not said here whether it may change', () => {
+  it('has only fields that this test lists as mutable or immutable', () => {
     const known = { ...FIXED, ...FIXED_TOO, ...MAY_CHANGE };
     const fields = Object.keys((vmKind(240).spec as ZodObject).shape);
     expect(Object.keys(known).toSorted()).toEqual(fields.toSorted());
     expect(Object.keys(CHANGED).toSorted()).toEqual(Object.keys({ ...FIXED, ...FIXED_TOO }).toSorted());
   });
 
-  it.each(Object.keys(CHANGED))('keeps its %s: it cannot be set, changed or removed', async (field) => {
-    const has = field in FIXED ? name : other;
-    const says = [`spec.${field}`, `${field} is immutable`];
-    await expectKept(has, { [field]: CHANGED[field] }, ...says);
-    await expectKept(has, { [field]: null }, ...says);
-    // Both have a configRef.
-    if (field !== 'configRef') {
-      await expectKept(has === name ? other : name, { [field]: CHANGED[field] }, ...says);
-    }
-  });
+  it.each(Object.keys(CHANGED))(
+    'keeps its %s: the field cannot be set, changed or removed',
+    async (field) => {
+      const has = field in FIXED ? name : other;
+      const says = [`spec.${field}`, `${field} is immutable`];
+      await expectKept(has, { [field]: CHANGED[field] }, ...says);
+      await expectKept(has, { [field]: null }, ...says);
+      // Both VMs have a configRef.
+      if (field !== 'configRef') {
+        await expectKept(has === name ? other : name, { [field]: CHANGED[field] }, ...says);
+      }
+    },
+  );
 
   it.for<[string, Spec, ...string[]]>([
     ['a smaller disk', { diskSize: '9Gi' }, 'spec.diskSize', 'must not be reduced', '10Gi'],
@@ -346,7 +349,7 @@ describe('a VM that is there already', () => {
     await expectKept(name, spec, ...says);
   });
 
-  it('can get what takes effect later', async () => {
+  it('can get changes that take effect later', async () => {
     const { code, stderr } = await patch(name, MAY_CHANGE);
     expect({ code, stderr }).toMatchObject({ code: 0 });
   });
@@ -367,7 +370,7 @@ describe('a status', () => {
     });
   }
 
-  it('with texts and lists far too long is accepted once it is cut to its bounds', async () => {
+  it('with far too long texts and lists is accepted after it is cut to its bounds', async () => {
     const long = '…'.repeat(40_000);
     const condition = { reason: 'StartFailed', message: long, lastTransitionTime: '2026-01-01T00:00:00Z' };
     const status: VMStatus = {
@@ -394,7 +397,7 @@ describe('a status', () => {
     expect({ code, stderr }).toMatchObject({ code: 0 });
   });
 
-  it('shows in kubectl get, and why the VM waits in the wide form', async () => {
+  it('is shown by kubectl get, and in the wide form also with the reason of waiting', async () => {
     const condition = { observedGeneration: 1, lastTransitionTime: '2026-01-01T00:00:00Z' };
     await report({
       phase: 'Pending',

@@ -1,4 +1,4 @@
-/** The examples, as the API server takes them with all its rules and policies. They need no changes by their user to be accepted. */
+/** The API server accepts the examples with all its rules and policies, without changes by the user. */
 import { globSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';

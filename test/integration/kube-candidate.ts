@@ -1,7 +1,7 @@
 /**
- * A candidate for a lease in a process of its own, to be killed and frozen. While it leads it writes its name into a ConfigMap
- * again and again. Arguments: kubeconfig, namespace, lease (and ConfigMap), identity. SIGTERM ends it cleanly, SIGUSR2 freezes
- * it between two writes.
+ * A candidate for a lease in a process of its own, which tests kill and freeze. While it leads, it writes its name into a ConfigMap again
+ * and again. Arguments: kubeconfig, namespace, lease (and ConfigMap), identity. SIGTERM ends it cleanly, SIGUSR2 freezes it between two
+ * writes.
  */
 import { pino } from 'pino';
 import { KubeClient } from '../../kube/client.ts';
@@ -12,7 +12,7 @@ import { createMetrics } from '../../kube/metrics.ts';
 import { rest } from '../../base/time.ts';
 import { Transport } from '../../kube/transport.ts';
 
-/** Between two writes. */
+/** Milliseconds between two writes. */
 const WRITE_MILLISECONDS = 50;
 
 const [kubeconfigPath = '', namespace = '', name = '', identity = ''] = process.argv.slice(2);
@@ -57,7 +57,7 @@ async function write(): Promise<void> {
   }
 }
 
-// A guard is no fence: frozen between the look at the lease and the write, a process would write late.
+// A look at the lease does not fence writes: a process that is frozen after it would still write later.
 process.on('SIGUSR2', () => {
   void writing.then(() => process.kill(process.pid, 'SIGSTOP'));
 });

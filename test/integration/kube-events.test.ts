@@ -60,7 +60,7 @@ beforeEach(async () => {
 });
 
 describe('events', () => {
-  it('tell the same thing again by a count, not by another Event', async () => {
+  it('that repeat are counted in one Event', async () => {
     for (let count = 0; count < 5; count += 1) {
       recorder.event(object, text('no luck'));
     }
@@ -73,7 +73,7 @@ describe('events', () => {
     expect(event?.reportingInstance).toHaveLength(128);
   });
 
-  it('are limited to 25 at once for an object, then one in five minutes', async () => {
+  it('are limited to 25 at once for an object, and then to one in five minutes', async () => {
     for (let count = 0; count < 40; count += 1) {
       recorder.event(object, text(`number ${count}`));
     }
@@ -87,7 +87,7 @@ describe('events', () => {
     expect(await events()).toHaveLength(26);
   });
 
-  it('that are too long are cut to what the server takes, at a whole character', async () => {
+  it('that are too long are cut to the limit of the server, between two characters', async () => {
     recorder.event(object, text('€'.repeat(2_000)));
     const [event] = await waitFor('the Event', async () => {
       const found = await events();
@@ -96,7 +96,7 @@ describe('events', () => {
     expect(event?.note).toMatch(/^€+…$/);
   });
 
-  it('that wait when a process ends are sent first', async () => {
+  it('that wait when a process ends are sent before the end', async () => {
     for (let count = 0; count < 20; count += 1) {
       recorder.event(object, text(`number ${count}`));
     }
@@ -104,7 +104,7 @@ describe('events', () => {
     expect(await events()).toHaveLength(20);
   });
 
-  it('that cannot be sent hold up no end, and are counted', async () => {
+  it('that cannot be sent do not delay the end, and are counted', async () => {
     const silent = createServer();
     silent.listen(0, '127.0.0.1');
     await once(silent, 'listening');
@@ -125,7 +125,7 @@ describe('events', () => {
     silent.close();
   });
 
-  it('that cannot be recorded are counted, and in nobody else’s way', async () => {
+  it('that cannot be recorded are counted, and do not block other events', async () => {
     const elsewhere = { ...object, metadata: { ...object.metadata, namespace: 'does-not-exist' } };
     recorder.event(elsewhere, text('lost'));
     await waitFor('the failure', async () => (await counted('failed')) === 1);

@@ -51,7 +51,7 @@ async function writer(): Promise<string | undefined> {
   return (await cluster.client().get(CONFIG_MAPS, { namespace, name })).data?.writer;
 }
 
-/** Two of them: the first leads and writes, the second stands by and has seen the lease. */
+/** Starts two candidates. The first leads and writes. The second stands by and has seen the lease. */
 async function startTwo(): Promise<[Candidate, Candidate]> {
   const first = await start('first');
   await saying(first, 'leading');
@@ -66,7 +66,7 @@ async function startTwo(): Promise<[Candidate, Candidate]> {
   return [first, second];
 }
 
-/** Who wrote, in the order of the server's history. */
+/** Returns the names of the writers, in the order of the server's history. */
 async function followWriters(): Promise<(string | undefined)[]> {
   const writers: (string | undefined)[] = [];
   const informer = new Informer(cluster.client(), CONFIG_MAPS, {
@@ -126,7 +126,7 @@ describe('leader election', () => {
     expect(performance.now() - killed).toBeGreaterThan(7_000);
   });
 
-  it('a leader frozen past its lease, then continued, has lost and writes nothing more', async () => {
+  it('a leader that was frozen until its lease ended loses it, and then writes nothing', async () => {
     const [first, second] = await startTwo();
     const writers = await followWriters();
     first.process.kill('SIGUSR2');

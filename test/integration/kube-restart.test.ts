@@ -1,4 +1,4 @@
-/** With an API server of its own, which others must not see restart. */
+/** Tests that restart an API server. They have a server of their own, so that other tests do not notice. */
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -48,7 +48,7 @@ async function createToken(): Promise<string> {
   );
 }
 
-/** Who the API server says that we are. */
+/** Returns the user name that the API server sees. */
 async function whoAmI(client: KubeClient): Promise<string | number> {
   const { status, body } = await client.raw('POST', '/apis/authentication.k8s.io/v1/selfsubjectreviews', {
     body: { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' },
@@ -59,7 +59,7 @@ async function whoAmI(client: KubeClient): Promise<string | number> {
 }
 
 describe('credentials', () => {
-  it('a token file is read again when its token is no longer taken', async () => {
+  it('a token file is read again when the API server refuses its token', async () => {
     const tokenFile = join(folder, 'token');
     await writeFile(tokenFile, 'no token');
     const client = connect({
@@ -72,7 +72,7 @@ describe('credentials', () => {
     expect(await whoAmI(client)).toBe('system:serviceaccount:default:default');
   });
 
-  it('a client certificate is replaced at run time, and watches stay', async () => {
+  it('a client certificate is replaced while the process runs, and watches stay open', async () => {
     const client = connect(admin);
     const end = new AbortController();
     const informer = new Informer(client, CONFIG_MAPS, { namespace, logger });
@@ -88,14 +88,14 @@ describe('credentials', () => {
     end.abort();
   });
 
-  it('a server that the authority did not vouch for is refused', async () => {
+  it('a server is refused if the authority did not sign its certificate', async () => {
     const other = await certificateFor('somebody', []);
     const client = connect({ server: admin.server, certificateAuthority: other.clientCertificate });
     await expect(whoAmI(client)).rejects.toThrow(/certificate/);
   });
 });
 
-/** Signed by the cluster's own authority. */
+/** Returns a certificate that the cluster's authority has signed. */
 async function certificateFor(commonName: string, organizations: string[]): Promise<Connection> {
   const pki = join(cluster.directory, 'pki');
   const [certificate, pem] = await Promise.all([
@@ -109,7 +109,7 @@ async function certificateFor(commonName: string, organizations: string[]): Prom
 }
 
 describe('API server', () => {
-  it('killed and started again: watches miss nothing, and read all again only where the server has forgotten', async () => {
+  it('after a kill and a start of the server, watches miss nothing, and read everything again only if the server has lost its history', async () => {
     const client = connect(admin);
     const end = new AbortController();
     const informer = new Informer(client, CONFIG_MAPS, { namespace, logger });
@@ -124,7 +124,7 @@ describe('API server', () => {
     await waitFor('its end', () => seen.includes('deleted restarted'));
     expect(seen.filter((one) => one.endsWith('restarted'))).toEqual(['added restarted', 'deleted restarted']);
     const { values } = await client.transport.metrics.relists.get();
-    // A new server's memory begins with its start: where anybody wrote just before, it answers 410.
+    // The history of a new server begins at its start. For a kind with writes just before, it answers 410.
     const unasked = values.filter(({ labels }) => labels.reason !== '410');
     expect(unasked).toMatchObject([{ labels: { reason: 'start' }, value: 1 }]);
     end.abort();

@@ -31,7 +31,7 @@ import { waitFor } from '../../hack/wait.ts';
 const namespace = `kube-serving-${randomBytes(4).toString('hex')}`;
 const logger = pino({ level: 'silent' });
 const LOOK_MILLISECONDS = 50;
-/** More than a client has connections to the API server, and fewer than a server takes. */
+/** More callers than the client's connections to the API server, and fewer than the server accepts. */
 const STRANGERS = 100;
 const OTHER_REQUEST_MILLISECONDS = 10_000;
 
@@ -42,7 +42,7 @@ let folder: string;
 interface Seen {
   status: number;
   text: string;
-  /** Of the serving certificate. */
+  /** Lifetime of the serving certificate. */
   serial: string;
   keyType: 'ECDSA' | 'RSA';
 }
@@ -101,7 +101,7 @@ async function serve(
   return server;
 }
 
-/** A ServiceAccount's token; `rule` is a ClusterRole bound to it. */
+/** Returns a token of a ServiceAccount. `rule` is a rule of a ClusterRole that is bound to it. */
 async function createToken(name: string, clusterRole?: string): Promise<string> {
   await cluster.client().create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
   if (clusterRole !== undefined) {
@@ -123,7 +123,7 @@ async function createToken(name: string, clusterRole?: string): Promise<string> 
   return await requestToken(cluster.client(), { namespace, name }, 600);
 }
 
-/** Both files are replaced one after the other, as people do. */
+/** Replaces both files one after the other, as administrators do. */
 async function writePair(algorithm: KeyAlgorithm, commonName: string): Promise<CertificateProvider> {
   const authority = await createAuthority('test');
   const key = await createKey(algorithm);
@@ -153,7 +153,7 @@ afterAll(async () => {
 });
 
 describe('metrics server', () => {
-  it('answers 401 without a good token, 403 to who may not read, 200 to who may', async () => {
+  it('is allowed if it tolerates only effects that the taint of hosts does not have', async () => {
     const { port } = await serve(selfMadeCertificate({ commonName: 'berth', dnsNames: ['localhost'] }));
     const reader = await createToken('reader', namespace);
     const stranger = await createToken('stranger');
@@ -168,7 +168,7 @@ describe('metrics server', () => {
     expect(await get(port, '/other', reader)).toMatchObject({ status: 403 });
   });
 
-  it('serves another certificate once its files hold one, RSA and ECDSA, without a restart', async () => {
+  it('serves another certificate when its files have one, RSA or ECDSA, without a restart', async () => {
     const { port } = await serve(await writePair('RSA', 'first'));
     const first = await get(port, '/metrics');
     expect(first).toMatchObject({ status: 401, keyType: 'RSA' });
@@ -180,7 +180,7 @@ describe('metrics server', () => {
     expect(second).toMatchObject({ status: 401, keyType: 'ECDSA' });
   });
 
-  it('keeps the old certificate while the files hold none', async () => {
+  it('keeps the old certificate while the files have none', async () => {
     const { port } = await serve(await writePair('ECDSA', 'good'));
     const before = await get(port, '/metrics');
     await writeFile(join(folder, 'tls.crt'), 'half a certif');
@@ -215,8 +215,8 @@ describe('metrics server', () => {
   );
 });
 
-describe('callers with tokens that nobody gave out', () => {
-  it('are looked up a few at a time, so that everything else is still asked of the API server', async () => {
+describe('invalid tokens', () => {
+  it('are reviewed a few at a time, so that other requests to the API server go on', async () => {
     const proxy = await ApiProxy.start(cluster, `${namespace}-proxy`);
     const connection = await loadConnection({ kubeconfigPath: proxy.kubeconfig });
     const transport = new Transport(connection, { metrics: createMetrics() });
@@ -224,7 +224,7 @@ describe('callers with tokens that nobody gave out', () => {
     try {
       const authorizer = new Authorizer(client);
       const { port } = await serve(selfMadeCertificate({ commonName: 'berth', dnsNames: ['a'] }), authorizer);
-      // No review is answered from now on, as by an API server that is overloaded.
+      // From now on no review is answered, as if the API server were overloaded.
       proxy.stopAt('before', ({ path }) => path.endsWith('/tokenreviews'));
       const statuses: number[] = [];
       const asked = Array.from({ length: STRANGERS }, async (_, number) => {
@@ -245,7 +245,7 @@ describe('callers with tokens that nobody gave out', () => {
 });
 
 describe('health server', () => {
-  it('names its checks, keeps their reasons to itself, and can leave some out', async () => {
+  it('shows the names of its checks but not their reasons, and can leave checks out', async () => {
     let reason: string | undefined;
     const server = await serveHealth({
       listen: '127.0.0.1:0',

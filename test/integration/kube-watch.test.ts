@@ -17,7 +17,7 @@ import { type FaultProxy, startFaultProxy } from '../wires/kubeproxy.ts';
 
 const namespace = `kube-watch-${randomBytes(4).toString('hex')}`;
 const logger = pino({ level: 'silent' });
-/** The watch's first wait is 0.8 to 1.6 s, and the machine may be busy. */
+/** Time limit for a new watch. The first wait of a watch is 0.8 to 1.6 s, and the machine may be busy. */
 const RECOVERY = { deadlineMilliseconds: 20_000 };
 const GONE = { kind: 'Status', apiVersion: 'v1', code: 410, reason: 'Expired', message: 'too old' };
 
@@ -65,7 +65,7 @@ async function relists(): Promise<Record<string, number>> {
   return Object.fromEntries(values.map(({ labels, value }) => [String(labels.reason), value]));
 }
 
-/** Changes without the test's own label in the names. */
+/** Returns the changes with names without the test's own prefix. */
 function told(): string[] {
   return seen.map((one) => one.replace(`-${label}`, ''));
 }
@@ -99,7 +99,7 @@ afterEach(async () => {
 });
 
 describe('informer', () => {
-  it('has all at its first read, by one WatchList, and then follows', async () => {
+  it('has all objects after its first read, by one WatchList, and then follows', async () => {
     await create('a', '1');
     await follow();
     expect(told()).toEqual(['added a 1']);
@@ -111,7 +111,7 @@ describe('informer', () => {
     expect(informer.cache.list()).toEqual([]);
   });
 
-  it('lists in pages where the server has no WatchList', async () => {
+  it('lists in pages if the server has no WatchList', async () => {
     proxy.refuse = (path) =>
       path.includes('sendInitialEvents')
         ? { status: 422, body: { kind: 'Status', code: 422, reason: 'Invalid' } }
@@ -142,7 +142,7 @@ describe('informer', () => {
     expect(await relists()).toEqual({ start: 1 });
   });
 
-  it('reads all again when its place in history is gone, and finds what was made again under its name', async () => {
+  it('reads everything again when its place in history is gone, and finds objects that were created again under their names', async () => {
     const first = await create('a', '1');
     await create('b', '1');
     await follow();
@@ -158,7 +158,7 @@ describe('informer', () => {
     expect(await relists()).toEqual({ start: 1, '410': 1 });
   });
 
-  it('reads all again after a line that is no JSON', async () => {
+  it('reads everything again after a line that is no JSON', async () => {
     await follow();
     proxy.inject('{"type":');
     await create('a', '1');
@@ -166,7 +166,7 @@ describe('informer', () => {
     expect(await relists()).toMatchObject({ malformed: 1 });
   });
 
-  it('goes on after the server has refused for a while', async () => {
+  it('goes on after the server has refused for some time', async () => {
     await follow();
     let refused = 0;
     proxy.refuse = () => {
@@ -179,7 +179,7 @@ describe('informer', () => {
     expect(refused).toBeGreaterThan(2);
   });
 
-  it('cuts a watch that has died unnoticed when an own write does not come back, and is then consistent', async () => {
+  it('cuts a silently dead watch when an own write does not return, and is then consistent', async () => {
     await create('a', '1');
     await follow();
     const consistency = new Consistency();
@@ -194,7 +194,7 @@ describe('informer', () => {
     expect(cuts.values[0]).toMatchObject({ labels: { reason: 'behind' }, value: 1 });
   });
 
-  it('keeps no managedFields, and what its transform leaves out', async () => {
+  it('keeps no managedFields, and no fields that its transform removes', async () => {
     await create('a', '1');
     await follow({
       transform: (object) => {
@@ -210,7 +210,7 @@ describe('informer', () => {
 });
 
 describe('requests', () => {
-  it('wait as long as the server asks, then are tried again', async () => {
+  it('wait as long as the server asks, and are then repeated', async () => {
     let busy = true;
     proxy.refuse = () => {
       if (!busy) {
@@ -231,7 +231,7 @@ describe('requests', () => {
     await expect(call).rejects.toThrow(/GET .*: no answer in time/);
   });
 
-  it('hold back writes, and only writes, when the guard says so', async () => {
+  it('are held back by a guard if they write, but not if they read', async () => {
     client.guard = () => false;
     const write = client.create(CONFIG_MAPS, { metadata: { name: `guarded-${label}`, namespace } });
     await expect(write).rejects.toThrow('held back');
@@ -239,7 +239,7 @@ describe('requests', () => {
     expect(proxy.requests.filter((path) => !path.includes('limit='))).toEqual([]);
   });
 
-  it('tell a conflict and an invalid object apart, and take a missing one as deleted', async () => {
+  it('distinguish a conflict from an invalid object, and take a missing object as deleted', async () => {
     const made = await create('a', '1');
     await change('a', '2');
     await expect(client.update(CONFIG_MAPS, made)).rejects.toSatisfy(isConflict);
@@ -252,7 +252,7 @@ describe('requests', () => {
     await client.delete(CONFIG_MAPS, ref);
   });
 
-  it('apply creates, but not what had an uid and is gone', async () => {
+  it('create an object by apply, but not an object with a uid that is gone', async () => {
     const metadata = { name: `applied-${label}`, namespace };
     const made = await client.apply<ConfigMap>(
       CONFIG_MAPS,

@@ -1,4 +1,4 @@
-/** Disk that VMs request of hosts: the scheduler and quotas count it. Simulated hosts have 1Ti each. */
+/** Disk that VMs request from hosts, as the scheduler and quotas count it. Simulated hosts have 1Ti each. */
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { VMs } from '../fixtures/vms.ts';
@@ -25,7 +25,7 @@ async function requestOf(name: string, of = vms): Promise<string | undefined> {
   return spec.containers[0]?.resources?.requests?.[REQUESTED];
 }
 
-it('a VM whose disk no host has room for stays Pending and says so, until there is room', async () => {
+it('a VM whose disk fits on no host stays Pending with a reason until there is room', async () => {
   await vms.create('large', { diskSize: '4Ti' });
   await vms.waitForPhase('large', 'Running');
   await vms.create('larger', { diskSize: '3Ti' });
@@ -37,13 +37,13 @@ it('a VM whose disk no host has room for stays Pending and says so, until there 
   await vms.waitForPhase('larger', 'Running');
 });
 
-it('a VM of unknown size requests a share of the default, and is beside a large one where that fits', async () => {
+it('a VM of unknown size requests a share of the default size, and runs beside a large VM if that fits', async () => {
   await vms.create('plain');
   await vms.waitForPhase('plain', 'Running');
   expect(await requestOf('plain')).toBe('2Gi');
 });
 
-it('a disk that grows is counted from the next Pod on', async () => {
+it('a larger disk is counted from the next Pod on', async () => {
   await vms.patch('plain', { diskSize: '100Gi' });
   await vms.waitForVM('plain', 'its new size', ({ status }) => status?.resources?.diskSize === '100Gi');
   expect(await requestOf('plain')).toBe('2Gi');
@@ -52,7 +52,7 @@ it('a disk that grows is counted from the next Pod on', async () => {
   expect(await requestOf('again')).toBe('20Gi');
 });
 
-it('a quota counts it', async () => {
+it('a quota counts the disk', async () => {
   await cluster.createNamespace(COUNTED);
   const inNamespace = ['quota', 'disk', '-n', COUNTED];
   await cluster.kubectl(['create', ...inNamespace, `--hard=requests.${REQUESTED}=10Gi`]);

@@ -8,7 +8,7 @@ import { waitFor } from '../../hack/wait.ts';
 
 const HOSTS = 8;
 const QUOTA = 4;
-/** A fleet's turn on two busy cores; alone it takes a few seconds. */
+/** Time limit of a fleet on two busy cores. On an idle machine it takes a few seconds. */
 const FLEET = { deadlineMilliseconds: 60_000 };
 
 let cluster: Cluster;
@@ -46,11 +46,11 @@ async function deleteAndWait(names: readonly string[]): Promise<void> {
   }
 }
 
-describe('40 VMs on 8 hosts of 4 berths', () => {
+describe('40 VMs on 8 hosts with 4 slots each', () => {
   const names = numbered('fleet', 40);
   let waiting: string[];
 
-  it('four-slots: 32 run, 8 wait, and say why in kubectl get and in their condition', async () => {
+  it('four-slots: 32 run, and 8 wait with the reason in kubectl get and in their condition', async () => {
     await vms.createMany(names);
     const running = await waitForRunning(HOSTS * QUOTA);
     waiting = names.filter((name) => !running.includes(name));
@@ -66,14 +66,14 @@ describe('40 VMs on 8 hosts of 4 berths', () => {
     expect(new Set(rows.map((row) => row.split(/\s+/)[0]))).toEqual(new Set(waiting));
   });
 
-  it('those that wait run as soon as others are deleted', async () => {
+  it('waiting VMs run as soon as others are deleted', async () => {
     const ended = names.filter((name) => !waiting.includes(name)).slice(0, waiting.length);
     await deleteAndWait(ended);
     const running = await waitForRunning(HOSTS * QUOTA);
     expect(running).toEqual(expect.arrayContaining(waiting));
   });
 
-  it('a lower quota ends nothing, and new placements follow it', async () => {
+  it('a lower quota ends no machine, and limits new placements', async () => {
     await operator.stop();
     operator = await cluster.startOperator({ config: { osx_node_platform_quota_pod: 2 } });
     await waitFor('the hosts to have 2 slots', async () => {
@@ -89,7 +89,7 @@ describe('40 VMs on 8 hosts of 4 berths', () => {
 
     const all = (await vms.list()).filter(({ metadata }) => metadata.name !== 'late');
     const onFirst = all.filter(({ status }) => status?.nodeName === 'host-0').map((vm) => vm.metadata.name);
-    // Four on each host: with two of the first host's gone, it is at its quota and the VM must go on waiting.
+    // Each host has four machines. After the deletion of two, the first host is at its lower quota, so the VM must go on waiting.
     await deleteAndWait(onFirst.slice(0, 2));
     await vms.create('later');
     await vms.waitForCondition('later', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
@@ -108,11 +108,11 @@ describe('40 VMs on 8 hosts of 4 berths', () => {
 });
 
 describe('the operator', () => {
-  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+  it('has all rights that it needs, and none of its writes was refused as invalid', () => {
     expect(faultsIn(operator.logFile)).toEqual([]);
   });
 
-  it('tells no person that a VM at rest is anything but Running', async () => {
+  it('reports nothing but Running of a VM at rest', async () => {
     const running = (await vms.list()).filter(({ status }) => status?.phase === 'Running');
     expect(running).not.toEqual([]);
     for (const vm of running) {

@@ -12,7 +12,7 @@ import { waitFor } from '../../hack/wait.ts';
 const HOSTS = 50;
 const ENTRIES = 20;
 const LIMIT = 5;
-/** A thousand Jobs take the control plane half a minute of two idle cores. */
+/** Time limit. A thousand Jobs take the control plane half a minute on two idle cores. */
 const SETTLE = { deadlineMilliseconds: 240_000, intervalMilliseconds: 500 };
 
 let cluster: Cluster;
@@ -57,14 +57,14 @@ describe('20 entries for all of 50 hosts', () => {
     expect(new Set(items.map(({ status }) => status?.images?.length))).toEqual(new Set([ENTRIES]));
   });
 
-  it('most changes of a status are folded', async () => {
+  it('most changes of a status are folded into few writes', async () => {
     const statuses = (await writesByResource(cluster)).get('imagecacheentries') ?? 0;
     expect(statuses, 'the writes of entries are counted').toBeGreaterThan(0);
-    // One for each host would be a thousand.
+    // One write for each host would be a thousand.
     expect(statuses).toBeLessThan((HOSTS * ENTRIES) / 2);
   });
 
-  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+  it('has all rights that it needs, and none of its writes was refused as invalid', () => {
     expect(faultsIn(operator.logFile)).toEqual([]);
   });
 });

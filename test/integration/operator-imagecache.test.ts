@@ -13,7 +13,7 @@ import { waitFor } from '../../hack/wait.ts';
 
 const HOSTS = 12;
 const LIMIT = 5;
-/** Short enough to wait for, long enough for a Job of a busy cluster to be scheduled in. */
+/** Deadline of Jobs, in seconds. Tests wait for it, and a busy cluster must schedule a Job within it. */
 const CONFIG = {
   osx_node_platform_quota_pod: 1,
   cacheTurnSeconds: 4,
@@ -59,7 +59,7 @@ afterEach(async () => {
   await waitFor('every Job to be gone', () => history.present === 0);
 });
 
-/** no-orphan: after each test nothing keeps anything for an entry. */
+/** no-orphan: after each test, no object keeps anything for an entry. */
 async function deleteAll(): Promise<void> {
   const names = (await entries.list()).map(({ metadata }) => metadata.name);
   await Promise.all(names.map((name) => entries.delete(name)));
@@ -69,7 +69,7 @@ async function deleteAll(): Promise<void> {
   expect(hosts.filter((host) => simulator.holds(host).length > 0)).toEqual([]);
 }
 
-/** Events are told some time after what they tell of. */
+/** Waits for an Event in the output of kubectl describe, because Events are written a little later. */
 async function untilTold(name: string, event: RegExp): Promise<void> {
   await waitFor(`${String(event)} in kubectl describe`, async () =>
     event.test((await cluster.kubectl(['describe', 'ice', name])).stdout),
@@ -87,7 +87,7 @@ async function kubectlGet(...more: string[]): Promise<string[][]> {
 describe('an ImageCacheEntry for all hosts', () => {
   const reference = 'registry.example/all:1';
 
-  it('is on every one of them, by at most five Jobs at once; one that joins gets it too', async () => {
+  it('is cached on each of them, by at most five Jobs at once, and on a host that joins later', async () => {
     for (const host of hosts) {
       simulator.conduct(host, { delayMilliseconds: 300 });
     }
@@ -122,7 +122,7 @@ describe('an ImageCacheEntry for all hosts', () => {
     ]);
   });
 
-  it('is on a host whose NAT is broken too, and removed from it', async () => {
+  it('is cached on a host with broken NAT too, and removed from it', async () => {
     const [name = ''] = hosts;
     const client = cluster.client();
     const natReady = { type: NAT_READY_CONDITION, reason: 'Tested', message: '' };
@@ -143,7 +143,7 @@ describe('an ImageCacheEntry for all hosts', () => {
     await waitFor('no taint', async () => !(await isTainted()));
   });
 
-  it('goes on where it was when the operator is killed in the middle, and fetches nothing twice', async () => {
+  it('continues when the operator is killed in the middle, and fetches nothing twice', async () => {
     for (const host of hosts) {
       simulator.conduct(host, { delayMilliseconds: 500 });
     }
@@ -161,8 +161,8 @@ describe('an ImageCacheEntry for all hosts', () => {
   });
 });
 
-describe('an entry that an uninstallation has let go of', () => {
-  it('is held again by a later operator, which asks its hosts for nothing, and removes it from them', async () => {
+describe('an entry from which an uninstallation removed the finalizer', () => {
+  it('is kept by a later operator, which asks its hosts for nothing, and removes it from them', async () => {
     const names = ['kept', 'kept-twice'];
     for (const name of names) {
       await entries.create(name, {
@@ -192,8 +192,8 @@ describe('an entry that an uninstallation has let go of', () => {
   });
 });
 
-describe('hosts that hold things up', () => {
-  it('full: wait without a Job until they have a place, and hold up nobody', async () => {
+describe('hosts that do not finish', () => {
+  it('full: wait without a Job until they have a slot, and delay no other host', async () => {
     const full = hosts.slice(0, 6);
     const vms = new VMs(cluster);
     await Promise.all(full.map((node) => vms.create(`on-${node}`, { placement: { node } })));
@@ -214,7 +214,7 @@ describe('hosts that hold things up', () => {
     expect(history.mostOf('busy')).toBeLessThanOrEqual(LIMIT);
   });
 
-  it('failing: said in kubectl get and in an Event, tried again later, and no other host waits for it', async () => {
+  it('failing: are named in kubectl get and in an Event, are tried again later, and delay no other host', async () => {
     const fails = { reason: 'ImageAccessDenied', message: 'the registry wants a password' };
     simulator.conduct('host-2', { fails });
     await entries.create('denied', { reference: 'registry.example/denied:1', targets: { all: true } });
@@ -236,7 +236,7 @@ describe('hosts that hold things up', () => {
     await entries.waitUntilCached('denied', hosts.length);
   });
 
-  it('stuck: Failed at the deadline, its slot free again, and tried again', async () => {
+  it('stuck: are Failed at the deadline, with their slot free again, and are tried again', async () => {
     await operator.stop();
     await startOperator({ cache_job_active_deadline_seconds: SHORT_DEADLINE_SECONDS });
     simulator.conduct('host-3', { hangs: true });
@@ -247,7 +247,7 @@ describe('hosts that hold things up', () => {
       ({ status }) => status?.failed === 1 && status.cached === hosts.length - 1,
     );
     expect(rowOf(failed, 'host-3')?.message).toMatch(/^DeadlineExceeded: not done within 10 s/);
-    // It is tried again soon, and fails again.
+    // The operator tries again soon, and the host fails again.
     await waitFor('kubectl get to name the host that fails', async () => {
       const [head, row] = await kubectlGet('-o', 'wide');
       return row?.[head?.indexOf('FAILING') ?? 0] === 'host-3';
@@ -265,7 +265,7 @@ describe('hosts that hold things up', () => {
 });
 
 describe('removal', () => {
-  it('cleans a cordoned host too, which gets no other work', async () => {
+  it('cleans a cordoned host too, although it gets no other work', async () => {
     const reference = 'registry.example/cordoned:1';
     await entries.create('cordoned', { reference, targets: { nodes: ['host-0', 'host-1'] } });
     await entries.waitUntilCached('cordoned', 2);
@@ -282,7 +282,7 @@ describe('removal', () => {
     await entries.waitUntilCached('uncached', 2);
   });
 
-  it('cleans the hosts that leave the targets, and all of them when the entry is deleted', async () => {
+  it('cleans hosts that leave the targets, and all hosts when the entry is deleted', async () => {
     await cluster.kubectl(['label', 'node', ...hosts.slice(0, 6), 'tag.berth.dev/ci=']);
     await cluster.kubectl(['label', 'node', hosts[4] ?? '', 'tag.berth.dev/old=']);
     const created = await entries.create('tagged', {
@@ -307,7 +307,7 @@ describe('removal', () => {
     );
     expect(simulator.holds('host-0')).toEqual([created.metadata.uid]);
     expect(readyOf(await entries.get('tagged'))).toMatchObject({ status: 'False', reason: 'Removing' });
-    // A hanging Pod is taken away by hand; the operator tries again.
+    // Somebody deletes a hanging Pod. The operator then tries again.
     simulator.conduct('host-0', {});
     await cluster.kubectl([
       'delete',
@@ -325,7 +325,7 @@ describe('removal', () => {
 });
 
 describe('names', () => {
-  it('every spelling is the one image: the oldest entry has it, the next takes over when that goes', async () => {
+  it('all spellings are one image: the oldest entry has it, and the next takes over when that entry is deleted', async () => {
     const spellings = [' debian', 'docker.io/library/debian:latest', 'INDEX.docker.io/library/debian'];
     const targets = { nodes: ['host-0'] };
     for (const [index, reference] of spellings.entries()) {
@@ -351,13 +351,13 @@ describe('names', () => {
     expect(simulator.holds('host-0')).toEqual([(await entries.get('spelling-1')).metadata.uid]);
   });
 
-  it('a tag that moved: Outdated where the older image is, until a newer one is asked for', async () => {
+  it('a tag that moved: hosts with the older image are Outdated until a newer one is requested', async () => {
     const reference = 'registry.example/moving:latest';
     const older = simulator.digest(reference);
     await entries.create('moving', { reference, targets: { nodes: hosts.slice(0, 4) } });
     await entries.waitUntilCached('moving', 4);
     simulator.moveTag(reference, 'second');
-    // Lost, and so fetched again: this is how anybody can know that the tag has moved.
+    // The host lost the image and fetches it again. Only a fetch shows that the tag has moved.
     await simulator.lose('host-0', reference);
     const entry = await entries.waitFor('moving', 'three hosts to be outdated', ({ status }) => {
       return status?.outdated === 3 && status.cached === 1;
@@ -373,7 +373,7 @@ describe('names', () => {
     expect(simulator.done.slice(before)).toHaveLength(4);
   });
 
-  it('an Image that is not there: the entry waits and says so', async () => {
+  it('an Image that does not exist: the entry waits and says so', async () => {
     const imageRef = { namespace: 'platform-default', name: 'nowhere' };
     await entries.create('waiting', { imageRef, targets: { all: true } });
     const entry = await entries.waitFor('waiting', 'a reason', (one) => readyOf(one) !== undefined);
@@ -383,7 +383,7 @@ describe('names', () => {
 });
 
 describe('the operator', () => {
-  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+  it('has all rights that it needs, and none of its writes was refused as invalid', () => {
     expect(logs.flatMap(faultsIn)).toEqual([]);
   });
 });

@@ -1,4 +1,7 @@
-/** What Images leave in the cluster's storage is removed once nothing needs it: real Jobs; the one host's agent is the test. */
+/**
+ * Removal of an Image's content from the image storage when nothing needs it. The Jobs are real, and the test acts as the agent of the one
+ * host.
+ */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
@@ -17,8 +20,8 @@ const NAMESPACE = 'platform-default';
 const SYSTEM = 'berth-system';
 const REPORT = { digest: `sha256:${'a'.repeat(64)}`, sizeBytes: 64 * 1024 ** 3, storageBytes: 9 * 1024 ** 3 };
 /**
- * The Job controller waits ten seconds before it tries again, and a namespace goes in as many. Jobs of an Image go after it once
- * the garbage collector of a new cluster has heard of the kind, which it looks for each half minute.
+ * Time limit. The Job controller waits ten seconds before it tries again, and the deletion of a namespace takes as long. Jobs of an Image
+ * are removed after it when the garbage collector of a new cluster knows the kind. It looks for new kinds every 30 seconds.
  */
 const LONG = { deadlineMilliseconds: 90_000 };
 const TEST_MILLISECONDS = 120_000;
@@ -49,7 +52,7 @@ async function drop(name: string, namespace = NAMESPACE): Promise<void> {
   await waitFor(`Image ${name} to be gone`, () => isGone(() => cluster.client().get(IMAGES, ref)));
 }
 
-/** Its content's path, once the image is ready. */
+/** Returns the path of the image's content once the image is ready. */
 async function pathOf(name: string, namespace = NAMESPACE): Promise<string> {
   return await waitFor(`Image ${name} to be ready`, async () => {
     const { status } = await cluster.client().get(IMAGES, { namespace, name });
@@ -75,7 +78,7 @@ async function jobOf(name: string, operation: string, namespace = NAMESPACE): Pr
   });
 }
 
-/** An Image of a file on a web server, which is put into the storage; the path. */
+/** Creates an Image of a file on a web server, which is put into the storage. Returns the path of its content. */
 async function make(name: string, namespace = NAMESPACE): Promise<string> {
   const http = { url: `https://images.example/${name}.qcow2`, sha256: 'b'.repeat(64) };
   await create(name, { source: { http } }, namespace);
@@ -104,7 +107,7 @@ async function untilOver(path: string): Promise<void> {
   await waitFor(`the removal of ${path} to be over`, isOver, LONG);
 }
 
-/** Recorded, and the Job controller has said all that it has to say while it is not to begin. */
+/** Waits until the removal is recorded, and the Job controller has written everything about the suspended Job. */
 async function suspended(path: string): Promise<Job> {
   return await waitFor(`the removal of ${path} to wait`, async () => {
     const job = await removalOf(path);
@@ -116,7 +119,7 @@ async function suspended(path: string): Promise<Job> {
 
 let others = 0;
 
-/** When what nobody needs, and was let go of later, is being removed, it was time enough for the other one. */
+/** Waits until unneeded content that was released later is being removed. By then the operator would have removed the other content too. */
 async function expectKept(path: string): Promise<Job> {
   others += 1;
   const other = await make(`other-${others}`);
@@ -139,7 +142,7 @@ async function stories(name: string, namespace = NAMESPACE): Promise<string[]> {
 }
 
 describe('content of an Image that is deleted', { timeout: TEST_MILLISECONDS }, () => {
-  it('stays for a copy, without a write, and goes once after it', async () => {
+  it('stays for a copy, without a write, and is removed once after the copy', async () => {
     const path = await make('golden');
     await create('copy', { source: { copyOf: { name: 'golden' } } });
     expect(await pathOf('copy')).toBe(path);
@@ -154,7 +157,7 @@ describe('content of an Image that is deleted', { timeout: TEST_MILLISECONDS }, 
     expect(await stories('golden')).toEqual([]);
   });
 
-  it('in a shared folder stays for the VM that has it under its disk', async () => {
+  it('in a shared folder stays for the VM whose disk is based on it', async () => {
     const path = await make('base');
     const guest = { namespace: NAMESPACE, name: 'guest' };
     await vms.create('guest', { image: 'base' });
@@ -170,7 +173,7 @@ describe('content of an Image that is deleted', { timeout: TEST_MILLISECONDS }, 
     await untilOver(path);
   });
 
-  it('is removed though its namespace goes with it', async () => {
+  it('is removed although its namespace is deleted with it', async () => {
     const namespace = 'platform-gone';
     await cluster.createNamespace(namespace);
     const path = await make('last', namespace);
@@ -182,7 +185,7 @@ describe('content of an Image that is deleted', { timeout: TEST_MILLISECONDS }, 
     await untilOver(path);
   });
 
-  it('that the storage keeps is told of once, with the reason', async () => {
+  it('is reported once with the reason if the storage keeps it', async () => {
     const path = await make('stuck');
     await drop('stuck');
     const kept = 'registry.example: the registry removes nothing';
@@ -197,7 +200,7 @@ describe('content of an Image that is deleted', { timeout: TEST_MILLISECONDS }, 
     expect(more).toEqual([]);
   });
 
-  it('is tried again when the host could not remove it', async () => {
+  it('is removed by another try if the host could not remove it', async () => {
     const path = await make('retried');
     await drop('retried');
     const removal = await begun(path);
@@ -222,7 +225,7 @@ describe('content of an Image that is deleted', { timeout: TEST_MILLISECONDS }, 
 });
 
 describe('content that a commit replaces', { timeout: TEST_MILLISECONDS }, () => {
-  it('goes when the Job that made it has gone; the new one stays', async () => {
+  it('is removed when its Job has gone, and the new content stays', async () => {
     const before = await make('grows');
     const imported = await jobOf('grows', 'pull');
     const guest = { namespace: NAMESPACE, name: 'builder' };

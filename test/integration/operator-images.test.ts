@@ -1,4 +1,4 @@
-/** Images as the operator keeps them: real Jobs and a real scheduler; the one host's agent is the test. */
+/** Reconciliation of Images with real Jobs and a real scheduler. The test acts as the agent of the one host. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
@@ -25,7 +25,7 @@ let vms: VMs;
 
 beforeAll(async () => {
   cluster = await startCluster({ name: `operator-images-${process.pid}` });
-  // One place for a machine: what images need must not wait for it.
+  // The host has one slot. Work on images must not wait for it.
   const config = { imageStorage: { folder: true }, osx_node_platform_quota_pod: 1 };
   operator = await cluster.startOperator({ config });
   await allowMetrics(cluster);
@@ -59,7 +59,7 @@ function condition(image: Image, type: string) {
   return image.status?.conditions?.find((one) => one.type === type);
 }
 
-/** The image's Jobs for one kind of work, the last attempt last. */
+/** Returns the Jobs of the image for one kind of work, the last attempt last. */
 async function jobsOf(name: string, operation: string): Promise<Job[]> {
   const { items } = await cluster.client().list(JOBS, { namespace: NAMESPACE });
   return items
@@ -88,8 +88,8 @@ function ref(job: Job): { namespace: string; name: string } {
   return { namespace: NAMESPACE, name: job.metadata.name };
 }
 
-describe('of hosts with a free place', () => {
-  it('the scheduler prefers the one that has the image, for each image another one', async () => {
+describe('among hosts with a free slot', () => {
+  it('the scheduler prefers the host that has the image, for each image another host', async () => {
     const client = cluster.client();
     const others = ['mac2', 'mac3', 'mac4', 'mac5', 'mac6'];
     const holders = ['mac6', 'mac3', 'mac4'];
@@ -157,7 +157,7 @@ describe('an Image of a registry', () => {
     });
   });
 
-  it('that cannot be fetched says why, and is tried again', async () => {
+  it('that cannot be fetched shows the reason, and is tried again', async () => {
     await create('locked', { source: { registry: { reference: 'registry.example/team/locked:1' } } });
     const first = await host.beginTask(ref(await jobOf('locked', 'pull')));
     await host.failTask(first, 'ImageAccessDenied', 'registry.example: wrong password');
@@ -170,7 +170,7 @@ describe('an Image of a registry', () => {
     await untilPhase('locked', 'Ready');
   });
 
-  it('that an uninstallation has let go of is held again by a later operator', async () => {
+  it('from which an uninstallation removed the finalizer is kept by a later operator', async () => {
     const metadata = { finalizers: [] };
     await cluster.client().mergePatch(IMAGES, { namespace: NAMESPACE, name: 'disk' }, { metadata });
     const held = await untilImage('disk', 'to be held', (one) => one.metadata.finalizers !== undefined);
@@ -192,7 +192,7 @@ describe('an ISO', () => {
     const metadata = { name: 'installer', namespace: NAMESPACE };
     await cluster.client().create(ISOS, { metadata, spec: { source: { http } } });
     const job = await jobOf('installer', 'pull');
-    // What comes from a web server is kept in the image storage.
+    // Content from a web server is kept in the image storage.
     expect(taskOf(job)).toMatchObject({ type: 'import', target: { type: 'folder' } });
     await host.finishTask(await host.beginTask(ref(job)), REPORT);
     await waitFor('the ISO to be Ready', async () => {
@@ -234,7 +234,7 @@ describe('an ISO', () => {
 });
 
 describe('actions on an Image', () => {
-  it('a push is done once per value and says what it made, or why it failed', async () => {
+  it('a push is done once per value, and reports its result or its failure', async () => {
     const asked = ['2026-01-01T00:00:00Z', '2026-01-02T00:00:00Z'];
     const push = { reference: 'registry.example/out:1', secretName: 'out' };
     await patch('disk', { push: { ...push, requestedAt: asked[0] } });
@@ -264,8 +264,8 @@ describe('actions on an Image', () => {
     expect(await jobsOf('disk', 'push')).toHaveLength(2);
   });
 
-  it('a commit takes the disk of a VM on its full host; VMs made later get it', async () => {
-    // The host's only place is taken by this VM.
+  it('a commit takes the disk of a VM on its full host, and VMs created later get it', async () => {
+    // This VM takes the only slot of the host.
     const guest = { namespace: NAMESPACE, name: 'guest' };
     await host.waitForPod(guest);
     await host.run(guest);
@@ -291,7 +291,7 @@ describe('actions on an Image', () => {
     expect((await machineOf('later')).image).toEqual(content);
   });
 
-  it('a save makes a new Image of a VM; VMs that name it wait until it is there', async () => {
+  it('a save creates a new Image of a VM, and VMs that name it wait until it is ready', async () => {
     await create('saved', { source: { fromVM: { name: 'guest' } } });
     await vms.create('early', { image: 'saved' });
     await vms.waitForCondition('early', 'ImageReady', { status: 'False', reason: 'ImageNotReady' });
@@ -304,8 +304,8 @@ describe('actions on an Image', () => {
 });
 
 describe('an Image that is deleted', () => {
-  it('goes with its Jobs, but not while a host prepares a VM from it', async () => {
-    // Both wait for the host's only place.
+  it('is deleted with its Jobs, but not while a host prepares a VM from it', async () => {
+    // Both VMs wait for the only slot of the host.
     await vms.delete('later');
     await vms.waitUntilGone('later');
     await vms.delete('guest');

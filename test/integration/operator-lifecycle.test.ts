@@ -14,7 +14,7 @@ let cluster: Cluster;
 let operator: OperatorProcess;
 let history: PodHistory;
 let vms: VMs;
-/** Whose agent is the test: machines on it do exactly what a test says. */
+/** Name of a host whose agent is the test, so its machines do exactly as the test says. */
 let bare: ActingHost;
 const onBare = { placement: { node: 'bare' }, architecture: 'amd64' } as const;
 
@@ -73,7 +73,7 @@ describe('a VM with kubectl', () => {
     await vms.waitUntilGone('story');
   });
 
-  it('the same name made again at once is another VM with a Pod of its own', async () => {
+  it('the same name created again at once is another VM with a Pod of its own', async () => {
     await vms.create('again');
     await vms.waitForPhase('again', 'Running');
     await vms.delete('again');
@@ -94,7 +94,7 @@ describe('a VM with kubectl', () => {
 });
 
 describe('no-lost-disk: a VM that has run', () => {
-  it('is Failed/PodDeleted when its Pod is deleted, and never made again', async () => {
+  it('is Failed with PodDeleted when its Pod is deleted, and is never created again', async () => {
     await vms.create('robbed');
     const { status } = await vms.waitForPhase('robbed', 'Running');
     await cluster.kubectl(['delete', 'pod', 'robbed', '-n', vms.namespace, '--timeout=30s']);
@@ -106,7 +106,7 @@ describe('no-lost-disk: a VM that has run', () => {
     );
   });
 
-  it('is Failed/Evicted when its host is drained, which asks before it destroys a disk', async () => {
+  it('is Failed with Evicted when its host is drained; the drain asks before it destroys a disk', async () => {
     await vms.create('drained', { placement: { node: 'host-1' } });
     await vms.waitForPhase('drained', 'Running');
     const drain = ['drain', 'host-1', '--ignore-daemonsets', '--timeout=60s'];
@@ -119,7 +119,7 @@ describe('no-lost-disk: a VM that has run', () => {
     await cluster.kubectl(['uncordon', 'host-1']);
   });
 
-  it("carries the machine's last words when it dies, and its Pod stays for its log", async () => {
+  it('has the last words of its machine when the machine dies, and its Pod stays for its log', async () => {
     await runOnBare('dies');
     const startedAt = (await vms.get('dies')).status?.firstRunningTime;
     await bare.fail(ref('dies'), 'Crashed', 'qemu: fatal: no memory left', startedAt);
@@ -131,7 +131,7 @@ describe('no-lost-disk: a VM that has run', () => {
     await vms.waitUntilGone('dies');
   });
 
-  it('was placed exactly once, whatever the operator was asked since', async () => {
+  it('was placed exactly once, in spite of later requests', async () => {
     const names = ['robbed', 'drained', 'dies'];
     const created = await Promise.all(names.map((name) => history.createdAs(vms.namespace, name)));
     expect(created).toEqual([1, 1, 1]);
@@ -161,7 +161,7 @@ describe('a VM that has not run yet', () => {
     expect(await history.createdAs(vms.namespace, 'twice')).toBe(2);
   });
 
-  it('is placed again when its Pod is deleted before it had a host', async () => {
+  it('is placed again when its Pod is deleted before it has a host', async () => {
     await vms.create('unbound', { placement: { node: 'nowhere' } });
     await vms.waitForCondition('unbound', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
     const first = (await vms.pod('unbound')).metadata.uid;
@@ -172,7 +172,7 @@ describe('a VM that has not run yet', () => {
     await vms.waitUntilGone('unbound');
   });
 
-  it('is Failed/DeployTimeout when its host does not get it to run in time', async () => {
+  it('is Failed with DeployTimeout when its host does not start it in time', async () => {
     await vms.create('slow', { ...onBare, deployTimeoutSeconds: 2 });
     await bare.waitForPod(ref('slow'));
     await bare.waiting(ref('slow'), 'Pulling', '42%');
@@ -183,7 +183,7 @@ describe('a VM that has not run yet', () => {
     expect(await history.createdAs(vms.namespace, 'slow')).toBe(1);
   });
 
-  it('waits for a host as long as it takes: deployTimeoutSeconds counts from binding', async () => {
+  it('waits for a host without limit: deployTimeoutSeconds counts from binding', async () => {
     await vms.create('patient', { placement: { node: 'nowhere' }, deployTimeoutSeconds: 1 });
     await vms.waitForCondition('patient', 'Scheduled', { status: 'False' });
     const created = Date.parse((await vms.get('patient')).metadata.creationTimestamp ?? '');
@@ -194,8 +194,8 @@ describe('a VM that has not run yet', () => {
   });
 });
 
-describe('a VM that is made Stopped', () => {
-  it('is placed and made, says that it is Stopped, and first runs when it is asked to', async () => {
+describe('a VM that is created Stopped', () => {
+  it('is placed and prepared, shows Stopped, and first runs when asked to', async () => {
     await vms.create('prepared', { ...onBare, powerState: 'Stopped', deployTimeoutSeconds: 2 });
     const { metadata } = await bare.waitForPod(ref('prepared'));
     await bare.stopped(ref('prepared'));
@@ -215,7 +215,7 @@ describe('a VM that is made Stopped', () => {
   });
 });
 
-describe('what a VM is told while it lives', () => {
+describe('a VM during its life', () => {
   it('a change of powerState reaches the host, and Stopped is shown with its reason', async () => {
     await runOnBare('power');
     await vms.patch('power', { powerState: 'Stopped' });
@@ -245,7 +245,7 @@ describe('what a VM is told while it lives', () => {
     await vms.waitForPhase('power', 'Running');
   });
 
-  it('activeDeadlineSeconds ends it, ttlSecondsAfterFinished takes it away', async () => {
+  it('activeDeadlineSeconds ends it, and ttlSecondsAfterFinished deletes it', async () => {
     await vms.create('short', { activeDeadlineSeconds: 2 });
     await vms.waitForPhase('short', 'Failed', 'DeadlineExceeded');
     await vms.waitUntilPodGone('short');
@@ -254,7 +254,7 @@ describe('what a VM is told while it lives', () => {
     expect(await history.createdAs(vms.namespace, 'short')).toBe(1);
   });
 
-  it('a silent network leaves Ready as it is; an explicit False is told', async () => {
+  it('a silent network does not change Ready, but an explicit False does', async () => {
     await runOnBare('net');
     expect(conditionOf(await vms.get('net'), 'NetworkReady')).toMatchObject({ status: 'Unknown' });
     await bare.setPodCondition(ref('net'), {
@@ -269,7 +269,7 @@ describe('what a VM is told while it lives', () => {
 });
 
 describe('no-orphan: a VM deleted in other ways', () => {
-  // Late in this file: the garbage collector learns of new kinds every 30 s, and until then it holds up an orphaning deletion.
+  // This test is late in the file. The garbage collector learns of new kinds every 30 s, and until then it delays an orphaning deletion.
   it('--cascade=orphan leaves nothing', async () => {
     await vms.create('orphan');
     await vms.waitForPhase('orphan', 'Running');
@@ -285,7 +285,7 @@ describe('no-orphan: a VM deleted in other ways', () => {
     await expectGone('orphan');
   });
 
-  it('its finalizer taken away by force leaves nothing either', async () => {
+  it('a forced removal of its finalizer leaves nothing either', async () => {
     await vms.create('forced');
     await vms.waitForPhase('forced', 'Running');
     await cluster.kubectl([
@@ -315,7 +315,7 @@ describe('no-orphan: a VM deleted in other ways', () => {
 });
 
 describe('hosts', () => {
-  it('get slots in capacity and allocatable, also one that joins later', async () => {
+  it('get slots in capacity and allocatable, also a host that joins later', async () => {
     const [late = ''] = await cluster.addHosts(1, { prefix: 'late', slots: undefined });
     await waitFor('the slots of the new host', async () => {
       const { status } = await cluster.client().get(NODES, { name: late });
@@ -325,7 +325,7 @@ describe('hosts', () => {
     await vms.waitForPhase('on-late', 'Running');
   });
 
-  it('show that their agent is too new for the operator, until it is not', async () => {
+  it('show an agent that is too new for the operator, until it is not', async () => {
     const client = cluster.client();
     const host = await ActingHost.join(client, 'too-new', { version: 'v1.40.0-berth.9.0.0' });
     const skew = async () => {
@@ -350,7 +350,7 @@ describe('hosts', () => {
 });
 
 describe('the operator', () => {
-  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+  it('has all rights that it needs, and none of its writes was refused as invalid', () => {
     expect(faultsIn(operator.logFile)).toEqual([]);
   });
 });

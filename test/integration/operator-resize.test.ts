@@ -1,4 +1,4 @@
-/** Another cpu or memory of a VM that runs: the API server counts it first, or the machine keeps its size. */
+/** Another cpu or memory of a running VM: the API server counts it first, or the machine keeps its size. */
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { type Desired, desiredSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
 import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
@@ -10,15 +10,15 @@ import { conditionOf, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-counted';
-/** Of one VM with 4Gi and its hypervisor's 128Mi there is room for, of one with 16Gi not. */
+/** The host has room for one VM with 4Gi and the 128Mi of its hypervisor, but not for one with 16Gi. */
 const QUOTA = { 'requests.memory': '6Gi', 'requests.cpu': '100' };
 const MEBIBYTE = 2n ** 20n;
-/** Quota is counted anew within 5 s, and a refused size is asked for again after 10 s. */
+/** Time limit. Quotas are counted again within 5 s, and a refused size is requested again after 10 s. */
 const AGAIN = { deadlineMilliseconds: 60_000 };
 
 let cluster: Cluster;
 let vms: VMs;
-/** Whose agent is the test: machines on it do exactly what a test says. */
+/** Name of a host whose agent is the test, so its machines do exactly as the test says. */
 let bare: ActingHost;
 
 beforeAll(async () => {
@@ -39,7 +39,7 @@ function ref(name: string): { namespace: string; name: string } {
   return { namespace: NAMESPACE, name };
 }
 
-/** Makes the namespace's quota or gives it other limits; it refuses from the moment on that the controller-manager has counted. */
+/** Creates the quota of the namespace, or changes its limits. A quota refuses requests once the controller-manager has counted it. */
 async function quota(hard: Record<string, string>): Promise<void> {
   const manifest = JSON.stringify({
     apiVersion: 'v1',
@@ -62,7 +62,7 @@ async function quota(hard: Record<string, string>): Promise<void> {
   });
 }
 
-/** Bytes of memory that the quota counts. */
+/** Returns the memory that the quota counts, in bytes. */
 async function used(): Promise<bigint> {
   const path = 'jsonpath={.status.used.requests\\.memory}';
   const { stdout } = await cluster.kubectl(['get', 'quota', 'counted', '-n', NAMESPACE, '-o', path]);
@@ -95,7 +95,7 @@ async function waitUntilTold(name: string, size: Partial<Desired>): Promise<void
   });
 }
 
-it('a size within the quota is counted there, and the host hears of it; RestartRequired until it has it', async () => {
+it('a size within the quota is counted there and told to the host; the VM has RestartRequired until its machine has it', async () => {
   await runOnBare('grows', { cpu: 2, memory: '2Gi' });
   const report = (cpu: number, memoryBytes: number): Promise<void> =>
     bare.setPodCondition(ref('grows'), {
@@ -126,7 +126,7 @@ it('a size within the quota is counted there, and the host hears of it; RestartR
   expect(status?.resources).toMatchObject({ cpu: 4, memory: '4Gi' });
 });
 
-it('a larger disk waits for the next start too, and until then the status shows the disk that the machine has', async () => {
+it('a larger disk waits for the next start too; until then the status shows the disk of the machine', async () => {
   const report = (diskSizeBytes: number): Promise<void> => {
     const message = JSON.stringify({ cpu: 4, memoryBytes: 2 ** 32, diskSizeBytes });
     const condition = { type: MACHINE_CONDITION, status: 'True', reason: 'Running', message } as const;
@@ -146,7 +146,7 @@ it('a larger disk waits for the next start too, and until then the status shows 
   expect(status?.resources).toMatchObject({ diskSize: '10Gi' });
 });
 
-it("a size past the quota is refused in the server's words, the host never hears of it, and it comes once there is room", async () => {
+it('a size past the quota is refused in the words of the server, is not told to the host, and is applied once there is room', async () => {
   await vms.patch('grows', { memory: '16Gi', powerState: 'Stopped' });
   const { message } = await vms.waitForCondition('grows', 'RestartRequired', {
     status: 'True',
@@ -155,7 +155,7 @@ it("a size past the quota is refused in the server's words, the host never hears
   expect(message).toContain('keeps cpu 4, memory 4Gi at every start, because cpu 4, memory 16Gi was refused');
   expect(message).toContain('exceeded quota: counted');
   expect(message).toContain('limited: requests.memory=6Gi');
-  // What else was asked of the VM is done.
+  // The other requested changes of the VM are applied.
   await waitUntilTold('grows', { power: 'Stopped', memoryBytes: 2 ** 32 });
   expect(requestsOf(await vms.pod('grows'))).toMatchObject({ memory: '4224Mi' });
   expect(await used()).toBe(4224n * MEBIBYTE);
@@ -179,7 +179,7 @@ it('a size that no host of its kind has is refused in the words of the server', 
   expect(message).toContain("node didn't have enough allocatable resources: memory");
 });
 
-it('a host whose agent says nothing of cpu and memory gets no other size', async () => {
+it('a host whose agent does not report cpu and memory gets no other size', async () => {
   await runOnBare('old', { cpu: 2, memory: '2Gi' }, { size: false });
   await vms.patch('old', { cpu: 3 });
   const { message } = await vms.waitForCondition('old', 'RestartRequired', { reason: 'ResizeRefused' });
@@ -187,7 +187,7 @@ it('a host whose agent says nothing of cpu and memory gets no other size', async
   expect(desiredOf(await vms.pod('old')).cpu).toBe(2);
 });
 
-it('what the host itself has no room for says so, in its words', async () => {
+it('a size that does not fit on its own host is refused in the words of the host', async () => {
   await runOnBare('crowded', { cpu: 2, memory: '2Gi' });
   const pending = (reason: string, message: string): Promise<void> =>
     bare.setPodCondition(ref('crowded'), { type: 'PodResizePending', status: 'True', reason, message });
@@ -202,7 +202,7 @@ it('what the host itself has no room for says so, in its words', async () => {
   await vms.waitForCondition('crowded', 'RestartRequired', { reason: 'ResizeRefused' });
 });
 
-it('a simulated host takes another size at once, so that a smaller one gives its room back', async () => {
+it('a simulated host takes another size at once, so that a smaller one frees its room', async () => {
   await quota({ ...QUOTA, 'requests.memory': '4Ti' });
   const before = await used();
   await vms.create('simulated', { architecture: 'arm64', memory: '8Gi' });

@@ -50,8 +50,8 @@ async function expectNoPod(from: VMs, name: string): Promise<void> {
   await expect(from.pod(name)).rejects.toMatchObject({ status: 404 });
 }
 
-describe('where a VM is silent', () => {
-  it("its VMConfig's values apply, then the operator's, then the built-in ones", async () => {
+describe('the values of a VM', () => {
+  it('come from its VMConfig, then from the operator, then from the built-in defaults', async () => {
     await createConfig('desk', {
       image: 'registry.example/desk:2',
       cpu: 6,
@@ -77,12 +77,12 @@ describe('where a VM is silent', () => {
     expect(plain.status?.resources).toMatchObject(DEFAULTS);
     const { spec } = await vms.pod('plain');
     expect(spec.containers[0]?.resources?.requests).toMatchObject({ cpu: '3', 'berth.dev/slot': '1' });
-    // kubectl needs these for `attach -it` and `port-forward pod/plain 5900:vnc`.
+    // kubectl needs these values for `attach -it` and `port-forward pod/plain 5900:vnc`.
     expect(spec.containers[0]).toMatchObject({ stdin: true, tty: true });
     expect(spec.containers[0]?.ports).toMatchObject([{ name: 'vnc', containerPort: 5999 }]);
   });
 
-  it('a VMConfig of platform-default serves other namespaces, and its later edits reach no live VM', async () => {
+  it('come from a VMConfig of platform-default in other namespaces too, and its later edits reach no existing VM', async () => {
     await teamVms.create('guest', { configRef: { name: 'desk' } });
     const { status } = await teamVms.waitForPhase('guest', 'Running');
     expect(status?.config).toMatchObject({ namespace: 'platform-default', generation: 1 });
@@ -98,7 +98,7 @@ describe('where a VM is silent', () => {
     expect((await teamVms.get('guest')).status?.resources?.cpu).toBe(6);
   });
 
-  it('an Image says the architecture and os, and its source goes to the host as it is', async () => {
+  it('architecture and os come from an Image, whose source goes to the host unchanged', async () => {
     await cluster.client().create(IMAGES, {
       metadata: { name: 'shared', namespace: 'platform-default' },
       spec: {
@@ -119,13 +119,13 @@ describe('where a VM is silent', () => {
   });
 });
 
-it('a VM with as much data for its guest as the API server allows has a Pod with all of it', async () => {
+it('reach the Pod completely with the most data for a guest that the API server allows', async () => {
   await vms.create('full', LARGEST_GUEST_DATA);
   await vms.waitForPhase('full', 'Running');
   expect(await machineOf(vms, 'full')).toMatchObject(LARGEST_GUEST_DATA);
 });
 
-describe('a VM that cannot be placed yet says why, and goes on when it can', () => {
+describe('a VM that cannot be placed yet shows the reason, and goes on when it can', () => {
   it('ConfigNotFound: until the VMConfig appears', async () => {
     await vms.create('no-config', { configRef: { name: 'coming' } });
     const { message } = await vms.waitForCondition('no-config', 'Scheduled', {
@@ -167,7 +167,7 @@ describe('a VM that cannot be placed yet says why, and goes on when it can', () 
     await vms.waitForPhase('nothing', 'Running');
   });
 
-  it('PortsNeedNAT: ports on a VM whose VMConfig turns out to want a bridge', async () => {
+  it('PortsNeedNAT: ports on a VM whose VMConfig asks for a bridge', async () => {
     await createConfig('bridged', { image: IMAGE, network: { mode: 'Bridge' } });
     await vms.create('ports', { configRef: { name: 'bridged' }, ports: ['8822:22'] });
     const { message } = await vms.waitForCondition('ports', 'Stalled', {
@@ -178,7 +178,7 @@ describe('a VM that cannot be placed yet says why, and goes on when it can', () 
     await expectNoPod(vms, 'ports');
   });
 
-  it('PortNotReservable: ports that are kept from VMs, by the setting and its denials', async () => {
+  it('PortNotReservable: ports that the setting or its denials keep from VMs', async () => {
     await vms.create('reserves', { image: IMAGE, ports: ['22:22', '8822:22', '10250:80/udp'] });
     const { message } = await vms.waitForCondition('reserves', 'Stalled', {
       status: 'True',
@@ -189,7 +189,7 @@ describe('a VM that cannot be placed yet says why, and goes on when it can', () 
     await expectNoPod(vms, 'reserves');
   });
 
-  it("PodNameTaken: somebody else's Pod is never adopted; the VM runs once it is gone", async () => {
+  it('PodNameTaken: the Pod of another owner is never adopted; the VM runs once that Pod is gone', async () => {
     const own = await cluster.client().create(PODS, {
       metadata: { name: 'taken', namespace: TEAM },
       spec: { containers: [{ name: 'own', image: 'registry.example/own:1' }] },
@@ -205,10 +205,10 @@ describe('a VM that cannot be placed yet says why, and goes on when it can', () 
     await teamVms.waitForPhase('taken', 'Running');
   });
 
-  it("PodRefused: a ResourceQuota, in the server's words; the VM runs once there is room", async () => {
+  it('PodRefused: a ResourceQuota, in the words of the server; the VM runs once there is room', async () => {
     await cluster.createNamespace('platform-poor');
     await cluster.kubectl(['create', 'quota', 'none', '--hard=pods=0', '-n', 'platform-poor']);
-    // The quota refuses from the moment on that the controller-manager has counted.
+    // A quota refuses requests once the controller-manager has counted it.
     await cluster.kubectl([
       'wait',
       'quota/none',
@@ -229,7 +229,7 @@ describe('a VM that cannot be placed yet says why, and goes on when it can', () 
     await poor.waitForPhase('refused', 'Running');
   });
 
-  it('a port that another VM holds on the only host: the message names the holder', async () => {
+  it('a port of another VM on the only host: the message names the other VM', async () => {
     const spec = { ports: ['9922:22', '9953:53/udp'], placement: { node: 'host-0' } };
     await vms.create('holder', spec);
     await vms.waitForPhase('holder', 'Running');
@@ -248,7 +248,7 @@ describe('a VM that cannot be placed yet says why, and goes on when it can', () 
     ]);
   });
 
-  it('four VMs that want one port of the only host: one has it, and three name it', async () => {
+  it('four VMs with one port on the only host: one has it, and three name it', async () => {
     const names = ['port-a', 'port-b', 'port-c', 'port-d'];
     const left = new Set(names);
     await Promise.all(
@@ -288,12 +288,12 @@ it('an Emulator says that its kind is not supported yet, and again when it is ch
 });
 
 describe('the operator', () => {
-  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+  it('has all rights that it needs, and none of its writes was refused as invalid', () => {
     expect(faultsIn(operator.logFile)).toEqual([]);
   });
 
-  // The last one: its log has refusals from here on.
-  it('without a right of its own does not blame the VM, and tries again soon', async () => {
+  // This test is the last, because the log of the operator has refusals from here on.
+  it('does not blame the VM if a right of its own is missing, and tries again soon', async () => {
     const client = cluster.client();
     const role = { name: 'berth-operator' };
     const { rules } = await client.get(CLUSTER_ROLES, role);

@@ -1,4 +1,4 @@
-/** Jobs that command hosts are the operator's; their Pods are the Job controller's. */
+/** Only the operator may create Jobs that command hosts, and only the Job controller may create their Pods. */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
@@ -19,7 +19,7 @@ import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const suffix = randomBytes(4).toString('hex');
-/** Served, for machines only. */
+/** A served namespace for machines only. */
 const machines = `platform-jobs-${suffix}`;
 const elsewhere = `jobs-elsewhere-${suffix}`;
 const TENANT = `tenant-${suffix}`;
@@ -47,15 +47,15 @@ afterAll(async () => {
 });
 
 interface Parts {
-  /** Of the Job itself. */
+  /** Metadata of the Job itself. */
   own?: object;
-  /** Of its Pods. */
+  /** Metadata and spec of its Pods. */
   metadata?: object;
   container?: object;
   spec?: object;
 }
 
-/** As the operator writes it. */
+/** Returns a Job as the operator writes it. */
 const TASK: Parts = {
   own: { labels: { 'berth.dev/workload': 'cache' } },
   metadata: {
@@ -78,7 +78,7 @@ function job(namespace: string, name: string, parts: Parts): string {
         metadata,
         spec: {
           restartPolicy: 'Never',
-          // No node has this label: the Pod stays Pending wherever the test runs.
+          // No node has this label, so the Pod stays Pending in every cluster.
           nodeSelector: { 'example.com/nowhere': '' },
           containers: [{ name: 'task', image: 'example.com/none', ...container }],
           ...spec,
@@ -104,7 +104,7 @@ describe('a Job that would command a host', () => {
     await expectRefused(job(SYSTEM_NAMESPACE, 'j', parts), AS_ADMIN, says, 'only the operator of Berth');
   });
 
-  it('is not made by way of a CronJob: its controller is no operator either', async () => {
+  it('is not created by a CronJob: its controller is not the operator either', async () => {
     const { spec } = JSON.parse(job(elsewhere, 'c', TASK)) as { spec: object };
     const manifest = JSON.stringify({
       apiVersion: 'batch/v1',
@@ -121,7 +121,7 @@ describe('a Job that would command a host', () => {
     );
   });
 
-  it('cannot become one while it is suspended, when its template may be changed', async () => {
+  it('cannot be made from a suspended Job, whose template may be changed', async () => {
     const manifest = JSON.parse(job(elsewhere, 'suspended', {})) as { spec: { suspend?: boolean } };
     manifest.spec.suspend = true;
     await expectCreated(JSON.stringify(manifest), AS_TENANT);
@@ -135,7 +135,7 @@ describe('a Job that would command a host', () => {
     expect(labelled).toMatchObject({ code: 0 });
   });
 
-  it('is nothing of people’s own work, which may use Jobs as ever', async () => {
+  it('does not include Jobs of users, which work as ever', async () => {
     await expectCreated(job(elsewhere, 'own', {}), AS_TENANT);
     const [pod] = await podsOf(elsewhere, 'own');
     expect(pod?.metadata.annotations ?? {}).not.toHaveProperty('berth.dev/task');
@@ -149,14 +149,14 @@ async function podsOf(namespace: string, name: string): Promise<Pod[]> {
   });
 }
 
-describe('a Pod that pretends that a Job owns it', () => {
+describe('a Pod with a false Job as its owner', () => {
   const ownerReferences = [{ apiVersion: 'batch/v1', kind: 'Job', name: 'j', uid: 'u', controller: true }];
 
   it.for([elsewhere, machines, SYSTEM_NAMESPACE])('in %s: refused to everybody', async (namespace) => {
     const { spec } = JSON.parse(job(namespace, 'p', TASK)) as { spec: { template: { spec: object } } };
     const commanding = { apiVersion: 'v1', kind: 'Pod', spec: spec.template.spec };
     const metadata = { name: 'p', namespace, ownerReferences };
-    // Whichever of the two policies speaks first: in a served namespace there is one against all Pods of people's own.
+    // One of two policies refuses first. In a served namespace, a second policy refuses all Pods of users.
     const says = namespace === machines ? [] : ['only the operator of Berth'];
     for (const as of namespace === SYSTEM_NAMESPACE ? [AS_ADMIN] : [AS_ADMIN, AS_TENANT]) {
       await expectRefused(JSON.stringify({ ...commanding, metadata }), as, ...says);
@@ -177,7 +177,7 @@ describe('a Job of the operator', () => {
       labels: { 'berth.dev/workload': 'cache' },
     });
     expect(pod?.spec.containers[0]?.resources).toEqual(SLOT.resources);
-    // The Job controller takes its finalizer off the Pod: an update that must pass too.
+    // The Job controller removes its finalizer from the Pod. The policies must allow this update too.
     await cluster.kubectl(['delete', 'job', name, '-n', namespace, '--wait=false']);
     await waitFor('the Pod to go', async () => {
       const { items } = await cluster.client().list(PODS, { namespace, labelSelector: `job-name=${name}` });

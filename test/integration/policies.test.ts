@@ -28,9 +28,9 @@ import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const suffix = randomBytes(4).toString('hex');
-/** Served, with Pods of people's own. */
+/** A served namespace that allows Pods of users. */
 const custom = `platform-custom-${suffix}`;
-/** Served, for machines only. */
+/** A served namespace for machines only. */
 const machines = `platform-machines-${suffix}`;
 const elsewhere = `elsewhere-${suffix}`;
 const TENANT = `tenant-${suffix}`;
@@ -64,7 +64,7 @@ beforeAll(async () => {
 });
 
 afterAll(async () => {
-  // The operator's finalizer on Pods made here would hold their namespace for ever.
+  // The operator's finalizer on Pods of this file would block the deletion of their namespace.
   for (const namespace of [custom, machines, elsewhere]) {
     const { stdout } = await cluster.kubectl(['get', 'pods', '-n', namespace, '-o', 'name']);
     for (const pod of stdout.split('\n').filter(Boolean)) {
@@ -90,7 +90,7 @@ function pod(namespace: string, name: string, parts: PodParts = {}): string {
     apiVersion: 'v1',
     kind: 'Pod',
     metadata: { name, namespace, ...metadata },
-    // No node has this label: the Pod stays Pending wherever the test runs.
+    // No node has this label, so the Pod stays Pending in every cluster.
     spec: {
       nodeSelector: { 'example.com/nowhere': '' },
       containers: [{ name: 'main', image: 'example.com/none', ...container }],
@@ -114,7 +114,7 @@ describe('a Pod that would command a host', () => {
     await expectRefused(pod(SYSTEM_NAMESPACE, 'p', parts), AS_ADMIN, says, 'only the operator of Berth');
   });
 
-  it.for(COMMANDS)('with %s: the operator may', async ([, { labels, spec, ...parts }]) => {
+  it.for(COMMANDS)('with %s: allowed to the operator', async ([, { labels, spec, ...parts }]) => {
     const own = { labels: { ...OPERATORS_OWN.labels, ...labels }, spec: { ...OPERATORS_OWN.spec, ...spec } };
     await expectAccepted(pod(machines, 'p', { ...parts, ...own }), AS_OPERATOR);
   });
@@ -127,13 +127,13 @@ describe('a Pod that tolerates every taint', () => {
     [`--as=system:serviceaccount:kube-system:${name}`, '--as-group=system:masters'],
   ];
 
-  it('is one of a DaemonSet, as every cluster has them, but not where Berth serves', async () => {
+  it('is allowed as a Pod of a DaemonSet, but not in served namespaces', async () => {
     const [owned, as] = controller('DaemonSet', 'daemon-set-controller');
     await expectAccepted(pod(elsewhere, 'p', { ...everything, ...owned }), as);
     await expectRefused(pod(custom, 'p', { ...everything, ...owned }), as, 'without a key');
   });
 
-  it('is no other one, and none that pretends to be', async () => {
+  it('is refused otherwise, also if it pretends to belong to a DaemonSet', async () => {
     const [replica, replicas] = controller('ReplicaSet', 'replicaset-controller');
     await expectRefused(pod(elsewhere, 'p', { ...everything, ...replica }), replicas, 'without a key');
     const [owned] = controller('DaemonSet', 'daemon-set-controller');
@@ -143,23 +143,23 @@ describe('a Pod that tolerates every taint', () => {
     }
   });
 
-  it('may be any in kube-system, and in a namespace that an administrator labels', async () => {
+  it('is allowed in kube-system, and in a namespace that an administrator labels', async () => {
     await expectAccepted(pod('kube-system', 'p', everything), AS_ADMIN);
     await cluster.kubectl(['label', 'namespace', elsewhere, 'berth.dev/keyless-tolerations=true']);
-    // Admission hears of the label a little later.
+    // Admission learns of the label a little later.
     await waitFor('the label to be known', () =>
       expectAccepted(pod(elsewhere, 'p', everything), AS_TENANT).then(() => true),
     );
     await cluster.kubectl(['label', 'namespace', elsewhere, 'berth.dev/keyless-tolerations-']);
   });
 
-  it('may be one that leaves out the effect of hosts’ taint', async () => {
+  it('is allowed if it tolerates only effects that the taint of hosts does not have', async () => {
     const evicted = { spec: { tolerations: [{ operator: 'Exists', effect: 'NoExecute' }] } };
     await expectAccepted(pod(elsewhere, 'p', evicted), AS_TENANT);
   });
 });
 
-describe('a machine’s Pod that is there already', () => {
+describe('an existing Pod of a machine', () => {
   const name = 'machine';
 
   beforeAll(async () => {
@@ -187,7 +187,7 @@ describe('a machine’s Pod that is there already', () => {
     ['remove its annotation', { annotations: { 'berth.dev/machine': null } }, 'berth.dev/machine'],
     ['change its label', { labels: { 'berth.dev/vm-uid': 'y' } }, 'berth.dev/vm-uid'],
     ['add a finalizer', { finalizers: ['berth.dev/observed', 'berth.dev/other'] }, 'berth.dev/other'],
-  ])('nobody but the operator may %s', async ([, metadata, says]) => {
+  ])('only the operator may %s', async ([, metadata, says]) => {
     for (const as of [AS_ADMIN, AS_TENANT]) {
       const { code, stderr } = await patch(target, as, { metadata });
       expect(code).not.toBe(0);
@@ -196,7 +196,7 @@ describe('a machine’s Pod that is there already', () => {
     }
   });
 
-  it('may be labelled by an admin, and commanded by the operator', async () => {
+  it('may get labels from an admin, and commands from the operator', async () => {
     const labelled = await patch(target, AS_ADMIN, { metadata: { labels: { team: 'a' } } });
     expect(labelled).toMatchObject({ code: 0 });
     const commanded = await patch(target, AS_OPERATOR, {
@@ -205,7 +205,7 @@ describe('a machine’s Pod that is there already', () => {
     expect(commanded).toMatchObject({ code: 0 });
   });
 
-  it('is orphaned by the garbage collector', async () => {
+  it('can be orphaned by the garbage collector', async () => {
     await cluster.kubectl([
       'delete',
       'configmap',
@@ -223,8 +223,8 @@ describe('a machine’s Pod that is there already', () => {
   });
 });
 
-describe('Pods of people’s own in a served namespace', () => {
-  it('are refused where the namespace does not allow them, and allowed where it does', async () => {
+describe('Pods of users in a served namespace', () => {
+  it('are refused unless the namespace allows them', async () => {
     await expectRefused(pod(machines, 'p'), AS_ADMIN, machines, 'berth.dev/custom-pods=true');
     await expectRefused(pod(machines, 'p'), AS_TENANT, machines, 'berth.dev/custom-pods=true');
     await expectAccepted(pod(custom, 'p'), AS_TENANT);
@@ -258,12 +258,12 @@ describe('Pods of people’s own in a served namespace', () => {
       'system-node-critical',
     ],
     ['a node of their choice', { spec: { nodeName: 'some-host' } }, 'spec.nodeName'],
-  ])('may not have %s', async ([, parts, says]) => {
+  ])('must not have %s', async ([, parts, says]) => {
     await expectRefused(pod(custom, 'p', parts), AS_TENANT, says);
     await expectRefused(pod(custom, 'p', parts), AS_ADMIN, says);
   });
 
-  it('may have what the baseline allows', async () => {
+  it('may have everything that the baseline allows', async () => {
     const parts = {
       container: {
         ports: [{ containerPort: 80 }],
@@ -278,7 +278,7 @@ describe('Pods of people’s own in a served namespace', () => {
     await expectAccepted(pod(custom, 'p', parts), AS_TENANT);
   });
 
-  it('get no privileged ephemeral container later', async () => {
+  it('cannot get a privileged ephemeral container later', async () => {
     await expectCreated(pod(custom, 'debugged'), AS_TENANT);
     const ephemeral = (securityContext: object) =>
       cluster.kubectl(
@@ -315,7 +315,7 @@ describe('the kinds', () => {
       spec: specs[kind],
     });
 
-  it.for(Object.keys(specs))('%s: refused outside the namespaces that Berth serves', async (kind) => {
+  it.for(Object.keys(specs))('%s: refused outside of served namespaces', async (kind) => {
     await expectRefused(
       manifest(kind, elsewhere),
       AS_ADMIN,
@@ -342,7 +342,7 @@ describe('the policies', () => {
     return items.filter((policy) => policy.metadata.name.startsWith('berth-'));
   }
 
-  it('compare with the names that the operator uses', async () => {
+  it('use the same names as the operator', async () => {
     const names: Record<string, string> = {
       operatorUser: OPERATOR_USER,
       uninstallUser: `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-uninstall`,
@@ -363,7 +363,7 @@ describe('the policies', () => {
     }
   });
 
-  it('type-check without a warning', async () => {
+  it('have no type warnings', async () => {
     const status = await waitFor('the type check', async () => {
       const own = await ownPolicies();
       return own.every((policy) => policy.status?.typeChecking !== undefined) ? own : undefined;
