@@ -2,9 +2,10 @@
 import { join } from 'node:path';
 import type { BaseImage } from '../../disks/disk.ts';
 import type { MachineFolder, VmPlan } from '../driver.ts';
+import { makeMachineFolder } from '../statefile.ts';
 import { copySparse, giveDisk, makeDisk } from './disk.ts';
 import type { Platform } from './platform.ts';
-import { FILES, type MachineFile, makeMachineFolder } from './state.ts';
+import { FILES, type MachineFile } from './state.ts';
 
 export interface MachineMaterial {
   plan: VmPlan;

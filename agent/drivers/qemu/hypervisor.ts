@@ -1,16 +1,12 @@
 /** Watches a running hypervisor that this agent started or found, and provides the connections to it and to its guest agent. */
-import { isAlive, type ProcessIdentity } from '../../processes/process.ts';
+import type { ProcessIdentity } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
+import type { ExitStatus } from '../launch.ts';
+import { ProcessWatch } from '../processwatch.ts';
 import { GuestAgent } from './guestagent/guestagent.ts';
-import type { ExitStatus } from './launch.ts';
 import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
 import { FILES } from './state.ts';
 
-/**
- * Time between two checks whether the hypervisor's process lives. A closed QMP connection shows the process's end at once; the checks
- * are for a process without a QMP connection.
- */
-const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
 /**
  * Time limit to connect to a running QEMU. QEMU answers in milliseconds, but another client may be connected for a moment, for
  * example an earlier agent that is about to end.
@@ -33,40 +29,29 @@ export class Hypervisor {
    * power-off of the guest.
    */
   endsFromOutside = false;
-  #exitStatus: Promise<ExitStatus> | undefined;
   #qmp: QmpConnection | undefined;
   #connecting: Promise<QmpConnection> | undefined;
-  #exitHandled = false;
   #closed = false;
   #poweredOff = false;
   readonly #handlers: HypervisorHandlers;
-  readonly #timer: NodeJS.Timeout;
+  readonly #watch: ProcessWatch;
 
   constructor(folder: MachineFolder, identity: ProcessIdentity, handlers: HypervisorHandlers) {
     this.folder = folder;
     this.identity = identity;
     this.guestAgent = new GuestAgent(folder.path);
     this.#handlers = handlers;
-    this.#timer = setInterval(() => this.#check(), LIVENESS_INTERVAL_MILLISECONDS);
-    this.#timer.unref();
+    this.#watch = new ProcessWatch(identity, () => handlers.onExit());
   }
 
   /** Watches a process that this agent started. `exited` resolves with the process's exit status. */
   watch(exited: Promise<ExitStatus>): void {
-    this.#exitStatus = exited;
-    exited.then(
-      () => this.#exited(),
-      () => this.#exited(),
-    );
+    this.#watch.watch(exited);
   }
 
-  /**
-   * Ends the watch of the process, because the caller will end the process and record that. Otherwise a late notice could count as the
-   * end of the machine's next process.
-   */
+  /** Ends the watch of the process, because the caller will end the process and record that. */
   expectExit(): void {
-    this.#exitHandled = true;
-    clearInterval(this.#timer);
+    this.#watch.expectExit();
   }
 
   /** Notes that the guest powered off. Returns true only at the first call, because a hypervisor may report this many times. */
@@ -78,7 +63,7 @@ export class Hypervisor {
 
   /** Returns the exit status of an ended process; undefined for a process that another agent started. */
   async exitStatus(): Promise<ExitStatus | undefined> {
-    return await this.#exitStatus;
+    return await this.#watch.exitStatus();
   }
 
   /** Returns the connection, and connects again if it was lost. @throws QmpError when QEMU does not answer. */
@@ -96,7 +81,7 @@ export class Hypervisor {
 
   close(): void {
     this.#closed = true;
-    clearInterval(this.#timer);
+    this.#watch.expectExit();
     this.#qmp?.close();
     this.guestAgent.close();
   }
@@ -108,31 +93,9 @@ export class Hypervisor {
       throw new QmpError('The agent closed the connection to QEMU');
     }
     qmp.on('event', (event) => this.#handlers.onEvent(event));
-    qmp.on('close', () => this.#check());
+    // A process that ends closes its connection first.
+    qmp.on('close', () => this.#watch.check());
     this.#qmp = qmp;
     return qmp;
-  }
-
-  #check(): void {
-    if (this.#closed || this.#exitHandled) {
-      return;
-    }
-    isAlive(this.identity).then(
-      (alive) => {
-        if (!alive) {
-          this.#exited();
-        }
-      },
-      // If the process cannot be read now, the check is repeated at the next interval.
-      () => undefined,
-    );
-  }
-
-  #exited(): void {
-    if (this.#closed || this.#exitHandled) {
-      return;
-    }
-    this.expectExit();
-    this.#handlers.onExit();
   }
 }

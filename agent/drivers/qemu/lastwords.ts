@@ -5,7 +5,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { appendedLog, listSegments, logsWritten } from '../../console/logwriter.ts';
 import { type StartReason } from '../driver.ts';
-import type { ExitStatus } from './launch.ts';
+import type { ExitStatus } from '../launch.ts';
 
 /** Limits of the log lines in a message. They fit, beside other text, into a Pod's container message of at most 4096 characters. */
 const TAIL_BYTES = 2048;

@@ -1,17 +1,13 @@
 /** Starts a QEMU process that outlives the agent. */
-import { type ChildProcess, spawn } from 'node:child_process';
-import { open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { hasCode, messageOf, undefinedIf } from '../../../base/errors.ts';
+import { messageOf } from '../../../base/errors.ts';
 import { run } from '../../../base/exec.ts';
 import type { Logger } from 'pino';
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
-import { forgetLastWords, logsWritten, segmentName, withLogWriter } from '../../console/logwriter.ts';
-import { makeTerminal } from '../../console/terminal.ts';
+import { withLogWriter } from '../../console/logwriter.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
-import { identify, type ProcessIdentity } from '../../processes/process.ts';
 import { type VmLaunchPlan, type MachineFolder } from '../driver.ts';
+import { launch, type Launched } from '../launch.ts';
 import { commandLine } from './arguments.ts';
 import { giveDisk, requireOwnData } from './disk.ts';
 import type { Platform } from './platform.ts';
@@ -30,24 +26,6 @@ export interface MachineContext {
   changed: (uid: string) => void;
   /** Begins to store the console of a running machine and to set its DPI. `found` means that an earlier agent started the machine. */
   follow: (folder: MachineFolder, how: 'started' | 'found') => void;
-}
-
-/** Exit status of a process that this agent started. The agent gets no status of a process that an earlier agent started. */
-export interface ExitStatus {
-  code: number | null;
-  signal: NodeJS.Signals | null;
-}
-
-export interface Launched {
-  identity: ProcessIdentity;
-  exited: Promise<ExitStatus>;
-}
-
-interface LaunchOptions {
-  command: [string, ...string[]];
-  /** Files outside of the machine's folder that the command opens. */
-  files: readonly string[];
-  limits: MachineLimits;
 }
 
 /** Environment of the process. QEMU finds its modules (accelerators, displays) by its own built-in path. */
@@ -100,72 +78,10 @@ export async function launchMachine(
   const files = [state.base?.path, plan.guest.iso].filter((file) => file !== undefined);
   const hasScreen = state.launched?.screen?.card !== undefined;
   const limits = limitsOf({ cpu, memoryBytes, accelerator: platform.accelerator, hasScreen });
-  return await launch(folder, { command: [platform.binary, ...parameters], files, limits }, context);
-}
-
-/**
- * Starts a process with a session, a process group, a control group and a log writer of its own. If machines have a root directory of
- * their own, the process runs there. @throws ReasonedError when the process does not start.
- */
-async function launch(
-  folder: MachineFolder,
-  { command, files, limits }: LaunchOptions,
-  { cgroups, ownRoot }: Pick<MachineContext, 'cgroups' | 'ownRoot'>,
-): Promise<Launched> {
-  const logged = withLogWriter(command);
-  const [program, ...parameters] = ownRoot?.enclose({ folder: folder.path, files }, logged) ?? logged;
-  await logsWritten(folder.path);
-  await Promise.all([forgetLastWords(folder.path), makeTerminal(folder.path)]);
-  // This file gets the output before the log writer runs; the log writer then continues the file.
-  const log = await open(join(folder.path, segmentName('hypervisor', 0)), 'a', 0o600);
-  try {
-    const child = spawn(program, parameters, {
-      cwd: folder.path,
-      detached: true,
-      stdio: ['pipe', log.fd, log.fd],
-      env: ENVIRONMENT,
-    });
-    // If the process has ended, the byte below cannot be sent. The caller notices the end because the process does not answer.
-    child.stdin?.on('error', () => undefined);
-    const exited = new Promise<ExitStatus>((resolve) => {
-      child.once('exit', (code, signal) => resolve({ code, signal }));
-    });
-    const pid = await pidOf(child);
-    const identity = await identify(pid);
-    if (identity === undefined) {
-      throw new ReasonedError('StartFailed', 'The hypervisor ended at once');
-    }
-    await Promise.all([cgroups.add(folder.uid, pid, limits), forgetOomScore(pid)]);
-    child.stdin?.end('\n');
-    child.unref();
-    return { identity, exited };
-  } finally {
-    await log.close();
-  }
-}
-
-async function pidOf(child: ChildProcess): Promise<number> {
-  return await new Promise((resolve, reject) => {
-    child.once('error', (error) =>
-      reject(new ReasonedError('StartFailed', `The hypervisor cannot be executed: ${error.message}`)),
-    );
-    child.once('spawn', () => resolve(child.pid ?? 0));
-  });
-}
-
-/**
- * Sets the OOM score adjustment of the process to 0. The process inherits the agent's value. A higher value, as containers have, would
- * make the kernel kill machines first when the host lacks memory.
- */
-async function forgetOomScore(pid: number): Promise<void> {
-  if (process.platform !== 'linux') {
-    return;
-  }
-  // Only root may lower the score. If the process has just ended, the caller notices this because the process does not answer.
-  await undefinedIf(
-    hasCode('EACCES', 'EPERM', 'ENOENT', 'ESRCH'),
-    writeFile(`/proc/${pid}/oom_score_adj`, '0'),
-  );
+  const logged = withLogWriter([platform.binary, ...parameters]);
+  const command = context.ownRoot?.enclose({ folder: path, files }, logged) ?? logged;
+  const options = { name: 'hypervisor', command, environment: ENVIRONMENT, limits };
+  return await launch(folder, options, context.cgroups);
 }
 
 const MEBIBYTE = 1024 ** 2;

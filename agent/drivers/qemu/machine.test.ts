@@ -14,7 +14,7 @@ import type { MachineFolder } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
 import { whileFrozen } from './guestagent/freeze.ts';
 import { GuestAgent } from './guestagent/guestagent.ts';
-import { type MachineFile, readCopyNote, readMachineFile, writeCopyNote, writeMachineFile } from './state.ts';
+import { type MachineFile, readCopyNote, readMachineFile, StateFile, writeCopyNote } from './state.ts';
 
 /** Events in the words of QEMU 7.2 to 10. */
 const SAYS = {
@@ -41,7 +41,7 @@ beforeEach(async () => {
   if (identity === undefined) {
     throw new Error('the process has no identity');
   }
-  await writeMachineFile(folder.path, {
+  await new StateFile(folder.path).replace({
     version: 1,
     architecture: 'amd64',
     machineType: 'pc',
@@ -283,7 +283,7 @@ describe('ports forwarded for streams', () => {
 
   it('of an agent that died are removed by the next agent', async () => {
     const state = await readMachineFile(folder.path);
-    await writeMachineFile(folder.path, { ...(state as MachineFile), forwards: [40_001, 40_002] });
+    await new StateFile(folder.path).replace({ ...(state as MachineFile), forwards: [40_001, 40_002] });
     const lines = await listenMonitor(() => '');
     expect(await driver.inspect(folder)).toMatchObject({ kind: 'running' });
     const removed = [40_001, 40_002].map((port) => `hostfwd_remove net0 tcp:127.0.0.1:${port}`);

@@ -1,12 +1,10 @@
 /** Creates, reads and writes the folder of a QEMU machine: its state file, and the note about a copy of the disk. */
-import { mkdir, readFile, rm } from 'node:fs/promises';
+import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
-import { keepReserve } from '../../../base/reserve.ts';
-import { Serial } from '../../../base/serial.ts';
+import { type Change, readParsed, StateFile as AnyStateFile } from '../statefile.ts';
 
 /**
  * Names of the files in a machine's folder. The hypervisor binds its sockets relative to the folder, because the whole path of a
@@ -28,19 +26,6 @@ export const FILES = {
   /** Saved memory and device states of a suspended machine. */
   memory: 'memory',
 } as const;
-
-/**
- * Mode of a machine's folder. It lets the hypervisor, which is not root, reach sockets in the folder. The parent folder keeps all
- * other users out.
- */
-const MACHINE_FOLDER_MODE = 0o711;
-const PARENT_MODE = 0o700;
-
-export async function makeMachineFolder(root: string, folder: string): Promise<void> {
-  await mkdir(root, { recursive: true, mode: PARENT_MODE });
-  keepReserve(root);
-  await mkdir(folder, { recursive: true, mode: MACHINE_FOLDER_MODE });
-}
 
 const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() });
 
@@ -124,60 +109,12 @@ export async function requireMachineFile(folder: string): Promise<MachineFile> {
   return state;
 }
 
-async function readParsed<T>(path: string, schema: z.ZodType<T>): Promise<T | undefined> {
-  const text = await undefinedIf(isMissing, readFile(path, 'utf8'));
-  return text === undefined ? undefined : schema.parse(JSON.parse(text));
-}
+export type StateChange = Change<MachineFile>;
 
-export async function writeMachineFile(folder: string, state: MachineFile): Promise<void> {
-  await writeWhole(join(folder, FILES.state), JSON.stringify(state));
-}
-
-/** Fields to set. A field that is set to undefined is removed. */
-export type StateChange = { [Key in keyof MachineFile]?: MachineFile[Key] | undefined };
-
-/**
- * A machine's state file. Changes are made one at a time, because requested steps and events of the process both change the file.
- */
-export class StateFile {
-  readonly #folder: string;
-  readonly #serial = new Serial();
-
+/** A machine's state file. */
+export class StateFile extends AnyStateFile<MachineFile> {
   constructor(folder: string) {
-    this.#folder = folder;
-  }
-
-  async read(): Promise<MachineFile | undefined> {
-    return await readMachineFile(this.#folder);
-  }
-
-  async replace(state: MachineFile): Promise<void> {
-    await this.#serial.run(async () => await writeMachineFile(this.#folder, state));
-  }
-
-  async update(change: StateChange): Promise<MachineFile> {
-    return await this.change(() => change);
-  }
-
-  /** Writes the change that `decide` returns for the present state; an empty change writes nothing. */
-  async change(decide: (state: MachineFile) => StateChange): Promise<MachineFile> {
-    return await this.#serial.run(async () => {
-      const state = await readMachineFile(this.#folder);
-      if (state === undefined) {
-        throw new Error(`The folder ${this.#folder} has no state file`);
-      }
-      const change = decide(state);
-      const next = { ...state, ...change } as MachineFile;
-      if (Object.keys(change).length > 0) {
-        await writeMachineFile(this.#folder, next);
-      }
-      return next;
-    });
-  }
-
-  /** Removes the machine's folder when all writes under way have ended. */
-  async removeFolder(): Promise<void> {
-    await this.#serial.run(async () => await rm(this.#folder, { recursive: true, force: true }));
+    super(folder, { name: FILES.state, schema: stateSchema });
   }
 }
 

@@ -1,0 +1,94 @@
+/** Starts the process of a machine. It outlives the agent. */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { open, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { hasCode, undefinedIf } from '../../base/errors.ts';
+import { forgetLastWords, logsWritten, segmentName } from '../console/logwriter.ts';
+import { makeTerminal } from '../console/terminal.ts';
+import type { MachineCgroups, MachineLimits } from '../processes/cgroup.ts';
+import { identify, type ProcessIdentity } from '../processes/process.ts';
+import type { MachineFolder } from './driver.ts';
+
+/** Exit status of a process that this agent started. The agent gets no status of a process that an earlier agent started. */
+export interface ExitStatus {
+  code: number | null;
+  signal: NodeJS.Signals | null;
+}
+
+export interface Launched {
+  identity: ProcessIdentity;
+  exited: Promise<ExitStatus>;
+}
+
+export interface LaunchOptions {
+  /** Name of the program in messages: `hypervisor` or `emulator`. */
+  name: string;
+  /** Program and arguments, with the log writer (`withLogWriter`). The started process must become the machine by `exec` alone. */
+  command: readonly [string, ...string[]];
+  environment: NodeJS.ProcessEnv;
+  limits: MachineLimits;
+}
+
+/**
+ * Starts a process with a session, a process group, a control group and a log writer of its own. @throws ReasonedError when the process
+ * does not start.
+ */
+export async function launch(
+  folder: MachineFolder,
+  { name, command: [program, ...parameters], environment, limits }: LaunchOptions,
+  cgroups: MachineCgroups,
+): Promise<Launched> {
+  await logsWritten(folder.path);
+  await Promise.all([forgetLastWords(folder.path), makeTerminal(folder.path)]);
+  // This file gets the output before the log writer runs; the log writer then continues the file.
+  const log = await open(join(folder.path, segmentName('hypervisor', 0)), 'a', 0o600);
+  try {
+    const child = spawn(program, parameters, {
+      cwd: folder.path,
+      detached: true,
+      stdio: ['pipe', log.fd, log.fd],
+      env: environment,
+    });
+    // If the process has ended, the byte below cannot be sent. The caller notices the end because the process does not answer.
+    child.stdin?.on('error', () => undefined);
+    const exited = new Promise<ExitStatus>((resolve) => {
+      child.once('exit', (code, signal) => resolve({ code, signal }));
+    });
+    const pid = await pidOf(child, name);
+    const identity = await identify(pid);
+    if (identity === undefined) {
+      throw new ReasonedError('StartFailed', `The ${name} ended at once`);
+    }
+    await Promise.all([cgroups.add(folder.uid, pid, limits), forgetOomScore(pid)]);
+    child.stdin?.end('\n');
+    child.unref();
+    return { identity, exited };
+  } finally {
+    await log.close();
+  }
+}
+
+async function pidOf(child: ChildProcess, name: string): Promise<number> {
+  return await new Promise((resolve, reject) => {
+    child.once('error', (error) =>
+      reject(new ReasonedError('StartFailed', `The ${name} cannot be executed: ${error.message}`)),
+    );
+    child.once('spawn', () => resolve(child.pid ?? 0));
+  });
+}
+
+/**
+ * Sets the OOM score adjustment of the process to 0. The process inherits the agent's value. A higher value, as containers have, would
+ * make the kernel kill machines first when the host lacks memory.
+ */
+async function forgetOomScore(pid: number): Promise<void> {
+  if (process.platform !== 'linux') {
+    return;
+  }
+  // Only root may lower the score. If the process has just ended, the caller notices this because the process does not answer.
+  await undefinedIf(
+    hasCode('EACCES', 'EPERM', 'ENOENT', 'ESRCH'),
+    writeFile(`/proc/${pid}/oom_score_adj`, '0'),
+  );
+}

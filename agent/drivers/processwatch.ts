@@ -1,0 +1,69 @@
+/** Watches the process of a machine, which this agent started or found, for its end. */
+import { isAlive, type ProcessIdentity } from '../processes/process.ts';
+import type { ExitStatus } from './launch.ts';
+
+/** Time between two checks whether the process lives. The checks are for a process that an earlier agent started. */
+const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
+
+export class ProcessWatch {
+  readonly identity: ProcessIdentity;
+  readonly #onExit: () => void;
+  readonly #timer: NodeJS.Timeout;
+  #exitStatus: Promise<ExitStatus> | undefined;
+  #isOver = false;
+
+  /** `onExit` is called once, when the process has ended. */
+  constructor(identity: ProcessIdentity, onExit: () => void) {
+    this.identity = identity;
+    this.#onExit = onExit;
+    this.#timer = setInterval(() => this.check(), LIVENESS_INTERVAL_MILLISECONDS);
+    this.#timer.unref();
+  }
+
+  /** Watches a process that this agent started. `exited` resolves with the process's exit status. */
+  watch(exited: Promise<ExitStatus>): void {
+    this.#exitStatus = exited;
+    exited.then(
+      () => this.#exited(),
+      () => this.#exited(),
+    );
+  }
+
+  /**
+   * Ends the watch of the process, because the caller will end the process and record that. Otherwise a late notice could count as the
+   * end of the machine's next process.
+   */
+  expectExit(): void {
+    this.#isOver = true;
+    clearInterval(this.#timer);
+  }
+
+  /** Returns the exit status of an ended process; undefined for a process that another agent started. */
+  async exitStatus(): Promise<ExitStatus | undefined> {
+    return await this.#exitStatus;
+  }
+
+  /** Checks now whether the process lives. */
+  check(): void {
+    if (this.#isOver) {
+      return;
+    }
+    isAlive(this.identity).then(
+      (alive) => {
+        if (!alive) {
+          this.#exited();
+        }
+      },
+      // If the process cannot be read now, the check is repeated at the next interval.
+      () => undefined,
+    );
+  }
+
+  #exited(): void {
+    if (this.#isOver) {
+      return;
+    }
+    this.expectExit();
+    this.#onExit();
+  }
+}

@@ -1,0 +1,83 @@
+/** The state file of a machine. Each driver has its own file name and schema. */
+import { mkdir, readFile, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import type * as z from 'zod';
+import { isMissing, undefinedIf } from '../../base/errors.ts';
+import { writeWhole } from '../../base/files.ts';
+import { keepReserve } from '../../base/reserve.ts';
+import { Serial } from '../../base/serial.ts';
+
+/**
+ * Mode of a machine's folder. It lets the hypervisor, which is not root, reach sockets in the folder. The parent folder keeps all
+ * other users out.
+ */
+const MACHINE_FOLDER_MODE = 0o711;
+const PARENT_MODE = 0o700;
+
+export async function makeMachineFolder(root: string, folder: string): Promise<void> {
+  await mkdir(root, { recursive: true, mode: PARENT_MODE });
+  keepReserve(root);
+  await mkdir(folder, { recursive: true, mode: MACHINE_FOLDER_MODE });
+}
+
+/** Reads a JSON file. Returns undefined if the file is missing. @throws Error when the content does not match the schema. */
+export async function readParsed<T>(path: string, schema: z.ZodType<T>): Promise<T | undefined> {
+  const text = await undefinedIf(isMissing, readFile(path, 'utf8'));
+  return text === undefined ? undefined : schema.parse(JSON.parse(text));
+}
+
+/** Fields to set. A field that is set to undefined is removed. */
+export type Change<State> = { [Key in keyof State]?: State[Key] | undefined };
+
+/**
+ * A machine's state file. Changes are made one at a time, because requested steps and events of the process both change the file.
+ */
+export class StateFile<State extends object> {
+  readonly #folder: string;
+  readonly #path: string;
+  readonly #schema: z.ZodType<State>;
+  readonly #serial = new Serial();
+
+  constructor(folder: string, { name, schema }: { name: string; schema: z.ZodType<State> }) {
+    this.#folder = folder;
+    this.#path = join(folder, name);
+    this.#schema = schema;
+  }
+
+  async read(): Promise<State | undefined> {
+    return await readParsed(this.#path, this.#schema);
+  }
+
+  async replace(state: State): Promise<void> {
+    await this.#serial.run(async () => await this.#write(state));
+  }
+
+  async update(change: Change<State>): Promise<State> {
+    return await this.change(() => change);
+  }
+
+  /** Writes the change that `decide` returns for the present state; an empty change writes nothing. */
+  async change(decide: (state: State) => Change<State>): Promise<State> {
+    return await this.#serial.run(async () => {
+      const state = await this.read();
+      if (state === undefined) {
+        throw new Error(`The folder ${this.#folder} has no state file`);
+      }
+      const change = decide(state);
+      const next = { ...state, ...change } as State;
+      if (Object.keys(change).length > 0) {
+        await this.#write(next);
+      }
+      return next;
+    });
+  }
+
+  /** Removes the machine's folder when all writes under way have ended. */
+  async removeFolder(): Promise<void> {
+    await this.#serial.run(async () => await rm(this.#folder, { recursive: true, force: true }));
+  }
+
+  async #write(state: State): Promise<void> {
+    await writeWhole(this.#path, JSON.stringify(state));
+  }
+}
