@@ -1,4 +1,4 @@
-/** What the agent tells the API server about Pods, against a real one; the machines are stand-ins. */
+/** Reports of the agent about Pods, against a real API server. The machines are stand-ins. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { hashDesired } from '../../../agent/pods/pod.ts';
 import { DESIRED_ANNOTATION, MACHINE_CONDITION, NETWORK_CONDITION } from '../../../api/v1alpha1/names.ts';
@@ -11,7 +11,7 @@ import { waitFor } from '../../../hack/wait.ts';
 import { DESIRED, machineFor, operatorClient, podFor, setDesired, TestHost } from '../../worlds/agenthost.ts';
 
 const NAMESPACE = 'platform-agent';
-/** Of the network, by the agent: 2 s, in which whatever writes at its own pace has come to it. */
+/** Number of the agent's network checks for 2 s. Within this time, all periodic writes of the agent have happened. */
 const QUIET_CHECKS = 20;
 
 let cluster: Cluster;
@@ -61,7 +61,7 @@ function isReady(pod: Pod): boolean {
   return condition(pod, 'Ready')?.status === 'True';
 }
 
-/** Resolves with the Pod when all is told: that of the network may come a moment after the machine's. */
+/** Resolves with the Pod when its status is complete. The condition of the network may follow that of the machine. */
 async function run(name: string, desired = DESIRED): Promise<Pod> {
   await operator.create(PODS, podFor(host, machineFor(NAMESPACE, name), desired));
   return await waitForPod(
@@ -75,7 +75,7 @@ async function readLease(): Promise<Lease> {
   return await cluster.client().get(LEASES, { namespace: 'kube-node-lease', name: 'mac1' });
 }
 
-/** Until the running agent has had the time in which whatever it writes at its own pace has come. */
+/** Waits until all periodic writes of the running agent have happened. */
 async function quietTime(): Promise<void> {
   const enough = host.network.checks + QUIET_CHECKS;
   await waitFor(`${QUIET_CHECKS} network checks`, () => host.network.checks >= enough);
@@ -90,7 +90,7 @@ describe('the host', () => {
   test('is a Node with label, tag, taint, address and a Lease of its own', async () => {
     const node = await cluster.client().get(NODES, { name: 'mac1' });
     expect(node.metadata.labels).toMatchObject({ 'berth.dev/host': 'true', 'tag.berth.dev/fast': '' });
-    // With it each DaemonSet of the cluster's Linux nodes would want a Pod here.
+    // With this label, each DaemonSet for Linux nodes of the cluster would place a Pod here.
     expect(node.metadata.labels).not.toHaveProperty('kubernetes.io/os');
     expect(node.spec?.taints).toContainEqual({ key: 'berth.dev/host', value: 'true', effect: 'NoSchedule' });
     expect(node.status?.addresses).toEqual([{ type: 'InternalIP', address: '127.0.0.1' }]);
@@ -102,7 +102,7 @@ describe('the host', () => {
     expect((await readLease()).spec?.holderIdentity).toBe('mac1');
   });
 
-  test('heals its Ready condition after the control plane wrote Unknown', async () => {
+  test('restores its Ready condition after the control plane wrote Unknown', async () => {
     const unknown = { type: 'Ready', status: 'Unknown', reason: 'NodeStatusUnknown' };
     await cluster
       .client()
@@ -155,7 +155,7 @@ describe('a machine', () => {
     await destroy('power');
   });
 
-  test('that its guest shut down is Stopped with reason GuestShutdown, and starts when a restart is asked for', async () => {
+  test('that its guest shut down is Stopped with reason GuestShutdown, and starts when a restart is requested', async () => {
     const pod = await run('shutdown');
     host.driver.end(pod.metadata.uid ?? '', 'GuestShutdown', '');
     const stopped = await waitForPod('shutdown', 'Stopped', (one) => waiting(one) === 'Stopped');
@@ -169,7 +169,7 @@ describe('a machine', () => {
     await destroy('shutdown');
   });
 
-  test('that crashes is Failed with the last words under Never, once its network is gone', async () => {
+  test('that crashes under Never is Failed with its last words, once its network is removed', async () => {
     const pod = await run('crash');
     host.driver.end(pod.metadata.uid ?? '', 'Crashed', 'qemu: out of luck');
     const failed = await waitForPod('crash', 'Failed', (one) => one.status?.phase === 'Failed');
@@ -180,7 +180,7 @@ describe('a machine', () => {
     });
     expect(host.network.attachments.size).toBe(0);
     await destroy('crash');
-    // The API server lets go of an ended Pod at once; its disk goes when the host has heard of it.
+    // The API server removes an ended Pod at once. The agent removes the disk when it learns of that.
     await waitFor('the disk to be gone', () => host.driver.machines.size === 0);
   });
 
@@ -196,7 +196,7 @@ describe('a machine', () => {
     await destroy('again');
   });
 
-  test('that cannot start is Failed with the hypervisor’s words', async () => {
+  test('that cannot start is Failed with the message of the hypervisor', async () => {
     host.driver.startError = new ReasonedError('DiskInvalid', 'qemu: bad disk');
     await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'baddisk')));
     const failed = await waitForPod('baddisk', 'Failed', (one) => one.status?.phase === 'Failed');
@@ -216,7 +216,7 @@ describe('a machine', () => {
 });
 
 describe('admission', () => {
-  test('refuses a fifth machine that was bound past the scheduler', async () => {
+  test('refuses a fifth machine that was bound without the scheduler', async () => {
     const names = ['slot-1', 'slot-2', 'slot-3', 'slot-4'];
     await Promise.all(names.map((name) => run(name)));
     await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'slot-5')));
@@ -225,7 +225,7 @@ describe('admission', () => {
     await Promise.all([...names, 'slot-5'].map(destroy));
   });
 
-  test('parks a Pod that is not Berth’s, and lets it go', async () => {
+  test('keeps a Pod that is not Berth’s waiting, and releases it', async () => {
     const pod = podFor(host, machineFor(NAMESPACE, 'foreign'));
     pod.metadata.annotations = {};
     await operator.create(PODS, pod);
@@ -234,7 +234,7 @@ describe('admission', () => {
     await destroy('foreign');
   });
 
-  test('does not guess what a newer operator means', async () => {
+  test('refuses a Pod of a newer operator that it does not understand', async () => {
     const machine = { ...machineFor(NAMESPACE, 'newer'), apiVersion: 'machine.berth.dev/v2' };
     await operator.create(PODS, podFor(host, machine as ReturnType<typeof machineFor>));
     const failed = await waitForPod('newer', 'Failed', (one) => one.status?.phase === 'Failed');
@@ -244,7 +244,7 @@ describe('admission', () => {
 });
 
 describe('a port that the host chose', () => {
-  test('is kept by the next agent; a Pod that reserves it waits, and names its VM', async () => {
+  test('is kept by the next agent; a Pod that reserves it waits, and the message names its VM', async () => {
     const automaticPorts = [{ purpose: 'ssh', protocol: 'TCP', guestPort: 22 }] as const;
     const chooses = machineFor(NAMESPACE, 'chooses', { automaticPorts: [...automaticPorts] });
     const { metadata } = await operator.create(PODS, podFor(host, chooses));
@@ -268,7 +268,7 @@ describe('a port that the host chose', () => {
 });
 
 describe('deletion', () => {
-  test('presses the power button, and takes the power away when the grace is over or made shorter', async () => {
+  test('presses the power button, and takes the power away when the grace period is over or shortened', async () => {
     await run('deaf');
     host.driver.deaf = true;
     const began = performance.now();
@@ -285,13 +285,13 @@ describe('deletion', () => {
     expect(host.driver.machines.size).toBe(0);
   });
 
-  test('by force destroys the machine of a Pod that is gone', async () => {
+  test('by force destroys the machine of a Pod that no longer exists', async () => {
     await run('forced');
     await operator.delete(PODS, { namespace: NAMESPACE, name: 'forced' }, { gracePeriodSeconds: 0 });
     await waitFor('the machine to be gone', () => host.driver.machines.size === 0);
   });
 
-  test('of a Pod that others hold reports the end and waits', async () => {
+  test('of a Pod with finalizers of others reports the end and waits', async () => {
     const held = podFor(host, machineFor(NAMESPACE, 'held'));
     held.metadata.finalizers = ['example.com/hold'];
     await operator.create(PODS, held);
@@ -308,8 +308,8 @@ describe('deletion', () => {
   });
 });
 
-describe('an agent that comes back', () => {
-  test('goes on with its machines, and writes nothing about them', async () => {
+describe('an agent that returns', () => {
+  test('continues with its machines, and writes nothing about them', async () => {
     const before = await run('kept');
     await host.stop();
     const { spec: last } = await readLease();
@@ -320,7 +320,7 @@ describe('an agent that comes back', () => {
     await destroy('kept');
   });
 
-  test('destroys machines whose Pods vanished meanwhile, and starts again what died with the host', async () => {
+  test('destroys machines whose Pods vanished meanwhile, and restarts machines that ended with the host', async () => {
     const lost = await run('vanished');
     const rebooted = await run('rebooted');
     await host.stop();
@@ -336,7 +336,7 @@ describe('an agent that comes back', () => {
     await destroy('rebooted');
   });
 
-  test('makes its Node again when it was deleted, and keeps its machines', async () => {
+  test('creates its Node again after a deletion, and keeps its machines', async () => {
     await run('survivor');
     await cluster.client().delete(NODES, { name: 'mac1' });
     await waitFor('the Node', async () => await cluster.client().get(NODES, { name: 'mac1' }));

@@ -1,4 +1,4 @@
-/** What the agent does when its cluster or its network fails it, against a real API server; the machines are stand-ins. */
+/** Behaviour of the agent when its cluster or its network fails, against a real API server. The machines are stand-ins. */
 import { readdir, writeFile } from 'node:fs/promises';
 import { Agent, get } from 'node:https';
 import { join } from 'node:path';
@@ -56,7 +56,7 @@ async function natReady(host: TestHost): Promise<string | undefined> {
   return node.status?.conditions?.find(({ type }) => type === NAT_READY_CONDITION)?.status;
 }
 
-test('a host that is denied says why and gives up', async () => {
+test('a host whose certificate request is denied says why and gives up', async () => {
   const host = await makeHost({ name: 'denied' });
   await host.launch({ approve: false });
   const request = await waitFor('a request', async () => {
@@ -82,10 +82,10 @@ test('a host that is denied says why and gives up', async () => {
   await expect(host.remove()).rejects.toThrow('NodeExists');
 });
 
-/** What a host says to whoever asks whether it is ready. */
+/** Returns the host's answer to the question whether it is ready. */
 function readiness(port: number): Promise<{ status: number | undefined; said: string }> {
   return new Promise((resolve, reject) => {
-    // Asked as a kubelet asks, which doesn't look at the certificate.
+    // The question is asked as a kubelet asks it, without a check of the certificate.
     const agent = new Agent({ rejectUnauthorized: false });
     const request = get(`https://127.0.0.1:${port}/readyz`, { agent }, (response) => {
       text(response).then((said) => resolve({ status: response.statusCode, said: said.trim() }), reject);
@@ -94,7 +94,7 @@ function readiness(port: number): Promise<{ status: number | undefined; said: st
   });
 }
 
-/** A host that says that it is ready, and what it says. */
+/** Returns the answer of the host once it is ready. */
 function untilReady(port: number): Promise<{ status: number | undefined; said: string }> {
   return waitFor('the host to be ready', async () => {
     const answer = await readiness(port);
@@ -102,12 +102,12 @@ function untilReady(port: number): Promise<{ status: number | undefined; said: s
   });
 }
 
-test('a machine that nobody saw run is destroyed when the host is cut off, and runs when it is back; others run on', async () => {
+test('a machine that was never reported as running is destroyed when the host is cut off, and runs later; others run on', async () => {
   const host = await makeHost({ name: 'cut', fenceAfterSeconds: 5 });
   await host.start();
   const { status: node } = await cluster.client().get(NODES, { name: host.name });
   const port = node?.daemonEndpoints?.kubeletEndpoint?.Port ?? 0;
-  // The Node is there before all of the agent is.
+  // The Node may exist before the agent has started completely.
   expect(await untilReady(port)).toEqual({ status: 200, said: 'ok' });
   await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'seen')));
   const seen = await waitForPod('seen', 'Ready', (pod) => status(pod, 'Ready') === 'True');
@@ -124,7 +124,7 @@ test('a machine that nobody saw run is destroyed when the host is cut off, and r
     const unseen = made.metadata.uid ?? '';
     await waitFor('the machine to run', () => host.driver.machines.get(unseen)?.kind === 'running');
     await waitFor('the machine to be fenced', () => host.driver.machines.get(unseen)?.kind === 'stopped');
-    // Its network and ports are given back once it is off.
+    // The agent releases network and ports once the machine is off.
     await waitFor('its network to be gone', () => !host.network.attachments.has(unseen));
     expect(await readiness(port)).toEqual({ status: 503, said: 'This host is cut off from the cluster' });
     expect(host.driver.machines.get(seen.metadata.uid ?? '')?.kind).toBe('running');
@@ -132,14 +132,14 @@ test('a machine that nobody saw run is destroyed when the host is cut off, and r
     await server.signal('SIGCONT');
   }
   expect(await untilReady(port)).toEqual({ status: 200, said: 'ok' });
-  // A word of the machine's first run may have been on its way to the API server all the time.
+  // A late report of the machine's first run could still have reached the API server at this point.
   await waitFor('the machine to run again', () => {
     return host.driver.machines.get(made.metadata.uid ?? '')?.kind === 'running';
   });
   await waitForPod('unseen', 'Ready', (pod) => status(pod, 'Ready') === 'True');
 }, 180_000);
 
-test('NAT that cannot be healed fails what has never run, is told of what runs, and marks the host until it heals', async () => {
+test('NAT that cannot be repaired fails machines before their first run, is reported for running machines, and marks the host', async () => {
   const host = await makeHost({ name: 'nat', network: 'nat' });
   await host.start();
   await waitFor('NATReady True', async () => (await natReady(host)) === 'True');
@@ -163,7 +163,7 @@ test('NAT that cannot be healed fails what has never run, is told of what runs, 
   expect(healed.status?.phase).toBe('Running');
 });
 
-test('a record that cannot be read fails its own machine, whose disk stays; others run on', async () => {
+test('an unreadable record fails its own machine, whose disk stays; other machines run on', async () => {
   const host = await makeHost({ name: 'damaged' });
   await host.start();
   for (const name of ['hurt', 'well']) {
@@ -197,7 +197,7 @@ test('a record that cannot be read fails its own machine, whose disk stays; othe
   });
 });
 
-test('an agent that is stopped tells the Events of its machines first', async () => {
+test('an agent that is stopped sends the Events of its machines first', async () => {
   const host = await makeHost({ name: 'leaves' });
   await host.start();
   const names = ['a', 'b', 'c', 'd'].map((letter) => `told-${letter}`);

@@ -1,4 +1,4 @@
-/** What the agent must write while guests or others have filled its disk. On a small disk of its own. */
+/** Files that the agent must write although guests or others have filled its disk. The test has a small disk of its own. */
 import { execFileSync } from 'node:child_process';
 import { mkdtempSync, rmdirSync } from 'node:fs';
 import { appendFile, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
@@ -37,7 +37,7 @@ describe('on a disk without a free block', unless(whyNoTmpfs()), () => {
     await expect(grow()).rejects.toMatchObject({ code: 'ENOSPC' });
   }
 
-  it('small files are written again and again where room is kept for them', async () => {
+  it('small files are written again and again if room is reserved for them', async () => {
     keepReserve(folder);
     await writeWhole(file, 'before');
     await fill();
@@ -50,7 +50,7 @@ describe('on a disk without a free block', unless(whyNoTmpfs()), () => {
     expect((await readdir(folder)).filter((name) => name.endsWith('.tmp'))).toEqual([]);
   });
 
-  it('room that could not be kept at first, or was used up, is kept again once there is some', async () => {
+  it('a reserve that could not be made, or was used up, is made again once there is room', async () => {
     await fill();
     keepReserve(folder);
     await rm(join(folder, 'disk'));
@@ -60,11 +60,11 @@ describe('on a disk without a free block', unless(whyNoTmpfs()), () => {
     expect(await readFile(file, 'utf8')).toBe('after'.repeat(10_000));
   });
 
-  it('an agent that starts anew gives away nothing of what is kept, and takes its lock', async () => {
+  it('a new agent does not release the reserve, and takes its lock', async () => {
     keepReserve(folder);
     await fill();
     const kept = await stat(join(folder, '.reserve'));
-    // As another process, which knows of no reserve yet.
+    // The module is loaded again, like another process that knows no reserve yet.
     vi.resetModules();
     const anew = await import('../../../base/reserve.ts');
     anew.keepReserve(folder);
@@ -72,7 +72,7 @@ describe('on a disk without a free block', unless(whyNoTmpfs()), () => {
     lockDataDirectory(folder)();
   });
 
-  it('the old text stays where no room is kept', async () => {
+  it('the old text stays if no room is reserved', async () => {
     await writeFile(file, 'before');
     await fill();
     await expect(writeWhole(file, 'after')).rejects.toMatchObject({ code: 'ENOSPC' });

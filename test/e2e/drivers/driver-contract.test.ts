@@ -1,4 +1,4 @@
-/** The terms of agent/drivers/driver.ts, for each driver: QEMU with a real guest, and the stand-in that other tests rest on. */
+/** Tests the terms of agent/drivers/driver.ts for each driver: QEMU with a real guest, and the stand-in that other tests use. */
 import { once } from 'node:events';
 import { access, mkdir, mkdtemp, rm, stat } from 'node:fs/promises';
 import { connect } from 'node:net';
@@ -27,21 +27,21 @@ const UID = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0051';
 const GRACE_MILLISECONDS = 30_000;
 const NEVER = new AbortController().signal;
 
-/** A driver with one machine, and all that a test does to it without the driver. */
+/** A driver with one machine, and the actions of a test on the machine that do not use the driver. */
 interface Subject {
   driver: Driver;
   folder: MachineFolder;
   plan: VmLaunchPlan;
   base: BaseImage;
-  /** As another agent has it; the first has let go. */
+  /** Replaces the driver by a new one, as another agent makes it. The first driver is closed. */
   restartAgent: () => Promise<void>;
-  /** How often the guest has booted from this disk, its name for this boot, and what it last noted there. */
+  /** Returns the number of boots from this disk, the guest's id for this boot, and the last note in the guest. */
   guest: () => Promise<{ boots: string; boot_id: string; marker: string }>;
   note: (marker: string) => Promise<void>;
   noteIn: (copy: string) => Promise<string | undefined>;
   powerOff: () => Promise<void>;
   kill: () => Promise<void>;
-  /** A part of what the guest prints when it boots. */
+  /** A part of the text that the guest prints when it boots. */
   prints: string;
   end: () => Promise<void>;
 }
@@ -98,7 +98,7 @@ function withScreen(plan: VmLaunchPlan): VmLaunchPlan {
   return { ...plan, guest: { ...plan.guest, vm } };
 }
 
-/** Reads from a stream until it gave the text. */
+/** Reads from a stream until it has given the text. */
 async function untilText(stream: Duplex, wanted: string): Promise<void> {
   let text = '';
   for await (const chunk of stream.iterator({ destroyOnReturn: false })) {
@@ -139,7 +139,7 @@ describe.each([
   const copy = async (target: string) =>
     await subject.driver.copyDisk(subject.folder, { target, signal: NEVER, onProgress: () => undefined });
 
-  /** The state that the machine comes to by itself; the driver gives notice of it. */
+  /** Waits until the machine is in this state by itself. The driver must give notice of it. */
   async function untilExited(act: () => Promise<void>): Promise<unknown> {
     const changed: string[] = [];
     subject.driver.onChange((uid) => changed.push(uid));
@@ -157,7 +157,7 @@ describe.each([
     expect(accelerators.map(({ architecture }) => architecture)).toContain('amd64');
   });
 
-  it('knows nothing of a machine that was not created', async () => {
+  it('reports that a machine that was not created does not exist', async () => {
     const { driver, folder } = subject;
     expect(await state()).toEqual({ kind: 'absent' });
     expect(await driver.list()).toEqual([]);
@@ -167,7 +167,7 @@ describe.each([
     await expect(copy(join(copies, 'nothing'))).rejects.toMatchObject({ reason: 'NoMachine' });
   });
 
-  it('runs a machine from the clone of an image and stops it in order, twice as well as once', async () => {
+  it('runs a machine from the clone of an image, and stops it in order, also twice', async () => {
     const { driver, folder, plan, base } = subject;
     await mkdir(join(folder.path, '..'), { recursive: true });
     await driver.create(folder, plan, base);
@@ -187,7 +187,7 @@ describe.each([
     expect(await subject.guest()).toMatchObject({ boots: '2', marker: 'kept' });
   });
 
-  it('lets a machine outlive the agent, which finds it again with its console', async () => {
+  it('lets a machine outlive the agent, and the next agent finds it with its console', async () => {
     const [before, running] = [await subject.guest(), await state()];
     await subject.restartAgent();
     expect(await subject.driver.list()).toMatchObject([subject.folder]);
@@ -200,7 +200,7 @@ describe.each([
     expect(text).toContain(subject.prints);
   });
 
-  it('shows the console to several readers, and takes what one of them types', async () => {
+  it('shows the console to several readers, and passes on the input of one of them', async () => {
     const { driver, folder } = subject;
     const [writer, reader] = await Promise.all([
       driver.connectConsole(folder, { input: true }),
@@ -229,7 +229,7 @@ describe.each([
     expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
   });
 
-  it('forwards ports of the guest for as long as they are wanted', async () => {
+  it('forwards ports of the guest until they are closed', async () => {
     const { driver, folder } = subject;
     const forwards = await Promise.all(
       Array.from({ length: 16 }, async () => await driver.forwardPort(folder, 80)),
@@ -252,7 +252,7 @@ describe.each([
     }
   });
 
-  it('pauses a machine until it is to go on, also under another agent', async () => {
+  it('pauses a machine until it is told to go on, also under another agent', async () => {
     const before = await subject.guest();
     await subject.driver.pause(subject.folder);
     await subject.restartAgent();
@@ -262,7 +262,7 @@ describe.each([
     expect(await subject.guest()).toEqual(before);
   });
 
-  it('suspends a machine to disk, which goes on where it was under another agent', async () => {
+  it('suspends a machine to disk, and another agent resumes it at the same point', async () => {
     const before = await subject.guest();
     await subject.driver.suspend(subject.folder);
     expect(await state()).toEqual({ kind: 'suspended' });
@@ -274,7 +274,7 @@ describe.each([
     await subject.note('after');
   });
 
-  it('copies the disk of a machine that runs', async () => {
+  it('copies the disk of a running machine', async () => {
     const target = join(copies, 'running.raw');
     const { consistency, virtualSizeBytes } = await copy(target);
     expect(['Crash', 'FileSystem']).toContain(consistency);
@@ -292,7 +292,7 @@ describe.each([
     await expect(access(refused.target)).rejects.toThrow('ENOENT');
   });
 
-  it('tells a crash from a power-off of the guest, and starts the machine again', async () => {
+  it('distinguishes a crash from a power-off by the guest, and starts the machine again', async () => {
     expect(await untilExited(subject.kill)).toMatchObject({
       reason: 'Crashed',
       message: expect.stringMatching(/./) as string,
@@ -314,7 +314,7 @@ describe.each([
     expect(await subject.guest()).toMatchObject({ boots: '1', marker: '' });
   });
 
-  it('ends the streams of a machine that stops, and opens none', async () => {
+  it('ends the streams of a machine that stops, and opens no new ones', async () => {
     const { driver, folder } = subject;
     const console = await driver.connectConsole(folder, { input: true });
     const closed = once(console, 'close');
@@ -332,13 +332,13 @@ describe.each([
     await start();
   });
 
-  it('deletes a machine that runs, and leaves nothing', async () => {
+  it('deletes a running machine, and leaves nothing', async () => {
     await subject.driver.delete(subject.folder);
     expect(await state()).toEqual({ kind: 'absent' });
     expect(await subject.driver.list()).toEqual([]);
   });
 
-  it('makes a machine without a disk, of which there is no copy', async () => {
+  it('makes a machine without a disk, which cannot be copied', async () => {
     await subject.driver.create(subject.folder, subject.plan, undefined);
     expect(await subject.driver.copyBytes(subject.folder)).toBe(0);
     await expect(copy(join(copies, 'none'))).rejects.toMatchObject({ reason: 'NoDisk' });

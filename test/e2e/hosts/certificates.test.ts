@@ -1,4 +1,4 @@
-/** How a real agent comes by its certificates and keeps them, and who cannot have them. */
+/** Certificates of a real agent: how it gets and renews them, and who is denied them. */
 import { readFileSync } from 'node:fs';
 import { X509Certificate } from 'node:crypto';
 import { join } from 'node:path';
@@ -28,21 +28,24 @@ import { type AuditedWrite, auditedWrites } from '../../support/apiwrites.ts';
 import { type Authority, issue } from '../../../hack/cluster/authority.ts';
 import { waitFor } from '../../../hack/wait.ts';
 
-/** The least that an API server signs for. */
+/** Shortest lifetime that an API server signs for. */
 const LIFETIME_SECONDS = 600;
-/** Of certificates that an agent starts with and has to renew; what comes before 70 % of it is time for its start on a busy machine. */
+/**
+ * Lifetime of certificates with which an agent starts, and which it has to renew. The first 70 % of it is time for its start on a busy
+ * machine.
+ */
 const SHORT_LIFE_MILLISECONDS = 20_000;
-/** The Lease is renewed four times in it. */
+/** Within this time the Lease is renewed four times. */
 const FENCE_SECONDS = 8;
 const STEP = { deadlineMilliseconds: 90_000 };
 const TEST_MILLISECONDS = 240_000;
 const NODE_USER = 'system:node:host';
-/** Not the address of any host. */
+/** An address that no host has. */
 const KUBELET_ADDRESS = '127.0.0.9';
 
 let cluster: Cluster;
 let agent: AgentProcess;
-/** When the short certificates have ended, in milliseconds since the epoch. */
+/** End of the short certificates, in milliseconds since the epoch. */
 let shortUntil = 0;
 
 beforeAll(async () => {
@@ -83,7 +86,7 @@ function secondsLeft(pem: string): number {
   return (validityOf(pem).notAfter.getTime() - Date.now()) / 1000;
 }
 
-/** What the agent keeps on its disk, of the lifetime asked for. */
+/** Returns the certificate on the agent's disk once it has the requested lifetime. */
 async function fresh(kind: 'client' | 'serving'): Promise<string> {
   return await waitFor(
     `a fresh ${kind} certificate on the host`,
@@ -100,7 +103,7 @@ async function fresh(kind: 'client' | 'serving'): Promise<string> {
 }
 
 test(
-  'a host that joins asks for two certificates, both are approved by the operator, for the time asked for',
+  'a host that joins asks for two certificates, and the operator approves both for the requested lifetime',
   async () => {
     const [[client], [serving]] = [await signed('client', 1), await signed('serving', 1)];
     expect(client?.spec.username).toMatch(/^system:bootstrap:[0-9a-f]{6}$/);
@@ -118,7 +121,7 @@ test(
 );
 
 test(
-  'the running agent renews both after 70 % of their life and before their end, and comes with the new one alone from then on',
+  'the running agent renews both between 70 % and the end of their life, and then uses only the new ones',
   async () => {
     await agent.stop();
     const stopped = Date.now();
@@ -160,12 +163,12 @@ test(
   TEST_MILLISECONDS,
 );
 
-/** As the API server saw them. */
+/** Returns the writes of the agent in the audit log of the API server. */
 function agentWrites(): AuditedWrite[] {
   return auditedWrites(cluster).filter(({ writer }) => writer === 'berth-agent');
 }
 
-/** As the audit log has it. */
+/** Returns the hash of a certificate in the form of the audit log. */
 function certificateHash(pem: string): string {
   return new X509Certificate(pem).fingerprint256.replaceAll(':', '').toLowerCase();
 }
@@ -178,7 +181,9 @@ function authority(): Authority {
   };
 }
 
-/** Puts a certificate with a short life in the place of the agent's, since API servers sign none below 10 minutes; the certificate. */
+/**
+ * Replaces a certificate of the agent by one with a short life, and returns it. API servers sign no certificate for less than 10 minutes.
+ */
 async function shorten(kind: 'client' | 'serving', begin: number): Promise<string> {
   const key = await createKey();
   const certificate = await issue(authority(), {
@@ -207,7 +212,7 @@ async function servedFingerprint(): Promise<string> {
   });
 }
 
-/** Asks for a certificate as the node of that name, whether or not its Node is there. */
+/** Requests a certificate as the node of this name. Its Node need not exist. */
 async function askAs(
   nodeName: string,
   kind: 'client' | 'serving',
@@ -231,7 +236,7 @@ async function askAs(
   ).finally(() => {
     void transport.close();
   });
-  // A refusal is for whoever awaits the answer, and is not unhandled until then.
+  // The caller handles a refusal. Until then the rejection must not count as unhandled.
   answer.catch(() => undefined);
   const name = await waitFor(`a ${kind} request of ${nodeName}`, async () => {
     const { items } = await cluster.client().list(CERTIFICATE_SIGNING_REQUESTS);
@@ -251,7 +256,7 @@ async function conditionsOf(name: string): Promise<unknown> {
 }
 
 test(
-  'what nodes ask for that are no hosts is left to others, who may approve it',
+  'requests of nodes that are no hosts are left to others, who may approve them',
   async () => {
     const addresses = [{ type: 'InternalIP' as const, address: KUBELET_ADDRESS }];
     await cluster.client().create(NODES, { metadata: { name: 'kubelet' }, status: { addresses } });
@@ -267,7 +272,7 @@ test(
 );
 
 test(
-  'a host that has no Node at the moment gets its renewal once the Node is there again',
+  'a host whose Node is missing gets its renewal once the Node exists again',
   async () => {
     const { name, answer } = await askAs('late', 'client');
     await operatorIsThrough();
@@ -281,7 +286,7 @@ test(
 );
 
 test(
-  'a bootstrap token does not get the name of a host that is there, and the request says why',
+  'a bootstrap token does not get the name of an existing host, and the request says why',
   async () => {
     const before = (await requests('client')).length;
     const { kubeconfig } = await cluster.createAgentBootstrap('host');
@@ -309,7 +314,7 @@ test(
 );
 
 test(
-  'the host lives on when those that it had before have ended',
+  'the host goes on when its earlier certificates have ended',
   async () => {
     await waitFor(
       'the Lease to be renewed after their end',

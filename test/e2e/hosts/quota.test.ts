@@ -1,4 +1,4 @@
-/** The places of an ARM host, with real aarch64 guests: never a machine more than the quota. */
+/** Slots of an ARM host with real aarch64 guests: never more machines than the quota. */
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { NODES } from '../../../kube/core.ts';
 import { rest } from '../../../base/time.ts';
@@ -9,7 +9,7 @@ import { page } from '../../worlds/qemuguest.ts';
 import { BOOT, hypervisorsBelow, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 
 const TEST_MILLISECONDS = 600_000;
-/** Far less than a machine's start takes, so that none comes and goes unseen. */
+/** Much shorter than the start of a machine, so that the counter misses no machine. */
 const COUNT_INTERVAL_MILLISECONDS = 100;
 const NAMES = ['a', 'b', 'c', 'd', 'e'];
 const FULL = 'No host is free: 1 without a free berth';
@@ -17,7 +17,7 @@ const FULL = 'No host is free: 1 without a free berth';
 let world: World;
 let counter: HypervisorCounter;
 
-/** The greatest number of QEMU processes that were there at once. */
+/** Counts the greatest number of QEMU processes at the same time. */
 class HypervisorCounter {
   readonly #folder: string;
   readonly #stopping = new AbortController();
@@ -28,13 +28,13 @@ class HypervisorCounter {
   constructor(folder: string) {
     this.#folder = folder;
     this.#counting = this.#count();
-    // Told to whoever asks for the number.
+    // `stop` reports an error of the counting. Until then the rejection must not count as unhandled.
     this.#counting.catch(() => undefined);
   }
 
-  /** From the start, or since this was last asked. */
+  /** Returns the greatest number since the start, or since the last call. */
   async greatest(): Promise<number> {
-    // A look that has begun tells of machines that may have ended since.
+    // A count that is under way may contain machines that have ended since.
     await this.#looking;
     const most = this.#most;
     this.#most = 0;
@@ -74,7 +74,7 @@ async function makeVM(name: string): Promise<void> {
   await world.makeVM(name, { architecture: 'arm64', ports: [`${await freePort()}:80`] });
 }
 
-/** The only VM that does not run, which says that there is no place for it. */
+/** Returns the only VM that does not run, whose status says that no slot is free. */
 async function pending(): Promise<string> {
   const [name = ''] = await waitFor(
     'one VM alone to be Pending because the host is full',
@@ -137,7 +137,7 @@ test(
 );
 
 test(
-  'a quota of 2 leaves the four that run alone, and new ones wait until fewer than two do',
+  'a lower quota of 2 ends none of four machines, and new machines wait until fewer than two run',
   async () => {
     await world.operator.stop();
     world.operator = await world.cluster.startOperator({ config: { osx_node_platform_quota_pod: 2 } });

@@ -1,4 +1,4 @@
-/** A host that has been in a cluster, under another one: rebuilt with the same name, or moved to another address. */
+/** A host of one cluster that joins another: a new cluster with the same name, or one that moved to another address. */
 import { X509Certificate } from 'node:crypto';
 import { cpSync, mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -17,15 +17,15 @@ import { waitFor } from '../../../hack/wait.ts';
 
 const STEP = { deadlineMilliseconds: 90_000 };
 const TEST_MILLISECONDS = 240_000;
-/** Nobody listens there: where the cluster was before it moved. */
+/** Address of the cluster before its move. Nothing listens there. */
 const FORMER_SERVER = 'https://127.0.0.1:1';
 
 let former: Cluster;
 let cluster: Cluster;
 let agent: AgentProcess | undefined;
-/** Of the host, whichever cluster it is in. */
+/** Data directory of the host in each cluster. */
 let dataDirectory: string;
-/** What the host had when it left its former cluster. */
+/** Copy of the data directory from the time when the host left its former cluster. */
 let leftWith: string;
 
 beforeAll(async () => {
@@ -57,7 +57,7 @@ async function lease(): Promise<Lease> {
   return await cluster.client().get(LEASES, { namespace: 'kube-node-lease', name: 'host' });
 }
 
-/** Starts the agent again and waits until the cluster hears of it. */
+/** Starts the agent again and waits until it has renewed its Lease. */
 async function isHeardOf(started: AgentProcess): Promise<void> {
   const before = (await lease()).spec?.renewTime;
   await started.startAgain();
@@ -65,7 +65,7 @@ async function isHeardOf(started: AgentProcess): Promise<void> {
 }
 
 test(
-  'the data directory of a host does not keep it from joining another cluster, with both certificates anew',
+  'the data directory of a host does not keep it from joining another cluster, with two new certificates',
   async () => {
     expect([isFrom(former, 'client'), isFrom(former, 'serving')]).toEqual([true, true]);
     agent = await AgentProcess.start(cluster, { nodeName: 'host', config: { dataDirectory } });
@@ -79,7 +79,7 @@ test(
 );
 
 test(
-  'a host goes to where its bootstrap kubeconfig says the cluster is by now, and remembers it',
+  'a host uses the address of the cluster in its bootstrap kubeconfig, and remembers it',
   async () => {
     const host = agent!;
     await host.stop();
@@ -103,7 +103,7 @@ test(
   TEST_MILLISECONDS,
 );
 
-test('a host of another cluster does not become one that is there, and keeps what it had', async () => {
+test('a host of another cluster does not take the name of an existing host, and keeps its data', async () => {
   const config = { ...loadConfig(agent!.configFile), dataDirectory: leftWith };
   const { client, serving } = identityFiles(leftWith);
   const before = [readPair(client), readPair(serving)];

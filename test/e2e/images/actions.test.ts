@@ -1,4 +1,4 @@
-/** What a person makes of a VM's disk: saved, committed and pushed while the guest writes, and deployed elsewhere. */
+/** Disks of VMs that are saved, committed and pushed while the guest writes, and then deployed elsewhere. */
 import { execFile } from 'node:child_process';
 import { copyFile, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -26,7 +26,7 @@ let directory: string;
 let registry: TestRegistry;
 let world: World;
 let port: number;
-/** Of the VM that is made of the packed file. */
+/** Size of the VM from the packed file. */
 let packedPort: number;
 
 beforeAll(async () => {
@@ -49,7 +49,7 @@ beforeAll(async () => {
     type: 'kubernetes.io/dockerconfigjson',
     stringData: { '.dockerconfigjson': registry.dockerConfigJson() },
   });
-  // Behind the guest image a file system, to which the guest writes without a pause.
+  // The disk has a file system behind the guest image, to which the guest writes without a pause.
   await makeCopyDisk(join(world.shared, 'guest.qcow2'), join(world.shared, 'writer.raw'));
   await world.makeImage('writer', 'writer.raw');
   await world.cluster.client().create(SECRETS, {
@@ -98,7 +98,9 @@ function untilReady(name: string): Promise<Image> {
   return untilImage(name, ({ status }) => status?.phase === 'Ready');
 }
 
-/** A VM of an image on the other host: its page, and that its disk shows one moment of the guest that wrote to it. */
+/**
+ * Deploys a VM of the image on the other host. Returns its page, and checks that its disk shows one moment of the guest that wrote to it.
+ */
 async function deploy(name: string, image: string): Promise<Record<string, string>> {
   const own = await freePort();
   const readiness = { type: 'Port' as const, port: 80 };
@@ -107,7 +109,7 @@ async function deploy(name: string, image: string): Promise<Record<string, strin
   const text = await tell(own, 'numbers', OTHER_ADDRESS);
   const numbers = (text.match(/^\d+$/gm) ?? []).map(Number).toSorted((a, b) => a - b);
   const last = numbers.at(-1) ?? 0;
-  // A guest on a busy machine has not yet written as many.
+  // A guest on a busy machine may have written fewer numbers by then.
   const length = Math.min(19, last);
   expect(length).toBeGreaterThan(0);
   expect(numbers.slice(-length)).toEqual(Array.from({ length }, (_, index) => last - length + 1 + index));
@@ -115,7 +117,7 @@ async function deploy(name: string, image: string): Promise<Record<string, strin
 }
 
 test(
-  'a running VM is saved as a new Image while it writes; a VM of it on another host has what was there before',
+  'a running VM is saved as a new Image while it writes; a VM of it on another host has the earlier content',
   async () => {
     expect(await tell(port, 'marker=before')).toBe('saved\n');
     await create('saved', { source: { fromVM: { name: 'source' } } });
@@ -148,7 +150,7 @@ async function filesWithPassword(host: string): Promise<string[]> {
 }
 
 test(
-  'the user data of a VM is in no Image that is saved from it, and nobody is told it',
+  'the user data of a VM is in no Image that is saved from it, and is not shown to anybody',
   async () => {
     await untilReady('saved');
     expect((await filesWithPassword('one')).toSorted()).toEqual(['seed.iso', 'seed.json']);
@@ -160,7 +162,7 @@ test(
 );
 
 test(
-  'a commit writes the disk over an Image; the VM that ran from it keeps what it has, later ones get it',
+  'a commit writes the disk over an Image; the VM that ran from it keeps its content, and later VMs get the new one',
   async () => {
     const { digest: before } = (await untilReady('saved')).status ?? {};
     expect(await tell(port, 'marker=committed')).toBe('saved\n');
@@ -221,7 +223,7 @@ test(
 );
 
 test(
-  'a push that may not be done says so in a condition, and the Image stays as it is',
+  'a refused push is reported in a condition, and the Image stays unchanged',
   async () => {
     await world.cluster.client().create(SECRETS, {
       metadata: { name: 'wrong', namespace: NAMESPACE },
@@ -262,7 +264,7 @@ test(
   TEST_MILLISECONDS,
 );
 
-test('kubectl tells the story of an Image', async () => {
+test('kubectl shows the history of an Image', async () => {
   const table = await world.kubectl('get', 'images', '-o', 'wide');
   expect(table).toMatch(/^saved +Ready +1Gi /m);
   await waitFor(
@@ -276,7 +278,7 @@ test('kubectl tells the story of an Image', async () => {
 });
 
 test(
-  'what a deleted Image had in the storage is removed by a host; the VM made from it starts again without',
+  'a host removes the stored content of a deleted Image; the VM made from it starts again without it',
   async () => {
     const { status } = await untilReady('packed');
     const reference = `docker://${status?.content?.reference}`;
@@ -297,7 +299,7 @@ test(
       async () => (await page(packedPort, OTHER_ADDRESS))['boots'] === '2',
       BOOT,
     );
-    // What the commit has replaced still waits for its time.
+    // The content that the commit replaced still waits for the end of its time.
     const begun = 'jsonpath={.items[?(@.spec.suspend==false)].metadata.name}';
     const jobs = ['get', 'jobs', '-n', 'berth-system', '-l', 'berth.dev/operation=remove', '-o', begun];
     await waitFor('its Job to be gone', async () => (await world.kubectl(...jobs)) === '', STEP);

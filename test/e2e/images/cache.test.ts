@@ -1,4 +1,4 @@
-/** The image cache with real hosts: images are there before VMs need them, and taken away without breaking a deployment. */
+/** The image cache with real hosts. Images are on hosts before VMs need them, and their removal breaks no deployment. */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -54,7 +54,7 @@ async function makeSecret(namespace: string): Promise<void> {
   });
 }
 
-/** An Image that a Job has fetched to one host; the name of the other. */
+/** Creates an Image, which a Job fetches to one host. Resolves with the name of the other host. */
 async function fetchedTo(name: string): Promise<string> {
   await createImage(world.cluster, name, { http: downloads.next() });
   await waitFor(
@@ -79,7 +79,7 @@ async function lists(host: string, image: string): Promise<boolean> {
   return status?.images?.some(({ names }) => names.some((name) => name.includes(`/${image}`))) ?? false;
 }
 
-/** The agent has begun to take the image away, and is at it still. */
+/** Waits until the agent removes the image and has not finished. */
 async function untilRemoving(host: string): Promise<void> {
   await waitFor(
     `a removal on ${host} to be under way`,
@@ -106,7 +106,7 @@ test(
     expect(await lists(other, 'desktop')).toBe(true);
     const { stdout } = await world.cluster.kubectl(['get', 'ice', 'desktop']);
     expect(stdout).toMatch(/^desktop +berth\.dev\/platform-default\/desktop\S* .*2/m);
-    // Whoever asks from here on gets half of it.
+    // From now on the web server answers each request only by half.
     downloads.holdBack();
     await world.makeVM('quick', { image: 'desktop', placement: { node: other } });
     await world.vms.waitForPhase('quick', 'Running', undefined, BOOT);
@@ -123,12 +123,12 @@ test(
     const targets = { nodes: ['one'] };
     await entries.create('private', { reference, targets, pullSecretName: 'pull' });
     await entries.waitUntilCached('private', 1, STEP);
-    // An agent that has just begun remembers nobody whom the registry opens it to.
+    // A new agent has not stored for whom the registry opens the image.
     const agent = world.host('one');
     await agent.stop();
     await agent.startAgain();
     await agent.ready();
-    // The host asks the registry whether the VM may have the image that is there already, and gets no answer yet.
+    // The host asks the registry whether the VM may use the stored image, and gets no answer yet.
     registry.traffic.hold();
     const imagePullSecrets = [{ name: 'pull' }];
     await world.makeVM('patient', { image: reference, imagePullSecrets, placement: { node: 'one' } });

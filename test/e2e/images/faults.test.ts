@@ -1,4 +1,4 @@
-/** What is wrong with an image or its registry, as the Image, the ImageCacheEntry and the VM that name it tell it. */
+/** Faults of images and registries, as VM, Image and ImageCacheEntry report them. */
 import { mkdtemp, readdir, rm, stat, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -77,7 +77,7 @@ function disk(name: string): Buffer {
   return tarOf([{ name, content: Buffer.alloc(MEBIBYTE, 'disk') }]);
 }
 
-/** The file in which the registry keeps the one large blob of a repository that was just pushed. */
+/** Returns the file in which the registry stores the one large blob of the newest repository. */
 async function newestBlob(): Promise<string> {
   const root = join(registry.directory, 'data', 'docker', 'registry', 'v2', 'blobs', 'sha256');
   const files = await readdir(root, { recursive: true });
@@ -90,7 +90,7 @@ async function newestBlob(): Promise<string> {
   return large.reduce((last, blob) => (blob.about.mtimeMs > last.about.mtimeMs ? blob : last)).path;
 }
 
-/** Names it in one VM, one Image and one ImageCacheEntry; what they say of it in the end. */
+/** Uses the reference in a VM, an Image and an ImageCacheEntry. Returns their messages. */
 async function tell(name: string, reference: string, secret = 'right'): Promise<Record<string, string>> {
   const client = world.cluster.client();
   const imagePullSecrets = [{ name: secret }];
@@ -137,7 +137,7 @@ async function tell(name: string, reference: string, secret = 'right'): Promise<
   };
 }
 
-/** All three speak of the same reason, and say what is known of it. */
+/** Checks that all three messages have the same reason and the known details. */
 function expectAll(told: Record<string, string>, ...patterns: RegExp[]): void {
   for (const text of Object.values(told)) {
     for (const pattern of patterns) {

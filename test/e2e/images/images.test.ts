@@ -1,4 +1,4 @@
-/** VMs from images of a private registry, and from an ISO of a web server, as their user writes and sees them, with real guests. */
+/** VMs from images of a private registry, and from an ISO of a web server, with real guests. */
 import { execFile } from 'node:child_process';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -24,7 +24,7 @@ const TEST_MILLISECONDS = 300_000;
 /** Name of the Secret with the registry's password. */
 const SECRET = 'pull';
 const SECTOR_BYTES = 512;
-/** What is fetched once is more than its own size by this at most: TLS, and what comes beside it. */
+/** Largest ratio of transferred bytes to the size of an image that is fetched once. The rest is TLS and other requests. */
 const ONCE = 1.1;
 
 let folder: string;
@@ -50,7 +50,7 @@ afterAll(async () => {
   await rm(folder, { recursive: true, force: true });
 });
 
-/** The guest's disk; that of amd64 is made to boot as an ISO too. */
+/** Disk of the guest. The disk for amd64 can also boot as an ISO. */
 async function rawGuest(architecture: GuestArchitecture): Promise<string> {
   const raw = join(folder, `guest-${architecture}.raw`);
   const parameters = ['convert', '-f', 'qcow2', '-O', 'raw', await guestFile(architecture), raw];
@@ -67,7 +67,7 @@ async function makeSecret(name: string, password: string): Promise<void> {
   await world.kubectl('create', 'secret', 'docker-registry', name, ...login);
 }
 
-/** `kubectl apply` of a VM that serves its page at the port. */
+/** Applies a VM with kubectl. The VM serves its page at the port. */
 async function apply(
   name: string,
   image: string,
@@ -91,13 +91,13 @@ spec:
   await world.cluster.kubectl(['apply', '-f', '-'], { input: manifest });
 }
 
-/** What the host lists of an image's repository. */
+/** Returns the images of this repository that the Node lists. */
 async function listed(repository: string): Promise<string[]> {
   const { status } = await world.cluster.client().get(NODES, { name: 'host' });
   return (status?.images ?? []).flatMap(({ names }) => names).filter((name) => name.includes(repository));
 }
 
-/** Of what hosts fetch to have the image, all but some kilobytes. */
+/** Returns the size of the image's layers. Hosts fetch only some kilobytes more. */
 async function layerBytes(image: string): Promise<number> {
   const manifest = JSON.parse(await registry.skopeo('inspect', '--raw', `docker://${image}`)) as {
     layers: { size: number }[];
@@ -130,7 +130,7 @@ test(
 );
 
 test(
-  'a secret with a wrong password, or none: the VM says so and waits, though the image is on the host; with the right one it runs',
+  'with a wrong or no password, a VM waits with a reason, although the image is on the host; with the right one it runs',
   async () => {
     const image = `${registry.host}/team/guest:1`;
     await makeSecret('wrong', 'not the password');
@@ -156,7 +156,7 @@ test(
   TEST_MILLISECONDS,
 );
 
-/** Whether a transfer was told of more than once while it went on. */
+/** Returns whether the progress of a transfer was reported more than once during it. */
 function isFollowed(percents: readonly number[]): boolean {
   return percents.filter((percent) => percent > 0 && percent < 100).length > 1;
 }
@@ -166,7 +166,7 @@ function expectRising(percents: readonly number[]): void {
 }
 
 test(
-  'an ISO of a slow web server: ISO and VM tell how much is there, and the VM boots from it beside an empty disk',
+  'an ISO of a slow web server: ISO and VM show the progress, and the VM boots from it beside an empty disk',
   async () => {
     await using downloads = await Downloads.serve(await rawGuest('amd64'));
     downloads.slowDown();
@@ -199,7 +199,7 @@ test(
 );
 
 test(
-  'an arm64 VM image as Tart writes it boots on an ARM host, and is refused on another, which names both architectures',
+  'an arm64 VM image in the form of Tart boots on an ARM host, and is refused on another with both architectures',
   async () => {
     const raw = await rawGuest('arm64');
     const image = await pushTart(registry, 'team/tart:v1', raw, { architecture: 'arm64' });

@@ -1,4 +1,4 @@
-/** Berth as it was at an earlier commit, to be upgraded from. */
+/** Builds Berth from an earlier commit, for tests of upgrades. */
 import { execFile } from 'node:child_process';
 import { access, symlink } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -6,21 +6,23 @@ import { promisify } from 'node:util';
 
 const ROOT = join(import.meta.dirname, '..', '..', '..');
 const run = promisify(execFile);
-/** Images are built on a base that is there by now; a busy machine takes its time. */
+/** Time limit. The images are built on an existing base, which takes some time on a busy machine. */
 const BUILD_MILLISECONDS = 600_000;
 
-/** What people have when they upgrade: the last commit before hosts are marked by the operator. To be moved on with each release. */
+/** The last commit before the operator marks hosts. Users upgrade from there. Change it with each release. */
 const EARLIER_COMMIT = '8ec621d';
 export const EARLIER_TAG = 'earlier';
 
 export interface Earlier {
-  /** Path of its chart. */
+  /** Path of the chart. */
   chart: string;
-  /** Paths of its images, tagged {@link EARLIER_TAG}. */
+  /**
+   * Paths of the images, tagged {@link EARLIER_TAG}.
+   */
   archives: string[];
 }
 
-/** Why it cannot be had: a shallow clone does not reach it. Undefined when it can. */
+/** Returns the reason why the earlier commit cannot be checked out, for example in a shallow clone. Undefined if it can. */
 export async function whyNoEarlier(): Promise<string | undefined> {
   return await run('git', ['cat-file', '-e', `${EARLIER_COMMIT}^{commit}`], { cwd: ROOT }).then(
     () => undefined,
@@ -28,7 +30,7 @@ export async function whyNoEarlier(): Promise<string | undefined> {
   );
 }
 
-/** Checks it out into `folder` and builds its images with its own program, and with the packages that are installed here. */
+/** Checks the commit out into `folder`, and builds its images with its own program and the packages of this clone. */
 export async function buildEarlier(folder: string): Promise<Earlier> {
   await run('git', ['clone', '--quiet', '--shared', '--no-checkout', ROOT, folder]);
   await run('git', ['checkout', '--quiet', EARLIER_COMMIT], { cwd: folder });

@@ -1,4 +1,4 @@
-/** Berth installed with helm on real nodes: what people do with it from the first day to the last. */
+/** Berth installed with helm on real nodes, from the installation to the uninstallation. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { setTimeout as pause } from 'node:timers/promises';
 import { PODS } from '../../../kube/core.ts';
@@ -23,13 +23,13 @@ import { unless } from '../../support/unless.ts';
 
 const PORT = 8080;
 const READER = { namespace: 'monitoring', name: 'prometheus' };
-/** As docs/reference/metrics.md has it. */
+/** The query in docs/reference/metrics.md. */
 const PENDING = 'sum by (vm_namespace) (berth_pending_vms)';
-/** No node has it. */
+/** Memory that no node has. */
 const TOO_MUCH = '512Gi';
 const PROMISED_CLEAN_MILLISECONDS = 2_000;
 const PROMISED_CRASH_MILLISECONDS = 15_000;
-/** As networks and proxies of clusters are made. */
+/** A DaemonSet like those of networks and proxies of clusters. */
 const ON_EVERY_NODE = {
   apiVersion: 'apps/v1',
   kind: 'DaemonSet',
@@ -49,7 +49,7 @@ const ON_EVERY_NODE = {
 };
 const KINDS = ['emulators', 'imagecacheentries', 'images', 'isos', 'vmconfigs', 'vms'];
 const LOOK = { deadlineMilliseconds: 60_000, intervalMilliseconds: 20 };
-/** Created one after the other while the leader goes. */
+/** Number of VMs that are created one after the other while the leader ends. */
 const CREATED = 3;
 const BETWEEN_CREATIONS_MILLISECONDS = 400;
 
@@ -67,7 +67,7 @@ describe('Berth installed with helm', unless(unfit), () => {
   });
 
   describe('helm install', () => {
-    test('in the words of README.md makes each labelled node a host', async () => {
+    test('with the commands of README.md makes each labelled node a host', async () => {
       const printed = await installAsReadmeSays(berth);
       for (const { name } of berth.nodes) {
         expect(printed).toContain(`${name}-berth`);
@@ -91,7 +91,7 @@ describe('Berth installed with helm', unless(unfit), () => {
       expect(stdout).toContain('Linux version');
     });
 
-    test('a VM runs on when its agent is deleted, and the next agent goes on with it', async () => {
+    test('a VM runs on when its agent is deleted, and the next agent takes it over', async () => {
       const { nodeName } = (await berth.vms.get('steady')).status ?? {};
       const before = await berth.page('steady', PORT);
       const [agent] = (await berth.pods('agent')).filter((pod) => `${pod.spec?.nodeName}-berth` === nodeName);
@@ -103,7 +103,7 @@ describe('Berth installed with helm', unless(unfit), () => {
       expect((await berth.vms.get('steady')).status?.phase).toBe('Running');
     });
 
-    test('what the cluster runs on each of its Linux nodes stays there', async () => {
+    test('DaemonSets for all Linux nodes place no Pods on hosts of Berth', async () => {
       await berth.cluster.kubectl(['apply', '--filename', '-'], { input: JSON.stringify(ON_EVERY_NODE) });
       await berth.cluster.kubectl(['rollout', 'status', 'daemonset/on-every-node', '--timeout=60s']);
       const { items } = await berth.cluster.client().list(PODS, { namespace: 'default' });
@@ -111,7 +111,7 @@ describe('Berth installed with helm', unless(unfit), () => {
       await berth.cluster.kubectl(['delete', 'daemonset', 'on-every-node']);
     });
 
-    test('what operator and agents say is JSON, with the id of each reconciliation', async () => {
+    test('logs of operator and agents are JSON, with the id of each reconciliation', async () => {
       const lines = await berth.said();
       expect(lines.filter(({ level }) => level >= ERROR_LEVEL)).toEqual([]);
       expect(lines.filter(({ reconcileID }) => reconcileID !== undefined).length).toBeGreaterThan(0);
@@ -119,7 +119,7 @@ describe('Berth installed with helm', unless(unfit), () => {
   });
 
   describe('Prometheus', () => {
-    test('sums over what the operator exports, and sees every host', async () => {
+    test('can sum the metrics of the operator, and finds every host', async () => {
       await berth.cluster.kubectl(['create', 'namespace', READER.namespace]);
       await berth.cluster.kubectl(['create', 'serviceaccount', READER.name, '--namespace', READER.namespace]);
       const account = `--serviceaccount=${READER.namespace}:${READER.name}`;
@@ -137,7 +137,7 @@ describe('Berth installed with helm', unless(unfit), () => {
       expect(await prometheus.untilSays(PENDING, { 'platform-default': 0 })).toBe(true);
     });
 
-    test('the Service answers on port 443, to who has a token that may read', async () => {
+    test('reads the Service on port 443 with a token that has the right', async () => {
       const address = await berth.serviceAddress();
       const status = async (token?: string): Promise<string> => {
         const header = token === undefined ? [] : ['--header', `Authorization: Bearer ${token}`];
@@ -161,8 +161,8 @@ describe('Berth installed with helm', unless(unfit), () => {
     });
   });
 
-  describe('the leader goes while VMs are created', () => {
-    /** One after the other, from now on until well after the leader has gone; rejects with the first that is refused. */
+  describe('the leader ends while VMs are created', () => {
+    /** Creates VMs one after the other, until well after the leader has ended. Rejects with the first refusal. */
     function creating(prefix: string): { names: string[]; created: Promise<void> } {
       const names = numbered(prefix, CREATED);
       const create = async (): Promise<void> => {
@@ -174,7 +174,7 @@ describe('Berth installed with helm', unless(unfit), () => {
       return { names, created: create() };
     }
 
-    /** Milliseconds from `began` until another Pod leads than `before`. */
+    /** Returns the milliseconds from `began` until another Pod than `before` leads. */
     async function handedOver(before: string, began: number): Promise<number> {
       await waitFor(
         'another leader',
@@ -195,7 +195,7 @@ describe('Berth installed with helm', unless(unfit), () => {
       await berth.rolledOut();
     }
 
-    /** The Service of the metrics leads to the leader alone. */
+    /** Waits until the Service of the metrics selects only the leader. */
     async function serviceFollows(): Promise<void> {
       await waitFor('the Service to lead to the leader', async () => {
         const leader = await berth.leader();
@@ -252,21 +252,21 @@ describe('Berth installed with helm', unless(unfit), () => {
   });
 
   describe('helm uninstall', () => {
-    test('refuses while there is a VM, which runs on', async () => {
+    test('refuses while a VM exists, which runs on', async () => {
       const before = await berth.page('steady', PORT);
       await expect(berth.helm(['uninstall', 'berth'])).rejects.toThrow(/VM platform-default\/steady/);
       await berth.rolledOut();
       expect(await berth.page('steady', PORT)).toMatchObject({ boot_id: before['boot_id'] });
     });
 
-    test('after a refusal the release goes on as the refusal says', async () => {
+    test('after a refusal, the commands in the message bring the release back', async () => {
       await berth.helm(['rollback', 'berth', '1']);
       await berth.helm(['upgrade', 'berth', CHART], VALUES);
       await berth.rolledOut();
       expect((await berth.vms.get('steady')).status?.phase).toBe('Running');
     });
 
-    test('without VMs, leaves the kinds, what people made, and nothing on the hosts', async () => {
+    test('without VMs, leaves the kinds, objects of users, and nothing on the hosts', async () => {
       await berth.cluster.kubectl(['delete', 'vms', '--all', '--namespace', 'platform-default']);
       await berth.helm(['uninstall', 'berth']);
       const { objects, hosts } = await remains(berth);
@@ -276,7 +276,7 @@ describe('Berth installed with helm', unless(unfit), () => {
         'namespace/platform-default',
       ]);
       expect(hosts).toEqual(berth.nodes.map(() => NO_TRACES));
-      // Nobody is there to let go of it, and nobody needs to be.
+      // No operator runs, so the Image must have no finalizer of Berth.
       await berth.cluster.kubectl(['delete', 'image', '--namespace', 'platform-default', 'guest']);
     });
   });

@@ -1,4 +1,4 @@
-/** Berth installed by `kubectl apply` of one file, and taken away again, in the words of docs/operate/install.md and uninstall.md. */
+/** Berth installed by `kubectl apply` of one file, and removed again, with the commands of docs/operate/install.md and uninstall.md. */
 import { execFile } from 'node:child_process';
 import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -49,7 +49,7 @@ describe('Berth installed with kubectl', unless(unfit), () => {
     expect(await berth.page('steady', PORT)).toMatchObject({ boot_id: before['boot_id'], boots: '1' });
   });
 
-  test('deleting it in the words of the documentation leaves nothing', async () => {
+  test('deleting it with the commands of the documentation leaves nothing', async () => {
     const text = await readFile(join(ROOT, 'docs', 'operate', 'uninstall.md'), 'utf8');
     const block = /```sh\n(kubectl delete vms[\s\S]*?)```/.exec(text)?.[1] ?? '';
     const commands = block.trim().split('\n');

@@ -1,4 +1,6 @@
-/** A Prometheus on a node, configured as docs/reference/metrics.md says, with the token of a ServiceAccount and a stand-in for its discovery. */
+/**
+ * A Prometheus on a node, configured as in docs/reference/metrics.md, with the token of a ServiceAccount and a stand-in for its discovery.
+ */
 import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parse, stringify } from 'yaml';
@@ -8,7 +10,7 @@ import { waitFor } from '../../../hack/wait.ts';
 import type { Installed } from '../../worlds/installed.ts';
 
 const DOCUMENT = join(import.meta.dirname, '..', '..', '..', 'docs', 'reference', 'metrics.md');
-/** Where a Pod has its token; this Prometheus is none. */
+/** Folder of the token in a Pod. This Prometheus does not run in a Pod. */
 const IN_POD = '/var/run/secrets/kubernetes.io/serviceaccount';
 const SERVICE_NAME = 'berth-operator.berth-system.svc';
 const LISTEN = '127.0.0.1:9090';
@@ -36,7 +38,7 @@ export class Prometheus {
     this.#berth = berth;
   }
 
-  /** Ends with the cluster. `account` is NAMESPACE/NAME; it may read what docs/reference/metrics.md says a reader needs. */
+  /** Starts Prometheus, which ends with the cluster. `account` is NAMESPACE/NAME with the rights that docs/reference/metrics.md names. */
   static async start(berth: Installed, account: { namespace: string; name: string }): Promise<Prometheus> {
     const folder = berth.cluster.directory;
     const { stdout } = await berth.cluster.kubectl([
@@ -67,7 +69,9 @@ export class Prometheus {
     return new Prometheus(berth);
   }
 
-  /** True once a query by one label has this answer, by the label's values; scrapes come every second. @throws Error when it never has. */
+  /**
+   * Returns true once a query by one label has this answer. Scrapes come every second. @throws Error if the answer never comes.
+   */
   async untilSays(query: string, wanted: Record<string, number>): Promise<boolean> {
     return await waitFor(`${query} to be ${JSON.stringify(wanted)}`, async () => {
       const found = await this.#query(query);
@@ -91,8 +95,8 @@ export class Prometheus {
 }
 
 /**
- * What the documentation tells people to write, with its relabelling. Debian's build has no discovery of Kubernetes: a stand-in
- * gives the targets that Prometheus would find, with the labels that it would give them. Nothing looks up names here.
+ * Returns the scrape configurations of the documentation with their relabelling. Debian's Prometheus has no discovery of Kubernetes. So a
+ * stand-in gives the targets and labels that discovery would find. Names are replaced by addresses, because nothing resolves them here.
  */
 async function scrapes(berth: Installed): Promise<Scrape[]> {
   const folder = berth.cluster.directory;
@@ -109,7 +113,7 @@ async function scrapes(berth: Installed): Promise<Scrape[]> {
   );
 }
 
-/** As Prometheus finds Nodes: the kubelet's port at the internal address, with the Node's name and labels as meta labels. */
+/** Returns the targets that Prometheus finds for Nodes: the kubelet's port at the internal address, with name and labels as meta labels. */
 async function discovered(berth: Installed, discovery: readonly Discovery[]): Promise<object[]> {
   const [selector, ...more] = discovery.flatMap(({ selectors }) => selectors);
   if (selector?.role !== 'node' || more.length > 0) {

@@ -1,4 +1,4 @@
-/** The install section of README.md, done word for word: the images on each node, then the label and helm. */
+/** Runs the install section of README.md word for word: the images on each node, then the label and helm. */
 import { readFile } from 'node:fs/promises';
 import { delimiter, dirname, join } from 'node:path';
 import { inject } from 'vitest';
@@ -8,7 +8,7 @@ import type { Installed } from '../../worlds/installed.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..', '..');
 
-/** What its last commands print; the set-up of the tests has done its first, `make images`. */
+/** Returns the output of the last commands. The set-up of the tests has done the first one, `make images`. */
 export async function installAsReadmeSays(berth: Installed): Promise<string> {
   const [build, imports = '', install = '', ...rest] = await commands();
   if (build?.startsWith('make images ') !== true || rest.length > 0) {
@@ -20,14 +20,14 @@ export async function installAsReadmeSays(berth: Installed): Promise<string> {
   return await shell(install.replace('node NODE ', `node ${names} `), berth);
 }
 
-/** The shell blocks of the section. */
+/** Returns the shell blocks of the section. */
 async function commands(): Promise<string[]> {
   const text = await readFile(join(ROOT, 'README.md'), 'utf8');
   const section = /^## Install\n([\s\S]*?)^## /m.exec(text)?.[1] ?? '';
   return [...section.matchAll(/^```sh\n([\s\S]*?)^```/gm)].map(([, block = '']) => block);
 }
 
-/** In the project's folder, with its own helm and kubectl. */
+/** Runs a script in the project's folder, with the project's own helm and kubectl. */
 async function shell(script: string, { cluster }: Installed): Promise<string> {
   const folders = [dirname((await resolveChartTools()).helm), dirname(cluster.kubectlPath)];
   const environment = [

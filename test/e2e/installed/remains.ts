@@ -1,11 +1,11 @@
-/** What of Berth is in a cluster and on its nodes. */
+/** Finds everything of Berth in a cluster and on its nodes. */
 import { GROUP } from '../../../api/v1alpha1/names.ts';
 import type { Installed } from '../../worlds/installed.ts';
 
 export interface Remains {
-  /** As `kind/namespace/name`. */
+  /** Objects of the cluster, as `kind/namespace/name`. */
   objects: string[];
-  /** Of each node. */
+  /** Traces on each node. */
   hosts: Traces[];
 }
 
@@ -15,7 +15,7 @@ export interface Traces {
   processes: string[];
   /** Control groups of machines. */
   groups: string[];
-  /** What the data directory has of machines and Pods; images stay on purpose. */
+  /** Entries of machines and Pods in the data directory. Images stay on purpose. */
   data: string[];
 }
 
@@ -27,18 +27,18 @@ interface Found {
   metadata: { name: string; namespace?: string };
 }
 
-/** Anything that says in its name or place that it is Berth's, and the token that hosts join with. */
+/** Pattern of names and places of Berth, and of the token for joining. */
 const OURS = /berth|^namespace\/platform-|^secret\/kube-system\/bootstrap-token-/;
 /**
- * What Kubernetes ends by itself (Events, requests for certificates), what it makes of other objects, and the namespace
- * that helm was told to make, with what Kubernetes puts into each.
+ * Objects that Kubernetes removes by itself (Events, certificate requests) or makes of other objects. Also the namespace that helm created,
+ * with the objects that Kubernetes puts into each namespace.
  */
 const KUBERNETES_OWN =
   /^(event|certificatesigningrequest|apiservice)\/|^namespace\/berth-system$|\/kube-root-ca\.crt$|^serviceaccount\/berth-system\/default$/;
-/** The harness's, which has the project's folder in its arguments. */
+/** Programs of the test harness, which have the project's folder in their arguments. */
 const NODE_PROGRAMS = /node\.sh|containerd|kubelet|kube-proxy|prometheus/;
 
-/** The chart's `agent.hostPath`. */
+/** The value `agent.hostPath` of the chart. */
 const DATA = '/var/lib/berth';
 const MACHINES = ['-path', `${DATA}/machines/*`, '-o', '-path', `${DATA}/pods/*`];
 
@@ -61,7 +61,7 @@ export async function remains(berth: Installed): Promise<Remains> {
 async function traces(node: Installed['nodes'][number]): Promise<Traces> {
   const ours = (text: string): string[] =>
     text.split('\n').filter((line) => line.includes('berth') && !NODE_PROGRAMS.test(line));
-  // By itself: it would show the others, which have the name in their arguments.
+  // This command runs alone, because it would list the other commands, which have the name in their arguments.
   const processes = await node.run('ps', '-e', '-o', 'args=');
   const [links, tables, groups, data] = await Promise.all([
     node.run('ip', '-brief', 'link'),

@@ -1,4 +1,4 @@
-/** Set-up of the project `installed`: what makes nodes, and the images that they run. */
+/** Set-up of the project `installed`: the images of Berth, and everything that nodes need. */
 import type { TestProject } from 'vitest/node';
 import { buildImages } from '../../../hack/images.ts';
 import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';

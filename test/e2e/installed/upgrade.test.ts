@@ -14,17 +14,17 @@ import { unless } from '../../support/unless.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..', '..');
 const PORTS = { one: 8080, two: 8081 };
-/** Runs through the whole upgrade. */
+/** Names of VMs that run during the whole upgrade. */
 const NAMES = Object.keys(PORTS) as (keyof typeof PORTS)[];
-/** Earlier agents refuse a configuration file with `clusterCIDRs`. */
+/** Values for earlier agents, which refuse a configuration file with `clusterCIDRs`. */
 const OF_EARLIER_AGENTS = { clusterCIDRs: [], guestsMayReachCluster: true };
 
 const unfit = whyNoNodes() ?? (await whyNoEarlier());
 
 describe('helm upgrade', unless(unfit), () => {
-  /** Every phase that those VMs were seen in since they ran. */
+  /** Phases of these VMs since they ran. */
   const seen: (string | undefined)[] = [];
-  /** Errors that operators and agents of both versions have logged, looked at before Pods are replaced. */
+  /** Errors in the logs of operators and agents of both versions. They are collected before Pods are replaced. */
   const errors: object[] = [];
   const watching = new AbortController();
   let berth: Installed;
@@ -48,7 +48,7 @@ describe('helm upgrade', unless(unfit), () => {
     await berth?.[Symbol.asyncDispose]();
   });
 
-  /** What the earlier chart has no value for is left out. */
+  /** Returns values with the earlier images, without values that the earlier chart does not know. */
   function earlierImages(): object {
     const tag = { tag: EARLIER_TAG };
     const { clusterCIDRs: _, ...agent } = VALUES.agent;
@@ -76,7 +76,7 @@ describe('helm upgrade', unless(unfit), () => {
     return Promise.all(NAMES.map((name) => berth.page(name, PORTS[name])));
   }
 
-  /** The same boots of the same guests, and no VM that was anything but Running since. */
+  /** Checks that the guests are in the same boot, and that no VM had another phase than Running. */
   async function runOn(): Promise<void> {
     const boots = (all: Record<string, string>[]): unknown[] =>
       all.map(({ boot_id, boots: count }) => [boot_id, count]);
@@ -89,7 +89,7 @@ describe('helm upgrade', unless(unfit), () => {
     errors.push(...(await berth.said()).filter(({ level }) => level >= ERROR_LEVEL));
   }
 
-  /** Hosts that joined earlier, in the words of the documentation. */
+  /** Marks hosts that joined earlier, with the commands of the documentation. */
   async function markHosts(): Promise<void> {
     const text = await readFile(join(ROOT, 'docs', 'operate', 'upgrade.md'), 'utf8');
     const [, list = '', mark = ''] =
@@ -100,7 +100,7 @@ describe('helm upgrade', unless(unfit), () => {
     await berth.cluster.kubectl(words(mark));
   }
 
-  test('the earlier one is installed, and VMs run', async () => {
+  test('the earlier version is installed, and VMs run', async () => {
     await berth.helm(['install', 'berth', earlier.chart, '--create-namespace'], earlierImages());
     await berth.rolledOut();
     await berth.createGuestImage('guest');
@@ -116,7 +116,7 @@ describe('helm upgrade', unless(unfit), () => {
     await collectErrors();
   });
 
-  test('the operator is upgraded: VMs run on, and agents one version behind run new ones', async () => {
+  test('the operator is upgraded: VMs run on, and agents one version behind run new VMs', async () => {
     await berth.helm(['upgrade', 'berth', CHART], images({}, { tag: EARLIER_TAG }, OF_EARLIER_AGENTS));
     await berth.rolledOut();
     await markHosts();
@@ -127,7 +127,7 @@ describe('helm upgrade', unless(unfit), () => {
     await collectErrors();
   });
 
-  test('the agents are upgraded: VMs run on, and so does one that was made in between', async () => {
+  test('the agents are upgraded: VMs run on, also one that was created in between', async () => {
     const { boot_id: boot } = await berth.page('between', 8082);
     await berth.helm(['upgrade', 'berth', CHART], images({}, {}));
     await berth.rolledOut();
@@ -135,7 +135,7 @@ describe('helm upgrade', unless(unfit), () => {
     expect(await berth.page('between', 8082)).toMatchObject({ boot_id: boot, boots: '1' });
   });
 
-  test('neither version has logged an error, and what ran can be ended', async () => {
+  test('neither version has logged an error, and all VMs can be ended', async () => {
     await collectErrors();
     expect(errors).toEqual([]);
     for (const name of [...NAMES, 'between']) {

@@ -1,4 +1,4 @@
-/** The operator's metrics as a scraper on another machine gets them: default port, TLS, tokens, numbers; in network namespaces. */
+/** The operator's metrics as a scraper on another machine gets them: default port, TLS, tokens and values, in network namespaces. */
 import { execFile } from 'node:child_process';
 import { X509Certificate } from 'node:crypto';
 import { writeFile } from 'node:fs/promises';
@@ -17,14 +17,14 @@ import { waitFor } from '../../../hack/wait.ts';
 import { HOST_ADDRESS, NatWorld, whyNotHere } from '../../worlds/nat.ts';
 import { unless } from '../../support/unless.ts';
 
-/** A name that the operator's own certificate is good for, by default. */
+/** A name in the operator's own certificate by default. */
 const NAME = 'berth-operator.berth-system.svc';
 const URL_OF_METRICS = `https://${NAME}/metrics`;
-/** Replaced at two thirds of it, before it ends: what is new is served 20 s after the start, at the second look. */
+/** Lifetime of the certificate. It is renewed after two thirds. The new one is served 20 s after the start, at the second check. */
 const CERTIFICATE_SECONDS = 29;
-/** Three looks, and what a busy machine adds. */
+/** Time limit: three checks, and more for a busy machine. */
 const RENEWED = { deadlineMilliseconds: 40_000, intervalMilliseconds: 250 };
-/** Node loads the sources in 2 s; a busy machine takes several times that. */
+/** Time limit. Node.js loads the sources in 2 s, and on a busy machine in several times that. */
 const READY = { deadlineMilliseconds: 60_000 };
 const CURL_SECONDS = 10;
 
@@ -34,7 +34,7 @@ const missing = whyNotHere();
 interface Answer {
   status: number;
   text: string;
-  /** PEM, as served. */
+  /** The served certificate as PEM. */
   certificate: string;
 }
 
@@ -63,7 +63,7 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
     await parts.disposeAsync();
   });
 
-  /** With its default addresses, which a namespace of its own has free. */
+  /** Starts the operator with its default addresses, which are free in a namespace of its own. */
   async function startOperator(): Promise<ProcessRecord> {
     const config = join(cluster.directory, 'operator.yaml');
     await writeFile(config, stringify({ metrics: { certificateLifetimeSeconds: CERTIFICATE_SECONDS } }));
@@ -77,7 +77,7 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
     return (await cluster.kubectl(['create', 'token', account, '-n', 'berth-system'])).stdout.trim();
   }
 
-  /** What users do, from beyond the link; curl speaks to the operator by its name. */
+  /** Asks from the other side of the link, as users do. curl names the operator in its certificate. */
   async function ask(options: readonly string[]): Promise<Answer> {
     const write = ['--write-out', '\n%{http_code}\n%{certs}'];
     const to = [
@@ -100,7 +100,7 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
     return await ask(['--cacert', file, ...options]);
   }
 
-  /** Trusting the certificate that is served; it may be replaced in between, and then the next one is asked for. */
+  /** Asks with trust in the served certificate. If the certificate was replaced in between, asks for the next one. */
   function askSafely(...options: string[]): Promise<Answer> {
     return waitFor(
       'an answer from who has the certificate',
@@ -125,7 +125,7 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
     });
   }
 
-  test('401 without a token and with a forged one, 403 with one that may not, 200 with one that may, by a certificate for its name', async () => {
+  test('answers 401 without a valid token, 403 without the right, and 200 with it, by a certificate for its name', async () => {
     expect(await askSafely()).toMatchObject({ status: 401, text: 'Unauthorized' });
     expect(await askSafely('--oauth2-bearer', 'forged')).toMatchObject({ status: 401 });
     await cluster.kubectl(['create', 'serviceaccount', 'stranger', '-n', 'berth-system']);
@@ -137,7 +137,7 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
     expect(answer.text).toContain('# TYPE berth_pending_vms gauge');
   });
 
-  test('what waits, what came to run and how fast, what failed and why, and the runtime itself', async () => {
+  test('have waiting VMs, started VMs with their times, failures with reasons, and values of the runtime', async () => {
     const host = await ActingHost.join(cluster.client(), 'acting');
     parts.defer(() => host.silence());
     const of = `vm_namespace="${vms.namespace}"`;
@@ -171,14 +171,14 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
     expect(sum(text, 'process_resident_memory_bytes')).toBeGreaterThan(0);
   });
 
-  test('promtool has nothing to say about them', async () => {
+  test('have no fault that promtool finds', async () => {
     const text = await scrape();
     const checking = run('promtool', ['check', 'metrics']);
     checking.child.stdin?.end(text);
     expect(await checking).toEqual({ stdout: '', stderr: '' });
   });
 
-  test('the certificate is renewed before it ends, by the same process', async () => {
+  test('come from the same process when the certificate is renewed before its end', async () => {
     const { certificate } = await ask(['--insecure']);
     const next = await waitFor(
       'another certificate',
@@ -200,7 +200,7 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
   });
 });
 
-/** Of all the lines that begin so. */
+/** Returns the sum of all lines with this beginning. */
 function sum(text: string, beginning: string): number {
   const lines = text.split('\n').filter((line) => line.startsWith(beginning));
   return lines.reduce((total, line) => total + Number(line.slice(line.lastIndexOf(' ') + 1)), 0);

@@ -1,4 +1,4 @@
-/** NAT through the whole chain: control plane, operator, an agent in a network namespace, a real guest, and what breaks. */
+/** NAT through the whole chain of control plane, operator, agent in a network namespace and real guest, with faults. */
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { isAlive } from '../../../agent/processes/process.ts';
 import { NAT_READY_CONDITION, NAT_TAINT, NETWORK_CONDITION } from '../../../api/v1alpha1/names.ts';
@@ -12,24 +12,24 @@ import { NAMESPACE, NatHost, NODE } from '../../worlds/natagent.ts';
 import { whyNotHere } from '../../worlds/nat.ts';
 import { unless } from '../../support/unless.ts';
 
-/** An emulated guest on a busy machine. */
+/** Time limit for an emulated guest on a busy machine. */
 const BOOT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 250 };
-/** What users are promised: repaired or reported. */
+/** Time within which users are promised a repair or a report. */
 const PROMISED = { deadlineMilliseconds: 5_000, intervalMilliseconds: 20 };
 const SETUP_MILLISECONDS = 300_000;
 const PORT = 8080;
-/** Reserved by the VM that is never to run. */
+/** Port of the VM that will never run. */
 const DOOMED_PORT = 8081;
 const GUESTS = '10.213.0.0/20';
-/** A packet that is dropped, or refused by the host on the way. */
+/** Errors if a packet is dropped, or the host on the way refuses it. */
 const UNREACHABLE = /timeout|fetch failed/;
 const QUIET_CHECKS = 200;
 const QUIET_INTERVAL_SECONDS = 0.05;
-/** The checks themselves take most of it, on a machine that emulates a guest beside them. */
+/** Time limit. The checks take most of it, because the machine also emulates a guest. */
 const QUIET_MILLISECONDS = 90_000;
-/** Nobody was promised how soon a fault that is over is told. */
+/** Time limit for the report that a fault is over, which has no promise. */
 const HEALED = { deadlineMilliseconds: 30_000 };
-/** From the fault to a VM that is gone: 5 s until it is told, then the agent's and the operator's steps. */
+/** Time limit from the fault to the deleted VM: 5 s for the report, and the steps of agent and operator. */
 const GIVEN_UP = { deadlineMilliseconds: 20_000 };
 const REPAIRS = 'berth_agent_network_repairs_total';
 const FAILURES = 'berth_vm_deployments_failed_total';
@@ -43,7 +43,7 @@ const missing = whyNotHere();
 describe('nat from the agent to the VM', unless(missing), () => {
   let host: NatHost;
   let vms: VMs;
-  /** Of the machine that runs through all of it. */
+  /** Uid of the machine that runs through all tests. */
   let uid: string;
 
   beforeAll(async () => {
@@ -95,7 +95,7 @@ describe('nat from the agent to the VM', unless(missing), () => {
     );
   }
 
-  /** The Node's own word, and the operator's taint that follows from it. */
+  /** Checks the condition of the Node, and the taint that the operator derives from it. */
   async function hostTakesVMs(takes: boolean): Promise<void> {
     await waitFor(
       `the host ${takes ? 'to take VMs again' : 'to be kept from taking VMs'}`,
@@ -114,7 +114,7 @@ describe('nat from the agent to the VM', unless(missing), () => {
     return (await host.cluster.kubectl(['get', 'events', ...fields])).stdout;
   }
 
-  /** The same machine, and its VM runs: whatever became of the network. */
+  /** Checks that the same machine and its VM run on, whatever happened to the network. */
   async function runsOn(): Promise<void> {
     expect((await vms.pod('steady')).metadata.uid).toBe(uid);
     expect((await vms.get('steady')).status?.phase).toBe('Running');
@@ -125,7 +125,7 @@ describe('nat from the agent to the VM', unless(missing), () => {
     }
   }
 
-  /** Nothing on the host speaks of a machine that is gone; its disk goes when the host has heard that its Pod did. */
+  /** Checks that nothing on the host names the deleted machine. Its disk is removed when the host has learned that the Pod is gone. */
   async function leavesNothing(gone: string, port: number): Promise<void> {
     const isHeld = async (): Promise<boolean> =>
       (await host.traces()).folders.some((name) => name.includes(gone));
@@ -202,7 +202,7 @@ describe('nat from the agent to the VM', unless(missing), () => {
 
   test('repair made impossible during a deployment: VM gone, told, counted, host tainted until it heals, nothing left over', async () => {
     const faulty = await host.metric(checks('faulty'));
-    // Before the Image, or the host has it already when the VM comes.
+    // The Image is created now. Otherwise the host would have it already when the VM is created.
     host.downloads.holdBack();
     await createImage(host.cluster, 'gated', { http: host.downloads.next() });
     await makeVM('doomed', 'gated', DOOMED_PORT);

@@ -1,4 +1,4 @@
-/** The `nat` network with real guests that are Running while it breaks: repaired or reported in time, and reachable again. */
+/** The `nat` network with real running guests while it breaks. Faults are repaired or reported in time, and guests are reachable again. */
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
@@ -9,12 +9,12 @@ import { waitFor } from '../../../hack/wait.ts';
 import { HOST_ADDRESS, NatWorld, type Worker, WORLD_ADDRESS, whyNotHere } from '../../worlds/nat.ts';
 import { unless } from '../../support/unless.ts';
 
-/** An emulated guest on a busy machine. */
+/** Time limit for an emulated guest on a busy machine. */
 const BOOT_DEADLINE_MILLISECONDS = 120_000;
 const REPAIR_DEADLINE_MILLISECONDS = 5_000;
-/** The guest itself gives up after two seconds. */
+/** Time limit. The guest itself gives up after two seconds. */
 const CONNECT_DEADLINE_MILLISECONDS = 10_000;
-/** A packet that is dropped, or refused by the host on the way. */
+/** Errors if a packet is dropped, or the host on the way refuses it. */
 const UNREACHABLE = /timeout|fetch failed/;
 const SERVICE_PORT = 8000;
 const GUESTS = { a: { mac: '52:54:00:00:00:0a', port: 8080 }, b: { mac: '52:54:00:00:00:0b', port: 8081 } };
@@ -58,7 +58,7 @@ describe('nat with real guests', unless(missing), () => {
     return world.do('httpGet', `http://${HOST_ADDRESS}:${GUESTS[name].port}/`);
   }
 
-  /** Whether a guest gets through to an address and port. */
+  /** Returns whether a guest gets through to an address and port. */
   async function canReach(name: 'a' | 'b', target: string): Promise<string> {
     const url = `http://${HOST_ADDRESS}:${GUESTS[name].port}/cgi-bin/do?connect=${target}`;
     return (await world.do('httpGet', url, CONNECT_DEADLINE_MILLISECONDS)).trim();

@@ -1,4 +1,4 @@
-/** A real aarch64 guest, emulated where the host is none. */
+/** A real aarch64 guest, which is emulated if the host has another architecture. */
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import {
@@ -20,7 +20,7 @@ beforeAll(async () => {
 });
 afterAll(async () => await host.end());
 
-it('an arm64 guest boots from UEFI, goes on after a suspend, and stops in order', {
+it('an arm64 guest boots from UEFI, resumes after a suspend, and stops in order', {
   timeout: 300_000,
 }, async () => {
   const base = await guestBase('arm64');

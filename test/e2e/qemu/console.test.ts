@@ -59,7 +59,7 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
 
   const at = (name: string): string => join(machine.folder.path, name);
 
-  /** Replaces the machine's process by one as an earlier agent made it: QEMU itself appends to one file for each log. */
+  /** Replaces the machine's process by one like those of an earlier agent: QEMU itself appends to one file for each log. */
   async function startAsBefore(): Promise<void> {
     const before = await machine.pid();
     const program = await readlink(`/proc/${before}/exe`);
@@ -86,7 +86,7 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
     await machine.host.restartAgent();
   }
 
-  it('keeps its console, tells its last words, and has a log writer from its next start on', async () => {
+  it('keeps its console, reports its last words, and has a log writer from its next start on', async () => {
     await untilConsole(machine, PRINTED);
     expect(existsSync(at('serial.0.log'))).toBe(false);
     await expect(machine.driver.connectConsole(machine.folder, { input: false })).rejects.toThrow(
@@ -125,7 +125,7 @@ describe('the readers of a console', { timeout: TEST_MILLISECONDS }, () => {
 
   afterAll(async () => await machine?.host.end());
 
-  it('neither hold up the guest nor change its log, also when they never read or their agent is killed', async () => {
+  it('neither stop the guest nor change its log, also if they never read or their agent is killed', async () => {
     const agent = spawn(process.execPath, [READER, machine.folder.path], {
       stdio: ['ignore', 'pipe', 'inherit'],
     });

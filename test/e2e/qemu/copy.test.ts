@@ -1,4 +1,4 @@
-/** Copies of a machine's whole disk, with a real guest that writes all the time and runs Debian's guest agent. */
+/** Copies of a machine's disk, with a real guest that writes all the time and runs Debian's guest agent. */
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { access, mkdir, readdir, readFile, writeFile } from 'node:fs/promises';
@@ -29,7 +29,7 @@ import {
   TestMachine,
 } from '../../worlds/qemuguest.ts';
 
-/** As the driver has it, and what a busy machine adds. */
+/** The limit of the driver, and more time for a busy machine. */
 const SYNC_LIMIT_MILLISECONDS = 3_000;
 const SLACK_MILLISECONDS = 2_000;
 
@@ -51,7 +51,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
 
   afterAll(async () => await machine.host.end());
 
-  /** `onMoment`: called when the moment that the copy shows is over. */
+  /** Copies the disk. `onMoment` is called after the moment that the copy shows. */
   async function copy(
     onMoment: () => void = () => undefined,
     { to = target, signal = new AbortController().signal } = {},
@@ -67,7 +67,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     });
   }
 
-  /** Resolves when the copy reads; its end is given. */
+  /** Resolves when the copy reads. The result has the promise of its end. */
   async function begun(
     options: { to?: string; signal?: AbortSignal } = {},
   ): Promise<{ end: Promise<DiskCopy | Error> }> {
@@ -77,7 +77,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     return { end };
   }
 
-  /** Nothing of a copy is left, and the guest goes on writing. */
+  /** Checks that no file of a copy is left. The guest goes on writing. */
   async function expectNothingLeft(): Promise<void> {
     await expect(access(target)).rejects.toThrow('ENOENT');
     const files = await readdir(machine.folder.path);
@@ -93,7 +93,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     return Number(await machine.tell('number'));
   }
 
-  /** The process that reads the disk for the copy under way. */
+  /** Returns the process that reads the disk for the running copy. */
   async function reader(): Promise<ProcessIdentity | undefined> {
     return await findByArgument(`throttle-group,id=berth-copy-${machine.folder.uid}`);
   }
@@ -102,7 +102,9 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     return (await machine.tell('freezes')).trim().split('\n');
   }
 
-  /** An agent of its own copies the disk, and is killed when `when` says so; ours is let go of before. */
+  /**
+   * Lets an agent in a process of its own copy the disk, and kills it once `when` returns true. The driver of the test is closed before.
+   */
   async function killedAgent(when: (output: string) => boolean | Promise<boolean>): Promise<void> {
     await machine.driver.close();
     const job: CopyJob = { dataDirectory: machine.host.directory, folder: machine.folder, target };
@@ -142,7 +144,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     }
   }
 
-  it('that runs shows one moment and has its holes; the guest runs on', async () => {
+  it('of a running machine shows one moment and has its holes; the guest runs on', async () => {
     const before = await machine.page();
     await machine.tell('marker=before');
     const least = await number();
@@ -164,7 +166,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await expectWholeGuest(least, most);
   });
 
-  /** The copy boots, its file system recovers, and of what the guest wrote it has all up to one moment. */
+  /** Checks that the copy boots, that its file system recovers, and that it has everything written up to one moment. */
   async function expectWholeGuest(least: number, most: number): Promise<void> {
     const other = folderOf(machine.host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0007');
     const otherPort = await freePort();
@@ -190,7 +192,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await expectWriting();
   });
 
-  it('that is given up while the guest freezes leaves it thawed', async () => {
+  it('that is cancelled while the guest freezes leaves it thawed', async () => {
     await machine.tell('agent=2');
     const abort = new AbortController();
     const end = copy(undefined, {
@@ -204,7 +206,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await expectWriting();
   });
 
-  it('does without a freeze that takes too long, and ends it', async () => {
+  it('goes on without a freeze that takes too long, and ends the freeze', async () => {
     await machine.tell('agent=10');
     expect(await copy()).toMatchObject({ consistency: 'Crash' });
     expect(await isClean(target)).toBe(false);
@@ -213,7 +215,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await machine.tell('agent=1');
   });
 
-  it('that is given up leaves nothing', async () => {
+  it('that is cancelled leaves nothing', async () => {
     const abort = new AbortController();
     const { end } = await begun({ signal: abort.signal });
     abort.abort(new Error('not wanted'));
@@ -222,13 +224,13 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await expectWriting();
   });
 
-  it('is cleared away when the agent died in its middle, also with a frozen guest', async () => {
+  it('is removed when the agent died in its middle, also with a frozen guest', async () => {
     await killedAgent(underWay);
     expect(await machine.state()).toMatchObject({ kind: 'running', guestStarted: true });
     await expectNothingLeft();
     await expectWriting();
     const before = await freezes();
-    // The note comes first, so that an agent killed in between thaws a guest that was never frozen.
+    // The note is written first. So an agent that is killed in between thaws a guest that was never frozen.
     await killedAgent(async () => (await mayBeFrozen()) && (await freezes()).length > before.length);
     expect(await machine.state()).toMatchObject({ kind: 'running', guestStarted: true });
     await expectNothingLeft();
@@ -240,7 +242,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     expect(await copy()).toMatchObject({ consistency: 'FileSystem' });
   });
 
-  it('waits for another one of the same machine', async () => {
+  it('waits for another copy of the same machine', async () => {
     const order: string[] = [];
     const first = copy(() => order.push('first begins')).then(() => order.push('first ends'));
     const to = join(machine.host.directory, 'copies', 'other');
@@ -249,7 +251,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     expect(order).toEqual(['first begins', 'first ends', 'second begins']);
   });
 
-  it('of a suspended machine is as after a loss of power, and a resume waits for it', async () => {
+  it('of a suspended machine looks as after a loss of power, and a resume waits for it', async () => {
     const before = await machine.page();
     await machine.driver.suspend(machine.folder);
     const { end } = await begun();
@@ -259,7 +261,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await expectWriting();
   });
 
-  it('fails when the machine is stopped meanwhile', async () => {
+  it('fails if the machine is stopped meanwhile', async () => {
     const { end } = await begun();
     await machine.stop(0);
     expect(await machine.state()).toEqual({ kind: 'stopped' });
@@ -267,7 +269,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await expectNothingLeft();
   });
 
-  it('of a stopped machine survives a start, which waits, and an agent that died', async () => {
+  it('of a stopped machine continues at a start, which waits, and after the death of an agent', async () => {
     await machine.stop(0);
     await killedAgent(underWay);
     expect(await reader()).toBeDefined();
@@ -283,7 +285,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     expect(await bytesOnDisk(target)).toBeLessThan(COPY_DATA_LIMIT_BYTES);
   });
 
-  it('fails when the machine is deleted meanwhile', async () => {
+  it('fails if the machine is deleted meanwhile', async () => {
     const { end } = await begun();
     await machine.driver.delete(machine.folder);
     expect(await end).toMatchObject({ name: 'ReasonedError', reason: 'Interrupted' });
@@ -311,7 +313,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await expect(machine.start()).rejects.toThrow('names a data file');
   });
 
-  it('of a machine without one is refused', async () => {
+  it('of a machine without a disk is refused', async () => {
     await machine.create(undefined);
     expect(await copy().catch((error: unknown) => error)).toMatchObject({
       name: 'ReasonedError',

@@ -1,4 +1,4 @@
-/** An agent's driver in a process of its own, that copies a disk and never comes to its end, until it is killed. */
+/** An agent's driver in a process of its own. It copies a disk and never ends the copy, until it is killed. */
 import { readFileSync } from 'node:fs';
 import { pino } from 'pino';
 import { QemuDriver } from '../../../agent/drivers/qemu/driver.ts';
@@ -9,7 +9,7 @@ export interface CopyJob {
   target: string;
 }
 
-/** Written when the process that reads the disk is held in its middle; it outlives this one. */
+/** Printed when the process that reads the disk is stopped in its middle. That process outlives this one. */
 export const UNDER_WAY = 'under way\n';
 
 if (import.meta.main) {

@@ -1,4 +1,4 @@
-/** Machines and the life of the agent: found again, noticed when they end, suspended to disk; and starts that fail. */
+/** Machines and restarts of the agent: machines are found again, their ends are noticed, and starts may fail. */
 import { readFile, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
@@ -47,7 +47,7 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
     };
   };
 
-  it('is found although the agent died before it could write down the process', async () => {
+  it('is found although the agent died before it could record the process', async () => {
     const process = await machine.pid();
     await machine.driver.close();
     await changeState((state) => ({ ...state, process: undefined }));
@@ -72,13 +72,13 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
     await machine.page();
   });
 
-  it('its end is noticed when another agent had started it', async () => {
+  it('is noticed at its end, although another agent started it', async () => {
     const end = await endOf(await machine.host.restartAgent());
     process.kill(await machine.pid(), 'SIGKILL');
     expect(await end()).toMatchObject({ kind: 'exited', reason: 'Crashed' });
   });
 
-  it('has not powered itself off when its hypervisor is ended by a signal', async () => {
+  it('has not powered itself off if its hypervisor is ended by a signal', async () => {
     await machine.start();
     const end = await endOf();
     process.kill(await machine.pid(), 'SIGTERM');
@@ -86,7 +86,7 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
     expect(await end()).toMatchObject({ kind: 'exited', reason: 'Crashed', message });
   });
 
-  it('its power-off is known for what it is when no agent was there', async () => {
+  it('has powered itself off, which the next agent sees although no agent was there', async () => {
     await machine.start();
     await machine.page();
     await machine.driver.close();
@@ -125,7 +125,7 @@ describe('a start that fails', { timeout: BOOT_DEADLINE_MILLISECONDS }, () => {
     }
   }
 
-  it('for a bad disk says what is wrong with it', async () => {
+  it('because of a bad disk names the fault of the disk', async () => {
     const spoil = async () => await writeFile(join(folder().path, 'disk.qcow2'), 'this is no disk');
     expect(await failure({}, spoil)).toMatchObject({
       reason: 'DiskInvalid',
@@ -133,14 +133,14 @@ describe('a start that fails', { timeout: BOOT_DEADLINE_MILLISECONDS }, () => {
     });
   });
 
-  it('for want of memory says so', async () => {
+  it('because of too little memory says so', async () => {
     expect(await failure({ memoryBytes: 2 ** 46 })).toMatchObject({
       reason: 'OutOfMemory',
       message: expect.stringContaining('annot') as string,
     });
   });
 
-  it('for a port that something holds says so', async () => {
+  it('because of a port in use says so', async () => {
     const server = createServer();
     await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
     const address = server.address();

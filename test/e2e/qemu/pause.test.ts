@@ -1,4 +1,4 @@
-/** A guest that stands still: because the agent says so, or because QEMU found no room for what it wrote. On a small disk of its own. */
+/** A guest that is paused by the agent, or by QEMU because its disk has no room. The test has a small disk of its own. */
 import { execFileSync } from 'node:child_process';
 import { mkdirSync } from 'node:fs';
 import { rm, statfs, writeFile } from 'node:fs/promises';
@@ -10,19 +10,19 @@ import { waitFor } from '../../../hack/wait.ts';
 import { BOOT_DEADLINE_MILLISECONDS, guestBase, TestMachine } from '../../worlds/qemuguest.ts';
 
 const MEBIBYTE = 1024 * 1024;
-/** Holds the guest's memory once, and is soon full. */
+/** Size of the test's disk. It has room for the guest's memory once, and is soon full. */
 const DISK_MEBIBYTES = 320;
 const BALLAST_MEBIBYTES = 48;
-/** More than the disk. */
+/** More than the size of the disk. */
 const FILL_MEBIBYTES = 1000;
 const GRACE_MILLISECONDS = 30_000;
-/** A guest that runs answers within milliseconds, on a busy machine within a second. */
+/** Time after which a guest without an answer counts as paused. A running guest answers within a second, also on a busy machine. */
 const SILENCE_MILLISECONDS = 2_000;
 const SLOW = { deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS };
 
 const missing = whyNoTmpfs();
 
-describe('a guest that stands still', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS, ...unless(missing) }, () => {
+describe('a paused guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS, ...unless(missing) }, () => {
   let machine: TestMachine;
   let disk: string;
 
@@ -59,7 +59,7 @@ describe('a guest that stands still', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS,
     await waitFor('QEMU to find the disk full', isStill, SLOW);
   }
 
-  it('does so until it is to go on, also under another agent', async () => {
+  it('stays paused until it is told to go on, also under another agent', async () => {
     await machine.driver.pause(machine.folder);
     await expectStill();
     await machine.host.restartAgent();
@@ -69,7 +69,7 @@ describe('a guest that stands still', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS,
     await machine.page();
   });
 
-  it('can be suspended, and runs once it is resumed', async () => {
+  it('can be suspended, and runs after its resume', async () => {
     await machine.driver.pause(machine.folder);
     await machine.driver.suspend(machine.folder);
     expect(await machine.state()).toEqual({ kind: 'suspended' });
@@ -78,7 +78,7 @@ describe('a guest that stands still', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS,
     await machine.page();
   });
 
-  it('for want of room goes on with its write when there is some', async () => {
+  it('continues its write when a full disk has room again', async () => {
     await machine.tell(`fill=${FILL_MEBIBYTES}`);
     await untilStill();
     await machine.host.restartAgent();
@@ -89,7 +89,7 @@ describe('a guest that stands still', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS,
     await untilStill();
   });
 
-  it('loses its power at once when it is stopped, on a disk without a free block', async () => {
+  it('loses its power at once at a stop, on a disk without a free block', async () => {
     const { bavail, bsize } = await statfs(disk);
     const rest = Buffer.alloc((bavail + 1) * bsize);
     await expect(writeFile(join(disk, 'rest'), rest)).rejects.toMatchObject({ code: 'ENOSPC' });

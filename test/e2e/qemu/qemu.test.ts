@@ -1,4 +1,4 @@
-/** One machine's life with a real guest under QEMU. */
+/** The life of one machine with a real guest under QEMU. */
 import { execFileSync } from 'node:child_process';
 import { readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -37,7 +37,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
       return now.kind === 'exited' && now.reason === reason ? now : undefined;
     });
 
-  it('has its seed, its disk grown as asked, and hears its power button', async () => {
+  it('has its seed and a disk of the requested size, and reacts to its power button', async () => {
     await machine.create(base);
     const seed = await seedFor(machine.folder, machine.plan);
     await machine.driver.start(machine.folder, {
@@ -59,7 +59,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     );
   });
 
-  it('tells about itself by its guest agent, runs commands, gets the time after a pause, and shuts down', async () => {
+  it('gives facts by its guest agent, runs commands, gets the time after a pause, and shuts down', async () => {
     const { driver, folder } = machine;
     await machine.start();
     await machine.page();
@@ -97,7 +97,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     expect(console).toContain('berth-guest: shutdown by the guest agent');
   });
 
-  it('says which signal killed its hypervisor', async () => {
+  it('reports the signal that killed its hypervisor', async () => {
     await machine.start();
     process.kill(await machine.pid(), 'SIGKILL');
     expect((await exited('Crashed')).message).toContain('SIGKILL');
@@ -127,7 +127,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     const known = await machine.driver.probe();
     const accelerator = known.find(({ architecture }) => architecture === 'amd64')?.accelerator;
     expect(await limitsIn(groups)).toEqual({
-      // Guest, 256 MiB, 16 MiB for the processor, a 64th of the guest, and what emulation may keep.
+      // Memory of the guest, 256 MiB, 16 MiB for the processor, a 64th of the guest's memory, and 1 GiB for emulation.
       memory: String((128 + 256 + 16 + 2 + (accelerator === 'tcg' ? 1024 : 0)) * 1024 ** 2),
       pids: '129',
       cpu: '1024',
@@ -166,7 +166,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     await machine.driver.delete(other);
   });
 
-  it('takes the DPI of its screen without the rights of root, also from an agent that has restarted', async () => {
+  it('gets the DPI of its screen without the rights of root, also from a restarted agent', async () => {
     const screen = folderOf(machine.host, 'c52dc9f5-4a5c-4c8e-a0bb-3c2a8bb7c0a1');
     const display = { width: 2560, height: 1440, dpi: 144 };
     const vm = { ...machine.plan.guest.vm, display };
@@ -186,7 +186,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
   });
 });
 
-/** What the kernel holds the machine to; by the lines of its `/proc/PID/cgroup`. */
+/** Returns the limits of the machine's control groups. `groups` are the lines of `/proc/PID/cgroup`. */
 async function limitsIn(groups: readonly string[]): Promise<Record<string, string>> {
   const files = { memory: 'memory.limit_in_bytes', pids: 'pids.max', cpu: 'cpu.shares' };
   const limits = Object.entries(files).map(async ([controller, file]) => {

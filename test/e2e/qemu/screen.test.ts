@@ -1,4 +1,4 @@
-/** The screen of a guest with a driver for its graphics card: as the guest and as a VNC viewer see it. */
+/** The screen of a guest with a driver for its graphics card, as the guest and as a VNC viewer see it. */
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -41,7 +41,7 @@ describe('the screen of a guest', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, (
     );
   const viewer = async () => await Viewer.open(await machine.driver.connectScreen(machine.folder));
 
-  it('has the width, height and DPI that its VM asks for, and a viewer sees all of it', async () => {
+  it('has the width, height and DPI of its VM, and a viewer sees all of it', async () => {
     expect(await guestSees('1600×900', [144, 144])).toMatchObject({ frame: '1600×900' });
     expect(await machine.state()).toMatchObject({ display: { ready: true, reason: 'DisplaySet' } });
     const seen = await viewer();
@@ -51,7 +51,7 @@ describe('the screen of a guest', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, (
     seen.close();
   });
 
-  it('keeps its DPI when a viewer changes its size, also with an agent that has restarted', async () => {
+  it('keeps its DPI when a viewer changes its size, also with a restarted agent', async () => {
     await machine.host.restartAgent();
     await waitFor('the agent to follow the screen', async () => 'display' in (await machine.state()));
     const seen = await viewer();

@@ -1,4 +1,4 @@
-/** Ends of a VM that are not `kubectl delete vm`, with real guests: what is said of it, and that nothing stays on the host. */
+/** Ends of a VM other than `kubectl delete vm`, with real guests: the status of the VM, and traces on the host. */
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { NAMESPACES } from '../../../kube/core.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
@@ -13,7 +13,7 @@ const NAMESPACE = 'platform-ending';
 let world: World;
 let elsewhere: VMs;
 
-/** Guests boot two at a time, while nobody waits for any one of them. */
+/** Two guests boot at the same time, before a test needs them. */
 beforeAll(async () => {
   world = await World.start({ name: 'vm-endings', architecture: 'amd64', hosts: { host: '127.0.0.1' } });
   await world.cluster.createNamespace(NAMESPACE);
@@ -35,7 +35,7 @@ async function ready(name: string, vms = world.vms): Promise<void> {
   await vms.waitForCondition(name, 'Ready', { status: 'True' }, BOOT);
 }
 
-/** Of the VM's page on its port of the host, which answers. */
+/** Returns the page of the VM at its port of the host. */
 async function urlOf(name: string, vms = world.vms): Promise<string> {
   const [endpoint] = (await vms.get(name)).status?.endpoints ?? [];
   const url = `http://127.0.0.1:${endpoint?.hostPort}/`;
@@ -55,14 +55,14 @@ async function failedFor(name: string, reason: string): Promise<void> {
 }
 
 test(
-  'deletion of the whole namespace ends, and takes the machine along',
+  'deletion of the whole namespace ends, and removes the machine',
   async () => {
     await ready('inside', elsewhere);
     const [machine, url] = [await world.machine('inside', elsewhere), await urlOf('inside', elsewhere)];
     await world.cluster.client().delete(NAMESPACES, { name: NAMESPACE });
     await machine.waitUntilGone();
     await expectSilence(url);
-    // Kubernetes itself looks again only after half the Pods' grace; the other guests boot meanwhile.
+    // Kubernetes looks again only after half of the Pods' grace period. The other guests boot meanwhile.
     await makeVM('orphaned');
     await makeVM('drained');
     await waitFor(`namespace ${NAMESPACE} to be gone`, namespaceIsGone, STEP);
@@ -75,7 +75,7 @@ function namespaceIsGone(): Promise<boolean> {
 }
 
 test(
-  'kubectl delete pod: the VM is Failed and says so, and is not made again with an empty disk',
+  'kubectl delete pod: the VM is Failed with a reason, and is not created again with an empty disk',
   async () => {
     await ready('deleted');
     const [machine, url] = [await world.machine('deleted'), await urlOf('deleted')];
@@ -90,7 +90,7 @@ test(
 );
 
 test(
-  'kubectl delete vm --cascade=orphan: its machine goes with it all the same',
+  'kubectl delete vm --cascade=orphan: its machine is removed all the same',
   async () => {
     await ready('orphaned');
     const [machine, url] = [await world.machine('orphaned'), await urlOf('orphaned')];

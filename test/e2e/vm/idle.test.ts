@@ -1,4 +1,4 @@
-/** A whole Berth at rest: who writes what to the API server when nothing changes. */
+/** A whole Berth at rest: the writers to the API server while nothing changes. */
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { conditionIn } from '../../../operator/objects/conditions.ts';
 import { IMAGES } from '../../../operator/objects/resources.ts';
@@ -11,13 +11,13 @@ import { page, tell } from '../../worlds/qemuguest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 
 const NAMESPACE = 'platform-default';
-/** Longer than every interval at which operator or agent look at something again; the longest is a minute. */
+/** Longer than every interval at which operator or agent check something again. The longest interval is a minute. */
 const QUIET_MILLISECONDS = 65_000;
 const TEST_MILLISECONDS = 400_000;
 const SIMULATED_HOSTS = 5;
-/** They fill the simulated hosts. */
+/** Number of VMs that fill the simulated hosts. */
 const SIMULATED_VMS = 20;
-/** A heartbeat of the one real host, every five minutes, may fall into the quiet time. */
+/** The only real host sends a heartbeat every five minutes, which may be within the quiet time. */
 const HEARTBEAT = 'berth-agent: patch nodes/status';
 
 let world: World;
@@ -33,7 +33,7 @@ beforeAll(async () => {
 
 afterAll(async () => await world?.[Symbol.asyncDispose]());
 
-/** A VM that is Ready because its guest agent answers, which starts late. */
+/** Creates a VM that is Ready when its guest agent answers, which starts late. */
 async function makeWithGuestAgent(name: string): Promise<void> {
   const { vms } = world;
   const port = await freePort();
@@ -52,7 +52,7 @@ async function makeWithGuestAgent(name: string): Promise<void> {
   });
 }
 
-/** VMs that run, one with a guest agent, one that is stopped and one that waits, an Image and its entry of the cache. */
+/** Creates running VMs, one with a guest agent, a stopped VM, a waiting VM, an Image and its entry of the cache. */
 async function fill(): Promise<void> {
   const { cluster, vms } = world;
   await waitFor(
@@ -78,7 +78,7 @@ async function fill(): Promise<void> {
   await vms.waitForCondition('waiting', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
 }
 
-test('idle-quiet: nobody writes anything but Leases and heartbeats of hosts', {
+test('idle-quiet: the only writes are Leases and heartbeats of hosts', {
   timeout: TEST_MILLISECONDS,
 }, async () => {
   await fill();

@@ -1,4 +1,4 @@
-/** The whole life of one VM with a real guest, as its user sees and steers it with kubectl. */
+/** The whole life of one VM with a real guest, as its user sees and controls it with kubectl. */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync, statSync } from 'node:fs';
@@ -47,12 +47,12 @@ async function stampOf(name: 'restartedAt' | 'revertedAt', value: string): Promi
   await world.waitForCondition('Ready', 'x');
 }
 
-/** Answers no longer. */
+/** Waits until the page no longer answers. */
 async function expectSilence(): Promise<void> {
   await expect(fetch(`http://127.0.0.1:${port}/`)).rejects.toThrow('fetch failed');
 }
 
-/** `kubectl logs -f`, and what it has printed so far, from the machine's first line on. */
+/** Runs `kubectl logs -f` from the first line of the machine, and keeps its output. */
 class Follower {
   readonly process: ChildProcess;
   text = '';
@@ -76,12 +76,12 @@ class Follower {
   }
 }
 
-/** Counts the times that the guest was asked to end. Its guest agent is asked before the power button is pressed, if it runs. */
+/** Returns how often the guest was asked to end. A running guest agent is asked before the power button is pressed. */
 function powerButtons(text: string): number {
   return text.split(/berth-guest: (?:power button|shutdown by the guest agent)/).length - 1;
 }
 
-/** The console shows, as it happens, that the guest is asked to end. */
+/** Waits until the console shows one more request to the guest to end. */
 async function expectPowerButton(act: () => Promise<unknown>): Promise<void> {
   const whole = await world.kubectl('logs', 'x');
   // A prompt has no end of line, and `kubectl logs -f` prints whole lines.
@@ -123,7 +123,7 @@ test(
   async () => {
     await world.waitForCondition('Ready', 'x');
     expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64', cpus: '1' });
-    // The guest's server answers before the guest has said its last word.
+    // The web server of the guest answers before the guest prints its last line.
     await waitFor('the console to tell', async () =>
       (await world.kubectl('logs', 'x')).includes('berth-guest: ready'),
     );
@@ -201,7 +201,7 @@ test(
       expect(String(await once(screen, 'data'))).toMatch(/^RFB 003\.008\n/);
       screen.destroy();
 
-      // The terminal of the guest's console shows what is typed.
+      // The terminal on the guest's console shows typed characters.
       const console = kubectl('attach', '-i', 'x');
       await waitFor('the guest to show what is typed', async () => {
         console.type('typed by a user\n');
@@ -291,7 +291,7 @@ test(
     await stampOf('restartedAt', restartRequestedAt);
     const after = await page(port);
     expect(after).toMatchObject({ boots: '3', marker: 'kept', cpus: '2' });
-    // The same time with another change of the VM, and seen by another operator.
+    // The operator gets the same time with another change of the VM. Another operator sees it too.
     await world.operator.stop();
     world.operator = await world.cluster.startOperator();
     await world.patch('x', { restartRequestedAt, ttlSecondsAfterFinished: 3600 });
@@ -356,12 +356,12 @@ test(
   'is deleted: its guest ends in order, and of process, disk, port and Pod nothing is left when kubectl returns',
   async () => {
     const machine = await world.machine('x');
-    // Started again after its stop, for the one restart, after the power cut, and reverted.
+    // The boots are the first one, after the stop, the restart, the power cut, and the revert.
     expect((await world.vms.pod('x')).status?.containerStatuses?.[0]?.restartCount).toBe(4);
     await expectPowerButton(() => world.kubectl('delete', 'vm', 'x'));
     await machine.expectGone();
     await expectSilence();
-    // Beside the Pod of the Job that found its image.
+    // Another Pod is that of the Job that found the image.
     const others = `${WORKLOAD_LABEL}!=image`;
     expect(await world.kubectl('get', 'pods,vms', '-l', others, '-o', 'name')).toBe('');
   },
@@ -380,7 +380,7 @@ test(
     await world.expectStory('y', /Warning .*SIGKILL/);
     expect(existsSync(join(machine.folder, 'disk.qcow2'))).toBe(true);
     await world.kubectl('delete', 'vm', 'y');
-    // Nobody waits for what an ended machine has left: its Pod goes at once, and its host hears of that.
+    // Nothing waits for the disk of an ended machine. Its Pod is removed at once, and the host learns of that.
     await machine.waitUntilGone();
   },
   TEST_MILLISECONDS,

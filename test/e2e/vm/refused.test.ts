@@ -1,4 +1,4 @@
-/** VMs that cannot run on real hosts: each says why where its user looks, and leaves nothing behind. */
+/** VMs that cannot run on real hosts. Each shows the reason to its user, and leaves nothing on a host. */
 import { execFile } from 'node:child_process';
 import { copyFile, rm, writeFile } from 'node:fs/promises';
 import { once } from 'node:events';
@@ -13,9 +13,11 @@ import { waitFor } from '../../../hack/wait.ts';
 import { hypervisorsBelow, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 
 const TEST_MILLISECONDS = 300_000;
-/** As many as are tried with a port; addresses of the same machine, where what holds a port of one leaves the others' free. */
+/**
+ * As many hosts as attempts with a port. They are addresses of one machine, so a port that is in use at one address is free at the others.
+ */
 const HOSTS = { one: '127.0.0.1', two: '127.0.0.2', three: '127.0.0.3', four: '127.0.0.4' };
-/** Of a qcow2 image. */
+/** First bytes of a qcow2 image. */
 const CLUSTER_BYTES = 65_536;
 
 let world: World;
@@ -42,7 +44,7 @@ async function expectFailure(name: string, spec: Partial<VMSpec>, failure: Failu
   await expectEnd(name, failure);
 }
 
-/** Failed for the reason, with the message where its user looks; deleted, nothing of it stays on any host. */
+/** Checks that the VM is Failed with this reason and message. After its deletion no host has anything of it. */
 async function expectEnd(name: string, { reason, message }: Failure): Promise<void> {
   const { status } = await world.vms.waitForPhase(name, 'Failed', reason, STEP);
   expect(status?.failure?.message).toMatch(message);
@@ -55,7 +57,7 @@ async function expectEnd(name: string, { reason, message }: Failure): Promise<vo
   await untilNothingIsLeft();
 }
 
-/** Nobody waits for what an ended machine has left: its Pod goes at once, and its host hears of that. */
+/** Nothing waits for the disk of an ended machine. Its Pod is removed at once, and the host learns of that. */
 async function untilNothingIsLeft(): Promise<void> {
   for (const [name, { dataDirectory }] of world.hosts) {
     await waitFor(
@@ -140,7 +142,7 @@ test(
     const port = await freePort();
     const server = await listen(port, HOSTS.one);
     try {
-      // Cordoned, so that the first placement is certain to meet the process.
+      // The other hosts are cordoned, so that the first attempt meets the process.
       await world.kubectl('cordon', 'two', 'three', 'four');
       await makeServing('moves', port);
       await world.vms.waitForVM(
@@ -210,7 +212,7 @@ test(
   TEST_MILLISECONDS,
 );
 
-/** With a disk that is checked and made, and no process yet. */
+/** Waits for a machine with a complete disk and without a process. */
 async function makeStopped(name: string, spec: Partial<VMSpec>): Promise<void> {
   await world.makeVM(name, { powerState: 'Stopped', ...spec });
   await world.vms.waitForPhase(name, 'Stopped', undefined, STEP);
