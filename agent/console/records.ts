@@ -1,7 +1,4 @@
-/**
- * Records of a console: the guest's bytes are cut into records, two files store the records, and readers get them as text. The
- * options of a reader mean the same as the options of `kubectl logs`.
- */
+/** Records of a console: the guest's bytes are cut into records, and two files store the records. */
 import { closeSync, fstatSync, openSync, read } from 'node:fs';
 import { join } from 'node:path';
 import { StringDecoder } from 'node:string_decoder';
@@ -18,18 +15,6 @@ export interface ConsoleRecord {
   text: string;
 }
 
-export interface ConsoleReadOptions {
-  follow?: boolean;
-  tailLines?: number;
-  sinceTime?: Date;
-  /** Limit of the output in bytes. The output may end within a line. */
-  limitBytes?: number;
-  /** Whether each line begins with its time. */
-  timestamps?: boolean;
-  /** Signal that ends the reading of a console that is followed. */
-  signal?: AbortSignal;
-}
-
 const RECORD = /^(\S+) ([FP]) (.*)$/s;
 
 /** Parses a stored line. Returns undefined for a text that is not a record, for example a line that a power failure cut off. */
@@ -40,49 +25,6 @@ function parseRecord(line: string): ConsoleRecord | undefined {
   }
   const [, time = '', kind, text = ''] = match;
   return { time, ended: kind === 'F', text };
-}
-
-/** Writes records as text. Each line has a line feed, except a line that the guest has not ended. */
-export class ConsoleText {
-  readonly #since: string;
-  readonly #timestamps: boolean;
-  #remaining: number;
-  #open = false;
-
-  constructor({ sinceTime, timestamps = false, limitBytes }: ConsoleReadOptions) {
-    this.#since = sinceTime?.toISOString() ?? '';
-    this.#timestamps = timestamps;
-    this.#remaining = limitBytes ?? Number.POSITIVE_INFINITY;
-  }
-
-  /** Whether the reader's limit of bytes is reached. */
-  get full(): boolean {
-    return this.#remaining <= 0;
-  }
-
-  /** Returns the text of the next records, which may be empty. */
-  add(records: readonly ConsoleRecord[]): string {
-    let text = '';
-    for (const { time, ended, text: piece } of records) {
-      // All times have the same format, so a comparison of their texts gives their order.
-      if (time < this.#since) {
-        continue;
-      }
-      text += `${this.#timestamps && !this.#open ? `${time} ` : ''}${piece}${ended ? '\n' : ''}`;
-      this.#open = !ended;
-    }
-    return this.#cut(text);
-  }
-
-  #cut(text: string): string {
-    if (this.#remaining === Number.POSITIVE_INFINITY) {
-      return text;
-    }
-    const bytes = Buffer.from(text);
-    const piece = bytes.subarray(0, Math.max(0, this.#remaining));
-    this.#remaining -= bytes.length;
-    return piece.toString('utf8');
-  }
 }
 
 /** Time after which a line without a line feed is stored, because a prompt (`login: `) has no line feed. */

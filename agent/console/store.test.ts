@@ -5,7 +5,8 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { ConsoleStore } from './store.ts';
-import { type ConsoleReadOptions, STORE_FILES } from './records.ts';
+import { STORE_FILES } from './records.ts';
+import type { ConsoleReadOptions } from './text.ts';
 import { listSegments, SEGMENT_BYTES, segmentName } from './logwriter.ts';
 
 const MEBIBYTE = 1024 * 1024;
@@ -272,6 +273,25 @@ describe('the console of the log writer, and agents that come and go', () => {
     }
     return text;
   }
+
+  it('a follower gets a prompt that stands still as a line, because kubectl prints whole lines only', async () => {
+    store = new ConsoleStore(folder, { log: 'serial', logger: pino({ level: 'silent' }) });
+    store.start();
+    appendToSegments(folder, 'boot\nlogin: ');
+    const stop = new AbortController();
+    let text = '';
+    for await (const piece of store.read({ follow: true, tailLines: 2, signal: stop.signal })) {
+      text += piece;
+      if (text.endsWith('login: \n')) {
+        appendToSegments(folder, 'root\n');
+      } else if (text.endsWith('root\n')) {
+        stop.abort();
+      }
+    }
+    expect(text).toBe('boot\nlogin: \nroot\n');
+    expect(await read()).toBe('boot\nlogin: root\n');
+    store.close();
+  });
 
   it('a line in the middle of which the agent was killed is whole', async () => {
     appendToSegments(folder, 'one\ntw');

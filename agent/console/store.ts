@@ -11,14 +11,9 @@ import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Logger } from 'pino';
 import { CONSOLE_FOLDER, ConsoleInput, sizeOf } from './input.ts';
-import {
-  ConsoleLines,
-  type ConsoleReadOptions,
-  type ConsoleRecord,
-  ConsoleText,
-  consoleTurns,
-  StoredRecords,
-} from './records.ts';
+import { ConsoleLines, type ConsoleRecord, consoleTurns, StoredRecords } from './records.ts';
+import { type ConsoleReadOptions, ConsoleText } from './text.ts';
+import { Follower, type StoreEvents } from './follower.ts';
 import type { LogName } from './logwriter.ts';
 
 /** Limit of one file of the store, in bytes. The store keeps two files, the current one and the one before. */
@@ -35,11 +30,6 @@ const MOVE_RECORDS = 8_000;
 const SOON_MILLISECONDS = 10;
 /** Time limit for moving all waiting output into the store before a read. Usually even the largest amount takes only one or two seconds. */
 const CATCH_UP_MILLISECONDS = 5_000;
-/** Limit of the queue of one reader who follows a console. A slow reader loses the oldest records, because the memory is limited. */
-const FOLLOW_QUEUE_BYTES = 256 * 1024;
-/** Memory that a record uses in addition to its text, in bytes. */
-const RECORD_OVERHEAD_BYTES = 64;
-
 export interface ConsoleLog {
   /** Yields text in pieces of some lines. With `follow`, it ends when `signal` aborts, the machine is deleted or the task has ended. */
   read(options: ConsoleReadOptions): AsyncIterable<string>;
@@ -49,11 +39,6 @@ export interface ConsoleOptions {
   log: LogName;
   logger: Logger;
   clock?: () => Date;
-}
-
-interface StoreEvents {
-  records: [ConsoleRecord[]];
-  closed: [];
 }
 
 export class ConsoleStore implements ConsoleLog {
@@ -108,14 +93,15 @@ export class ConsoleStore implements ConsoleLog {
     // The stored records and the follower are opened in one synchronous step, so that no record is lost between stored and new
     // records.
     const stored = StoredRecords.open(this.#folder, this.#turns);
-    const follower = options.follow === true ? this.#follow(options.signal) : undefined;
+    const follower =
+      options.follow === true ? new Follower(this.#events, this.#closed, options.signal) : undefined;
     try {
       const { tailLines } = options;
       const start = tailLines === undefined ? 0 : await stored.tail(tailLines);
-      yield* pieces(stored.from(start), text);
+      yield* pieces(textsOf(stored.from(start), text), text);
       stored.close();
       if (follower !== undefined && !text.full) {
-        yield* pieces(follower.records, text);
+        yield* pieces(follower.read(text), text);
       }
     } finally {
       stored.close();
@@ -137,43 +123,6 @@ export class ConsoleStore implements ConsoleLog {
     while (!this.#closed && this.#poll() && performance.now() < deadline) {
       await nextTurn();
     }
-  }
-
-  /** Listens for new records from the moment of the call, so that no record is lost between the stored records and the new records. */
-  #follow(signal: AbortSignal | undefined): Follower {
-    const queue = new FollowQueue();
-    let wake: (() => void) | undefined;
-    let ended = this.#closed || signal?.aborted === true;
-    const onRecords = (records: ConsoleRecord[]) => {
-      queue.add(records);
-      wake?.();
-    };
-    const onEnd = () => {
-      ended = true;
-      wake?.();
-    };
-    this.#events.on('records', onRecords);
-    this.#events.once('closed', onEnd);
-    signal?.addEventListener('abort', onEnd, { once: true });
-    const records = (async function* () {
-      for (;;) {
-        if (queue.length > 0) {
-          yield queue.take();
-        } else if (ended) {
-          return;
-        } else {
-          await new Promise<void>((resolve) => {
-            wake = resolve;
-          });
-        }
-      }
-    })();
-    const release = () => {
-      this.#events.off('records', onRecords);
-      this.#events.off('closed', onEnd);
-      signal?.removeEventListener('abort', onEnd);
-    };
-    return { records, release };
   }
 
   /** Moves waiting output into the store. Returns whether more output is waiting. */
@@ -237,57 +186,23 @@ export class ConsoleStore implements ConsoleLog {
   }
 }
 
-interface Follower {
-  records: AsyncIterable<ConsoleRecord[]>;
-  /** Stops listening for new records. */
-  release: () => void;
-}
-
-/** Records that a follower has not read yet. If their size exceeds the limit, the oldest records are dropped. */
-class FollowQueue {
-  #records: ConsoleRecord[] = [];
-  #bytes = 0;
-
-  get length(): number {
-    return this.#records.length;
-  }
-
-  add(records: readonly ConsoleRecord[]): void {
-    this.#records = this.#records.concat(records);
-    this.#bytes += records.reduce((sum, record) => sum + weightOf(record), 0);
-    let drop = 0;
-    while (this.#bytes > FOLLOW_QUEUE_BYTES) {
-      this.#bytes -= weightOf(this.#records[drop]);
-      drop += 1;
-    }
-    if (drop > 0) {
-      this.#records = this.#records.slice(drop);
-    }
-  }
-
-  take(): ConsoleRecord[] {
-    const records = this.#records;
-    this.#records = [];
-    this.#bytes = 0;
-    return records;
-  }
-}
-
-function weightOf(record: ConsoleRecord | undefined): number {
-  return record === undefined ? 0 : record.text.length + RECORD_OVERHEAD_BYTES;
-}
-
-async function* pieces(
-  batches: AsyncIterable<ConsoleRecord[]>,
-  text: ConsoleText,
-): AsyncGenerator<string, void> {
-  for await (const records of batches) {
-    const piece = text.add(records);
+/** Yields pieces that are not empty, up to the reader's limit. */
+async function* pieces(texts: AsyncIterable<string>, text: ConsoleText): AsyncGenerator<string, void> {
+  for await (const piece of texts) {
     if (piece !== '') {
       yield piece;
     }
     if (text.full) {
       return;
     }
+  }
+}
+
+async function* textsOf(
+  batches: AsyncIterable<ConsoleRecord[]>,
+  text: ConsoleText,
+): AsyncGenerator<string, void> {
+  for await (const records of batches) {
+    yield text.add(records);
   }
 }

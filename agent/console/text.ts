@@ -1,0 +1,81 @@
+/** The text of a console for its readers. The options of a reader mean the same as the options of `kubectl logs`. */
+import type { ConsoleRecord } from './records.ts';
+
+export interface ConsoleReadOptions {
+  follow?: boolean;
+  tailLines?: number;
+  sinceTime?: Date;
+  /** Limit of the output in bytes. The output may end within a line. */
+  limitBytes?: number;
+  /** Whether each line begins with its time. */
+  timestamps?: boolean;
+  /** Signal that ends the reading of a console that is followed. */
+  signal?: AbortSignal;
+}
+
+/** Writes records as text. Each line has a line feed, except the last line if neither the guest nor {@link endLine} has ended it. */
+export class ConsoleText {
+  readonly #since: string;
+  readonly #timestamps: boolean;
+  #remaining: number;
+  #open = false;
+  /** Whether the last line has a line feed that the guest has not written yet. */
+  #endedEarly = false;
+
+  constructor({ sinceTime, timestamps = false, limitBytes }: ConsoleReadOptions) {
+    this.#since = sinceTime?.toISOString() ?? '';
+    this.#timestamps = timestamps;
+    this.#remaining = limitBytes ?? Number.POSITIVE_INFINITY;
+  }
+
+  /** Whether the reader's limit of bytes is reached. */
+  get full(): boolean {
+    return this.#remaining <= 0;
+  }
+
+  /** Whether the text so far ends within a line. */
+  get isOpen(): boolean {
+    return this.#open;
+  }
+
+  /** Returns a line feed for an unfinished line. Its rest becomes a line of its own, and its end makes no further line feed. */
+  endLine(): string {
+    this.#open = false;
+    this.#endedEarly = true;
+    return this.#cut('\n');
+  }
+
+  /** Returns the text of the next records, which may be empty. */
+  add(records: readonly ConsoleRecord[]): string {
+    let text = '';
+    for (const record of records) {
+      // All times have the same format, so a comparison of their texts gives their order.
+      if (record.time >= this.#since) {
+        text += this.#textOf(record);
+      }
+    }
+    return this.#cut(text);
+  }
+
+  #textOf({ time, ended, text }: ConsoleRecord): string {
+    // The rest of a line may be nothing but its end, and a piece nothing but a carriage return.
+    const isNothing = text === '' && (this.#endedEarly || !ended);
+    this.#endedEarly &&= isNothing && !ended;
+    if (isNothing) {
+      return '';
+    }
+    const start = this.#timestamps && !this.#open ? `${time} ` : '';
+    this.#open = !ended;
+    return `${start}${text}${ended ? '\n' : ''}`;
+  }
+
+  #cut(text: string): string {
+    if (this.#remaining === Number.POSITIVE_INFINITY) {
+      return text;
+    }
+    const bytes = Buffer.from(text);
+    const piece = bytes.subarray(0, Math.max(0, this.#remaining));
+    this.#remaining -= bytes.length;
+    return piece.toString('utf8');
+  }
+}
