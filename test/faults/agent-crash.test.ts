@@ -1,6 +1,6 @@
 /**
- * The agent killed without warning, the API server killed, the host cut off: with QEMU and real guests. The agent killed
- * while a machine runs, a host's power cut and the death of QEMU are in test/e2e/vm/life.test.ts.
+ * Faults with QEMU and real guests: the agent is killed, the API server is killed, the host is cut off. test/e2e/vm/life.test.ts has the
+ * agent killed while a machine runs, a power cut of the host, and the death of QEMU.
  */
 import { readdir, stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -12,7 +12,7 @@ import { freePort } from '../../hack/cluster/ports.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { AgentWorld, BOOT, tracesOn } from '../worlds/crash.ts';
 
-/** A guest image may have to be made first. */
+/** Time limit. The guest image may have to be made first. */
 const SET_UP_MILLISECONDS = 400_000;
 const TEST_MILLISECONDS = 300_000;
 
@@ -38,7 +38,7 @@ function hypervisors(agent = world.one): Promise<number[]> {
   return hypervisorsBelow(agent.dataDirectory);
 }
 
-/** The sizes of all files of a folder. */
+/** Returns the sizes of all files of a folder. */
 async function bytesBelow(folder: string): Promise<number> {
   const names = await readdir(folder, { recursive: true, withFileTypes: true });
   const files = names.filter((entry) => entry.isFile());
@@ -51,8 +51,8 @@ async function bytesBelow(folder: string): Promise<number> {
 describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
   const on = { placement: { node: 'one' } };
 
-  test('in Pulling: the half of the image that is here is gone on with, and the machine runs', async () => {
-    // Its Image is fetched by a Job too, which shares the download where it is on the same host.
+  test('in Pulling: the stored half of the image is used, and the machine runs', async () => {
+    // A Job of the Image fetches it too. It shares the download if it is on the same host.
     await world.cluster.kubectl(['cordon', 'two']);
     const { length: before } = world.downloads.starts;
     world.downloads.holdBack();
@@ -73,7 +73,7 @@ describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
     expect((await world.vms.get('pulling')).status).toMatchObject({ attempt: 1 });
   });
 
-  test('one-machine: in Starting: one machine runs, not two and not none', async () => {
+  test('one-machine: in Starting: exactly one machine runs afterwards', async () => {
     await world.startUnheard('starting', on);
     await world.one.kill();
     world.wire.mend();
@@ -99,7 +99,7 @@ describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
   });
 });
 
-describe('what the guest is and was', { timeout: TEST_MILLISECONDS }, () => {
+describe('a running guest', { timeout: TEST_MILLISECONDS }, () => {
   async function factsOf(name: string): Promise<object> {
     const [vm, pod] = await Promise.all([world.vms.get(name), world.vms.pod(name)]);
     const { attempt, firstRunningTime, nodeName } = vm.status ?? {};
@@ -122,7 +122,7 @@ describe('what the guest is and was', { timeout: TEST_MILLISECONDS }, () => {
     return (await page(port))['boot_id'];
   }
 
-  /** Asks again and again; each time the same boot of the guest must answer. */
+  /** Asks again and again. Each answer must come from the same boot of the guest. */
   async function expectServingDuring(work: Promise<unknown>, port: number): Promise<void> {
     const boot = await bootOf(port);
     const over = new AbortController();
@@ -136,7 +136,7 @@ describe('what the guest is and was', { timeout: TEST_MILLISECONDS }, () => {
     expect(answers.filter((answer) => !answer.includes(`boot_id=${boot}`))).toEqual([]);
   }
 
-  test('patient: the API server killed while one machine runs and another starts: one runs on, the other runs too', async () => {
+  test('patient: with the API server killed, one machine runs on, and another that was starting runs too', async () => {
     const port = await makeServingVM('kept', { placement: { node: 'one' } });
     const [facts, [machine]] = [await factsOf('kept'), await hypervisors()];
     await world.makeVM('begun', { placement: { node: 'one' } });
@@ -150,14 +150,14 @@ describe('what the guest is and was', { timeout: TEST_MILLISECONDS }, () => {
     expect(await factsOf('begun')).toMatchObject({ attempt: 1 });
   });
 
-  test('one-machine, no-lost-disk: a host lost for longer than hostLostTimeout, then back', async () => {
+  test('one-machine, no-lost-disk: a host lost for longer than hostLostTimeout, which then returns', async () => {
     await world.cluster.kubectl(['cordon', 'two']);
     const port = await makeServingVM('ran');
     const [facts, [machine], boot] = [await factsOf('ran'), await hypervisors(), await bootOf(port)];
     await world.startUnheard('unseen');
     await world.cluster.kubectl(['uncordon', 'two']);
 
-    // What nobody saw run is destroyed by its host before another host gets it.
+    // The host destroys a machine that was never reported as running, before another host gets its VM.
     await waitFor('the machine that nobody sees', async () => (await hypervisors()).length === 2);
     await waitFor('it to be destroyed', async () => (await hypervisors()).length === 1, BOOT);
     expect(await world.history.createdAs(world.vms.namespace, 'unseen')).toBe(1);
@@ -165,14 +165,14 @@ describe('what the guest is and was', { timeout: TEST_MILLISECONDS }, () => {
     expect(await factsOf('unseen')).toMatchObject({ attempt: 2, nodeName: 'two' });
     expect(await hypervisors(world.two)).toHaveLength(1);
 
-    // What ran is lost to the cluster, and runs on.
+    // A machine that has run is lost to the cluster, and runs on.
     await world.vms.waitForPhase('ran', 'Failed');
     await world.vms.waitForCondition('ran', 'Ready', { status: 'False', reason: 'HostLost' });
     expect(await factsOf('ran')).toEqual(facts);
     expect((await world.vms.pod('ran')).metadata.deletionTimestamp).toBeUndefined();
     expect(await bootOf(port)).toBe(boot);
 
-    // Back, but with a watch that hangs: what it had begun is another's by now, and must not be begun again.
+    // The host returns with a watch that hangs. Its unfinished work belongs to another host by now, and must not be started again.
     world.wire.mend();
     const renewed = new Set([await renewTimeOf('one')]);
     const times = async (): Promise<boolean> => renewed.add(await renewTimeOf('one')).size > 3;

@@ -57,7 +57,9 @@ async function machineOf(name: string): Promise<Machine> {
   return machineSchema.parse(JSON.parse(annotations?.[MACHINE_ANNOTATION] ?? ''));
 }
 
-/** kill -9 at that write. What is tested is how the next operator goes on, not how long a lease lasts: it need not wait for it. */
+/**
+ * Kills the operator with SIGKILL at this write. The Lease is deleted, because the test is about the next operator and not about the Lease.
+ */
 async function killAtStop(): Promise<void> {
   await proxy.untilStopped();
   await operator?.kill('SIGKILL');
@@ -82,7 +84,7 @@ async function bindAndRun(name: string): Promise<string> {
   return status?.firstRunningTime ?? '';
 }
 
-/** Made to run by the next operator, from the one Pod that was ever made for it. */
+/** Starts the next operator, which must bring the VM to Running with the only Pod that was ever created for it. */
 async function goOnOnce(name: string): Promise<string> {
   await start();
   const startedAt = await bindAndRun(name);
@@ -97,14 +99,14 @@ async function deleteAndEnd(name: string, startedAt: string): Promise<void> {
 }
 
 describe('kill -9 of the operator', () => {
-  /** Each test kills the one before; a test that failed may have left none. */
+  /** Each test kills the operator of the previous test. After a failed test there may be none. */
   beforeEach(async () => {
     if (operator === undefined) {
       await start();
     }
   });
 
-  it('after the finalizer was written: one Pod is made, the VM runs', async () => {
+  it('after the finalizer was written: one Pod is created, and the VM runs', async () => {
     proxy.stopAt('after', (write) => isVM(write, 'a') && write.body.includes(VM_FINALIZER));
     await vms.create('a');
     await killAtStop();
@@ -113,7 +115,7 @@ describe('kill -9 of the operator', () => {
     await deleteAndEnd('a', await goOnOnce('a'));
   });
 
-  it('after the Pod was created: it is that one which runs', async () => {
+  it('after the Pod was created: this Pod runs', async () => {
     proxy.stopAt('after', (write) => write.method === 'POST' && write.path.endsWith('/pods'));
     await vms.create('b');
     await killAtStop();
@@ -124,18 +126,18 @@ describe('kill -9 of the operator', () => {
     await deleteAndEnd('b', startedAt);
   });
 
-  it('after the Pod was bound, before the VM says so: it is that one which runs', async () => {
+  it('after the Pod was bound, before the VM shows it: this Pod runs', async () => {
     proxy.stopAt('before', (write) => isVM(write, 'c', '/status') && write.body.includes('"nodeName"'));
     await vms.create('c');
     await killAtStop();
     expect((await vms.pod('c')).spec.nodeName).toBe(host.name);
     expect((await vms.get('c')).status?.nodeName).toBeUndefined();
-    // The machine starts while nobody looks.
+    // The machine starts while no operator runs.
     await host.run(ref('c'));
     await deleteAndEnd('c', await goOnOnce('c'));
   });
 
-  it('no-lost-disk: while its VM ran and lost its Pod unseen, the VM is Failed/PodDeleted and not made again', async () => {
+  it('no-lost-disk: a VM that lost its Pod meanwhile is Failed with PodDeleted, and is not created again', async () => {
     proxy.stopAt('before', (write) => isVM(write, 'd', '/status') && write.body.includes('"nodeName"'));
     await vms.create('d');
     await killAtStop();
@@ -153,7 +155,7 @@ describe('kill -9 of the operator', () => {
     await vms.waitUntilGone('d');
   });
 
-  it('after the NAT failure was recorded, before the VM was deleted: it is deleted, nothing is left', async () => {
+  it('after the NAT failure was recorded, before the VM was deleted: the VM is deleted, and nothing is left', async () => {
     const record = '"failure":{"reason":"NATSelfHealFailed"';
     proxy.stopAt('after', (write) => isVM(write, 'e', '/status') && write.body.includes(record));
     await vms.create('e');
@@ -168,7 +170,7 @@ describe('kill -9 of the operator', () => {
     expect(await history.createdAs(vms.namespace, 'e')).toBe(1);
   });
 
-  it('before it told the Pod of a deleted VM to go: VM and Pod go', async () => {
+  it('before it deleted the Pod of a deleted VM: VM and Pod are removed', async () => {
     await vms.create('f');
     const startedAt = await bindAndRun('f');
     proxy.stopAt('before', (write) => write.method === 'DELETE' && isPod(write, 'f'));
@@ -180,7 +182,7 @@ describe('kill -9 of the operator', () => {
     await vms.waitUntilGone('f');
   });
 
-  it('after it told the Pod of a deleted VM to go: VM and Pod go', async () => {
+  it('after it deleted the Pod of a deleted VM: VM and Pod are removed', async () => {
     await vms.create('g');
     const startedAt = await bindAndRun('g');
     proxy.stopAt('after', (write) => write.method === 'DELETE' && isPod(write, 'g'));
@@ -192,7 +194,7 @@ describe('kill -9 of the operator', () => {
     await vms.waitUntilGone('g');
   });
 
-  it('after it let the Pod of a deleted VM go: the VM goes', async () => {
+  it('after it removed the finalizer from the Pod of a deleted VM: the VM is removed', async () => {
     await vms.create('h');
     const startedAt = await bindAndRun('h');
     proxy.stopAt('after', (write) => write.method === 'PATCH' && isPod(write, 'h'));
@@ -206,7 +208,7 @@ describe('kill -9 of the operator', () => {
     expect(await history.createdAs(vms.namespace, 'h')).toBe(1);
   });
 
-  it('none of its writes was refused for want of a right or as invalid', async () => {
+  it('caused no write that was refused as forbidden or invalid', async () => {
     const { logFile } = operator ?? {};
     expect(faultsIn(logFile ?? '')).toEqual([]);
   });
@@ -215,7 +217,7 @@ describe('kill -9 of the operator', () => {
 describe('a watch of VMs that lags', () => {
   const VM_WATCH = '/apis/berth.dev/v1alpha1/vms';
   let transport: Transport;
-  /** Another operator, as the API server knows it. */
+  /** A client that acts as another operator. */
   let other: KubeClient;
 
   beforeAll(async () => {
@@ -231,14 +233,14 @@ describe('a watch of VMs that lags', () => {
 
   afterAll(async () => await transport.close());
 
-  /** The operator has been told all that was written until now, and hears nothing of VMs from now on. */
+  /** Waits until the operator has received all changes of this VM, and then holds back all events about VMs. */
   async function lag(name: string): Promise<void> {
     const { resourceVersion } = (await vms.get(name)).metadata;
     await waitFor('the last change', () => proxy.hasTold(`"resourceVersion":"${resourceVersion}"`));
     proxy.silence(VM_WATCH);
   }
 
-  /** A Pod as of a VM with this uid, which no scheduler places. */
+  /** Creates a Pod like that of a VM with this uid. No scheduler places it. */
   async function createPod(name: string, like: Pod, vmUid: string | undefined): Promise<void> {
     const { labels, annotations = {} } = like.metadata;
     const { nodeName: _, ...spec } = like.spec;
@@ -248,7 +250,7 @@ describe('a watch of VMs that lags', () => {
     });
   }
 
-  it('no-lost-disk: a Pod whose VM it has not seen yet stays, one whose VM is gone goes', async () => {
+  it('no-lost-disk: a Pod with an unseen VM stays, and a Pod with a deleted VM is removed', async () => {
     await vms.create('seen');
     const startedAt = await bindAndRun('seen');
     const like = await vms.pod('seen');
@@ -287,7 +289,7 @@ describe('a watch of VMs that lags', () => {
 });
 
 describe('the API server', () => {
-  it('no-lost-disk: its answer is lost that the Pod was made, which runs meanwhile: it is that one', async () => {
+  it('no-lost-disk: loses its answer about a new Pod, which runs meanwhile: this Pod is used', async () => {
     if (operator === undefined) {
       await start();
     }
@@ -306,13 +308,13 @@ describe('the API server', () => {
     expect(await history.createdAs(vms.namespace, 'i')).toBe(1);
   });
 
-  it('tells of an edit too late: a VM made after it has the edited VMConfig, and the edited Image', async () => {
+  it('reports an edit too late: a VM created after it has the edited VMConfig and the edited Image', async () => {
     if (operator === undefined) {
       await start();
     }
     const client = cluster.client();
     const place = { namespace: vms.namespace, name: 'edited' };
-    // It needs no Job.
+    // This source of the Image needs no Job.
     const source = { empty: { size: '1Gi' } };
     await client.create(VM_CONFIGS, { metadata: place, spec: { image: IMAGE, cpu: 1 } });
     await client.create(IMAGES, { metadata: place, spec: { source } });
@@ -343,7 +345,7 @@ describe('the API server', () => {
     }
   });
 
-  /** A client sees the server go; it looks and tries again, as any does. */
+  /** The client tolerates lost connections, like any client: it waits and tries again. */
   async function createOnce(name: string): Promise<boolean> {
     const known = await vms.list();
     if (known.every(({ metadata }) => metadata.name !== name)) {
@@ -352,7 +354,7 @@ describe('the API server', () => {
     return true;
   }
 
-  it('killed and started again while VMs are being made: all run, none is lost, none twice', async () => {
+  it('is killed and restarted while VMs are created: all run, none is lost, and none exists twice', async () => {
     await operator?.stop();
     await host.remove();
     await cluster.addHosts(10);
@@ -360,7 +362,7 @@ describe('the API server', () => {
     const names = numbered('many', 30);
     const requests = names.map((name) => waitFor(`VM ${name} to be made`, () => createOnce(name), FLEET));
     const made = Promise.all(requests);
-    // Whatever else fails first is what the test fails for.
+    // If another step fails first, the test fails for that reason.
     made.catch(() => undefined);
     await waitFor('the first to run', async () => (await vms.names('Running')).length > 0, FLEET);
     await cluster.component('kube-apiserver').restart('SIGKILL');

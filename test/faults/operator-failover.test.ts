@@ -1,4 +1,4 @@
-/** Two operators on one cluster: what users see when the one that leads is killed, stopped, or frozen and comes back. */
+/** Two operators on one cluster. The one that leads is killed, stopped, or frozen and continued, and users must not notice. */
 import { isDeepStrictEqual } from 'node:util';
 import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
 import { DESIRED_ANNOTATION } from '../../api/v1alpha1/names.ts';
@@ -11,7 +11,7 @@ import { numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const LEASE = { namespace: 'berth-system', name: 'berth-operator' };
-/** What was promised: from the end of the leader until VMs run that were made meanwhile. */
+/** Promised times from the end of the leader until VMs run that were created meanwhile. */
 const AFTER_CRASH_MILLISECONDS = 15_000;
 const AFTER_CLEAN_STOP_MILLISECONDS = 2_000;
 
@@ -41,7 +41,7 @@ afterAll(async () => {
   await cluster?.stop();
 });
 
-/** One leads, through the proxy; the other's caches are warm. */
+/** Starts two operators. The first leads and uses the proxy. The second has warm caches. */
 async function startTwo(): Promise<[OperatorProcess, OperatorProcess]> {
   leader = await startOperator(cluster.directory, proxy.kubeconfig, { name: 'leader' });
   await waitForHolder((holder) => holder !== '');
@@ -57,7 +57,7 @@ async function waitForHolder(matches: (holder: string) => boolean): Promise<stri
   });
 }
 
-/** Resolves with how long it took from `began`. */
+/** Returns the milliseconds from `began` until all VMs run. */
 async function millisecondsUntilAllRun(names: readonly string[], began: number): Promise<number> {
   for (const name of names) {
     await vms.waitForPhase(name, 'Running');
@@ -65,7 +65,7 @@ async function millisecondsUntilAllRun(names: readonly string[], began: number):
   return performance.now() - began;
 }
 
-it('the leader killed: VMs that are made meanwhile run within 15 s', async () => {
+it('the leader killed: VMs that are created meanwhile run within 15 s', async () => {
   const [first] = await startTwo();
   const names = numbered('killed', 8);
   const began = performance.now();
@@ -74,7 +74,7 @@ it('the leader killed: VMs that are made meanwhile run within 15 s', async () =>
   expect(await millisecondsUntilAllRun(names, began)).toBeLessThan(AFTER_CRASH_MILLISECONDS);
 });
 
-it('the leader stopped cleanly: VMs that are made meanwhile run within 2 s', async () => {
+it('the leader stopped cleanly: VMs that are created meanwhile run within 2 s', async () => {
   const [first, second] = await startTwo();
   const names = numbered('stopped', 4);
   const began = performance.now();
@@ -86,7 +86,7 @@ it('the leader stopped cleanly: VMs that are made meanwhile run within 2 s', asy
   expect(faultsIn(second.logFile)).toEqual([]);
 });
 
-/** The leader has sent these, and the API server gets them only when another has long led. */
+/** Writes that the leader has sent. The API server gets them when another operator has long been leading. */
 const LATE = {
   pod: (write: Write) => write.method === 'POST' && write.body.includes('"name":"deleted-meanwhile"'),
   power: (write: Write) => write.method === 'PATCH' && write.path.endsWith('/pods/stopped-meanwhile'),
@@ -106,7 +106,7 @@ async function waitForPower(name: string, power: string): Promise<void> {
   await waitFor(`the Pod of ${name} to say ${power}`, async () => (await powerOf(name)) === power);
 }
 
-/** Freezes the leader while three writes of its are on their way. */
+/** Freezes the leader while these three writes are held back. */
 async function freezeAtWork(first: OperatorProcess): Promise<void> {
   await vms.createMany(['stopped-meanwhile', 'made-again']);
   await millisecondsUntilAllRun(['stopped-meanwhile', 'made-again'], 0);
@@ -121,7 +121,7 @@ async function freezeAtWork(first: OperatorProcess): Promise<void> {
   await first.kill('SIGSTOP');
 }
 
-/** All that the late writes are about is no longer as it was. */
+/** Changes all objects that the late writes concern. */
 async function lifeGoesOn(): Promise<void> {
   await vms.waitForPhase('deleted-meanwhile', 'Running');
   await vms.delete('deleted-meanwhile');
@@ -134,14 +134,14 @@ async function lifeGoesOn(): Promise<void> {
   await vms.waitUntilGone('deleted-meanwhile');
 }
 
-/** Of what the late writes are about. */
+/** Returns the versions of the objects that the late writes concern. */
 async function versions(): Promise<(string | undefined)[]> {
   const names = ['stopped-meanwhile', 'made-again'];
   const all = await Promise.all(names.flatMap((name) => [vms.get(name), vms.pod(name)]));
   return all.map(({ metadata }) => metadata.resourceVersion);
 }
 
-/** Small changes of a status are written up to 500 ms later. */
+/** Returns the versions when they no longer change. Small changes of a status are written up to 500 ms later. */
 async function versionsAtRest(): Promise<(string | undefined)[]> {
   let last = await versions();
   const isAtRest = async (): Promise<boolean> => {
@@ -153,7 +153,7 @@ async function versionsAtRest(): Promise<(string | undefined)[]> {
   return last;
 }
 
-it('the leader frozen past its lease, then continued: it writes nothing more; of what was on its way only a Pod of a VM that is gone is made, and goes', async () => {
+it('the leader frozen past its lease, then continued: it writes nothing more, and of its late writes only one Pod of a deleted VM succeeds and is removed', async () => {
   const [first, second] = await startTwo();
   const before = await waitForHolder((holder) => holder !== '');
   await freezeAtWork(first);
@@ -161,7 +161,7 @@ it('the leader frozen past its lease, then continued: it writes nothing more; of
   await lifeGoesOn();
   const stood = await versionsAtRest();
 
-  // The first thing that it finds, before it can know that it leads no more, is work that nobody has done.
+  // The frozen leader first finds work that nobody has done, before it can know that it no longer leads.
   const { length: sent } = proxy.writes;
   await second.kill('SIGSTOP');
   await vms.create('found');
@@ -176,7 +176,7 @@ it('the leader frozen past its lease, then continued: it writes nothing more; of
   await waitFor('the late writes to be answered', () => late.every(({ status }) => status !== undefined));
   expect(late.filter(LATE.power).map(({ status }) => status)).toEqual([409]);
   expect(late.filter(LATE.deletion).map(({ status }) => status)).toEqual([409]);
-  // Nothing can keep a Pod from being made whose name is free again. It goes, with whatever was begun for it.
+  // A late creation of a Pod succeeds if its name is free again. The new leader removes the Pod and its machine.
   expect(late.filter(LATE.pod).map(({ status }) => status)).toEqual([201]);
   await vms.waitUntilGone('deleted-meanwhile');
   await vms.waitForPhase('found', 'Running');

@@ -8,11 +8,11 @@ import { PodHistory } from '../support/podhistory.ts';
 import { conditionOf, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
-/** Until the controller-manager calls a host that sends nothing Unknown; three heartbeats on a busy machine. */
+/** Seconds until the controller-manager sets a silent host to Unknown: three heartbeats on a busy machine. */
 const GRACE_SECONDS = 4;
-/** Long enough to see the time before it. */
+/** Time until a silent host counts as lost, in seconds. It is long enough for the test to see the state before. */
 const LOST_SECONDS = 3;
-/** Of all annotations of an object, keys and values: the API server's own. */
+/** Limit of the API server for all annotations of an object, keys and values together. */
 const ANNOTATIONS_LIMIT_BYTES = 256 * 1024;
 const OUT_OF_SERVICE = {
   key: 'node.kubernetes.io/out-of-service',
@@ -37,7 +37,7 @@ beforeAll(async () => {
   vms = new VMs(cluster);
 });
 
-/** A test that failed leaves no host behind for the next one's VMs. */
+/** Removes the hosts of a failed test, so that the VMs of the next test cannot use them. */
 afterEach(async () => {
   await Promise.all(hosts.splice(0).map((host) => host.remove()));
 });
@@ -78,7 +78,7 @@ async function taint(host: ActingHost, added: Taint): Promise<void> {
   await cluster.kubectl(['taint', 'node', host.name, `${added.key}=${added.value}:${added.effect}`]);
 }
 
-/** Resolves with when the cluster noticed that the host is silent, in milliseconds since the epoch. */
+/** Resolves with the time at which the cluster noticed the silent host, in milliseconds since the epoch. */
 async function untilUnknown(host: ActingHost): Promise<number> {
   return await waitFor(`host ${host.name} to be Unknown`, async () => {
     const { status } = await cluster.client().get(NODES, { name: host.name });
@@ -93,7 +93,7 @@ async function eventsOf(name: string): Promise<string> {
 }
 
 describe('nat-or-nothing', () => {
-  it('a VM whose NAT cannot be healed before it first runs: Failed, Event, metric, then deleted, nothing left', async () => {
+  it('a VM whose NAT cannot be repaired before its first run: Failed, Event, metric, then deleted, nothing left', async () => {
     const host = await join('nat-broken');
     await vms.create('unhealed', on(host));
     await host.waitForPod(ref('unhealed'));
@@ -113,7 +113,7 @@ describe('nat-or-nothing', () => {
     expect(await history.createdAs(vms.namespace, 'unhealed')).toBe(1);
   });
 
-  it("a host whose NAT is broken is tainted until it heals; an admin's taints stay", async () => {
+  it('a host with broken NAT is tainted until it recovers, and taints of administrators stay', async () => {
     const mine: Taint = { key: 'example.com/maintenance', value: 'soon', effect: 'PreferNoSchedule' };
     const host = await join('nat-tainted', [mine]);
     const broken = { type: 'berth.dev/NATReady', reason: 'BridgeDown', message: 'the bridge is down' };
@@ -179,7 +179,7 @@ describe('a host that refuses a machine before it ran', () => {
 });
 
 describe('a host that is lost', () => {
-  it('Ready=Unknown/HostUnreachable, then Failed/HostLost; back with its machine the VM is Running again', async () => {
+  it('HostUnreachable, then Failed with HostLost; when the host returns with its machine, the VM is Running again', async () => {
     const host = await join('returns');
     const startedAt = await runOn(host, 'comes-back');
     const { uid } = (await vms.pod('comes-back')).metadata;
@@ -204,7 +204,7 @@ describe('a host that is lost', () => {
     await vms.waitUntilGone('comes-back');
   });
 
-  it('one-machine: deleting the VM gives it up, but not before hostLostTimeout', async () => {
+  it('one-machine: deleting the VM gives its machine up, but not before hostLostTimeout', async () => {
     const host = await join('deleted-from');
     await runOn(host, 'given-up');
     await host.silence();
@@ -226,7 +226,7 @@ describe('a host that is lost', () => {
     await vms.waitUntilGone('given-up');
   });
 
-  it('a host whose annotations are full keeps no VM from being given up', async () => {
+  it('full annotations of a host do not keep a VM from being given up', async () => {
     const host = await join('full-of-words');
     await runOn(host, 'wordy');
     const node = await cluster.client().get(NODES, { name: host.name });
@@ -245,7 +245,7 @@ describe('a host that is lost', () => {
     });
   });
 
-  it('the taint out-of-service gives up what is on it', async () => {
+  it('the taint out-of-service gives up the machines of the host', async () => {
     const host = await join('fenced');
     await runOn(host, 'fenced-off');
     await host.silence();
@@ -257,7 +257,7 @@ describe('a host that is lost', () => {
     expect(await history.createdAs(vms.namespace, 'fenced-off')).toBe(1);
   });
 
-  it('deleting its Node gives up what is on it', async () => {
+  it('deleting its Node gives up its machines', async () => {
     const host = await join('removed');
     await runOn(host, 'homeless');
     await host.remove();
@@ -286,7 +286,7 @@ describe('a host that is lost', () => {
 });
 
 describe('the operator', () => {
-  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+  it('has all rights that it needs, and none of its writes was refused as invalid', () => {
     expect(faultsIn(operator.logFile)).toEqual([]);
   });
 });

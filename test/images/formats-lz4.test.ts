@@ -4,7 +4,7 @@ import { AppleLz4Decoder } from '../../agent/disks/lz4.ts';
 import { DiskError } from '../../agent/disks/disk.ts';
 import { lz4Header, lz4Stream } from '../fixtures/lz4.ts';
 
-/** Given in pieces of the lengths named, over and over. */
+/** Decodes the stream in pieces of these lengths, which are used again and again. */
 function decode(stream: Buffer, size: number, pieces: readonly number[] = [stream.length]): Buffer {
   const decoder = new AppleLz4Decoder(size);
   const out: Buffer[] = [];
@@ -28,7 +28,7 @@ const VECTOR = Buffer.concat([
   Buffer.from('bv4$'),
 ]);
 
-/** Its first sequence refers back so far; it has one byte to refer to. */
+/** A block whose first sequence refers this number of bytes back, although it has only one byte. */
 function referring(offset: number): Buffer {
   const first = Buffer.from([0x14, 0x61, offset, 0]);
   const rest = Buffer.concat([Buffer.from([0xf0, 76]), Buffer.alloc(91, 0x62)]);
@@ -55,7 +55,7 @@ describe('the LZ4 streams of Apple', () => {
     expect(decode(referring(1), 100).toString()).toBe(`${'a'.repeat(9)}${'b'.repeat(91)}`);
   });
 
-  it('give what was encoded, wherever they are cut', () => {
+  it('give the encoded content, wherever they are cut', () => {
     const words = uint8Array({ minLength: 1, maxLength: 40 });
     const raws = array(tuple(words, integer({ min: 1, max: 300 })), { maxLength: 12 }).map((parts) =>
       Buffer.concat(parts.flatMap(([word, times]) => Array<Uint8Array>(times).fill(word))),
@@ -76,7 +76,7 @@ describe('the LZ4 streams of Apple', () => {
     );
   });
 
-  it('may reach back over several pieces of output', () => {
+  it('may refer back over several pieces of output', () => {
     const noise = Buffer.from(Array.from({ length: 60_000 }, (_, index) => (index * index * 31) >> 7));
     const raw = Buffer.concat(Array<Buffer>(60).fill(noise));
     const stream = lz4Stream(raw, { blockBytes: 1_500_000, linked: true });

@@ -1,4 +1,4 @@
-/** Images that break the rules of their layout, in a real registry: each is refused with what is wrong, and leaves no disk. */
+/** Images in a real registry that break the rules of their layout. Each is refused with its fault, and leaves no disk. */
 import { randomBytes } from 'node:crypto';
 import { readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -51,7 +51,7 @@ async function pushed(image: ImageToPush): Promise<string> {
   return tag;
 }
 
-/** What is left may serve a later attempt, but is never named as a disk. */
+/** Checks that no disk is left. Remaining chunks may serve a later attempt. */
 async function expectRefused(tag: string, reason: Reason, message: string): Promise<void> {
   const pulled = pull(repository, { folder: join(folder, 'pull'), tag });
   await expect(pulled).rejects.toMatchObject({ reason, message: expect.stringContaining(message) });
@@ -66,7 +66,7 @@ async function expectDisk(tag: string, content = disk): Promise<void> {
 const file = { name: 'disk/disk.img', content: disk };
 const other = { name: 'disk/other.img', content: randomBytes(512) };
 
-describe('an image for another architecture than the machine is refused, and both are named', () => {
+describe('an image for another architecture than the machine is refused, with both in the message:', () => {
   const layer = tarOf([file]);
 
   async function expectMismatch(tag: string, machine: 'amd64' | 'arm64'): Promise<void> {
@@ -79,7 +79,7 @@ describe('an image for another architecture than the machine is refused, and bot
     expect(await readdir(folder, { recursive: true })).not.toContain('pull');
   }
 
-  it('a container image, unless its configuration says none', async () => {
+  it('a container image, unless its configuration has no architecture', async () => {
     const image = containerImage([layer]);
     await expectMismatch(await pushed(image), 'arm64');
     for (const said of ['{}', '{"architecture":""}', '{"architecture":7}', '[]']) {
@@ -92,7 +92,7 @@ describe('an image for another architecture than the machine is refused, and bot
     }
   });
 
-  it("a Tart image, by its machine's configuration; one that says none is for arm64", async () => {
+  it('a Tart image, by the configuration of its machine; without an architecture it is for arm64', async () => {
     const raw = join(folder, 'raw');
     await writeRawDisk(raw, 1);
     await expectMismatch(await pushed(await tartImage(raw, { architecture: 'arm64' })), 'amd64');
@@ -102,7 +102,7 @@ describe('an image for another architecture than the machine is refused, and bot
     await expectMismatch(await pushed({ ...image, layers }), 'amd64');
   });
 
-  it('a disk of our own, unless nobody said its architecture', async () => {
+  it('a disk of our own, unless its architecture is unknown', async () => {
     const rawPath = join(folder, 'raw');
     await writeRawDisk(rawPath, 1);
     const what = { repository, rawPath, virtualSize: MIB };
@@ -149,19 +149,19 @@ describe('a container image', () => {
     await expectRefused(tag, 'ImageInvalid', message);
   });
 
-  it('whose layer is of several zstd frames gives all of them', async () => {
+  it('whose layer has several zstd frames gives the content of all', async () => {
     const tar = tarOf([file]);
     const parts = [tar.subarray(0, 700_000), tar.subarray(700_000)].map((part) => zstdCompressSync(part));
     const tag = await pushed(containerImage([Buffer.concat(parts)], 'zstd', [sha256(tar)]));
     await expectDisk(tag);
   });
 
-  it('whose content is not what its configuration says', async () => {
+  it('whose content differs from its configuration', async () => {
     const tag = await pushed(containerImage([gzipSync(tarOf([file]))], 'gzip', [sha256(disk)]));
     await expectRefused(tag, 'ImageInvalid', 'but the configuration of the image states');
   });
 
-  it('whose blob is not what its digest says, until the registry gives the right one', async () => {
+  it('whose blob differs from its digest, until the registry gives the right blob', async () => {
     const layer = tarOf([file]);
     const tag = await pushed(containerImage([layer]));
     const hex = sha256(layer).slice('sha256:'.length);
@@ -194,7 +194,7 @@ describe('a container image', () => {
     }
   });
 
-  it('that is no image at all is told by what it is', async () => {
+  it('that is no image is refused with its real type', async () => {
     const image = containerImage([randomBytes(10)]);
     const tag = await pushed({
       ...image,
@@ -213,7 +213,7 @@ describe('a Tart image', () => {
     const raw = join(folder, 'raw');
     await writeRawDisk(raw, 4);
     image = await tartImage(raw, { layerBytes: 2 * MIB });
-    // Data where zeros should be, and as long.
+    // Data in place of zeros, with the same length.
     wrong = lz4Stream(Buffer.concat([Buffer.alloc(MIB), (await readFile(raw)).subarray(0, MIB)]));
   });
 
@@ -255,7 +255,7 @@ describe('a Tart image', () => {
     );
   });
 
-  it('whose layer has another content than it says', async () => {
+  it('whose layer has other content than declared', async () => {
     const annotations = { ...image.layers[1]?.annotations };
     annotations[`${note}uncompressed-content-digest`] = sha256(disk);
     await expectRefused(
@@ -270,7 +270,7 @@ describe('a Tart image', () => {
     await expectRefused(await pushed(withLayer(1, { bytes: cut })), 'ImageInvalid', 'LZ4 stream is broken');
   });
 
-  it('whose blob is not what its digest says, until the registry gives the right one', async () => {
+  it('whose blob differs from its digest, until the registry gives the right blob', async () => {
     const tag = await pushed(image);
     const layer = image.layers[1]?.bytes ?? Buffer.alloc(0);
     const hex = sha256(layer).slice('sha256:'.length);
@@ -356,7 +356,7 @@ describe('a disk of our own', () => {
     await expectRefused(await pushChanged(), 'ImageInvalid', 'chunkSize');
   });
 
-  it('with a chunk that is shorter than it says', async () => {
+  it('with a chunk that is shorter than declared', async () => {
     config['dev.berth.disk'].map = [
       [0, 1],
       [1, 1],
@@ -364,7 +364,7 @@ describe('a disk of our own', () => {
     await expectRefused(await pushChanged(), 'ImageInvalid', 'bytes instead of');
   });
 
-  it('with a chunk that gives more than it may', async () => {
+  it('with a chunk that gives more bytes than allowed', async () => {
     config['dev.berth.disk'].map = [[1, 0]];
     await expectRefused(await pushChanged(), 'ImageInvalid', 'unpacks to more than');
   });
@@ -374,7 +374,7 @@ describe('a disk of our own', () => {
     await expectRefused(await pushChanged(), 'ImageInvalid', 'has the digest sha256:');
   });
 
-  it('with contents that nothing is said of', async () => {
+  it('with content of an unknown kind', async () => {
     config.rootfs.diff_ids.pop();
     await expectRefused(await pushChanged(), 'ImageInvalid', 'digests for 1');
   });

@@ -1,4 +1,4 @@
-/** Disks out of a real registry, in every layout that is read. */
+/** Disks from a real registry, in every layout that the agent reads. */
 import { execFile } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { open, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
@@ -22,9 +22,9 @@ const { signal } = new AbortController();
 
 let world: PullWorld;
 let registry: TestRegistry;
-/** 96 MiB, every second one a hole. */
+/** A disk of 96 MiB, in which every second MiB is a hole. */
 let disk: string;
-/** 128 MiB that do not compress. */
+/** A disk of 128 MiB that cannot be compressed. */
 let noise: string;
 let folder: string;
 
@@ -51,11 +51,11 @@ function repository(name: string): Repository {
 
 async function expectSame(pulled: string, source = disk): Promise<void> {
   await compareDisks(pulled, source);
-  // The file system may need a block more to say where the data is.
+  // The file system may need one block more to record where the data is.
   expect(await allocated(pulled)).toBeLessThanOrEqual((await allocated(source)) + 16 * 1024);
 }
 
-/** Cut off half-way, taken up again; nothing that was done is fetched again but what was under way. */
+/** Cuts a pull in its middle and continues it. Only the part that was under way may be fetched again. */
 async function expectResumed(from: Repository, source: string, underWay: number): Promise<void> {
   const total = (await pull(from, { folder, abortAfter: 1 })).downloadBytes;
   const cut = await pull(from, { folder, abortAfter: total * 0.7 });
@@ -81,7 +81,7 @@ describe('a container image with a disk', () => {
     expect((await readdir(folder)).sort()).toEqual(['disk', 'journal']);
   });
 
-  it('gives a qcow2 disk as it is', async () => {
+  it('gives a qcow2 disk unchanged', async () => {
     const qcow2 = join(folder, 'source.qcow2');
     await run('qemu-img', ['convert', '-f', 'raw', '-O', 'qcow2', disk, qcow2]);
     await pushContainerDisk(registry, 'containerdisk/qcow2', qcow2);
@@ -89,14 +89,14 @@ describe('a container image with a disk', () => {
     expect((await readFile(pulled.disk)).equals(await readFile(qcow2))).toBe(true);
   });
 
-  it('is taken up again after a cut', async () => {
+  it('continues after a cut', async () => {
     await pushContainerDisk(registry, 'containerdisk/noise', noise, { encoding: 'zstd' });
     await expectResumed(repository('containerdisk/noise'), noise, 4 * CHUNK);
   });
 });
 
 describe('a Tart image', () => {
-  it('gives its disk sparse, with what belongs to it beside', async () => {
+  it('gives its disk sparse, and the other files of the image beside it', async () => {
     const nvram = randomBytes(3 * MIB);
     await pushTart(registry, 'tart/disk:latest', disk, { layerBytes: 40 * MIB, nvram });
     const pulled = await pull(repository('tart/disk'), { folder });
@@ -106,13 +106,13 @@ describe('a Tart image', () => {
     expect(JSON.parse(await readFile(join(folder, 'config.json'), 'utf8'))).toMatchObject({ cpuCount: 2 });
   });
 
-  it('is taken up again after a cut', async () => {
+  it('continues after a cut', async () => {
     await pushTart(registry, 'tart/layers:latest', disk, { layerBytes: 4 * MIB });
     await expectResumed(repository('tart/layers'), disk, 4 * 3 * MIB);
     await expectSame(join(folder, 'disk'));
   });
 
-  it('takes from this host what lies here', async () => {
+  it('takes content from this host if the host has it', async () => {
     await pushTart(registry, 'tart/known:latest', disk, { layerBytes: 16 * MIB });
     const first = await pull(repository('tart/known'), { folder: join(folder, 'first') });
     const lookup = lookupIn([{ disk: first.disk, chunks: await readChunkTable(join(folder, 'first')) }]);
@@ -138,7 +138,7 @@ describe('a disk of our own', () => {
     return { ...published, sent: registry.traffic.sent - before };
   }
 
-  it('comes back as it was published, and others can look at it', async () => {
+  it('is the same after publishing and pulling, and other tools can inspect it', async () => {
     const { digest, storageBytes } = await publish(toPublish('own/disk'));
     const pulled = await pull(repository('own/disk'), { folder });
     await expectSame(pulled.disk);
@@ -157,7 +157,7 @@ describe('a disk of our own', () => {
     expect((await publish(toPublish('own/disk'))).digest).toBe(digest);
   });
 
-  it('is one of zeros without a layer', async () => {
+  it('of zeros has no layer', async () => {
     const zeros = join(folder, 'zeros');
     await writeFile(zeros, Buffer.alloc(5 * MIB));
     const { storageBytes } = await publish(toPublish('own/zeros', zeros));
@@ -168,7 +168,7 @@ describe('a disk of our own', () => {
     expect((await stat(pulled.disk)).size).toBe(DISK_MIB * MIB);
   });
 
-  it('has the same content once', async () => {
+  it('has equal content only once', async () => {
     const twice = join(folder, 'twice');
     const noise = randomBytes(CHUNK);
     const file = await open(twice, 'w');
@@ -184,12 +184,12 @@ describe('a disk of our own', () => {
     await compareDisks(pulled.disk, twice);
   });
 
-  it('is taken up again after a cut', async () => {
+  it('continues after a cut', async () => {
     await publish({ ...toPublish('own/noise', noise), virtualSize: NOISE_MIB * MIB });
     await expectResumed(repository('own/noise'), noise, 4 * (CHUNK + MIB));
   });
 
-  it('costs what differs from another version, to publish and to pull', async () => {
+  it('costs only the difference from another version, to publish and to pull', async () => {
     await publish(toPublish('own/versions'));
     const first = join(folder, 'first');
     await pull(repository('own/versions'), { folder: first });
@@ -215,7 +215,7 @@ describe('a disk of our own', () => {
     await compareDisks(second.disk, changed);
   });
 
-  it('is fetched where what lies here is not what it was, also after a cut', async () => {
+  it('is fetched if the content on the host has changed, also after a cut', async () => {
     await publish(toPublish('own/changed'));
     const first = await pull(repository('own/changed'), { folder: join(folder, 'first') });
     const chunks = await readChunkTable(join(folder, 'first'));

@@ -1,4 +1,7 @@
-/** Registries that lie, lead elsewhere, are busy or do less than the specification: stand-ins, since no real one does so on cue. */
+/**
+ * Registries that lie, redirect, are busy, or do less than the specification. They are stand-ins, because no real registry does so on
+ * demand.
+ */
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
@@ -37,7 +40,7 @@ describe('a registry that', () => {
   let pair: { key: string; cert: string };
   let servers: Server[];
   let client: Registries;
-  /** `METHOD path` of what each server was asked, in order. */
+  /** `METHOD path` of each request to each server, in order. */
   let asked: string[];
 
   beforeAll(async () => {
@@ -67,7 +70,7 @@ describe('a registry that', () => {
     return { mediaType: 'application/octet-stream', digest, size: bytes.length };
   }
 
-  /** Its host. */
+  /** Starts a server with these answers, and returns its host. */
   async function serve(answer: Answer, tls = true): Promise<string> {
     const server = tls ? createServer(pair) : createHttpServer();
     server.on('request', (request: IncomingMessage, response: ServerResponse) => {
@@ -81,7 +84,7 @@ describe('a registry that', () => {
     return `127.0.0.1:${(server.address() as AddressInfo).port}`;
   }
 
-  /** With all hosts configured that serve so far, but for those of `except`. */
+  /** Opens a repository with all servers configured, except those in `except`. */
   function open(
     host: string,
     o: { credential?: Credential; except?: string[]; plain?: boolean } = {},
@@ -120,14 +123,14 @@ describe('a registry that', () => {
     });
   });
 
-  it('names another digest than was asked for is DigestMismatch', async () => {
+  it('returns another digest than requested: DigestMismatch', async () => {
     const host = await serve((_request, response) => {
       response.writeHead(200, { 'docker-content-digest': `sha256:${'a'.repeat(64)}` }).end();
     });
     await expect(open(host).head(manifestDigest, signal)).rejects.toMatchObject({ reason: 'DigestMismatch' });
   });
 
-  it('does not tell digests has them reckoned', async () => {
+  it('returns no digests: they are computed', async () => {
     const host = await serve(({ method }, response) => {
       if (method === 'HEAD') {
         response.end();
@@ -162,7 +165,7 @@ describe('a registry that', () => {
     });
   });
 
-  it('has indexes in indexes without end is ImageInvalid; one without the architecture ImageArchitectureMismatch', async () => {
+  it('has indexes in indexes without end: ImageInvalid; an index without the architecture: ImageArchitectureMismatch', async () => {
     const platform = { os: 'linux', architecture: 'amd64' };
     const indexes: Buffer[] = [];
     let inner = describeContent(manifest);
@@ -183,7 +186,7 @@ describe('a registry that', () => {
     });
   });
 
-  it('has images of other systems: they are passed over', async () => {
+  it('has images for other systems: they are ignored', async () => {
     const other = { ...blob, platform: { os: 'windows', architecture: 'amd64' } };
     const own = { ...describeContent(manifest), platform: { os: 'darwin', architecture: 'amd64' } };
     const index = { schemaVersion: 2, mediaType: OCI_INDEX, manifests: [other, own] };
@@ -199,7 +202,7 @@ describe('a registry that', () => {
     });
   });
 
-  it('leads from https to http is refused', async () => {
+  it('redirects from https to http is refused', async () => {
     const plain = await serve((_request, response) => response.end(content), false);
     const host = await serve((_request, response) => {
       response.writeHead(307, { location: `http://${plain}/blob` }).end();
@@ -211,13 +214,13 @@ describe('a registry that', () => {
     expect(asked).toHaveLength(1);
   });
 
-  it('leads round in circles is given up', async () => {
+  it('redirects in circles is given up', async () => {
     const host = await serve(({ url }, response) => response.writeHead(307, { location: url }).end());
     await expect(whole(open(host))).rejects.toMatchObject({ reason: 'ImageFetchFailed' });
     expect(asked).toHaveLength(6);
   });
 
-  it('leads to an address of the host is refused', async () => {
+  it('redirects to an address of the host is refused', async () => {
     const other = await serve((_request, response) => response.end(content));
     const host = await serve((_request, response) => {
       response.writeHead(307, { location: `https://${other}/blob` }).end();
@@ -228,7 +231,7 @@ describe('a registry that', () => {
     });
   });
 
-  it('leads to storage: the range goes there, the password does not, and an address that has expired is asked for anew', async () => {
+  it('redirects to storage: the range is sent there, the password is not, and an expired address is requested again', async () => {
     const seen: (string | undefined)[] = [];
     const storage = await serve(({ url, headers }, response) => {
       seen.push(headers.authorization);
@@ -254,7 +257,7 @@ describe('a registry that', () => {
     expect(seen).toEqual([undefined, undefined]);
   });
 
-  it('does not know ranges gives all, of which the part is taken', async () => {
+  it('does not know ranges sends everything, and the needed part is used', async () => {
     const host = await serve((_request, response) => response.end(content));
     const part = open(host).stream(blob, { start: 10_000, end: 20_000 }, signal);
     expect(await buffer(part)).toEqual(content.subarray(10_000, 20_000));
@@ -274,7 +277,7 @@ describe('a registry that', () => {
     expect(asked).toHaveLength(1);
   });
 
-  it('gives no more than a part is asked for the rest', async () => {
+  it('sends less than requested is asked for the rest', async () => {
     const host = await serve(({ headers }, response) => {
       const start = Number(/bytes=(\d+)-/.exec(headers.range ?? '')?.[1] ?? 0);
       const end = Math.min(start + 40_000, blob.size);
@@ -284,7 +287,7 @@ describe('a registry that', () => {
     expect(await whole(open(host), 1)).toEqual(content.subarray(1));
   });
 
-  it.each([429, 503])('answers %i is asked again when it says', async (status) => {
+  it.each([429, 503])('answers %i is asked again at the time in its answer', async (status) => {
     const at: number[] = [];
     const host = await serve((_request, response) => {
       at.push(performance.now());
@@ -300,7 +303,7 @@ describe('a registry that', () => {
     expect((at[1] ?? 0) - (at[0] ?? 0)).toBeGreaterThanOrEqual(990);
   });
 
-  it('wants to be left alone for an hour is', async () => {
+  it('asks for a pause of an hour gets it', async () => {
     const host = await serve((_request, response) => {
       response.writeHead(429, { 'retry-after': '3600' });
       response.end('{"errors":[{"code":"TOOMANYREQUESTS","message":"rate exceeded"}]}');
@@ -321,7 +324,7 @@ describe('a registry that', () => {
     expect(asked).toHaveLength(6);
   });
 
-  it('explains itself without end is cut short', async () => {
+  it('sends an error text without end is cut off', async () => {
     const host = await serve((_request, response) => {
       response.writeHead(404, { 'content-type': 'application/json' });
       const more = (): void => void response.write(Buffer.alloc(65_536, 'x'), () => more());
@@ -339,7 +342,7 @@ describe('a registry that', () => {
       });
     }
 
-    it('one without a word on scopes has it asked for what is needed', async () => {
+    it('a server without scopes is asked for the needed scope', async () => {
       const tokens = await serve((_request, response) => response.end('{"access_token":"x"}'));
       const host = await challenging(`https://${tokens}/token`);
       const repository = open(host);
@@ -373,7 +376,7 @@ describe('a registry that', () => {
       expect(asked).toHaveLength(1);
     });
 
-    it('one that leads on is not followed', async () => {
+    it('a server that redirects is not followed', async () => {
       const third = await serve((_request, response) => response.end('{"token":"x"}'));
       const second = await serve((_request, response) => {
         response.writeHead(307, { location: `https://${third}/token` }).end();
@@ -386,7 +389,7 @@ describe('a registry that', () => {
       expect(asked).toEqual(['HEAD /v2/team/image/manifests/v1', 'POST /token']);
     });
 
-    it('one whose answer is no token: it is not told', async () => {
+    it('a server whose answer is no token: the answer is not shown', async () => {
       const tokens = await serve((_request, response) => response.end('{"jwt":"secret-token"}'));
       const host = await challenging(`https://${tokens}/token`);
       const error: unknown = await open(host, { credential: CREDENTIAL })
@@ -397,12 +400,12 @@ describe('a registry that', () => {
     });
   });
 
-  it('is configured for plain http is spoken to without TLS', async () => {
+  it('is configured for plain http is used without TLS', async () => {
     const host = await serve((_request, response) => sendManifest(response), false);
     await expect(open(host, { plain: true }).resolve('v1', 'amd64', signal)).resolves.toBeDefined();
   });
 
-  it('leads an upload to another host: the password does not go there', async () => {
+  it('redirects an upload to another host: the password is not sent there', async () => {
     const seen: (string | undefined)[] = [];
     const storage = await serve(({ headers }, response) => {
       seen.push(headers.authorization);

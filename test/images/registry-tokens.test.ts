@@ -1,4 +1,4 @@
-/** Registries that send callers to a token server; the registry is a real one and verifies what it gets. */
+/** Registries that send callers to a token server. The registry is real and verifies the tokens. */
 import { createHash, randomBytes } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -78,7 +78,7 @@ describe('a registry with a token server', () => {
     return { mediaType: 'application/octet-stream', digest, size: bytes.length };
   }
 
-  it('opens what is public to everybody', async () => {
+  it('opens public images to everybody', async () => {
     const repository = to('public/image');
     const { manifest } = await repository.resolve('v1', 'amd64', signal);
     expect(manifest.layers).toEqual([blob]);
@@ -86,7 +86,7 @@ describe('a registry with a token server', () => {
     expect(tokens.given).toEqual([[{ type: 'repository', name: 'public/image', actions: ['pull'] }]]);
   });
 
-  it('opens what is private to its user only', async () => {
+  it('opens private images only to its user', async () => {
     await expect(to('private/image').resolve('v1', 'amd64', signal)).rejects.toMatchObject({
       reason: 'ImageAccessDenied',
       message: expect.stringContaining('imagePullSecrets') as string,
@@ -104,7 +104,7 @@ describe('a registry with a token server', () => {
     await expect(to('private/image', credential).head('v1', signal)).resolves.toMatch(/^sha256:/);
   });
 
-  it('is asked once by many that need the same', async () => {
+  it('is asked once by many callers with the same need', async () => {
     const repository = to('private/image', password());
     const parts = Array.from({ length: 8 }, (_, index) => ({
       start: index * 1000,
@@ -114,7 +114,7 @@ describe('a registry with a token server', () => {
     expect(tokens.given).toHaveLength(1);
   });
 
-  it('is asked anew when a token is about to expire', async () => {
+  it('is asked again when a token is about to expire', async () => {
     tokens.seconds = 0;
     const repository = to('private/image', password());
     for (const start of [0, 1000, 2000]) {
@@ -123,12 +123,12 @@ describe('a registry with a token server', () => {
     expect(tokens.given).toHaveLength(3);
   });
 
-  it('a token that the registry no longer takes is renewed in the middle of a pull, once', async () => {
+  it('renews a token that the registry no longer accepts in the middle of a pull, once', async () => {
     const repository = to('private/image', password());
     tokens.givesExpired = true;
     await expect(repository.head('v1', signal)).rejects.toMatchObject({ reason: 'ImageAccessDenied' });
     expect(tokens.given).toHaveLength(1);
-    // It still holds the one that has expired.
+    // The client still has the expired token.
     tokens.givesExpired = false;
     expect((await repository.blob(blob, BLOB_BYTES, signal)).equals(content)).toBe(true);
     expect(tokens.given).toHaveLength(2);

@@ -1,4 +1,4 @@
-/** The client of registries against a real one, filled by skopeo. */
+/** The client of registries against a real registry, to which skopeo copies images. */
 import { createHash, randomBytes } from 'node:crypto';
 import { mkdir, mkdtemp, rm, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -135,17 +135,17 @@ describe('a registry with TLS and a password', () => {
     });
   });
 
-  it('what a tag names is known from one HEAD', async () => {
+  it('the digest of a tag needs one HEAD request', async () => {
     const before = await registry.requests();
     await expect(open('team/image').head('both', signal)).resolves.toBe(digests['index']);
-    // One that is refused, as the registry has to ask for the password.
+    // An earlier HEAD is refused, because the registry has to ask for the password.
     expect((await registry.requests()).slice(before.length)).toEqual([
       { method: 'HEAD', path: '/v2/team/image/manifests/both', status: 401 },
       { method: 'HEAD', path: '/v2/team/image/manifests/both', status: 200 },
     ]);
   });
 
-  it('a wrong password is ImageAccessDenied, told without a word of it', async () => {
+  it('a wrong password is ImageAccessDenied, and the message does not contain it', async () => {
     const wrong = open('team/image', client, 'not-the-password');
     const error: unknown = await wrong.resolve('both', 'amd64', signal).catch((reason: unknown) => reason);
     expect(error).toMatchObject({
@@ -202,7 +202,7 @@ describe('a registry with TLS and a password', () => {
     expect((await buffer(stream)).equals(layer.subarray(start, end))).toBe(true);
   });
 
-  it('nothing is asked for at the end of a blob', async () => {
+  it('at the end of a blob nothing is requested', async () => {
     const repository = open('team/image');
     const descriptor = await firstLayer(repository);
     const before = await registry.requests();
@@ -211,7 +211,7 @@ describe('a registry with TLS and a password', () => {
     expect(await registry.requests()).toEqual(before);
   });
 
-  it('a small blob comes as a whole, one larger than wanted not at all', async () => {
+  it('a small blob is returned as a whole, and a blob above the limit not at all', async () => {
     const repository = open('team/image');
     const { manifest } = await repository.resolve('both', 'amd64', signal);
     const config = await repository.blob(manifest.config, 4096, signal);
@@ -221,7 +221,7 @@ describe('a registry with TLS and a password', () => {
     });
   });
 
-  it('a transfer that breaks off is taken up where it was', async () => {
+  it('an interrupted transfer continues at the same place', async () => {
     const repository = open('team/image');
     const descriptor = await firstLayer(repository);
     registry.traffic.received = 0;
@@ -229,11 +229,11 @@ describe('a registry with TLS and a password', () => {
     const stream = repository.stream(descriptor, { start: 0, end: BLOB_BYTES }, signal);
     expect((await buffer(stream)).equals(layer)).toBe(true);
     expect(registry.traffic.hasBroken).toBe(true);
-    // What was under way when it broke is all that comes twice.
+    // Only the bytes that were under way at the break come twice.
     expect(registry.traffic.received).toBeLessThan(BLOB_BYTES + 2 * MEBIBYTE);
   });
 
-  it('a registry that is gone for a moment is waited for', async () => {
+  it('a registry that is away for a moment is waited for', async () => {
     const repository = open('team/image');
     const descriptor = await firstLayer(repository);
     await registry.stop();
@@ -242,7 +242,7 @@ describe('a registry with TLS and a password', () => {
     expect((await stream).equals(layer)).toBe(true);
   });
 
-  it('who leaves a transfer ends it', async () => {
+  it('a reader that stops reading ends the transfer', async () => {
     const repository = open('team/image');
     const stream = repository.stream(await firstLayer(repository), { start: 0, end: BLOB_BYTES }, signal);
     for await (const chunk of stream) {
@@ -260,12 +260,12 @@ describe('a registry with TLS and a password', () => {
     await expect(buffer(other)).rejects.toThrow('deleted');
   });
 
-  it('a blob that lost its end is told from its manifest', async () => {
+  it('a blob that lost its end is recognised by its manifest', async () => {
     const repository = open('team/broken');
     const content = randomBytes(4096);
     const descriptor = await put(repository, content);
     await truncate(fileOf(descriptor), 1000);
-    // The registry remembers sizes.
+    // The registry keeps the sizes of blobs in memory.
     await registry.restart();
     for (const start of [0, 10]) {
       const stream = repository.stream(descriptor, { start, end: 4096 }, signal);
@@ -306,7 +306,7 @@ describe('a registry with TLS and a password', () => {
       expect(seen).toMatchObject({ Digest: digest, Architecture: 'amd64', Layers: [layers[0]?.digest] });
     });
 
-    it('send nothing that is there', async () => {
+    it('send nothing that the registry has', async () => {
       const repository = open('team/pushed');
       const content = randomBytes(MEBIBYTE);
       const { digest } = await put(repository, content);
@@ -316,7 +316,7 @@ describe('a registry with TLS and a password', () => {
       expect(registry.traffic.sent).toBeLessThan(10_000);
     });
 
-    it('of other bytes than their digest says are refused', async () => {
+    it('of bytes that differ from their digest are refused', async () => {
       const digest = `sha256:${'1'.repeat(64)}`;
       const upload = { digest, size: 4, content: () => Buffer.from('text') };
       await expect(open('team/two').upload(upload, signal)).rejects.toMatchObject({
@@ -325,7 +325,7 @@ describe('a registry with TLS and a password', () => {
       });
     });
 
-    it('that break off are made again', async () => {
+    it('that break off are repeated', async () => {
       const repository = open('team/two');
       const content = randomBytes(BLOB_BYTES);
       const digest = `sha256:${createHash('sha256').update(content).digest('hex')}`;
@@ -342,7 +342,7 @@ describe('a registry with TLS and a password', () => {
     });
   });
 
-  it('one password is asked for once in many requests', async () => {
+  it('ask once for a password in many requests', async () => {
     const repository = open('team/image');
     const descriptor = await firstLayer(repository);
     const before = (await registry.requests()).length;

@@ -1,4 +1,4 @@
-/** What is taken out of the cluster's image storage again: real registries that allow it or don't, and a folder. */
+/** Removal of content from the cluster's image storage: real registries with and without deletes, and a folder. */
 import { existsSync } from 'node:fs';
 import { mkdir, mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -34,13 +34,13 @@ interface Storage {
   registry?: TestRegistry;
   password?: string;
   storageFolder?: string;
-  /** The group that may read images. */
+  /** Number of the group that may read images. */
   readers?: number | undefined;
-  /** Beside the registry's. */
+  /** Further hosts with the registry's authority. */
   hosts?: string[];
 }
 
-/** A host's, with its own credentials for the storage. */
+/** Returns the publisher of a host with its own credentials for the storage. */
 function publisher({ registry, password, storageFolder, readers, hosts = [] }: Storage): Publisher {
   const { host, caFile } = registry ?? { host: '', caFile: '' };
   const known = registry === undefined ? [] : [host, ...hosts];
@@ -87,7 +87,7 @@ describe('a registry that allows deletes', () => {
 
   afterAll(async () => await registry.close());
 
-  it('loses one version; another one of the same disk stays whole, and a second removal finds nothing to do', async () => {
+  it('loses one version; another version of the same disk stays complete, and a second removal finds nothing', async () => {
     const host = publisher({ registry });
     const first = await store(host, version(registry, 'one'));
     const second = await store(host, version(registry, 'two'));
@@ -99,14 +99,14 @@ describe('a registry that allows deletes', () => {
     expect(await host.remove(place(first), signal)).toBeUndefined();
   });
 
-  it('is not changed by a host whose credentials do not open it', async () => {
+  it('is not changed by a host without valid credentials', async () => {
     const made = await store(publisher({ registry }), version(registry, 'closed'));
     const guessed = publisher({ registry, password: 'guessed' });
     await expect(guessed.remove(place(made), signal)).rejects.toMatchObject({ reason: 'ImageAccessDenied' });
     expect(await has(registry, made)).toBe(true);
   });
 
-  it('is never asked to remove what a tag names: another version may have it by now', async () => {
+  it('is never asked to remove a tag, because the tag may have another version by now', async () => {
     const host = publisher({ registry });
     const made = await store(host, version(registry, 'tagged'));
     const tagged = host.remove(version(registry, 'tagged'), signal);
@@ -124,7 +124,7 @@ describe('a registry that allows no deletes', () => {
 
   afterAll(async () => await registry.close());
 
-  it('says so: that is no fault to be tried again', async () => {
+  it('reports it as a fault that is not tried again', async () => {
     const host = publisher({ registry });
     const made = await store(host, version(registry, 'one'));
     expect(await host.remove(place(made), signal)).toMatch(/storage\/platform-ci\/golden.*allow deletes/);
@@ -154,7 +154,7 @@ describe('a registry with a token server', () => {
 });
 
 describe('a folder', () => {
-  it("is the agent's alone, and its files are for those who are given them open", async () => {
+  it('belongs to the agent alone, and its files are read by programs that get them open', async () => {
     const storageFolder = join(folder, 'closed');
     await mkdir(storageFolder, { mode: 0o755 });
     const readers = process.getuid?.() === 0 ? 1_900_000_000 : undefined;
@@ -175,7 +175,7 @@ describe('a folder', () => {
     await mkdir(storageFolder);
   });
 
-  it('loses one file, with what was left of its making, and no other', async () => {
+  it('loses one file and its unfinished parts, and no other file', async () => {
     const host = publisher({ storageFolder });
     const [first, second] = ['platform-ci/one.qcow2', 'platform-ci/two.qcow2'] as const;
     for (const path of [first, second]) {
@@ -189,7 +189,7 @@ describe('a folder', () => {
     expect(left).toEqual([second]);
   });
 
-  it('is not left', async () => {
+  it('is never left by a path', async () => {
     await writeFile(join(folder, 'outside'), 'somebody else has it');
     const host = publisher({ storageFolder });
     for (const path of ['../outside', 'platform-ci/../../outside', '']) {

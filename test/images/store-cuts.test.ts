@@ -1,4 +1,6 @@
-/** Pulls that are cut: by a registry that goes and comes back, by a host that is killed. Counted is what comes over the network again. */
+/**
+ * Pulls that are cut by a registry that goes and returns, or by an agent that is killed. The tests count the bytes that are fetched again.
+ */
 import { spawn } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
@@ -13,13 +15,13 @@ import { waitFor } from '../../hack/wait.ts';
 
 const MEBIBYTE = 1024 ** 2;
 const DISK_BYTES = 160 * MEBIBYTE;
-/** So much has come when the cut is made. */
+/** Number of bytes after which the pull is cut. */
 const CUT_BYTES = 100 * MEBIBYTE;
-/** Four connections, each with a part that is not whole yet; and what TLS adds. */
+/** Largest number of bytes that are fetched twice: one unfinished part on each of four connections, and the overhead of TLS. */
 const LOST_BYTES = 4 * 16 * MEBIBYTE + 0.03 * DISK_BYTES;
 const SOON = { intervalMilliseconds: 2 };
 
-/** An agent's store in a process of its own: it is given its settings in the environment, and pulls until it is killed. */
+/** Program with an agent's store. It gets its settings in the environment, and pulls until it is killed. */
 const AGENT = `
   const { openStore, ensure } = await import(process.env.STORES);
   const { Keyring } = await import(process.env.CREDENTIALS);
@@ -67,7 +69,7 @@ async function comeSince(received: number, bytes: number): Promise<void> {
   await waitFor(`${bytes} bytes to come`, () => registry.traffic.received - received > bytes, SOON);
 }
 
-it('a registry that goes half-way and comes back: the pull goes on', async () => {
+it('a registry that goes in the middle of a pull and returns: the pull continues', async () => {
   const store = await openStore(data, [registry]);
   const before = registry.traffic.received;
   const pulled = ensure(store, reference, 'machine/a', { keyring: keyringOf(registry) });
@@ -75,11 +77,11 @@ it('a registry that goes half-way and comes back: the pull goes on', async () =>
   await registry.stop();
   await registry.restart();
   expect(await digestOf((await pulled).path)).toBe(sha256);
-  // Within a part too it goes on where it was.
+  // The pull continues also within a part.
   expect(registry.traffic.received - before).toBeLessThan(DISK_BYTES * 1.1);
 });
 
-it('an agent killed half-way: nothing of it is used, and the next one fetches only what is missing', async () => {
+it('an agent killed in the middle of a pull: its unfinished image is not used, and the next one fetches only the rest', async () => {
   const before = registry.traffic.received;
   const child = spawn(process.execPath, ['--input-type=module', '--eval', AGENT], {
     stdio: ['ignore', 'inherit', 'inherit'],
@@ -108,7 +110,7 @@ it('an agent killed half-way: nothing of it is used, and the next one fetches on
   expect(await readdir(join(data, 'images', 'partial'))).toEqual([]);
 });
 
-it('a machine given up half-way ends the pull, and the next one goes on with it', async () => {
+it('a machine that is deleted in the middle of a pull ends it, and the next pull continues it', async () => {
   const store = await openStore(data, [registry]);
   const before = registry.traffic.received;
   const keyring = keyringOf(registry);

@@ -1,4 +1,4 @@
-/** The files of stores that earlier agents have written, which lie in `test/fixtures/formerstores/COMMIT`; `host` there is the server that they fetched from. */
+/** Stores that earlier agents have written, in `test/fixtures/formerstores/COMMIT`. There, `host` is the server from which they fetched. */
 import { createHash } from 'node:crypto';
 import { cp, mkdtemp, readFile, rename, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -9,7 +9,7 @@ import { ensure, openStore } from '../worlds/imagestores.ts';
 
 const FIXTURES = new URL('../fixtures/formerstores/', import.meta.url).pathname;
 
-describe.each(['8ec621d', 'd06dda6'])('what the agent of %s left', (commit) => {
+describe.each(['8ec621d', 'd06dda6'])('the store of an agent of %s', (commit) => {
   let data: string;
   let host: string;
   let server: FormerServer;
@@ -29,7 +29,7 @@ describe.each(['8ec621d', 'd06dda6'])('what the agent of %s left', (commit) => {
   const open = async () =>
     await openStore(data, [], { registries: [{ host: server.host, plainHttp: true }] });
 
-  /** The fetch of a source becomes one of the same content from the server of this test. */
+  /** Changes the source of a fetch to the same content on the server of this test. */
   async function moveFetch(key: (host: string) => string): Promise<void> {
     const [from, to] = [host, server.host].map((one) =>
       join(data, 'images/partial', createHash('sha256').update(key(one)).digest('hex')),
@@ -37,7 +37,7 @@ describe.each(['8ec621d', 'd06dda6'])('what the agent of %s left', (commit) => {
     await rename(from ?? '', to ?? '');
   }
 
-  it('is found: its images, who holds them, and the machines that run from them', async () => {
+  it('is read: its images, their holders, and the machines that run from them', async () => {
     const store = await open();
     expect(store.images().flatMap(({ names }) => names)).toEqual([
       `${host}/team/whole:1`,
@@ -49,22 +49,22 @@ describe.each(['8ec621d', 'd06dda6'])('what the agent of %s left', (commit) => {
     expect(held).toBeGreaterThan(0);
     store.adopt('machine/a', join(data, 'images/file', DISK_SHA256, 'disk'));
     expect(store.heldBytes()).toBe(2 * held);
-    // The server that gave it is gone.
+    // The server from which the image came no longer exists.
     const source = { type: 'storedArtifact' as const, reference: `${host}/team/whole:1` };
     const { path } = await ensure(store, source, 'machine/b');
     expect(await readFile(path)).toEqual(DISK);
   });
 
-  it('is taken up where a pull was cut: chunks that are here are not fetched again', async () => {
+  it('continues a pull that was cut: stored chunks are not fetched again', async () => {
     await rm(join(data, 'images/sha256'), { recursive: true });
     await moveFetch((one) => `${MANIFEST_DIGEST} ${one}/team/cut`);
     const { path } = await ensure(await open(), `${server.host}/team/cut:1`, 'machine/c');
     expect(await readFile(path)).toEqual(DISK);
-    // The configuration and two of four chunks.
+    // The configuration and two of four chunks are fetched.
     expect(server.asked.filter((line) => line.includes('/blobs/'))).toHaveLength(3);
   });
 
-  it('is taken up where a download was cut: only the rest is fetched', async () => {
+  it('continues a download that was cut: only the rest is fetched', async () => {
     await rm(join(data, 'images/file'), { recursive: true });
     await moveFetch((one) => `${DISK_SHA256} http://${one}/cut`);
     const source = { type: 'http' as const, url: `http://${server.host}/cut`, sha256: DISK_SHA256 };

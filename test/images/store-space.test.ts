@@ -1,4 +1,4 @@
-/** Room for images, on a disk of its own that is small: asked for before, watched, made by removing what nobody holds. */
+/** Room for images on a small disk of its own: it is reserved before a fetch, watched, and made by removing unused images. */
 import { execFileSync } from 'node:child_process';
 import { randomBytes, createHash } from 'node:crypto';
 import { once } from 'node:events';
@@ -23,9 +23,9 @@ import { unless } from '../support/unless.ts';
 const MEBIBYTE = 1024 ** 2;
 const DISK_MEBIBYTES = 64;
 const IMAGE_MEBIBYTES = 10;
-/** In it the store looks after itself once. */
+/** Within this time the store checks its disk once. */
 const MINUTE_MILLISECONDS = 60_000;
-/** The first part of an answer that is then left to the test. */
+/** Size of the first part of a held answer. The test sends the rest. */
 const FIRST_BYTES = 4 * MEBIBYTE;
 
 const missing = whyNoTmpfs();
@@ -37,7 +37,7 @@ describe('room for images', unless(missing), () => {
   let url: string;
   let registry: TestRegistry;
   const contents = new Map<string, Buffer>();
-  /** Set: answers are begun, and left to the test. */
+  /** If this is set, the server sends only the first part of an answer, and the test gets the response. */
   let held: PromiseWithResolvers<ServerResponse> | undefined;
 
   beforeAll(async () => {
@@ -76,7 +76,7 @@ describe('room for images', unless(missing), () => {
     execFileSync('rmdir', [disk]);
   });
 
-  /** Of so many MiB, none of them zero. */
+  /** Returns a source with this number of MiB without zeros. */
   function image(name: string, mebibytes = IMAGE_MEBIBYTES): BaseImageSource {
     const content = contents.get(`/${name}`) ?? randomBytes(mebibytes * MEBIBYTE);
     contents.set(`/${name}`, content);
@@ -104,7 +104,7 @@ describe('room for images', unless(missing), () => {
       .toSorted();
   }
 
-  /** Fetched and let go again, so that it is there for nobody. */
+  /** Fetches an image and releases it, so that nothing holds it. */
   async function leave(store: HostImageStore, name: string): Promise<void> {
     await take(store, `machine/${name}`, name);
     store.cloned(`machine/${name}`);
@@ -120,21 +120,21 @@ describe('room for images', unless(missing), () => {
     return await readdir(join(disk, 'images', 'partial'));
   }
 
-  it('goes by age, and is never taken from machines, their ISOs or cache entries', async () => {
+  it('is made by removing the oldest images, but never images of machines, their ISOs or cache entries', async () => {
     const metrics = new Registry();
     const store = await openHere({ budget: 45 * MEBIBYTE, metrics });
     await take(store, 'machine/m', 'machine');
     await take(store, 'entry/e', 'entry');
     await leave(store, 'old');
     await leave(store, 'new');
-    // Used once more: now the other one is the oldest.
+    // This image is used once more, so the other one is now the oldest.
     await leave(store, 'old');
     await take(store, 'machine/w', 'wanted');
     expect(names(store)).toEqual(['entry', 'machine', 'old', 'wanted']);
     await take(store, 'machine/w', 'another');
     expect(names(store)).toEqual(['another', 'entry', 'machine', 'wanted']);
     expect(await metrics.metrics()).toContain('berth_image_store_evictions_total 2');
-    // Also after a restart, once the machines are adopted.
+    // The order stays after a restart, once the machines are adopted.
     const reopened = await openHere({ budget: 45 * MEBIBYTE });
     const { path } = await take(store, 'machine/m', 'machine');
     reopened.adopt('machine/m', path);
@@ -143,20 +143,20 @@ describe('room for images', unless(missing), () => {
     expect(names(reopened)).toContain('entry');
   });
 
-  it('that cannot be made is DiskFull with the numbers, and nothing is removed for it', async () => {
+  it('that cannot be made is DiskFull with the numbers, and nothing is removed', async () => {
     const store = await openHere({ budget: 25 * MEBIBYTE });
     await leave(store, 'kept');
     const refused = take(store, 'machine/l', 'large', 30);
     await expect(refused).rejects.toMatchObject({
       reason: 'DiskFull',
-      // 15 MiB, less what is noted beside a download.
+      // 15 MiB, without the notes beside a download.
       message: expect.stringMatching(/needs 31457280 bytes, but only 1572\d{4} are free/) as string,
     });
     expect(names(store)).toEqual(['kept']);
     expect(await partials()).toEqual([]);
   });
 
-  it('is that of the disk less what stays free, for images of registries as for others', async () => {
+  it('is the free space of the disk without the reserve, for all kinds of sources', async () => {
     const store = await openHere({ minimumFree: 40 * MEBIBYTE });
     const file = join(folder, 'raw');
     await writeFile(file, randomBytes(30 * MEBIBYTE));
@@ -170,7 +170,7 @@ describe('room for images', unless(missing), () => {
     await take(store, 'machine/s', 'small', 5);
   });
 
-  it('promised to one is not given to another', async () => {
+  it('that is promised to one fetch is not given to another', async () => {
     const store = await openHere();
     held = Promise.withResolvers<ServerResponse>();
     const first = take(store, 'machine/a', 'first', 40);
@@ -185,13 +185,13 @@ describe('room for images', unless(missing), () => {
     expect(names(store)).toEqual(['first']);
   });
 
-  it('that others take meanwhile ends the fetch, and what had come gives its own back', async () => {
+  it('that other programs take meanwhile ends the fetch, whose partial content is removed', async () => {
     const store = await openHere({ minimumFree: 20 * MEBIBYTE });
     held = Promise.withResolvers<ServerResponse>();
     const pulled = take(store, 'machine/a', 'slow', 30).catch((error: unknown) => error);
     await held.promise;
     await waitFor('the first bytes to come', async () => (await freeBytes()) < 62 * MEBIBYTE);
-    // A machine's disk that grows.
+    // The disk of a machine grows.
     const overlay = await open(join(disk, 'overlay'), 'w');
     await overlay.write(randomBytes(40 * MEBIBYTE));
     await overlay.close();
@@ -202,7 +202,7 @@ describe('room for images', unless(missing), () => {
     expect(await partials()).toEqual([]);
   });
 
-  it('counts as held what somebody needs, and only the rest is given back when machines lack room', async () => {
+  it('used by held images stays, and only the rest is given back when machines lack room', async () => {
     const store = await openHere({ minimumFree: 20 * MEBIBYTE });
     await leave(store, 'left');
     expect(store.heldBytes()).toBe(0);
@@ -215,7 +215,7 @@ describe('room for images', unless(missing), () => {
     expect(names(store)).toEqual(['kept']);
   });
 
-  describe('without anybody asking for an image', () => {
+  describe('room, without a request for an image,', () => {
     beforeEach(() => {
       vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
     });
@@ -233,7 +233,7 @@ describe('room for images', unless(missing), () => {
       await waitFor('the image that nobody holds to go', () => names(store).join() === 'kept');
     });
 
-    it('is taken back from fetches that nobody went on with for a day', async () => {
+    it('is taken back from fetches that nobody continued for a day', async () => {
       const store = await openHere();
       for (const name of ['forgotten', 'fresh']) {
         held = Promise.withResolvers<ServerResponse>();

@@ -1,4 +1,4 @@
-/** A host's store of images against a real registry: who may have what, what is fetched and how often, what is kept for whom. */
+/** The image store of a host with a real registry: access to images, number of fetches, and images that are kept. */
 import { createCipheriv, createHash } from 'node:crypto';
 import { readFile, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { once } from 'node:events';
@@ -23,16 +23,16 @@ const SHA256 = /^sha256:[0-9a-f]{64}$/;
 
 let folder: string;
 let registry: TestRegistry;
-/** Gives to everybody. */
+/** A registry without a password. */
 let open: TestRegistry;
 let data: string;
 let store: HostImageStore;
 let disks = 0;
 
-/** Another disk at each call, published under a tag. */
+/** Publishes a new disk under a tag at each call. */
 async function publish(name: string, where = registry): Promise<{ reference: string; disk: string }> {
   const disk = join(folder, `disk-${disks}`);
-  // Every other one differs in where its data lies.
+  // Every second disk has its data at other places.
   await writeRawDisk(disk, DISK_MEBIBYTES + disks);
   disks += 1;
   return { reference: await pushContainerDisk(where, name, disk), disk };
@@ -44,13 +44,13 @@ async function digestOf(path: string): Promise<string> {
     .digest('hex');
 }
 
-/** The same for the same seed, and not to be compressed. */
+/** Returns bytes that depend only on the seed, and that cannot be compressed. */
 function chunkOf(seed: number, bytes: number): Buffer {
   const key = createHash('sha256').update(`chunk ${seed}`).digest();
   return createCipheriv('aes-256-ctr', key, Buffer.alloc(16)).update(Buffer.alloc(bytes));
 }
 
-/** GETs of blobs: what a pull is made of. */
+/** Returns the number of GET requests for blobs, of which a pull consists. */
 async function blobsFetched(where = registry): Promise<number> {
   return (await where.requests()).filter(({ method, path }) => method === 'GET' && path.includes('/blobs/'))
     .length;
@@ -78,7 +78,7 @@ afterEach(async () => {
 });
 
 describe('an image of a registry', () => {
-  it('is what was published, once for all who ask, and listed by name and digest', async () => {
+  it('is the published image, is fetched once for all requests, and is listed by name and digest', async () => {
     const { reference, disk } = await publish('team/base:1');
     const metrics = new Registry();
     store = await openStore(data, [registry, open], { metrics });
@@ -100,7 +100,7 @@ describe('an image of a registry', () => {
     expect(percents.at(-1)).toBe(100);
     expect(counted).toBeGreaterThan(0);
     expect(percents).toEqual(percents.toSorted((a, b) => a - b));
-    // The layer and the configuration. The registry writes its log when the last byte is away already.
+    // The layer and the configuration. The registry writes its log after the last byte was sent.
     const fetched = await waitFor('the log of what was fetched', async () => {
       const count = await blobsFetched();
       return count >= before + 2 && count;
@@ -127,7 +127,7 @@ describe('an image of a registry', () => {
     expect(text).toMatch(/berth_image_pulled_bytes_total [1-9]/);
   });
 
-  it('serves nobody without a working secret, though it is here, and asks the registry no more than it must', async () => {
+  it('serves nobody without a valid secret, although the host has it, and asks the registry only if necessary', async () => {
     const { reference } = await publish('team/private:1');
     const keyring = keyringOf(registry);
     const { path, digest } = await ensure(store, reference, 'machine/a', { keyring });
@@ -141,7 +141,7 @@ describe('an image of a registry', () => {
     const asked = (await registry.requests()).length;
     expect((await ensure(store, reference, 'machine/c', { keyring })).path).toBe(path);
     expect((await registry.requests()).length).toBe(asked);
-    // Another life of the agent remembers no answers.
+    // The store is opened again, like that of a new agent, and has no remembered answers.
     const reopened = await openStore(data, [registry, open]);
     await expect(ensure(reopened, reference, 'machine/b')).rejects.toMatchObject(denied);
     await ensure(reopened, pinned, 'machine/c', { keyring });
@@ -149,12 +149,12 @@ describe('an image of a registry', () => {
     expect(methods.map(({ method }) => method)).toEqual(['HEAD']);
   });
 
-  it('is not given for its digest by a repository that does not have it', async () => {
+  it('is not given by its digest to a repository that does not have it', async () => {
     const { reference } = await publish('team/secret:1');
     const { digest } = await ensure(store, reference, 'machine/a', { keyring: keyringOf(registry) });
     const elsewhere = `${open.host}/team/secret@${digest}`;
     await expect(ensure(store, elsewhere, 'machine/b')).rejects.toMatchObject({ reason: 'ImageNotFound' });
-    // Who knows a manifest can make a registry that shows it.
+    // Anyone who knows a manifest can make a registry that serves it.
     const manifest = await registry.skopeo('inspect', '--raw', `docker://${reference}`);
     const hostile = createServer(({ url = '' }, response) => {
       if (!url.includes('/manifests/')) {
@@ -193,7 +193,7 @@ describe('an image of a registry', () => {
     }
   });
 
-  it('that is not there, or only with another tag, is ImageNotFound', async () => {
+  it('that does not exist, or has only another tag, is ImageNotFound', async () => {
     const keyring = keyringOf(registry);
     await publish('team/tagged:1');
     for (const name of ['team/none:1', 'team/tagged:2']) {
@@ -203,7 +203,7 @@ describe('an image of a registry', () => {
     expect(store.images()).toEqual([]);
   });
 
-  it('is refused to machines of another architecture, also once it is here', async () => {
+  it('is refused to machines of another architecture, also if the host has it', async () => {
     const keyring = keyringOf(registry);
     const { reference } = await publish('team/amd64:1');
     const asArm = { keyring, architecture: 'arm64' as const };
@@ -229,12 +229,12 @@ describe('an image of a registry', () => {
     expect(store.images()[0]?.names).toContain(`${name}@${digest}`);
     await expect(ensure(store, reference, 'machine/a')).rejects.toMatchObject(denied);
     expect((await ensure(store, source, 'machine/c', { name })).path).toBe(path);
-    // It may have been labelled by a host of another architecture that stored it.
+    // A host of another architecture may have stored and labelled the image.
     const asArm = { name, architecture: 'arm64' as const };
     expect((await ensure(store, source, 'machine/d', asArm)).path).toBe(path);
   });
 
-  it('whose tag has moved is fetched anew when that is asked for, and the name with it', async () => {
+  it('whose tag has moved is fetched again on request, and its name moves with it', async () => {
     const keyring = keyringOf(registry);
     const { reference } = await publish('team/moving:1');
     const old = await ensure(store, reference, 'entry/moving', { keyring });
@@ -248,7 +248,7 @@ describe('an image of a registry', () => {
     expect(store.images().map(({ names }) => names)).toEqual([
       [reference, `${registry.host}/team/moving@${moved.digest}`],
     ]);
-    // Its machine runs from the old one.
+    // The machine still runs from the old image.
     expect(existsSync(old.path)).toBe(true);
     store.release('machine/a');
     await waitFor('the old image to go with its last machine', () => !existsSync(old.path));
@@ -256,10 +256,10 @@ describe('an image of a registry', () => {
   });
 });
 
-describe('an image that has pieces in common with one that is here', () => {
+describe('an image with the same chunks as an image on the host', () => {
   const CHUNK_BYTES = 16 * 1024 ** 2;
 
-  /** A disk of two chunks as Berth publishes them, the first of them another with each number. */
+  /** A disk with two chunks in Berth's own form. The first chunk depends on the number. */
   async function publishVersion(repository: string, number: number): Promise<string> {
     const registries = registriesFor(registry);
     const rawPath = join(folder, 'version');
@@ -278,7 +278,7 @@ describe('an image that has pieces in common with one that is here', () => {
     return `${registry.host}/${repository}:${number}`;
   }
 
-  it('takes them from there when both are of one repository, and only then', async () => {
+  it('takes them from there only if both are of one repository', async () => {
     const keyring = keyringOf(registry);
     const [first, second] = [await publishVersion('team/family', 1), await publishVersion('team/family', 2)];
     const foreign = await publishVersion('team/stranger', 3);
@@ -296,7 +296,7 @@ describe('an image that has pieces in common with one that is here', () => {
 });
 
 describe('the removal for a cache entry', () => {
-  it('waits until what is being deployed is cloned, and leaves running machines their file', async () => {
+  it('waits until starting VMs have their clones, and leaves running machines their file', async () => {
     const keyring = keyringOf(registry);
     const { reference } = await publish('team/removed:1');
     await ensure(store, reference, 'entry/e', { keyring });
@@ -314,13 +314,13 @@ describe('the removal for a cache entry', () => {
     expect(store.images()).toEqual([]);
     expect(existsSync(path)).toBe(true);
     const before = await blobsFetched();
-    // Somebody wants it again while machines run from it: nothing is fetched.
+    // The image is requested again while machines run from it, so nothing is fetched.
     expect((await ensure(store, reference, 'machine/c', { keyring })).path).toBe(path);
     expect(await blobsFetched()).toBe(before);
     expect(store.images()).toHaveLength(1);
   });
 
-  it('takes the file at once when nobody else has it; another entry keeps it', async () => {
+  it('removes the file at once if nobody else holds it; another entry keeps it', async () => {
     const keyring = keyringOf(registry);
     const { signal } = new AbortController();
     const { reference } = await publish('team/two:1');
@@ -335,7 +335,7 @@ describe('the removal for a cache entry', () => {
     await reopened.remove('entry/two', signal);
   });
 
-  it('that is given up leaves all as it was', async () => {
+  it('that is cancelled changes nothing', async () => {
     const keyring = keyringOf(registry);
     const { reference } = await publish('team/kept:1');
     await ensure(store, reference, 'entry/e', { keyring });
