@@ -1,4 +1,6 @@
-/** What the agent adds to a machine's start: from Pod bound to the guest's kernel, beside the same QEMU command by hand. */
+/**
+ * Measures the time that the agent adds to a start: from the bound Pod to the guest's kernel, compared with the same QEMU command by hand.
+ */
 import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdir, open, readFile, readlink } from 'node:fs/promises';
@@ -16,22 +18,22 @@ import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-default';
-/** The first that a Linux kernel says on its console. */
+/** First text of a Linux kernel on its console. */
 const KERNEL_STARTED = 'Linux version';
-/** An emulated guest takes 2 s. */
+/** Time limit. An emulated guest takes 2 s. */
 const START = { deadlineMilliseconds: 60_000, intervalMilliseconds: 2 };
-/** One guest at a time, but the host counts its processors before it is asked. */
+/** Guests run one at a time, but the agent may admit the next guest before the previous one is gone. */
 const CPU_OVERCOMMIT = 8;
 
-/** In milliseconds, one of each per run. */
+/** Times in milliseconds, one for each run. */
 export interface Starts {
-  /** From the watch telling that the Pod is bound to the guest's kernel. */
+  /** Time from the watch event of the bound Pod to the guest's kernel. */
   agent: number[];
   /** From the start of QEMU to the guest's kernel. */
   byHand: number[];
 }
 
-/** Starts a guest by the agent and then by hand, in turns, so that whatever else the machine does meets both. */
+/** Starts a guest by the agent and then by hand, in turns, so that other load of the machine affects both. */
 export async function measureStarts(runs: number): Promise<Starts> {
   const image = await guestFile('amd64');
   const cluster = await startCluster({ name: 'bench-agent', operator: true });
@@ -39,7 +41,7 @@ export async function measureStarts(runs: number): Promise<Starts> {
   try {
     const bench = await prepare(cluster, image, stop.signal);
     const times: Starts = { agent: [], byHand: [] };
-    // The first start reads the image and the hypervisor from the disk.
+    // The first start reads the image and the hypervisor from the disk, so it is not counted.
     await bench.run('warm-up');
     for (let run = 0; run < runs; run += 1) {
       const { agent, byHand } = await bench.run(`run-${run}`);
@@ -69,7 +71,7 @@ async function prepare(cluster: Cluster, image: string, signal: AbortSignal): Pr
 class Bench {
   readonly #cluster: Cluster;
   readonly #agent: AgentProcess;
-  /** By VM: when its Pod was seen bound, and the Pod's uid. */
+  /** Time of the event with the bound Pod, and uid of the Pod, by name of the VM. */
   readonly #bound = new Map<string, { at: number; uid: string }>();
 
   constructor(cluster: Cluster, agent: AgentProcess) {
@@ -113,7 +115,7 @@ class Bench {
     };
   }
 
-  /** The same command in a folder of its own, with a disk of its own. */
+  /** Runs the same command in another folder with a new disk. Returns the milliseconds to the guest's kernel. */
   async #startByHand(folder: string, program: string, command: string[], base: string): Promise<number> {
     await mkdir(folder, { mode: 0o711 });
     const disk = join(folder, FILES.disk);
@@ -134,7 +136,7 @@ class Bench {
   }
 }
 
-/** The moment at which the guest in this folder printed its kernel's first line. */
+/** Waits until the guest in this folder has printed the first line of its kernel. Returns the time. */
 async function kernelStarted(folder: string): Promise<number> {
   return await waitFor(
     'the kernel to start',

@@ -1,4 +1,4 @@
-/** How long the clone of a base image takes: what the driver makes of a machine before its start. */
+/** Measures the clone of a base image: the work of the driver on a machine before its start. */
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pino } from 'pino';
@@ -11,7 +11,7 @@ import { withFolder } from './folder.ts';
 const GIB = 1024 ** 3;
 const BASES_GIB = [1, 10, 100];
 const PIECE_BYTES = 1024 * 1024;
-/** Of each base, spread over all of it: one part in eight of the smallest. */
+/** Size of the data in each base, which is spread over all of it. It is an eighth of the smallest base. */
 const PIECES = 128;
 
 export interface Clones {
@@ -19,7 +19,7 @@ export interface Clones {
   milliseconds: number[];
 }
 
-/** Clones of each base in turns, so that whatever else the machine does meets all of them. */
+/** Clones the bases in turns, so that other load of the machine affects all of them. */
 export async function measureClones(parent: string, count: number): Promise<Clones[]> {
   return await withFolder(parent, async (folder) => await measureIn(folder, count));
 }
@@ -27,7 +27,7 @@ export async function measureClones(parent: string, count: number): Promise<Clon
 async function measureIn(dataDirectory: string, count: number): Promise<Clones[]> {
   const driver = new QemuDriver({ dataDirectory, architecture: 'amd64', logger: pino({ level: 'silent' }) });
   try {
-    // It asks what the host can run once.
+    // The first call asks once for the abilities of the host.
     await driver.probe();
     const bases = await Promise.all(
       BASES_GIB.map(async (gibibytes) => ({
@@ -59,7 +59,7 @@ async function makeBase(folder: string, gibibytes: number): Promise<BaseImage> {
   return { path, digest: 'sha256:unused', format: 'raw', virtualSizeBytes };
 }
 
-/** In milliseconds. */
+/** Times in milliseconds. */
 async function cloneOnce(
   driver: QemuDriver,
   base: BaseImage,

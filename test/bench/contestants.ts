@@ -1,6 +1,6 @@
 /**
- * Who makes VMs run in the benchmark: the operator with Berth's admission policies and without, an operator on Go's usual
- * framework (the anchor, ./anchor), and a bare client that only makes the operator's writes (the floor, ./floor.ts).
+ * The contestants of the benchmark: the operator with Berth's admission policies and without, an operator on Go's usual framework (the
+ * anchor, ./anchor), and a bare client that only makes the operator's writes (the floor, ./floor.ts).
  */
 import { execFile, spawn } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
@@ -19,15 +19,15 @@ import { waitFor } from '../../hack/wait.ts';
 import type { Template } from './floor.ts';
 import { countWrites } from './measure.ts';
 
-/** An operator that starts gives every host its slots first. */
+/** Time limit. A new operator first gives slots to every host. */
 const START_MILLISECONDS = 120_000;
-/** A cold build of the framework on two busy processors. */
+/** Time limit for a first build of the framework on two busy processors. */
 const BUILD_MILLISECONDS = 900_000;
 
-/** As the operator's image sets it (Dockerfile). */
+/** Settings of V8 as in the operator's image (Dockerfile). */
 const IMAGE_ENVIRONMENT = { MALLOC_ARENA_MAX: '1' };
 
-/** A process that turns VMs into Pods, and its end. */
+/** A process that brings VMs to Running. */
 export interface Running {
   pid: number;
   stop: () => Promise<void>;
@@ -35,12 +35,12 @@ export interface Running {
 
 export interface Contestant {
   name: 'operator' | 'without policies' | 'anchor' | 'floor';
-  /** Whether Berth's admission policies are bound, as they are when it is installed. */
+  /** Whether Berth's admission policies are bound, as in an installation. */
   policies: boolean;
   start: (cluster: Cluster, namespace: string) => Promise<Running>;
 }
 
-/** Without Go the anchor is missing. `built` is a folder for what is built. */
+/** Returns the contestants. Without Go, the anchor is missing. `built` is a folder for built programs. */
 export async function contestants(built: string): Promise<Contestant[]> {
   const anchor = await buildAnchor(built);
   const floor = new FloorContestant(built);
@@ -78,7 +78,7 @@ async function startOperator(cluster: Cluster): Promise<Running> {
   return { pid: operator.pid, stop: () => operator.stop() };
 }
 
-/** The operator has written to every host what it offers, and nothing since the last look. */
+/** Waits until the operator has written the slots of every host, and nothing since the last check. */
 export async function hostsAreReady(cluster: Cluster): Promise<void> {
   const written = async (): Promise<number> =>
     (await countWrites(cluster.client())).get('APPLY nodes/status') ?? 0;
@@ -94,7 +94,7 @@ export async function hostsAreReady(cluster: Cluster): Promise<void> {
   );
 }
 
-/** Path of the program; undefined where there is no Go. */
+/** Path of the program. Undefined without Go. */
 async function buildAnchor(folder: string): Promise<string | undefined> {
   const program = join(folder, 'anchor');
   try {
@@ -112,7 +112,7 @@ async function buildAnchor(folder: string): Promise<string | undefined> {
   }
 }
 
-/** With the operator's own identity, so that the API server treats both alike. */
+/** The anchor uses the operator's own identity, so that the API server treats both alike. */
 async function startAnchor(program: string, cluster: Cluster): Promise<Running> {
   const [port] = await freePorts(1);
   const record = await startProcess(cluster.directory, {
@@ -128,7 +128,7 @@ async function startAnchor(program: string, cluster: Cluster): Promise<Running> 
   return { pid: record.pid, stop: () => stopProcess(cluster.directory, record) };
 }
 
-/** Makes the writes that the operator made for its first VM. */
+/** Repeats the writes that the operator made for its first VM. */
 class FloorContestant {
   readonly #folder: string;
   #template: Template | undefined;
@@ -149,7 +149,7 @@ class FloorContestant {
     }
     const template = join(cluster.directory, 'floor-template.json');
     writeFileSync(template, JSON.stringify(this.#template));
-    // From a bundle, as the operator, or Node's TypeScript loader would be measured too.
+    // The program is a bundle like the operator's. Otherwise the TypeScript loader of Node.js would be measured too.
     await bundleInto(this.#folder, { floor: join(import.meta.dirname, 'floor.ts') });
     writeFileSync(join(this.#folder, 'package.json'), '{"type":"module"}');
     const program = join(this.#folder, 'floor.js');

@@ -1,4 +1,4 @@
-/** One image onto many simulated hosts that each take a fixed time for it. */
+/** Measures one image for many simulated hosts, each of which takes a fixed time for it. */
 import { bundle } from '../../hack/bundle.ts';
 import { startCluster } from '../../hack/cluster/index.ts';
 import { CacheEntries } from '../fixtures/cacheentries.ts';
@@ -8,24 +8,24 @@ import { waitFor } from '../../hack/wait.ts';
 import { hostsAreReady } from './contestants.ts';
 import { countWrites, cpuSeconds, difference, peakMegabytes } from './measure.ts';
 
-/** What the operator lets one entry have at once where its config says nothing else. */
+/** The operator's default for Jobs of one entry at the same time. */
 const AT_ONCE = 5;
 const HOST_MILLISECONDS = 200;
 const LIMIT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 20 };
-/** Hosts' own. */
+/** Pattern of the periodic writes of hosts. */
 const HEARTBEATS = /leases|nodes|events/;
 
 export interface FanOut {
   hosts: number;
   atOnce: number;
-  /** From the entry's create until its status says that every host has the image. */
+  /** Seconds from the creation of the entry until its status shows that every host has the image. */
   seconds: number;
-  /** With Jobs that cost nothing but what the hosts take. */
+  /** Seconds that the hosts need if Jobs cost nothing. */
   idealSeconds: number;
   mostAtOnce: number;
   cpuSeconds: number;
   peakMegabytes: number;
-  /** Everybody's, by verb and resource, until the last Job is gone. */
+  /** Writes of all programs, by verb and resource, until the last Job is gone. */
   writesPerHost: Record<string, number>;
 }
 

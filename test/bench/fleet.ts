@@ -1,4 +1,4 @@
-/** VMs on simulated hosts: each contestant in turn, round after round, each time on a new cluster of its own. */
+/** Measures VMs on simulated hosts. Each contestant runs once in each round, with a new cluster. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { bundle } from '../../hack/bundle.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
@@ -11,32 +11,32 @@ import { countWrites, cpuSeconds, difference, peakMegabytes } from './measure.ts
 const SLOTS_PER_HOST = 4;
 const NAMESPACE = 'platform-bench';
 const OWN_WRITES = ['PATCH vms', 'PATCH vms/status', 'PUT vms', 'POST pods', 'PATCH pods', 'PUT pods'];
-/** Work is over when nobody has written for so long: Events trail behind, and Pods get their last status. */
+/** Time without writes after which the work is over. Events and the last statuses of Pods come late. */
 const QUIET_MILLISECONDS = 5_000;
 const QUIET_DEADLINE_MILLISECONDS = 300_000;
 const IDLE_MILLISECONDS = 10_000;
-/** What simulated hosts and leaders send at rest. */
+/** Pattern of the periodic writes of simulated hosts and leaders. */
 const HEARTBEATS = new Set(['PATCH nodes/status', 'PATCH leases', 'PUT leases']);
-/** Fewer than this are the harness's own, not a VM's. */
+/** Smaller numbers of writes belong to the test harness and not to VMs. */
 const LEAST_PER_VM = 0.02;
 
 export interface Run extends Times {
-  /** Of the process, from the first create until all was quiet. */
+  /** CPU time of the process, from the first creation until no program wrote any more. */
   cpuSeconds: number;
-  /** At its highest, in MB of 1024². */
+  /** Largest memory of the process, in MB of 1024². */
   peakMegabytes: number;
-  /** By verb and resource, per VM, until all was quiet; everybody's, as the API server counts them. */
+  /** Writes of all programs per VM, by verb and resource, until no program wrote any more. The API server counts them. */
   writesPerVM: Record<string, number>;
-  /** Of VMs and Pods: the contestant's. */
+  /** Writes of the contestant to VMs and Pods. */
   ownWritesPerVM: number;
-  /** In 10 s after that, everybody's but heartbeats. */
+  /** Writes of all programs except heartbeats, in the 10 s after that. */
   idleWrites: Record<string, number>;
 }
 
 export interface Fleet {
   vms: number;
   hosts: number;
-  /** By contestant, a run for each round. */
+  /** Runs by contestant, one for each round. */
   runs: Partial<Record<Contestant['name'], Run[]>>;
 }
 
@@ -44,7 +44,7 @@ export interface FleetOptions {
   vms: number;
   hosts: number;
   rounds: number;
-  /** Folder for what is built. */
+  /** Folder for built programs. */
   folder: string;
 }
 
@@ -58,7 +58,7 @@ export async function measureFleet({ vms, hosts, rounds, folder }: FleetOptions)
     const all = await contestants(built);
     const runs: Fleet['runs'] = {};
     for (let round = 0; round < rounds; round += 1) {
-      // Another one begins each time, but for the first: the floor repeats what the operator wrote.
+      // Each round begins with another contestant. The first round does not, because the floor repeats writes of the operator.
       for (const contestant of [...all.slice(round % all.length), ...all.slice(0, round % all.length)]) {
         (runs[contestant.name] ??= []).push(await measureOne(contestant, vms, hosts));
       }
@@ -85,14 +85,14 @@ async function measureOne(contestant: Contestant, vms: number, hosts: number): P
   }
 }
 
-/** The operator's identity may then do anything, as the anchor needs other rights than the operator. */
+/** Gives all rights to the operator's identity, because the anchor needs other rights than the operator. */
 async function liftPolicies(cluster: Cluster): Promise<void> {
   await cluster.kubectl(['delete', 'validatingadmissionpolicybindings', '--all']);
   const account = '--serviceaccount=berth-system:berth-operator';
   await cluster.kubectl(['create', 'clusterrolebinding', 'bench', '--clusterrole=cluster-admin', account]);
 }
 
-/** Runs the load against whoever reconciles, and measures that process. */
+/** Creates the load for one contestant, and measures its process. */
 async function measure(cluster: Cluster, pid: number, vms: number): Promise<Run> {
   const client = cluster.client();
   const before = await countWrites(client);
@@ -114,7 +114,7 @@ async function measure(cluster: Cluster, pid: number, vms: number): Promise<Run>
   };
 }
 
-/** The counts after a time in which nobody wrote anything but heartbeats. */
+/** Waits for a time in which all programs write only heartbeats, and returns the counts. */
 async function untilQuiet(cluster: Cluster): Promise<ReadonlyMap<string, number>> {
   let last = await countWrites(cluster.client());
   return await waitFor(

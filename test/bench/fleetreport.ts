@@ -1,16 +1,16 @@
-/** What was measured of fleets, as a table of medians for people, and whether it reaches its targets. */
+/** Shows the results of fleets as a table of medians, and whether they reach their targets. */
 import type { Contestant } from './contestants.ts';
 import type { Fleet, Run } from './fleet.ts';
 import { format, seconds } from './report.ts';
 import { median, type Verdict } from './verdicts.ts';
 
 type Name = Contestant['name'];
-/** Medians, and the most idle writes of any round. */
+/** Medians. For idle writes, the largest number of a round. */
 type Medians = Omit<Run, 'idleWrites'> & { idleWrites: number };
 
 /**
- * The anchor does only the part of the work that places VMs. It runs without admission policies, as the operator does beside it. The
- * figures are the project's own promises.
+ * Targets, which the project set itself. The anchor only places VMs and runs without admission policies, like the operator that it is
+ * compared with.
  */
 const TARGETS = { ownWritesPerVM: 4, cpuOfAnchor: 1.2, peakMegabytes: 120, memoryOfAnchor: 1.2 } as const;
 const COLUMNS: readonly Name[] = ['operator', 'without policies', 'anchor', 'floor'];
@@ -25,7 +25,7 @@ const ROWS: readonly (readonly [label: string, value: (run: Medians) => string])
   ['writes when idle', (run) => String(run.idleWrites)],
 ];
 
-/** Medians of all rounds, side by side; then the writes of everybody per VM. */
+/** Returns a table with the medians of all rounds, and then the writes of all programs per VM. */
 export function fleetTable({ vms, hosts, runs }: Fleet): string {
   const names = COLUMNS.filter((name) => runs[name] !== undefined);
   const columns = names.map((name) => mediansOf(runs[name] ?? []));
@@ -41,7 +41,7 @@ export function fleetTable({ vms, hosts, runs }: Fleet): string {
   ]);
 }
 
-/** Times, CPU and memory beside the anchor; writes as they are with policies. */
+/** Compares times, CPU and memory with those of the anchor. Writes are those with policies. */
 export function fleetVerdicts({ vms, runs }: Fleet): Verdict[] {
   const operator = mediansOf(runs.operator ?? []);
   const [bare, anchor] = [mediansOf(runs['without policies'] ?? []), mediansOf(runs.anchor ?? [])];

@@ -1,7 +1,7 @@
 /**
- * The floor: the operator's writes without an operator. For each VM a finalizer, a Pod and two statuses, with the bodies that
- * the operator wrote for another VM, its identity and its transport; no cache, no queue, no second look. A process of its
- * own with the same settings of V8, so that its CPU time and memory are measured as the operator's are:
+ * The floor: the operator's writes without an operator. For each VM it writes a finalizer, a Pod and two statuses, with the bodies that the
+ * operator wrote for another VM. It uses the operator's identity and transport, but no cache, queue or second look. It is a process of its
+ * own with the same settings of V8, so that its CPU time and memory are measured like the operator's:
  *
  *     node floor.js KUBECONFIG TEMPLATE.json NAMESPACE
  */
@@ -18,7 +18,7 @@ import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { Transport } from '../../kube/transport.ts';
 import { VMS } from '../../operator/objects/resources.ts';
 
-/** A VM that runs and its Pod, as the operator made them. */
+/** A running VM and its Pod, as the operator wrote them. */
 export interface Template {
   vm: VM;
   pod: Pod;

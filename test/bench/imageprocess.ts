@@ -1,11 +1,11 @@
 /**
- * What is measured of images in a process of its own, so that its memory and CPU time are its own:
+ * Runs one measurement of images in a process of its own, so that memory and CPU time are those of the measurement:
  *
  *     node imageprocess.js pull|publish|ceiling|disk '{"host": …}'
  *
- * `pull` and `publish` are the agent's parts; `ceiling` fetches the artifact's blobs over TLS, hashes and decodes them as many
- * at a time and throws them away; `disk` writes as much as a pull does, in its way, and nothing that could be compressed. Prints an
- * Outcome as JSON.
+ * `pull` and `publish` are the agent's own code. `ceiling` fetches the blobs of the artifact over TLS, hashes and decodes as many at a time
+ * as a pull, and throws them away. `disk` writes as many bytes as a pull, in the same way, with data that cannot be compressed. It prints
+ * an Outcome as JSON.
  */
 import '../../base/heap.ts';
 import { createHash, randomFillSync } from 'node:crypto';
@@ -24,33 +24,33 @@ import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { peakMegabytes } from './measure.ts';
 import { RUN_BYTES } from './testdisk.ts';
 
-/** As many as the agent works on. */
+/** Number of blobs at the same time, as in the agent. */
 const AT_ONCE = 4;
-/** The largest chunk of a disk of this size. */
+/** Size of the largest chunk of a disk of this size. */
 const CHUNK_BYTES = 16 * 1024 * 1024;
 const STAT_BLOCK_BYTES = 512;
 const MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
 
 export interface Errand {
-  /** Of the registry. */
+  /** Host of the registry. */
   host: string;
   caFile: string;
-  /** Below it. */
+  /** Repository below the host. */
   repository: string;
-  /** The agent's, of its own. */
+  /** Data directory of an agent that only this process uses. */
   dataDirectory: string;
-  /** The raw disk to publish. */
+  /** Path of the raw disk to publish. */
   disk: string;
   virtualBytes: number;
-  /** Of these, as many hold data. */
+  /** Number of bytes with data. */
   dataBytes: number;
 }
 
 export interface Outcome {
   seconds: number;
-  /** Of this process at its highest, in MB of 1024². */
+  /** Largest memory of this process, in MB of 1024². */
   peakMegabytes: number;
-  /** On the disk, or thrown away. */
+  /** Number of bytes that were written to the disk or thrown away. */
   bytes: number;
 }
 
@@ -125,7 +125,9 @@ async function ceiling({ host, caFile, repository }: Errand): Promise<number> {
   return bytes;
 }
 
-/** Past the page cache, as many pieces at a time as a pull, with holes where the test disk has them, until all is on the disk. */
+/**
+ * Writes past the page cache, with as many pieces at a time as a pull and with the holes of the test disk, until everything is on the disk.
+ */
 async function disk({ dataDirectory, virtualBytes, dataBytes }: Errand): Promise<number> {
   const path = join(dataDirectory, 'disk');
   await mkdir(dataDirectory, { recursive: true });

@@ -1,11 +1,11 @@
-/** What was measured of images as tables for people; the same numbers are printed as JSON. */
+/** Shows the results of images as tables for people. The same numbers are printed as JSON. */
 import type { Clones } from './clones.ts';
 import type { FanOut } from './fanout.ts';
 import type { Measured, Pulls } from './pulls.ts';
 import { format, milliseconds, quantile, seconds } from './report.ts';
 import { median, type Verdict } from './verdicts.ts';
 
-/** What is to be reached. */
+/** Targets. */
 const TARGETS = { ofCeiling: 0.8, ofSkopeo: 1, peakMegabytes: 256, cloneOfSmallest: 2 } as const;
 const MEGABYTE = 1e6;
 
@@ -84,7 +84,7 @@ export function clonesTable(all: readonly Clones[]): string {
   ]);
 }
 
-/** A clone takes as long for a large base as for a small one. */
+/** A clone of a large base must take as long as that of a small one. */
 export function clonesVerdicts(all: readonly Clones[]): Verdict[] {
   const medians = all.map(({ milliseconds: values }) => median(values));
   const value = Math.max(...medians) / (medians[0] ?? Number.NaN);
@@ -130,7 +130,7 @@ function mediansOf({ rounds }: Pulls): Pulls['rounds'][number] {
   return { artifact: of('artifact'), skopeo: of('skopeo'), disk: of('disk'), ceiling: of('ceiling') };
 }
 
-/** The median of each but memory, of which the most counts. */
+/** Returns the median of each value. For memory it returns the largest value. */
 function together(all: readonly Measured[]): Measured {
   const of = (key: 'seconds' | 'cpuSeconds' | 'peakMegabytes' | 'bytes'): number[] =>
     all.flatMap((one) => one[key] ?? []);

@@ -1,24 +1,24 @@
-/** The load: creates VMs and waits until the API server shows all of them Running. */
+/** The load of the benchmark: creates VMs and waits until the API server shows all of them Running. */
 import { pino } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
 import { Informer } from '../../kube/informer.ts';
 import { VMS } from '../../operator/objects/resources.ts';
 import { quantile } from './report.ts';
 
-/** More clients than this at once only fill the API server's queue. */
+/** Number of clients at the same time. More clients would only fill the queue of the API server. */
 const CREATORS = 16;
-/** Many times what a busy machine takes. */
+/** Time limit, which is many times the need of a busy machine. */
 const LIMIT_MILLISECONDS = 600_000;
 
 export interface Times {
-  /** From the first create until all were Running. */
+  /** Seconds from the first creation until all were Running. */
   totalSeconds: number;
-  /** From each VM's own create to Running. */
+  /** Seconds from the creation of each VM to Running. */
   p50Seconds: number;
   p99Seconds: number;
 }
 
-/** Creates `count` VMs in a namespace that has none and resolves when all are Running. */
+/** Creates `count` VMs in a namespace without VMs. Resolves when all are Running. */
 export async function runLoad(client: KubeClient, namespace: string, count: number): Promise<Times> {
   const stop = new AbortController();
   const vms = new Informer(client, VMS, { namespace, logger: pino({ level: 'silent' }) });
@@ -68,7 +68,7 @@ async function createAll(
   await Promise.all(Array.from({ length: CREATORS }, work));
 }
 
-/** Simulated hosts pull nothing, so any reference will do. */
+/** A reference for simulated hosts, which pull nothing. */
 const SPEC = { image: 'registry.example/guest:latest', cpu: 1, memory: '1Gi' };
 
 function summary(milliseconds: number, latencies: number[]): Times {

@@ -1,4 +1,4 @@
-/** How long readers of a console hold up the agent's event loop, on which its Lease is renewed too. */
+/** Measures how long readers of a console delay the agent's event loop, on which its Lease depends. */
 import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { monitorEventLoopDelay } from 'node:perf_hooks';
@@ -8,7 +8,7 @@ import { STORE_FILES } from '../../agent/console/records.ts';
 import { format, milliseconds } from './report.ts';
 import type { Verdict } from './verdicts.ts';
 
-/** Two full files of a store, of the shortest records that there are. */
+/** Two full files of a store with the shortest records. */
 const FILE_BYTES = 4 * 1024 * 1024;
 const EMPTY_LINE = '2026-01-01T00:00:00.000Z F \n';
 const NANOSECONDS_A_MILLISECOND = 1e6;
@@ -16,13 +16,13 @@ const TARGET_MILLISECONDS = 50;
 
 export interface LogReads {
   readers: number;
-  /** Until the last reader had its last line. */
+  /** Seconds until the last reader had its last line. */
   totalMilliseconds: number;
-  /** The longest time for which nothing else could run. */
+  /** Longest time for which no other work could run, in seconds. */
   worstDelayMilliseconds: number;
 }
 
-/** `readers` at once, each for the last line of 8 MiB of empty ones. */
+/** Lets `readers` clients read the last line of 8 MiB of empty lines at the same time. */
 export async function measureLogReads(parent: string, readers: number): Promise<LogReads> {
   const folder = await mkdtemp(join(parent, 'berth-bench-logs-'));
   const store = new ConsoleStore(folder, { log: 'serial', logger: pino({ level: 'silent' }) });

@@ -1,8 +1,8 @@
 /**
- * Measures VMs on simulated hosts, with an operator on Go's usual framework beside ours; the agent's starts, beside QEMU started by
- * hand; streams, beside reserved ports; pulls, beside skopeo and what the machine gives at most; clones; an image onto many simulated
- * hosts; readers of logs. Prints tables for people, a verdict for each target and everything as JSON. The exit code is 1 where a target is
- * missed.
+ * Measures VMs on simulated hosts, compared with an operator on Go's usual framework; starts by the agent, compared with QEMU by hand;
+ * streams, compared with reserved ports; pulls, compared with skopeo and the limits of the machine; clones; one image for many simulated
+ * hosts; readers of logs. It prints tables for people, a verdict for each target, and everything as JSON. The exit code is 1 if a target
+ * is missed.
  *
  *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout,logs,workers,streams] [--vms 1000] [--hosts 600] [--rounds 3]
  *         [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
@@ -32,7 +32,7 @@ import { runCommand } from '../../hack/command.ts';
 
 const CLONES = 20;
 const FAN_OUT_HOSTS = 50;
-/** As many as somebody with a loop in a shell starts. */
+/** As many readers as a user starts with a loop in a shell. */
 const LOG_READERS = 200;
 const ENDING_SIGNALS = [
   ['SIGHUP', 129],
@@ -40,15 +40,15 @@ const ENDING_SIGNALS = [
   ['SIGTERM', 143],
 ] as const;
 
-/** What a setting is when it is not given. */
+/** Defaults of the settings. */
 const DEFAULTS = { vms: 1000, hosts: 600, rounds: 3, starts: 20, pulls: 5 } as const;
 
 type Settings = Record<keyof typeof DEFAULTS, number> & {
-  /** On a disk: `/tmp` is memory on some machines. */
+  /** Folder on a disk, because `/tmp` is memory on some machines. */
   folder: string;
 };
 
-/** What was measured, and how it is told. */
+/** Result of one part, with its table and verdicts. */
 interface Outcome {
   result: object;
   table: string;
@@ -74,7 +74,7 @@ function part<T extends object>(
   };
 }
 
-/** What needs most of the machine first. */
+/** Parts that need most of the machine come first. */
 const PARTS: readonly Part[] = [
   part('pulls', ({ folder, pulls }) => measurePulls(folder, pulls), {
     table: pullsTable,
@@ -95,7 +95,9 @@ const PARTS: readonly Part[] = [
   part('starts', ({ starts }) => measureStarts(starts), { table: startsTable, verdicts: startsVerdicts }),
 ];
 
-/** @throws Error that names the option, its value and what is allowed */
+/**
+ * Reads the command line. @throws Error that names the option, its value and the allowed values
+ */
 function readSettings(): { settings: Settings; only: readonly string[]; charts: string | undefined } {
   const names = PARTS.map(({ name }) => name);
   const { values } = parseArgs({
@@ -146,7 +148,7 @@ async function main(): Promise<void> {
   }
 }
 
-// What was begun for the measurement is ended and removed at exit.
+// Folders and processes of the measurement are removed at exit.
 for (const [signal, code] of ENDING_SIGNALS) {
   process.once(signal, () => process.exit(code));
 }

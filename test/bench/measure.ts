@@ -1,27 +1,27 @@
-/** What a process used, and what was written to the API server. */
+/** Measures processes, and counts writes to the API server. */
 import { readFileSync } from 'node:fs';
 import type { KubeClient } from '../../kube/client.ts';
 
-/** Linux reports CPU time in these, whatever the kernel's own tick (sysconf(_SC_CLK_TCK)). */
+/** Unit of CPU times on Linux (sysconf(_SC_CLK_TCK)), whatever the tick of the kernel is. */
 const TICKS_A_SECOND = 100;
-/** Fields of /proc/PID/stat after the name, which may hold anything: utime and stime. */
+/** Fields of /proc/PID/stat with CPU time: utime and stime. They are counted after the name, which may contain any character. */
 const USER_TIME = 11;
 const SYSTEM_TIME = 12;
-/** The same of children that have ended: cutime and cstime. */
+/** The same for children that have ended: cutime and cstime. */
 const CHILDREN_USER_TIME = 13;
 const CHILDREN_SYSTEM_TIME = 14;
 const WRITES = new Set(['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE']);
 
-/** Writes so far, by verb and resource such as `PATCH vms/status`. */
+/** Number of writes until now, by verb and resource, for example `PATCH vms/status`. */
 export type WriteCounts = ReadonlyMap<string, number>;
 
-/** CPU seconds of a process so far. */
+/** Returns the CPU seconds of a process until now. */
 export function cpuSeconds(pid: number): number {
   const fields = statOf(pid);
   return (Number(fields[USER_TIME]) + Number(fields[SYSTEM_TIME])) / TICKS_A_SECOND;
 }
 
-/** Of everything that this process has started and that has ended. */
+/** Returns the CPU seconds of all ended child processes. */
 export function cpuSecondsOfChildren(): number {
   const fields = statOf(process.pid);
   return (Number(fields[CHILDREN_USER_TIME]) + Number(fields[CHILDREN_SYSTEM_TIME])) / TICKS_A_SECOND;
@@ -31,13 +31,13 @@ function statOf(pid: number): string[] {
   return readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ').at(-1)?.split(' ') ?? [];
 }
 
-/** The most memory that a process ever held, in MB of 1024². */
+/** Returns the largest memory that a process has had, in MB of 1024². */
 export function peakMegabytes(pid: number): number {
   const match = /^VmHWM:\s+(\d+) kB$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'));
   return Number(match?.[1] ?? Number.NaN) / 1024;
 }
 
-/** As the API server itself counts them. */
+/** Returns the counts of the API server. */
 export async function countWrites(client: KubeClient): Promise<WriteCounts> {
   const { body } = await client.raw('GET', '/metrics');
   const counts = new Map<string, number>();
@@ -57,7 +57,7 @@ function label(labels: string, name: string): string {
   return new RegExp(`(?:^|,)${name}="([^"]*)"`).exec(labels)?.[1] ?? '';
 }
 
-/** What was written between two counts, but for zeros. */
+/** Returns the difference between two counts, without zeros. */
 export function difference(before: WriteCounts, after: WriteCounts): Record<string, number> {
   const changes = [...after].map(([key, count]) => [key, count - (before.get(key) ?? 0)] as const);
   return Object.fromEntries(changes.filter(([, count]) => count > 0));

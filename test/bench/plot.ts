@@ -1,4 +1,4 @@
-/** Draws what was measured as bars, for docs/develop/performance.md. */
+/** Draws results as bars, for docs/develop/performance.md. */
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Clones } from './clones.ts';
@@ -12,7 +12,7 @@ const VALUE_WIDTH = 70;
 const BAR_HEIGHT = 18;
 const LINE_HEIGHT = 26;
 const TITLE_HEIGHT = 34;
-/** Read on a light and on a dark page. */
+/** Colours that can be read on light and dark pages. */
 const COLOURS = { text: '#6e7781', ours: '#2da44e', others: '#8c959f' } as const;
 
 interface Bar {
@@ -34,7 +34,7 @@ interface Results {
   clones?: Clones[];
 }
 
-/** Writes a file for each chart that the results have the figures of. */
+/** Writes a file for each chart whose figures are in the results. */
 export function writeCharts(folder: string, { fleet, pulls, clones }: Results): void {
   const charts = [
     ...(fleet === undefined ? [] : fleetCharts(fleet)),
@@ -47,7 +47,7 @@ export function writeCharts(folder: string, { fleet, pulls, clones }: Results): 
   }
 }
 
-/** One bar below the other, each with its label and value; the longest fills the width. */
+/** Draws the bars below each other, with label and value. The longest bar has the full width. */
 function draw({ title, unit, bars }: Chart): string {
   const height = TITLE_HEIGHT + bars.length * LINE_HEIGHT;
   const most = Math.max(...bars.map(({ value }) => value));

@@ -1,4 +1,4 @@
-/** Pulls of a large disk from a registry on this machine, beside what the machine gives at most. */
+/** Measures pulls of a large disk from a registry on this machine, compared with the limits of the machine. */
 import { execFile } from 'node:child_process';
 import { constants } from 'node:fs';
 import { access, mkdir, rm, statfs, symlink, writeFile } from 'node:fs/promises';
@@ -17,37 +17,39 @@ const execute = promisify(execFile);
 const GIB = 1024 ** 3;
 const VIRTUAL_BYTES = 8 * GIB;
 const DATA_BYTES = 4 * GIB;
-/** A large one, whose memory is measured: its chunks are larger, and there are more of them. Most of it is holes. */
+/** A large disk, for the measurement of memory. It has more and larger chunks, and most of it is holes. */
 const LARGE_VIRTUAL_BYTES = 100 * GIB;
 const LARGE_DATA_BYTES = 2 * GIB;
-/** The disk, the same packed and in the registry, and what one round writes. */
+/** Space for the disk, for its packed form, for the registry, and for the writes of one round. */
 const ROOM_BYTES = 20 * GIB;
 const PROGRAMS = ['docker-registry', 'skopeo', 'tar', 'zstd', 'qemu-img'];
-/** Gigabytes on a slow disk. */
+/** Time limit for gigabytes on a slow disk. */
 const LIMIT_MILLISECONDS = 300_000;
 
 export interface Measured {
   seconds: number;
   cpuSeconds?: number;
   peakMegabytes?: number;
-  /** Moved or written. */
+  /** Bytes that were transferred or written. */
   bytes: number;
 }
 
 export interface Pulls {
   virtualBytes: number;
-  /** What the disk has allocated. */
+  /** Allocated bytes of the disk. */
   dataBytes: number;
   artifactBytes: number;
   publish: Measured;
-  /** One of each per round. */
+  /** Results of each contestant, one for each round. */
   rounds: { artifact: Measured; skopeo: Measured; disk: Measured; ceiling: Measured }[];
   containerDisk: { pull: Measured; skopeo: Measured };
-  /** Of a disk of 100 GiB with 2 GiB of data. */
+  /** Results for a disk of 100 GiB with 2 GiB of data. */
   large: { publish: Measured; pull: Measured };
 }
 
-/** Everything is made in a folder below `parent`, which is removed. @throws Error when a program or the room is missing. */
+/**
+ * Measures in a new folder below `parent`. @throws Error when a program is missing or there is not enough space.
+ */
 export async function measurePulls(parent: string, rounds: number): Promise<Pulls> {
   await checkPrograms();
   await checkRoom(parent);
@@ -105,7 +107,7 @@ class PullBench {
     for (let round = 0; round < count; round += 1) {
       rounds.push(
         await this.#round(async () => ({
-          // What was freed before has time to be forgotten.
+          // The system gets time to reclaim freed memory and space.
           ceiling: await this.#process('ceiling', 'bench/artifact'),
           skopeo: await this.#skopeo('bench/artifact'),
           artifact: await this.#process('pull', 'bench/artifact'),
@@ -131,17 +133,17 @@ class PullBench {
     this.#size = { virtualBytes, dataBytes };
   }
 
-  /** As the agent is run, or Node's TypeScript loader would be measured too. */
+  /** Runs a bundle like that of the agent. Otherwise the TypeScript loader of Node.js would be measured too. */
   async #bundle(): Promise<void> {
     const entry = join(import.meta.dirname, 'imageprocess.ts');
     await bundleInto(this.#folder, { imageprocess: entry });
     await writeFile(join(this.#folder, 'package.json'), '{"type":"module"}');
-    // What a bundle requires at run time.
+    // Packages that a bundle needs at run time.
     const modules = join(import.meta.dirname, '..', '..', 'node_modules');
     await symlink(modules, join(this.#folder, 'node_modules'));
   }
 
-  /** As qcow2, as they are published. */
+  /** Makes a qcow2 file, because container disks are published in this form. */
   async #publishContainerDisk(): Promise<void> {
     const qcow2 = join(this.#folder, 'disk.qcow2');
     await execute('qemu-img', ['convert', '-f', 'raw', '-O', 'qcow2', this.#disk, qcow2]);
@@ -169,7 +171,7 @@ class PullBench {
     return { ...(JSON.parse(stdout) as Outcome), cpuSeconds };
   }
 
-  /** Of the blobs as they are: it decodes nothing. */
+  /** Copies the blobs without decoding them. */
   async #skopeo(repository: string): Promise<Measured> {
     const to = join(this.#written, 'copy');
     const from = `docker://${this.#registry.directHost}/${repository}:latest`;
@@ -183,8 +185,8 @@ class PullBench {
   }
 
   /**
-   * What is written stays until the end of the round: memory that was just freed is written to at three times the speed, where a
-   * virtual machine gets its memory when it first touches it, and would favour who comes next.
+   * Removes the files only at the end of the round. Freed memory is written at three times the speed on a virtual machine that gets its
+   * memory at first use. That would favour the next contestant.
    */
   async #round<T>(work: () => Promise<T>): Promise<T> {
     await mkdir(this.#written);
@@ -195,7 +197,7 @@ class PullBench {
     }
   }
 
-  /** Nothing that was written before still waits for the disk. */
+  /** Waits until all earlier writes are on the disk. */
   async #undisturbed<T extends object>(work: () => Promise<T>): Promise<T & { cpuSeconds: number }> {
     await execute('sync');
     const before = cpuSecondsOfChildren();

@@ -1,11 +1,11 @@
-/** What the parts of the benchmark share to show their results as tables, and the table of starts. */
+/** Functions for tables of results, and the table of starts. */
 import type { Starts } from './agent.ts';
 import type { Verdict } from './verdicts.ts';
 
-/** What is to be reached. */
+/** Targets. */
 const TARGETS = { addedMilliseconds: 300 } as const;
 
-/** Of a real guest; what the agent adds is the difference of the medians. */
+/** Returns the table of starts of a real guest. The time added by the agent is the difference of the medians. */
 export function startsTable({ agent, byHand }: Starts): string {
   const row = (label: string, values: readonly number[]): string[] => [
     label,
@@ -32,7 +32,7 @@ export function startsVerdicts({ agent, byHand }: Starts): Verdict[] {
   ];
 }
 
-/** The value below which this part of them lies. */
+/** Returns the value below which this share of the values lies. */
 export function quantile(values: readonly number[], part: number): number {
   return values.toSorted((a, b) => a - b)[Math.floor(values.length * part)] ?? Number.NaN;
 }
@@ -41,7 +41,7 @@ export function milliseconds(value: number): string {
   return `${value.toFixed(0)} ms`;
 }
 
-/** Columns side by side. */
+/** Returns rows with aligned columns. */
 export function format(rows: readonly string[][]): string {
   const widths = (rows[0] ?? []).map((_, column) => Math.max(...rows.map((row) => row[column]?.length ?? 0)));
   return rows

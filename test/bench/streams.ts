@@ -1,4 +1,4 @@
-/** The speed of `kubectl port-forward`, beside a reserved port of the host that leads to the same port of the same guest. */
+/** Measures the speed of `kubectl port-forward`, compared with a reserved port for the same port of the same guest. */
 import { freePort } from '../../hack/cluster/ports.ts';
 import { tell } from '../worlds/qemuguest.ts';
 import { World } from '../worlds/vm.ts';
@@ -7,18 +7,18 @@ import { format } from './report.ts';
 import { median, type Verdict } from './verdicts.ts';
 
 const MEBIBYTE = 1024 * 1024;
-/** An emulated guest takes some seconds for it, so the begin of the connection does not count. */
+/** Size of the data. An emulated guest takes some seconds for it, so the start of the connection has no weight. */
 const TRANSFER_MEBIBYTES = 16;
 /** Least share of a reserved port's speed. */
 const TARGET_SHARE = 0.5;
 
-/** In MiB a second, one of each per round. */
+/** Speeds in MiB a second, one for each round. */
 export interface StreamSpeeds {
   reserved: number[];
   forwarded: number[];
 }
 
-/** Reads from one guest by both ways in turns, so that whatever else the machine does meets both. */
+/** Reads from one guest by both ways in turns, so that other load of the machine affects both. */
 export async function measureStreams(rounds: number): Promise<StreamSpeeds> {
   await using world = await World.start({
     name: 'bench-streams',
@@ -34,7 +34,7 @@ export async function measureStreams(rounds: number): Promise<StreamSpeeds> {
   try {
     const [, port] = await forward.prints(/127\.0\.0\.1:(\d+) -> 80/);
     const speeds: StreamSpeeds = { reserved: [], forwarded: [] };
-    // The guest's first answer loads its programs.
+    // The first answer of the guest loads its programs, so it is not counted.
     await tell(reserved, 'zeros=1');
     for (let round = 0; round < rounds; round += 1) {
       speeds.reserved.push(await speedOf(reserved));
@@ -46,7 +46,9 @@ export async function measureStreams(rounds: number): Promise<StreamSpeeds> {
   }
 }
 
-/** Reads zeros from the guest. Returns MiB a second. @throws Error when some are missing. */
+/**
+ * Reads zeros from the guest. Returns MiB a second. @throws Error when bytes are missing.
+ */
 async function speedOf(port: number): Promise<number> {
   const began = performance.now();
   const response = await fetch(`http://127.0.0.1:${port}/cgi-bin/do?zeros=${TRANSFER_MEBIBYTES}`);

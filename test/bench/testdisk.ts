@@ -1,4 +1,4 @@
-/** A disk as guests have them: programs and libraries in blocks, with holes between. */
+/** A disk with content like that of guests: programs and libraries in blocks, with holes between. */
 import {
   closeSync,
   type Dirent,
@@ -12,15 +12,15 @@ import {
 import { join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
 
-/** What is on this machine anyway, and compresses as what is on guests' disks does. */
+/** A folder of every machine, whose files compress like those on disks of guests. */
 const CONTENT = '/usr/lib';
-/** Files begin where blocks of a file system do. */
+/** Size of a block of a file system. Files begin at its multiples. */
 const BLOCK_BYTES = 4096;
-/** Of data, each followed by a hole of the same size. */
+/** Size of a piece of data, which is followed by a hole of the same size. */
 export const RUN_BYTES = 256 * 1024 * 1024;
 const READ_BYTES = 1024 * 1024;
 
-/** Writes a raw disk of `virtualBytes` with `dataBytes` in it, at most half as many. */
+/** Writes a raw disk of `virtualBytes` with `dataBytes` of data, which is at most half of it. */
 export function writeTestDisk(path: string, virtualBytes: number, dataBytes: number): void {
   const disk = openSync(path, 'w', 0o600);
   try {
@@ -44,8 +44,7 @@ export function writeTestDisk(path: string, virtualBytes: number, dataBytes: num
 }
 
 /**
- * Files in whole blocks, over and over again. What comes again begins somewhere else in a chunk of the disk, so that no two
- * chunks are the same.
+ * Returns files in whole blocks, again and again. A repeated file begins at another place of a chunk, so that no two chunks are the same.
  */
 function* content(): Generator<Buffer, void, undefined> {
   const buffer = Buffer.alloc(READ_BYTES);
@@ -76,7 +75,7 @@ function* filesBelow(folder: string): Generator<string, void, undefined> {
   }
 }
 
-/** The buffer is used again for the next piece. */
+/** Returns the next piece. The buffer is used again for the piece after it. */
 function* read(path: string, buffer: Buffer): Generator<Buffer, void, undefined> {
   const file = openFile(path);
   if (file === undefined) {
@@ -97,7 +96,7 @@ function* read(path: string, buffer: Buffer): Generator<Buffer, void, undefined>
   }
 }
 
-/** Undefined where it is not for everybody to read. */
+/** Opens a file. Returns undefined if not every user may read it. */
 function openFile(path: string): number | undefined {
   try {
     return openSync(path, 'r');

@@ -1,18 +1,18 @@
-/** Targets that a benchmark is held to, each reached or missed. */
+/** Targets of the benchmark, each reached or missed. */
 import { format } from './report.ts';
 
 export interface Verdict {
-  /** What is promised, with the part that measured it: "fleet: time of the anchor". */
+  /** Name of the target, with the part that measured it: "fleet: time of the anchor". */
   claim: string;
   measured: string;
   target: string;
-  /** Undefined where it could not be measured; the target then says why. */
+  /** Undefined if it could not be measured. The target then has the reason. */
   reached: boolean | undefined;
 }
 
 const WORDS = { true: 'reached', false: 'MISSED', undefined: 'not measured' } as const;
 
-/** A table with a line for each. */
+/** Returns a table with a line for each verdict. */
 export function verdictsTable(verdicts: readonly Verdict[]): string {
   return format([
     ['verdict', 'measured', 'target', ''],
@@ -25,7 +25,7 @@ export function verdictsTable(verdicts: readonly Verdict[]): string {
   ]);
 }
 
-/** The value in the middle; of an even number, the mean of the two. */
+/** Returns the median. For an even number of values it is the mean of the two in the middle. */
 export function median(values: readonly number[]): number {
   const sorted = values.toSorted((a, b) => a - b);
   const middle = sorted.length / 2;

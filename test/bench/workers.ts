@@ -1,4 +1,6 @@
-/** CPU time of a controller for one key, and the share of p-queue, which runs its workers: the same work through a second p-queue. */
+/**
+ * Measures the CPU time of a controller for one key, and the share of p-queue, which runs its workers, by work through a second p-queue.
+ */
 import PQueue from 'p-queue';
 import { pino } from 'pino';
 import { Controller } from '../../kube/controller.ts';
@@ -7,13 +9,13 @@ import { format } from './report.ts';
 import { median } from './verdicts.ts';
 
 const KEYS = 100_000;
-/** As the operator's default. */
+/** Number of workers, as in the operator by default. */
 const WORKERS = 16;
-/** The first round is not counted, because the code is compiled in it. */
+/** The first round is not counted, because V8 compiles the code in it. */
 const ROUNDS = 6;
 
 export interface Workers {
-  /** Medians in microseconds of CPU time for one key. */
+  /** Medians of the CPU time for one key, in microseconds. */
   controllerMicroseconds: number;
   secondQueueMicroseconds: number;
 }

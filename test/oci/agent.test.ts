@@ -1,4 +1,4 @@
-/** The agent as a DaemonSet's Pod runs it: privileged, from its image, which is gone when the Pod is. Its machines are not. */
+/** The agent as a DaemonSet's Pod runs it: privileged, from its image, which is removed with the Pod. Its machines outlive the Pod. */
 import { existsSync } from 'node:fs';
 import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -19,11 +19,11 @@ import { image, unfit as unfitHere } from './provided.ts';
 
 const NODE = 'daemon';
 const VM = 'x';
-/** The probe of the accelerator runs a guest; then two certificates and a Node. */
+/** Time limit. The agent runs a guest to try the accelerator, and then gets two certificates and a Node. */
 const JOIN = { deadlineMilliseconds: 60_000 };
-/** The guest's image may have to be made first. */
+/** Time limit. The guest's image may have to be made first. */
 const SET_UP_MILLISECONDS = 400_000;
-/** An emulated guest; 5 s on an idle machine. */
+/** Time limit for an emulated guest. On an idle machine it takes 5 s. */
 const BOOT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 200 };
 
 const unfit = unfitHere ?? (process.arch === 'x64' ? undefined : 'the guest is for x86');
@@ -44,7 +44,7 @@ beforeAll(async () => {
   dataDirectory = join(cluster.directory, 'data');
   host = await ContainerHost.start(cluster.directory);
   await mkdir(dataDirectory);
-  // As hosts are that run nothing from their data disks: the hypervisor is to start nevertheless.
+  // Some hosts allow no programs on their data disks. The hypervisor must start there too.
   await host.run('mount', '--bind', dataDirectory, dataDirectory);
   await host.run('mount', '-o', 'remount,bind,nosuid,nodev,noexec', dataDirectory);
   await shareGuest(cluster, guest);
@@ -57,7 +57,7 @@ afterAll(async () => {
   await cluster?.stop();
 });
 
-/** What the DaemonSet's ConfigMap and Secret hold. */
+/** Writes the files that the DaemonSet's ConfigMap and Secret contain. */
 async function configure(): Promise<void> {
   const folder = join(cluster.directory, 'configuration');
   const { kubeconfig } = await cluster.createAgentBootstrap(NODE);
@@ -77,7 +77,7 @@ async function configure(): Promise<void> {
   await writeFile(join(folder, 'ca.crt'), await readFile(join(cluster.directory, 'pki', 'ca.crt')));
 }
 
-/** From a root file system of its own, as each Pod has one. */
+/** Starts the agent from a root file system of its own, as each Pod has one. */
 async function startAgent(name: string): Promise<Container> {
   const images = join(cluster.directory, 'images');
   return await Container.start(host, {
@@ -92,13 +92,13 @@ async function startAgent(name: string): Promise<Container> {
   });
 }
 
-/** What a deleted Pod leaves: nothing. */
+/** Removes the container and its files, as the deletion of a Pod does. */
 async function deletePod(container: Container, name: string): Promise<void> {
   await container.remove();
   await rm(join(cluster.directory, name), { recursive: true });
 }
 
-/** The process of the VM's machine, as the host counts. */
+/** Returns the process id of the VM's machine on the host. */
 async function machineProcess(): Promise<number> {
   const { metadata } = await vms.pod(VM);
   const state = await readMachineFile(join(dataDirectory, 'machines', metadata.uid ?? ''));
@@ -109,7 +109,7 @@ async function ofMachine(file: string): Promise<string> {
   return await readFile(host.proc(String(await machineProcess()), file), 'utf8');
 }
 
-/** The process that keeps the machine's console, as the host counts. */
+/** Returns the process id of the machine's log writer on the host. */
 async function logWriter(): Promise<string> {
   const machine = await machineProcess();
   const [writer = ''] = (await ofMachine(`task/${machine}/children`)).split(' ');
@@ -139,13 +139,13 @@ test('joins from its image, and runs a guest', async ({ skip }) => {
   expect(await page(guestPort)).toMatchObject({ boots: '1' });
 });
 
-test('gives a machine a control group and a root of its own, and no rights', async ({ skip }) => {
+test('gives a machine a control group and a root file system of its own, and no rights', async ({ skip }) => {
   if (unfit !== undefined) {
     skip(unfit);
   }
   const { metadata } = await vms.pod(VM);
   const groups = (await ofMachine('cgroup')).trim().split('\n');
-  // The unified hierarchy beside v1's controllers, and what the container's runtime leaves alone.
+  // This ignores the unified hierarchy beside those of v1, and hierarchies that the container's runtime does not use.
   expect(groups.filter((line) => line.includes('berth-'))).toEqual([]);
   expect(groups.some((line) => line.endsWith(`/berth/${metadata.uid}`))).toBe(true);
   const mounts = await ofMachine('mountinfo');
@@ -162,7 +162,7 @@ test('gives a machine a control group and a root of its own, and no rights', asy
   }
 });
 
-test('leaves machines running when its Pod is deleted, and a new Pod goes on with them', async ({ skip }) => {
+test('leaves machines running when its Pod is deleted, and a new Pod takes them over', async ({ skip }) => {
   if (unfit !== undefined) {
     skip(unfit);
   }
@@ -173,7 +173,7 @@ test('leaves machines running when its Pod is deleted, and a new Pod goes on wit
   expect(await page(guestPort)).toMatchObject({ boot_id: before.page['boot_id'] });
   agent = await startAgent('next');
   expect(await machineProcess()).toBe(before.process);
-  // Only who has found the machine can have its memory written, and the guest tells whether it was booted since.
+  // Only an agent that has found the machine can suspend it. The guest shows whether it was booted since.
   await vms.patch(VM, { powerState: 'Suspended' });
   await vms.waitForPhase(VM, 'Suspended', undefined, BOOT);
   await vms.patch(VM, { powerState: 'Running' });
@@ -181,7 +181,7 @@ test('leaves machines running when its Pod is deleted, and a new Pod goes on wit
   expect(await page(guestPort)).toMatchObject({ boot_id: before.page['boot_id'], boots: '1' });
 });
 
-test('ends a machine that an earlier Pod had started', async ({ skip }) => {
+test('ends a machine that an earlier Pod started', async ({ skip }) => {
   if (unfit !== undefined) {
     skip(unfit);
   }

@@ -1,4 +1,4 @@
-/** Containers of an unpacked image, by runc, as a kubelet would have them run: unprivileged with a read-only root, or privileged. */
+/** Containers of an unpacked image, run by runc as a kubelet would run them: unprivileged with a read-only root, or privileged. */
 import { spawn } from 'node:child_process';
 import { closeSync, openSync, readFileSync } from 'node:fs';
 import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
@@ -8,9 +8,9 @@ import { waitFor } from '../../hack/wait.ts';
 import type { ContainerHost } from './host.ts';
 import type { UnpackedImage } from './image.ts';
 
-/** What a kubelet gives a container to end in. */
+/** Time that a kubelet gives a container to end, in milliseconds. */
 const END_MILLISECONDS = 30_000;
-/** A stack and some lines before it. */
+/** Number of characters for a stack trace and some lines before it. */
 const LAST_WORDS_CHARACTERS = 3_000;
 
 export interface Mount {
@@ -20,20 +20,20 @@ export interface Mount {
 }
 
 export interface ContainerOptions {
-  /** Names its log in the host's folder. */
+  /** Name of the container and of its log in the host's folder. */
   name: string;
   image: UnpackedImage;
-  /** In place of the image's own. */
+  /** Arguments that replace those of the image. */
   arguments?: readonly string[];
   environment?: Readonly<Record<string, string>>;
   mounts: readonly Mount[];
-  /** With all rights, devices and processes of the host; else with none of them, and nowhere to write. */
+  /** If true, the container has all rights, devices and processes of the host. Otherwise it has none of them, and cannot write anywhere. */
   privileged?: boolean;
 }
 
 export class Container {
   readonly logFile: string;
-  /** When the runtime was asked, in milliseconds since 1970. */
+  /** Time of the request to the runtime, in milliseconds since 1970. */
   readonly askedAt: number;
   readonly #host: ContainerHost;
   readonly #options: ContainerOptions;
@@ -48,7 +48,7 @@ export class Container {
     this.askedAt = Date.now();
   }
 
-  /** Resolves when its first process runs, in the network of this machine, where the cluster is. */
+  /** Resolves when the first process runs. It uses the network of this machine, in which the cluster is. */
   static async start(host: ContainerHost, options: ContainerOptions): Promise<Container> {
     const container = new Container(host, options);
     await mkdir(container.#bundle, { recursive: true });
@@ -57,7 +57,7 @@ export class Container {
     return container;
   }
 
-  /** Lines of its log that are JSON. */
+  /** Returns the lines of the log that are JSON. */
   log(): { time: number; level: number; msg: string }[] {
     const lines = readFileSync(this.logFile, 'utf8').split('\n');
     return lines
@@ -65,17 +65,17 @@ export class Container {
       .map((line) => JSON.parse(line) as { time: number; level: number; msg: string });
   }
 
-  /** The end of its log, for messages: the file goes with the cluster. */
+  /** Returns the end of the log, for messages, because the file is removed with the cluster. */
   lastWords(): string {
     return readFileSync(this.logFile, 'utf8').slice(-LAST_WORDS_CHARACTERS);
   }
 
-  /** A file in `/proc` of its first process. */
+  /** Reads a file in `/proc` of the first process. */
   async proc(file: string): Promise<string> {
     return await readFile(this.#host.proc(String(this.#pid), file), 'utf8');
   }
 
-  /** As a kubelet asks it to; resolves when its first process has ended. */
+  /** Asks the container to end, as a kubelet does. Resolves when its first process has ended. */
   async stop(): Promise<void> {
     await this.#runc('kill', this.#id, 'TERM');
     const ended = async (): Promise<boolean> => {
@@ -87,7 +87,7 @@ export class Container {
     });
   }
 
-  /** Kills all of the container's control group, as runtimes do, and takes away what was made for it. */
+  /** Kills the control group of the container, as runtimes do, and removes its files. */
   async remove(): Promise<void> {
     await this.#runc('delete', '--force', this.#id);
     await rm(this.#bundle, { recursive: true, force: true });
@@ -103,7 +103,7 @@ export class Container {
     this.#pid = Number(await readFile(pidFile, 'utf8'));
   }
 
-  /** What it writes to its output. What a container writes, which goes where runc's does, is in the log. */
+  /** Returns the output of runc. The output of the container is in the log. */
   async #runc(...parameters: string[]): Promise<string> {
     const root = ['--root', join(this.#host.directory, 'runc')];
     const isRun = parameters[0] === 'run';
@@ -152,7 +152,7 @@ function runtimeConfig({ image, privileged = false, ...options }: ContainerOptio
       })),
     ],
     linux: {
-      // The host's network is shared in both: the test's cluster is at loopback.
+      // Both kinds share the host's network, because the test's cluster is at a loopback address.
       namespaces: (privileged ? ['mount'] : ['mount', 'pid', 'ipc', 'uts']).map((type) => ({ type })),
       resources: privileged ? { devices: [{ allow: true, access: 'rwm' }] } : {},
       maskedPaths: privileged ? [] : ['/proc/kcore', '/proc/keys', '/proc/timer_list'],
@@ -175,11 +175,11 @@ const PRIVILEGED_MOUNTS = [
   PROC,
   { destination: '/dev', type: 'bind', source: '/dev', options: ['rbind', 'rw'] },
   { destination: '/sys', type: 'sysfs', source: 'sysfs', options: ['nosuid', 'noexec', 'nodev', 'rw'] },
-  // The container's own, as in a cluster: what is outside of it is not to be seen here.
+  // Like in a cluster, the container sees only its own control group.
   { destination: '/sys/fs/cgroup', type: 'cgroup', source: 'cgroup', options: ['nosuid', 'noexec', 'rw'] },
 ];
 
-/** In the kernel's order of their bits. */
+/** Names of capabilities in the order of their bits in the kernel. */
 const CAPABILITIES = (
   'CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE ' +
   'NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN ' +
@@ -187,7 +187,9 @@ const CAPABILITIES = (
   'MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE'
 ).split(' ');
 
-/** Privileged is what this machine's root may; where a machine itself is a container, that is not everything. */
+/**
+ * Returns the capabilities of this machine's root, which a privileged container gets. If this machine is a container, these are not all.
+ */
 function ownCapabilities(): string[] {
   const mask = /^CapBnd:\t([0-9a-f]+)$/m.exec(readFileSync('/proc/self/status', 'utf8'))?.[1] ?? '0';
   const bits = BigInt(`0x${mask}`);

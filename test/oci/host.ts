@@ -1,6 +1,6 @@
 /**
- * A host for containers: processes and mounts of its own, network and files of this machine. Its end is the end of all
- * that runs on it, whatever becomes of the test.
+ * A host for containers. It has its own processes and mounts, and the network and files of this machine. All its programs end with it, also
+ * if the test fails.
  */
 import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
@@ -10,7 +10,7 @@ import { promisify } from 'node:util';
 import { startProcess } from '../../hack/cluster/processes.ts';
 import { waitFor } from '../../hack/wait.ts';
 
-/** Why there can be none here; undefined when there can. */
+/** Returns the reason why this machine cannot run containers, or undefined if it can. */
 export function whyNoContainers(): string | undefined {
   if (process.platform !== 'linux') {
     return 'containers of these images need Linux';
@@ -23,9 +23,9 @@ export function whyNoContainers(): string | undefined {
 }
 
 export class ContainerHost {
-  /** Folder of the cluster, with whose end the host's comes. */
+  /** Folder of the cluster, with which the host ends. */
   readonly directory: string;
-  /** Of the host's first process, as this machine counts. */
+  /** Process id of the host's first process on this machine. */
   readonly #pid: number;
 
   private constructor(directory: string, pid: number) {
@@ -47,18 +47,18 @@ export class ContainerHost {
     return new ContainerHost(directory, first);
   }
 
-  /** The arguments with which a program runs there. */
+  /** Returns the command that runs a program on the host. */
   command(program: string, ...parameters: string[]): [string, ...string[]] {
     return ['nsenter', `--target=${this.#pid}`, '--pid', '--mount', '--', program, ...parameters];
   }
 
-  /** Runs a program there to its end; rejects with what it wrote. */
+  /** Runs a program on the host to its end. Rejects with its output if it fails. */
   async run(program: string, ...parameters: string[]): Promise<void> {
     const [file, ...rest] = this.command(program, ...parameters);
     await promisify(execFile)(file, rest);
   }
 
-  /** Path from here of a file of its `/proc`: its processes are counted there. */
+  /** Returns the path on this machine of a file in the host's `/proc`, which has the host's process ids. */
   proc(...path: string[]): string {
     return join(`/proc/${this.#pid}/root/proc`, ...path);
   }

@@ -1,4 +1,4 @@
-/** Images as registries and container runtimes see them: read from the archives that `make images` writes. */
+/** Reads images from the archives of `make images`, as registries and container runtimes see them. */
 import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { mkdir, readFile, rm } from 'node:fs/promises';
@@ -7,7 +7,7 @@ import { promisify } from 'node:util';
 
 const execute = promisify(execFile);
 
-/** Of the specification's `config`, what a runtime acts on. */
+/** Fields of the specification's `config` that runtimes use. */
 export interface ImageConfig {
   User?: string;
   Entrypoint: string[];
@@ -18,16 +18,16 @@ export interface ImageConfig {
 }
 
 export interface UnpackedImage {
-  /** What `ctr images import` calls it. */
+  /** Name that `ctr images import` gives to the image. */
   name: string;
   config: ImageConfig;
   /** Folder of the root file system. */
   root: string;
-  /** What that takes on a disk. */
+  /** Size of the root file system on a disk, in bytes. */
   bytes: number;
 }
 
-/** What both formats come down to; paths in the unpacked archive. */
+/** The common part of both formats. The paths are in the unpacked archive. */
 interface Contents {
   name: string;
   config: string;
@@ -39,14 +39,14 @@ interface Descriptor {
   annotations?: Record<string, string>;
 }
 
-/** Unpacks into `folder`, which is made. Only root can, since files keep their owners. */
+/** Unpacks the archive into a new folder. Only root can do this, because files keep their owners. */
 export async function unpackImage(archive: string, folder: string): Promise<UnpackedImage> {
   const layout = join(folder, 'layout');
   const root = join(folder, 'root');
   await mkdir(layout, { recursive: true });
   await mkdir(root);
   await execute('tar', ['--extract', '--file', archive, '--directory', layout]);
-  // Docker writes its own list of contents, and newer ones that of an OCI archive beside it.
+  // Docker's archives have `manifest.json`. Newer ones also have the index of an OCI archive.
   const contents = existsSync(join(layout, 'manifest.json')) ? dockerContents : ociContents;
   const { name, config, layers } = await contents(layout);
   const document = await readJson<{ config: ImageConfig }>(join(layout, config));
@@ -85,7 +85,7 @@ async function readJson<T>(path: string): Promise<T> {
   return JSON.parse(await readFile(path, 'utf8')) as T;
 }
 
-/** The same image with a root file system of its own below `folder`. */
+/** Returns the same image with a copy of its root file system below `folder`. */
 export async function copyImage(image: UnpackedImage, folder: string): Promise<UnpackedImage> {
   const root = join(folder, 'root');
   await mkdir(folder, { recursive: true });
@@ -97,7 +97,7 @@ function blob({ digest }: Descriptor): string {
   return join('blobs', ...digest.split(':'));
 }
 
-/** A file named `.wh.X` takes X of the layers below away. */
+/** Applies a layer. A file named `.wh.X` removes X of the layers below. */
 async function applyLayer(layer: string, root: string): Promise<void> {
   const { stdout } = await execute('tar', ['--list', '--file', layer], { maxBuffer: 64 * 1024 * 1024 });
   for (const path of stdout.split('\n').filter((name) => basename(name).startsWith('.wh.'))) {

@@ -1,4 +1,4 @@
-/** The images as somebody meets them who pulls, scans or runs them. */
+/** The images as users see them who pull, scan or run them. */
 import { existsSync } from 'node:fs';
 import { readdir, readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -9,7 +9,7 @@ import { image, unfit } from './provided.ts';
 const OPERATOR_LIMIT_BYTES = 200e6;
 
 describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
-  test('says what it is, and of which sources', async ({ skip }) => {
+  test('has labels with its name, version and sources', async ({ skip }) => {
     if (unfit !== undefined) {
       skip(unfit);
     }
@@ -26,9 +26,7 @@ describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
     });
   });
 
-  test('carries the licence and a bill of materials with every package that the program may hold', async ({
-    skip,
-  }) => {
+  test('has the licence, and a bill of materials with every package of the program', async ({ skip }) => {
     if (unfit !== undefined) {
       skip(unfit);
     }
@@ -57,7 +55,7 @@ describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
   });
 });
 
-test('the operator is small, without a shell, and nobody in particular', async ({ skip }) => {
+test('the operator image is small, has no shell, and runs as a user without rights', async ({ skip }) => {
   if (unfit !== undefined) {
     skip(unfit);
   }
@@ -73,7 +71,7 @@ test('the operator is small, without a shell, and nobody in particular', async (
   for (const file of files.filter((entry) => entry.isFile())) {
     const path = join(file.parentPath, file.name);
     const { mode } = await stat(path);
-    // Neither set-user-ID programs nor files that others may write to.
+    // The image must have no set-user-ID programs, and no files that others may write.
     if ((mode & 0o6002) !== 0) {
       unsafe.push(path);
     }
@@ -85,7 +83,7 @@ test('the operator is small, without a shell, and nobody in particular', async (
   expect(unsafe).toEqual([]);
 });
 
-test('the agent has the programs that it calls', async ({ skip }) => {
+test('the agent image has the programs that the agent calls', async ({ skip }) => {
   if (unfit !== undefined) {
     skip(unfit);
   }

@@ -1,4 +1,4 @@
-/** The operator as a Pod runs it: from its image, with a ServiceAccount's files, as nobody, with nothing to write to. */
+/** The operator as a Pod runs it: from its image, with the files of a ServiceAccount, without rights and without a writable folder. */
 import { mkdir, readFile, writeFile } from 'node:fs/promises';
 import { get } from 'node:http';
 import { join } from 'node:path';
@@ -15,9 +15,9 @@ import { ContainerHost } from './host.ts';
 import { image, unfit } from './provided.ts';
 
 const SERVICE_ACCOUNT = '/var/run/secrets/kubernetes.io/serviceaccount';
-/** From the request for a container to the first thing that the operator does for the cluster. */
+/** Time from the request for a container to the operator's first write. */
 const FIRST_RECONCILE_MILLISECONDS = 2_000;
-/** The best of these counts: other tests may have the processors during one. */
+/** Number of attempts, of which the best counts, because other tests may use the processors. */
 const STARTS = 3;
 const ERROR_LEVEL = 50;
 
@@ -41,7 +41,7 @@ afterAll(async () => {
   await cluster?.stop();
 });
 
-/** What a kubelet mounts: the account's token, and the configuration. */
+/** Writes the files that a kubelet mounts: the account's token, and the configuration. */
 async function makeMounts(): Promise<Mount[]> {
   const account = join(cluster.directory, 'serviceaccount');
   const configuration = join(cluster.directory, 'configuration');
@@ -77,9 +77,9 @@ async function readyz(): Promise<string> {
   });
 }
 
-/** Starts an operator, ends it again, and says how long its first act took to come. */
+/** Starts an operator, ends it, and returns the milliseconds until its first write. */
 async function firstReconcile(name: string): Promise<number> {
-  // A host that has just come has no slots yet: the first thing to do is to give it some.
+  // A new host has no slots yet, so the first write of the operator gives it slots.
   await cluster.addHosts(1, { slots: undefined });
   const started = await start(name);
   try {
@@ -119,7 +119,7 @@ test('runs a VM on a simulated host', async ({ skip }) => {
   expect(operator.log().filter(({ level }) => level >= ERROR_LEVEL)).toEqual([]);
 });
 
-test('needs no rights of the machine, and writes nothing', async ({ skip }) => {
+test('needs no rights of the machine, and writes no files', async ({ skip }) => {
   if (unfit !== undefined) {
     skip(unfit);
   }
@@ -139,7 +139,7 @@ test('needs no rights of the machine, and writes nothing', async ({ skip }) => {
   }
 });
 
-test('ends when it is asked to, and gives its lease back', async ({ skip }) => {
+test('ends when asked to, and releases its Lease', async ({ skip }) => {
   if (unfit !== undefined) {
     skip(unfit);
   }

@@ -1,4 +1,4 @@
-/** Set-up of the project `oci`: the images, built where something has changed, and unpacked. */
+/** Set-up of the project `oci`. It builds the images if something has changed, and unpacks them. */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -9,7 +9,7 @@ import { type UnpackedImage, unpackImage } from './image.ts';
 
 declare module 'vitest' {
   export interface ProvidedContext {
-    /** Where that cannot be here: why not. */
+    /** Folders of the unpacked images, or the reason why they cannot be unpacked here. */
     images: Record<ImageName, UnpackedImage> | string;
   }
 }
