@@ -93,6 +93,7 @@ export class KubeletServer {
   }
 
   async close(): Promise<void> {
+    await this.#streams.close();
     await this.#running?.close();
   }
 

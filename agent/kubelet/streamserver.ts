@@ -2,6 +2,7 @@
 import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import { Gauge, type Registry } from 'prom-client';
+import { rest } from '../../base/time.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 import type { Upgrade } from '../../kube/serving/upgrades.ts';
 import { StreamRefused } from '../drivers/driver.ts';
@@ -20,7 +21,11 @@ const IDLE_MILLISECONDS = 30 * 60_000;
 /** Limit of open connections in one session of `port-forward`. A browser opens 6 for each host name; a load test opens dozens. */
 const CONNECTIONS = 64;
 
-const LIMITS: SessionLimits = { idleMilliseconds: IDLE_MILLISECONDS, connections: CONNECTIONS };
+/**
+ * Time that clients have for the end of their streams when the agent ends. A client who is not told notices it only by a ping: kubectl
+ * after 10 s. Clients close at once, and the agent's successor shall not wait.
+ */
+const END_MILLISECONDS = 1_000;
 
 export interface StreamServerOptions {
   targets: StreamTargets;
@@ -32,6 +37,14 @@ export class StreamServer {
   readonly #options: StreamServerOptions;
   readonly #open = new OpenLimit('streams');
   readonly #gauge: Gauge<'kind'>;
+  readonly #stop = new AbortController();
+  readonly #limits: SessionLimits = {
+    idleMilliseconds: IDLE_MILLISECONDS,
+    connections: CONNECTIONS,
+    stop: this.#stop.signal,
+  };
+  /** One promise for each connection, which resolves when the connection is closed. */
+  readonly #connections = new Set<Promise<void>>();
 
   constructor(options: StreamServerOptions) {
     this.#options = options;
@@ -43,17 +56,35 @@ export class StreamServer {
     });
   }
 
+  /** Ends all streams and tells their callers why. Resolves when their connections are closed, or after 1 s. */
+  async close(): Promise<void> {
+    this.#stop.abort(new Error('The agent of this host ends; its VMs continue to run, so connect again'));
+    const enough = new AbortController();
+    await Promise.race([Promise.all(this.#connections), rest(END_MILLISECONDS, enough.signal)]);
+    enough.abort();
+  }
+
   /** Serves one stream until its end. @throws HttpError when the stream is refused, with a text for the caller. */
   async serve(kind: StreamKind, upgrade: Upgrade): Promise<void> {
     const request = parseStreamRequest(kind, upgrade.url);
     const target = this.#options.targets(request);
     await this.#open.count(request.namespace, request.pod, async () => {
       this.#gauge.inc({ kind });
+      this.#follow(upgrade.socket);
       try {
         await this.#run(request, target, upgrade);
       } finally {
         this.#gauge.dec({ kind });
       }
+    });
+  }
+
+  #follow(socket: Duplex): void {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    this.#connections.add(promise);
+    socket.once('close', () => {
+      this.#connections.delete(promise);
+      resolve();
     });
   }
 
@@ -71,7 +102,7 @@ export class StreamServer {
       case 'portForward':
         return await this.#forward(target, upgrade);
       case 'exec': {
-        const session = await acceptCommand(upgrade, request.streams, LIMITS);
+        const session = await acceptCommand(upgrade, request.streams, this.#limits);
         await execute(session, target, request.command);
         return session;
       }
@@ -82,7 +113,7 @@ export class StreamServer {
 
   async #forward(target: StreamTarget, upgrade: Upgrade): Promise<Session> {
     const { logger } = this.#options;
-    const session = acceptPorts(upgrade, LIMITS, (one) => void forward(target, one, logger));
+    const session = acceptPorts(upgrade, this.#limits, (one) => void forward(target, one, logger));
     await session.ended;
     return session;
   }
@@ -91,7 +122,7 @@ export class StreamServer {
     // The console is opened first, so that a refusal is an answer that kubectl shows.
     const console = await openConsole(target, request.streams.stdin);
     try {
-      const session = await acceptCommand(upgrade, request.streams, LIMITS);
+      const session = await acceptCommand(upgrade, request.streams, this.#limits);
       await attach(session, console, { name: request.pod, tty: request.tty });
       return session;
     } finally {

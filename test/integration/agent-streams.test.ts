@@ -29,6 +29,8 @@ const ENDLESS_PORT = 19;
 
 /** Time limit for an output of kubectl. If it takes longer, kubectl hangs. */
 const ATTACH_MILLISECONDS = 500;
+/** Callers are told at once that the agent ends. */
+const TOLD_MILLISECONDS = 5_000;
 
 let cluster: Cluster;
 let host: TestHost;
@@ -349,6 +351,16 @@ it('a console with a terminal says how to leave it', async () => {
 
 it('tells callers that the agent ends', async () => {
   const { forwarder } = await portForward(22);
+  const reader = kubectl('attach', VM);
+  await waitFor('the reader to read', async () => {
+    console.print('hello\n');
+    return await reader.prints(/hello/, ATTACH_MILLISECONDS);
+  });
   await host.stop();
-  await expect(forwarder.prints(/lost connection to pod/)).resolves.toBeDefined();
+  // A client who is not told notices the end only after 10 s.
+  await forwarder.prints(/lost connection to pod/, TOLD_MILLISECONDS);
+  expect(await reader.result()).toMatchObject({
+    code: 1,
+    stderr: expect.stringContaining('The agent of this host ends; its VMs continue to run, so connect again'),
+  });
 });

@@ -28,7 +28,7 @@ export interface WantedStreams {
 }
 
 export interface Session {
-  /** Aborts when the connection has ended or was idle for too long. The reason is an Error with a message for the caller. */
+  /** Aborts when the connection has ended or was idle for too long, or the agent ends. The reason is an Error for the caller. */
   signal: AbortSignal;
   /** Resolves when the connection has ended. Never rejects. */
   ended: Promise<void>;
@@ -58,6 +58,8 @@ export interface SessionLimits {
   idleMilliseconds: number;
   /** Limit of open connections to ports in one session. */
   connections: number;
+  /** Aborts when the agent ends. The reason is an Error with a message for the caller. */
+  stop: AbortSignal;
 }
 
 /** Error of a stream whose client closed the stream or the connection. It is a normal end of a session. */
@@ -124,24 +126,31 @@ export async function endStreams(streams: readonly (Duplex | undefined)[]): Prom
   enough.abort();
 }
 
-/** Ends a session that is idle. Each call of {@link used} restarts the time limit. */
-export class IdleTimer {
+/** Ends a session that is idle, or whose agent ends. Each call of {@link used} restarts the time limit. */
+export class SessionEnd {
   readonly #timer: NodeJS.Timeout;
+  readonly #stop: AbortSignal;
+  readonly #onStop: () => void;
 
-  constructor(milliseconds: number, end: (reason: Error) => void) {
-    const minutes = Math.round(milliseconds / 60_000);
+  constructor({ idleMilliseconds, stop }: SessionLimits, end: (reason: unknown) => void) {
+    const minutes = Math.round(idleMilliseconds / 60_000);
     this.#timer = setTimeout(
       () => end(new Error(`The stream was idle for ${minutes} minutes`)),
-      milliseconds,
+      idleMilliseconds,
     );
     this.#timer.unref();
+    this.#stop = stop;
+    this.#onStop = () => end(stop.reason);
+    stop.addEventListener('abort', this.#onStop);
   }
 
   used(): void {
     this.#timer.refresh();
   }
 
-  stop(): void {
+  /** Call this function when the session has ended. */
+  release(): void {
     clearTimeout(this.#timer);
+    this.#stop.removeEventListener('abort', this.#onStop);
   }
 }

@@ -13,7 +13,7 @@ import type { StreamTarget } from '../targets.ts';
 import { exited, type PortConnection } from './session.ts';
 import { acceptCommand, acceptPorts } from './websocket.ts';
 
-const LIMITS = { idleMilliseconds: 60_000, connections: 2 };
+const LIMITS = { idleMilliseconds: 60_000, connections: 2, stop: new AbortController().signal };
 const ALL = { stdin: true, stdout: true, stderr: true, resize: false };
 
 let server: Server;

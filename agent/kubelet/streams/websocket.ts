@@ -9,10 +9,10 @@ import {
   COMMAND_PROTOCOLS,
   type CommandSession,
   endStreams,
-  IdleTimer,
   parsePortNumber,
   type PortConnection,
   type Session,
+  SessionEnd,
   type SessionLimits,
   type Status,
   type WantedStreams,
@@ -72,23 +72,20 @@ class Channels {
   readonly #socket: WebSocket;
   readonly #open = new Map<number, Channel>();
   readonly #full = new Set<number>();
-  readonly #idle: IdleTimer;
+  readonly #end: SessionEnd;
 
-  constructor(
-    socket: WebSocket,
-    { idleMilliseconds, hasEnds }: { idleMilliseconds: number; hasEnds: boolean },
-  ) {
+  constructor(socket: WebSocket, limits: SessionLimits, hasEnds: boolean) {
     this.#socket = socket;
     const lost = new AbortController();
     this.signal = lost.signal;
-    this.#idle = new IdleTimer(idleMilliseconds, (reason) => lost.abort(reason));
+    this.#end = new SessionEnd(limits, (reason) => lost.abort(reason));
     const timer = setInterval(() => socket.ping(), PING_MILLISECONDS).unref();
     const { promise, resolve } = Promise.withResolvers<void>();
     this.ended = promise;
     socket.on('error', (error) => lost.abort(error));
     socket.on('close', () => {
       clearInterval(timer);
-      this.#idle.stop();
+      this.#end.release();
       const error = new ClientGoneError();
       lost.abort(error);
       for (const channel of this.#open.values()) {
@@ -106,7 +103,7 @@ class Channels {
   }
 
   send(number: number, bytes: Buffer, done: (error?: Error | null) => void): void {
-    this.#idle.used();
+    this.#end.used();
     for (let at = 0; ; at += SENT_BYTES) {
       const message = Buffer.concat([Buffer.from([number]), bytes.subarray(at, at + SENT_BYTES)]);
       if (at + SENT_BYTES >= bytes.length) {
@@ -132,14 +129,14 @@ class Channels {
   #take(message: Buffer, hasEnds: boolean): void {
     const [number, named] = message;
     if (number === END_CHANNEL && hasEnds) {
-      this.#end(named);
+      this.#endChannel(named);
       return;
     }
     const channel = this.#open.get(number ?? -1);
     if (number === undefined || channel === undefined || channel.destroyed || message.length === 1) {
       return;
     }
-    this.#idle.used();
+    this.#end.used();
     if (!channel.push(message.subarray(1))) {
       this.#full.add(number);
       this.#socket.pause();
@@ -147,7 +144,7 @@ class Channels {
   }
 
   /** Ends the client's side of a channel. Later messages to the channel are dropped. */
-  #end(number: number | undefined): void {
+  #endChannel(number: number | undefined): void {
     const channel = this.#open.get(number ?? -1);
     this.#open.delete(number ?? -1);
     channel?.push(null);
@@ -158,7 +155,7 @@ class Channels {
 function accept(
   { request, socket, head }: Upgrade,
   ours: readonly string[],
-  idleMilliseconds: number,
+  limits: SessionLimits,
 ): Channels {
   const protocol = chosenProtocol(request.headers['sec-websocket-protocol'], ours);
   if (protocol === undefined) {
@@ -182,16 +179,16 @@ function accept(
   if (accepted === undefined) {
     throw new HttpError(400, 'The connection is closed');
   }
-  return new Channels(accepted, { idleMilliseconds, hasEnds: protocol === COMMAND_PROTOCOLS[0] });
+  return new Channels(accepted, limits, protocol === COMMAND_PROTOCOLS[0]);
 }
 
 /** Accepts a session for `exec` or `attach`. @throws HttpError 400. */
 export function acceptCommand(
   upgrade: Upgrade,
   wanted: WantedStreams,
-  { idleMilliseconds }: SessionLimits,
+  limits: SessionLimits,
 ): CommandSession {
-  const channels = accept(upgrade, COMMAND_PROTOCOLS, idleMilliseconds);
+  const channels = accept(upgrade, COMMAND_PROTOCOLS, limits);
   const open = (name: 'stdin' | 'stdout' | 'stderr'): Channel | undefined =>
     wanted[name] ? channels.open(CHANNEL[name]) : undefined;
   const [stdin, stdout, stderr] = [open('stdin'), open('stdout'), open('stderr')];
@@ -218,19 +215,19 @@ export function acceptCommand(
  */
 export function acceptPorts(
   upgrade: Upgrade,
-  { idleMilliseconds, connections }: SessionLimits,
+  limits: SessionLimits,
   onConnection: (connection: PortConnection) => void,
 ): Session {
   const ports = upgrade.url.searchParams
     .getAll('port')
     .flatMap((text) => text.split(',').map(parsePortNumber));
-  if (ports.length === 0 || ports.length > connections) {
-    throw new HttpError(400, `The query needs the parameter port, from 1 to ${connections} times`);
+  if (ports.length === 0 || ports.length > limits.connections) {
+    throw new HttpError(400, `The query needs the parameter port, from 1 to ${limits.connections} times`);
   }
   if (ports.includes(undefined)) {
     throw new HttpError(400, 'The parameter port is not a number from 1 to 65535');
   }
-  const channels = accept(upgrade, [PORT_PROTOCOL], idleMilliseconds);
+  const channels = accept(upgrade, [PORT_PROTOCOL], limits);
   channels.signal.addEventListener('abort', () => channels.close());
   let left = ports.length;
   for (const [index, port = 0] of ports.entries()) {

@@ -7,10 +7,10 @@ import {
   ClientGoneError,
   type CommandSession,
   COMMAND_PROTOCOLS,
-  IdleTimer,
   parsePortNumber,
   type PortConnection,
   type Session,
+  SessionEnd,
   type SessionLimits,
   type Status,
   type WantedStreams,
@@ -39,10 +39,10 @@ function chooseProtocol({ request }: Upgrade, ours: readonly string[]): string {
 function accept(
   { socket, head }: Upgrade,
   protocol: string,
-  o: { streams: number; idleMilliseconds: number; onStream: (stream: SpdyStream) => void },
+  o: { streams: number; limits: SessionLimits; onStream: (stream: SpdyStream) => void },
 ): Link {
   const lost = new AbortController();
-  const idle = new IdleTimer(o.idleMilliseconds, (reason) => lost.abort(reason));
+  const end = new SessionEnd(o.limits, (reason) => lost.abort(reason));
   socket.setTimeout(0);
   socket.setNoDelay(true);
   if (head.length > 0) {
@@ -52,7 +52,7 @@ function accept(
     `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: ${protocol}\r\n\r\n`,
   );
   const { streams, onStream } = o;
-  const connection = new SpdyConnection(socket, { streams, onStream, onData: () => idle.used() });
+  const connection = new SpdyConnection(socket, { streams, onStream, onData: () => end.used() });
   const run = async (): Promise<void> => {
     try {
       await connection.run();
@@ -60,7 +60,7 @@ function accept(
     } catch (error) {
       lost.abort(error);
     }
-    idle.stop();
+    end.release();
   };
   return { connection, signal: lost.signal, ended: run() };
 }
@@ -69,7 +69,7 @@ function accept(
 export async function acceptCommand(
   upgrade: Upgrade,
   wanted: WantedStreams,
-  { idleMilliseconds }: SessionLimits,
+  limits: SessionLimits,
 ): Promise<CommandSession> {
   const names = [
     'error',
@@ -93,7 +93,7 @@ export async function acceptCommand(
     }
   };
   const protocol = chooseProtocol(upgrade, COMMAND_PROTOCOLS);
-  const link = accept(upgrade, protocol, { streams: names.length, idleMilliseconds, onStream });
+  const link = accept(upgrade, protocol, { streams: names.length, limits, onStream });
   const enough = new AbortController();
   await Promise.race([complete.promise, link.ended, rest(STREAMS_MILLISECONDS, enough.signal)]);
   enough.abort();
@@ -191,13 +191,13 @@ function portConnection(port: number, data: SpdyStream, error: SpdyStream): Port
 /** Accepts a session for connections to ports. @throws HttpError 400 when the client offers no protocol of ours. */
 export function acceptPorts(
   upgrade: Upgrade,
-  { idleMilliseconds, connections }: SessionLimits,
+  limits: SessionLimits,
   onConnection: (connection: PortConnection) => void,
 ): Session {
   const protocol = chooseProtocol(upgrade, [PORT_PROTOCOL]);
   const pairs = new PortPairs(onConnection);
   const onStream = (stream: SpdyStream): void => pairs.add(stream);
-  const link = accept(upgrade, protocol, { streams: 2 * connections, idleMilliseconds, onStream });
+  const link = accept(upgrade, protocol, { streams: 2 * limits.connections, limits, onStream });
   link.signal.addEventListener('abort', () => link.connection.close());
   return link;
 }
