@@ -12,10 +12,10 @@ describe('a host with several drivers', () => {
   const host = { drivers, architecture: 'amd64' } as const;
 
   it('makes a machine with the first driver that runs its architecture', () => {
-    expect(chooseDriver(host, undefined)).toBe('one');
-    expect(chooseDriver({ ...host, architecture: 'arm64' }, undefined)).toBe('other');
+    expect(chooseDriver(host, { machine: undefined })).toBe('one');
+    expect(chooseDriver({ ...host, architecture: 'arm64' }, { machine: undefined })).toBe('other');
     const none = new Map([...drivers].slice(0, 1));
-    expect(chooseDriver({ ...host, drivers: none }, undefined)).toBe('broken');
+    expect(chooseDriver({ ...host, drivers: none }, { machine: undefined })).toBe('broken');
   });
 
   it('leaves a machine with the driver that made it', () => {

@@ -1,6 +1,17 @@
 /** Contains the hypervisor drivers of one host, and chooses the driver of a machine. A machine keeps the driver that created it. */
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
-import type { Accelerator, Driver } from './driver.ts';
+import type { Accelerator, Driver, EmulatorOffer } from './driver.ts';
+
+/** Name of the driver that runs all emulators of a host. */
+const EMULATOR_DRIVER = 'emulator';
+
+/** Driver of emulators. Its guests have the architecture of the host, and it has no accelerators of its own. */
+export interface DriverOfEmulators extends Driver {
+  readonly name: typeof EMULATOR_DRIVER;
+  /** Returns the system images in the SDK of the host. It reads the SDK each time, because people may change it. */
+  offer(): Promise<EmulatorOffer>;
+}
 
 export interface HostDriver {
   driver: Driver;
@@ -13,6 +24,12 @@ export interface HostDrivers {
   readonly drivers: ReadonlyMap<string, HostDriver>;
   /** Architecture of machines that do not name an architecture. */
   readonly architecture: Accelerator['architecture'];
+}
+
+/** Document of a VM or of an emulator. */
+interface Document {
+  machine: Machine | undefined;
+  emulator?: EmulatorMachine | undefined;
 }
 
 type MachineWithDriver = Readonly<{ driver: string; machine: Machine | undefined }>;
@@ -40,10 +57,16 @@ export function onMachineChange(
 }
 
 /**
- * Returns the name of the driver for a new machine: the first driver that can run the machine's architecture. If no driver can, the
- * first driver is returned, because its error then gives the reason.
+ * Returns the name of the driver for a new machine. For a VM, it is the first driver that can run the machine's architecture. If no driver
+ * can, the first driver is returned, because its error then gives the reason.
  */
-export function chooseDriver({ drivers, architecture }: HostDrivers, machine: Machine | undefined): string {
+export function chooseDriver(
+  { drivers, architecture }: HostDrivers,
+  { machine, emulator }: Readonly<Document>,
+): string {
+  if (emulator !== undefined) {
+    return EMULATOR_DRIVER;
+  }
   const wanted = machine?.architecture ?? architecture;
   const names = [...drivers.keys()];
   const [first = ''] = names;

@@ -1,7 +1,8 @@
 import { expect, test, vi } from 'vitest';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
-import { HostUnfitError, type HostParts, runAgent } from './agent.ts';
+import { type HostParts, runAgent } from './agent.ts';
+import { HostUnfitError } from './fitness.ts';
 import { configSchema } from './config.ts';
 
 test('a driver that cannot check the host is logged with its stack, and is named when no other driver can run', async () => {

@@ -4,14 +4,15 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { AGENT_NAME, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
-import { messageOf } from '../../base/errors.ts';
 import { keepReserve } from '../../base/reserve.ts';
 import { Authorizer } from '../../kube/serving/authorization.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { EventRecorder } from '../../kube/events.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { AgentConfig } from './config.ts';
-import type { Accelerator, Driver } from '../drivers/driver.ts';
+import { EmulatorOffers } from './emulators.ts';
+import { fitDrivers, runtimeVersion, withEmulators } from './fitness.ts';
+import type { Driver } from '../drivers/driver.ts';
 import { folderBytes } from '../disks/diskio.ts';
 import type { Publisher } from '../images/publisher.ts';
 import type { ImageStore } from '../images/store.ts';
@@ -21,7 +22,7 @@ import type { MachineUsers } from '../processes/users.ts';
 import type { Network, NetworkReport } from '../network/network.ts';
 import { servingCertificate } from '../identity/certificates.ts';
 import { keepCertificates } from '../identity/rotation.ts';
-import { freeDisk, hostFacts, nativeArchitecture } from '../node/facts.ts';
+import { freeDisk, hostFacts } from '../node/facts.ts';
 import { takeIdentity } from '../identity/identity.ts';
 import { NodeKeeper } from '../node/keeper.ts';
 import { NodeLease } from '../node/lease.ts';
@@ -29,7 +30,7 @@ import { allocatable } from '../node/node.ts';
 import { adoptMachines } from '../pods/recover.ts';
 import { PodController } from '../pods/controller.ts';
 import { DiskGuard } from '../pods/diskguard.ts';
-import type { HostDriver } from '../drivers/hostdrivers.ts';
+import type { DriverOfEmulators } from '../drivers/hostdrivers.ts';
 import type { Host } from '../pods/host.ts';
 import { machineOf } from '../pods/machines.ts';
 import { followNetwork } from '../pods/network.ts';
@@ -46,8 +47,10 @@ const LAST_EVENTS_MILLISECONDS = 5_000;
 
 /** The parts that run machines on this host. */
 export interface HostParts {
-  /** Drivers in the order of preference. */
+  /** Drivers of VMs in the order of preference. */
   drivers: readonly Driver[];
+  /** Driver of emulators. It exists also on hosts that offer none, so that it removes old machines. */
+  emulators: DriverOfEmulators;
   images: ImageStore;
   publisher: Publisher;
   network: Network;
@@ -55,11 +58,6 @@ export interface HostParts {
   users?: MachineUsers | undefined;
   /** Registry of the metrics of these parts and of the agent. */
   metrics: Registry;
-}
-
-/** Error if this host cannot run the guests for which it is configured. The agent throws this error at start, before the first VM. */
-export class HostUnfitError extends Error {
-  override readonly name = 'HostUnfitError';
 }
 
 /** Runs the agent until the signal aborts. Machines continue to run afterwards. */
@@ -70,11 +68,12 @@ export async function runAgent(
   signal: AbortSignal,
 ): Promise<void> {
   const { metrics } = parts;
-  const drivers = await fitDrivers(config, parts.drivers, logger);
+  const vmDrivers = await fitDrivers(config, parts.drivers, logger);
+  const offers = new EmulatorOffers(config, parts);
   const identity = await takeIdentity({ config, logger, metrics, signal });
   const transport = new Transport(identity.connection, { metrics, userAgent: AGENT_NAME });
   const client = new KubeClient(transport);
-  const facts = await hostFacts(config, runtimeVersion(drivers));
+  const facts = await hostFacts(config, runtimeVersion(vmDrivers));
   const monitor = new NetworkMonitor({
     network: parts.network,
     intervalMilliseconds: config.network.checkIntervalSeconds * 1000,
@@ -98,7 +97,7 @@ export async function runAgent(
   });
   const host: Host = {
     ...parts,
-    drivers,
+    drivers: withEmulators(vmDrivers, parts.emulators),
     architecture: facts.architecture,
     disk: guard,
     monitor,
@@ -154,6 +153,7 @@ export async function runAgent(
       images: parts.images.images(),
       nat: undefined,
       diskPressure: false,
+      emulators: await offers.ask(),
       heldImageBytes: parts.images.heldBytes(),
     },
     heldImageBytes: () => parts.images.heldBytes(),
@@ -179,9 +179,13 @@ export async function runAgent(
     followNetwork(host, pods, report);
   };
   parts.images.onChange(() => keeper.update({ images: parts.images.images() }));
-  await parts.network.setUp();
-  await adoptMachines(host, pods.machines);
-  const running = [monitor.run(signal), lease.run(signal), guard.run(signal)];
+  await takeOver(host, pods);
+  const running = [
+    monitor.run(signal),
+    lease.run(signal),
+    guard.run(signal),
+    offers.run(signal, (emulators) => keeper.update({ emulators })),
+  ];
   await takeUpWork({ keeper, pods, kubelet }, signal);
   if (identity.isNode) {
     running.push(
@@ -189,7 +193,19 @@ export async function runAgent(
     );
   }
   await Promise.all(running);
-  await drainAndClose([keeper, pods], recorder, [kubelet, parts.network, ...parts.drivers, transport]);
+  await drainAndClose([keeper, pods], recorder, [
+    kubelet,
+    parts.network,
+    ...parts.drivers,
+    parts.emulators,
+    transport,
+  ]);
+}
+
+/** Sets the network up, and takes over the machines of an earlier agent. */
+async function takeOver(host: Host, { machines }: PodController): Promise<void> {
+  await host.network.setUp();
+  await adoptMachines(host, machines);
 }
 
 async function takeUpWork(
@@ -226,58 +242,6 @@ async function drainAndClose(
   await Promise.all(busy.map((one) => one.drained()));
   await recorder.flush(LAST_EVENTS_MILLISECONDS);
   await Promise.all(open.map((one) => one.close()));
-}
-
-/**
- * Checks all drivers and returns them by name. A driver that cannot run guests on this host is included, because it still removes
- * old machines.
- *
- * @throws HostUnfitError when no driver can run guests.
- */
-async function fitDrivers(
-  config: AgentConfig,
-  drivers: readonly Driver[],
-  logger: Logger,
-): Promise<ReadonlyMap<string, HostDriver>> {
-  const wanted = config.architecture ?? nativeArchitecture();
-  const found = new Map<string, HostDriver>();
-  const problems: string[] = [];
-  for (const driver of drivers) {
-    const accelerators = await tryProbe(driver, problems, logger);
-    found.set(driver.name, { driver, accelerators });
-    if (accelerators.length > 0 && !accelerators.some(({ architecture }) => architecture === wanted)) {
-      const names = accelerators.map((one) => `${one.architecture} (${one.accelerator})`).join(', ');
-      problems.push(`The driver ${driver.name} runs no ${wanted} guests on this host; it runs ${names}`);
-    }
-  }
-  if (problems.length === drivers.length) {
-    throw new HostUnfitError(problems.join('; '));
-  }
-  if (problems.length > 0) {
-    logger.warn({ problems }, 'Some drivers cannot run machines on this host');
-  }
-  return found;
-}
-
-/** Returns the accelerators that a driver can use on this host. If there are none, the list is empty and `problems` gets the reason. */
-async function tryProbe(driver: Driver, problems: string[], logger: Logger): Promise<readonly Accelerator[]> {
-  try {
-    const accelerators = await driver.probe();
-    if (accelerators.length === 0) {
-      problems.push(`The driver ${driver.name} runs no guests on this host`);
-    }
-    return accelerators;
-  } catch (error) {
-    logger.error({ err: error, driver: driver.name }, 'The driver could not check this host');
-    problems.push(`The driver ${driver.name} could not check this host: ${messageOf(error)}`);
-    return [];
-  }
-}
-
-/** Returns the runtime version of the Node in the form TYPE://VERSION, because tools expect this form. */
-function runtimeVersion(drivers: ReadonlyMap<string, HostDriver>): string {
-  const [[name, { accelerators }] = ['', { accelerators: [] }]] = drivers;
-  return `${name}://${accelerators.map(({ accelerator }) => accelerator).join('-')}`;
 }
 
 function slotsOf(keeper: NodeKeeper): number | undefined {

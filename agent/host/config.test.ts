@@ -192,3 +192,23 @@ describe('folders of shared files hold nothing of the agent', () => {
     expect(images('data-shared, ..data', ', storageFolder: storage')).toEqual([]);
   });
 });
+
+describe('the SDK for emulators', () => {
+  test('is a folder of the host, and relative paths begin in the folder of the file', () => {
+    const { emulator } = loadConfig(
+      write(`${LEAST}emulator: { sdk: sdk, program: /opt/emulator }\n`),
+      {},
+      !ROOT,
+    );
+    expect(emulator).toEqual({ sdk: join(directory, 'sdk'), program: '/opt/emulator' });
+    expect(loadConfig(write(LEAST), {}, !ROOT).emulator).toBeUndefined();
+    expect(mistakes(`${LEAST}emulator: {}\n`)).toEqual([expect.stringMatching(/^emulator\.sdk: /)]);
+  });
+
+  test.each(['data', '.', 'data/sdk'])('%s overlaps with dataDirectory data', (sdk) => {
+    const folders = `${join(directory, sdk)} and dataDirectory (${join(directory, 'data')})`;
+    expect(mistakes(`${LEAST}emulator: { sdk: ${sdk} }\n`)).toEqual([
+      `emulator.sdk: ${folders} overlap. Emulators could read files of the agent there`,
+    ]);
+  });
+});

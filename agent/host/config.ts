@@ -1,13 +1,13 @@
 /** The agent's configuration in one YAML file. The whole file is checked at start, so that a person sees every mistake at once. */
-import { realpathSync } from 'node:fs';
 import { isIP } from 'node:net';
-import { basename, dirname, join, relative, resolve } from 'node:path';
+import { dirname, resolve } from 'node:path';
 import * as z from 'zod';
 import { checkConfig, ConfigError, readConfig } from '../../base/config.ts';
-import { isMissing, messageOf } from '../../base/errors.ts';
+import { messageOf } from '../../base/errors.ts';
 import { isHostName } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { hostPortsSchema, type PortRules } from '../../api/v1alpha1/reservable.ts';
+import { folderMistakes } from './folders.ts';
 import { networkSchema } from './network.ts';
 import { deniedRanges } from '../network/portplan.ts';
 import { clusterNetworks } from '../network/reach.ts';
@@ -138,6 +138,15 @@ export const configSchema = z
           .prefault({}),
       })
       .prefault({}),
+    /** Android emulators beside VMs. Without this section, the host runs none. They need the network driver nat. */
+    emulator: z
+      .strictObject({
+        /** Folder of the Android SDK, with its system images. Emulators only read it. */
+        sdk: path,
+        /** Program that runs emulators. The default is `emulator/emulator` in the SDK. */
+        program: path.optional(),
+      })
+      .optional(),
     /** Resources that are kept for the host itself. The Node does not offer them. */
     reserved: z
       .strictObject({ cpu: z.number().min(0).default(0), memory: bytes.prefault('512Mi') })
@@ -189,7 +198,7 @@ export function loadConfig(
 ): AgentConfig {
   const document = withDriver(withEnvironment(readConfig(file), environment), isRoot);
   const config = withAbsolutePaths(checkConfig(configSchema, document, file), dirname(resolve(file)));
-  const mistakes = [...sharedRootMistakes(config), ...deniedRanges(config.ports, portRules(config))];
+  const mistakes = [...folderMistakes(config), ...deniedRanges(config.ports, portRules(config))];
   if (mistakes.length > 0) {
     throw new ConfigError(file, mistakes);
   }
@@ -229,7 +238,7 @@ function isObject(value: unknown): value is Record<string, unknown> {
 }
 
 function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {
-  const { kubelet, images } = config;
+  const { kubelet, images, emulator } = config;
   const absolute = (path: string): string => resolve(folder, path);
   const absoluteIfSet = (path: string | undefined): string | undefined => path && absolute(path);
   return {
@@ -238,6 +247,7 @@ function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {
     kubeconfig: absoluteIfSet(config.kubeconfig),
     bootstrapKubeconfig: absoluteIfSet(config.bootstrapKubeconfig),
     kubelet: { ...kubelet, clientCAFile: absoluteIfSet(kubelet.clientCAFile) },
+    emulator: emulator && { sdk: absolute(emulator.sdk), program: absoluteIfSet(emulator.program) },
     images: {
       ...images,
       sharedRoots: images.sharedRoots.map(absolute),
@@ -249,44 +259,4 @@ function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {
       })),
     },
   };
-}
-
-/**
- * Returns a message for each shared root that overlaps with a folder of the agent. Anybody may use files of shared roots as
- * images. The agent's own folders contain its keys and the disks of VMs, so nobody may read their files as images. Symbolic links
- * are followed.
- */
-function sharedRootMistakes({ dataDirectory, images }: AgentConfig): string[] {
-  const { sharedRoots, storageFolder } = images;
-  const own: [string, string][] = [
-    ['dataDirectory', dataDirectory],
-    ...(storageFolder === undefined ? [] : [['images.storageFolder', storageFolder] as [string, string]]),
-  ];
-  return sharedRoots.flatMap((root) =>
-    own
-      .filter(
-        ([, folder]) => holds(realPath(root), realPath(folder)) || holds(realPath(folder), realPath(root)),
-      )
-      .map(
-        ([setting, folder]) =>
-          `images.sharedRoots: ${root} and ${setting} (${folder}) overlap. Users who make Images could read files of the agent there`,
-      ),
-  );
-}
-
-function holds(folder: string, path: string): boolean {
-  const way = relative(folder, path);
-  return way !== '..' && !way.startsWith('../');
-}
-
-/** Returns the path with symbolic links resolved. If the end of the path does not exist yet, only the existing part is resolved. */
-function realPath(path: string): string {
-  try {
-    return realpathSync(path);
-  } catch (error) {
-    if (!isMissing(error) || dirname(path) === path) {
-      throw error;
-    }
-    return join(realPath(dirname(path)), basename(path));
-  }
 }

@@ -4,6 +4,7 @@ import type { Logger } from 'pino';
 import { createMetrics } from '../../kube/metrics.ts';
 import type { HostParts } from './agent.ts';
 import { type AgentConfig, portRules } from './config.ts';
+import { EmulatorDriver } from '../drivers/emulator/driver.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
 import { HostImageStore } from '../images/store.ts';
 import { Publisher } from '../images/publisher.ts';
@@ -48,6 +49,13 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
         ownRoot: machineRoot,
       }),
     ],
+    emulators: new EmulatorDriver({
+      dataDirectory,
+      sdk: config.emulator?.sdk,
+      program: config.emulator?.program,
+      logger: logger.child({ part: 'emulator' }),
+      ownRoot: machineRoot,
+    }),
     images,
     publisher,
     network: createNetwork(networkSchema.parse(config.network), {

@@ -24,17 +24,12 @@ export function isStreamKind(text: string): text is StreamKind {
 /**
  * Parses `/exec/NAMESPACE/POD/CONTAINER?…`, `/attach/NAMESPACE/POD/CONTAINER?…` or `/portForward/NAMESPACE/POD?…`. Names are used
  * unchanged, because valid names need no URL escapes.
- *
- * @throws HttpError 400 when the caller wants something that machines do not have.
  */
 export function parseStreamRequest(kind: StreamKind, { pathname, searchParams }: URL): StreamRequest {
   const [, , namespace = '', pod = '', container = ''] = pathname.split('/');
   const isSet = (name: string): boolean => ['1', 'true'].includes(searchParams.get(name) ?? '');
   const tty = isSet('tty');
   const command = searchParams.getAll('command');
-  if (kind === 'exec') {
-    checkCommand(command, tty);
-  }
   return {
     kind,
     namespace,
@@ -46,7 +41,11 @@ export function parseStreamRequest(kind: StreamKind, { pathname, searchParams }:
   };
 }
 
-function checkCommand([path]: readonly string[], tty: boolean): void {
+/** @throws HttpError 400 when `exec` asks for something that guest agents do not have. */
+export function checkCommand({ kind, command: [path], tty }: StreamRequest): void {
+  if (kind !== 'exec') {
+    return;
+  }
   if (tty) {
     const others = 'use kubectl attach -it for the console, or ssh through kubectl port-forward';
     throw new HttpError(400, `A guest agent has no terminals: leave out -t, or ${others}`);

@@ -10,7 +10,7 @@ import { attach } from './attach.ts';
 import { execute } from './exec.ts';
 import { OpenLimit } from './limit.ts';
 import { forward } from './portforward.ts';
-import { parseStreamRequest, type StreamKind, type StreamRequest } from './streamrequest.ts';
+import { checkCommand, parseStreamRequest, type StreamKind, type StreamRequest } from './streamrequest.ts';
 import { acceptCommand, acceptPorts } from './streams/accept.ts';
 import type { Session, SessionLimits } from './streams/session.ts';
 import { ProtocolError } from './streams/spdy/frames.ts';
@@ -68,6 +68,7 @@ export class StreamServer {
   async serve(kind: StreamKind, upgrade: Upgrade): Promise<void> {
     const request = parseStreamRequest(kind, upgrade.url);
     const target = this.#options.targets(request);
+    checkCommand(request);
     await this.#open.count(request.namespace, request.pod, async () => {
       this.#gauge.inc({ kind });
       this.#follow(upgrade.socket);

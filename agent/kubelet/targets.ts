@@ -1,8 +1,8 @@
 /** Finds the machines to which callers of streams want to connect. */
 import type { Duplex } from 'node:stream';
-import { SCREEN_PORT } from '../../api/v1alpha1/names.ts';
+import { ADB_PORT, SCREEN_PORT } from '../../api/v1alpha1/names.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
-import type { GuestCommand, GuestCommandResult } from '../drivers/driver.ts';
+import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../drivers/driver.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import { connectGuest, SharedForwards } from './guestports.ts';
 import { consoleSource, type ConsoleSources, type LogSource } from './logs.ts';
@@ -17,6 +17,12 @@ export interface StreamTarget {
   port(port: number): Promise<Duplex>;
   execute(command: GuestCommand): Promise<GuestCommandResult>;
 }
+
+/** Refusals of streams to an emulator, by kind of stream. */
+const EMULATOR_REFUSALS: Readonly<Record<string, string>> = {
+  attach: 'An emulator has no console for attach; read its log with kubectl logs',
+  exec: `An emulator has no guest agent for exec; forward port ${ADB_PORT} with kubectl port-forward and use adb shell`,
+};
 
 /** Function that returns the machine of a request. @throws HttpError 400 when it does not run on this host. */
 export type StreamTargets = (request: StreamRequest) => StreamTarget;
@@ -34,15 +40,23 @@ function streamTargets({ host, machines, podOf }: ConsoleSources): StreamTargets
     if (record === undefined) {
       throw new HttpError(400, `Pod ${name} is not a VM; only VMs have ${request.kind}`);
     }
+    const isEmulator = record.emulator !== undefined;
+    const refusal = isEmulator ? EMULATOR_REFUSALS[request.kind] : undefined;
+    if (refusal !== undefined) {
+      throw new HttpError(400, refusal);
+    }
     const { state, folder } = machines.runtime(record);
     if (state.kind !== 'running') {
-      throw new HttpError(400, `VM ${name} is not running`);
+      throw new HttpError(400, `${isEmulator ? 'The emulator of Pod' : 'VM'} ${name} is not running`);
     }
     const driver = driverOf(host, record);
     return {
       console: async (input) => await driver.connectConsole(folder, { input }),
       execute: async (command) => await driver.execute(folder, command),
       port: async (port) => {
+        if (isEmulator) {
+          return await connectAdb(await host.network.address(uid), port);
+        }
         if (port === SCREEN_PORT) {
           return await driver.connectScreen(folder);
         }
@@ -54,4 +68,17 @@ function streamTargets({ host, machines, podOf }: ConsoleSources): StreamTargets
       },
     };
   };
+}
+
+/** Connects to ADB of an emulator, the only port that its network lets in. @throws StreamRefused for other ports. */
+async function connectAdb(address: string | undefined, port: number): Promise<Duplex> {
+  if (port !== ADB_PORT) {
+    throw new StreamRefused(
+      `Port ${port} of the emulator cannot be reached: only ADB, port ${ADB_PORT}, can`,
+    );
+  }
+  if (address === undefined) {
+    throw new StreamRefused('The emulator has no address yet');
+  }
+  return await connectGuest(address, port, port);
 }

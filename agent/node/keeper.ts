@@ -17,6 +17,7 @@ import {
   nodeLabels,
   type NodeSettings,
   nodeStatus,
+  staleLabels,
   statusDiffers,
 } from './node.ts';
 
@@ -143,9 +144,15 @@ export class NodeKeeper {
 
   async #writeLabels(node: Readonly<Node>): Promise<void> {
     const { client, config, facts } = this.#options;
-    const labels = nodeLabels(config, facts);
+    const labels = nodeLabels(config, facts, this.#state);
+    const { name, uid } = node.metadata;
+    const stale = staleLabels(node, labels);
+    if (stale.length > 0) {
+      // An apply would not remove a label that the creation of the Node or another program has set.
+      const removed = Object.fromEntries(stale.map((key) => [key, null]));
+      this.#wrote(await client.mergePatch(NODES, { name }, { metadata: { uid, labels: removed } }));
+    }
     if (labelsDiffer(node, labels)) {
-      const { name, uid } = node.metadata;
       const options = { fieldManager: AGENT_NAME, force: true };
       this.#wrote(await client.apply(NODES, { metadata: { name, uid, labels } }, options));
     }

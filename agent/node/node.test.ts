@@ -31,6 +31,7 @@ const state: HostState = {
   ],
   nat: { healthy: true, message: '' },
   diskPressure: false,
+  emulators: { kind: 'none', message: 'none here' },
   heldImageBytes: 1024,
 };
 

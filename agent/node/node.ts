@@ -1,11 +1,20 @@
 /** Computes the Node object that the agent wants. The functions are pure: equal inputs give an equal Node, which causes no write. */
 import { isDeepStrictEqual } from 'node:util';
-import { HOST_KEY, HOST_VALUE, NAT_READY_CONDITION, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
+import {
+  EMULATORS_CONDITION,
+  HOST_KEY,
+  HOST_VALUE,
+  NAT_READY_CONDITION,
+  SYSTEM_IMAGE_LABEL_PREFIX,
+  TAG_LABEL_PREFIX,
+} from '../../api/v1alpha1/names.ts';
 import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
 import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
+import type { EmulatorOffer } from '../drivers/driver.ts';
+import { emulatorCondition, emulatorLabels } from './emulators.ts';
 import type { HostFacts } from './facts.ts';
 
 /** Number of Pods that the Node offers, as in a kubelet. Its slots (rights to run one machine each) limit the number of machines. */
@@ -37,6 +46,8 @@ export interface HostState {
   /** State of the network. It is undefined if the network driver has no host-wide part to repair. */
   nat: { healthy: boolean; message: string } | undefined;
   diskPressure: boolean;
+  /** System images for emulators, or the reason why the host runs none. */
+  emulators: EmulatorOffer;
   /** Size in bytes of the images that are in use and therefore cannot be removed. */
   heldImageBytes: number;
 }
@@ -67,7 +78,11 @@ export function allocatable(config: NodeSettings, facts: HostFacts, heldImageByt
  * nodes (network, proxy) would wait for this Node without end, and so would its rollouts. With another value, the API server's
  * admission plugin PodResize refuses to resize Pods of this Node.
  */
-export function nodeLabels(config: NodeSettings, facts: HostFacts): Record<string, string> {
+export function nodeLabels(
+  config: NodeSettings,
+  facts: HostFacts,
+  { emulators }: Pick<HostState, 'emulators'>,
+): Record<string, string> {
   return {
     [HOST_KEY]: HOST_VALUE,
     'kubernetes.io/arch': facts.architecture,
@@ -76,7 +91,15 @@ export function nodeLabels(config: NodeSettings, facts: HostFacts): Record<strin
     // arrives through that Node.
     'node.kubernetes.io/exclude-from-external-load-balancers': '',
     ...Object.fromEntries(config.tags.map((tag) => [TAG_LABEL_PREFIX + tag, ''])),
+    ...emulatorLabels(emulators),
   };
+}
+
+/** Returns the keys of the Node's labels for system images that the host no longer has. */
+export function staleLabels(node: Readonly<Node>, wanted: Record<string, string>): string[] {
+  return Object.keys(node.metadata.labels ?? {}).filter(
+    (key) => key.startsWith(SYSTEM_IMAGE_LABEL_PREFIX) && wanted[key] === undefined,
+  );
 }
 
 /** Returns the Node for its creation, with its taints. NodeRestriction refuses every later change of the taints. */
@@ -87,7 +110,7 @@ export function newNode(
   now: string,
 ): Unsaved<Node> {
   return {
-    metadata: { name: config.nodeName, labels: nodeLabels(config, facts) },
+    metadata: { name: config.nodeName, labels: nodeLabels(config, facts, state) },
     spec: { taints: [{ key: HOST_KEY, value: HOST_VALUE, effect: 'NoSchedule' }] },
     status: nodeStatus({ config, facts, state, current: undefined, now }),
   };
@@ -131,6 +154,7 @@ function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
 
 function conditions(state: HostState): NodeCondition[] {
   const { nat, diskPressure } = state;
+  const { offered, message } = emulatorCondition(state.emulators);
   const natReason = nat?.healthy ? 'Healthy' : 'SelfHealFailed';
   return [
     conditionOf('Ready', true, 'AgentReady'),
@@ -138,6 +162,7 @@ function conditions(state: HostState): NodeCondition[] {
     conditionOf('DiskPressure', diskPressure, diskPressure ? 'DiskNearlyFull' : 'SufficientDisk'),
     conditionOf('PIDPressure', false, 'SufficientPIDs'),
     ...(nat === undefined ? [] : [conditionOf(NAT_READY_CONDITION, nat.healthy, natReason, nat.message)]),
+    conditionOf(EMULATORS_CONDITION, offered, offered ? 'EmulatorsOffered' : 'EmulatorsUnavailable', message),
   ];
 }
 

@@ -2,13 +2,14 @@
  * Decides, as a kubelet does, whether the host has enough free resources for a Pod. The host checks this itself because the scheduler
  * can bind too many Pods to it. The causes are a race, a stale view, or a Pod that sets `spec.nodeName`.
  */
+import { EMULATOR_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/emulatormachine.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { SLOT_RESOURCE, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Reason, RefusalReason } from '../../api/v1alpha1/reasons.ts';
 import type { Container, Pod } from '../../kube/core.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
-import type { Claim, HostCapacity, MachineRecord } from './machine.ts';
+import type { Claim, HostCapacity, MachineDocument, MachineRecord } from './machine.ts';
 import { isEnded } from './pod.ts';
 import { awaitedPort } from './portclaims.ts';
 import type { RecordStore } from './records.ts';
@@ -82,12 +83,17 @@ const AMOUNTS: readonly {
   },
 ];
 
-/** Returns the CPU and memory that a guest of this size and its hypervisor use on the host. */
-export function claimOfSize(size: {
-  cpu: number;
-  memoryBytes: number;
-}): Pick<Claim, 'cpuMillis' | 'memoryBytes'> {
-  return { cpuMillis: size.cpu * 1000, memoryBytes: size.memoryBytes + MACHINE_MEMORY_OVERHEAD_BYTES };
+/** Returns the memory in bytes that the process of a machine needs beside the guest's memory. */
+export function overheadOf({ emulator }: Readonly<MachineDocument>): number {
+  return emulator === undefined ? MACHINE_MEMORY_OVERHEAD_BYTES : EMULATOR_MEMORY_OVERHEAD_BYTES;
+}
+
+/** Returns the CPU and memory that a guest of this size and its process use on the host. */
+export function claimOfSize(
+  size: { cpu: number; memoryBytes: number },
+  document: Readonly<MachineDocument>,
+): Pick<Claim, 'cpuMillis' | 'memoryBytes'> {
+  return { cpuMillis: size.cpu * 1000, memoryBytes: size.memoryBytes + overheadOf(document) };
 }
 
 /** Converts a CPU quantity to thousandths of a CPU. */
@@ -191,11 +197,12 @@ export function claimsBeside(
 }
 
 /** Returns the machine's claim. If the machine was started with more CPU or memory than it claims now, the larger amount applies. */
-function heldBy({ claim, startedWith }: Readonly<MachineRecord>): Claim {
+function heldBy(record: Readonly<MachineRecord>): Claim {
+  const { claim, startedWith } = record;
   if (startedWith === undefined) {
     return claim;
   }
-  const running = claimOfSize(startedWith);
+  const running = claimOfSize(startedWith, record);
   return {
     ...claim,
     cpuMillis: Math.max(claim.cpuMillis, running.cpuMillis),

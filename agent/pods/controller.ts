@@ -18,7 +18,7 @@ import { GuestChecks } from './guestchecks.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
 import { Machines } from './machines.ts';
-import { isEnded, type PodRole, refusalOf, roleOf, wantedOf, wantedWithoutPod } from './pod.ts';
+import { documentOf, isEnded, type PodRole, refusalOf, roleOf, wantedOf, wantedWithoutPod } from './pod.ts';
 import { adoptDamaged } from './recover.ts';
 import { allocate } from './resize.ts';
 import { machineStatus, type MachineView, phaseOf } from './status.ts';
@@ -199,7 +199,7 @@ export class PodController {
       case 'foreign':
         return this.#park(pod, {
           reason: 'HostRunsOnlyMachines',
-          message: 'This host runs the machines of VMs and nothing else',
+          message: 'This host runs VMs, emulators and tasks of Berth, and nothing else',
         });
       case 'tooNew':
       case 'invalid':
@@ -226,10 +226,10 @@ export class PodController {
       this.#tasks.start(pod, keyOf(pod), role.task);
       return this.#serve(pod);
     }
-    const { machine } = role;
-    const from = { uid: pod.metadata.uid ?? '', key: keyOf(pod), machine, claim: claimOf(pod) };
+    const document = documentOf(role);
+    const from = { uid: pod.metadata.uid ?? '', key: keyOf(pod), ...document, claim: claimOf(pod) };
     const record = {
-      ...newRecord({ ...from, driver: chooseDriver(this.#host, machine) }),
+      ...newRecord({ ...from, driver: chooseDriver(this.#host, document) }),
       // Earlier requests to restart or revert count as done, because a new machine has nothing to restart or revert.
       restartedAt: role.desired.restartRequestedAt,
       revertedAt: role.desired.revertRequestedAt,

@@ -14,6 +14,9 @@ const RETRY_CAP_MILLISECONDS = 60_000;
  */
 const FIRST_RUN_ATTEMPTS = 4;
 
+/** Wait of an emulator whose VM does not run. A look is cheap, and the VM may come back at any time, for example after a reboot of the host. */
+const VM_AWAITED_MILLISECONDS = 2_000;
+
 /** Consequence of a failed step. */
 export type Consequence =
   | { kind: 'retry'; afterMilliseconds: number; message: string }
@@ -42,6 +45,9 @@ export function consequenceOf(step: FailedStep): Consequence {
     message,
   };
   const reason = reasonIn(error);
+  if (reason === 'VMNotRunning') {
+    return { ...retry, afterMilliseconds: VM_AWAITED_MILLISECONDS };
+  }
   if (!isFirst(kind) || classOf(reason, 'VM') === 'mendable') {
     return retry;
   }

@@ -1,6 +1,8 @@
-/** All regular checks of running guests: of their guest agents, and of their readiness. */
+/** All regular checks of running guests: of their guest agents, of their readiness, and of the boot of emulators. */
 import { type Pod } from '../../kube/core.ts';
+import { askBooted } from '../adb/booted.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
+import { BootPoller } from './bootpoller.ts';
 import { GuestPoller } from './guestpoller.ts';
 import type { Host } from './host.ts';
 import type { Runtime } from './machine.ts';
@@ -10,6 +12,7 @@ export class GuestChecks {
   readonly #host: Pick<Host, 'forwardAddress'>;
   readonly #poller: GuestPoller;
   readonly #prober: ReadinessProber;
+  readonly #boots: BootPoller;
   /** Machines that this agent has seen without a process. */
   readonly #stood = new WeakSet<Runtime>();
 
@@ -17,6 +20,13 @@ export class GuestChecks {
   constructor(host: Host, changed: (uid: string) => void) {
     this.#host = host;
     this.#prober = new ReadinessProber(changed);
+    this.#boots = new BootPoller({
+      ask: askBooted,
+      booted: (record) => host.records.update(record, { booted: true }),
+      changed,
+      onError: (uid, error) =>
+        host.logger.error({ uid, err: error }, 'The boot of an emulator was not saved'),
+    });
     this.#poller = new GuestPoller({
       ask: async ({ record, folder }, question) => await driverOf(host, record).askGuest(folder, question),
       changed,
@@ -34,6 +44,10 @@ export class GuestChecks {
     }
     const { status: _status, ...unreported } = pod;
     const known = this.#stood.has(runtime) ? unreported : pod;
+    if (runtime.record.emulator !== undefined) {
+      this.#boots.follow(known, runtime);
+      return;
+    }
     this.#poller.follow(known, runtime);
     this.#prober.follow(known, runtime, this.#host.forwardAddress);
   }
@@ -41,5 +55,6 @@ export class GuestChecks {
   close(): void {
     this.#poller.close();
     this.#prober.close();
+    this.#boots.close();
   }
 }

@@ -71,6 +71,8 @@ export interface MachineRecord {
   machine: Machine | undefined;
   /** Document of an emulator, which has no `machine`. Undefined for VMs. */
   emulator?: EmulatorMachine;
+  /** Whether Android of an emulator has booted in its present or last run. Undefined for VMs. */
+  booted?: boolean;
   claim: Claim;
   /** Host ports that the agent chose for the `automaticPorts` of the machine, in their order; empty until they are chosen. */
   automaticPorts: MachinePort[];
@@ -107,8 +109,11 @@ export interface MachineRecord {
   failure: MachineFailure | undefined;
 }
 
+/** Document that describes a machine: of a VM or of an emulator. A machine that the agent found without its document has none. */
+export type MachineDocument = Pick<MachineRecord, 'machine' | 'emulator'>;
+
 export function newRecord(
-  o: Pick<MachineRecord, 'uid' | 'key' | 'driver' | 'machine' | 'claim'>,
+  o: Pick<MachineRecord, 'uid' | 'key' | 'driver' | 'claim'> & MachineDocument,
 ): MachineRecord {
   return {
     ...o,

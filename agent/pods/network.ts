@@ -1,12 +1,15 @@
 /** Connects machines to a working network before they start, and updates the network's health while they run. */
 import { isDeepStrictEqual } from 'node:util';
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
+import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { classOf, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { pause } from '../../base/time.ts';
 import { messageOf } from '../../base/errors.ts';
-import type { GuestNetwork, NetworkReport } from '../network/network.ts';
+import type { GuestNetwork, NamespaceNetwork, NamespaceOptions, NetworkReport } from '../network/network.ts';
 import { ownUser } from '../processes/users.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, needed, type Runtime, type Runtimes } from './machine.ts';
+import { pairedRecord } from './pair.ts';
 import { portsOf } from './portclaims.ts';
 import { holdPorts } from './ports.ts';
 
@@ -20,14 +23,57 @@ const HEAL_PAUSE_MILLISECONDS = 500;
 const HEAL_MILLISECONDS = 2_750;
 
 /**
- * Attaches the machine to the network and resolves when the network works.
+ * Attaches the machine of a VM to the network and resolves when the network works.
  *
  * @throws ReasonedError `NATSelfHealFailed` when the network does not work; ReasonedError `PortTaken`, `PortNotReservable` or
  * `NoFreePort` when a port cannot be reserved.
  */
 export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwork> {
   const { record } = runtime;
-  const network = await attach(host, record);
+  const { macAddress } = needed(record.machine).hardware;
+  const runAs = ownUser(host, record);
+  return await connectBy(host, runtime, async () => {
+    const options = { macAddress, ports: portsOf(record), ...(runAs && { runAs }) };
+    return await host.network.attach(record.uid, options);
+  });
+}
+
+/** Makes the network namespace of an emulator and resolves when the network works. @throws ReasonedError as {@link connect}. */
+export async function connectNamespace(
+  host: Host,
+  runtime: Runtime,
+  emulator: EmulatorMachine,
+): Promise<NamespaceNetwork> {
+  const { record } = runtime;
+  ownUser(host, record);
+  return await connectBy(host, runtime, async () => {
+    return await host.network.attachNamespace(record.uid, namespaceOptions(host, record, emulator));
+  });
+}
+
+/** Returns the options for the network namespace of an emulator. The machine of its VM may connect, also with exposure Host. */
+export function namespaceOptions(
+  host: Pick<Host, 'records'>,
+  record: Readonly<MachineRecord>,
+  emulator: EmulatorMachine,
+): NamespaceOptions {
+  const { runAs } = record;
+  return {
+    exposedPort: ADB_PORT,
+    peer: pairedRecord(host, emulator)?.uid,
+    ports: portsOf(record),
+    ...(runAs && { runAs }),
+  };
+}
+
+/** Attaches by `once` and resolves when the network works. `once` is called again after a repair of the network. */
+async function connectBy<Connection extends { address: string | undefined }>(
+  host: Host,
+  runtime: Runtime,
+  once: () => Promise<Connection>,
+): Promise<Connection> {
+  const { record } = runtime;
+  const network = await attach(host, record, once);
   const began = performance.now();
   for (let attempt = 1; ; attempt += 1) {
     const fault = networkFault(await host.monitor.checkOf(record.uid), record);
@@ -57,15 +103,16 @@ function isAboutPorts(error: unknown): boolean {
   return classOf(reasonIn(error), 'VM') === 'elsewhere';
 }
 
-async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> {
-  const { hardware } = needed(record.machine);
+async function attach<Connection>(
+  host: Host,
+  record: MachineRecord,
+  once: () => Promise<Connection>,
+): Promise<Connection> {
   await holdPorts(host, record);
-  const runAs = ownUser(host, record);
-  const options = { macAddress: hardware.macAddress, ports: portsOf(record), ...(runAs && { runAs }) };
   // The record is written before the attempt, so that an incomplete attachment is released, too.
   host.records.update(record, { released: false });
   try {
-    return await host.network.attach(record.uid, options);
+    return await once();
   } catch (error) {
     if (isAboutPorts(error)) {
       throw error;
@@ -77,7 +124,7 @@ async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> 
   }
   await host.monitor.check();
   try {
-    return await host.network.attach(record.uid, options);
+    return await once();
   } catch (error) {
     throw isAboutPorts(error)
       ? error

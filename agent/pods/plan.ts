@@ -200,7 +200,9 @@ function afterEnd(record: Readonly<MachineRecord>, end: MachineEnd, desired: Des
     const until = end.at + backoff(record.endsInARow);
     return now >= until ? { kind: 'start' } : { kind: 'wait', until };
   }
-  return end.how === 'GuestShutdown' ? SETTLED : { kind: 'fail', failure: failed('Crashed', end.message) };
+  // An emulator has no state Stopped, in which it would keep its slot: its own end is a failure.
+  const mayRest = end.how === 'GuestShutdown' && record.emulator === undefined;
+  return mayRest ? SETTLED : { kind: 'fail', failure: failed('Crashed', end.message) };
 }
 
 /** Returns the milliseconds between an unrequested end of a machine and its next start. */

@@ -4,7 +4,6 @@ import {
   type Desired,
   desiredSchema,
   MACHINE_API_VERSION,
-  type Machine,
   type MachineReport,
   machineReportSchema,
   machineSchema,
@@ -18,9 +17,10 @@ import {
   TASK_ANNOTATION,
 } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION, type Task, taskSchema } from '../../api/v1alpha1/task.ts';
+import { EMULATOR_API_VERSION, emulatorMachineSchema } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
-import type { Runtime, Wanted } from './machine.ts';
+import type { MachineDocument, Runtime, Wanted } from './machine.ts';
 
 export type PodRole =
   /** A Pod without Berth's annotations. It is on this Node because it tolerates all taints or sets `spec.nodeName`. */
@@ -29,7 +29,7 @@ export type PodRole =
   | { kind: 'tooNew'; version: string }
   | { kind: 'invalid'; message: string }
   | { kind: 'task'; task: Task }
-  | { kind: 'machine'; machine: Machine; desired: Desired; desiredHash: string };
+  | ({ kind: 'machine'; desired: Desired; desiredHash: string } & MachineDocument);
 
 /** Number of characters of the hash of a `berth.dev/desired` text. 16 suffice to distinguish all texts of one Pod. */
 const HASH_LENGTH = 16;
@@ -76,16 +76,16 @@ function taskRole(text: string): PodRole {
 }
 
 function machineRole(machineText: string, desiredText: string): PodRole {
-  const document = parseDocument(machineText);
-  const version = versionOf(document);
-  if (version !== MACHINE_API_VERSION) {
+  const text = parseDocument(machineText);
+  const version = versionOf(text);
+  if (version !== MACHINE_API_VERSION && version !== EMULATOR_API_VERSION) {
     return { kind: 'tooNew', version };
   }
-  const machine = machineSchema.safeParse(document);
-  if (!machine.success) {
+  const document = version === MACHINE_API_VERSION ? vmDocument(text) : emulatorDocument(text);
+  if ('issues' in document) {
     return {
       kind: 'invalid',
-      message: `The annotation ${MACHINE_ANNOTATION} is not valid: ${describe(machine.error.issues)}`,
+      message: `The annotation ${MACHINE_ANNOTATION} is not valid: ${describe(document.issues)}`,
     };
   }
   const desired = desiredSchema.safeParse(parseDocument(desiredText));
@@ -97,10 +97,28 @@ function machineRole(machineText: string, desiredText: string): PodRole {
   }
   return {
     kind: 'machine',
-    machine: machine.data,
+    ...document,
     desired: desired.data,
     desiredHash: hashDesired(desiredText),
   };
+}
+
+type Issues = readonly { path: PropertyKey[]; message: string }[];
+
+function vmDocument(text: unknown): MachineDocument | { issues: Issues } {
+  const { data, error } = machineSchema.safeParse(text);
+  return error ?? { machine: data };
+}
+
+function emulatorDocument(text: unknown): MachineDocument | { issues: Issues } {
+  const { data, error } = emulatorMachineSchema.safeParse(text);
+  return error ?? { machine: undefined, emulator: data };
+}
+
+/** Returns the document of a Pod's machine; empty if the Pod has none that can be read. */
+export function documentOf(role: PodRole): MachineDocument {
+  const { machine, emulator } = role.kind === 'machine' ? role : { machine: undefined };
+  return emulator === undefined ? { machine } : { machine, emulator };
 }
 
 /** Returns reason, message and exit code for a Pod whose annotation is invalid or comes from a newer operator. */
@@ -123,7 +141,7 @@ function versionOf(document: unknown): string {
   return isObject && 'apiVersion' in document ? String(document.apiVersion) : '';
 }
 
-function describe(issues: readonly { path: PropertyKey[]; message: string }[]): string {
+function describe(issues: Issues): string {
   return issues.map((issue) => `${issue.path.join('.') || 'document'}: ${issue.message}`).join('; ');
 }
 

@@ -1,8 +1,16 @@
 /** Reads which machine has which port of the host, from the records of machines. */
-import type { MachinePort } from '../../api/v1alpha1/machine.ts';
+import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
+import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
 import type { Pod } from '../../kube/core.ts';
-import type { MachineRecord } from './machine.ts';
+import type { MachineDocument, MachineRecord } from './machine.ts';
+
+const ADB_OF_EMULATOR: AutomaticPort = { purpose: 'emulators', protocol: 'TCP', guestPort: ADB_PORT };
+
+/** Returns the ports of a machine's guest for which this host chooses ports of its own. */
+export function automaticPortsOf({ machine, emulator }: Readonly<MachineDocument>): readonly AutomaticPort[] {
+  return emulator?.exposure === 'Host' ? [ADB_OF_EMULATOR] : (machine?.automaticPorts ?? []);
+}
 
 /** Returns all ports that lead into a machine's guest: those that its VM names, and those that this host chose. */
 export function portsOf({ machine, automaticPorts }: Readonly<MachineRecord>): MachinePort[] {
@@ -36,7 +44,7 @@ export function nameOfClaim(claimed: string): string {
 
 /**
  * Returns why a Pod waits for a port that this host chose for another machine; undefined if it does not wait. Users may not know the VMs
- * of other namespaces.
+ * and emulators of other namespaces.
  *
  * @param claimed reserved ports of the Pod, in the form `TCP/8822`.
  */
@@ -49,10 +57,17 @@ export function awaitedPort(
   for (const other of records.filter((record) => record.uid !== uid && holdsPorts(record))) {
     const taken = other.automaticPorts.find((port) => wanted.includes(portName(port)));
     if (taken !== undefined) {
-      const vm = other.machine?.vm;
-      const holder = vm?.namespace === namespace ? `VM ${vm?.name}` : 'a VM of another namespace';
+      const holder = holderFor(namespace, other);
       return `Port ${taken.hostPort}/${taken.protocol} is held by ${holder}, for which this host chose it`;
     }
   }
   return undefined;
+}
+
+function holderFor(namespace: string | undefined, { machine, emulator }: Readonly<MachineDocument>): string {
+  const kind = emulator === undefined ? 'VM' : 'emulator';
+  const owner = emulator?.emulator ?? machine?.vm;
+  const isOwn = owner !== undefined && owner.namespace === namespace;
+  const other = emulator === undefined ? 'a VM' : 'an emulator';
+  return isOwn ? `${kind} ${owner.name}` : `${other} of another namespace`;
 }

@@ -11,7 +11,7 @@ import { claimOf } from './admission.ts';
 import type { Host } from './host.ts';
 import type { MachineRecord } from './machine.ts';
 import { isEnded } from './pod.ts';
-import { nameOfClaim, namesOfHeld } from './portclaims.ts';
+import { automaticPortsOf, nameOfClaim, namesOfHeld } from './portclaims.ts';
 
 type PortHost = Pick<Host, 'records' | 'network' | 'ports' | 'boundPods' | 'logger'>;
 
@@ -22,7 +22,7 @@ type PortHost = Pick<Host, 'records' | 'network' | 'ports' | 'boundPods' | 'logg
  * @throws ReasonedError `NoFreePort` when a range has no free port left.
  */
 export async function holdPorts(host: PortHost, record: MachineRecord): Promise<void> {
-  const asked = record.machine?.automaticPorts ?? [];
+  const asked = automaticPortsOf(record);
   if (asked.length === 0) {
     return;
   }

@@ -19,8 +19,8 @@ export interface DamagedRecord {
 }
 
 /**
- * Schema of a record's fields. All releases of the agent write the required fields. The content of `machine` and `base` is not validated
- * again, because an agent has accepted it before. If a rule has become stricter since then, the machine must still keep its Pod.
+ * Schema of a record's fields. All releases of the agent write the required fields. The content of `machine`, `emulator` and `base` is not
+ * validated again, because an agent has accepted it before. If a rule has become stricter since then, the machine must still keep its Pod.
  */
 const recordSchema = z.looseObject({
   /** Absent if an early release of the agent wrote the file. */
@@ -40,6 +40,7 @@ const recordSchema = z.looseObject({
   /** Absent if an early release of the agent wrote the file. That release chose no ports. */
   automaticPorts: z.array(machinePortSchema).default([]),
   machine: z.looseObject({}).optional(),
+  emulator: z.looseObject({}).optional(),
   base: z.looseObject({ path: z.string() }).optional(),
   created: z.boolean(),
   running: z.boolean(),

@@ -7,9 +7,17 @@ import { reportedPorts } from '../network/portplan.ts';
 import type { Host } from './host.ts';
 import { claimOf } from './admission.ts';
 import { recordDamaged } from './failure.ts';
-import { type MachineRecord, newRecord, type Runtimes } from './machine.ts';
-import { lastReport, roleOf } from './pod.ts';
-import { namesOfHeld, portsOf } from './portclaims.ts';
+import {
+  type MachineDocument,
+  type MachineRecord,
+  needed,
+  newRecord,
+  type Runtime,
+  type Runtimes,
+} from './machine.ts';
+import { namespaceOptions } from './network.ts';
+import { documentOf, lastReport, roleOf } from './pod.ts';
+import { automaticPortsOf, namesOfHeld, portsOf } from './portclaims.ts';
 
 /** Prefix of the keys of machines without a known Pod. No Pod has such a key, because no namespace begins with a slash. */
 const STRAY_PREFIX = '/stray-';
@@ -29,17 +37,14 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
   await adoptStrays(host, found);
   adoptImages(host, found);
   for (const record of host.records.list()) {
-    const { machine, uid, runAs } = record;
-    if (record.released || machine === undefined) {
+    const { machine, emulator, uid } = record;
+    if (record.released || (machine === undefined && emulator === undefined)) {
       continue;
     }
     const runtime = machines.runtime(record);
-    const { macAddress } = machine.hardware;
     try {
       runtime.state = await driverOf(host, record).inspect(runtime.folder);
-      const running = runtime.state.kind === 'running';
-      const options = { macAddress, ports: portsOf(record), running, ...(runAs && { runAs }) };
-      const network = await host.network.attach(uid, options);
+      const network = await attachAgain(host, runtime);
       runtime.address = network.address ?? (await host.network.address(uid));
     } catch (error) {
       // The machine continues to run. Later checks repair its network, and its next start attaches the machine again.
@@ -49,6 +54,18 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
       );
     }
   }
+}
+
+/** Attaches a machine again that was found on this host. A running machine uses its ports, so they are not checked. */
+async function attachAgain(host: Host, { record, state }: Runtime): Promise<{ address: string | undefined }> {
+  const { uid, machine, emulator, runAs } = record;
+  const running = state.kind === 'running';
+  if (emulator !== undefined) {
+    return await host.network.attachNamespace(uid, { ...namespaceOptions(host, record, emulator), running });
+  }
+  const { macAddress } = needed(machine).hardware;
+  const options = { macAddress, ports: portsOf(record), running, ...(runAs && { runAs }) };
+  return await host.network.attach(uid, options);
 }
 
 /**
@@ -86,15 +103,19 @@ export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): 
 /** Returns the ports that the host chose for a machine, from the last report in its Pod. Other machines keep the ports that they have. */
 function portsInReport(
   { records, ports }: Host,
-  { uid, machine }: MachineRecord,
+  record: MachineRecord,
   pod: Readonly<Pod>,
 ): MachineRecord['automaticPorts'] {
-  const held = namesOfHeld(records.list().filter((other) => other.uid !== uid));
-  const { automaticPorts: asked = [] } = machine ?? {};
-  return reportedPorts(asked, lastReport(pod).endpoints ?? [], (name) => held.has(name), ports);
+  const held = namesOfHeld(records.list().filter((other) => other.uid !== record.uid));
+  return reportedPorts(
+    automaticPortsOf(record),
+    lastReport(pod).endpoints ?? [],
+    (name) => held.has(name),
+    ports,
+  );
 }
 
-type MachineIdentity = Pick<MachineRecord, 'key' | 'machine' | 'claim'>;
+type MachineIdentity = Pick<MachineRecord, 'key' | 'claim'> & MachineDocument;
 
 function strayIdentity(uid: string): MachineIdentity {
   const claim = { slots: 0, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
@@ -102,12 +123,7 @@ function strayIdentity(uid: string): MachineIdentity {
 }
 
 function identityOf(pod: Readonly<Pod>): MachineIdentity {
-  const role = roleOf(pod);
-  return {
-    key: keyOf(pod),
-    machine: role.kind === 'machine' ? role.machine : undefined,
-    claim: claimOf(pod),
-  };
+  return { key: keyOf(pod), ...documentOf(roleOf(pod)), claim: claimOf(pod) };
 }
 
 /** Machines of all drivers of this host, by uid, with the name of their driver. */
@@ -128,7 +144,7 @@ function foundRecord(
   found: Found,
 ): MachineRecord {
   const { driver, runAs } = found.get(uid) ?? {
-    driver: chooseDriver(host, identity.machine),
+    driver: chooseDriver(host, identity),
     runAs: undefined,
   };
   return { ...newRecord({ uid, driver, ...identity }), created: true, released: false, runAs };

@@ -49,7 +49,7 @@ class Model {
   /** Restarts the machine. The desired size is larger than any promise, so the promise limits the size. */
   restart(index: number): void {
     const record = this.record(index);
-    record.startedWith = grantedSize(record.claim, { cpu: 256, memoryBytes: 2 ** 44 });
+    record.startedWith = grantedSize(record, { cpu: 256, memoryBytes: 2 ** 44 });
   }
 
   stop(index: number): void {

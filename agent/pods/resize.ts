@@ -3,12 +3,12 @@
  * size when the host has enough CPU and memory left. The machine gets that size at its next start. Until then, the Pod's status shows
  * both the allocated and the actual size.
  */
-import { type Desired, MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
+import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { Container, ContainerStatus, Pod } from '../../kube/core.ts';
 import { condition, type SaidCondition } from '../../kube/podstatus.ts';
-import { admit, type Claimants, claimOf, claimOfSize, claimsBeside } from './admission.ts';
+import { admit, type Claimants, claimOf, claimOfSize, claimsBeside, overheadOf } from './admission.ts';
 import type { Claim, HostCapacity, MachineRecord } from './machine.ts';
 
 /**
@@ -60,10 +60,11 @@ function refusalOf(
 }
 
 /** Returns the size for the machine's next start: the desired size, but never more than the host has allocated to the Pod. */
-export function grantedSize({ cpuMillis, memoryBytes }: Claim, desired: GuestSize): GuestSize {
+export function grantedSize(record: Readonly<MachineRecord>, desired: GuestSize): GuestSize {
+  const { cpuMillis, memoryBytes } = record.claim;
   return {
     cpu: Math.max(1, Math.min(desired.cpu, Math.floor(cpuMillis / 1000))),
-    memoryBytes: Math.min(desired.memoryBytes, memoryBytes - MACHINE_MEMORY_OVERHEAD_BYTES),
+    memoryBytes: Math.min(desired.memoryBytes, memoryBytes - overheadOf(record)),
   };
 }
 
@@ -101,8 +102,9 @@ function requestsOf(
 }
 
 /** Returns the claim with the actual CPU and memory. A machine that runs or is suspended has the size of its last start. */
-function actualClaim({ claim, startedWith }: Readonly<MachineRecord>): Claim {
-  return startedWith === undefined ? claim : { ...claim, ...claimOfSize(startedWith) };
+function actualClaim(record: Readonly<MachineRecord>): Claim {
+  const { claim, startedWith } = record;
+  return startedWith === undefined ? claim : { ...claim, ...claimOfSize(startedWith, record) };
 }
 
 /**

@@ -22,7 +22,7 @@ export async function prepareSeed(
   const machine = needed(record.machine);
   const documents = makeDocuments(machine, {
     host: pod?.spec.nodeName ?? '',
-    ...grantedSize(record.claim, needed(desired)),
+    ...grantedSize(record, needed(desired)),
     userData: await userDataOf(host, machine, folder),
   });
   const [files] = await Promise.all([

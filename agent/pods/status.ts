@@ -1,5 +1,4 @@
 /** Makes the Pod status of a machine. The function is pure: an unchanged machine gives an equal status, which is not written again. */
-import type { MachineReport } from '../../api/v1alpha1/machine.ts';
 import {
   DISK_CONDITION,
   HOST_DISK_FULL,
@@ -15,16 +14,14 @@ import {
   emptyContainer,
   frame,
   lastWords,
-  MESSAGE_LENGTH,
   STOPPED_EXIT_CODE,
   stamp,
   waiting,
   type SaidCondition,
 } from '../../kube/podstatus.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
-import { displayReport } from './displayreport.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
-import { holdsPorts } from './portclaims.ts';
+import { reportOf } from './report.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
 import { obstacle, userDataConditions } from './seed.ts';
 
@@ -48,13 +45,6 @@ interface DiskTrouble {
 /** Exit code 128 + SIGKILL. A kubelet uses the same code for processes that it killed. */
 const KILLED_EXIT_CODE = 137;
 
-/** Limit of the message in the report, in characters. */
-const REPORT_MESSAGE_LENGTH = 512;
-/** Number of characters with which JSON escapes one character. */
-const LONGEST_ESCAPE = 6;
-/** Characters in the report for the key of the message, its quotes and its comma. */
-const MESSAGE_KEY_LENGTH = 16;
-
 /** Phases in which the machine has a process. The container's state is then `running`. */
 const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
   'Running',
@@ -67,7 +57,7 @@ const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
 export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, now: string): PodStatus {
   const { record, address = hostAddress } = view.runtime;
   const phase = phaseOf(view);
-  const disk = phase === 'Running' ? diskTrouble(view) : undefined;
+  const disk = phase === 'Running' || phase === 'Starting' ? diskTrouble(view) : undefined;
   const { ready, reason: notReady, message } = readinessOf(view, phase, disk);
   const podPhase = podPhaseOf(pod, record, phase);
   const state = containerState(view, phase, podPhase);
@@ -76,7 +66,7 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
     condition('Initialized', true),
     condition('Ready', ready, notReady, message),
     condition('ContainersReady', ready, notReady),
-    machineCondition(view, phase),
+    machineCondition(view, phase, hostAddress),
     ...networkCondition(pod, view),
     // The disk condition exists only while a problem of the host's disk affects the machine.
     ...(disk === undefined ? [] : [condition(DISK_CONDITION, false, disk.reason, disk.message)]),
@@ -119,7 +109,13 @@ export function phaseOf(view: MachineView): MachinePhase {
   if (record.failure !== undefined) {
     return record.released ? 'Failed' : 'Stopping';
   }
-  return operation?.phase ?? restingPhase(view);
+  const phase = operation?.phase ?? restingPhase(view);
+  return phase === 'Running' && isBooting(record) ? 'Starting' : phase;
+}
+
+/** Returns whether the machine is an emulator that counts as running only when Android has booted. */
+function isBooting({ emulator, booted }: Readonly<MachineRecord>): boolean {
+  return emulator !== undefined && booted !== true;
 }
 
 function restingPhase({ runtime, step }: MachineView): MachinePhase {
@@ -145,9 +141,15 @@ function diskTrouble({ runtime: { state }, step }: MachineView): DiskTrouble | u
 }
 
 /** Returns the message for users about the machine's phase: the cause of the last failed step, or of the last end of the machine. */
-function messageOf({ record, trouble }: Readonly<Runtime>, phase: MachinePhase): string | undefined {
+function messageOf(
+  { record, trouble, state, readiness }: Readonly<Runtime>,
+  phase: MachinePhase,
+): string | undefined {
   if (trouble !== undefined) {
     return trouble.message;
+  }
+  if (phase === 'Starting' && state.kind === 'running') {
+    return readiness?.message;
   }
   const { end } = record;
   if (end === undefined || phase === 'Running') {
@@ -177,10 +179,21 @@ function readinessOf(
   return { ...readiness, reason: readiness.ready ? undefined : 'GuestNotReady' };
 }
 
-function machineCondition(view: MachineView, phase: MachinePhase): SaidCondition<SaidReason> {
+function machineCondition(
+  view: MachineView,
+  phase: MachinePhase,
+  hostAddress: string,
+): SaidCondition<SaidReason> {
   const isOwnEnd = phase === 'Stopped' && view.runtime.record.end?.how === 'GuestShutdown';
   const reason = isOwnEnd ? 'GuestShutdown' : phase;
-  return condition(MACHINE_CONDITION, phase === 'Running', reason, JSON.stringify(reportOf(view, phase)));
+  const { runtime, wanted, accelerator } = view;
+  const report = reportOf(runtime, {
+    accelerator,
+    hostAddress,
+    desiredHash: isSettled(view) ? wanted.desiredHash : undefined,
+    message: messageOf(runtime, phase),
+  });
+  return condition(MACHINE_CONDITION, phase === 'Running', reason, JSON.stringify(report));
 }
 
 /** Returns a list with the Pod's network condition. Until the network has been checked, the Pod's present condition stays. */
@@ -205,14 +218,15 @@ function networkCondition(pod: Pod, { runtime: { network } }: MachineView): Said
 
 function podPhaseOf(
   pod: Pod,
-  { everRan }: Readonly<MachineRecord>,
+  record: Readonly<MachineRecord>,
   phase: MachinePhase,
 ): NonNullable<PodStatus['phase']> {
   if (phase === 'Failed') {
     return 'Failed';
   }
   const settledOff = phase === 'Stopped' || phase === 'Suspended';
-  return everRan || settledOff || pod.status?.phase === 'Running' ? 'Running' : 'Pending';
+  const hasRun = record.emulator === undefined ? record.everRan : record.booted === true;
+  return hasRun || settledOff || pod.status?.phase === 'Running' ? 'Running' : 'Pending';
 }
 
 function containerState(
@@ -224,7 +238,7 @@ function containerState(
   if (phase === 'Failed') {
     return { terminated: terminated(record) };
   }
-  if (WITH_PROCESS.has(phase) && record.startedAt !== undefined) {
+  if (WITH_PROCESS.has(phase) && podPhase === 'Running' && record.startedAt !== undefined) {
     return { running: { startedAt: record.startedAt } };
   }
   const reason = obstacle(trouble?.reason, phase, podPhase) ?? phase;
@@ -247,49 +261,11 @@ function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState
     exitCode: ended.exitCode,
     reason: ended.reason,
     message: lastWords(ended.message),
-    ...defined('startedAt', record.startedAt),
-    ...defined('finishedAt', record.finishedAt),
+    ...(record.startedAt !== undefined && { startedAt: record.startedAt }),
+    ...(record.finishedAt !== undefined && { finishedAt: record.finishedAt }),
   };
 }
 
 function percent(progress: number | undefined): string | undefined {
   return progress === undefined ? undefined : `${progress}%`;
-}
-
-/** Returns the report. Its message is cut so that the report fits into a condition: the operator cannot read a report that was cut. */
-function reportOf(view: MachineView, phase: MachinePhase): MachineReport {
-  const report = factsOf(view);
-  const message = messageOf(view.runtime, phase);
-  const room = MESSAGE_LENGTH - MESSAGE_KEY_LENGTH - JSON.stringify(report).length;
-  const length = Math.max(2, Math.min(REPORT_MESSAGE_LENGTH, Math.floor(room / LONGEST_ESCAPE)));
-  return { ...report, ...defined('message', message && lastWords(message, length)) };
-}
-
-function factsOf(view: MachineView): MachineReport {
-  const { runtime, wanted } = view;
-  const { record, operation, guest } = runtime;
-  return {
-    ...defined('desiredHash', isSettled(view) ? wanted.desiredHash : undefined),
-    ...defined('restartedAt', record.restartedAt),
-    ...defined('revertedAt', record.revertedAt),
-    ...record.startedWith,
-    ...defined('progressPercent', operation?.progressPercent),
-    ...defined('bytesPerSecond', operation?.bytesPerSecond),
-    ...defined('accelerator', view.accelerator),
-    ...defined('imageDigest', record.base?.digest),
-    ...defined('guestAgentConnected', guest?.connected),
-    ...defined('guest', guest?.facts),
-    ...defined('endpoints', chosenPorts(record)),
-    ...displayReport(runtime),
-  };
-}
-
-function chosenPorts(record: Readonly<MachineRecord>): number[] | undefined {
-  const { automaticPorts } = record;
-  const hasPorts = automaticPorts.length > 0 && holdsPorts(record);
-  return hasPorts ? automaticPorts.map(({ hostPort }) => hostPort) : undefined;
-}
-
-function defined<K extends string, V>(key: K, value: V | undefined): Partial<Record<K, V>> {
-  return value === undefined ? {} : ({ [key]: value } as Record<K, V>);
 }

@@ -2,32 +2,21 @@
 import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
-import { API_VERSION, HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
-import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
-import type { EventText } from '../../kube/events.ts';
-import type { VmLaunchPlan, VmPlan } from '../drivers/driver.ts';
+import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
 import type { ImageFormat } from '../images/local/inspect.ts';
-import type { GuestNetwork } from '../network/network.ts';
 import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import { acceleratorOf, driverOf } from '../drivers/hostdrivers.ts';
-import { ownUser } from '../processes/users.ts';
+import { createEmulator } from './emulator.ts';
 import type { Host } from './host.ts';
-import {
-  type MachineRecord,
-  needed,
-  type Operation,
-  type OperationKind,
-  type Runtime,
-  type StartedSize,
-} from './machine.ts';
+import { launchPlan, machinePlan, prepareStart } from './launch.ts';
+import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
 import { explainPortTaken, holdPorts } from './ports.ts';
-import { grantedSize } from './resize.ts';
-import { prepareSeed } from './seed.ts';
 import { meanSpeed } from './speed.ts';
+import { event, tell, tellPod } from './tell.ts';
 import { keepVncPassword, prepareVnc, requireVncPassword } from './vnc.ts';
 
 /** Shortest time between two progress reports of a download, because each report is a write to the API server. */
@@ -35,8 +24,15 @@ const PROGRESS_MILLISECONDS = 2_000;
 
 type StepFunction = (host: Host, runtime: Runtime, operation: Operation) => Promise<void>;
 
-/** Chooses the machine's ports, fetches the images that it boots from, and creates its disk. */
 async function create(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+  const { emulator } = runtime.record;
+  await (emulator === undefined
+    ? createVm(host, runtime, operation)
+    : createEmulator(host, runtime, emulator));
+}
+
+/** Chooses the machine's ports, fetches the images that it boots from, and creates its disk. */
+async function createVm(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
   const holder: Holder = `machine/${runtime.record.uid}`;
   try {
     await holdPorts(host, runtime.record);
@@ -126,16 +122,8 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   const { record } = runtime;
   const { restartRequestedAt: restartedAt } = needed(operation.desired);
   const restart = record.everRan;
-  const seed = await prepareSeed(host, runtime, operation);
-  const network = await connect(host, runtime);
-  const vnc = await prepareVnc(host, runtime);
-  const plan = { ...launchPlan(host, record, operation, network), seed, vnc };
-  host.records.update(record, {
-    released: false,
-    startedWith: sizeOf(plan, record),
-    restartedAt,
-    seeded: seed !== undefined,
-  });
+  const { plan, change } = await prepareStart(host, runtime, operation);
+  host.records.update(record, { released: false, restartedAt, ...change });
   host.disk.startsAnew(record.uid);
   await driverOf(host, record).start(runtime.folder, plan);
   runtime.unseen = false;
@@ -146,8 +134,15 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
     startedAt: timestamp(Date.now()),
     restarts: record.restarts + (restart ? 1 : 0),
   });
+  tell(host, record, 'Started', 'Start', startWords(host, record));
+}
+
+function startWords(host: Host, record: MachineRecord): string {
+  if (record.emulator !== undefined) {
+    return 'The process of the emulator runs, and Android boots';
+  }
   const accelerator = acceleratorOf(host, record)?.toUpperCase() ?? 'an unknown accelerator';
-  tell(host, record, 'Started', 'Start', `The machine runs with ${accelerator}`);
+  return `The machine runs with ${accelerator}`;
 }
 
 /** Stops the guest. The intent is saved first, so that an end of the hypervisor during the stop does not count as a crash. */
@@ -248,47 +243,7 @@ export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
   remove,
 };
 
-function machinePlan(host: Host, record: MachineRecord, { desired }: Operation): VmPlan {
-  const vm = needed(record.machine);
-  const blank = vm.image?.type === 'empty' ? vm.image.sizeBytes : undefined;
-  const diskSizeBytes = needed(desired).diskSizeBytes ?? vm.diskSizeBytes ?? blank;
-  return { guest: { vm, diskSizeBytes, iso: record.isoPath }, runAs: ownUser(host, record) };
-}
-
-function launchPlan(
-  host: Host,
-  record: MachineRecord,
-  operation: Operation,
-  network: GuestNetwork,
-): VmLaunchPlan {
-  const size = grantedSize(record.claim, needed(operation.desired));
-  return { ...machinePlan(host, record, operation), ...size, network };
-}
-
-/** Returns the size with which a machine is started. The machine's disk is never smaller than its image. */
-function sizeOf({ cpu, memoryBytes, guest }: VmLaunchPlan, { base }: MachineRecord): StartedSize {
-  const diskSizeBytes = Math.max(guest.diskSizeBytes ?? 0, base?.virtualSizeBytes ?? 0);
-  return { cpu, memoryBytes, ...(diskSizeBytes > 0 && { diskSizeBytes }) };
-}
-
 /** Returns the seconds since `began`, a time of the clock `performance.now()`, with one decimal. */
 function secondsSince(began: number): string {
   return ((performance.now() - began) / 1000).toFixed(1);
-}
-
-/** Sends a `Normal` Event for the machine's VM. */
-function tell(host: Host, { machine }: MachineRecord, reason: Reason, action: string, message: string): void {
-  const vm = { apiVersion: API_VERSION, kind: 'VM', metadata: needed(machine).vm };
-  host.event(vm, { type: 'Normal', reason, action, message });
-}
-
-/** Sends a `Normal` Event for the machine's Pod. The operator sends the Event for the VM when it sees the new state of the Pod. */
-function tellPod(host: Host, operation: Operation, reason: Reason, action: string, message: string): void {
-  event(host, operation, { type: 'Normal', reason, action, message });
-}
-
-function event(host: Host, { pod }: Operation, text: EventText<SaidReason>): void {
-  if (pod !== undefined) {
-    host.event(pod, text);
-  }
 }

@@ -31,6 +31,7 @@ import type { Cluster } from '../../hack/cluster/index.ts';
 import { machineDocument } from '../fixtures/machines.ts';
 import { OPERATORS_OWN } from '../support/admission.ts';
 import { StandInDriver, StandInImages, StandInNetwork } from './standin.ts';
+import { StandInEmulators } from './standinemulators.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 /** Memory of a VM in tests, in bytes. It is small, so that several VMs fit on any host. */
@@ -39,6 +40,7 @@ const MEMORY_BYTES = 64 * 1024 * 1024;
 export class TestHost {
   readonly name: string;
   readonly driver = new StandInDriver();
+  readonly emulators = new StandInEmulators();
   readonly images = new StandInImages();
   readonly network: StandInNetwork;
   readonly #cluster: Cluster;
@@ -93,11 +95,11 @@ export class TestHost {
     await mkdir(config.dataDirectory, { recursive: true });
     const stop = new AbortController();
     this.#stop = stop;
-    const { driver, images, network } = this;
+    const { driver, emulators, images, network } = this;
     const logger = pino({ level: config.logLevel });
     this.#ended = runAgent(
       config,
-      { drivers: [driver], images, network, publisher: noPublisher(), metrics: createMetrics() },
+      { drivers: [driver], emulators, images, network, publisher: noPublisher(), metrics: createMetrics() },
       logger,
       stop.signal,
     ).catch((error: unknown) => {

@@ -18,8 +18,9 @@ import {
   type GuestAnswer,
   type GuestCommand,
   type GuestCommandResult,
+  type LaunchPlan,
   type MachineFolder,
-  type VmPlan,
+  type MachinePlan,
   type MachineState,
   type PortForward,
   StreamRefused,
@@ -32,6 +33,7 @@ import type {
   AttachOptions,
   GuestNetwork,
   NamespaceNetwork,
+  NamespaceOptions,
   Network,
   NetworkReport,
 } from '../../agent/network/network.ts';
@@ -51,7 +53,7 @@ interface Guest {
 
 /** A driver whose machines are entries of a map. Like a host, the object outlives the agents that use it one after another. */
 export class StandInDriver implements Driver {
-  readonly name = 'standin';
+  readonly name: string = 'standin';
   readonly machines = new Map<string, MachineState>();
   /** Data that guests keep on their disks, for machines with a disk. */
   readonly #disks = new Map<string, Guest>();
@@ -75,16 +77,17 @@ export class StandInDriver implements Driver {
     ];
   }
 
-  async create(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {
+  async create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
     await mkdir(folder.path, { recursive: true });
     this.#set('create', folder, { kind: 'stopped' });
     this.#disks.delete(folder.uid);
-    if (base !== undefined || plan.guest.diskSizeBytes !== undefined) {
+    const size = 'vm' in plan.guest ? plan.guest.diskSizeBytes : undefined;
+    if (base !== undefined || size !== undefined) {
       this.#disks.set(folder.uid, { boots: '0', boot_id: '', marker: '' });
     }
   }
 
-  async start(folder: MachineFolder): Promise<void> {
+  async start(folder: MachineFolder, _plan: LaunchPlan): Promise<void> {
     if (this.machines.get(folder.uid)?.kind === 'running') {
       return;
     }
@@ -357,6 +360,8 @@ export class StandInImages implements ImageStore {
 export class StandInNetwork implements Network {
   readonly name: 'user' | 'nat';
   readonly attachments = new Map<string, AttachOptions>();
+  /** Network namespaces, by the uid of the machine. Their addresses are on the loopback of this machine. */
+  readonly namespaces = new Map<string, NamespaceOptions & { address: string }>();
   /** Fault that the network cannot repair. */
   fault: string | undefined;
   /** Number of checks so far. */
@@ -375,8 +380,10 @@ export class StandInNetwork implements Network {
     return { kind: 'user', macAddress: options.macAddress, address: undefined, forwards: [] };
   }
 
-  async attachNamespace(): Promise<NamespaceNetwork> {
-    throw new Error('The stand-in network has no namespaces');
+  async attachNamespace(uid: string, options: NamespaceOptions): Promise<NamespaceNetwork> {
+    const address = this.namespaces.get(uid)?.address ?? loopbackAddress();
+    this.namespaces.set(uid, { ...options, address });
+    return { kind: 'namespace', path: `/stand-in/${uid}`, address, dnsServer: '127.0.0.1' };
   }
 
   async isUsable(): Promise<boolean> {
@@ -385,25 +392,37 @@ export class StandInNetwork implements Network {
 
   async detach(uid: string): Promise<void> {
     this.attachments.delete(uid);
+    this.namespaces.delete(uid);
   }
 
-  async address(): Promise<undefined> {
-    return undefined;
+  async address(uid: string): Promise<string | undefined> {
+    return this.namespaces.get(uid)?.address;
   }
 
   async check(): Promise<NetworkReport> {
     this.checks += 1;
     const faults = this.fault === undefined ? [] : [this.fault];
-    const machines = [...this.attachments.keys()].map((uid) => [uid, { healthy: true, message: 'fine' }]);
+    const machines = (await this.attached()).map((uid) => [uid, { healthy: true, message: 'fine' }]);
     const nothing = { repaired: [], refusedConnections: {} };
     return { ...nothing, healthy: faults.length === 0, faults, machines: Object.fromEntries(machines) };
   }
 
   async attached(): Promise<string[]> {
-    return [...this.attachments.keys()];
+    return [...this.attachments.keys(), ...this.namespaces.keys()];
   }
 
   async close(): Promise<void> {
     // The network holds no resources.
   }
+}
+
+let addresses = 0;
+
+/**
+ * Returns a loopback address that no other namespace has: of this process, and of most other processes, because the second and third part
+ * come from the number of the process.
+ */
+function loopbackAddress(): string {
+  addresses += 1;
+  return `127.${1 + ((process.pid >> 8) & 0x7f)}.${process.pid & 0xff}.${1 + (addresses % 254)}`;
 }

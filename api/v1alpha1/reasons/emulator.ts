@@ -4,7 +4,7 @@ export const EMULATOR_REASONS = {
   VMNotRunning: {
     seen: { Emulator: ['Scheduled', 'Ready'] },
     class: 'state',
-    by: 'operator',
+    by: 'agent and operator',
     says: 'The VM of the emulator does not run, so the emulator has no host',
     todo: 'Start the VM; the emulator then starts by itself',
   },

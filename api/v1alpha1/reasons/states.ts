@@ -97,7 +97,12 @@ export const STATES = {
     by: 'agent',
     says: 'The disk of the VM is a clone of the image',
   },
-  Started: { seen: { VM: ['Event'] }, class: 'state', by: 'agent', says: 'The machine runs' },
+  Started: {
+    seen: { VM: ['Event'], Emulator: ['Event'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The machine runs',
+  },
   Pulled: { seen: { VM: ['Event'] }, class: 'state', by: 'agent', says: 'The image is on the host' },
   Resumed: {
     seen: { VM: ['Event'] },

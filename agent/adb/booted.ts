@@ -1,0 +1,115 @@
+/** Asks the Android of an emulator over ADB whether it has booted. The agent needs no `adb` program for this. */
+import { once } from 'node:events';
+import { connect, type Socket } from 'node:net';
+import { messageOf } from '../../base/errors.ts';
+import {
+  ADB_VERSION,
+  type AdbMessage,
+  AdbProtocolError,
+  encodeMessage,
+  LARGEST_PAYLOAD,
+  readMessages,
+} from './messages.ts';
+
+/**
+ * Time limit of a question, from the connection to the answer. An emulator on this host answers in milliseconds, and an emulated
+ * one that boots in about a second.
+ */
+const QUESTION_MILLISECONDS = 5_000;
+/** Limit of the command's output in bytes. The expected output is `1` and an end of line. */
+const OUTPUT_BYTES = 256;
+/** Our number of the only stream in a connection. Any number but 0 is allowed. */
+const STREAM = 1;
+
+const BANNER = Buffer.from('host::\0');
+const QUESTION = Buffer.from('shell:getprop sys.boot_completed\0');
+
+export type BootAnswer =
+  | { kind: 'booted' }
+  /** ADB answers, and Android has not booted yet. */
+  | { kind: 'booting' }
+  /** ADB answers, but only users with a key may connect. */
+  | { kind: 'wantsKey' }
+  /** Nothing accepts the connection, or nothing answers in time. */
+  | { kind: 'silent'; message: string }
+  /** The peer does not speak ADB. */
+  | { kind: 'wrong'; message: string };
+
+/** Asks once. The question ends early when the signal aborts. Never rejects. */
+export async function askBooted(
+  { host, port }: { host: string; port: number },
+  signal: AbortSignal,
+): Promise<BootAnswer> {
+  const socket = connect({ host, port, noDelay: true });
+  // Errors reach the reader of the messages. Without a listener, an error before or after that would end the process.
+  socket.on('error', () => undefined);
+  const end = (): void => {
+    socket.destroy(new Error(`ADB did not answer within ${QUESTION_MILLISECONDS / 1000} s`));
+  };
+  const timer = setTimeout(end, QUESTION_MILLISECONDS);
+  signal.addEventListener('abort', end, { once: true });
+  try {
+    await once(socket, 'connect');
+    return await converse(socket);
+  } catch (error) {
+    const kind = error instanceof AdbProtocolError ? 'wrong' : 'silent';
+    return { kind, message: messageOf(error) };
+  } finally {
+    clearTimeout(timer);
+    signal.removeEventListener('abort', end);
+    socket.destroy();
+  }
+}
+
+/** @throws AdbProtocolError when the peer does not speak ADB; Error when the connection ends or breaks. */
+async function converse(socket: Socket): Promise<BootAnswer> {
+  const messages = readMessages(socket);
+  socket.write(encodeMessage('CNXN', ADB_VERSION, LARGEST_PAYLOAD, BANNER));
+  const welcome = await next(messages);
+  if (welcome.command === 'AUTH' || welcome.command === 'STLS') {
+    return { kind: 'wantsKey' };
+  }
+  demand(welcome, ['CNXN']);
+  socket.write(encodeMessage('OPEN', STREAM, 0, QUESTION));
+  const opened = demand(await next(messages), ['OKAY', 'CLSE']);
+  // While Android boots, ADB may refuse a shell.
+  const output = opened.command === 'CLSE' ? '' : await outputOf(socket, messages, opened.arg0);
+  return { kind: output.trim() === '1' ? 'booted' : 'booting' };
+}
+
+/** Returns the output of the command. `remote` is the peer's number of the stream. */
+async function outputOf(
+  socket: Socket,
+  messages: AsyncGenerator<AdbMessage, void>,
+  remote: number,
+): Promise<string> {
+  let output = '';
+  for (;;) {
+    const message = demand(await next(messages), ['WRTE', 'CLSE']);
+    if (message.command === 'CLSE') {
+      return output;
+    }
+    output += message.payload.toString('latin1');
+    if (output.length > OUTPUT_BYTES) {
+      throw new AdbProtocolError(`The output of getprop is longer than ${OUTPUT_BYTES} bytes`);
+    }
+    socket.write(encodeMessage('OKAY', STREAM, remote));
+  }
+}
+
+async function next(messages: AsyncGenerator<AdbMessage, void>): Promise<AdbMessage> {
+  const { value } = await messages.next();
+  if (value === undefined) {
+    throw new Error('ADB closed the connection');
+  }
+  return value;
+}
+
+/** Returns the message. @throws AdbProtocolError when the message is not one of the expected, or is for another stream. */
+function demand(message: AdbMessage, expected: readonly AdbMessage['command'][]): AdbMessage {
+  const isOfStream = message.command === 'CNXN' || message.arg1 === STREAM;
+  if (!expected.includes(message.command) || !isOfStream) {
+    throw new AdbProtocolError(`ADB answered ${message.command} where ${expected.join(' or ')} must come`);
+  }
+  return message;
+}

@@ -1,0 +1,112 @@
+/**
+ * Writes and reads the messages of ADB. A message has a header of six words of four bytes, the lowest byte first: command, two arguments,
+ * length and sum of the payload's bytes, and the command with all bits inverted. The peer is not trusted: the payloads and the number of
+ * messages are bounded.
+ */
+
+/** Version of the protocol in which both ends send and check sums. An end with a later version then does so, too. */
+export const ADB_VERSION = 0x01000000;
+/** Largest payload in bytes of that version. */
+export const LARGEST_PAYLOAD = 4096;
+/** Number of messages in one conversation. A question takes five; the rest is for output in several parts. */
+const MOST_MESSAGES = 16;
+
+const HEADER_BYTES = 24;
+
+const COMMANDS = ['CNXN', 'AUTH', 'STLS', 'OPEN', 'OKAY', 'WRTE', 'CLSE'] as const;
+export type AdbCommand = (typeof COMMANDS)[number];
+
+export interface AdbMessage {
+  command: AdbCommand;
+  arg0: number;
+  arg1: number;
+  payload: Buffer;
+}
+
+/** Error if the peer does not speak ADB as the protocol demands. */
+export class AdbProtocolError extends Error {
+  override readonly name = 'AdbProtocolError';
+}
+
+/** Returns a message as bytes. `arg0` and `arg1` are unsigned numbers of 32 bits. */
+export function encodeMessage(
+  command: AdbCommand,
+  arg0: number,
+  arg1: number,
+  payload: Buffer = Buffer.alloc(0),
+): Buffer {
+  const word = wordOf(command);
+  const header = Buffer.alloc(HEADER_BYTES);
+  for (const [index, value] of [word, arg0, arg1, payload.length, sumOf(payload), ~word >>> 0].entries()) {
+    header.writeUInt32LE(value, index * 4);
+  }
+  return Buffer.concat([header, payload]);
+}
+
+/**
+ * Reads the messages of a peer. It ends when the bytes end between two messages.
+ *
+ * @throws AdbProtocolError when a header or sum is wrong, a payload is too long, there are too many messages, or the bytes end within
+ * a message.
+ */
+export async function* readMessages(bytes: AsyncIterable<Buffer>): AsyncGenerator<AdbMessage, void> {
+  let rest: Buffer = Buffer.alloc(0);
+  let count = 0;
+  for await (const chunk of bytes) {
+    rest = Buffer.concat([rest, chunk]);
+    for (;;) {
+      const message = parseMessage(rest);
+      if (message === undefined) {
+        break;
+      }
+      count += 1;
+      if (count > MOST_MESSAGES) {
+        throw new AdbProtocolError(`The peer sent more than ${MOST_MESSAGES} messages`);
+      }
+      rest = rest.subarray(HEADER_BYTES + message.payload.length);
+      yield message;
+    }
+  }
+  if (rest.length > 0) {
+    throw new AdbProtocolError('The connection ended within a message');
+  }
+}
+
+/** Returns the first message; undefined if it is not complete. A wrong header is an error before its payload is complete. */
+function parseMessage(bytes: Buffer): AdbMessage | undefined {
+  if (bytes.length < HEADER_BYTES) {
+    return undefined;
+  }
+  const { length, sum, ...header } = parseHeader(bytes);
+  if (bytes.length < HEADER_BYTES + length) {
+    return undefined;
+  }
+  const payload = bytes.subarray(HEADER_BYTES, HEADER_BYTES + length);
+  if (sumOf(payload) !== sum) {
+    throw new AdbProtocolError('The peer sent a payload with a wrong sum');
+  }
+  return { ...header, payload };
+}
+
+function parseHeader(bytes: Buffer): Omit<AdbMessage, 'payload'> & { length: number; sum: number } {
+  const at = (index: number): number => bytes.readUInt32LE(index * 4);
+  const command = COMMANDS.find((one) => wordOf(one) === at(0));
+  if (command === undefined || at(5) !== ~at(0) >>> 0) {
+    throw new AdbProtocolError('The peer sent a header that is not of ADB');
+  }
+  const length = at(3);
+  if (length > LARGEST_PAYLOAD) {
+    throw new AdbProtocolError(`The peer sent a payload of ${length} bytes, over ${LARGEST_PAYLOAD}`);
+  }
+  return { command, arg0: at(1), arg1: at(2), length, sum: at(4) };
+}
+
+/** Returns the four letters of a command as one word. */
+function wordOf(command: AdbCommand): number {
+  return Buffer.from(command, 'latin1').readUInt32LE();
+}
+
+/** A payload has at most 4,096 bytes, so the sum fits a word. */
+function sumOf(payload: Buffer): number {
+  return payload.reduce((sum, byte) => sum + byte, 0);
+}

@@ -1,0 +1,74 @@
+/** Finds out regularly whether this host can run emulators, and with which system images. */
+import { isDeepStrictEqual } from 'node:util';
+import { messageOf } from '../../base/errors.ts';
+import { pause, rest } from '../../base/time.ts';
+import type { EmulatorOffer } from '../drivers/driver.ts';
+import type { DriverOfEmulators } from '../drivers/hostdrivers.ts';
+import type { Network } from '../network/network.ts';
+import type { AgentConfig } from './config.ts';
+
+/** Time between two looks at the SDK. People install system images seldom, and a look reads some hundred small files. */
+const LOOK_MILLISECONDS = 30_000;
+/** Time limit of a look. A folder on a network may never answer, and the agent must start without it. */
+const ANSWER_MILLISECONDS = 10_000;
+
+export class EmulatorOffers {
+  readonly #ask: () => Promise<EmulatorOffer>;
+  /** Look under way. A folder that never answers is not asked a second time. */
+  #asked: Promise<EmulatorOffer> | undefined;
+  #last: EmulatorOffer | undefined;
+
+  constructor(
+    { emulator }: Pick<AgentConfig, 'emulator'>,
+    { emulators, network }: { emulators: Pick<DriverOfEmulators, 'offer'>; network: Pick<Network, 'name'> },
+  ) {
+    const refusal = whyNone(emulator, network);
+    this.#ask = async () => refusal ?? (await emulators.offer());
+  }
+
+  /** Returns the present offer. Never rejects: a fault is the reason why the host offers none. */
+  async ask(): Promise<EmulatorOffer> {
+    this.#asked ??= this.#ask()
+      .catch((error: unknown) => none(`The SDK of the host cannot be read: ${messageOf(error)}`))
+      .finally(() => {
+        this.#asked = undefined;
+      });
+    const seconds = ANSWER_MILLISECONDS / 1000;
+    const late = new AbortController();
+    const limit = pause(ANSWER_MILLISECONDS, late.signal).then(
+      () => none(`The SDK of the host was not read within ${seconds} s`),
+      () => none('The look has ended'),
+    );
+    this.#last = await Promise.race([this.#asked, limit]);
+    late.abort();
+    return this.#last;
+  }
+
+  /** Asks until the signal aborts, and calls `changed` with each offer that differs from the one before. */
+  async run(signal: AbortSignal, changed: (offer: EmulatorOffer) => void): Promise<void> {
+    while (!signal.aborted) {
+      await rest(LOOK_MILLISECONDS, signal);
+      const before = this.#last;
+      const offer = await this.ask();
+      if (!isDeepStrictEqual(offer, before)) {
+        changed(offer);
+      }
+    }
+  }
+}
+
+function whyNone(
+  emulator: AgentConfig['emulator'],
+  { name }: Pick<Network, 'name'>,
+): EmulatorOffer | undefined {
+  if (emulator === undefined) {
+    return none('emulator.sdk is not set in the configuration of the agent of this host');
+  }
+  return name === 'nat'
+    ? undefined
+    : none(`The network driver ${name} has no namespaces for emulators; set network.driver to nat`);
+}
+
+function none(message: string): EmulatorOffer {
+  return { kind: 'none', message };
+}

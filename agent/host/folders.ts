@@ -1,0 +1,51 @@
+/** Checks that folders in the configuration do not overlap with the folders of the agent. */
+import { realpathSync } from 'node:fs';
+import { basename, dirname, join, relative } from 'node:path';
+import { isMissing } from '../../base/errors.ts';
+
+interface Folders {
+  dataDirectory: string;
+  images: { sharedRoots: readonly string[]; storageFolder?: string | undefined };
+  emulator?: { sdk: string } | undefined;
+}
+
+/**
+ * Returns a message for each shared root or SDK that overlaps with a folder of the agent. Anybody may use files of shared roots as
+ * images, and each emulator can read the SDK. The agent's own folders contain its keys and the disks of VMs. Symbolic links are followed.
+ */
+export function folderMistakes({ dataDirectory, images, emulator }: Folders): string[] {
+  const { sharedRoots, storageFolder } = images;
+  const own = { dataDirectory, ...(storageFolder && { 'images.storageFolder': storageFolder }) };
+  const mistakes = (setting: string, folder: string, consequence: string): string[] =>
+    Object.entries(own)
+      .filter(([, other]) => overlap(realPath(folder), realPath(other)))
+      .map(([name, other]) => `${setting}: ${folder} and ${name} (${other}) overlap. ${consequence}`);
+  const shared = 'Users who make Images could read files of the agent there';
+  return [
+    ...sharedRoots.flatMap((root) => mistakes('images.sharedRoots', root, shared)),
+    ...(emulator === undefined
+      ? []
+      : mistakes('emulator.sdk', emulator.sdk, 'Emulators could read files of the agent there')),
+  ];
+}
+
+function overlap(one: string, other: string): boolean {
+  return holds(one, other) || holds(other, one);
+}
+
+function holds(folder: string, path: string): boolean {
+  const way = relative(folder, path);
+  return way !== '..' && !way.startsWith('../');
+}
+
+/** Returns the path with symbolic links resolved. If the end of the path does not exist yet, only the existing part is resolved. */
+function realPath(path: string): string {
+  try {
+    return realpathSync(path);
+  } catch (error) {
+    if (!isMissing(error) || dirname(path) === path) {
+      throw error;
+    }
+    return join(realPath(dirname(path)), basename(path));
+  }
+}

@@ -1,0 +1,134 @@
+/** Asks running emulators over ADB whether Android has booted, and afterwards whether it still answers. */
+import { isDeepStrictEqual } from 'node:util';
+import { ADB_PORT } from '../../api/v1alpha1/names.ts';
+import { rest } from '../../base/time.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { askBooted, BootAnswer } from '../adb/booted.ts';
+import type { MachineRecord, Runtime } from './machine.ts';
+
+/** Time between two questions while Android boots, or does not answer. Each question is a short connection. */
+const BOOTING_MILLISECONDS = 2_000;
+/** Time between two questions to Android that answers. It is the default of a kubelet's readiness probe. */
+const BOOTED_MILLISECONDS = 10_000;
+/** Number of failed questions in a row after which a booted Android counts as not ready. It is a kubelet's default. */
+const FAILURES = 3;
+
+/** Messages for users about an emulator that does not answer as booted. They have no details, which the guest could change at will. */
+const BOOTING: Readonly<Record<Exclude<BootAnswer['kind'], 'booted'>, string>> = {
+  silent: 'Android boots; ADB does not answer yet',
+  booting: 'Android boots; ADB answers, and the boot is not complete yet',
+  wantsKey:
+    'ADB wants a key, so the host cannot see whether Android boots; use a system image without this key',
+  wrong: `Android boots; port ${ADB_PORT} answers, but not as ADB`,
+};
+const LOST: typeof BOOTING = {
+  silent: 'Android has booted, but ADB no longer answers',
+  booting: 'Android boots again; ADB answers, and the boot is not complete yet',
+  wantsKey: 'Android has booted, but ADB now wants a key',
+  wrong: `Android has booted, but port ${ADB_PORT} no longer answers as ADB`,
+};
+
+export interface BootPollerOptions {
+  ask: typeof askBooted;
+  /** Saves in the record that Android has booted in this run. */
+  booted: (record: MachineRecord) => void;
+  /** Called with a machine's uid when its readiness has changed. */
+  changed: (uid: string) => void;
+  /** Called when an answer could not be processed. */
+  onError: (uid: string, error: unknown) => void;
+  /** Waits between two questions, in milliseconds. */
+  wait?: typeof rest;
+}
+
+export class BootPoller {
+  readonly #polls = new Map<string, AbortController>();
+  readonly #options: BootPollerOptions;
+
+  constructor(options: BootPollerOptions) {
+    this.#options = options;
+  }
+
+  /** If the Pod's emulator runs, starts its questions, else ends them. If it booted before, the Pod's condition `Ready` applies first. */
+  follow(pod: Readonly<Pod>, runtime: Runtime): void {
+    const { uid } = runtime.folder;
+    if (runtime.state.kind !== 'running') {
+      this.#polls.get(uid)?.abort();
+      this.#polls.delete(uid);
+      runtime.readiness = undefined;
+      return;
+    }
+    if (!this.#polls.has(uid)) {
+      const end = new AbortController();
+      this.#polls.set(uid, end);
+      runtime.readiness = firstReadiness(pod, runtime.record);
+      void this.#run(runtime, end.signal);
+    }
+  }
+
+  close(): void {
+    for (const end of this.#polls.values()) {
+      end.abort();
+    }
+    this.#polls.clear();
+  }
+
+  async #run(runtime: Runtime, signal: AbortSignal): Promise<void> {
+    const { onError, wait = rest } = this.#options;
+    let failures = 0;
+    while (!signal.aborted) {
+      try {
+        // A paused guest cannot answer, which says nothing about Android.
+        const answer = isPaused(runtime) ? undefined : await this.#ask(runtime, signal);
+        if (answer !== undefined && !signal.aborted) {
+          failures = answer.kind === 'booted' ? 0 : failures + 1;
+          this.#take(runtime, answer, failures);
+        }
+      } catch (error) {
+        onError(runtime.folder.uid, error);
+      }
+      const isFine = runtime.record.booted === true && failures === 0;
+      await wait(isFine ? BOOTED_MILLISECONDS : BOOTING_MILLISECONDS, signal);
+    }
+  }
+
+  async #ask({ address }: Readonly<Runtime>, signal: AbortSignal): Promise<BootAnswer> {
+    return address === undefined
+      ? { kind: 'silent', message: 'The emulator has no address' }
+      : await this.#options.ask({ host: address, port: ADB_PORT }, signal);
+  }
+
+  #take(runtime: Runtime, answer: BootAnswer, failures: number): void {
+    const { record, readiness: before } = runtime;
+    const isFirst = answer.kind === 'booted' && record.booted !== true;
+    if (isFirst) {
+      this.#options.booted(record);
+    }
+    const stays = before?.ready === true && failures < FAILURES;
+    runtime.readiness = stays && answer.kind !== 'booted' ? before : readinessOf(answer, record);
+    if (isFirst || !isDeepStrictEqual(runtime.readiness, before)) {
+      this.#options.changed(runtime.folder.uid);
+    }
+  }
+}
+
+function isPaused({ state }: Readonly<Runtime>): boolean {
+  return state.kind === 'running' && state.paused;
+}
+
+function readinessOf(
+  { kind }: Pick<BootAnswer, 'kind'>,
+  { booted }: Readonly<MachineRecord>,
+): NonNullable<Runtime['readiness']> {
+  if (kind === 'booted') {
+    return { ready: true, message: 'Android has booted, and ADB answers' };
+  }
+  return { ready: false, message: (booted === true ? LOST : BOOTING)[kind] };
+}
+
+function firstReadiness(pod: Readonly<Pod>, record: Readonly<MachineRecord>): Runtime['readiness'] {
+  if (record.booted !== true) {
+    return readinessOf({ kind: 'silent' }, record);
+  }
+  const said = pod.status?.conditions?.find(({ type }) => type === 'Ready');
+  return { ready: said?.status === 'True', message: said?.message ?? '' };
+}

@@ -1,0 +1,45 @@
+/** The parts of a machine's steps that only emulators have. An emulator needs no image, seed or screen, but the machine of its VM. */
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
+import type { EmulatorLaunchPlan } from '../drivers/driver.ts';
+import { driverOf } from '../drivers/hostdrivers.ts';
+import { ownUser } from '../processes/users.ts';
+import type { Host } from './host.ts';
+import { needed, type Operation, type Runtime } from './machine.ts';
+import { connectNamespace } from './network.ts';
+import { requirePairedVM } from './pair.ts';
+import { holdPorts } from './ports.ts';
+import { grantedSize } from './resize.ts';
+
+/** Chooses the port of an emulator with exposure Host, and creates the emulator's folder. */
+export async function createEmulator(
+  host: Host,
+  { record, folder, state }: Runtime,
+  emulator: EmulatorMachine,
+): Promise<void> {
+  await holdPorts(host, record);
+  const driver = driverOf(host, record);
+  if (state.kind !== 'absent') {
+    // An earlier agent process ended before it had completed the machine's folder.
+    await driver.delete(folder);
+  }
+  await driver.create(folder, { guest: { emulator }, runAs: ownUser(host, record) }, undefined);
+  host.records.update(record, { created: true });
+}
+
+/**
+ * Connects an emulator to the network and returns the plan of its start.
+ *
+ * @throws ReasonedError `VMNotRunning` when the paired VM does not run on this host, or a reason of the network.
+ */
+export async function prepareEmulator(
+  host: Host,
+  runtime: Runtime,
+  operation: Operation,
+  emulator: EmulatorMachine,
+): Promise<EmulatorLaunchPlan> {
+  const { record } = runtime;
+  await requirePairedVM(host, emulator);
+  const network = await connectNamespace(host, runtime, emulator);
+  const size = grantedSize(record, needed(operation.desired));
+  return { guest: { emulator }, runAs: ownUser(host, record), ...size, network };
+}

@@ -1,0 +1,55 @@
+/** Makes the plans with which a driver creates, starts and resumes a machine. */
+import type { LaunchPlan, VmLaunchPlan, VmPlan } from '../drivers/driver.ts';
+import type { GuestNetwork } from '../network/network.ts';
+import { ownUser } from '../processes/users.ts';
+import { prepareEmulator } from './emulator.ts';
+import type { Host } from './host.ts';
+import { type MachineRecord, needed, type Operation, type Runtime, type StartedSize } from './machine.ts';
+import { connect } from './network.ts';
+import { grantedSize } from './resize.ts';
+import { prepareSeed } from './seed.ts';
+import { prepareVnc } from './vnc.ts';
+
+interface Start {
+  plan: LaunchPlan;
+  /** Change of the machine's record, to be saved before the start. */
+  change: Partial<MachineRecord>;
+}
+
+/** Connects a machine to the network, prepares the files of its start, and returns the plan of the start. */
+export async function prepareStart(host: Host, runtime: Runtime, operation: Operation): Promise<Start> {
+  const { record } = runtime;
+  if (record.emulator !== undefined) {
+    const plan = await prepareEmulator(host, runtime, operation, record.emulator);
+    const { cpu, memoryBytes } = plan;
+    return { plan, change: { startedWith: { cpu, memoryBytes }, booted: false } };
+  }
+  const seed = await prepareSeed(host, runtime, operation);
+  const network = await connect(host, runtime);
+  const vnc = await prepareVnc(host, runtime);
+  const plan = { ...launchPlan(host, record, operation, network), seed, vnc };
+  return { plan, change: { startedWith: sizeOf(plan, record), seeded: seed !== undefined } };
+}
+
+export function machinePlan(host: Host, record: MachineRecord, { desired }: Operation): VmPlan {
+  const vm = needed(record.machine);
+  const blank = vm.image?.type === 'empty' ? vm.image.sizeBytes : undefined;
+  const diskSizeBytes = needed(desired).diskSizeBytes ?? vm.diskSizeBytes ?? blank;
+  return { guest: { vm, diskSizeBytes, iso: record.isoPath }, runAs: ownUser(host, record) };
+}
+
+export function launchPlan(
+  host: Host,
+  record: MachineRecord,
+  operation: Operation,
+  network: GuestNetwork,
+): VmLaunchPlan {
+  const size = grantedSize(record, needed(operation.desired));
+  return { ...machinePlan(host, record, operation), ...size, network };
+}
+
+/** Returns the size with which a machine is started. The machine's disk is never smaller than its image. */
+function sizeOf({ cpu, memoryBytes, guest }: VmLaunchPlan, { base }: MachineRecord): StartedSize {
+  const diskSizeBytes = Math.max(guest.diskSizeBytes ?? 0, base?.virtualSizeBytes ?? 0);
+  return { cpu, memoryBytes, ...(diskSizeBytes > 0 && { diskSizeBytes }) };
+}

@@ -1,0 +1,74 @@
+/** Makes the report about a machine that the agent writes into the Pod's condition for the operator. */
+import type { MachineReport } from '../../api/v1alpha1/machine.ts';
+import { ADB_PORT } from '../../api/v1alpha1/names.ts';
+import { lastWords, MESSAGE_LENGTH } from '../../kube/podstatus.ts';
+import { displayReport } from './displayreport.ts';
+import type { MachineRecord, Runtime } from './machine.ts';
+import { holdsPorts } from './portclaims.ts';
+
+/** Limit of the message in the report, in characters. */
+const REPORT_MESSAGE_LENGTH = 512;
+/** Number of characters with which JSON escapes one character. */
+const LONGEST_ESCAPE = 6;
+/** Characters in the report for the key of the message, its quotes and its comma. */
+const MESSAGE_KEY_LENGTH = 16;
+
+interface ReportFacts extends Pick<MachineReport, 'message'> {
+  accelerator: string | undefined;
+  /** Hash of the wanted state that the machine fulfils; undefined while it does not fulfil it. */
+  desiredHash: string | undefined;
+  /** Address of this host. */
+  hostAddress: string;
+}
+
+/** Returns the report. Its message is cut so that the report fits into a condition: the operator cannot read a report that was cut. */
+export function reportOf(runtime: Readonly<Runtime>, { message, ...facts }: ReportFacts): MachineReport {
+  const report = factsOf(runtime, facts);
+  const room = MESSAGE_LENGTH - MESSAGE_KEY_LENGTH - JSON.stringify(report).length;
+  const length = Math.max(2, Math.min(REPORT_MESSAGE_LENGTH, Math.floor(room / LONGEST_ESCAPE)));
+  return { ...report, ...defined('message', message && lastWords(message, length)) };
+}
+
+function factsOf(
+  runtime: Readonly<Runtime>,
+  { accelerator, desiredHash, hostAddress }: ReportFacts,
+): MachineReport {
+  const { record, operation, guest } = runtime;
+  return {
+    ...defined('desiredHash', desiredHash),
+    ...defined('restartedAt', record.restartedAt),
+    ...defined('revertedAt', record.revertedAt),
+    ...record.startedWith,
+    ...defined('progressPercent', operation?.progressPercent),
+    ...defined('bytesPerSecond', operation?.bytesPerSecond),
+    ...defined('accelerator', accelerator),
+    ...defined('imageDigest', record.base?.digest),
+    ...defined('guestAgentConnected', guest?.connected),
+    ...defined('guest', guest?.facts),
+    ...defined('endpoints', chosenPorts(record)),
+    ...displayReport(runtime),
+    ...defined('adb', adbOf(runtime, hostAddress)),
+  };
+}
+
+/** Returns the address and port for ADB of a running emulator; undefined for VMs. `hostAddress` is the address of this host. */
+function adbOf({ record, state, address }: Readonly<Runtime>, hostAddress: string): MachineReport['adb'] {
+  if (record.emulator === undefined || state.kind !== 'running') {
+    return undefined;
+  }
+  if (record.emulator.exposure === 'PairedVM') {
+    return address === undefined ? undefined : { address, port: ADB_PORT };
+  }
+  const port = record.automaticPorts.find(({ guestPort }) => guestPort === ADB_PORT)?.hostPort;
+  return port === undefined ? undefined : { address: hostAddress, port };
+}
+
+function chosenPorts(record: Readonly<MachineRecord>): number[] | undefined {
+  const { automaticPorts } = record;
+  const hasPorts = automaticPorts.length > 0 && holdsPorts(record);
+  return hasPorts ? automaticPorts.map(({ hostPort }) => hostPort) : undefined;
+}
+
+function defined<K extends string, V>(key: K, value: V | undefined): Partial<Record<K, V>> {
+  return value === undefined ? {} : ({ [key]: value } as Record<K, V>);
+}

@@ -1,0 +1,38 @@
+/** Sends the Events of long steps: for the object of a machine, or for its Pod. */
+import { API_VERSION } from '../../api/v1alpha1/names.ts';
+import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
+import type { EventText } from '../../kube/events.ts';
+import type { Host } from './host.ts';
+import { type MachineDocument, needed, type Operation } from './machine.ts';
+
+/** Sends a `Normal` Event for the machine's VM or Emulator. */
+export function tell(
+  host: Host,
+  { machine, emulator }: Readonly<MachineDocument>,
+  reason: Reason,
+  action: string,
+  message: string,
+): void {
+  const regarding =
+    emulator === undefined
+      ? { apiVersion: API_VERSION, kind: 'VM', metadata: needed(machine).vm }
+      : { apiVersion: API_VERSION, kind: 'Emulator', metadata: emulator.emulator };
+  host.event(regarding, { type: 'Normal', reason, action, message });
+}
+
+/** Sends a `Normal` Event for the machine's Pod. The operator sends the Event for the VM when it sees the new state of the Pod. */
+export function tellPod(
+  host: Host,
+  operation: Operation,
+  reason: Reason,
+  action: string,
+  message: string,
+): void {
+  event(host, operation, { type: 'Normal', reason, action, message });
+}
+
+export function event(host: Host, { pod }: Operation, text: EventText<SaidReason>): void {
+  if (pod !== undefined) {
+    host.event(pod, text);
+  }
+}
