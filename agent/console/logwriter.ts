@@ -51,7 +51,7 @@ const WRITER_INTERVAL_MILLISECONDS = 5;
  * keeps its process id. The log writer is its child.
  */
 const PROGRAM = String.raw`
-my ($limit, @command) = @ARGV;
+my ($limit, $errors, @command) = @ARGV;
 # The starter writes a byte when this process is in its control group. The writer is then in it too.
 sysread(STDIN, my $go, 1) or exit 1;
 pipe(my $serial, my $guest) or die "pipe: $!\n";
@@ -63,7 +63,7 @@ if ($writer) {
   close $mark;
   # The command has both ends of its input open, so that the input never ends.
   open(STDIN, '+<', '${TERMINAL}') or die "${TERMINAL}: $!\n";
-  for ([\*STDOUT, $guest], [\*STDERR, $words]) {
+  for ([\*STDOUT, $guest], [\*STDERR, $errors eq 'serial' ? $guest : $words]) {
     open($_->[0], '>&', $_->[1]) or die "descriptors: $!\n";
   }
   exec { $command[0] } @command or die "$command[0]: $!\n";
@@ -122,10 +122,13 @@ unlink '${LOGGING}';
 
 /**
  * Returns a command line that waits for a byte on standard input, then runs `command` and stores its output in the working directory:
- * the standard output as the log `serial`, and the errors as the log `hypervisor`.
+ * the standard output as the log `serial`, and the standard error as the log `errors`.
  */
-export function withLogWriter(command: readonly string[]): [string, ...string[]] {
-  return ['perl', '-e', PROGRAM, String(SEGMENT_BYTES), ...command];
+export function withLogWriter(
+  command: readonly string[],
+  errors: LogName = 'hypervisor',
+): [string, ...string[]] {
+  return ['perl', '-e', PROGRAM, String(SEGMENT_BYTES), errors, ...command];
 }
 
 /** Waits until the log writer has stored all output and ended, but at most 2 s. Call this function when the hypervisor has ended. */
@@ -137,8 +140,14 @@ export async function logsWritten(folder: string): Promise<void> {
 }
 
 async function isWriting(folder: string): Promise<boolean> {
+  const pid = await logWriterPid(folder);
+  return pid !== undefined && (await identify(pid)) !== undefined;
+}
+
+/** Returns the process id of the machine's log writer, or undefined if it has ended in order. */
+export async function logWriterPid(folder: string): Promise<number | undefined> {
   const pid = await undefinedIf(isMissing, readFile(join(folder, LOGGING), 'utf8'));
-  return pid !== undefined && (await identify(Number(pid))) !== undefined;
+  return pid === undefined ? undefined : Number(pid);
 }
 
 /** Removes the output of the hypervisor's last start. This includes the single file that an earlier version of the agent used. */

@@ -272,4 +272,7 @@ export interface Driver {
 }
 
 /** Reasons of a failed start. The error's message contains the last lines of the hypervisor's log. */
-export type StartReason = Extract<Reason, 'StartFailed' | 'OutOfMemory' | 'PortTaken' | 'DiskInvalid'>;
+export type StartReason = Extract<
+  Reason,
+  'StartFailed' | 'OutOfMemory' | 'PortTaken' | 'DiskInvalid' | 'SystemImageMissing' | 'AccelerationMissing'
+>;

@@ -114,6 +114,31 @@ export class MachineCgroups {
     return 0;
   }
 
+  /** Returns the ids of the processes in the machine's control groups. */
+  async processes(machineUid: string): Promise<number[]> {
+    const pids = new Set<number>();
+    for (const { path } of await this.#roots()) {
+      const text = await textOf(join(path, GROUP, machineUid, 'cgroup.procs'));
+      text
+        .split('\n')
+        .map(Number)
+        // The kernel shows 0 for a process outside the agent's pid namespace.
+        .filter((pid) => pid > 0)
+        .forEach((pid) => pids.add(pid));
+    }
+    return [...pids];
+  }
+
+  /** Prevents the machine's processes from starting others, until the next {@link add} sets the limits again. */
+  async forbidForks(machineUid: string): Promise<void> {
+    for (const { path, controllers } of await this.#roots()) {
+      if (controllers.includes('pids')) {
+        // The group may be missing.
+        await undefinedIf(isOfSystem, writeFile(join(path, GROUP, machineUid, 'pids.max'), '0'));
+      }
+    }
+  }
+
   /** Removes the machine's control groups. Call this function after the machine's last process has ended. */
   async remove(machineUid: string): Promise<void> {
     for (const { path } of await this.#roots()) {

@@ -2,12 +2,19 @@
  * Implements the driver for Android emulators. All lasting data about a machine is in its folder; the driver object has only the
  * watches of processes and the stores of logs.
  */
+import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
+import { type EmulatorMachine, systemImageName } from '../../../api/v1alpha1/emulatormachine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { ConsoleLog } from '../../console/store.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import type { RunAs } from '../../../base/exec.ts';
+import { listFolders } from '../../../base/files.ts';
+import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
+import { MachineCgroups } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
+import { SHARED_RUN_AS } from '../../processes/users.ts';
 import {
   type Accelerator,
   type DiskCopy,
@@ -24,69 +31,123 @@ import {
   type PortForward,
   StreamRefused,
 } from '../driver.ts';
-import { NO_COMMAND, NO_CONSOLE, NO_DISK_COPY, NO_FORWARD, NO_SCREEN, NO_SUSPEND } from './refusals.ts';
+import { makeMachineFolder } from '../statefile.ts';
+import { acceleration } from './acceleration.ts';
+import { makeFiles, removeFiles } from './files.ts';
+import { type EmulatorContext, EmulatorProcess, type StopOptions } from './machine.ts';
+import {
+  NO_COMMAND,
+  NO_CONSOLE,
+  NO_DISK_COPY,
+  NO_FORWARD,
+  NO_REVERT,
+  NO_SCREEN,
+  NO_SUSPEND,
+} from './refusals.ts';
+import { HOST_ABI, programOf, scan, type SdkOptions } from './sdk.ts';
+import { newState, STATE_FILE } from './state.ts';
 
 export interface EmulatorDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
   dataDirectory: string;
   /** Folder of the Android SDK on this host. Undefined if the configuration names none; the host then offers no emulators. */
   sdk: string | undefined;
-  /** Path of the emulator's program. Undefined means `emulator/emulator` in the SDK. */
+  /** Path of the emulator's program on this host. Undefined means `emulator/emulator` in the SDK. */
   program: string | undefined;
   logger: Logger;
-  /** Root directory for the processes of machines that must outlive the agent's container. */
+  /**
+   * Root directory for the processes of machines that must outlive the agent's container. Emulators do not use it. If it is given,
+   * they run in the host's own file system, which also has the SDK.
+   */
   ownRoot?: OwnRoot | undefined;
+}
+
+interface Held {
+  process: EmulatorProcess;
+  console: ConsoleStore;
 }
 
 export class EmulatorDriver implements Driver {
   readonly name = 'emulator';
   readonly #root: string;
-  readonly #options: EmulatorDriverOptions;
+  readonly #sdk: SdkOptions;
+  readonly #context: EmulatorContext;
+  readonly #held = new Map<string, Held>();
   readonly #handlers: ((uid: string) => void)[] = [];
 
-  constructor(options: EmulatorDriverOptions) {
-    this.#options = options;
-    this.#root = join(options.dataDirectory, 'machines');
+  constructor({ dataDirectory, sdk, program, logger, ownRoot }: EmulatorDriverOptions) {
+    this.#root = join(dataDirectory, 'machines');
+    const isRoot = process.getuid?.() === 0;
+    this.#sdk = { sdk, program, isRoot, hostRoot: ownRoot === undefined ? '' : '/proc/1/root' };
+    this.#context = {
+      logger,
+      cgroups: new MachineCgroups(logger),
+      changed: (uid) => {
+        for (const handler of this.#handlers) {
+          handler(uid);
+        }
+      },
+      follow: (folder) => this.#of(folder).console.start(),
+    };
   }
 
   /** Returns the system images of this host, or the reason why it runs no emulators. It reads the SDK's folders at each call. */
   async offer(): Promise<EmulatorOffer> {
-    const { sdk } = this.#options;
-    return {
-      kind: 'none',
-      message: sdk === undefined ? 'No SDK is set' : 'This release runs no emulators yet',
-    };
+    return await scan(this.#sdk);
   }
 
   async probe(): Promise<Accelerator[]> {
-    return [];
+    const offer = await this.offer();
+    if (offer.kind === 'none') {
+      this.#context.logger.info({ why: offer.message }, 'This host runs no emulators');
+      return [];
+    }
+    const accelerator = (await this.#acceleration()) === undefined ? 'tcg' : 'kvm';
+    return [{ architecture: HOST_ABI.architecture, accelerator }];
   }
 
-  async create(_folder: MachineFolder, _plan: MachinePlan<EmulatorGuest>): Promise<void> {
-    throw new ReasonedError('CreateFailed', `This release creates no emulators in ${this.#root} yet`);
+  async create(folder: MachineFolder, plan: MachinePlan<EmulatorGuest>): Promise<void> {
+    const { emulator } = plan.guest;
+    await this.#requireImage(emulator);
+    const runAs = this.#userOf(plan);
+    await makeMachineFolder(this.#root, folder.path);
+    await makeFiles(folder.path, emulator, runAs);
+    await this.#of(folder).process.state.replace(newState({ ...emulator, runAs }));
   }
 
-  async start(_folder: MachineFolder, _plan: EmulatorLaunchPlan): Promise<void> {
-    throw new ReasonedError('StartFailed', 'This release starts no emulators yet');
+  async start(folder: MachineFolder, plan: EmulatorLaunchPlan): Promise<void> {
+    const { process } = this.#of(folder);
+    if ((await process.inspect()).kind === 'running') {
+      return;
+    }
+    if ((await process.state.read()) === undefined) {
+      throw new ReasonedError('StartFailed', 'The machine was not created completely');
+    }
+    await this.#requireImage(plan.guest.emulator);
+    const { sdk = '', hostRoot } = this.#sdk;
+    await process.start({
+      plan: { ...plan, runAs: this.#userOf(plan) },
+      program: programOf(this.#sdk),
+      sdk,
+      acceleration: await this.#acceleration(),
+      isContained: hostRoot !== '',
+    });
   }
 
-  async stop(
-    _folder: MachineFolder,
-    _options: { graceMilliseconds: number; hurry?: AbortSignal },
-  ): Promise<void> {
-    // This release has no emulators.
+  async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
+    await this.#of(folder).process.stop(options);
   }
 
-  async pause(_folder: MachineFolder): Promise<void> {
-    // This release has no emulators.
+  async pause(folder: MachineFolder): Promise<void> {
+    await this.#of(folder).process.setPaused(true);
   }
 
-  async unpause(_folder: MachineFolder): Promise<void> {
-    // This release has no emulators.
+  async unpause(folder: MachineFolder): Promise<void> {
+    await this.#of(folder).process.setPaused(false);
   }
 
   async suspend(): Promise<void> {
-    throw new ReasonedError('StartFailed', NO_SUSPEND);
+    throw new Error(NO_SUSPEND);
   }
 
   async resume(): Promise<void> {
@@ -94,7 +155,7 @@ export class EmulatorDriver implements Driver {
   }
 
   async revert(): Promise<void> {
-    throw new ReasonedError('CreateFailed', NO_SUSPEND);
+    throw new ReasonedError('CreateFailed', NO_REVERT);
   }
 
   async copyBytes(): Promise<number> {
@@ -105,28 +166,39 @@ export class EmulatorDriver implements Driver {
     throw new ReasonedError('NoDisk', NO_DISK_COPY);
   }
 
-  async delete(_folder: MachineFolder): Promise<void> {
-    // This release has no emulators.
+  async delete(folder: MachineFolder): Promise<void> {
+    const { process, console } = this.#of(folder);
+    await process.end();
+    process.close();
+    console.close();
+    this.#held.delete(folder.uid);
+    await removeFiles(folder.path);
+    // The machine's folder is removed last. While it exists, a failed removal of the machine is repeated.
+    await process.state.removeFolder();
   }
 
-  async inspect(_folder: MachineFolder): Promise<MachineState> {
-    return { kind: 'absent' };
+  async inspect(folder: MachineFolder): Promise<MachineState> {
+    const found = await undefinedIf(isMissing, stat(folder.path));
+    return found === undefined ? { kind: 'absent' } : await this.#of(folder).process.inspect();
   }
 
   async list(): Promise<FoundMachine[]> {
-    return [];
+    const found: FoundMachine[] = [];
+    for (const uid of await listFolders(this.#root)) {
+      const path = join(this.#root, uid);
+      if ((await undefinedIf(isMissing, stat(join(path, STATE_FILE)))) !== undefined) {
+        found.push({ uid, path, runAs: await this.#recordedUser({ uid, path }), base: undefined });
+      }
+    }
+    return found;
   }
 
   onChange(handler: (uid: string) => void): void {
     this.#handlers.push(handler);
   }
 
-  console(_folder: MachineFolder): ConsoleLog {
-    return {
-      async *read() {
-        // This release has no emulators.
-      },
-    };
+  console(folder: MachineFolder): ConsoleLog {
+    return this.#of(folder).console;
   }
 
   async connectConsole(): Promise<Duplex> {
@@ -150,6 +222,57 @@ export class EmulatorDriver implements Driver {
   }
 
   async close(): Promise<void> {
-    this.#handlers.length = 0;
+    for (const { process, console } of this.#held.values()) {
+      process.close();
+      console.close();
+    }
+    this.#held.clear();
+  }
+
+  #of(folder: MachineFolder): Held {
+    const known = this.#held.get(folder.uid);
+    if (known !== undefined) {
+      return known;
+    }
+    const made = {
+      process: new EmulatorProcess(folder, this.#context),
+      console: new ConsoleStore(folder.path, { log: 'serial', logger: this.#context.logger }),
+    };
+    this.#held.set(folder.uid, made);
+    return made;
+  }
+
+  async #requireImage(emulator: EmulatorMachine): Promise<void> {
+    const offer = await this.offer();
+    if (offer.kind === 'none') {
+      throw new ReasonedError('SystemImageMissing', offer.message);
+    }
+    const name = systemImageName(emulator);
+    if (!offer.systemImages.includes(name)) {
+      const others = offer.systemImages.join(', ');
+      throw new ReasonedError(
+        'SystemImageMissing',
+        `This host has no system image ${name}. It has ${others}`,
+      );
+    }
+  }
+
+  async #acceleration(): ReturnType<typeof acceleration> {
+    return await acceleration(this.#sdk.hostRoot, this.#sdk.isRoot);
+  }
+
+  /** Returns the Linux user of the machine's process. If the agent is root, the machine never runs as root. */
+  #userOf({ runAs }: Pick<MachinePlan, 'runAs'>): RunAs | undefined {
+    return this.#sdk.isRoot ? (runAs ?? SHARED_RUN_AS) : undefined;
+  }
+
+  async #recordedUser(folder: MachineFolder): Promise<RunAs | undefined> {
+    try {
+      return (await this.#of(folder).process.state.read())?.runAs;
+    } catch (error) {
+      // The error is only logged here, because every later step of this machine reports it again.
+      this.#context.logger.error({ err: error, uid: folder.uid }, 'The state of a machine cannot be read');
+      return undefined;
+    }
   }
 }

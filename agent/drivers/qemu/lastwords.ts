@@ -1,9 +1,7 @@
 /** Makes messages for users from the last lines of QEMU's log and the way in which QEMU ended. */
-import { open } from 'node:fs/promises';
-import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { isMissing, undefinedIf } from '../../../base/errors.ts';
-import { appendedLog, listSegments, logsWritten } from '../../console/logwriter.ts';
+import { logsWritten } from '../../console/logwriter.ts';
+import { logTail } from '../../console/tail.ts';
 import { type StartReason } from '../driver.ts';
 import type { ExitStatus } from '../launch.ts';
 
@@ -16,36 +14,13 @@ const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z /;
 /** Returns the last lines of the hypervisor's output; empty if there is no output. Call it when the hypervisor has ended. */
 async function lastWords(folder: string): Promise<string> {
   await logsWritten(folder);
-  let tail = '';
-  for (const path of logFiles(folder)) {
-    tail = (tail + (await tailOf(path))).slice(-TAIL_BYTES);
-  }
+  const tail = await logTail(folder, 'hypervisor', TAIL_BYTES);
   return tail
     .split('\n')
     .map((line) => line.replace(TIMESTAMP, '').trimEnd())
     .filter((line) => line !== '')
     .slice(-TAIL_LINES)
     .join('\n');
-}
-
-function logFiles(folder: string): string[] {
-  const segments = listSegments(folder, 'hypervisor');
-  return segments.length > 0 ? segments.map(({ path }) => path) : [join(folder, appendedLog('hypervisor'))];
-}
-
-async function tailOf(path: string): Promise<string> {
-  const handle = await undefinedIf(isMissing, open(path, 'r'));
-  if (handle === undefined) {
-    return '';
-  }
-  try {
-    const { size } = await handle.stat();
-    const start = Math.max(0, size - TAIL_BYTES);
-    const { buffer, bytesRead } = await handle.read(Buffer.alloc(size - start), 0, size - start, start);
-    return buffer.toString('utf8', 0, bytesRead);
-  } finally {
-    await handle.close();
-  }
 }
 
 /** Message about a hypervisor that used more memory than its limit: the guest's memory and the overhead together. */

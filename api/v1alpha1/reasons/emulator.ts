@@ -29,6 +29,14 @@ export const EMULATOR_REASONS = {
     says: 'The SDK of the host has no system image of this platform and type',
     todo: 'Install the system image on the host, or create the emulator with one that the message names',
   },
+  AccelerationMissing: {
+    seen: { Emulator: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] },
+    class: 'final',
+    ofHost: true,
+    by: 'agent',
+    says: 'The emulator needs virtualization by the processor, which its user may not use on this host',
+    todo: 'Give all users or the group kvm the right to read and write /dev/kvm, and create the emulator again',
+  },
   ArchitectureNotAllowed: {
     seen: { Emulator: ['Scheduled'] },
     class: 'mendable',

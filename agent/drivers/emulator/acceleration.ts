@@ -1,0 +1,36 @@
+/** Finds out whether the user of a machine may use the processor's virtualization. */
+import { constants } from 'node:fs';
+import { open, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import { isOfSystem, undefinedIf } from '../../../base/errors.ts';
+
+const DEVICE = '/dev/kvm';
+const READ_AND_WRITE = { all: 0o006, group: 0o060 };
+
+export interface Acceleration {
+  /** Groups (gid) that the process needs to open the device; at most one. */
+  groups: readonly number[];
+}
+
+/**
+ * Returns how a machine's user may open the device of KVM, or undefined if it may not, or if the device does not work. The emulator
+ * opens the device as the machine's user, so the right of root alone is not enough.
+ */
+export async function acceleration(hostRoot: string, isRoot: boolean): Promise<Acceleration | undefined> {
+  const path = join(hostRoot, DEVICE);
+  const handle = await undefinedIf(isOfSystem, open(path, constants.O_RDWR | constants.O_NONBLOCK));
+  if (handle === undefined) {
+    return undefined;
+  }
+  await handle.close();
+  return isRoot ? accessOf(await stat(path)) : { groups: [] };
+}
+
+/** Returns the groups with which a user who is not root may read and write a file; undefined if there are none. */
+export function accessOf({ mode, gid }: { mode: number; gid: number }): Acceleration | undefined {
+  if ((mode & READ_AND_WRITE.all) === READ_AND_WRITE.all) {
+    return { groups: [] };
+  }
+  // A process in the group of root could read other files of the host.
+  return (mode & READ_AND_WRITE.group) === READ_AND_WRITE.group && gid !== 0 ? { groups: [gid] } : undefined;
+}

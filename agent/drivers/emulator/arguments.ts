@@ -1,0 +1,87 @@
+/** The command line and the environment of an emulator. */
+import { ADB_PORT } from '../../../api/v1alpha1/names.ts';
+import { AVD_NAME } from './avd.ts';
+
+/** Port of the emulator's console on the loopback address of its network namespace. */
+export const CONSOLE_PORT = 5554;
+/**
+ * Port of the ADB server that an emulator looks for at its start. No program listens there. At the usual port, a server of somebody else
+ * in the same namespace would show the emulator.
+ */
+const NO_SERVER_PORT = 5038;
+/** Programs of the system that the emulator starts. */
+const PATH = '/usr/sbin:/usr/bin:/sbin:/bin';
+const MEBIBYTE = 1024 ** 2;
+
+export interface EmulatorCommand {
+  program: string;
+  uid: string;
+  cpu: number;
+  memoryBytes: number;
+  /** Whether the emulator may use the processor's virtualization. */
+  isAccelerated: boolean;
+  dnsServer: string;
+}
+
+/** Groups words of a command line. */
+export function words(...values: string[]): string[] {
+  return values;
+}
+
+/** Returns the argument by which a process is found as the one of this machine. */
+export function processMark(uid: string): string {
+  return uid;
+}
+
+export function commandLine(command: EmulatorCommand): [string, ...string[]] {
+  return [
+    command.program,
+    ...words('-avd', AVD_NAME, '-id', processMark(command.uid)),
+    // There is no screen, no sound and no snapshot: each boot is a cold boot, and nothing is saved.
+    ...words('-no-window', '-no-audio', '-no-boot-anim', '-no-snapshot', '-gpu', 'swiftshader_indirect'),
+    // These switches keep away processes that would outlive the emulator, and reports to its vendor.
+    ...words('-no-metrics', '-feature', '-BluetoothEmulation', '-feature', '-Uwb'),
+    ...words('-cores', String(command.cpu), '-memory', String(Math.floor(command.memoryBytes / MEBIBYTE))),
+    // With `on`, an emulator without virtualization ends at once, and says the reason.
+    ...words('-accel', command.isAccelerated ? 'on' : 'auto'),
+    // The network alone guards ADB. There is no gRPC: with a port and no token it has no password.
+    ...words('-ports', `${CONSOLE_PORT},${ADB_PORT}`, '-skip-adb-auth'),
+    ...words('-dns-server', command.dnsServer, '-show-kernel'),
+  ];
+}
+
+/** Names of the folders in a machine's folder that belong to the machine's user. */
+export const FOLDERS = {
+  /** Home of the user, with the token of the console. */
+  home: 'home',
+  temporary: 'tmp',
+  /** Folder for sockets and for the file by which programs discover the emulator. */
+  runtime: 'run',
+} as const;
+
+/** Folder of AVDs in a machine's folder. It belongs to root, so that the user cannot replace the AVD by a link. */
+export const AVDS = 'avd';
+
+/**
+ * Returns the environment of an emulator. `folder` is the path of the machine's folder, as the emulator sees it. The emulator shares
+ * no file with another emulator of the host.
+ */
+export function environment(folder: string, sdk: string): Record<string, string> {
+  const home = `${folder}/${FOLDERS.home}`;
+  const temporary = `${folder}/${FOLDERS.temporary}`;
+  return {
+    PATH,
+    LC_ALL: 'C',
+    HOME: home,
+    USER: AVD_NAME,
+    LOGNAME: AVD_NAME,
+    TMPDIR: temporary,
+    ANDROID_TMP: temporary,
+    XDG_RUNTIME_DIR: `${folder}/${FOLDERS.runtime}`,
+    ANDROID_HOME: sdk,
+    ANDROID_SDK_ROOT: sdk,
+    ANDROID_EMULATOR_HOME: `${home}/.android`,
+    ANDROID_AVD_HOME: `${folder}/${AVDS}`,
+    ANDROID_ADB_SERVER_PORT: String(NO_SERVER_PORT),
+  };
+}

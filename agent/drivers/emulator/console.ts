@@ -1,0 +1,160 @@
+/**
+ * Client of the emulator's console, a protocol of lines. An answer ends with a line that begins with `OK` or `KO`. The console shows
+ * that an emulator runs, and its command `kill` ends the emulator in order.
+ *
+ * The console listens on the loopback address of the machine's network namespace. A process of Node.js cannot enter a namespace, so a
+ * small Perl program enters it and copies bytes. Perl runs the log writer too, so it is on every host.
+ */
+import { type ChildProcessByStdio, spawn } from 'node:child_process';
+import { Duplex, type Readable, type Writable } from 'node:stream';
+import { readLines } from '../../../base/lines.ts';
+import { CONSOLE_PORT } from './arguments.ts';
+
+/** Limits of the console's output in bytes. The longest answer that is read, the greeting, has about 300 bytes. */
+const LINE_LIMIT_BYTES = 4 * 1024;
+const OUTPUT_LIMIT_BYTES = 64 * 1024;
+/** Time limit of the console's answer to a command. An emulator whose host is overloaded answers within seconds. */
+const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
+
+/**
+ * Source code of the helper, without modules. It connects as soon as a program listens, and tries for a number of seconds. The
+ * constants are AF_INET and SOCK_STREAM.
+ */
+const HELPER = String.raw`
+my ($port, $seconds) = @ARGV;
+my $end = time + $seconds;
+my $address = pack('S n a4 x8', 2, $port, "\x7f\0\0\1");
+my $console;
+until (socket($console, 2, 1, 0) && connect($console, $address)) {
+  exit 1 if time > $end;
+  select(undef, undef, undef, 0.02);
+}
+while (1) {
+  my $ready = '';
+  vec($ready, fileno $_, 1) = 1 for $console, \*STDIN;
+  select($ready, undef, undef, undef);
+  for ([\*STDIN, $console], [$console, \*STDOUT]) {
+    next unless vec($ready, fileno $_->[0], 1);
+    sysread($_->[0], my $bytes, 65536) or exit 0;
+    defined syswrite($_->[1], $bytes) or exit 0;
+  }
+}
+`;
+
+const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
+
+type Child = ChildProcessByStdio<Writable, Readable, null>;
+
+/** Connects to the console in a network namespace as soon as it listens, within `seconds`. The stream ends if it does not listen. */
+export function connectInside(namespace: string, seconds: number): Duplex {
+  const parameters = [
+    `--net=${namespace}`,
+    '--',
+    'perl',
+    '-e',
+    HELPER,
+    String(CONSOLE_PORT),
+    String(seconds),
+  ];
+  const child: Child = spawn('nsenter', parameters, {
+    stdio: ['pipe', 'pipe', 'ignore'],
+    env: ENVIRONMENT,
+  });
+  const stream = Duplex.from({ readable: child.stdout, writable: child.stdin });
+  // An error may come before the caller listens, and an error that nobody handles would end the agent.
+  stream.on('error', () => undefined);
+  stream.once('close', () => void child.kill('SIGKILL'));
+  child.once('error', (error) => stream.destroy(error));
+  return stream;
+}
+
+/** Error of the console: it refused a command, or did not speak its protocol. */
+export class ConsoleError extends Error {
+  override readonly name = 'ConsoleError';
+}
+
+/** Reads the console's answers one after the other. @throws ConsoleError when the console refuses or breaks its protocol. */
+export class ConsoleClient {
+  readonly #stream: Duplex;
+  #answer = Promise.withResolvers<string>();
+  #bytes = 0;
+
+  constructor(stream: Duplex) {
+    this.#stream = stream;
+    this.#answer.promise.catch(() => undefined);
+    stream.on('error', (error) => this.#fail(error.message));
+    stream.on('close', () => this.#fail('The console closed the connection'));
+    stream.on('end', () => this.#fail('The console closed the connection'));
+    stream.on('data', (chunk: Buffer) => {
+      this.#bytes += chunk.length;
+      if (this.#bytes > OUTPUT_LIMIT_BYTES) {
+        stream.destroy(new Error(`The console wrote more than ${OUTPUT_LIMIT_BYTES} bytes`));
+      }
+    });
+    readLines(stream, LINE_LIMIT_BYTES, (line) => this.#take(line.trimEnd()));
+  }
+
+  /** Waits for the greeting, which the console sends when the emulator runs. */
+  async greeted(timeoutMilliseconds: number): Promise<void> {
+    await this.#next(timeoutMilliseconds);
+  }
+
+  /** Sends a command and waits until the console accepts it. */
+  async command(line: string): Promise<void> {
+    this.#stream.write(`${line}\n`);
+    await this.#next(ANSWER_TIMEOUT_MILLISECONDS);
+  }
+
+  close(): void {
+    this.#stream.destroy();
+  }
+
+  async #next(timeoutMilliseconds: number): Promise<void> {
+    const timer = setTimeout(() => {
+      this.#fail(`The console did not answer within ${timeoutMilliseconds} ms`);
+    }, timeoutMilliseconds);
+    try {
+      const answer = await this.#answer.promise;
+      if (!/^OK\b/.test(answer)) {
+        throw new ConsoleError(`The console refused the command: ${printable(answer)}`);
+      }
+      this.#answer = Promise.withResolvers<string>();
+      this.#answer.promise.catch(() => undefined);
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  #take(line: string): void {
+    if (/^(OK|KO)\b/.test(line)) {
+      this.#answer.resolve(line);
+    }
+  }
+
+  #fail(message: string): void {
+    this.#answer.reject(new ConsoleError(message));
+  }
+}
+
+/** Longest part of an answer that is shown, in characters. */
+const SHOWN_CHARACTERS = 200;
+
+function printable(text: string): string {
+  return text.slice(0, SHOWN_CHARACTERS).replaceAll(/[^\x20-\x7e]/g, '?');
+}
+
+/**
+ * Asks the emulator to end, as `adb emu kill` does. The console needs the token of the file in the emulator's home first.
+ *
+ * @throws ConsoleError when the console does not accept the command.
+ */
+export async function killByConsole(stream: Duplex, token: string): Promise<void> {
+  const client = new ConsoleClient(stream);
+  try {
+    await client.greeted(ANSWER_TIMEOUT_MILLISECONDS);
+    await client.command(`auth ${token}`);
+    await client.command('kill');
+  } finally {
+    client.close();
+  }
+}

@@ -1,0 +1,84 @@
+/**
+ * The files of an emulator's machine. The folder itself and the folder of AVDs belong to root. The folders in them belong to the
+ * machine's user, who may put anything there. So root never follows a path into them, but only creates and removes entries of them
+ * while no process of the user lives.
+ */
+import { lchown, mkdir, open, readdir, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { run, type RunAs } from '../../../base/exec.ts';
+import type { EmulatorMachine } from '../../../api/v1alpha1/emulatormachine.ts';
+import { AVDS, FOLDERS } from './arguments.ts';
+import { AVD_NAME, avdFiles } from './avd.ts';
+
+/**
+ * Path at which the emulator sees its machine's folder, by a mount in its own mount namespace. The real path leads through the folder
+ * of all machines, which only root may enter. The path is short, because the path of a socket may have only 107 bytes.
+ */
+export const MACHINE_PLACE = '/run/berth-machine';
+
+const OWN_MODE = 0o700;
+/** The machine's user reads the description of its AVD, but cannot replace it. */
+const AVDS_MODE = 0o755;
+const INI_MODE = 0o644;
+/** Largest number of locks that are removed. An emulator makes one for each of its disks, and two others. */
+const LOCKS_LIMIT = 64;
+const TOKEN_FILE = '.emulator_console_auth_token';
+/** Time limit for the removal of a machine's files. A data disk has few files, but a user may make millions of others. */
+const REMOVE_TIMEOUT_MILLISECONDS = 300_000;
+
+/** Creates the folders and the AVD again. @throws ReasonedError `CreateFailed` when the device is unknown. */
+export async function makeFiles(
+  folder: string,
+  emulator: EmulatorMachine,
+  runAs: RunAs | undefined,
+): Promise<void> {
+  const { ini, config } = avdFiles(emulator, join(MACHINE_PLACE, AVDS));
+  await removeTrees([...Object.values(FOLDERS), AVDS].map((name) => join(folder, name)));
+  const avds = join(folder, AVDS);
+  const disks = join(avds, `${AVD_NAME}.avd`);
+  await mkdir(avds, { mode: AVDS_MODE });
+  await writeFile(join(avds, `${AVD_NAME}.ini`), ini, { mode: INI_MODE });
+  await mkdir(disks, { mode: OWN_MODE });
+  await writeFile(join(disks, 'config.ini'), config, { mode: 0o600 });
+  await own(join(disks, 'config.ini'), runAs);
+  await own(disks, runAs);
+  for (const name of Object.values(FOLDERS)) {
+    await mkdir(join(folder, name), { mode: OWN_MODE });
+    await own(join(folder, name), runAs);
+  }
+}
+
+/** Removes locks of an earlier process, and writes the token of the console. No process of the machine may live. */
+export async function prepareStart(folder: string, token: string, runAs: RunAs | undefined): Promise<void> {
+  const disks = join(folder, AVDS, `${AVD_NAME}.avd`);
+  const names = (await undefinedIf(isMissing, readdir(disks))) ?? [];
+  const locks = names.filter((name) => name.endsWith('.lock')).slice(0, LOCKS_LIMIT);
+  await removeTrees(locks.map((name) => join(disks, name)));
+  const path = join(folder, FOLDERS.home, TOKEN_FILE);
+  await removeTrees([path]);
+  // The flag x refuses a link in place of the file.
+  const file = await open(path, 'wx', 0o600);
+  try {
+    await file.writeFile(token);
+    await (runAs && file.chown(runAs.uid, runAs.gid));
+  } finally {
+    await file.close();
+  }
+}
+
+/** Removes all files that belong to the emulator. The state file stays, so that a failed removal is repeated. */
+export async function removeFiles(folder: string): Promise<void> {
+  await removeTrees([...Object.values(FOLDERS), AVDS].map((name) => join(folder, name)));
+}
+
+/** Removes files and folders. Unlike Node.js, the program `rm` removes folders in folders of any depth. It follows no link. */
+async function removeTrees(paths: readonly string[]): Promise<void> {
+  await run('rm', ['-rf', '--', ...paths], { timeoutMilliseconds: REMOVE_TIMEOUT_MILLISECONDS });
+}
+
+async function own(path: string, runAs: RunAs | undefined): Promise<void> {
+  if (runAs !== undefined) {
+    await lchown(path, runAs.uid, runAs.gid);
+  }
+}

@@ -1,0 +1,82 @@
+/** Makes messages for users from the last lines of an emulator's log and the way in which the emulator ended. */
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { logsWritten } from '../../console/logwriter.ts';
+import { logTail } from '../../console/tail.ts';
+import type { StartReason } from '../driver.ts';
+import type { ExitStatus } from '../launch.ts';
+
+/** Part of the log in which errors are looked for, in bytes. Lines of the guest's kernel may follow an error. */
+const TAIL_BYTES = 64 * 1024;
+/** Limits of the lines in a message. They fit, beside other text, into a Pod's container message of at most 4096 characters. */
+const WORDS_CHARACTERS = 2048;
+const WORDS_LINES = 12;
+/** Number of lines that a message has if none of them is an error. */
+const OTHER_LINES = 4;
+
+/** Line of the emulator or of the guest's kernel that names an error. */
+const PROBLEM = /^\s*(FATAL|ERROR|PANIC)\b|Kernel panic/;
+/** Line that may hold an ADB key. People show messages to others. */
+const KEY = /adb\w*key|PRIVATE KEY|QAAAA[A-Za-z0-9+/]{16}/i;
+const UNPRINTABLE = /[^\x20-\x7e\u00a0-\uffff]/g;
+
+/** Returns the lines of an emulator's output that tell the most about its end. */
+export function choose(output: string): string {
+  const lines = output
+    .split('\n')
+    .map((line) => line.replaceAll(UNPRINTABLE, ' ').trim())
+    .filter((line) => line !== '' && !KEY.test(line));
+  const problems = lines.filter((line) => PROBLEM.test(line)).slice(-WORDS_LINES);
+  const words = problems.length > 0 ? problems : lines.slice(-OTHER_LINES);
+  return words.join('\n').slice(-WORDS_CHARACTERS);
+}
+
+/** Returns the last words since the start whose output begins at `from`. Call it when the emulator has ended. */
+async function lastWords(folder: string, from: number): Promise<string> {
+  await logsWritten(folder);
+  // The programs that start the emulator write to the second log.
+  const [own, starter] = await Promise.all([
+    logTail(folder, 'serial', TAIL_BYTES, from),
+    logTail(folder, 'hypervisor', TAIL_BYTES),
+  ]);
+  return choose(`${starter}\n${own}`);
+}
+
+export const OUT_OF_MEMORY =
+  'The emulator reached the memory limit of its machine, and the kernel of the host ended it';
+
+export function describeExit(status: ExitStatus | undefined): string {
+  if (status?.signal) {
+    return `The emulator was ended by ${status.signal}`;
+  }
+  if (typeof status?.code === 'number') {
+    return `The emulator ended with code ${status.code}`;
+  }
+  return 'The emulator ended';
+}
+
+/** Returns the text `what`, followed by the emulator's last words. */
+export async function exitMessage(folder: string, from: number, what: string): Promise<string> {
+  const words = await lastWords(folder, from);
+  return words === '' ? what : `${what}: ${words}`;
+}
+
+/** Reasons of a failed start, with words of the emulator that show the reason. The first pattern that fits counts. */
+const REASONS: [RegExp, StartReason][] = [
+  [
+    /requires hardware acceleration|acceleration is not|KVM (is )?required|\/dev\/kvm/i,
+    'AccelerationMissing',
+  ],
+  [/AVD system path|system image|kernel-ranchu|ramdisk\.img/i, 'SystemImageMissing'],
+  [
+    /too many emulator instances|address already in use|port.{0,40}(in use|taken|bound)|could not bind/i,
+    'PortTaken',
+  ],
+  [/cannot allocate memory|cannot set up guest memory/i, 'OutOfMemory'],
+];
+
+/** Returns the error of a failed start, with the emulator's last words and the reason that they show. */
+export async function startError(folder: string, from: number, what: string): Promise<ReasonedError> {
+  const message = await exitMessage(folder, from, what);
+  const reason = REASONS.find(([pattern]) => pattern.test(message))?.[1] ?? 'StartFailed';
+  return new ReasonedError(reason, message);
+}

@@ -1,0 +1,273 @@
+/** Controls one emulator: the state file in its folder, its processes and its console. */
+import type { Logger } from 'pino';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { hasCode, messageOf, undefinedIfSync } from '../../../base/errors.ts';
+import { findByArgument, isAlive, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
+import type { MachineCgroups } from '../../processes/cgroup.ts';
+import type { MachineFolder, MachineState } from '../driver.ts';
+import { ProcessGroup } from '../group.ts';
+import { ProcessWatch } from '../processwatch.ts';
+import type { StateFile } from '../statefile.ts';
+import { logEnd } from '../../console/tail.ts';
+import { processMark } from './arguments.ts';
+import { ConsoleClient, connectInside, killByConsole } from './console.ts';
+import { prepareStart } from './files.ts';
+import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
+import { type EmulatorStart, launchEmulator } from './launch.ts';
+import { type EmulatorState, stateFile } from './state.ts';
+
+/** Time limit of a start, until the console answers. The emulator opens its console within seconds, long before its guest has booted. */
+const START_TIMEOUT_MILLISECONDS = 60_000;
+/** Time to wait for the emulator's end after its console has failed, because a process that ends closes its sockets first. */
+const EXIT_NOTICE_MILLISECONDS = 500;
+/** Time that the connection to the console of a running emulator may take. */
+const CONNECT_SECONDS = 2;
+/** Time between two looks at the end of the grace. */
+const STEP_MILLISECONDS = 100;
+
+/** Objects that all machines of the driver share. */
+export interface EmulatorContext {
+  logger: Logger;
+  cgroups: MachineCgroups;
+  /** Called when the state of a machine may have changed. */
+  changed: (uid: string) => void;
+  /** Begins to store the log of a running machine. */
+  follow: (folder: MachineFolder) => void;
+}
+
+export interface StopOptions {
+  graceMilliseconds: number;
+  /** Signal that ends the grace early. */
+  hurry?: AbortSignal;
+}
+
+export class EmulatorProcess {
+  readonly state: StateFile<EmulatorState>;
+  readonly #folder: MachineFolder;
+  readonly #context: EmulatorContext;
+  readonly #group: ProcessGroup;
+  #watch: ProcessWatch | undefined;
+  #settling: Promise<EmulatorState> | undefined;
+  #closed = false;
+
+  constructor(folder: MachineFolder, context: EmulatorContext) {
+    this.#folder = folder;
+    this.#context = context;
+    this.#group = new ProcessGroup(folder, context.cgroups);
+    this.state = stateFile(folder.path);
+  }
+
+  async inspect(): Promise<MachineState> {
+    let state = await this.state.read();
+    if (state?.live === true) {
+      const identity = await this.process();
+      if (identity !== undefined) {
+        await this.#adopt(identity, state);
+        return { kind: 'running', pid: identity.pid, guestStarted: !state.paused, paused: state.paused };
+      }
+      state = await this.#settle();
+    }
+    return state?.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
+  }
+
+  /** Returns the machine's live main process, if any. An earlier agent may have started the process without recording it. */
+  async process(): Promise<ProcessIdentity | undefined> {
+    const state = await this.state.read();
+    if (state === undefined || !state.live) {
+      return undefined;
+    }
+    const identity = state.process ?? (await findByArgument(processMark(this.#folder.uid)));
+    return identity !== undefined && (await isAlive(identity)) ? identity : undefined;
+  }
+
+  async start(start: EmulatorStart): Promise<void> {
+    const { path } = this.#folder;
+    await this.#group.end(undefined);
+    const { token } = await this.state.update({
+      intent: 'run',
+      live: true,
+      paused: false,
+      process: undefined,
+      end: undefined,
+      namespace: start.plan.network.path,
+      runAs: start.plan.runAs,
+      logStart: await logEnd(path, 'serial'),
+    });
+    try {
+      await prepareStart(path, token, start.plan.runAs);
+      await this.#bringUp(start);
+    } catch (error) {
+      throw await this.#failedStart(error);
+    }
+  }
+
+  async stop(options: StopOptions): Promise<void> {
+    const known = await this.state.read();
+    if (known === undefined) {
+      return;
+    }
+    const { paused } = await this.state.update({ intent: 'stop' });
+    const identity = await this.process();
+    this.#watch?.expectExit();
+    if (identity !== undefined && options.graceMilliseconds > 0 && !paused) {
+      await this.#endInOrder(identity, known, options);
+    }
+    await this.end();
+    await this.state.update({ live: false, paused: false, end: undefined, process: undefined });
+  }
+
+  /** Ends all processes of the machine at once, also those that have outlived the emulator. */
+  async end(): Promise<void> {
+    const identity = await this.process();
+    this.#letGo();
+    await this.#group.end(identity);
+    await this.#context.cgroups.remove(this.#folder.uid);
+  }
+
+  /** Stops or continues all processes. The state file is written first, so that the next agent completes the step if this agent dies. */
+  async setPaused(paused: boolean): Promise<void> {
+    await this.state.update({ paused });
+    const identity = await this.process();
+    if (identity !== undefined) {
+      await this.#group.signal(identity, paused ? 'SIGSTOP' : 'SIGCONT');
+    }
+  }
+
+  /** Ends the watch of the machine's process for good. */
+  close(): void {
+    this.#closed = true;
+    this.#letGo();
+  }
+
+  async #bringUp(start: EmulatorStart): Promise<void> {
+    const { identity, exited } = await launchEmulator(this.#folder, start, this.#context.cgroups);
+    await this.state.update({ process: identity });
+    const stream = connectInside(start.plan.network.path, START_TIMEOUT_MILLISECONDS / 1000);
+    exited.then(
+      () => stream.destroy(),
+      () => undefined,
+    );
+    const console = new ConsoleClient(stream);
+    try {
+      await console.greeted(START_TIMEOUT_MILLISECONDS);
+    } catch (error) {
+      if (!(await waitForExit(identity, EXIT_NOTICE_MILLISECONDS))) {
+        throw error;
+      }
+      await this.#group.end(identity);
+      throw await this.#startError(describeExit(await exited));
+    } finally {
+      console.close();
+    }
+    this.#open(identity).watch(exited);
+    this.#context.follow(this.#folder);
+  }
+
+  /** Ends the processes after a failed start, and returns the error. */
+  async #failedStart(cause: unknown): Promise<ReasonedError> {
+    await this.end();
+    await this.state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
+    return cause instanceof ReasonedError ? cause : await this.#startError(messageOf(cause));
+  }
+
+  async #startError(what: string): Promise<ReasonedError> {
+    const { logStart = 0 } = (await this.state.read()) ?? {};
+    return await startError(this.#folder.path, logStart, what);
+  }
+
+  /**
+   * Asks the emulator to end, by its console or, if the console does not accept the command, by SIGTERM. How the emulator handles
+   * SIGTERM is not documented, so the console comes first. Resolves when the emulator has ended or the grace is over.
+   */
+  async #endInOrder(
+    identity: ProcessIdentity,
+    { namespace = '', token }: EmulatorState,
+    { graceMilliseconds, hurry }: StopOptions,
+  ): Promise<void> {
+    const deadline = Date.now() + graceMilliseconds;
+    const over = AbortSignal.any([AbortSignal.timeout(graceMilliseconds), ...(hurry ? [hurry] : [])]);
+    const stream = connectInside(namespace, CONNECT_SECONDS);
+    const abandon = (): void => void stream.destroy();
+    over.addEventListener('abort', abandon, { once: true });
+    try {
+      await killByConsole(stream, token);
+    } catch (error) {
+      const { uid } = this.#folder;
+      this.#context.logger.debug({ uid, err: error }, 'The console of an emulator did not end it');
+      await this.#terminate(identity);
+    } finally {
+      over.removeEventListener('abort', abandon);
+    }
+    while (
+      !over.aborted &&
+      !(await waitForExit(identity, Math.min(STEP_MILLISECONDS, deadline - Date.now())))
+    ) {
+      // The wait has steps, because `hurry` may abort.
+    }
+  }
+
+  async #terminate(identity: ProcessIdentity): Promise<void> {
+    if (await isAlive(identity)) {
+      undefinedIfSync(hasCode('ESRCH'), () => process.kill(identity.pid, 'SIGTERM'));
+    }
+  }
+
+  async #adopt(identity: ProcessIdentity, { paused }: EmulatorState): Promise<void> {
+    if (this.#watch?.identity.pid === identity.pid) {
+      return;
+    }
+    this.#letGo();
+    this.#open(identity);
+    this.#context.follow(this.#folder);
+    // An earlier agent may have died between its note and the signals.
+    await this.#group.signal(identity, paused ? 'SIGSTOP' : 'SIGCONT');
+  }
+
+  #open(identity: ProcessIdentity): ProcessWatch {
+    this.#letGo();
+    this.#watch = new ProcessWatch(identity, () => this.#background(async () => void (await this.#settle())));
+    return this.#watch;
+  }
+
+  #letGo(): void {
+    this.#watch?.expectExit();
+    this.#watch = undefined;
+  }
+
+  /**
+   * Records that the machine's main process has ended, and the reason. Ends the processes that have outlived it. Several callers may
+   * notice the end at the same time.
+   */
+  async #settle(): Promise<EmulatorState> {
+    this.#settling ??= this.#recordEnd().finally(() => {
+      this.#settling = undefined;
+    });
+    return await this.#settling;
+  }
+
+  async #recordEnd(): Promise<EmulatorState> {
+    const { uid, path } = this.#folder;
+    const status = await this.#watch?.exitStatus();
+    const kills = await this.#context.cgroups.memoryKills(uid);
+    await this.end();
+    const { logStart } = await this.state.update({});
+    const message = await exitMessage(path, logStart, kills > 0 ? OUT_OF_MEMORY : describeExit(status));
+    const state = await this.state.change(({ live, intent }) => {
+      const reason = status?.code === 0 ? ('GuestShutdown' as const) : ('Crashed' as const);
+      const end = intent === 'run' ? { end: { reason, message } } : {};
+      return live ? { live: false, paused: false, process: undefined, ...end } : {};
+    });
+    this.#context.changed(uid);
+    return state;
+  }
+
+  #background(work: () => Promise<void>): void {
+    work().catch((error: unknown) => {
+      // After `close` the folder may be deleted, so errors are ignored.
+      if (!this.#closed) {
+        const { uid } = this.#folder;
+        this.#context.logger.error({ uid, err: error }, 'The end of an emulator was not handled');
+      }
+    });
+  }
+}

@@ -1,0 +1,217 @@
+/**
+ * Looks for an Android SDK on this host: the emulator's program, and system images of the host's own architecture. The SDK belongs to
+ * the host's administrator. Its tree may be incomplete, huge or odd, so each read has a limit.
+ */
+import { constants } from 'node:fs';
+import { open, readdir, stat } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { ANDROID_NAME, systemImageName } from '../../../api/v1alpha1/emulatormachine.ts';
+import { isOfSystem, undefinedIf } from '../../../base/errors.ts';
+import type { EmulatorOffer } from '../driver.ts';
+
+export interface SdkOptions {
+  /** Folder of the SDK, or undefined if the configuration names none. */
+  sdk: string | undefined;
+  /** Path of the emulator's program, or undefined for `emulator/emulator` in the SDK. */
+  program: string | undefined;
+  /** Whether machines run as users of their own. They then need rights of all users on the SDK's files. */
+  isRoot: boolean;
+  /** Folder below which the host's files are. It is empty, or in a container `/proc/1/root`. */
+  hostRoot: string;
+}
+
+/** Largest number of entries of a folder that are looked at. The vendor has about 20 platforms, and about 8 types for each. */
+const ENTRIES_LIMIT = 64;
+/** Largest number of offered system images. Each becomes a label of the Node, whose size is limited. */
+const IMAGES_LIMIT = 64;
+/** Limit of a file `source.properties` in bytes. The vendor's files have about 500 bytes. */
+const PROPERTIES_LIMIT_BYTES = 16 * 1024;
+/** Longest name of a system image: the limit of a label's name without its prefix. */
+const NAME_LIMIT = 63;
+/** Folders without which the emulator does not accept an SDK. */
+const FOLDERS = ['platforms', 'platform-tools'];
+/** Files of a system image without which no emulator boots. */
+const IMAGE_FILES = ['kernel-ranchu', 'ramdisk.img', 'system.img'];
+const PROPERTIES = 'source.properties';
+
+/** Rights that a user needs who is neither owner nor in the group. */
+const READ = 0o004;
+const ENTER = 0o001;
+
+/** Names of this host's own architecture. An emulator runs no other architecture. */
+export const HOST_ABI =
+  process.arch === 'arm64'
+    ? { abi: 'arm64-v8a', cpu: 'arm64', architecture: 'arm64' as const }
+    : { abi: 'x86_64', cpu: 'x86_64', architecture: 'amd64' as const };
+
+interface ImageName {
+  platform: string;
+  imageType: string;
+}
+
+/** Returns the folder of a system image, relative to the SDK. */
+export function imageFolder({ platform, imageType }: ImageName): string {
+  return join('system-images', platform, imageType, HOST_ABI.abi);
+}
+
+export function programOf({ sdk = '', program }: Pick<SdkOptions, 'sdk' | 'program'>): string {
+  return program ?? join(sdk, 'emulator', 'emulator');
+}
+
+/** Returns the system images of this host, or the reason why the host runs no emulators. */
+export async function scan(options: SdkOptions): Promise<EmulatorOffer> {
+  const { sdk, hostRoot } = options;
+  if (sdk === undefined) {
+    return none('The configuration of the agent names no SDK (emulator.sdk)');
+  }
+  const problem = await problemOf(options, sdk);
+  if (problem !== undefined) {
+    return none(problem);
+  }
+  const found: string[] = [];
+  let first: string | undefined;
+  for await (const name of imagesIn(join(hostRoot, sdk))) {
+    const fault = await faultOf(name, options);
+    if (fault === undefined) {
+      found.push(systemImageName(name));
+    }
+    first ??= fault;
+    if (found.length === IMAGES_LIMIT) {
+      break;
+    }
+  }
+  if (found.length > 0) {
+    return { kind: 'offered', systemImages: found };
+  }
+  const why = first ?? 'install one with the SDK manager';
+  return none(`The SDK ${sdk} has no usable system image for ${HOST_ABI.abi}: ${why}`);
+}
+
+function none(message: string): EmulatorOffer {
+  return { kind: 'none', message };
+}
+
+/** Returns the first reason for which no emulator can run from this SDK. */
+async function problemOf(options: SdkOptions, sdk: string): Promise<string | undefined> {
+  const { hostRoot, isRoot } = options;
+  for (const name of FOLDERS) {
+    if ((await folderMode(join(hostRoot, sdk, name))) === undefined) {
+      return `The SDK ${sdk} has no folder ${name}`;
+    }
+  }
+  const program = programOf(options);
+  const mode = await fileMode(join(hostRoot, program));
+  const right = isRoot ? ENTER : 0o100;
+  if (mode === undefined || (mode & right) === 0) {
+    return `The emulator ${program} is no file that machines may execute`;
+  }
+  for (const path of isRoot ? [sdk, dirname(program)] : []) {
+    const closed = await closedFolder(hostRoot, path);
+    if (closed !== undefined) {
+      return `The users of machines may not enter ${closed}, so they cannot use the SDK`;
+    }
+  }
+  return undefined;
+}
+
+/** Returns the first folder of a path, from the root on, that others may not enter. */
+async function closedFolder(hostRoot: string, path: string): Promise<string | undefined> {
+  const above = dirname(path);
+  const closed = above === path ? undefined : await closedFolder(hostRoot, above);
+  const mode = closed === undefined ? await folderMode(join(hostRoot, path)) : 0;
+  return closed ?? ((mode ?? 0) & ENTER ? undefined : path);
+}
+
+/** Yields the names of folders that may be system images for this host. */
+async function* imagesIn(sdk: string): AsyncGenerator<ImageName> {
+  const root = join(sdk, 'system-images');
+  for (const platform of await namesIn(root)) {
+    for (const imageType of await namesIn(join(root, platform))) {
+      const name = { platform, imageType };
+      if (isLabel(systemImageName(name)) && (await folderMode(join(sdk, imageFolder(name)))) !== undefined) {
+        yield name;
+      }
+    }
+  }
+}
+
+function isLabel(name: string): boolean {
+  return name.length <= NAME_LIMIT && /[A-Za-z0-9]$/.test(name);
+}
+
+async function namesIn(folder: string): Promise<string[]> {
+  const names = (await undefinedIf(isOfSystem, readdir(folder))) ?? [];
+  return names
+    .filter((name) => ANDROID_NAME.test(name))
+    .sort()
+    .slice(0, ENTRIES_LIMIT);
+}
+
+/** Returns the reason why a system image cannot be used. */
+async function faultOf(name: ImageName, options: SdkOptions): Promise<string | undefined> {
+  const { sdk: own = '', hostRoot, isRoot } = options;
+  const [folder, sdk] = [imageFolder(name), join(hostRoot, own)];
+  const closed = isRoot ? await closedFolder(hostRoot, join(own, folder)) : undefined;
+  if (closed !== undefined) {
+    return `the users of machines may not enter ${closed}`;
+  }
+  for (const file of IMAGE_FILES) {
+    const mode = await fileMode(join(sdk, folder, file));
+    if (mode === undefined || (isRoot && (mode & READ) === 0)) {
+      return `${folder} has no file ${file} that machines may read`;
+    }
+  }
+  const text = await readBounded(join(sdk, folder, PROPERTIES));
+  return text === undefined ? `${folder} has no readable ${PROPERTIES}` : contradiction(name, text);
+}
+
+/** Returns how `source.properties` contradicts the folder's name. */
+export function contradiction({ platform, imageType }: ImageName, text: string): string | undefined {
+  const stated = parseProperties(text);
+  const level = /^android-(\d+)/.exec(platform)?.[1];
+  const wanted: [key: string, value: string | undefined][] = [
+    ['Pkg.Revision', undefined],
+    ['AndroidVersion.ApiLevel', level],
+    ['SystemImage.Abi', HOST_ABI.abi],
+    ['SystemImage.TagId', imageType],
+  ];
+  const wrong = wanted.find(([key, value]) => {
+    const found = stated.get(key);
+    return found === undefined || (value !== undefined && value !== found);
+  });
+  const file = join(imageFolder({ platform, imageType }), PROPERTIES);
+  return wrong && `${file} has no line ${wrong[0]}${wrong[1] === undefined ? '' : `=${wrong[1]}`}`;
+}
+
+function parseProperties(text: string): Map<string, string> {
+  const lines = text.split(/\r?\n/).map((line) => /^\s*([A-Za-z0-9.]+)\s*=\s*(.*?)\s*$/.exec(line));
+  return new Map(lines.flatMap((match) => (match === null ? [] : [[match[1] ?? '', match[2] ?? '']])));
+}
+
+async function folderMode(path: string): Promise<number | undefined> {
+  const found = await undefinedIf(isOfSystem, stat(path));
+  return found?.isDirectory() ? found.mode : undefined;
+}
+
+async function fileMode(path: string): Promise<number | undefined> {
+  const found = await undefinedIf(isOfSystem, stat(path));
+  return found?.isFile() ? found.mode : undefined;
+}
+
+/** Reads a small text file. Returns undefined if it is no file, too large or not readable. A pipe in its place does not block. */
+async function readBounded(path: string): Promise<string | undefined> {
+  const handle = await undefinedIf(isOfSystem, open(path, constants.O_RDONLY | constants.O_NONBLOCK));
+  if (handle === undefined) {
+    return undefined;
+  }
+  try {
+    const found = await handle.stat();
+    if (!found.isFile() || found.size > PROPERTIES_LIMIT_BYTES) {
+      return undefined;
+    }
+    const { buffer, bytesRead } = await handle.read(Buffer.alloc(PROPERTIES_LIMIT_BYTES), 0);
+    return buffer.toString('utf8', 0, bytesRead);
+  } finally {
+    await handle.close();
+  }
+}

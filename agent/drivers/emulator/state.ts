@@ -1,0 +1,42 @@
+/** The state file of an emulator's machine. Only root can write in the machine's folder itself, so the file is the agent's own. */
+import { randomBytes } from 'node:crypto';
+import * as z from 'zod';
+import { StateFile } from '../statefile.ts';
+
+/** Name of the state file. It differs from that of QEMU, so that each driver finds its own machines. */
+export const STATE_FILE = 'emulator.json';
+
+const stateSchema = z.object({
+  version: z.literal(1),
+  platform: z.string(),
+  imageType: z.string(),
+  /** Token of the emulator's console. */
+  token: z.string(),
+  /** Linux user of the machine. Absent if the agent is not root. */
+  runAs: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
+  /** Network namespace of the last start. */
+  namespace: z.string().optional(),
+  /** Position of the log at which the output of the last start begins. */
+  logStart: z.number().int().min(0),
+  /** Purpose of the machine's last step. `run` means that a start is under way or done, and that no end was requested. */
+  intent: z.enum(['run', 'stop']),
+  /** Identity of the machine's process. It is absent while the process is being started. */
+  process: z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() }).optional(),
+  /** Whether a process is being started or was started, and its end has not been noticed. */
+  live: z.boolean(),
+  /** Whether the processes must stand still. */
+  paused: z.boolean(),
+  end: z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() }).optional(),
+});
+export type EmulatorState = z.infer<typeof stateSchema>;
+
+const TOKEN_BYTES = 12;
+
+export function newState(described: Pick<EmulatorState, 'platform' | 'imageType' | 'runAs'>): EmulatorState {
+  const token = randomBytes(TOKEN_BYTES).toString('base64url');
+  return { version: 1, ...described, token, logStart: 0, intent: 'stop', live: false, paused: false };
+}
+
+export function stateFile(folder: string): StateFile<EmulatorState> {
+  return new StateFile(folder, { name: STATE_FILE, schema: stateSchema });
+}
