@@ -5,6 +5,7 @@ import { parseArgs } from 'node:util';
 import { pino } from 'pino';
 import { ReasonedError } from '../api/v1alpha1/reasons.ts';
 import { ConfigError } from '../base/config.ts';
+import { surviveRejections } from '../kube/rejections.ts';
 import { keepReserve } from '../base/reserve.ts';
 import { runAgent } from './host/agent.ts';
 import { type AgentConfig, loadConfig } from './host/config.ts';
@@ -28,6 +29,7 @@ function readArguments(): string {
 
 async function run(config: AgentConfig): Promise<number> {
   const logger = pino({ level: config.logLevel });
+  surviveRejections(logger);
   // Mode 0711 lets helper programs of other users reach their own folders in the data directory. Secrets are in files and folders
   // that only the agent's user can read.
   mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });

@@ -1,5 +1,6 @@
 /** Declares metrics of controllers, caches and the API client. Most have the names of controller-runtime and client-go for dashboards. */
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
+import { unhandledRejections } from './rejections.ts';
 
 /** Buckets of controller-runtime's `controller_runtime_reconcile_time_seconds`. */
 const RECONCILE_BUCKETS = [
@@ -225,6 +226,15 @@ function declareClient(registers: Registry[]) {
       help: 'End of a certificate of this process: serving is its server certificate, client its identity at the API server',
       labelNames: ['certificate'] as const,
       registers,
+    }),
+    unhandledRejections: new Counter({
+      name: 'berth_unhandled_rejections_total',
+      help: 'Rejected promises that nobody handled. Each is a fault of the program, which logs it and goes on',
+      registers,
+      collect() {
+        this.reset();
+        this.inc(unhandledRejections());
+      },
     }),
     eventsSent: new Counter({
       name: 'berth_events_total',

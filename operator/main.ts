@@ -11,6 +11,7 @@ import { loadConfig } from './config/config.ts';
 import { KubeClient } from '../kube/client.ts';
 import { loadConnection } from '../kube/credentials.ts';
 import { createMetrics } from '../kube/metrics.ts';
+import { surviveRejections } from '../kube/rejections.ts';
 import { Transport } from '../kube/transport.ts';
 import { Operator } from './operator.ts';
 import { readUninstallOptions, RefusedError, uninstall } from './uninstall.ts';
@@ -29,6 +30,7 @@ async function main(): Promise<void> {
   const { values } = parseArgs({ options: { config: { type: 'string' }, kubeconfig: { type: 'string' } } });
   const config = loadConfig(values.config);
   const logger = pino({ name: 'berth-operator', level: config.logLevel });
+  surviveRejections(logger);
   const exit = (code: number) => {
     logger.flush();
     process.exit(code);
