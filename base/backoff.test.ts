@@ -21,7 +21,7 @@ describe('back-off', () => {
     expect([backoff.next(), backoff.next(), backoff.next()]).toEqual([100, 150, 200]);
   });
 
-  it('stays at its cap however many failures there are', () => {
+  it('stays at its cap after any number of failures', () => {
     expect([1, 2, 3, 5000].map((failures) => waitAfter(failures, 100, 350))).toEqual([100, 200, 350, 350]);
   });
 });

@@ -18,14 +18,14 @@ async function failureOf(work: Promise<unknown>): Promise<ProgramError> {
   return error;
 }
 
-test('gives what a program wrote, and gives it its input, folder and environment', async () => {
+test('returns the output of a program, and gives it its input, folder and environment', async () => {
   expect(await run('cat', [], { ...SECONDS_30, input: 'é\n' })).toBe('é\n');
   const environment = { PATH: process.env['PATH'], LC_ALL: 'C' };
   expect(await run('pwd', [], { ...SECONDS_30, folder: '/', environment })).toBe('/\n');
   expect(await run('env', [], { ...SECONDS_30, environment: { ...environment, A: 'b' } })).toContain('A=b');
 });
 
-test('a program that gives up before it has read its input says why', async () => {
+test('a program that ends before it has read its input reports its reason', async () => {
   const input = 'x'.repeat(1024 * 1024);
   const error = await failureOf(
     run('sh', ['-c', 'echo no >&2; exit 3'], { ...SECONDS_30, input, name: 'it' }),
@@ -33,12 +33,12 @@ test('a program that gives up before it has read its input says why', async () =
   expect(error).toMatchObject({ message: 'it ended with code 3: no', exitCode: 3, words: 'no' });
 });
 
-test('tells a program that is not installed from one that failed', async () => {
+test('distinguishes a program that is not installed from one that failed', async () => {
   expect(isMissing(await failureOf(run('/no/such/program', [], SECONDS_30)))).toBe(true);
   expect(isMissing(await failureOf(run('false', [], SECONDS_30)))).toBe(false);
 });
 
-test('keeps the end of what a program complains about', async () => {
+test("keeps the end of a program's error output", async () => {
   const script = 'i=0; while [ $i -lt 5000 ]; do echo "line $i" >&2; i=$((i+1)); done; exit 1';
   const { words } = await failureOf(run('sh', ['-c', script], SECONDS_30));
   expect(words.length).toBeLessThanOrEqual(2_000);
@@ -60,7 +60,7 @@ test('is killed at its deadline, at its signal and at its limit of output', asyn
   expect(performance.now() - began).toBeLessThan(SECONDS_30.timeoutMilliseconds / 2);
 });
 
-test('a program that is killed is not waited for longer because one that it started holds its output', async () => {
+test('a killed program is not waited for longer because a child of it holds its output', async () => {
   const script = 'sleep 60 & echo $!; wait';
   const { output, ended, end } = start('sh', ['-c', script]);
   const [pid] = (await once(output, 'data')) as [Buffer];
@@ -75,7 +75,7 @@ test('a program that is killed is not waited for longer because one that it star
   }
 });
 
-test('a program that has ended is not waited for past its deadline because one that it started holds its output', async () => {
+test('an ended program is not waited for past its deadline because a child of it holds its output', async () => {
   const { output, ended } = start('sh', ['-c', 'sleep 60 & echo $!'], { timeoutMilliseconds: 200 });
   const [pid] = (await once(output, 'data')) as [Buffer];
   try {
@@ -85,7 +85,7 @@ test('a program that has ended is not waited for past its deadline because one t
   }
 });
 
-test('a process without descriptors left is told so, and goes on', async () => {
+test('a process without free descriptors gets an error, and goes on', async () => {
   const script = `
     import { openSync } from 'node:fs';
     import { run } from '${import.meta.dirname}/exec.ts';
@@ -97,7 +97,7 @@ test('a process without descriptors left is told so, and goes on', async () => {
   expect(await run('sh', limited, SECONDS_30)).toMatch(/^true cannot be executed: spawn (true )?EMFILE/);
 });
 
-test('reads the files that it is given, while its output is read', async () => {
+test('reads the given files while its output is read', async () => {
   const file = await open(import.meta.filename);
   try {
     const { output, ended } = start('cat', ['/proc/self/fd/3'], { files: [file] });

@@ -45,17 +45,17 @@ async function systemCalls(statement: string): Promise<string[]> {
   return calls.filter((name) => ['write', 'fsync', 'rename'].includes(name));
 }
 
-describe('a file that is written whole', () => {
+describe('a file that is written as a whole', () => {
   it.each([
     ['asynchronously', 'await writeWhole'],
     ['at once', 'writeWholeSync'],
-  ])('%s is on the disk before it has its name, and then the name is', async (_, call) => {
+  ])('%s is synced to the disk before the rename, and the folder after it', async (_, call) => {
     const calls = await systemCalls(`${call}(${JSON.stringify(file)}, 'text')`);
     expect(calls).toEqual(['write', 'fsync', 'rename', 'fsync']);
     expect(await readFile(file, 'utf8')).toBe('text');
   });
 
-  it('replaces what was there, and is for its owner alone', async () => {
+  it('replaces the earlier file, and only its owner may read it', async () => {
     await writeWhole(file, 'one');
     writeWholeSync(file, 'two');
     expect(await readFile(file, 'utf8')).toBe('two');
@@ -63,20 +63,20 @@ describe('a file that is written whole', () => {
     expect(await readdir(folder)).toEqual(['file']);
   });
 
-  it('holds what was asked for last, however many ask at once', async () => {
+  it('has the content of the last of several calls at once', async () => {
     const texts = Array.from({ length: 50 }, (_, number) => String(number).repeat(10_000));
     await Promise.all(texts.map((text) => writeWhole(file, text)));
     expect(await readFile(file, 'utf8')).toBe(texts.at(-1));
     expect(await readdir(folder)).toEqual(['file']);
   });
 
-  it('takes the place of what a process left that was killed', async () => {
+  it('replaces the temporary file of a process that was killed', async () => {
     await writeFile(`${file}.tmp`, 'half');
     await writeWhole(file, 'whole');
     expect(await readdir(folder)).toEqual(['file']);
   });
 
-  it('that cannot be written leaves nothing behind, and does not keep the next one from it', async () => {
+  it('that cannot be written leaves nothing, and does not prevent the next write', async () => {
     const missing = join(folder, 'none', 'file');
     await expect(writeWhole(missing, 'text')).rejects.toMatchObject({ code: 'ENOENT' });
     expect(() => writeWholeSync(missing, 'text')).toThrow('ENOENT');

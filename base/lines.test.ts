@@ -8,7 +8,7 @@ function chunksOf(bytes: Buffer, cuts: readonly number[]): Buffer[] {
   return [0, ...places].map((start, index) => bytes.subarray(start, places[index] ?? bytes.length));
 }
 
-it('gives the same lines however the bytes are cut, between and within characters', () => {
+it('are the same however the bytes are cut, between and within characters', () => {
   // Characters of one to four bytes, and characters that could be mistaken for the end of a line.
   const character = fc.constantFrom('a', '"', '\\', '\r', 'é', '€', '\u2028', '😀');
   const line = fc.string({ unit: character, minLength: 1 });
@@ -22,24 +22,24 @@ it('gives the same lines however the bytes are cut, between and within character
   );
 });
 
-it('leaves out what has no end yet, and empty lines', () => {
+it('do not include text without a line end, and empty lines', () => {
   const splitter = new LineSplitter(1024 * 1024);
   expect(splitter.push(Buffer.from('a\n\nb'))).toEqual(['a']);
   expect(splitter.push(Buffer.from('c'))).toEqual([]);
   expect(splitter.push(Buffer.from('\n'))).toEqual(['bc']);
 });
 
-it('refuses a line without end instead of keeping it', () => {
+it('a line without end is refused and not kept', () => {
   const splitter = new LineSplitter(10);
   splitter.push(Buffer.from('123456'));
   expect(() => splitter.push(Buffer.from('789012'))).toThrow('longer than 10 bytes');
 });
 
-it('refuses a line that is complete and too long', () => {
+it('a complete line that is too long is refused', () => {
   expect(() => new LineSplitter(3).push(Buffer.from('1234\n'))).toThrow('longer than 3 bytes');
 });
 
-it('ends the connection at a line without end, and at one that is not taken', async () => {
+it('a line without end, or a refused line, ends the connection', async () => {
   const closed = async (bytes: string): Promise<string> => {
     const connection = new PassThrough();
     const { promise, resolve } = Promise.withResolvers<Error>();

@@ -4,7 +4,7 @@ import { inParallel } from './parallel.ts';
 
 const never = new AbortController().signal;
 
-test('so many at a time, in order, each worker with one piece of work', async () => {
+test('runs the set number of calls at a time, in order, with one item for each worker', async () => {
   const begun: number[] = [];
   const busy = new Set<number>();
   let most = 0;
@@ -40,7 +40,7 @@ test('takes few items before their turn', async () => {
   expect(taken).toBeLessThan(5);
 });
 
-test('after a failure nothing new begins, what is under way hears of it, and its end is waited for', async () => {
+test('after a failure starts no more calls, aborts those under way, and waits for their end', async () => {
   const begun: number[] = [];
   let heard = false;
   const all = inParallel([0, 1, 2, 3], 2, never, async (item, signal) => {
@@ -58,14 +58,14 @@ test('after a failure nothing new begins, what is under way hears of it, and its
   expect([begun, heard]).toEqual([[0, 1], true]);
 });
 
-test('begins nothing when its signal has aborted', async () => {
+test('starts nothing if its signal has aborted', async () => {
   const work = inParallel([1], 1, AbortSignal.abort(new Error('over')), () =>
     Promise.reject(new Error('begun')),
   );
   await expect(work).rejects.toThrow('over');
 });
 
-test('a failure of the items themselves is thrown when all calls under way have heard of it and ended', async () => {
+test('throws a failure of the items when all calls under way were aborted and have ended', async () => {
   const ended: number[] = [];
   function* items(): Generator<number> {
     yield* [0, 1, 2];

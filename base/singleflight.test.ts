@@ -29,7 +29,7 @@ interface Asked {
   percents: number[];
 }
 
-test('is done once for all who ask, each of whom hears how far it is', async () => {
+test('is done once for all callers, each of whom gets the progress', async () => {
   const { begun, join } = setUp();
   const first = join();
   begun[0]?.onProgress(30);
@@ -47,7 +47,7 @@ test('is done once for all who ask, each of whom hears how far it is', async () 
   expect(begun).toHaveLength(2);
 });
 
-test('is given up when the last one leaves, and not begun again before it has ended', async () => {
+test('is cancelled when the last caller leaves, and not started again before its end', async () => {
   const { begun, join } = setUp();
   const [one, other] = [new AbortController(), new AbortController()];
   const [first, second] = [join(one.signal), join(other.signal)];
@@ -65,7 +65,7 @@ test('is given up when the last one leaves, and not begun again before it has en
   expect(await third.result).toEqual({ result: 'done', joined: false });
 });
 
-test('is not begun for one who has left already', async () => {
+test('is not started for a caller that has left already', async () => {
   const { begun, join } = setUp();
   expect(await join(AbortSignal.abort('left')).result).toBe('left');
   expect(begun).toEqual([]);

@@ -18,7 +18,7 @@ it('writes times with whole seconds', () => {
   expect(timestamp(Date.UTC(2026, 10, 21, 1, 2, 3, 999))).toBe('2026-11-21T01:02:03Z');
 });
 
-it('finds the soonest of the moments that are known', () => {
+it('finds the earliest of the known moments', () => {
   expect(soonest(undefined, 3, Number.NaN, 1, 2)).toBe(1);
   expect(soonest(undefined, Number.NaN)).toBeUndefined();
 });

@@ -32,7 +32,7 @@ beforeEach(() => {
 });
 
 describe('cache', () => {
-  it('tells of what is added, updated and deleted, and not of the same version again', () => {
+  it('reports added, updated and deleted objects, and does not report the same version again', () => {
     store.put(thing('x', 'u1', '1'));
     store.put(thing('x', 'u1', '1'));
     store.put(thing('x', 'u1', '2'));
@@ -40,13 +40,13 @@ describe('cache', () => {
     expect(changes).toEqual(['added u1@1 was -', 'updated u1@2 was u1', 'deleted u1@3 was u1']);
   });
 
-  it('shows an object made again under its name as deleted, then added', () => {
+  it('reports an object that was created again under its name as deleted, then added', () => {
     store.put(thing('x', 'u1', '1'));
     store.put(thing('x', 'u2', '5'));
     expect(changes).toEqual(['added u1@1 was -', 'deleted u1@1 was u1', 'added u2@5 was -']);
   });
 
-  it('deletes what a full read did not show', () => {
+  it('deletes objects that a full read did not contain', () => {
     store.put(thing('x', 'u1', '1'));
     store.put(thing('y', 'u2', '2'));
     store.retain(new Set(['n/y']));
@@ -54,7 +54,7 @@ describe('cache', () => {
     expect(changes.at(-1)).toBe('deleted u1@1 was u1');
   });
 
-  it('keeps its indexes in step', () => {
+  it('keeps its indexes current', () => {
     store.put(thing('x', 'u1', '1', 'a'));
     store.put(thing('y', 'u2', '2', 'a'));
     store.put(thing('x', 'u1', '3', 'b'));
@@ -65,7 +65,7 @@ describe('cache', () => {
     expect(() => store.byIndex('colour', 'b')).toThrow('no index colour');
   });
 
-  it('freezes objects through and through', () => {
+  it('freezes objects with all their parts', () => {
     store.put(thing('x', 'u1', '1'));
     const object = store.get('n/x') as Thing;
     expect(() => object.spec.list.push('b')).toThrow(TypeError);
@@ -74,7 +74,7 @@ describe('cache', () => {
     }).toThrow(TypeError);
   });
 
-  it('tells a late handler what is there, and goes on when another throws', () => {
+  it('gives a late handler all objects, and goes on when another handler throws', () => {
     store.put(thing('x', 'u1', '1'));
     const late: string[] = [];
     store.onChange(() => {

@@ -19,7 +19,7 @@ function follower(resourceVersion: string): {
 }
 
 describe('read your own writes', () => {
-  it('is not ready until every cache has what was written', () => {
+  it('is not ready until every cache has the written versions', () => {
     const consistency = new Consistency(() => 0);
     const pods = follower('9');
     const vms = follower('99');
@@ -55,7 +55,7 @@ describe('read your own writes', () => {
     expect(pods.cuts).toEqual(['2']);
   });
 
-  it('is settled by a full read that began after the write, though versions went back', () => {
+  it('is settled by a full read that began after the write, even if versions went back', () => {
     const consistency = new Consistency(() => 100);
     const pods = follower('50');
     consistency.wrote('n/a', pods, '60');
@@ -65,7 +65,7 @@ describe('read your own writes', () => {
     expect(consistency.ready('n/a')).toBe(true);
   });
 
-  it('forgets', () => {
+  it('forgets an object', () => {
     const consistency = new Consistency(() => 0);
     consistency.wrote('n/a', follower('1'), '2');
     consistency.forget('n/a');

@@ -34,7 +34,7 @@ async function valueOf(metric: string, labels: Record<string, string>): Promise<
 }
 
 describe('controller', () => {
-  it('tries an error again with waits that double, and starts over after a success', async () => {
+  it('repeats a failed reconcile with waits that double, and starts over after a success', async () => {
     const times: number[] = [];
     const controller = createController('backoff', async () => {
       times.push(Date.now());
@@ -69,7 +69,7 @@ describe('controller', () => {
     expect(runs - before).toBe(10);
   });
 
-  it('counts a terminal error and leaves it', async () => {
+  it('counts a terminal error and does not repeat it', async () => {
     const reconcile = vi.fn(async () => {
       throw new TerminalError('no use');
     });
@@ -83,7 +83,7 @@ describe('controller', () => {
     ).toBe(1);
   });
 
-  it('comes back when asked to', async () => {
+  it('runs again at the requested time', async () => {
     const reconcile = vi.fn(async () => ({ requeueAfterMilliseconds: 1_000 }));
     const controller = createController('requeue', reconcile);
     controller.start(end.signal);
@@ -92,7 +92,7 @@ describe('controller', () => {
     expect(reconcile).toHaveBeenCalledTimes(4);
   });
 
-  it('looks again in 100 ms while a cache is behind, without a reconcile', async () => {
+  it('checks a cache that is behind again after 100 ms, without a reconcile', async () => {
     let ready = false;
     const reconcile = vi.fn(async () => undefined);
     const controller = createController('stale', reconcile, { ready: () => ready });
@@ -123,7 +123,7 @@ describe('controller', () => {
     expect(await valueOf('berth_stale_sync_skips_total', { controller: 'together' })).toBe(0);
   });
 
-  it('runs as many at once as it has workers, and never a key twice', async () => {
+  it('runs as many keys at once as it has workers, and never a key twice', async () => {
     const running = new Set<string>();
     let most = 0;
     const controller = createController('workers', async (key) => {
@@ -150,7 +150,7 @@ describe('controller', () => {
     expect(await valueOf('controller_runtime_max_concurrent_reconciles', { controller: 'workers' })).toBe(2);
   });
 
-  it('finishes what it has begun and begins nothing more when stopped', async () => {
+  it('finishes work that has begun, and begins no more, when it is stopped', async () => {
     const finish = Promise.withResolvers<undefined>();
     const reconcile = vi.fn(() => finish.promise);
     const controller = createController('drain', reconcile, { workers: 1 });

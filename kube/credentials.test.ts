@@ -30,7 +30,7 @@ afterAll(async () => {
   await rm(folder, { recursive: true, force: true });
 });
 
-describe('the API server by its own name', () => {
+describe('the address of the API server', () => {
   it.each([
     ['10.96.0.1', 'https://10.96.0.1:443'],
     ['fd00::1', 'https://[fd00::1]:443'],
@@ -44,7 +44,7 @@ describe('the API server by its own name', () => {
     },
   );
 
-  it('is left as it is outside of a Pod, and so is any other name in one', async () => {
+  it('is unchanged outside of a Pod, and so is any other name in a Pod', async () => {
     const own = await kubeconfig({}, { server: 'https://kubernetes.default.svc:443' });
     expect((await loadConnection({ kubeconfigPath: own, environment: {} })).server).toBe(
       'https://kubernetes.default.svc:443',
@@ -72,7 +72,7 @@ describe('kubeconfig', () => {
     });
   });
 
-  it('names the token file as kubectl does, and leaves its reading to the transport', async () => {
+  it('names the token file like kubectl, and leaves the reading to the transport', async () => {
     const kubeconfigPath = await kubeconfig({ tokenFile: 'token' });
     const { tokenFile, token } = await loadConnection({ kubeconfigPath });
     expect(tokenFile).toBe(path.join(folder, 'token'));
@@ -100,7 +100,7 @@ describe('kubeconfig', () => {
     await expect(loadConnection({ kubeconfigPath })).rejects.toThrow(what);
   });
 
-  it('without the context asked for is refused by name', async () => {
+  it('without the requested context is refused by name', async () => {
     const kubeconfigPath = await kubeconfig({ token: 't' });
     await expect(loadConnection({ kubeconfigPath, context: 'there' })).rejects.toThrow('no context "there"');
   });

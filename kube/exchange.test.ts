@@ -29,7 +29,7 @@ const GET = { method: 'GET', path: '/' } as const;
 const never = () => new AbortController().signal;
 
 describe('an exchange', () => {
-  it('gives status, headers and a body of several parts, cut inside a character', async () => {
+  it('gives status, headers and a body in several parts, also if a part ends inside a character', async () => {
     const bytes = Buffer.from('{"name":"Zoë"}');
     const { pool } = await serve((_request, response) => {
       response.writeEarlyHints({ link: '</style.css>; rel=preload' });
@@ -40,7 +40,7 @@ describe('an exchange', () => {
     expect([statusCode, headers['content-type'], text]).toEqual([201, 'application/json', '{"name":"Zoë"}']);
   });
 
-  it('is given up at once while it waits for a connection, and is never sent', async () => {
+  it('that is cancelled while it waits for a connection is never sent', async () => {
     const paths: (string | undefined)[] = [];
     const { promise: arrived, resolve: arrive } = Promise.withResolvers<() => void>();
     const { pool } = await serve((request, response) => {
@@ -63,7 +63,7 @@ describe('an exchange', () => {
     expect(paths).toEqual(['/first', '/third']);
   });
 
-  it('is given up in the middle of the answer, with its connection', async () => {
+  it('that is cancelled in the middle of the answer closes its connection', async () => {
     const { promise: begun, resolve: begin } = Promise.withResolvers<void>();
     const { promise: closed, resolve: close } = Promise.withResolvers<void>();
     const { pool } = await serve((_request, response) => {

@@ -23,7 +23,7 @@ const value = fc.letrec((tie) => ({
 })).any;
 const keys = fc.uniqueArray(fc.constantFrom('a', 'managedFields', 'name', 'z'), { minLength: 1 });
 
-it('reads the same as JSON.parse but for managedFields, wherever they stand and whatever is in them', () => {
+it('reads the same as JSON.parse except managedFields, at any place and with any content', () => {
   fc.assert(
     fc.property(keys, value, fc.array(value), (names, other, fields) => {
       const metadata = Object.fromEntries(

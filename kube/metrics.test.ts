@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import { createMetrics, runtimeMetrics } from './metrics.ts';
 
-it('names metrics as Prometheus asks: counters, and only they, end in _total', async () => {
+it('names of metrics follow Prometheus: only counters end in _total', async () => {
   const text = await createMetrics().metrics();
   const types = [...text.matchAll(/^# TYPE (\S+) (\S+)$/gm)].map(([, name = '', type = '']) => ({
     name,
@@ -12,7 +12,7 @@ it('names metrics as Prometheus asks: counters, and only they, end in _total', a
   expect(wrong).toEqual([]);
 });
 
-it('declares its metrics once for a registry', () => {
+it('metrics are declared once for a registry', () => {
   const registry = createMetrics();
   expect(runtimeMetrics(registry)).toBe(runtimeMetrics(registry));
 });

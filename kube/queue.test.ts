@@ -85,7 +85,7 @@ function drain(queue: WorkQueue): string[] {
 }
 
 describe('work queue', () => {
-  it('never hands out a key twice at once and loses none, whatever is asked of it', (context) => {
+  it('never hands out a key twice at once, and loses none, in any order of calls', (context) => {
     assertHistories(context, { step, maxLength: 60, numRuns: 1_000 }, (steps) => {
       const { working, owed, queue } = play(steps);
       for (const one of working) {
@@ -97,7 +97,7 @@ describe('work queue', () => {
     });
   });
 
-  it('gives a key added while it is worked on once more after', () => {
+  it('hands out a key once more if it was added while it was worked on', () => {
     const queue = createQueue();
     queue.add('a');
     expect(queue.take()?.key).toBe('a');
@@ -110,7 +110,7 @@ describe('work queue', () => {
     expect(queue.take()).toBeUndefined();
   });
 
-  it('keeps the earliest of several wishes', () => {
+  it('keeps the earliest of several requested times', () => {
     const queue = createQueue();
     queue.addAfter('a', 100);
     queue.addAfter('a', 20);
@@ -132,7 +132,7 @@ describe('work queue', () => {
     expect(drain(queue)).toEqual(['c', 'a', 'b']);
   });
 
-  it('does not take a very long wait for none', () => {
+  it('does not take a very long wait for no wait', () => {
     const queue = createQueue();
     queue.addAfter('a', 60 * 24 * 60 * 60 * 1000);
     vi.advanceTimersByTime(1_000);
@@ -140,7 +140,7 @@ describe('work queue', () => {
     queue.clear();
   });
 
-  it('hands out urgent keys first, also ones that waited already, and never only those', () => {
+  it('hands out urgent keys first, also keys that waited already, but never only those', () => {
     const queue = createQueue();
     ['a', 'b', 'c', 'd'].forEach((one) => queue.add(one));
     ['u', 'v', 'w', 'x', 'd'].forEach((one) => queue.add(one, { urgent: true }));
@@ -148,7 +148,7 @@ describe('work queue', () => {
     expect(order).toEqual(['u', 'v', 'w', 'a', 'x', 'd', 'b', 'c', undefined]);
   });
 
-  it('keeps what was urgent so, when it was added while it was being worked on', () => {
+  it('keeps a key urgent that was added as urgent while it was worked on', () => {
     const queue = createQueue();
     queue.add('a');
     queue.take();

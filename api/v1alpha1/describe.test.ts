@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { describeSource, describeUrl, mayHoldCredentials } from './describe.ts';
 
-describe('a URL as people are told it', () => {
+describe('a URL in texts for people', () => {
   it.each([
     ['https://images.example/a/b.qcow2', 'https://images.example/a/b.qcow2'],
     ['https://user:secret@images.example:8443/a', 'https://images.example:8443/a'],

@@ -33,7 +33,7 @@ describe('the catalogue of reasons', () => {
     expect(CATALOGUE.filter(([word]) => !CONDITION_REASON.test(word))).toEqual([]);
   });
 
-  it('has no word that nobody says', () => {
+  it('has no word that is not used', () => {
     const files = globSync('{operator,agent,kube,api}/**/*.ts', { cwd: ROOT }).filter(
       (file) => !file.endsWith('.test.ts') && !file.includes('v1alpha1/reasons'),
     );
@@ -45,7 +45,7 @@ describe('the catalogue of reasons', () => {
     expect(unsaid.map(([word]) => word)).toEqual([]);
   });
 
-  it('says where each word is seen, and what it means there', () => {
+  it('has the places of each word, and its meaning there', () => {
     const silent = CATALOGUE.filter(([word, { seen }]) => {
       const kinds = Object.keys(seen) as (keyof typeof seen)[];
       const judged = kinds.filter((kind) => kind !== 'Pod' && kind !== 'ImageCacheEntry');
@@ -55,7 +55,7 @@ describe('the catalogue of reasons', () => {
     expect(silent).toEqual([]);
   });
 
-  it.each(CATALOGUE)('%s has sentences that a person reads once', (_, { says, todo, class: known }) => {
+  it.each(CATALOGUE)('%s has short sentences', (_, { says, todo, class: known }) => {
     for (const sentence of [says, todo].filter((one) => one !== undefined)) {
       expect(sentence).toMatch(/^[A-Z].*[^.!]$/);
       expect(sentence.split(/\s+/).length).toBeLessThanOrEqual(WORDS_LIMIT);
@@ -64,15 +64,15 @@ describe('the catalogue of reasons', () => {
   });
 });
 
-describe('what a reason means', () => {
-  it('follows from the kind that it is seen at', () => {
+describe('the meaning of a reason', () => {
+  it('depends on the kind at which it is seen', () => {
     expect([classOf('ImageNotFound', 'VM'), classOf('ImageNotFound', 'Image')]).toEqual(['final', 'passing']);
     expect(classOf('ImageInvalid', 'Image')).toBe('final');
     expect(classOf('Unheard', 'VM')).toBeUndefined();
     expect([classOf('DiskLost', 'VM'), classOf('DiskLost', 'Image')]).toEqual(['final', undefined]);
   });
 
-  it('tells the faults of a host from those of a machine', () => {
+  it('distinguishes faults of a host from faults of a machine', () => {
     expect((['PortTaken', 'OutOfMemory', 'NATSelfHealFailed'] as const).map(isOfHost)).toEqual([
       true,
       true,
@@ -81,7 +81,7 @@ describe('what a reason means', () => {
     expect((['DiskInvalid', 'ImageFetchFailed'] as const).map(isOfHost)).toEqual([false, false]);
   });
 
-  it('tells where a word is seen', () => {
+  it('includes the places where a word is seen', () => {
     expect([isSeen('DiskFull', 'VM', 'ImageReady'), isSeen('StartFailed', 'VM', 'ImageReady')]).toEqual([
       true,
       false,
@@ -91,7 +91,7 @@ describe('what a reason means', () => {
 });
 
 describe('a word of another version', () => {
-  it('is said as it is', () => {
+  it('is used unchanged', () => {
     expect([isReason('FromTheFuture'), saidReason('FromTheFuture', 'MachineFailed')]).toEqual([
       false,
       'FromTheFuture',
@@ -103,7 +103,7 @@ describe('a word of another version', () => {
     (word) => expect(saidReason(word, 'MachineFailed')).toBe('MachineFailed'),
   );
 
-  it('that an error carries is not ours', () => {
+  it('in an error is not one of ours', () => {
     expect(reasonIn(Object.assign(new Error('away'), { reason: 'ServiceUnavailable' }))).toBeUndefined();
     expect(reasonIn(Object.assign(new Error('odd'), { reason: 'constructor' }))).toBeUndefined();
     expect(reasonIn(new ReasonedError('DiskFull', 'no room'))).toBe('DiskFull');

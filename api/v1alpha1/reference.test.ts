@@ -39,7 +39,7 @@ describe('names of images', () => {
     expect(shortImageName(name)).toBe(short);
   });
 
-  it('stay as they are once normalised', () => {
+  it('do not change when they are normalised again', () => {
     const part = fc.stringMatching(/^[a-z0-9]{1,8}$/);
     const registry = fc.constantFrom('', 'docker.io/', 'ghcr.io/', 'localhost:5000/', 'Example.com/');
     const tag = fc.constantFrom('', ':latest', ':1.2', `@${DIGEST}`, `:1@${DIGEST}`);
@@ -96,7 +96,7 @@ describe('parseReference', () => {
     );
   });
 
-  it('never gives a part that could lead elsewhere in an address', () => {
+  it('never returns a part that could lead elsewhere in an address', () => {
     const piece = fc.constantFrom(
       'a',
       'B',

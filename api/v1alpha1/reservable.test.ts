@@ -14,7 +14,7 @@ test.each([1024, 2378, 2381, 6442, 8822, 29_999, 32_768, 65_535])('%i of a host 
   expect(whyNotReservable(portRulesSchema.parse({}), port)).toBeUndefined();
 });
 
-test('both lists can be set; what is denied wins', () => {
+test('both lists can be set, and denied ports win', () => {
   const rules = portRulesSchema.parse({ reservable: ['80', '8000-8999'], denied: ['8443'] });
   const refused = [79, 80, 81, 8000, 8443, 8999, 9000, 6443].filter((port) => whyNotReservable(rules, port));
   expect(refused).toEqual([79, 81, 8443, 9000, 6443]);

@@ -12,7 +12,7 @@ const condition = {
 } as const;
 
 describe('boundStatus', () => {
-  it('keeps the end of a text that is too long, however deep it lies', () => {
+  it('keeps the end of a text that is too long, at any depth', () => {
     const log = `${'x'.repeat(40_000)}the last words`;
     const status = boundStatus(vmStatusSchema, {
       phase: 'Failed',
@@ -25,7 +25,7 @@ describe('boundStatus', () => {
     expect(status.phase).toBe('Failed');
   });
 
-  it('keeps the start of a list that is too long, and cuts what is in it', () => {
+  it('keeps the start of a list that is too long, and cuts its elements', () => {
     const nodes = Array.from({ length: 5000 }, (_, n) => ({
       node: `n${n}`,
       state: 'Failed',
@@ -36,7 +36,7 @@ describe('boundStatus', () => {
     expect(status.nodes?.[0]).toEqual({ node: 'n0', state: 'Failed', message: 'm'.repeat(256) });
   });
 
-  it('changes nothing that is within its bounds, and leaves out what is undefined', () => {
+  it('changes nothing within its bounds, and removes undefined fields', () => {
     const status: VMStatus = { phase: 'Running', conditions: [{ ...condition, message: '' }], attempt: 0 };
     expect(boundStatus(vmStatusSchema, status)).toEqual(status);
     expect(Object.keys(boundStatus(vmStatusSchema, { phase: 'Running', nodeName: undefined }))).toEqual([
@@ -55,7 +55,7 @@ describe('boundStatus', () => {
 });
 
 describe('keepEnd', () => {
-  it('never leaves half of a character', () => {
+  it('never keeps half of a character', () => {
     fc.assert(
       fc.property(fc.string({ unit: 'grapheme' }), fc.nat(20), (text, maximum) => {
         const kept = keepEnd(text, maximum);

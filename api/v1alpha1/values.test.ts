@@ -7,7 +7,7 @@ import { formatQuantity, memoryQuantity, parseQuantity } from './quantity.ts';
 const port = fc.integer({ min: 1, max: 65_535 });
 
 describe('parsePort', () => {
-  it('reads every reservation, in any case, TCP when nothing is said', () => {
+  it('reads every reservation, in upper or lower case, with TCP as the default', () => {
     const suffix = fc.constantFrom('', '/tcp', '/TCP', '/Tcp', '/udp', '/UDP', '/uDp');
     fc.assert(
       fc.property(port, port, suffix, (hostPort, guestPort, written) => {
@@ -44,7 +44,7 @@ describe('parsePort', () => {
     expect(() => parsePort(text)).toThrow('[<NODE_PORT>]:<VM_PORT>');
   });
 
-  it('names a reservation by what no two may share', () => {
+  it('names a reservation by the key that no two may share', () => {
     expect(portName({ hostPort: 8822, protocol: 'UDP' })).toBe('8822-udp');
     expect(portsSchema.safeParse(['22:1', '22:2/udp']).success).toBe(true);
     expect(portsSchema.safeParse(['22:1', '22:2/TCP']).success).toBe(false);
@@ -93,7 +93,7 @@ describe('quantities', () => {
     expect(formatQuantity(1536n * 1024n * 1024n)).toBe('1536Mi');
   });
 
-  it('of memory hold their bounds', () => {
+  it('of memory keep to their bounds', () => {
     const accepted = ['64Mi', '16Ti', 67_108_864, '67108864'];
     const refused = ['63Mi', '16385Gi', '-1Gi', 67_108_863, 'much'];
     expect(accepted.map((value) => memoryQuantity().safeParse(value).success)).toEqual(
@@ -106,7 +106,7 @@ describe('quantities', () => {
 });
 
 describe('display bounds', () => {
-  it('differ in the highest DPI alone', () => {
+  it('differ only in the highest DPI', () => {
     expect(displayBounds(320)).toEqual({ ...displayBounds(), displayDPI: { minimum: 60, maximum: 320 } });
     expect(displayBounds()).toEqual({
       displayWidth: { minimum: 320, maximum: 3840 },

@@ -5,7 +5,7 @@ import { agentVersion, isTooFarApart, NODE_VERSION, VERSION } from './version.ts
 
 const ROOT = join(import.meta.dirname, '..', '..');
 
-it('the version of the release is everywhere the same', () => {
+it('the version of the release is the same everywhere', () => {
   const text = (file: string): string => readFileSync(join(ROOT, file), 'utf8');
   expect(JSON.parse(text('package.json'))).toMatchObject({ version: VERSION });
   expect(text('charts/berth/Chart.yaml')).toContain(`appVersion: ${VERSION}\n`);
@@ -17,7 +17,7 @@ it('the version of a Node has the version of its agent', () => {
   expect(['kwok', 'v1.36.3', '', undefined].map(agentVersion)).toEqual(Array(4).fill(undefined));
 });
 
-it('a version that no agent writes is no version, whatever its length', () => {
+it('a version that no agent writes is no version, with any length', () => {
   const long = `v1.36.3-berth.1.2.${'0'.repeat(100)}`;
   const repeated = `${'-berth.1.1.'.repeat(40_000)}\n`;
   expect([long, repeated, `${NODE_VERSION}\n`].map(agentVersion)).toEqual(Array(3).fill(undefined));

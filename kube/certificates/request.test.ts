@@ -128,7 +128,7 @@ describe('is refused', () => {
     expect(() => readSigningRequest(text)).toThrow(why);
   });
 
-  it('whatever else the bytes are, with an error of its own', () => {
+  it('any other bytes, with an error of its own', () => {
     assert(
       property(uint8Array({ maxLength: 64 }), (bytes) => {
         expect(() => readSigningRequest(pemOf(bytes))).toThrow(InvalidSigningRequestError);

@@ -41,7 +41,7 @@ describe('a serving certificate may be', () => {
     expect(judge(name, address)).toBeUndefined();
   });
 
-  it('for a loopback address where a CIDR says so', () => {
+  it('for a loopback address if a CIDR has it', () => {
     expect(judge('mac-1', '127.0.0.1', { addressCIDRs: ['127.0.0.0/8'] })).toBeUndefined();
     expect(judge('mac-1', '127.0.0.1', { addressCIDRs: ['127.0.0.1/32'] })).toBeUndefined();
   });
@@ -62,7 +62,7 @@ describe('a serving certificate may not be', () => {
     expect(judge(name, address)?.reason).toBe(reason);
   });
 
-  it('for an address outside of the configured CIDRs, which the refusal names', () => {
+  it('for an address outside of the configured CIDRs, with the CIDRs in the refusal', () => {
     const refusal = judge('mac-1', '10.0.0.7', { addressCIDRs: ['10.0.1.0/24'] });
     expect(refusal?.message).toContain('hosts.addressCIDRs allows 10.0.1.0/24');
   });

@@ -119,7 +119,7 @@ function judge(
   return decision.kind === 'serving' ? decideServing(decision, SURROUNDINGS) : decision;
 }
 
-describe('who may have which certificate', () => {
+describe('rights to certificates', () => {
   it.each([
     ['a new host by its bootstrap token', bootstrap, forNew, 'approve'],
     ["a bootstrap token for a host's name", bootstrap, request(), 'deny'],
@@ -190,11 +190,11 @@ describe('who may have which certificate', () => {
     },
   );
 
-  it('a serving certificate for nothing is refused', () => {
+  it('a serving certificate without addresses is refused', () => {
     expect(judge(host, request(), SERVING_SIGNER)).toMatchObject({ kind: 'deny', reason: 'InvalidNames' });
   });
 
-  it('says what to do about an existing node', () => {
+  it('says how to handle an existing Node', () => {
     expect(judge(tokenFor('h1'), request())).toMatchObject({
       reason: 'NodeExists',
       message: expect.stringContaining('kubectl delete node h1'),
@@ -202,7 +202,7 @@ describe('who may have which certificate', () => {
   });
 });
 
-describe('what hosts join with is good for one name', () => {
+describe('credentials of joining hosts are valid for one name', () => {
   const forNode = request({ commonName: 'system:node:node1-example-berth' });
 
   it.each([
@@ -221,7 +221,7 @@ describe('what hosts join with is good for one name', () => {
     expect(judge(podOn('node1.example'), forNode).kind).toBe('approve');
   });
 
-  it('the account of the same name in another namespace is left to others', () => {
+  it('the account of the same name in another namespace is left to other approvers', () => {
     const by = { ...podOn('node1.example'), username: 'system:serviceaccount:default:berth-agent' };
     expect(judge(by, forNode)).toEqual({ kind: 'ignore' });
   });
@@ -232,7 +232,7 @@ describe('what hosts join with is good for one name', () => {
     });
   });
 
-  it('is denied while another request for the name is open, with what to do about it', () => {
+  it('is denied while another request for the name is open, with the next step', () => {
     expect(judge(bootstrap, forNew, CLIENT_SIGNER, {}, 'first')).toMatchObject({
       reason: 'RequestOpen',
       message: expect.stringContaining('kubectl delete csr first'),
@@ -240,7 +240,7 @@ describe('what hosts join with is good for one name', () => {
   });
 });
 
-describe('which of two requests for a name is the open one', () => {
+describe('of two requests for a name, the open one is', () => {
   const made = (uid: string, second: number, condition?: string): CertificateSigningRequest => ({
     apiVersion: 'certificates.k8s.io/v1',
     kind: 'CertificateSigningRequest',
@@ -265,7 +265,7 @@ describe('which of two requests for a name is the open one', () => {
   });
 });
 
-describe('what is left to others', () => {
+describe('requests that are left to other approvers', () => {
   it.each([
     [
       "a kubelet's serving certificate",
@@ -289,7 +289,7 @@ describe('what is left to others', () => {
   });
 });
 
-describe('whatever is asked', () => {
+describe('any request', () => {
   const nodes = constantFrom('h1', 'k1', 'new');
   const asker = oneof(
     constantFrom(bootstrap, otherBootstrap, oldToken, tokenFor('h1'), podOn('new'), podOn('h1')),
@@ -313,7 +313,7 @@ describe('whatever is asked', () => {
   );
   const signer = constantFrom(CLIENT_SIGNER, SERVING_SIGNER);
 
-  it('only requests of hosts and of bootstrap tokens for hosts are judged', () => {
+  it('is judged only if it comes from a host, or from a bootstrap token for hosts', () => {
     assert(
       property(asker, asked, signer, (by, parsed, signerName) => {
         const isHost = by.groups.includes('system:nodes') && by.username === 'system:node:h1';
@@ -324,7 +324,7 @@ describe('whatever is asked', () => {
     );
   });
 
-  it('approved is only a new name by a bootstrap token, and a host itself at its own addresses', () => {
+  it('is approved only for a new name by a bootstrap token, or for a host itself at its own addresses', () => {
     assert(
       property(asker, asked, signer, (by, parsed, signerName) => {
         if (judge(by, parsed, signerName).kind !== 'approve') {

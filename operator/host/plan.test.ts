@@ -74,7 +74,7 @@ describe('slots of a host', () => {
 });
 
 describe('taints of a host', () => {
-  it('follow an explicit NATReady=False only, and leave those of others alone', () => {
+  it('follow only an explicit NATReady=False, and do not touch taints of others', () => {
     expect(taintsToWrite(host({}))).toBeUndefined();
     expect(taintsToWrite(host({ taints: [adminTaint] }))).toBeUndefined();
     expect(taintsToWrite(host({ taints: [adminTaint], status: broken }))).toEqual([adminTaint, natTaint]);
@@ -82,7 +82,7 @@ describe('taints of a host', () => {
     expect(taintsToWrite(host({ taints: [natTaint, adminTaint] }))).toEqual([adminTaint]);
   });
 
-  it('keep a host that was given to a namespace for it', () => {
+  it('keep a host that belongs to a namespace for it', () => {
     const label = { 'berth.node-restriction.kubernetes.io/namespace': 'platform-ci' };
     expect(taintsToWrite(host({ labels: label }))).toEqual([
       { key: 'berth.node-restriction.kubernetes.io/namespace', value: 'platform-ci', effect: 'NoSchedule' },
@@ -104,7 +104,7 @@ describe('a host whose agent is too many releases apart', () => {
     });
   const far = present('v1.40.0-berth.9.4.0');
 
-  it('has a condition that names both versions, once', () => {
+  it('has one condition with both versions', () => {
     const condition = {
       type: 'berth.dev/VersionSkew',
       status: 'True',
@@ -126,7 +126,7 @@ describe('a host whose agent is too many releases apart', () => {
     expect(statusToApply(present(version), config, NOW)).toBeUndefined();
   });
 
-  it('is counted by the leader alone', async () => {
+  it('is counted only by the leader', async () => {
     const mark = { labels: { [HOST_MARK]: HOST_VALUE } };
     const nodes = [far, far, present(NODE_VERSION)].map((node) => ({
       ...node,

@@ -38,7 +38,7 @@ function copied(name: string, copyOf: { name: string; namespace?: string }, othe
   return { origin: origin?.metadata.uid, told };
 }
 
-describe('what an Image is a copy of', () => {
+describe('the origin of a copied Image', () => {
   const shared = image('platform-default', 'golden', EMPTY);
   const own = image('platform-ci', 'golden', EMPTY);
 
@@ -49,12 +49,12 @@ describe('what an Image is a copy of', () => {
     expect(copied('copy', { name: 'golden' }, [])).toEqual({ origin: undefined, told: undefined });
   });
 
-  it('is in the namespace that is named, and nowhere else', () => {
+  it('is in the named namespace, and nowhere else', () => {
     const copyOf = { name: 'golden', namespace: 'platform-qa' };
     expect(copied('copy', copyOf, [shared, own]).origin).toBeUndefined();
   });
 
-  it('is never itself: an Image may have the name of what it copies', () => {
+  it('is never the Image itself, which may have the name of its origin', () => {
     expect(copied('golden', { name: 'golden' }, [shared])).toEqual({
       origin: 'platform-default/golden',
       told: ['platform-ci/golden'],

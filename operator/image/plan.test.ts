@@ -118,7 +118,7 @@ describe('an image', () => {
     expect(world.condition('Ready')?.status).toBe('True');
   });
 
-  it('is tried again after longer and longer waits, but not when the image itself is at fault', () => {
+  it('is tried again after longer and longer waits, unless the image itself has the fault', () => {
     const world = new World({});
     world.step();
     for (const wait of [10_000, 20_000, 40_000]) {
@@ -140,20 +140,20 @@ describe('an image', () => {
     expect(world.condition('Stalled')).toMatchObject({ status: 'True', reason: 'DigestMismatch' });
   });
 
-  it('whose Job the API server refuses says so in its words', () => {
+  it('whose Job the API server refuses has the reason in the words of the server', () => {
     const { status } = planImage(new World({}).observed(), 'exceeded quota');
     const ready = status.conditions?.find(({ type }) => type === 'Ready');
     expect(ready).toMatchObject({ status: 'False', reason: 'JobRefused', message: 'exceeded quota' });
   });
 
-  it('that is an empty disk is Ready at once, and takes no room', () => {
+  it('that is an empty disk is Ready at once, and takes no space', () => {
     const world = new World({ source: { empty: { size: '40Gi' } } });
     world.step();
     expect(world.jobs).toHaveLength(0);
     expect(world.object.status).toMatchObject({ phase: 'Ready', size: '40Gi', storageSize: '0' });
   });
 
-  it('from an IPSW says that it is not supported yet', () => {
+  it('from an IPSW is reported as not supported', () => {
     const http = { url: 'https://images.example/restore.ipsw', sha256: 'a'.repeat(64) };
     const world = new World({ source: { ipsw: http } });
     world.step();
@@ -161,7 +161,7 @@ describe('an image', () => {
     expect(world.condition('Stalled')).toMatchObject({ status: 'True', reason: 'SourceUnsupported' });
   });
 
-  it('that is a copy takes over the content of its origin, once there is some', () => {
+  it('that is a copy takes the content of its origin, once the origin has content', () => {
     const world = new World({ source: { copyOf: { name: 'other' } } });
     world.step();
     expect(world.condition('Ready')).toMatchObject({ status: 'False', reason: 'CopySourceNotReady' });
@@ -174,7 +174,7 @@ describe('an image', () => {
 
   const signed = 'https://images.example/disk.qcow2?X-Amz-Signature=secret';
 
-  it('of a signed URL says where it is from without the signature, also where an earlier operator said all', () => {
+  it('of a signed URL shows its source without the signature, also after an earlier operator', () => {
     const http = { url: signed, sha256: 'a'.repeat(64) };
     const world = new World({ source: { http } });
     world.step();
@@ -186,7 +186,7 @@ describe('an image', () => {
     expect(world.object.status?.origin).toBe('https://images.example/disk.qcow2?…');
   });
 
-  it('that is a copy from another namespace does not take over a URL that may hold credentials', () => {
+  it('that is a copy from another namespace does not copy a URL that may have credentials', () => {
     const content = { type: 'http', url: signed, sha256: 'a'.repeat(64) };
     const world = new World({ source: { copyOf: { name: 'other', namespace: 'platform-default' } } });
     const other = image({});
@@ -200,7 +200,7 @@ describe('an image', () => {
     expect(world.object.status).toMatchObject({ phase: 'Ready', content });
   });
 
-  it('made of a VM waits for it to have run, and is copied on its host', () => {
+  it('made of a VM waits until the VM has run, and is copied on its host', () => {
     const world = new World({ source: { fromVM: { name: 'builder' } } });
     world.vms = [];
     world.step();
@@ -217,7 +217,7 @@ describe('an image', () => {
     expect(world.object.status?.content).toMatchObject({ type: 'storedFile' });
   });
 
-  it('cannot be made of a VM without image storage, and says so', () => {
+  it('cannot be made of a VM without image storage, and has the reason', () => {
     const world = new World({ source: { fromVM: { name: 'builder' } } });
     Object.assign(world.config, { imageStorage: undefined });
     world.step();
@@ -247,7 +247,7 @@ describe('actions', () => {
     expect(world.jobs).toHaveLength(3);
   });
 
-  it('fail once, with the reason in a condition, and leave the image as it was', () => {
+  it('fail once, with the reason in a condition, and do not change the image', () => {
     const world = new World({ push });
     world.step();
     world.succeed();
@@ -261,7 +261,7 @@ describe('actions', () => {
     expect(world.open).toHaveLength(0);
   });
 
-  it('give each version a place of its own, also when a time is asked for again', () => {
+  it('give each version its own address, also when a time is requested again', () => {
     const world = new World({ source: { fromVM: { name: 'builder' } } });
     world.step();
     world.succeed();
@@ -283,7 +283,7 @@ describe('actions', () => {
     expect(new Set(places).size).toBe(4);
   });
 
-  it('of a VM that is not there fail at once', () => {
+  it('of a VM that does not exist fail at once', () => {
     const world = new World({ commit: { vmName: 'gone', requestedAt } });
     world.step();
     world.succeed();
@@ -292,10 +292,10 @@ describe('actions', () => {
   });
 });
 
-describe('whatever Jobs do', () => {
+describe('any results of Jobs', () => {
   const events = constantFrom('step', 'succeed', 'fail', 'break', 'later', 'push', 'commit', 'running');
 
-  it('one piece of work runs at a time, content is never lost, and nothing is written when nothing happens', (context) => {
+  it('one task runs at a time, content is never lost, and nothing is written while nothing changes', (context) => {
     assertHistories(context, { step: events, maxLength: 60, numRuns: 300 }, (history) => {
       const world = new World({});
       let asked = 0;

@@ -44,7 +44,7 @@ describe('a report', () => {
     ['kept', { digest: B }],
     ['saved', { digest: A, reference: `${STORED}@${A}`, consistency: 'Crash' }],
     ['pushed', { digest: A, reference: `registry.example/out@${A}` }],
-  ])('of %s with what an honest host says fits', (name, report) => {
+  ])('of %s with the values of an honest host fits', (name, report) => {
     expect(reportFault(tasks[name], report)).toBeUndefined();
   });
 
@@ -80,7 +80,7 @@ describe('a report', () => {
     expect(reportFault(tasks[name], report)).toMatch(/^reported /);
   });
 
-  it('of a task that cannot be read fits nothing', () => {
+  it('of a task that cannot be read does not fit', () => {
     expect(reportFault(undefined, { digest: A })).toBeDefined();
   });
 });

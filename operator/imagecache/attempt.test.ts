@@ -3,7 +3,7 @@ import { NODE_MESSAGE_LENGTH } from '../../api/v1alpha1/imagecacheentry.ts';
 import { parseConfig } from '../config/config.ts';
 import { failedRow } from './attempt.ts';
 
-it('of a failure that says much, the reason stays and the last words', () => {
+it('a failure with a long message keeps its reason and its last words', () => {
   const context = { config: parseConfig({}, 'test'), now: 0 };
   const long = `ImageFetchFailed: ${'registry.example/team/image '.repeat(40)}answered 416`;
   const { message = '' } = failedRow({ node: 'mac1', state: 'Caching' }, 'Failed', long, context);

@@ -61,18 +61,18 @@ function observed(of: ImageCacheEntry, hosts: Host[], jobs: CacheJob[] = []): Ob
 describe('the newest digest of a tag', () => {
   const tagged = (digest?: string) => entry({ reference: TAG }, digest);
 
-  it('is what most hosts have, until a job has looked', () => {
+  it('is that of most hosts, until a Job has checked', () => {
     const hosts = [host('a', 'old'), host('b', 'new'), host('c', 'new'), host('d')];
     expect(newestDigest(observed(tagged(), hosts))).toBe('sha256:new');
   });
 
-  it('stays what it was when a host comes along with another one', () => {
+  it('does not change when another host reports another digest', () => {
     const hosts = [host('a', 'known'), host('b', 'strange'), host('c', 'strange')];
     expect(newestDigest(observed(tagged('sha256:known'), hosts))).toBe('sha256:known');
     expect(newestDigest(observed(tagged('sha256:known'), []))).toBe('sha256:known');
   });
 
-  it('is what the job brought that succeeded last', () => {
+  it('is that of the last successful Job', () => {
     const hosts = [host('a', 'old'), host('b', 'newer'), host('c', 'newest')];
     const jobs = [
       succeeded('b', '2030-01-01T00:00:01Z', 'newer'),
@@ -81,13 +81,13 @@ describe('the newest digest of a tag', () => {
     expect(newestDigest(observed(tagged('sha256:old'), hosts, jobs))).toBe('sha256:newest');
   });
 
-  it('is not read off a host that still lists what it had before its job', () => {
+  it('is not taken from a host that still lists its image from before its Job', () => {
     const hosts = [host('a', 'old'), host('b', 'old')];
     const jobs = [succeeded('b', '2030-01-01T00:00:01Z', 'new')];
     expect(newestDigest(observed(tagged('sha256:old'), hosts, jobs))).toBe('sha256:old');
   });
 
-  it('is the index where hosts of several platforms have manifests of their own', () => {
+  it('is that of the index if hosts of several platforms have their own manifests', () => {
     const hosts = [host('arm-1', 'index', 'arm'), host('arm-2', 'index', 'arm'), host('x86', 'index', 'x86')];
     expect(newestDigest(observed(tagged('sha256:arm'), hosts))).toBe('sha256:index');
     const jobs = [succeeded('x86', '2030-01-01T00:00:01Z', 'x86')];
@@ -95,8 +95,8 @@ describe('the newest digest of a tag', () => {
   });
 });
 
-describe('an image that says its digest itself', () => {
-  it('pinned in a registry with a port: any spelling of the pin counts', () => {
+describe('an image with a digest in its name', () => {
+  it('pinned in a registry with a port: any spelling of the reference counts', () => {
     const pin = 'a'.repeat(64);
     const digest = `sha256:${pin}`;
     const reference = `${REPOSITORY}:1@${digest}`;
@@ -107,7 +107,7 @@ describe('an image that says its digest itself', () => {
     expect('task' in image && namesOn(image, host('a', 'other'))).toBeUndefined();
   });
 
-  it('in a form that no host can fetch: the mistake is told, and no host is asked', () => {
+  it('in a form that no host can fetch: the fault is reported, and no host is asked', () => {
     const reference = `${REPOSITORY}@sha512:${'0'.repeat(128)}`;
     const image = resolveImage(entry({ reference }), undefined);
     expect(image).toEqual({
@@ -116,7 +116,7 @@ describe('an image that says its digest itself', () => {
     });
     const row: NodeCacheState = { node: 'a', state: 'Failed' };
     const context = { observed: { image }, isTarget: true, isHeld: false, jobs: [], row };
-    // What an earlier release tried is given up.
+    // The attempts of an earlier release are dropped.
     expect(planHost(context as unknown as HostContext)).toEqual({
       row: undefined,
       isHeld: false,
@@ -124,7 +124,7 @@ describe('an image that says its digest itself', () => {
     });
   });
 
-  it('an Image: by the name of its object and its digest, once it has content', () => {
+  it('an Image: has the name of its object and its digest, once it has content', () => {
     const of = entry({ imageRef: { namespace: 'platform-a', name: 'guest' } });
     const object: Image = {
       apiVersion: 'berth.dev/v1alpha1',

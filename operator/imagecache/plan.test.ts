@@ -44,8 +44,8 @@ function tell(world: World, actions: readonly (readonly [Action, number])[]): Wo
   return world;
 }
 
-describe('an ImageCacheEntry, whatever happens', () => {
-  it('keeps its limit, forgets no host, and ends with the image on its targets alone', (context) => {
+describe('an ImageCacheEntry, in any order of events,', () => {
+  it('keeps its limit, forgets no host, and ends with the image on its targets only', (context) => {
     assertHistories(context, { ...STORIES, numRuns: 250 }, (actions) => {
       const world = tell(new World(5), actions);
       expect(world.settle(ROUNDS), 'rounds until nothing is written any more').toBeLessThan(ROUNDS);
@@ -63,7 +63,7 @@ describe('an ImageCacheEntry, whatever happens', () => {
     });
   });
 
-  it('idle-quiet: a world that stays as it is gives the same status and nothing to do', (context) => {
+  it('idle-quiet: has the same status and nothing to do while nothing changes', (context) => {
     assertHistories(context, { ...STORIES, numRuns: 150 }, (actions) => {
       const world = tell(new World(5), actions);
       for (let second = 0; second < 3; second += 1) {
@@ -77,7 +77,7 @@ describe('an ImageCacheEntry, whatever happens', () => {
     });
   });
 
-  it('no-orphan: goes only when no host that answers keeps anything for it', (context) => {
+  it('no-orphan: is removed only when no answering host keeps anything for it', (context) => {
     assertHistories(context, { ...STORIES, numRuns: 150 }, (actions) => {
       const middle = Math.floor(actions.length / 2);
       const world = tell(new World(5), actions.slice(0, middle));
@@ -98,7 +98,7 @@ describe('an ImageCacheEntry, whatever happens', () => {
     });
   });
 
-  it('every target of hosts that only fail ends Failed, with all others cached', () => {
+  it('ends with every failing target Failed, and all others cached', () => {
     fc.assert(
       fc.property(fc.subarray([0, 1, 2, 3, 4, 5]), (bad) => {
         const world = new World(6);
@@ -135,7 +135,7 @@ describe('one host', () => {
     }
   }
 
-  it('that is full waits without a Job and without a write, until it has a place or fails at the deadline', () => {
+  it('that is full waits without a Job and without a write, until it has a slot or fails at the deadline', () => {
     const world = new World(1);
     act(world, 'host-0', 'fill', 'reconcile');
     // The reason of the wait is written once.
@@ -154,7 +154,7 @@ describe('one host', () => {
     expect(world.row('host-0')?.message).toMatch(/^DeadlineExceeded: not done within 600 s: HostFull/);
   });
 
-  it('whose place another takes before its Job is scheduled gives its turn to the next, and waits for a place', () => {
+  it('whose slot is taken before its Job is scheduled lets the next host begin, and waits for a slot', () => {
     const world = new World(1);
     act(world, 'host-0', 'reconcile', 'reconcile', 'fill');
     const { queuedAt } = world.row('host-0') ?? {};
@@ -182,7 +182,7 @@ describe('one host', () => {
     }
   });
 
-  it('whose job succeeds without an image listed within a minute has failed', () => {
+  it('whose Job succeeds without a listed image within a minute has failed', () => {
     const world = new World(1);
     act(world, 'host-0', 'reconcile', 'reconcile', 'schedule', 'succeedInVain', 'reconcile');
     expect(world.jobs).toHaveLength(1);
@@ -191,7 +191,7 @@ describe('one host', () => {
     expect(world.row('host-0')?.message).toContain('does not list the image');
   });
 
-  it('that is not Ready keeps a deleted entry until it counts as lost, and is cleaned when it is back', () => {
+  it('that is not Ready keeps a deleted entry until it counts as lost, and is cleaned when it returns', () => {
     const world = new World(2);
     world.settle(ROUNDS);
     act(world, 'host-1', 'silence');
@@ -222,7 +222,7 @@ describe('one host', () => {
     expect(world.isReleased).toBe(true);
   });
 
-  it('whose Node was deleted and is back with its disk is cleaned with the entry', () => {
+  it('whose Node was deleted and has returned with its disk is cleaned with the entry', () => {
     const world = new World(1);
     world.settle(ROUNDS);
     act(world, 'host-0', 'removeNode', 'reconcile', 'returnNode', 'reconcile');
@@ -232,7 +232,7 @@ describe('one host', () => {
     expect([world.isReleased, world.hosts.get('host-0')?.holds]).toEqual([true, false]);
   });
 
-  it('with an older image is Outdated until a newer one is asked for, once for each asking', () => {
+  it('with an older image is Outdated until a newer one is requested, once for each request', () => {
     const world = new World(2);
     world.settle(ROUNDS);
     act(world, 'host-0', 'moveTag');

@@ -52,13 +52,13 @@ function next(...queue: Parameters<typeof observe>): string[] {
 describe('the queue of an entry', () => {
   const hosts = ['a', 'b', 'c', 'd', 'e'];
 
-  it('leaves out hosts that have no free place', () => {
+  it('leaves out hosts without a free slot', () => {
     const rows = hosts.map((node) => ({ node, queuedAt }));
     expect(next(rows, ['a', 'b', 'c'], 2).toSorted()).toEqual(['d', 'e']);
     expect(next(rows, ['a', 'b', 'c'], 5).toSorted()).toEqual(['d', 'e']);
   });
 
-  it('puts a host whose turn was in vain at its end', () => {
+  it('moves a host whose attempt was in vain to its end', () => {
     const tried = (minute: number) => `2030-01-01T00:0${minute}:00.000Z`;
     const rows = [
       { node: 'a', queuedAt, triedAt: tried(3) },
@@ -71,7 +71,7 @@ describe('the queue of an entry', () => {
   });
 });
 
-it('an entry is not let go while a host has a Job of it, though nobody remembers the host', () => {
+it('keeps an entry while a host has a Job of it, even if the status has lost the host', () => {
   const observed = observe([{ node: 'a', queuedAt }], [], 1);
   const { metadata } = observed.entry;
   const job: CacheJob = {

@@ -74,17 +74,17 @@ function endOf(one: Job, pods: Pod[]) {
 }
 
 describe('a removal', () => {
-  it('that failed once goes on: the Job controller tries it again', () => {
+  it('that failed once goes on, because the Job controller tries it again', () => {
     expect(endOf(job(), [failed('a', 1, 'refused')])).toBeUndefined();
   });
 
-  it('that failed for the last time is told with the words of that time', () => {
+  it('that failed for the last time has the message of that time', () => {
     const over = job({ type: 'Failed', reason: 'BackoffLimitExceeded', message: 'reached the limit' });
     const end = endOf(over, [failed('a', 2, 'away'), failed('b', 1, 'refused')]);
     expect(end).toEqual({ kept: 'ImageFetchFailed: away' });
   });
 
-  it('that no host has taken up in time is told with the words of the Job controller', () => {
+  it('that no host has started in time has the message of the Job controller', () => {
     const over = job({
       type: 'Failed',
       reason: 'DeadlineExceeded',
@@ -93,13 +93,13 @@ describe('a removal', () => {
     expect(endOf(over, [])).toEqual({ kept: 'DeadlineExceeded: active longer than its deadline' });
   });
 
-  it('is over when its Job is, with what the storage has kept', () => {
+  it('has ended when its Job has, with the content that the storage has kept', () => {
     const over = job({ type: 'Complete' });
     expect(endOf(over, [failed('a', 1, 'away'), done({})])).toEqual({ kept: undefined });
     expect(endOf(over, [done({ kept: 'it removes nothing' })])).toEqual({ kept: 'it removes nothing' });
   });
 
-  it('is not told by a Pod that only has the label of its Job', () => {
+  it('has no result from a Pod that only has the label of its Job', () => {
     const foreign = done({ kept: 'what a host wants' });
     foreign.metadata.labels = { [IMAGE_UID_LABEL]: 'j' };
     foreign.metadata.ownerReferences = [
@@ -108,7 +108,7 @@ describe('a removal', () => {
     expect(endOf(job({ type: 'Complete' }), [foreign])).toBeUndefined();
   });
 
-  it('is not over before its result is seen', () => {
+  it('has not ended before its result is seen', () => {
     expect(endOf(job({ type: 'Complete' }), [])).toBeUndefined();
   });
 });

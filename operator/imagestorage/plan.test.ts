@@ -303,7 +303,7 @@ function act(world: World, event: (typeof EVENTS)[number], index: number): void 
 }
 
 describe.each(['folder', 'registry'] as const)('content in a %s', (kind) => {
-  it('is removed once, when nothing needs it any more, and never before, whatever happens', (context) => {
+  it('is removed once when nothing needs it any more, and never before, in any order of events', (context) => {
     assertHistories(context, { step: events, maxLength: 80, numRuns: 300 }, (history) => {
       const world = new World(kind);
       world.save();
@@ -334,7 +334,7 @@ describe.each(['folder', 'registry'] as const)('content in a %s', (kind) => {
     expect(needs(machinePod({ type: 'empty', sizeBytes: 1 }))).toBe(false);
   });
 
-  it('stays while there is a VM whose machine cannot be read', () => {
+  it('stays while a VM exists whose machine cannot be read', () => {
     const world = new World(kind);
     const content = world.make();
     const pod = machinePod(content);
@@ -343,7 +343,7 @@ describe.each(['folder', 'registry'] as const)('content in a %s', (kind) => {
     expect(isNeeded(place, needsOf({ objects: [], pods: [pod], jobs: [] }))).toBe(true);
   });
 
-  it('of a storage that the configuration names no more is left alone', () => {
+  it('of a storage that is no longer configured is left alone', () => {
     const world = new World(kind);
     const content = world.make();
     const other = parseConfig(
@@ -378,7 +378,7 @@ describe('the content of a thousand images', () => {
 });
 
 describe('an image in the storage', () => {
-  it('that somebody names by himself, by its tag as well, is needed', () => {
+  it('that a user names directly, also by its tag, is needed', () => {
     const world = new World('registry');
     const content = world.make();
     const place = placeOf(content, world.config) as Place;

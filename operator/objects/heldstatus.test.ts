@@ -11,7 +11,7 @@ function held() {
 }
 
 describe('a status that may wait', () => {
-  it('is held back from the first change on, and written as it is when the time is over', async () => {
+  it('is held back from the first change on, and written in its last form when the time is over', async () => {
     const { time, save, write } = held();
     expect(await write({ phase: 'Scheduled' })).toBe(500);
     time.now += 400;
@@ -30,7 +30,7 @@ describe('a status that may wait', () => {
     expect(save).toHaveBeenCalledOnce();
   });
 
-  it('is forgotten when nothing differs any more', async () => {
+  it('is dropped when nothing differs any more', async () => {
     const { time, save, write } = held();
     await write({ phase: 'Scheduled' });
     time.now += 500;

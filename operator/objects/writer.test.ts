@@ -29,7 +29,7 @@ function writer(answer: unknown) {
 }
 
 describe('a write', () => {
-  it('is bound to the object as it was read, and holds up the next reconcile until the cache has it', async () => {
+  it('is bound to the version that was read, and delays the next reconcile until the cache has it', async () => {
     const { jobs, call, consistency } = writer(STORED);
     expect(await jobs.patch('key', JOB, { status: { active: 1 } }, 'status')).toBe(STORED);
     const body = { metadata: { uid: 'u', resourceVersion: '7' }, status: { active: 1 } };
@@ -38,7 +38,7 @@ describe('a write', () => {
     expect([consistency.ready('key'), consistency.ready('other')]).toEqual([false, true]);
   });
 
-  it('puts a finalizer on and off, and leaves those of others', async () => {
+  it('adds and removes a finalizer, and keeps those of others', async () => {
     const { jobs, call } = writer(STORED);
     await jobs.setFinalizer('key', JOB, 'ours', true);
     const held = { ...JOB, metadata: { ...JOB.metadata, finalizers: ['ours', 'other'] } };
@@ -50,22 +50,22 @@ describe('a write', () => {
     ]);
   });
 
-  it('to an object that is gone is none', async () => {
+  it('to an object that is gone does nothing', async () => {
     const { jobs, consistency } = writer(refusal('NotFound', 404));
     expect(await jobs.patch('key', JOB, {})).toBeUndefined();
     expect(consistency.ready('key')).toBe(true);
   });
 
-  it('that is stale, or refused, fails', async () => {
+  it('fails if it is stale or refused', async () => {
     await expect(writer(refusal('Conflict', 409)).jobs.patch('key', JOB, {})).rejects.toThrow('Conflict');
     await expect(writer(refusal('Forbidden', 403)).jobs.create('key', JOB)).rejects.toThrow('Forbidden');
   });
 
-  it('of a name that is taken makes nothing', async () => {
+  it('creates nothing if the name is taken', async () => {
     expect(await writer(refusal('AlreadyExists', 409)).jobs.create('key', JOB)).toBeUndefined();
   });
 
-  it('deletes the object itself, and none that has its name since', async () => {
+  it('deletes the object itself, and no later object of its name', async () => {
     const { jobs, call } = writer(refusal('Conflict', 409));
     await jobs.delete(JOB, { propagationPolicy: 'Background' });
     const options = { uid: 'u', propagationPolicy: 'Background' };

@@ -41,14 +41,14 @@ function pod(phase: PodStatus['phase'], state: ContainerState = {}, deletionTime
 describe('a task whose Job has failed with its Pod', () => {
   const failed = job({ type: 'FailureTarget', reason: 'BackoffLimitExceeded', message: 'reached the limit' });
 
-  it('is told with the words of its Pod, and has not ended before they are seen', () => {
+  it('has the message of its Pod, and has not ended before this message is seen', () => {
     expect(taskOutcome(failed, pod('Running'))).toMatchObject({ kind: 'running' });
     expect(taskOutcome(failed, pod('Pending'))).toMatchObject({ kind: 'waiting' });
     const seen = taskOutcome(failed, pod('Failed', { terminated: DENIED }));
     expect(seen).toMatchObject({ kind: 'failed', reason: 'ImageAccessDenied', message: 'team/locked: 401' });
   });
 
-  it('is told with the words of the Job where the Pod has none to say', () => {
+  it('has the message of the Job if the Pod has none', () => {
     const words = { kind: 'failed', reason: 'BackoffLimitExceeded', message: 'reached the limit' };
     for (const silent of [undefined, pod('Failed'), pod('Running', {}, '2026-01-01T00:00:00Z')]) {
       expect(taskOutcome(failed, silent)).toMatchObject(words);
@@ -67,7 +67,7 @@ describe('a task whose Pod failed with a reason that no condition may have', () 
 });
 
 describe('a task whose Job is past its deadline', () => {
-  it('has ended, whatever its Pod is seen to do: its host may never answer', () => {
+  it('has ended, whatever its Pod shows, because its host may never answer', () => {
     const late = job({ type: 'FailureTarget', reason: 'DeadlineExceeded', message: 'too long' });
     expect(taskOutcome(late, pod('Running'))).toMatchObject({ kind: 'failed', reason: 'DeadlineExceeded' });
   });

@@ -30,30 +30,30 @@ function task(name: string, uid: string, owner?: { name: string; uid: string }, 
 
 const JOB = task('pull', 'job', undefined, { [IMAGE_UID_LABEL]: 'image' });
 
-it('a Job is found by the labels for its Image or entry, a Pod also by its Job', () => {
+it('a Job belongs to an Image or entry by its labels, and a Pod also by its Job', () => {
   const pod = task('pull-x', 'pod', { name: 'pull', uid: 'job' }, { [ENTRY_UID_LABEL]: 'entry' });
   expect(ownersOf(JOB)).toEqual(['image']);
   expect(ownersOfPod(pod)).toEqual(['entry', 'ci/job']);
 });
 
-it('an owner reference makes no Job one of the Image that it names', () => {
+it('an owner reference does not make a Job belong to the Image that it names', () => {
   const forged = task('forged', 'j2', { name: 'golden', uid: 'image' }, { [IMAGE_UID_LABEL]: 'own' });
   expect(ownersOf(forged)).toEqual(['own']);
 });
 
-it('a Pod of another namespace is of no Job that its owner reference names', () => {
+it('a Pod of another namespace does not belong to the Job in its owner reference', () => {
   const forged = task('forged', 'p3', { name: 'pull', uid: 'job' });
   const elsewhere = { ...forged, metadata: { ...forged.metadata, namespace: 'other' } };
   expect(podsOf(JOB, holding(elsewhere))).toEqual([]);
 });
 
-it('a Pod is of a Job if the Job controller made it, whatever its labels say', () => {
+it('a Pod belongs to a Job if the Job controller made it, with any labels', () => {
   const own = task('own', 'p1', { name: 'pull', uid: 'job' });
   const mirror = task('mirror', 'p2', { name: 'mac1', uid: 'node' }, { [IMAGE_UID_LABEL]: 'job' });
   expect(podsOf(JOB, holding(own, mirror))).toEqual([own]);
 });
 
-it('the Job of a Pod is the one that made it, and none of its name since', () => {
+it('the Job of a Pod is the one that made it, and no later Job of its name', () => {
   expect(jobOf(task('a', 'p', { name: 'pull', uid: 'job' }), holding(JOB))).toBe(JOB);
   expect(jobOf(task('a', 'p', { name: 'pull', uid: 'earlier' }), holding(JOB))).toBeUndefined();
   expect(jobOf(task('a', 'p'), holding(JOB))).toBeUndefined();

@@ -12,7 +12,7 @@ function termsOf(placement: Placement) {
   return nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms ?? [];
 }
 
-it('a namespace may take hosts for everybody and those of its own, and of a host only its mark counts', () => {
+it('a namespace may use hosts for everybody and its own hosts, and only the mark of a host counts', () => {
   const mark = { key: HOST_MARK, operator: 'In', values: ['true'] };
   const arch = { key: 'kubernetes.io/arch', operator: 'In', values: ['arm64'] };
   expect(termsOf({ dedicatedTo: 'platform-ci', architecture: 'arm64' })).toEqual([
@@ -22,7 +22,7 @@ it('a namespace may take hosts for everybody and those of its own, and of a host
   expect(termsOf({ dedicatedTo: '*' })).toEqual([{ matchExpressions: [mark] }]);
 });
 
-it('hosts are tolerated, and dedicated ones of the namespace or all of them', () => {
+it('hosts are tolerated, and so are dedicated hosts of the namespace or all of them', () => {
   const host = { key: HOST_KEY, operator: 'Equal', value: 'true', effect: 'NoSchedule' };
   const dedicated = { key: DEDICATED_KEY, effect: 'NoSchedule' };
   expect(specOf({ dedicatedTo: 'platform-ci' }).tolerations).toEqual([

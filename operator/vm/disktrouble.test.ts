@@ -66,20 +66,20 @@ it('a machine that its host paused is Running and not Ready, with the reason', (
   expect(conditionIn(status, 'Reconciling')).toBeUndefined();
 });
 
-it('a machine that has no room to be suspended is Ready, and still to be reconciled', () => {
+it('a machine without room to be suspended is Ready, and still Reconciling', () => {
   const status = statusWith({ reason: NO_ROOM_TO_SUSPEND, message: 'too large' });
   expect(conditionIn(status, 'Ready')).toMatchObject({ status: 'True' });
   const reconciling = { status: 'True', reason: NO_ROOM_TO_SUSPEND, message: 'too large' };
   expect(conditionIn(status, 'Reconciling')).toMatchObject(reconciling);
 });
 
-it('a reason that no agent of Berth gives is of no account: a host cannot make a status that the API server refuses', () => {
+it('a reason that no agent of Berth has is ignored, so a host cannot cause a status that the API server refuses', () => {
   const status = statusWith({ reason: 'no reason', message: '' });
   expect(conditionIn(status, 'Ready')).toMatchObject({ status: 'True' });
   expect(conditionIn(status, 'Reconciling')).toBeUndefined();
 });
 
-it('Events tell when it begins and when it is over, once', () => {
+it('Events report its begin and its end, once each', () => {
   const event = vi.fn<EventRecorder<SaidReason>['event']>();
   const recorder = { event } as unknown as EventRecorder<SaidReason>;
   const stories = (last: VMStatus, next: VMStatus) => {

@@ -34,18 +34,18 @@ function told(before: VMStatus | undefined, after: VMStatus): string[] {
 
 const ANSWERS = running('True', 'Port 22 of the guest answers');
 
-it('a VM that becomes Ready says why, once', () => {
+it('a VM that becomes Ready has one Event with the reason', () => {
   expect(told(running('False', 'The guest does not answer'), ANSWERS)).toEqual([
     'Ready: Port 22 of the guest answers',
   ]);
   expect(told(ANSWERS, ANSWERS)).toEqual([]);
 });
 
-it('a guest that closes its port and opens it again is not told again before its next start', () => {
+it('a guest that closes and opens its port causes no more Events before its next start', () => {
   expect(told(running('False', 'Port 22 is closed', '2030-01-01T00:07:00Z'), ANSWERS)).toEqual([]);
 });
 
-it('a VM that is Ready as soon as it runs has the Events of its host and its run alone', () => {
+it('a VM that is Ready as soon as it runs has only the Events of its host and its run', () => {
   expect(told(undefined, running('True', ''))).toEqual([
     'Scheduled: The VM was placed on host host (attempt 1)',
     'Running: The machine runs',

@@ -76,7 +76,7 @@ function timeout(pod: Partial<Pod>): string | undefined {
   return nextDeadline(look, gatherFacts(look))?.message;
 }
 
-describe('a VM that hosts refuse before it ran', () => {
+describe('a VM that hosts refuse before its first run', () => {
   const refused: NonNullable<Pod['status']> = {
     phase: 'Failed',
     reason: 'PortTaken',
@@ -88,19 +88,19 @@ describe('a VM that hosts refuse before it ran', () => {
     expect(facts).toMatchObject({ attempt: 3, avoidedNodes: ['first', 'host'], failure: undefined });
   });
 
-  it('is placed again three times at most', () => {
+  it('is placed again at most three times', () => {
     const avoidedNodes = ['first', 'second', 'third'];
     const facts = gatherFacts(observed({}, { attempt: 4, avoidedNodes }, attempt(4, refused)));
     expect(facts).toMatchObject({ attempt: 4, avoidedNodes, failure: { reason: 'PortTaken' } });
   });
 
-  it('avoids no host that was merely lost', () => {
+  it('does not avoid a host that was only lost', () => {
     const facts = gatherFacts({ ...observed({}, {}, attempt(1, {})), node: undefined });
     expect(facts).toMatchObject({ attempt: 2, avoidedNodes: [], failure: undefined });
   });
 });
 
-describe('a VM that ran', () => {
+describe('a VM that has run', () => {
   const ran: VMStatus = { attempt: 1, firstRunningTime: FIRST_RAN };
 
   it('has failed when its Pod is deleted, and is not placed again', () => {
@@ -110,7 +110,7 @@ describe('a VM that ran', () => {
     expect(facts).toMatchObject({ attempt: 1, failure: { reason: 'PodDeleted' } });
   });
 
-  it('keeps its Pod while a host that has long been silent may still run its machine, unless it is deleted', () => {
+  it('keeps its Pod while a silent host may still run its machine, unless it is deleted', () => {
     const pod = attempt(1, { phase: 'Running' });
     const metadata = { ...pod.metadata, name: 'x', deletionTimestamp: FIRST_RAN };
     const failure = { reason: 'PodDeleted', message: 'deleted', time: FIRST_RAN };
@@ -131,7 +131,7 @@ describe('a VM that ran', () => {
     ]);
   });
 
-  it('is not deleted because its network failed; one that never ran is', () => {
+  it('is not deleted after a failure of its network, but a VM that never ran is', () => {
     const failure = { reason: 'NATSelfHealFailed', message: 'no bridge', time: FIRST_RAN };
     const writes = (status: VMStatus) => {
       const look = observed({}, { ...status, failure });
@@ -157,21 +157,21 @@ function off(reason: string, containerID?: string): Partial<Pod> {
   };
 }
 
-describe('a VM that is made Stopped', () => {
-  it.each(['Stopped', 'Starting'])('has not run, and its deployment is over, when it is %s', (reason) => {
+describe('a VM that is created Stopped', () => {
+  it.each(['Stopped', 'Starting'])('has not run, and its deployment has ended, when it is %s', (reason) => {
     const look = observed({ powerState: 'Stopped', deployTimeoutSeconds: 60 }, {}, off(reason));
     expect(gatherFacts(look).firstRunningTime).toBeUndefined();
     expect(deadline(look)).toBeUndefined();
   });
 
-  it('is placed again when its Pod is deleted, since nothing is lost', () => {
+  it('is placed again when its Pod is deleted, because nothing is lost', () => {
     const pod = off('Stopped');
     const metadata = { name: 'x', uid: 'pod', deletionTimestamp: CREATED };
     const { attempt, failure } = gatherFacts(observed({ powerState: 'Stopped' }, {}, { ...pod, metadata }));
     expect({ attempt, failure }).toEqual({ attempt: 2, failure: undefined });
   });
 
-  it('is told from one that ran and was stopped while nobody looked', () => {
+  it('is distinguished from a VM that ran and was stopped while no operator ran', () => {
     const look = observed({ powerState: 'Stopped' }, {}, off('Stopped', 'berth://uid'));
     expect(gatherFacts(look).firstRunningTime).toBe(CREATED);
   });
@@ -193,7 +193,7 @@ describe('deadlines of a VM', () => {
     expect(deadline(observed({ deployTimeoutSeconds: 60 }, { firstRunningTime: FIRST_RAN }))).toBeUndefined();
   });
 
-  it('name the step that the host last reported, with its percent', () => {
+  it('name the last step that the host reported, with its percentage', () => {
     const state = { waiting: { reason: 'Pulling', message: '42%' } };
     const container = {
       name: MACHINE_CONTAINER,

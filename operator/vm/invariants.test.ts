@@ -409,8 +409,8 @@ const HISTORIES = { step: fc.constantFrom(...ACTIONS), maxLength: 60, numRuns: 5
 /** Time limit in milliseconds for thousands of small reconciles, on a machine that may run other work at the same time. */
 const TIMEOUT_MILLISECONDS = 60_000;
 
-describe('a VM, whatever happens in whatever order', { timeout: TIMEOUT_MILLISECONDS }, () => {
-  it('no-lost-disk: is never placed again once a machine of it ran, and none runs unseen', (context) => {
+describe('a VM, in any order of events,', { timeout: TIMEOUT_MILLISECONDS }, () => {
+  it('no-lost-disk: is never placed again after a machine of it ran, and no machine runs unseen', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
       const world = new World();
       for (const action of actions) {
@@ -422,7 +422,7 @@ describe('a VM, whatever happens in whatever order', { timeout: TIMEOUT_MILLISEC
     });
   });
 
-  it('no-orphan: once deleted with its host up, it and its Pod go', (context) => {
+  it('no-orphan: is removed with its Pod after its deletion while its host is up', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
       const world = new World();
       for (const action of actions) {
@@ -440,7 +440,7 @@ describe('a VM, whatever happens in whatever order', { timeout: TIMEOUT_MILLISEC
     });
   });
 
-  it('idle-quiet: with nothing changing it comes to rest and writes no more', (context) => {
+  it('idle-quiet: comes to rest and writes no more while nothing changes', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
       const world = new World();
       for (const action of actions) {
@@ -452,7 +452,7 @@ describe('a VM, whatever happens in whatever order', { timeout: TIMEOUT_MILLISEC
     });
   });
 
-  it('the host is never told of a size that the Pod does not count, and a refused one is not asked for again at once', (context) => {
+  it('tells its host no size that the Pod does not count, and does not repeat a refused size at once', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
       const world = new World();
       for (const action of actions) {
@@ -466,7 +466,7 @@ describe('a VM, whatever happens in whatever order', { timeout: TIMEOUT_MILLISEC
     });
   });
 
-  it('a failure once recorded is never left and never changes', (context) => {
+  it('keeps a recorded failure forever and unchanged', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
       const world = new World();
       let recorded: unknown;
@@ -481,7 +481,7 @@ describe('a VM, whatever happens in whatever order', { timeout: TIMEOUT_MILLISEC
     });
   });
 
-  it('a machine that may run on a silent host is remembered there when its VM is deleted', () => {
+  it('is remembered at a silent host that may run its machine, when it is deleted', () => {
     const world = new World();
     for (const action of ['reconcile', 'schedule', 'agentStarts', 'reconcile', 'hostSilent'] as const) {
       world.act(action);

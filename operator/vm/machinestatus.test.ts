@@ -53,7 +53,7 @@ function statusOf(
   return machineStatus({ vm, pod } as unknown as Observed, phase);
 }
 
-it('shows a pull in words for people, and nothing of it once the VM runs or is deleted', () => {
+it('shows a pull in words for people, and no longer once the VM runs or is deleted', () => {
   const report = { progressPercent: 42 };
   expect(statusOf('Pulling', { report }).progress).toBe('Pulling 42 %');
   const fast = { progressPercent: 42, bytesPerSecond: 79_600_000 };
@@ -62,7 +62,7 @@ it('shows a pull in words for people, and nothing of it once the VM runs or is d
   expect(statusOf('Terminating', { report }).progress).toBeUndefined();
 });
 
-it('shows no value that the API server would refuse, and all others that the host reports', () => {
+it('shows no value that the API server would refuse, and all others of the host', () => {
   const report = { progressPercent: 101, restartedAt: 'x', revertedAt: '2030-02-31T00:00:00Z' };
   const pod = {
     status: {
@@ -97,7 +97,7 @@ it('has a short name of the image beside its reference', () => {
   expect(statusOf('Running', { spec: { image: 'ubuntu' } }).image).toMatchObject({ name: 'ubuntu' });
 });
 
-it('shows the disk that the running machine has, and without a machine the disk that it will have', () => {
+it('shows the disk of the running machine, and without a machine the disk that it will have', () => {
   const spec = { diskSize: '20Gi' };
   expect(statusOf('Running', { spec, report: { diskSizeBytes: 2 ** 33 } }).resources?.diskSize).toBe('8Gi');
   expect(statusOf('Running', { spec }).resources?.diskSize).toBe('20Gi');
@@ -111,7 +111,7 @@ it('shows addresses of the guest, and no address of the host', () => {
   expect(at(hostIP)).toBeUndefined();
 });
 
-it('shows what the guest agent reports: the address that the host gave comes first', () => {
+it('shows the reports of the guest agent, with the address from the host first', () => {
   const facts = { addresses: ['172.17.0.1', '10.0.0.2', 'fec0::15'], os: 'Debian', hostName: 'ci' };
   const pod = { hostIP: '192.0.2.1', podIPs: [{ ip: '10.0.0.2' }] };
   expect(statusOf('Running', { report: { guest: facts }, pod })).toMatchObject({
@@ -120,7 +120,7 @@ it('shows what the guest agent reports: the address that the host gave comes fir
   });
 });
 
-it('lists where the machine is reached: its reserved ports, and those that its host chose', () => {
+it('lists the ports of the machine: its reserved ports, and those that its host chose', () => {
   const spec: VMSpec = { ports: ['8080:80', ':8443', ':53/udp'], os: 'MacOS' };
   const report = { endpoints: [9122, 6200, 21_999, 21_999] };
   expect(statusOf('Running', { spec, report }).endpoints).toEqual([
@@ -132,7 +132,7 @@ it('lists where the machine is reached: its reserved ports, and those that its h
   ]);
 });
 
-it('lists the reserved ports alone until the host reports, and no name twice', () => {
+it('lists only the reserved ports until the host reports, and no name twice', () => {
   const reserved = { name: '8822-tcp', purpose: 'ssh', protocol: 'TCP', hostPort: 8822, guestPort: 22 };
   const spec: VMSpec = { ports: ['8822:22', ':80'] };
   for (const report of [{}, { endpoints: [8822] }, { endpoints: [1, 2] }]) {

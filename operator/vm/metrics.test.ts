@@ -26,8 +26,8 @@ function told(view: Partial<VMView>): Told {
   return { metrics, lines };
 }
 
-describe('what waits', () => {
-  it('is counted by namespace, with the age of the oldest that has never run', async () => {
+describe('the number of waiting VMs', () => {
+  it('is counted by namespace, with the age of the oldest VM that has never run', async () => {
     const vms = [
       vm('a', 20, { phase: 'Starting', firstRunningTime: '2026-01-01T00:50:00Z' }),
       vm('a', 2, {}),
@@ -45,14 +45,14 @@ describe('what waits', () => {
     ]);
   });
 
-  it('is told by the leader alone', async () => {
+  it('is exported only by the leader', async () => {
     const { lines } = told({ isLeader: () => false, vms: () => [vm('a', 2, {})], namespaces: () => ['a'] });
     expect(await lines('pending_vm')).toEqual([]);
   });
 });
 
-describe('what happened', () => {
-  it('is counted when a status says it first', async () => {
+describe('events of VMs', () => {
+  it('are counted when a status shows them for the first time', async () => {
     const { metrics, lines } = told({});
     const failed = {
       phase: 'Failed',

@@ -41,7 +41,7 @@ function hardwareOf(deployment: Deployment) {
 }
 
 describe('hardware identity', () => {
-  it('is the same on each deployment of a name in its namespace, and no other has it', () => {
+  it('is the same on each deployment of a name in its namespace, and differs from all others', () => {
     const hardware = hardwareOf({});
     expect(hardwareOf({})).toEqual(hardware);
     expect(hardware.macAddress).toMatch(/^02(:[0-9a-f]{2}){5}$/);
@@ -58,7 +58,7 @@ describe('hardware identity', () => {
     expect(hardwareOf({ spec }).macAddress).not.toBe(hardwareOf({ spec }).macAddress);
   });
 
-  it('has the serial number that the VM asks for', () => {
+  it('has the serial number of the VM', () => {
     expect(hardwareOf({ spec: { serialNumber: 'DESK-0007' } }).serialNumber).toBe('DESK-0007');
   });
 });
@@ -77,7 +77,7 @@ describe('placement', () => {
     };
   }
 
-  it('prefers hosts with the tag, and needs them when the policy says so', () => {
+  it('prefers hosts with the tag, and requires them if the policy says so', () => {
     const preferred = affinityOf({ tag: 'fast' });
     expect(JSON.stringify(preferred.preferred)).toContain(JSON.stringify(FAST));
     expect(JSON.stringify(preferred.required)).not.toContain(FAST.key);
@@ -86,20 +86,20 @@ describe('placement', () => {
     expect(JSON.stringify(required.preferred)).not.toContain(FAST.key);
   });
 
-  it('prefers hosts that run VMs already under MostAllocated alone', () => {
+  it('prefers hosts with running VMs only under MostAllocated', () => {
     expect(affinityOf({ strategy: 'Default' }).together).toEqual([]);
     expect(affinityOf({ strategy: 'MostAllocated' }).together).toMatchObject([
       { podAffinityTerm: { labelSelector: { matchLabels: { 'berth.dev/workload': 'vm' } } } },
     ]);
   });
 
-  it('allows the named host alone', () => {
+  it('allows only the named host', () => {
     expect(JSON.stringify(affinityOf({ node: 'rack1-7' }).required)).toContain('"rack1-7"');
     expect(JSON.stringify(affinityOf({}).required)).not.toContain('rack1-7');
   });
 });
 
-it('a guest of macOS takes one of the guests that a host may run', () => {
+it('takes one of the macOS guests that a host may run, if the guest is macOS', () => {
   const limitsOf = (spec: Partial<VMSpec>) => podOf({ spec }).spec.containers[0]?.resources?.limits;
   expect(limitsOf({ os: 'MacOS' })).toMatchObject({ 'berth.dev/macos-guest': '1' });
   expect(limitsOf({ os: 'Linux' })).not.toHaveProperty(['berth.dev/macos-guest']);

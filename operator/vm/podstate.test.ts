@@ -180,7 +180,7 @@ function readings(pod: Pod, { node, isBound, hasRunBefore }: Sample) {
   };
 }
 
-it('all that the operator makes of a Pod is the same as of the Pod in its cache', () => {
+it('the operator derives the same from a Pod and from the Pod in its cache', () => {
   const property = fc.property(POD, (sample) => {
     const pod = podOf(sample);
     expect(readings(trimPod(pod), sample)).toEqual(readings(pod, sample));
@@ -188,13 +188,13 @@ it('all that the operator makes of a Pod is the same as of the Pod in its cache'
   fc.assert(property, { numRuns: 1000 });
 });
 
-it('a bound Pod is kept without what its scheduler and its host alone need', () => {
+it('a bound Pod is kept without the parts that only its scheduler and its host need', () => {
   const sample = { isDeleted: false, hasRunBefore: true, node: TAINTED, conditions: [] };
   const pod = podOf({ ...sample, isBound: true, phase: 'Running', state: { running: { startedAt: TIME } } });
   expect(JSON.stringify(trimPod(pod)).length).toBeLessThan(0.8 * JSON.stringify(pod).length);
 });
 
-it('a status of a condition that is no word of Kubernetes counts as Unknown', () => {
+it('a condition with a status that Kubernetes does not have counts as Unknown', () => {
   const pod = { status: { conditions: [{ type: 'Ready', status: 'maybe' }] } } as unknown as Pod;
   expect(podCondition(pod, 'Ready')).toEqual({ type: 'Ready', status: 'Unknown' });
 });

@@ -46,7 +46,7 @@ describe('a VM that names an ISO', () => {
     });
   });
 
-  it("goes by its own where it says them, and by the operator's where nobody does", () => {
+  it('takes its own values first, and those of the operator if nobody else has them', () => {
     const own: VMSpec = { architecture: 'amd64', imagePullSecrets: [{ name: 'own' }] };
     expect(resolved({ iso: 'installer', ...own })).toMatchObject({ ...own, os: 'Windows' });
     expect(resolved({ iso: 'registry.example/other:1' })).toMatchObject({
@@ -57,7 +57,7 @@ describe('a VM that names an ISO', () => {
   });
 });
 
-it('each field of the placement comes from the VM, and else from its VMConfig', () => {
+it('each field of the placement comes from the VM, or else from its VMConfig', () => {
   const spec: VMSpec = { configRef: { name: 'shared' }, iso: 'installer' };
   const shared = { placement: { tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' } } as const;
   expect(resolved(spec, shared).placement).toEqual(shared.placement);
@@ -99,7 +99,7 @@ it('each value of a VMConfig is the value of a VM that leaves it out', () => {
   }
 });
 
-it('the SSH keys of a VM replace those of its VMConfig, also with none', () => {
+it('the SSH keys of a VM replace those of its VMConfig, also an empty list', () => {
   const spec: VMSpec = { configRef: { name: 'shared' }, image: 'registry.example/guest:1' };
   const shared = { sshAuthorizedKeys: ['ssh-ed25519 shared'] };
   const own = ['ssh-ed25519 own'];
@@ -115,14 +115,14 @@ it('the image or ISO of a VMConfig is used by a VM that names neither', () => {
   expect([disc.image, disc.iso?.name]).toEqual([undefined, 'berth.dev/platform-default/installer']);
 });
 
-it('network mode Bridge is refused until a network driver acts on it, wherever it comes from', () => {
+it('network mode Bridge is refused until a network driver supports it, from a VM or a VMConfig', () => {
   const image = 'registry.example/guest:1';
   const network = { mode: 'Bridge' } as const;
   expect(() => resolved({ image, network })).toThrow('mode Bridge is not supported yet');
   expect(() => resolved({ image, configRef: { name: 'shared' } }, { network })).toThrow('not supported yet');
 });
 
-it('the ports come as one list from the VM, and else from its VMConfig', () => {
+it('the ports come as one list from the VM, or else from its VMConfig', () => {
   const spec: VMSpec = { configRef: { name: 'shared' }, iso: 'installer' };
   const shared = { ports: ['8080:80', ':22'] };
   expect(resolved(spec, shared).ports).toEqual(shared.ports);
@@ -142,7 +142,7 @@ it('whether ports are automatic comes from the VM, its VMConfig, or is true', ()
   ).toBe(true);
 });
 
-it('whether the screen has a port of the host comes from the VM or its VMConfig, and needs VNC', () => {
+it("the screen's port of the host comes from the VM or its VMConfig, and needs VNC", () => {
   const spec: VMSpec = { configRef: { name: 'shared' }, iso: 'installer' };
   const shared = { vnc: { hostPort: true } };
   expect(resolved(spec, {}).vncHostPort).toBe(false);

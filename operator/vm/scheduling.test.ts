@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import type { Node, Pod } from '../../kube/core.ts';
 import { condense, describeTaints, schedulingReason } from './scheduling.ts';
 
-describe("the scheduler's reasons, condensed", () => {
+describe("the scheduler's reasons, in a short form", () => {
   it.each([
     [
       '0/1 nodes are available: 1 Insufficient berth.dev/slot. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.',
@@ -34,7 +34,7 @@ describe("the scheduler's reasons, condensed", () => {
     expect(condense(message, () => ['1 with broken NAT'])).toBe(expected);
   });
 
-  it('names who holds a reserved port, which the scheduler never does', () => {
+  it('names the holder of a reserved port, which the scheduler never does', () => {
     const pod = {
       spec: {
         containers: [
@@ -68,7 +68,7 @@ describe("the scheduler's reasons, condensed", () => {
     });
   });
 
-  it('counts hosts by the taint that keeps the Pod off, of those it may go to', () => {
+  it('counts hosts by the taint that keeps the Pod off, among those that it may use', () => {
     const pod = {
       spec: { tolerations: [{ key: 'berth.dev/host', operator: 'Equal', value: 'true' }], containers: [] },
     } as unknown as Pod;

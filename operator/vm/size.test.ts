@@ -8,7 +8,7 @@ const GIB = 2n ** 30n;
 const NOTHING = { diskSizeBytes: undefined, imageSizeBytes: undefined };
 const config = parseConfig({}, 'test');
 
-describe('the disk that a VM requests of its host', () => {
+describe('the disk that a VM requests from its host', () => {
   it.each([
     ['a fifth of its own size', { diskSizeBytes: 50n * GIB }, '10Gi'],
     ["a fifth of its image's, where it names no size", { imageSizeBytes: 50n * GIB }, '10Gi'],
@@ -24,7 +24,7 @@ describe('the disk that a VM requests of its host', () => {
     expect(diskRequest({ ...NOTHING, ...sizes }, config)).toBe(request);
   });
 
-  it('all of it, or a size of its own for unknown ones, where the operator is configured so', () => {
+  it('is all of it, or another size for unknown disks, if the operator is configured so', () => {
     const strict = parseConfig({ diskRequestRatio: 1, defaults: { diskRequest: '64Gi' } }, 'test');
     expect(diskRequest(NOTHING, strict)).toBe('64Gi');
   });

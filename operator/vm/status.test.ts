@@ -48,7 +48,7 @@ function withDisplay(display: unknown) {
   return conditionsOf({ phase: 'Running', containerStatuses, conditions });
 }
 
-it.each(['ImageFetchFailed', 'ImageFromTheFuture'])('ImageReady tells a wait for %s', (reason) => {
+it.each(['ImageFetchFailed', 'ImageFromTheFuture'])('ImageReady reports a wait for %s', (reason) => {
   expect(imageReady(reason)).toMatchObject({ status: 'False', reason, message: 'as the host says' });
 });
 
@@ -59,7 +59,7 @@ it.each(['Pulling', 'StartFailed', 'FromTheFuture', 'Image ä'])(
   },
 );
 
-it('DisplayReady tells why the guest lacks its DPI, and Ready does not depend on it', () => {
+it('DisplayReady has the reason why the guest lacks its DPI, and Ready does not depend on it', () => {
   const conditions = withDisplay({ ready: false, reason: 'NoDPI', message: 'QEMU is old' });
   expect(conditions.get('DisplayReady')).toMatchObject({
     status: 'False',
@@ -69,7 +69,7 @@ it('DisplayReady tells why the guest lacks its DPI, and Ready does not depend on
   expect(conditions.get('Ready')).toMatchObject({ status: 'True' });
 });
 
-it('DisplayReady is True once the guest has its display, and absent if the host says nothing of it', () => {
+it('DisplayReady is True once the guest has its display, and absent if the host reports nothing about it', () => {
   const display = { ready: true, reason: 'DisplaySet', message: '' };
   expect(withDisplay(display).get('DisplayReady')).toMatchObject({ status: 'True', reason: 'DisplaySet' });
   expect(withDisplay(undefined).has('DisplayReady')).toBe(false);

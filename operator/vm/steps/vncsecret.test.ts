@@ -54,7 +54,7 @@ it('a VM with vnc.hostPort has a Secret with a password of eight characters, bef
   expect(deploy(observed({}, 'fa'), FACTS).writes.map(({ kind }) => kind)).toEqual(['createPod']);
 });
 
-it('the Secret is created again while the host misses it, and only then', () => {
+it('the Secret is created again while its host misses it, and only then', () => {
   const state = observed({ vnc: { hostPort: true } }, '00');
   const again = ensureVncSecret(waits(state, 'VNCSecretNotFound'), FACTS);
   expect(again.writes.map(({ kind }) => kind)).toEqual(['createSecret']);
