@@ -78,7 +78,10 @@ describe('a program that survives rejections', () => {
 });
 
 it.each([
-  ['agent', 'nodeName: x\ndataDirectory: data\nbootstrapKubeconfig: none\naddress: 192.0.2.1\nnetwork: {driver: user}\n'],
+  [
+    'agent',
+    'nodeName: x\ndataDirectory: data\nbootstrapKubeconfig: none\naddress: 192.0.2.1\nnetwork: {driver: user}\n',
+  ],
   ['operator', '{}\n'],
 ])('the %s is such a program', async (program, config) => {
   await writeFile(join(folder, 'rejecting.mjs'), REJECTING);

@@ -1,3 +1,4 @@
+import * as fc from 'fast-check';
 import { afterEach, describe, expect, test, vi } from 'vitest';
 import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
@@ -98,6 +99,19 @@ async function poll(
   return { rounds, askedFacts, runtime };
 }
 
+/** Returns the largest number of changes within 10 minutes. */
+function mostChanges(rounds: readonly Round[]): number {
+  const times: number[] = [];
+  let clock = 0;
+  for (const { changes, pause } of rounds) {
+    while (times.length < changes) {
+      times.push(clock);
+    }
+    clock += pause;
+  }
+  return Math.max(0, ...times.map((from) => times.filter((at) => at >= from && at < from + 600_000).length));
+}
+
 describe('a guest agent that answers', () => {
   test('is connected, with the facts of its guest, and nothing changes while it answers the same', async () => {
     const { rounds, runtime } = await poll([WITH_FACTS, ANSWERS, ANSWERS, WITH_FACTS, ANSWERS]);
@@ -127,6 +141,44 @@ describe('a guest agent that answers', () => {
   test('is not connected after the third silence, and the last facts stay', async () => {
     const { runtime } = await poll([WITH_FACTS, SILENT, SILENT, SILENT]);
     expect(runtime.guest).toEqual({ connected: false, facts: FACTS });
+  });
+
+  test('that comes and goes changes its state less and less often, and more often after 10 quiet minutes', async () => {
+    const flap = [ANSWERS, SILENT, SILENT, SILENT];
+    const { rounds } = await poll([...flap, ...flap, SILENT, SILENT, SILENT, ANSWERS]);
+    expect(rounds.map(({ connected }) => connected)).toEqual([
+      ...[true, true, true, false],
+      ...[true, true, true, true, true, true, false],
+      true,
+    ]);
+    const quiet = Array.from({ length: 70 }, () => ANSWERS);
+    const { rounds: later } = await poll([...flap, ...quiet, SILENT, SILENT, SILENT]);
+    expect(later.at(-2)).toMatchObject({ connected: true });
+    expect(later.at(-1)).toMatchObject({ connected: false });
+  });
+
+  test('changes its state at most 30 times in 10 minutes, and a silent one is not connected after a minute', async () => {
+    const some = (answer: GuestAnswer, max: number) =>
+      fc.integer({ min: 1, max }).map((count) => Array.from({ length: count }, () => answer));
+    const history = fc
+      .array(fc.oneof(some(ANSWERS, 3), some(SILENT, 6), some(SILENT, 80), some(BUSY, 3)), {
+        minLength: 1,
+        maxLength: 150,
+        size: 'max',
+      })
+      .map((parts) => parts.flat());
+    await fc.assert(
+      fc.asyncProperty(history, async (answers) => {
+        const { rounds } = await poll(answers);
+        expect(mostChanges(rounds)).toBeLessThanOrEqual(30);
+        let silences = 0;
+        for (const [index, { connected }] of rounds.entries()) {
+          silences = answers[index] === SILENT ? silences + 1 : 0;
+          expect(silences >= 60 && connected === true).toBe(false);
+        }
+      }),
+      { numRuns: 200 },
+    );
   });
 
   test('keeps its state while others use it or the guest is paused', async () => {

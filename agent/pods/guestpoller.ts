@@ -18,6 +18,13 @@ const LONGEST_SILENT_MILLISECONDS = 60_000;
 /** Number of unanswered questions in a row after which a guest agent counts as not connected, as for a kubelet's readiness probe. */
 const FAILURES = 3;
 /**
+ * Highest such number. It doubles with each loss of the connection, because each change is a write to the API server, and a guest agent
+ * that comes and goes would cause one every few seconds. At this number, a guest agent that ended is noticed after a minute.
+ */
+const MOST_FAILURES = 60;
+/** Time after the last loss of the connection after which {@link FAILURES} applies again. */
+const STEADY_MILLISECONDS = 10 * 60_000;
+/**
  * Time between two questions for facts. Facts change seldom, and each change is a write to the API server. Until the guest has an
  * address, each question asks for facts, because a guest agent starts before the guest's network.
  */
@@ -102,6 +109,10 @@ class Poll {
   /** Whether users wait for the guest agent. */
   readonly #isAwaited: boolean;
   #failures = 0;
+  /** Number of unanswered questions in a row for the next loss of the connection. */
+  #neededFailures = FAILURES;
+  /** Time of the last loss of the connection, in milliseconds since the start of this process. */
+  #lastLoss = 0;
   #nextSilentMilliseconds = SILENT_MILLISECONDS;
   /** Time of the next question for facts, in milliseconds since the start of this process. */
   #nextFacts = 0;
@@ -141,7 +152,7 @@ class Poll {
   #silent(guest: Runtime['guest']): Runtime['guest'] {
     this.#failures += 1;
     if (guest?.connected === true) {
-      return this.#failures < FAILURES ? guest : { ...guest, connected: false };
+      return this.#failures < this.#needed() ? guest : this.#lose(guest);
     }
     if (this.#isAwaited) {
       return guest ?? { connected: false, facts: undefined };
@@ -149,6 +160,19 @@ class Poll {
     this.pauseMilliseconds = this.#nextSilentMilliseconds;
     this.#nextSilentMilliseconds = Math.min(2 * this.pauseMilliseconds, LONGEST_SILENT_MILLISECONDS);
     return guest;
+  }
+
+  #needed(): number {
+    if (performance.now() - this.#lastLoss > STEADY_MILLISECONDS) {
+      this.#neededFailures = FAILURES;
+    }
+    return this.#neededFailures;
+  }
+
+  #lose(guest: NonNullable<Runtime['guest']>): Runtime['guest'] {
+    this.#lastLoss = performance.now();
+    this.#neededFailures = Math.min(2 * this.#neededFailures, MOST_FAILURES);
+    return { ...guest, connected: false };
   }
 }
 
