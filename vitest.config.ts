@@ -26,6 +26,7 @@ const TOOLCHAIN = 'test/support/setup/toolchain.ts';
 const SIMULATION = 'test/support/setup/simulation.ts';
 const CHART_TOOLS = 'test/support/setup/chart.ts';
 const GUESTS = 'test/support/setup/guests.ts';
+const ADBD = 'test/support/setup/adbd.ts';
 const CLOUD = 'test/support/setup/cloud.ts';
 /** In each process of tests that have properties. */
 const PROPERTIES = 'test/support/setup/properties.ts';
@@ -113,7 +114,7 @@ export default defineConfig({
           name: 'e2e',
           include: ['test/e2e/**/*.test.ts'],
           exclude: ['test/e2e/nat/**', 'test/e2e/installed/**'],
-          globalSetup: [TOOLCHAIN, GUESTS, CLOUD],
+          globalSetup: [TOOLCHAIN, GUESTS, CLOUD, ADBD],
           sequence: { groupOrder: 4 },
           ...twoAtATime,
         },
@@ -131,7 +132,7 @@ export default defineConfig({
         test: {
           name: 'faults',
           include: ['test/faults/**/*.test.ts'],
-          globalSetup: [TOOLCHAIN, SIMULATION, GUESTS],
+          globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, ADBD],
           sequence: { groupOrder: 5 },
           ...oneAtATime,
         },

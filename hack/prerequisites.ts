@@ -51,6 +51,7 @@ const TESTS: Packages = {
   e2fsprogs: 'mkfs.ext4',
   'xz-utils': 'xz',
   'busybox-static': 'busybox',
+  adb: 'adb',
   curl: 'curl',
   'docker.io': 'dockerd',
   containerd: 'containerd',

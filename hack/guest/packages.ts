@@ -16,8 +16,12 @@ const UNPACK_TIMEOUT_MILLISECONDS = 60_000;
 export interface PackageSource {
   /** Architecture as Debian names it: amd64 or arm64. */
   architecture: string;
+  /** Suites of Debian, the preferred one first. If undefined, the packages come from the machine's own sources. */
+  suites?: readonly [string, ...string[]];
   progress: (text: string) => void;
 }
+
+const DEBIAN = '[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian';
 
 /** Packages of one architecture in `folder`. The first call that needs the package lists reads them. */
 export class Packages {
@@ -70,6 +74,33 @@ export class Packages {
     return target;
   }
 
+  /** Downloads and unpacks a package and all that it depends on. Returns the folder with the files of all of them. */
+  async unpackWithDependencies(name: string): Promise<string> {
+    const target = join(this.#folder, 'unpacked', `${name}-with-dependencies`);
+    if (await exists(target)) {
+      return target;
+    }
+    await this.#update();
+    this.#source.progress(`fetching package ${name} and its dependencies`);
+    // No package is installed in this state, so apt fetches all of them. It installs none.
+    const command = ['install', '--download-only', '-y', '--no-install-recommends', this.#qualified(name)];
+    await run('apt-get', command, {
+      environment: this.#environment(),
+      timeoutMilliseconds: DOWNLOAD_TIMEOUT_MILLISECONDS,
+    });
+    const archives = join(this.#folder, 'cache', 'archives');
+    const partial = `${target}.${process.pid}.partial`;
+    await mkdir(partial, { recursive: true });
+    for (const archive of (await readdir(archives)).filter((file) => file.endsWith('.deb'))) {
+      await run('dpkg-deb', ['-x', join(archives, archive), partial], {
+        timeoutMilliseconds: UNPACK_TIMEOUT_MILLISECONDS,
+      });
+    }
+    await rename(partial, target);
+    await rm(archives, { recursive: true });
+    return target;
+  }
+
   async #update(): Promise<void> {
     if (this.#updated) {
       return;
@@ -80,6 +111,10 @@ export class Packages {
     await mkdir(join(this.#folder, 'cache', 'archives', 'partial'), { recursive: true });
     await writeFile(join(state, 'status'), '');
     await writeFile(this.#configuration(), this.#aptConfiguration());
+    await mkdir(join(this.#folder, 'sources'), { recursive: true });
+    const suites = this.#source.suites ?? [];
+    const sources = suites.map((suite) => `deb ${DEBIAN} ${suite} main\n`);
+    await writeFile(join(this.#folder, 'sources', 'debian.list'), sources.join(''));
     await run('apt-get', ['update'], {
       environment: this.#environment(),
       timeoutMilliseconds: UPDATE_TIMEOUT_MILLISECONDS,
@@ -99,8 +134,22 @@ export class Packages {
       'Acquire::Languages "none";',
       'Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";',
       'APT::Sandbox::User "";',
+      ...this.#suiteConfiguration(),
       '',
     ].join('\n');
+  }
+
+  #suiteConfiguration(): string[] {
+    const [preferred] = this.#source.suites ?? [];
+    return preferred === undefined
+      ? []
+      : [
+          'Dir::Etc::sourcelist "/dev/null";',
+          `Dir::Etc::sourceparts "${this.#folder}/sources";`,
+          `APT::Default-Release "${preferred}";`,
+          // apt locks its cache for an installation as root does.
+          'Debug::NoLocking "1";',
+        ];
   }
 
   #configuration(): string {

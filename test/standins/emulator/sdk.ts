@@ -6,6 +6,7 @@ import { chmod, copyFile, link, mkdir, realpath, rm, writeFile } from 'node:fs/p
 import { join } from 'node:path';
 import { bundleInto } from '../../../hack/bundle.ts';
 import type { GuestArchitecture } from '../../../hack/guest.ts';
+import { adbdFiles } from '../../fixtures/images.ts';
 import { type Cue, CUES_FOLDER } from './program/cues.ts';
 
 /** Names of each architecture: of its system images, in `hw.cpu.arch`, and of its host. */
@@ -71,7 +72,13 @@ export async function makeSdk(
   await chmod(folder, 0o755);
   await makeProgram(emulator, names.cpu);
   for (const image of images) {
-    await makeImage(join(folder, 'system-images', image, names.abi), names.abi, image);
+    const imageFolder = join(folder, 'system-images', image, names.abi);
+    await makeImage(imageFolder, names.abi, image);
+    if (mode === 'guest') {
+      const guest = await adbdFiles(architecture);
+      await copyFile(guest.kernel, join(imageFolder, 'kernel-ranchu'));
+      await copyFile(guest.initramfs, join(imageFolder, 'ramdisk.img'));
+    }
   }
   const sdk: StandInSdk = {
     root: folder,
@@ -82,8 +89,6 @@ export async function makeSdk(
   };
   if (mode === 'sleeping') {
     await sdk.give('sleeping');
-  } else {
-    throw new Error('the guest with adbd is not made yet');
   }
   for (const [cue, value] of Object.entries(cues)) {
     await sdk.give(cue as Cue, value === true ? undefined : value);

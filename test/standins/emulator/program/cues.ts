@@ -11,7 +11,7 @@ export type Cue =
   | 'sleeping'
   /** Milliseconds from the start of the guest until `sys.boot_completed` is 1. */
   | 'boot-after'
-  /** Without a guest, the boot completes when the file is removed. */
+  /** Without a guest, the boot completes when the file is removed. A guest's boot completes after `echo >/run/boot` in its shell. */
   | 'never-boots'
   /** Milliseconds until the emulator ends with code 1. */
   | 'ends-during-boot'
