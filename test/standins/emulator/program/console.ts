@@ -54,7 +54,10 @@ export function serveConsole(socket: Socket, token: string, facts: ConsoleFacts)
       : `Android Console: Authentication required\nAndroid Console: type 'auth <auth_token>' to authenticate\nAndroid Console: you can find your <auth_token> in \n'${tokenFile()}'\nOK`,
   );
   socket.on('error', () => undefined);
-  createInterface({ input: socket }).on('line', (line) => {
+  const lines = createInterface({ input: socket });
+  // The error of a client that broke off its connection comes here too.
+  lines.on('error', () => undefined);
+  lines.on('line', (line) => {
     const [word = '', ...rest] = line.trim().split(/\s+/);
     if (/^(quit|exit)$/.test(word) || /^[A-Z]+ \S+ HTTP\//.test(line)) {
       socket.destroy();
