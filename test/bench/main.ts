@@ -1,15 +1,16 @@
 /**
  * Measures VMs on simulated hosts, compared with an operator on Go's usual framework; starts by the agent, compared with QEMU by hand;
- * streams, compared with reserved ports; pulls, compared with skopeo and the limits of the machine; clones; one image for many simulated
- * hosts; readers of logs. It prints tables for people, a verdict for each target, and everything as JSON. The exit code is 1 if a target
- * is missed.
+ * starts of emulators, compared with their program by hand; streams, compared with reserved ports; pulls, compared with skopeo and the
+ * limits of the machine; clones; one image for many simulated hosts; readers of logs. It prints tables for people, a verdict for each
+ * target, and everything as JSON. The exit code is 1 if a target is missed.
  *
- *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout,logs,workers,streams] [--vms 1000] [--hosts 600] [--rounds 3]
- *         [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
+ *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,fanout,logs,workers,streams] [--vms 1000] [--hosts 600]
+ *         [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
 import { measureStarts } from './agent.ts';
 import { measureClones } from './clones.ts';
+import { emulatorsTable, emulatorsVerdicts, measureEmulators } from './emulators.ts';
 import { measureFanOut } from './fanout.ts';
 import { measureFleet } from './fleet.ts';
 import { fleetTable, fleetVerdicts } from './fleetreport.ts';
@@ -92,6 +93,10 @@ const PARTS: readonly Part[] = [
   part('fleet', (settings) => measureFleet(settings), { table: fleetTable, verdicts: fleetVerdicts }),
   part('workers', () => measureWorkers(), { table: workersTable, verdicts: () => [] }),
   part('streams', ({ rounds }) => measureStreams(rounds), { table: streamsTable, verdicts: streamsVerdicts }),
+  part('emulators', ({ folder, starts }) => measureEmulators(folder, starts), {
+    table: emulatorsTable,
+    verdicts: emulatorsVerdicts,
+  }),
   part('starts', ({ starts }) => measureStarts(starts), { table: startsTable, verdicts: startsVerdicts }),
 ];
 
