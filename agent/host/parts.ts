@@ -53,6 +53,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       dataDirectory,
       sdk: config.emulator?.sdk,
       program: config.emulator?.program,
+      architecture,
       logger: logger.child({ part: 'emulator' }),
       ownRoot: machineRoot,
     }),

@@ -13,6 +13,7 @@ import type { EmulatorLaunchPlan } from '../../agent/drivers/driver.ts';
 import { AVDS, commandLine, environment, FOLDERS } from '../../agent/drivers/emulator/arguments.ts';
 import { AVD_NAME, avdFiles } from '../../agent/drivers/emulator/avd.ts';
 import { EmulatorDriver } from '../../agent/drivers/emulator/driver.ts';
+import { NATIVE } from '../../agent/drivers/emulator/sdk.ts';
 import { EMULATOR_API_VERSION, type EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/emulator.ts';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
@@ -160,7 +161,7 @@ function planFor(emulator: EmulatorMachine): EmulatorLaunchPlan {
 /** Makes an AVD and the folders that its environment names. Returns the folder of AVDs. */
 async function makeAvd(folder: string, emulator: EmulatorMachine): Promise<string> {
   const avds = join(folder, AVDS);
-  const { ini, config } = avdFiles(emulator, avds);
+  const { ini, config } = avdFiles({ ...emulator, architecture: NATIVE }, avds);
   await mkdir(join(avds, `${AVD_NAME}.avd`), { recursive: true });
   await writeFile(join(avds, `${AVD_NAME}.ini`), ini);
   await writeFile(join(avds, `${AVD_NAME}.avd`, 'config.ini'), config);

@@ -4,7 +4,7 @@
  */
 import { type EmulatorMachine, EMULATOR_DATA_BYTES } from '../../../api/v1alpha1/emulatormachine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { HOST_ABI, imageFolder } from './sdk.ts';
+import { ABIS, type Architecture, imageFolder } from './sdk.ts';
 
 /** Name of the AVD. Each machine has its own folder of AVDs, so all machines have the same name. */
 export const AVD_NAME = 'berth';
@@ -39,14 +39,15 @@ export interface AvdFiles {
   config: string;
 }
 
-type Described = Pick<EmulatorMachine, 'platform' | 'device' | 'imageType'>;
+type Described = Pick<EmulatorMachine, 'platform' | 'device' | 'imageType'> & { architecture: Architecture };
 
 /**
  * Returns the files of an AVD. `folder` is the path of the folder of AVDs, as the emulator sees it.
  *
  * @throws ReasonedError `CreateFailed` when the device is unknown. The message lists the known devices.
  */
-export function avdFiles({ platform, device, imageType }: Described, folder: string): AvdFiles {
+export function avdFiles(described: Described, folder: string): AvdFiles {
+  const { platform, device, imageType, architecture } = described;
   const known = Object.hasOwn(DEVICES, device) ? DEVICES[device] : undefined;
   if (known === undefined) {
     const names = Object.keys(DEVICES).sort().join(', ');
@@ -65,12 +66,12 @@ export function avdFiles({ platform, device, imageType }: Described, folder: str
     config: lines({
       AvdId: AVD_NAME,
       'PlayStore.enabled': imageType.includes('playstore') ? 'yes' : 'no',
-      'abi.type': HOST_ABI.abi,
+      'abi.type': ABIS[architecture].abi,
       'avd.ini.displayname': AVD_NAME,
       'avd.ini.encoding': 'UTF-8',
       'disk.dataPartition.size': `${EMULATOR_DATA_BYTES / GIBIBYTE}G`,
       'fastboot.forceColdBoot': 'yes',
-      'hw.cpu.arch': HOST_ABI.cpu,
+      'hw.cpu.arch': ABIS[architecture].cpu,
       'hw.device.manufacturer': known.maker,
       'hw.device.name': device,
       'hw.gpu.enabled': 'yes',
@@ -79,7 +80,7 @@ export function avdFiles({ platform, device, imageType }: Described, folder: str
       'hw.lcd.density': String(known.density),
       'hw.lcd.height': String(known.height),
       'hw.lcd.width': String(known.width),
-      'image.sysdir.1': `${imageFolder({ platform, imageType })}/`,
+      'image.sysdir.1': `${imageFolder(described)}/`,
       showDeviceFrame: 'no',
       'tag.display': imageType,
       'tag.id': imageType,

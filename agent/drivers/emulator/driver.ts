@@ -44,7 +44,7 @@ import {
   NO_SCREEN,
   NO_SUSPEND,
 } from './refusals.ts';
-import { HOST_ABI, programOf, scan, type SdkOptions } from './sdk.ts';
+import { type Architecture, NATIVE, programOf, scan, type SdkOptions } from './sdk.ts';
 import { newState, STATE_FILE } from './state.ts';
 
 export interface EmulatorDriverOptions {
@@ -54,6 +54,8 @@ export interface EmulatorDriverOptions {
   sdk: string | undefined;
   /** Path of the emulator's program on this host. Undefined means `emulator/emulator` in the SDK. */
   program: string | undefined;
+  /** Architecture of guests. The default is the architecture of this host. */
+  architecture?: Architecture | undefined;
   logger: Logger;
   /**
    * Root directory for the processes of machines that must outlive the agent's container. Emulators do not use it. If it is given,
@@ -75,10 +77,12 @@ export class EmulatorDriver implements Driver {
   readonly #held = new Map<string, Held>();
   readonly #handlers: ((uid: string) => void)[] = [];
 
-  constructor({ dataDirectory, sdk, program, logger, ownRoot }: EmulatorDriverOptions) {
+  constructor(options: EmulatorDriverOptions) {
+    const { dataDirectory, sdk, program, logger, ownRoot, architecture = NATIVE } = options;
     this.#root = join(dataDirectory, 'machines');
     const isRoot = process.getuid?.() === 0;
-    this.#sdk = { sdk, program, isRoot, hostRoot: ownRoot === undefined ? '' : '/proc/1/root' };
+    const hostRoot = ownRoot === undefined ? '' : '/proc/1/root';
+    this.#sdk = { sdk, program, architecture, isRoot, hostRoot };
     this.#context = {
       logger,
       cgroups: new MachineCgroups(logger),
@@ -103,7 +107,7 @@ export class EmulatorDriver implements Driver {
       return [];
     }
     const accelerator = (await this.#acceleration()) === undefined ? 'tcg' : 'kvm';
-    return [{ architecture: HOST_ABI.architecture, accelerator }];
+    return [{ architecture: this.#sdk.architecture, accelerator }];
   }
 
   async create(folder: MachineFolder, plan: MachinePlan<EmulatorGuest>): Promise<void> {
@@ -111,7 +115,7 @@ export class EmulatorDriver implements Driver {
     await this.#requireImage(emulator);
     const runAs = this.#userOf(plan);
     await makeMachineFolder(this.#root, folder.path);
-    await makeFiles(folder.path, emulator, runAs);
+    await makeFiles(folder.path, { ...emulator, architecture: this.#sdk.architecture }, runAs);
     await this.#of(folder).process.state.replace(newState({ ...emulator, runAs }));
   }
 

@@ -10,6 +10,7 @@ import { run, type RunAs } from '../../../base/exec.ts';
 import type { EmulatorMachine } from '../../../api/v1alpha1/emulatormachine.ts';
 import { AVDS, FOLDERS } from './arguments.ts';
 import { AVD_NAME, avdFiles } from './avd.ts';
+import type { Architecture } from './sdk.ts';
 
 /**
  * Path at which the emulator sees its machine's folder, by a mount in its own mount namespace. The real path leads through the folder
@@ -30,7 +31,7 @@ const REMOVE_TIMEOUT_MILLISECONDS = 300_000;
 /** Creates the folders and the AVD again. @throws ReasonedError `CreateFailed` when the device is unknown. */
 export async function makeFiles(
   folder: string,
-  emulator: EmulatorMachine,
+  emulator: EmulatorMachine & { architecture: Architecture },
   runAs: RunAs | undefined,
 ): Promise<void> {
   const { ini, config } = avdFiles(emulator, join(MACHINE_PLACE, AVDS));

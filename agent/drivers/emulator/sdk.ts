@@ -1,5 +1,5 @@
 /**
- * Looks for an Android SDK on this host: the emulator's program, and system images of the host's own architecture. The SDK belongs to
+ * Looks for an Android SDK on this host: the emulator's program, and system images of the architecture of guests. The SDK belongs to
  * the host's administrator. Its tree may be incomplete, huge or odd, so each read has a limit.
  */
 import { constants } from 'node:fs';
@@ -7,13 +7,17 @@ import { open, readdir, stat } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { ANDROID_NAME, systemImageName } from '../../../api/v1alpha1/emulatormachine.ts';
 import { isOfSystem, undefinedIf } from '../../../base/errors.ts';
-import type { EmulatorOffer } from '../driver.ts';
+import type { Accelerator, EmulatorOffer } from '../driver.ts';
+
+export type Architecture = Accelerator['architecture'];
 
 export interface SdkOptions {
   /** Folder of the SDK, or undefined if the configuration names none. */
   sdk: string | undefined;
   /** Path of the emulator's program, or undefined for `emulator/emulator` in the SDK. */
   program: string | undefined;
+  /** Architecture of guests. */
+  architecture: Architecture;
   /** Whether machines run as users of their own. They then need rights of all users on the SDK's files. */
   isRoot: boolean;
   /** Folder below which the host's files are. It is empty, or in a container `/proc/1/root`. */
@@ -38,20 +42,24 @@ const PROPERTIES = 'source.properties';
 const READ = 0o004;
 const ENTER = 0o001;
 
-/** Names of this host's own architecture. An emulator runs no other architecture. */
-export const HOST_ABI =
-  process.arch === 'arm64'
-    ? { abi: 'arm64-v8a', cpu: 'arm64', architecture: 'arm64' as const }
-    : { abi: 'x86_64', cpu: 'x86_64', architecture: 'amd64' as const };
+/** Names of the architectures in an SDK. The vendor's program runs no other architecture than its own. */
+export const ABIS = {
+  amd64: { abi: 'x86_64', cpu: 'x86_64' },
+  arm64: { abi: 'arm64-v8a', cpu: 'arm64' },
+} as const;
+
+/** Architecture of this host's processor. */
+export const NATIVE: Architecture = process.arch === 'arm64' ? 'arm64' : 'amd64';
 
 interface ImageName {
   platform: string;
   imageType: string;
+  architecture: Architecture;
 }
 
 /** Returns the folder of a system image, relative to the SDK. */
-export function imageFolder({ platform, imageType }: ImageName): string {
-  return join('system-images', platform, imageType, HOST_ABI.abi);
+export function imageFolder({ platform, imageType, architecture }: ImageName): string {
+  return join('system-images', platform, imageType, ABIS[architecture].abi);
 }
 
 export function programOf({ sdk = '', program }: Pick<SdkOptions, 'sdk' | 'program'>): string {
@@ -60,7 +68,7 @@ export function programOf({ sdk = '', program }: Pick<SdkOptions, 'sdk' | 'progr
 
 /** Returns the system images of this host, or the reason why the host runs no emulators. */
 export async function scan(options: SdkOptions): Promise<EmulatorOffer> {
-  const { sdk, hostRoot } = options;
+  const { sdk, hostRoot, architecture } = options;
   if (sdk === undefined) {
     return none('The configuration of the agent names no SDK (emulator.sdk)');
   }
@@ -70,7 +78,7 @@ export async function scan(options: SdkOptions): Promise<EmulatorOffer> {
   }
   const found: string[] = [];
   let first: string | undefined;
-  for await (const name of imagesIn(join(hostRoot, sdk))) {
+  for await (const name of imagesIn(join(hostRoot, sdk), architecture)) {
     const fault = await faultOf(name, options);
     if (fault === undefined) {
       found.push(systemImageName(name));
@@ -84,7 +92,7 @@ export async function scan(options: SdkOptions): Promise<EmulatorOffer> {
     return { kind: 'offered', systemImages: found };
   }
   const why = first ?? 'install one with the SDK manager';
-  return none(`The SDK ${sdk} has no usable system image for ${HOST_ABI.abi}: ${why}`);
+  return none(`The SDK ${sdk} has no usable system image for ${ABIS[architecture].abi}: ${why}`);
 }
 
 function none(message: string): EmulatorOffer {
@@ -123,11 +131,11 @@ async function closedFolder(hostRoot: string, path: string): Promise<string | un
 }
 
 /** Yields the names of folders that may be system images for this host. */
-async function* imagesIn(sdk: string): AsyncGenerator<ImageName> {
+async function* imagesIn(sdk: string, architecture: Architecture): AsyncGenerator<ImageName> {
   const root = join(sdk, 'system-images');
   for (const platform of await namesIn(root)) {
     for (const imageType of await namesIn(join(root, platform))) {
-      const name = { platform, imageType };
+      const name = { platform, imageType, architecture };
       if (isLabel(systemImageName(name)) && (await folderMode(join(sdk, imageFolder(name)))) !== undefined) {
         yield name;
       }
@@ -166,20 +174,21 @@ async function faultOf(name: ImageName, options: SdkOptions): Promise<string | u
 }
 
 /** Returns how `source.properties` contradicts the folder's name. */
-export function contradiction({ platform, imageType }: ImageName, text: string): string | undefined {
+export function contradiction(name: ImageName, text: string): string | undefined {
+  const { platform, imageType, architecture } = name;
   const stated = parseProperties(text);
   const level = /^android-(\d+)/.exec(platform)?.[1];
   const wanted: [key: string, value: string | undefined][] = [
     ['Pkg.Revision', undefined],
     ['AndroidVersion.ApiLevel', level],
-    ['SystemImage.Abi', HOST_ABI.abi],
+    ['SystemImage.Abi', ABIS[architecture].abi],
     ['SystemImage.TagId', imageType],
   ];
   const wrong = wanted.find(([key, value]) => {
     const found = stated.get(key);
     return found === undefined || (value !== undefined && value !== found);
   });
-  const file = join(imageFolder({ platform, imageType }), PROPERTIES);
+  const file = join(imageFolder(name), PROPERTIES);
   return wrong && `${file} has no line ${wrong[0]}${wrong[1] === undefined ? '' : `=${wrong[1]}`}`;
 }
 
