@@ -46,7 +46,7 @@ const emulatorSpecSchema = z
       ANDROID_NAME,
     ).optional(),
     device: text(
-      'Device to emulate, by its name in the SDK. pixel_9 when omitted. Immutable.',
+      'Device to emulate, for example pixel_9, medium_phone or pixel_tablet. It sets the size of the screen. pixel_9 when omitted. Immutable.',
       64,
       ANDROID_NAME,
     ).optional(),
