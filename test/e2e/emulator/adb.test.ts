@@ -7,6 +7,7 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
+import { AVD_NAME } from '../../../agent/drivers/emulator/avd.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { makeSdk } from '../../standins/emulator/sdk.ts';
 import { EmulatorHome } from '../../standins/emulator/undertest.ts';
@@ -23,12 +24,8 @@ describe.each(['amd64', 'arm64'] as const)(
       try {
         const cues = { 'never-boots': true } as const;
         const sdk = await makeSdk(join(folder, 'sdk'), { architecture, mode: 'guest', cues });
-        await using home = await EmulatorHome.make(sdk.root);
-        await home.avd('phone', {
-          'hw.cpu.arch': sdk.cpu,
-          'image.sysdir.1': `system-images/android-36/google_apis/${sdk.abi}/`,
-        });
-        const emulator = home.start(['-avd', 'phone', '-port', `${PORT}`, '-no-window', '-no-metrics']);
+        await using home = await EmulatorHome.make(sdk.root, { architecture });
+        const emulator = home.start(['-avd', AVD_NAME, '-port', `${PORT}`, '-no-window', '-no-metrics']);
         await home.discovered(emulator);
         await using adb = await AdbClient.open();
         const device = await adb.connect(`127.0.0.1:${PORT + 1}`);

@@ -9,6 +9,13 @@ import { connect, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { askBooted } from '../../../agent/adb/booted.ts';
+import { CONSOLE_PORT } from '../../../agent/drivers/emulator/arguments.ts';
+import { AVD_NAME } from '../../../agent/drivers/emulator/avd.ts';
+import { choose } from '../../../agent/drivers/emulator/lastwords.ts';
+import { imageFolder, NATIVE } from '../../../agent/drivers/emulator/sdk.ts';
+import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/emulator.ts';
+import { ADB_PORT } from '../../../api/v1alpha1/names.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { ConsoleClient } from '../../standins/emulator/consoleclient.ts';
 import { readIni } from '../../standins/emulator/program/places.ts';
@@ -16,6 +23,8 @@ import { giveCue } from '../../standins/emulator/sdk.ts';
 import {
   EmulatorHome,
   IS_REAL,
+  MACHINE_ID,
+  NAME,
   type RunningEmulator,
   sdkUnderTest,
 } from '../../standins/emulator/undertest.ts';
@@ -23,14 +32,7 @@ import {
 /** A cold boot of the real program takes minutes without acceleration. */
 const BOOT_MILLISECONDS = IS_REAL ? 600_000 : 30_000;
 const END_MILLISECONDS = 30_000;
-/** Console ports at the end of the range, because other tests use its begin. */
-const [PORT, OTHER_PORT] = [5584, 5582];
-/** Options with which the driver starts every emulator. */
-const OPTIONS = [
-  '-no-window -no-audio -no-boot-anim -no-snapshot -skip-adb-auth -no-metrics -show-kernel',
-  '-gpu swiftshader_indirect -memory 4096 -cores 2 -id berth-of-the-test',
-  '-feature -BluetoothEmulation -feature -Uwb',
-].flatMap((line) => line.split(' '));
+const TOKEN = 'token-of-the-driver';
 
 let folder: string;
 let sdk: string;
@@ -44,22 +46,19 @@ afterAll(async () => {
   await rm(folder, { recursive: true, force: true });
 });
 
-describe(`before a start (${IS_REAL ? 'real emulator' : 'stand-in for the emulator'})`, () => {
+describe(`${NAME}: before a start`, () => {
   test('an unknown option ends it with code 1 and names the option', async () => {
     await using home = await EmulatorHome.make(sdk);
-    await home.avd('phone');
-    const { code, output } = await home.run(['-avd', 'phone', '-no-such-option']);
+    const { code, output } = await home.run([...home.options(), '-no-such-option']);
     expect(code).toBe(1);
     expect(output).toContain('unknown option: -no-such-option');
   });
 
-  test('-list-avds prints the AVDs of ANDROID_AVD_HOME', async () => {
+  test('-list-avds prints the AVD of ANDROID_AVD_HOME', async () => {
     await using home = await EmulatorHome.make(sdk);
-    await home.avd('phone');
-    await home.avd('tablet');
     const { code, output } = await home.run(['-list-avds']);
     expect(code).toBe(0);
-    expect(output.split('\n')).toEqual(expect.arrayContaining(['phone', 'tablet']));
+    expect(output.split('\n')).toContain(AVD_NAME);
   });
 
   test('-accel-check ends with 0 if there is acceleration', async () => {
@@ -69,70 +68,68 @@ describe(`before a start (${IS_REAL ? 'real emulator' : 'stand-in for the emulat
 
   test('an unknown AVD ends it with code 1', async () => {
     await using home = await EmulatorHome.make(sdk);
-    const { code, output } = await home.run(['-avd', 'nobody', ...OPTIONS]);
+    await rm(home.avd, { recursive: true });
+    await rm(home.avd.replace('.avd', '.ini'));
+    const { code, output } = await home.run(home.options());
     expect(code).toBe(1);
     expect(output).toContain('Unknown AVD name');
   });
 
   test('a missing system image ends it with code 1', async () => {
-    await using home = await EmulatorHome.make(sdk);
-    await home.avd('phone', { 'image.sysdir.1': 'system-images/android-1/none/none/' });
-    const { code, output } = await home.run(['-avd', 'phone', ...OPTIONS]);
+    await using home = await EmulatorHome.make(sdk, {
+      changes: { 'image.sysdir.1': 'system-images/no/such/image/' },
+    });
+    const { code, output } = await home.run(home.options());
     expect(code).toBe(1);
-    expect(output).toMatch(/^(FATAL|ERROR|PANIC).*AVD system path/m);
+    expect(choose(output)).toContain('AVD system path');
   });
 
   test('ANDROID_HOME counts only with the folders platforms and platform-tools', async () => {
     await using home = await EmulatorHome.make(sdk);
-    await home.avd('phone');
     const other = join(home.folder, 'sdk');
+    const variables = { ANDROID_HOME: other, ANDROID_SDK_ROOT: other };
     await mkdir(join(other, 'platforms'), { recursive: true });
-    const started = home.start(['-avd', 'phone', '-port', `${PORT}`, ...OPTIONS], { ANDROID_HOME: other });
+    const started = home.start(home.options(), variables);
     await home.discovered(started);
     await started.kill();
+    await home.prepare(TOKEN);
     await mkdir(join(other, 'platform-tools'));
-    const { code, output } = await home.run(['-avd', 'phone', ...OPTIONS], { ANDROID_HOME: other });
+    const { code, output } = await home.run(home.options(), variables);
     expect(code).toBe(1);
-    expect(output).toMatch(/^(FATAL|ERROR|PANIC).*AVD system path/m);
+    expect(choose(output)).toContain('AVD system path');
   });
 
   test('an AVD of another architecture ends it with code 1', async () => {
-    await using home = await EmulatorHome.make(sdk);
-    const other =
-      process.arch === 'arm64'
-        ? { 'hw.cpu.arch': 'x86_64', 'abi.type': 'x86_64' }
-        : { 'hw.cpu.arch': 'arm64', 'abi.type': 'arm64-v8a' };
-    await home.avd('phone', other);
-    const { code, output } = await home.run(['-avd', 'phone', ...OPTIONS]);
+    const architecture = NATIVE === 'arm64' ? 'amd64' : 'arm64';
+    const changes = { 'image.sysdir.1': `${imageFolder({ ...EMULATOR_DEFAULTS, architecture: NATIVE })}/` };
+    await using home = await EmulatorHome.make(sdk, { architecture, changes });
+    const { code, output } = await home.run(home.options());
     expect(code).toBe(1);
     expect(output).toContain('is not supported by the QEMU2 emulator on');
   });
 
-  test('a named port that is taken ends it with code 1', async () => {
+  test.each([CONSOLE_PORT, ADB_PORT])('the named port %s, if taken, ends it with code 1', async (port) => {
     await using home = await EmulatorHome.make(sdk);
-    await home.avd('phone');
-    await using taker = createServer().listen(PORT, '127.0.0.1');
+    await using taker = createServer().listen(port, '127.0.0.1');
     await once(taker, 'listening');
-    const { code, output } = await home.run(['-avd', 'phone', '-port', `${PORT}`, ...OPTIONS]);
+    const { code, output } = await home.run(home.options());
     expect(code).toBe(1);
-    expect(output).toContain('too many emulator instances are running on this machine');
+    expect(choose(output)).toContain('too many emulator instances are running on this machine');
   });
 });
 
-describe(`while it runs (${IS_REAL ? 'real emulator' : 'stand-in for the emulator'})`, () => {
+describe(`${NAME}: while it runs`, () => {
   let home: EmulatorHome;
-  let avd: string;
   let emulator: RunningEmulator;
   let discovery: Map<string, string>;
 
   beforeAll(async () => {
     home = await EmulatorHome.make(sdk);
-    avd = await home.avd('phone', { 'hw.ramSize': '2048' });
-    await writeFile(join(avd, 'bootcompleted.ini'), '');
-    const options = OPTIONS.filter((option) => option !== '-memory' && option !== '4096');
-    emulator = home.start(['-avd', 'phone', '-port', `${PORT}`, ...options]);
+    await home.prepare(TOKEN);
+    await writeFile(join(home.avd, 'bootcompleted.ini'), '');
+    emulator = home.start(home.options({ memoryBytes: 2 * 1024 ** 3 }));
     discovery = readIni(await home.discovered(emulator));
-  }, BOOT_MILLISECONDS);
+  });
 
   afterAll(async () => {
     await home[Symbol.asyncDispose]();
@@ -140,16 +137,16 @@ describe(`while it runs (${IS_REAL ? 'real emulator' : 'stand-in for the emulato
 
   test('the process keeps its id, and its discovery file names ports, AVD and id', () => {
     expect(Object.fromEntries(discovery)).toMatchObject({
-      'port.serial': `${PORT}`,
-      'port.adb': `${PORT + 1}`,
-      'avd.name': 'phone',
-      'avd.id': 'berth-of-the-test',
-      'avd.dir': avd,
+      'port.serial': `${CONSOLE_PORT}`,
+      'port.adb': `${ADB_PORT}`,
+      'avd.name': AVD_NAME,
+      'avd.id': MACHINE_ID,
+      'avd.dir': home.avd,
     });
   });
 
   test('console and ADB listen on loopback only', async () => {
-    for (const port of [PORT, PORT + 1]) {
+    for (const port of [CONSOLE_PORT, ADB_PORT]) {
       await expect(connects(port, '127.0.0.1')).resolves.toBe(true);
       // A server of all addresses would answer at this one too.
       await expect(connects(port, '127.0.0.2')).resolves.toBe(false);
@@ -158,56 +155,75 @@ describe(`while it runs (${IS_REAL ? 'real emulator' : 'stand-in for the emulato
 
   test('memory below 2560 MB is raised', async () => {
     expect(emulator.output).toContain('Increasing RAM size to');
-    const hardware = readIni(join(avd, 'hardware-qemu.ini'));
+    const hardware = readIni(join(home.avd, 'hardware-qemu.ini'));
     expect(Number.parseInt(hardware.get('hw.ramSize') ?? '', 10)).toBeGreaterThanOrEqual(2560);
   });
 
-  test('only the token in HOME allows kill and avd id on the console', async () => {
-    const tokenFile = join(home.folder, '.emulator_console_auth_token');
-    expect((await stat(tokenFile)).mode & 0o777).toBe(0o600);
-    using console = await ConsoleClient.open(PORT);
+  test('the console takes the token in HOME that was there before the start, and refuses kill without it', async () => {
+    expect((await stat(join(home.folder, 'home', '.emulator_console_auth_token'))).mode & 0o777).toBe(0o600);
+    using console = await ConsoleClient.open(CONSOLE_PORT);
     expect(await console.ask('ping')).toMatch(/OK$/);
-    expect(await console.ask('avd name')).toBe('phone\nOK');
+    expect(await console.ask('avd name')).toBe(`${AVD_NAME}\nOK`);
     expect(await console.ask('kill')).toMatch(/^KO/);
     expect(await console.ask('avd id')).toMatch(/^KO/);
     expect(await console.ask('auth wrong')).toMatch(/^KO/);
-    expect(await console.ask(`auth ${await readFile(tokenFile, 'utf8')}`)).toMatch(/OK$/);
-    expect(await console.ask('avd id')).toBe('berth-of-the-test\nOK');
-    expect(emulator.output).not.toContain('FATAL');
+    expect(await console.ask(`auth ${TOKEN}`)).toMatch(/OK$/);
+    expect(await console.ask('avd id')).toBe(`${MACHINE_ID}\nOK`);
   });
 
   test('a second emulator of the AVD ends with code 1', async () => {
-    const { code, output } = await home.run(['-avd', 'phone', '-port', `${OTHER_PORT}`, ...OPTIONS]);
+    const { code, output } = await home.run(home.options());
     expect(code).toBe(1);
-    expect(output).toContain('Running multiple emulators with the same AVD');
+    expect(choose(output)).toContain('Running multiple emulators with the same AVD');
   });
 
-  test('bootcompleted.ini is there after the boot', async () => {
-    const file = join(avd, 'bootcompleted.ini');
-    await waitFor('bootcompleted.ini', () => existsSync(file), { deadlineMilliseconds: BOOT_MILLISECONDS });
-  });
+  test(
+    'ADB wants no key and says that the boot has completed, and bootcompleted.ini is there',
+    async () => {
+      const signal = AbortSignal.timeout(BOOT_MILLISECONDS);
+      const deadline = { deadlineMilliseconds: BOOT_MILLISECONDS };
+      const ask = async () => await askBooted({ host: '127.0.0.1', port: ADB_PORT }, signal);
+      await waitFor(
+        'the boot',
+        async () => {
+          const { kind } = await ask();
+          expect(kind).not.toBe('wantsKey');
+          return kind === 'booted';
+        },
+        deadline,
+      );
+      await waitFor('bootcompleted.ini', () => existsSync(join(home.avd, 'bootcompleted.ini')), deadline);
+    },
+    BOOT_MILLISECONDS,
+  );
 
   test('kill on the console ends it with code 0, and locks and discovery file go', async () => {
-    using console = await ConsoleClient.open(PORT);
-    const token = await readFile(join(home.folder, '.emulator_console_auth_token'), 'utf8');
-    await console.ask(`auth ${token}`);
+    using console = await ConsoleClient.open(CONSOLE_PORT);
+    await console.ask(`auth ${TOKEN}`);
     await console.last('kill');
     await expect(endOf(emulator)).resolves.toBe(0);
-    expect(await locksOf(avd)).toEqual([]);
-    expect(await readdir(join(home.folder, 'run', 'avd', 'running'))).toEqual([]);
+    expect(await locksOf(home.avd)).toEqual([]);
+    expect(await readdir(home.discoveryFolder)).toEqual([]);
   });
 
-  test('after SIGKILL the AVD starts again without its locks', async () => {
+  test('after SIGKILL locks stay, and the AVD starts again without them', async () => {
     await using crashed = await EmulatorHome.make(sdk);
-    const crashedAvd = await crashed.avd('phone');
-    const args = ['-avd', 'phone', '-port', `${OTHER_PORT}`, ...OPTIONS];
-    const first = crashed.start(args);
+    await crashed.prepare(TOKEN);
+    const first = crashed.start(crashed.options());
     await crashed.discovered(first);
     await first.kill();
-    const locks = await locksOf(crashedAvd);
-    expect(locks).not.toEqual([]);
-    await Promise.all(locks.map(async (name) => await rm(join(crashedAvd, name), { recursive: true })));
-    await crashed.discovered(crashed.start(args));
+    expect(await locksOf(crashed.avd)).not.toEqual([]);
+    await crashed.prepare(TOKEN);
+    expect(await locksOf(crashed.avd)).toEqual([]);
+    await crashed.discovered(crashed.start(crashed.options()));
+  });
+
+  test('without a token it makes one that only its user reads', async () => {
+    await using fresh = await EmulatorHome.make(sdk);
+    await fresh.discovered(fresh.start(fresh.options()));
+    const file = join(fresh.folder, 'home', '.emulator_console_auth_token');
+    expect((await stat(file)).mode & 0o777).toBe(0o600);
+    expect(await readFile(file, 'utf8')).toMatch(/^\S{8,}$/);
   });
 });
 
@@ -221,26 +237,69 @@ describe.runIf(!IS_REAL)('on a cue, the stand-in for the emulator', () => {
     ['ends-during-boot', 'ends during the boot'],
   ] as const)('ends with code 1: %s', async (cue, words) => {
     await using home = await EmulatorHome.make(sdk);
-    await giveCue(await home.avd('phone'), cue);
-    const { code, output } = await home.run(['-avd', 'phone', '-port', `${PORT}`, ...OPTIONS]);
+    await giveCue(home.avd, cue);
+    const { code, output } = await home.run(home.options());
     expect(code).toBe(1);
-    expect(output).toMatch(new RegExp(`^FATAL .*${words}`, 'm'));
+    expect(choose(output)).toContain(words);
+  });
+
+  test('asks for a key, or boots only when the cue is taken back', async () => {
+    await using home = await EmulatorHome.make(sdk);
+    const ask = async () =>
+      await askBooted({ host: '127.0.0.1', port: ADB_PORT }, AbortSignal.timeout(END_MILLISECONDS));
+    await giveCue(home.avd, 'asks-for-key');
+    await giveCue(home.avd, 'never-boots');
+    const emulator = home.start(home.options());
+    await home.discovered(emulator);
+    expect((await ask()).kind).toBe('wantsKey');
+    await rm(join(home.avd, 'cues', 'asks-for-key'));
+    expect((await ask()).kind).toBe('booting');
+    await rm(join(home.avd, 'cues', 'never-boots'));
+    await waitFor('the boot', async () => (await ask()).kind === 'booted');
   });
 
   test('goes on after kill and SIGTERM', async () => {
     await using home = await EmulatorHome.make(sdk);
-    await giveCue(await home.avd('phone'), 'hangs-at-kill');
-    const emulator = home.start(['-avd', 'phone', '-port', `${PORT}`, ...OPTIONS]);
+    await home.prepare(TOKEN);
+    await giveCue(home.avd, 'hangs-at-kill');
+    const emulator = home.start(home.options());
     await home.discovered(emulator);
-    using console = await ConsoleClient.open(PORT);
-    await console.ask(`auth ${await readFile(join(home.folder, '.emulator_console_auth_token'), 'utf8')}`);
+    using console = await ConsoleClient.open(CONSOLE_PORT);
+    await console.ask(`auth ${TOKEN}`);
     await console.last('kill');
     process.kill(emulator.pid, 'SIGTERM');
     await waitFor('the stand-in to refuse both', () => emulator.output.includes('SIGTERM does nothing'));
     expect(emulator.output).toContain('kill does nothing');
-    await expect(connects(PORT, '127.0.0.1')).resolves.toBe(true);
+    await expect(connects(CONSOLE_PORT, '127.0.0.1')).resolves.toBe(true);
+  });
+
+  test('has lasting children, which the driver keeps away by its options', async () => {
+    await using home = await EmulatorHome.make(sdk);
+    const kept = home.start(home.options());
+    await home.discovered(kept);
+    await kept.kill();
+    expect(await childrenIn(home)).toEqual([]);
+    await home.prepare(TOKEN);
+    await giveCue(home.avd, 'lasting-child');
+    const emulator = home.start(home.options());
+    await home.discovered(emulator);
+    await emulator.kill();
+    const children = await childrenIn(home);
+    expect(children).toHaveLength(1);
+    children.forEach((pid) => process.kill(pid, 'SIGKILL'));
   });
 });
+
+/** Returns the processes that have the environment of this emulator. */
+async function childrenIn(home: EmulatorHome): Promise<number[]> {
+  const pids = (await readdir('/proc')).map(Number).filter((pid) => pid > 0);
+  const isOurs = async (pid: number) => {
+    const environment = await readFile(`/proc/${pid}/environ`, 'utf8').catch(() => '');
+    return environment.includes(`ANDROID_AVD_HOME=${home.folder}/`);
+  };
+  const ours = await Promise.all(pids.map(isOurs));
+  return pids.filter((_, index) => ours[index]);
+}
 
 async function endOf(emulator: RunningEmulator): Promise<number | null> {
   const late = new Promise<never>((_, reject) => {

@@ -70,14 +70,14 @@ export async function makeSdk(
     await mkdir(join(folder, name), { recursive: true });
   }
   await chmod(folder, 0o755);
-  await makeProgram(emulator, names.cpu);
+  await makeProgram(emulator, `${names.cpu} ${architecture}`);
   for (const image of images) {
     const imageFolder = join(folder, 'system-images', image, names.abi);
     await makeImage(imageFolder, names.abi, image);
     if (mode === 'guest') {
-      const guest = await adbdFiles(architecture);
-      await copyFile(guest.kernel, join(imageFolder, 'kernel-ranchu'));
-      await copyFile(guest.initramfs, join(imageFolder, 'ramdisk.img'));
+      const { kernel, initramfs } = await adbdFiles(architecture);
+      await copyFile(kernel, join(imageFolder, 'kernel-ranchu'));
+      await copyFile(initramfs, join(imageFolder, 'ramdisk.img'));
     }
   }
   const sdk: StandInSdk = {
@@ -97,7 +97,7 @@ export async function makeSdk(
 }
 
 /** Writes the program: a script that becomes the stand-in, with the same process id. */
-async function makeProgram(folder: string, cpu: string): Promise<void> {
+async function makeProgram(folder: string, architectures: string): Promise<void> {
   const main = join(import.meta.dirname, 'program', 'main.ts');
   // One file without types starts in half the time and has half the memory.
   await bundleInto(join(folder, 'standin'), { main }, { extension: '.mjs', sourcemap: false });
@@ -107,7 +107,7 @@ async function makeProgram(folder: string, cpu: string): Promise<void> {
     '#!/bin/sh',
     '# Stand-in for the Android emulator.',
     'folder=$(dirname "$0")',
-    `exec "$folder/standin/node" "$folder/standin/main.mjs" "$0" ${cpu} "$@"`,
+    `exec "$folder/standin/node" "$folder/standin/main.mjs" "$0" ${architectures} "$@"`,
     '',
   ];
   await writeFile(join(folder, 'emulator'), script.join('\n'), { mode: 0o755 });

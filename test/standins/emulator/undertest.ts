@@ -8,28 +8,42 @@ import { closeSync, existsSync, openSync, readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { AVDS, commandLine, environment, FOLDERS } from '../../../agent/drivers/emulator/arguments.ts';
+import { AVD_NAME, avdFiles } from '../../../agent/drivers/emulator/avd.ts';
+import { prepareStart } from '../../../agent/drivers/emulator/files.ts';
+import { type Architecture, imageFolder, NATIVE } from '../../../agent/drivers/emulator/sdk.ts';
+import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/emulator.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { makeSdk } from './sdk.ts';
 
 export const IS_REAL = process.env['BERTH_EMULATOR'] === 'real';
+/** Name of the program under test in titles. */
+export const NAME = IS_REAL ? 'real emulator' : 'stand-in for the emulator';
 
-const NAMES =
-  process.arch === 'arm64' ? { abi: 'arm64-v8a', cpu: 'arm64' } : { abi: 'x86_64', cpu: 'x86_64' };
-const IMAGE = join('system-images', 'android-36', 'google_apis', NAMES.abi);
+/** Text of `-id`. */
+export const MACHINE_ID = 'machine-of-the-test';
+const CPUS = 2;
+const MEMORY_BYTES = 4 * 1024 ** 3;
+/** Forwarder of DNS that the guest gets. The tests resolve no name. */
+const DNS_SERVER = '127.0.0.1';
 /** The real program reads its files and opens its ports within seconds. */
 const STARTS_MILLISECONDS = 60_000;
 
 /** Returns the root of the SDK whose program is tested. @throws Error that says what of the real SDK is missing. */
 export async function sdkUnderTest(folder: string): Promise<string> {
   if (!IS_REAL) {
-    const architecture = process.arch === 'arm64' ? 'arm64' : 'amd64';
-    return (await makeSdk(join(folder, 'sdk'), { architecture, mode: 'sleeping' })).root;
+    return (await makeSdk(join(folder, 'sdk'), { architecture: NATIVE, mode: 'sleeping' })).root;
   }
   const root = process.env['ANDROID_HOME'];
   if (root === undefined) {
     throw new Error('make real needs an Android SDK: set ANDROID_HOME to its folder');
   }
-  const parts = ['emulator/emulator', 'platforms', 'platform-tools', IMAGE];
+  const parts = [
+    'emulator/emulator',
+    'platforms',
+    'platform-tools',
+    imageFolder({ ...EMULATOR_DEFAULTS, architecture: NATIVE }),
+  ];
   const missing = parts.filter((part) => !existsSync(join(root, part)));
   if (missing.length > 0) {
     throw new Error(
@@ -39,60 +53,67 @@ export async function sdkUnderTest(folder: string): Promise<string> {
   return root;
 }
 
-/** A folder of an emulator's own, with all that its environment names. */
+interface HomeOptions {
+  /** Architecture of the SDK; that of the processor if undefined. */
+  architecture?: Architecture;
+  /** Replaced keys of `config.ini`. */
+  changes?: Readonly<Record<string, string>>;
+}
+
+/** A folder of an emulator's own, as the driver makes the folder of a machine. Its files, environment and options are the driver's. */
 export class EmulatorHome implements AsyncDisposable {
   readonly folder: string;
   readonly program: string;
-  readonly environment: Record<string, string>;
+  readonly #environment: Readonly<Record<string, string>>;
   readonly #running = new Set<RunningEmulator>();
 
   private constructor(folder: string, sdk: string) {
     this.folder = folder;
     this.program = join(sdk, 'emulator', 'emulator');
-    this.environment = {
-      PATH: process.env['PATH'] ?? '',
-      HOME: folder,
-      TMPDIR: join(folder, 'tmp'),
-      XDG_RUNTIME_DIR: join(folder, 'run'),
-      ANDROID_HOME: sdk,
-      ANDROID_AVD_HOME: join(folder, 'avd'),
-      ANDROID_EMULATOR_HOME: join(folder, '.android'),
-      // Nobody listens on port 1, so that no ADB server hears of the emulator.
-      ANDROID_ADB_SERVER_PORT: '1',
-    };
+    this.#environment = environment(folder, sdk);
   }
 
-  static async make(sdk: string): Promise<EmulatorHome> {
+  /** Makes the folder with the driver's AVD. */
+  static async make(
+    sdk: string,
+    { architecture = NATIVE, changes = {} }: HomeOptions = {},
+  ): Promise<EmulatorHome> {
     const folder = await mkdtemp(join(tmpdir(), 'berth-emulator-'));
-    for (const name of ['tmp', 'run', 'avd', '.android']) {
+    const home = new EmulatorHome(folder, sdk);
+    for (const name of [...Object.values(FOLDERS), AVDS]) {
       await mkdir(join(folder, name));
     }
-    return new EmulatorHome(folder, sdk);
+    await mkdir(home.avd);
+    const { ini, config } = avdFiles({ ...EMULATOR_DEFAULTS, architecture }, join(folder, AVDS));
+    await writeFile(join(folder, AVDS, `${AVD_NAME}.ini`), ini);
+    const added = Object.entries(changes).map(([key, value]) => `${key}=${value}\n`);
+    const kept = config.split('\n').filter((line) => !Object.hasOwn(changes, line.split('=')[0] ?? ''));
+    await writeFile(join(home.avd, 'config.ini'), `${kept.join('\n')}${added.join('')}`);
+    return home;
   }
 
-  /** Makes an AVD and returns its folder. `changes` replaces keys of its `config.ini`. */
-  async avd(name: string, changes: Readonly<Record<string, string>> = {}): Promise<string> {
-    const folder = join(this.folder, 'avd', `${name}.avd`);
-    const config = {
-      AvdId: name,
-      'abi.type': NAMES.abi,
-      'disk.dataPartition.size': '6G',
-      'fastboot.forceColdBoot': 'yes',
-      'hw.cpu.arch': NAMES.cpu,
-      'hw.cpu.ncore': '2',
-      'hw.lcd.density': '420',
-      'hw.lcd.height': '2424',
-      'hw.lcd.width': '1080',
-      'hw.ramSize': '4096',
-      'image.sysdir.1': `${IMAGE}/`,
-      'tag.id': 'google_apis',
+  /** Folder of the AVD. */
+  get avd(): string {
+    return join(this.folder, AVDS, `${AVD_NAME}.avd`);
+  }
+
+  /** Returns the driver's options, with changes. */
+  options(changes: { memoryBytes?: number } = {}): string[] {
+    const [, ...options] = commandLine({
+      program: this.program,
+      uid: MACHINE_ID,
+      cpu: CPUS,
+      memoryBytes: MEMORY_BYTES,
+      isAccelerated: true,
+      dnsServer: DNS_SERVER,
       ...changes,
-    };
-    await mkdir(folder, { recursive: true });
-    await writeFile(join(folder, 'config.ini'), ini(config));
-    const pointer = { 'avd.ini.encoding': 'UTF-8', path: folder, target: 'android-36' };
-    await writeFile(join(this.folder, 'avd', `${name}.ini`), ini(pointer));
-    return folder;
+    });
+    return options;
+  }
+
+  /** Removes locks and writes the console's token, as the driver does before each start. */
+  async prepare(token: string): Promise<void> {
+    await prepareStart(this.folder, token, undefined);
   }
 
   /** Starts the program. */
@@ -101,7 +122,7 @@ export class EmulatorHome implements AsyncDisposable {
     const log = openSync(logFile, 'a');
     const child = spawn(this.program, args, {
       stdio: ['ignore', log, log],
-      env: { ...this.environment, ...environment },
+      env: { ...this.#environment, ...environment },
     });
     closeSync(log);
     const running = new RunningEmulator(child, logFile);
@@ -118,9 +139,13 @@ export class EmulatorHome implements AsyncDisposable {
     return { code: await running.ended, output: running.output };
   }
 
+  get discoveryFolder(): string {
+    return join(this.folder, FOLDERS.runtime, 'avd', 'running');
+  }
+
   /** Resolves when the emulator has its ports, and returns its discovery file. */
   async discovered(emulator: RunningEmulator): Promise<string> {
-    const folder = join(this.folder, 'run', 'avd', 'running');
+    const folder = this.discoveryFolder;
     const file = `pid_${emulator.pid}.ini`;
     const isThere = async () => (await readdir(folder)).includes(file);
     await waitFor(`${file} of the emulator`, isThere, { deadlineMilliseconds: STARTS_MILLISECONDS });
@@ -163,10 +188,4 @@ export class RunningEmulator {
       await this.ended;
     }
   }
-}
-
-function ini(values: Readonly<Record<string, string>>): string {
-  return Object.entries(values)
-    .map(([key, value]) => `${key}=${value}\n`)
-    .join('');
 }

@@ -11,7 +11,7 @@ const LARGEST_PAYLOAD = 4096;
 const AUTH_TOKEN = 1;
 
 export interface Device {
-  asksForKey: boolean;
+  asksForKey: () => boolean;
   property: (name: string) => string;
 }
 
@@ -53,12 +53,12 @@ export function serveAdb(socket: Socket, device: Device): void {
 function answer(socket: Socket, device: Device, message: Message, streams: { next: number }): void {
   const say = (command: string, first: number, second: number, payload = Buffer.alloc(0)) =>
     socket.write(packet(command, first, second, payload));
-  if (message.command === 'CNXN' && device.asksForKey) {
+  if (message.command === 'CNXN' && device.asksForKey()) {
     say('AUTH', AUTH_TOKEN, 0, Buffer.alloc(20, 'k'));
   } else if (message.command === 'CNXN') {
     const banner = 'device::ro.product.name=standin;ro.product.model=stand-in;ro.product.device=standin;';
     say('CNXN', VERSION, LARGEST_PAYLOAD, Buffer.from(banner));
-  } else if (message.command === 'OPEN' && !device.asksForKey) {
+  } else if (message.command === 'OPEN' && !device.asksForKey()) {
     const own = streams.next++;
     say('OKAY', own, message.first);
     say('WRTE', own, message.first, Buffer.from(execute(message.payload.toString('latin1'), device)));

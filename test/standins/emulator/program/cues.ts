@@ -22,6 +22,8 @@ export type Cue =
   | 'port-taken'
   /** ADB answers and asks for a key. No guest is started. */
   | 'asks-for-key'
+  /** A child that outlives the emulator, whatever its options are. */
+  | 'lasting-child'
   /** The console says OK to `kill`, and the emulator goes on. SIGTERM does nothing either. */
   | 'hangs-at-kill';
 

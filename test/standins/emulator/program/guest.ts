@@ -6,8 +6,8 @@ import { createInterface } from 'node:readline';
 /** The guest needs much less than Android. */
 const MEMORY_MEBIBYTES = 256;
 const MACHINES = {
-  x86_64: { program: 'qemu-system-x86_64', machine: ['-M', 'q35'], console: 'ttyS0' },
-  'arm64-v8a': {
+  amd64: { program: 'qemu-system-x86_64', machine: ['-M', 'q35'], console: 'ttyS0' },
+  arm64: {
     program: 'qemu-system-aarch64',
     machine: ['-M', 'virt', '-cpu', 'cortex-a72'],
     console: 'ttyAMA0',
@@ -16,10 +16,10 @@ const MACHINES = {
 /** Line of the guest's first process (`hack/guest/adbd/init.sh`). */
 const BOOT_LINE = 'adbd guest: boot completed';
 
-export type Abi = keyof typeof MACHINES;
+export type GuestArchitecture = keyof typeof MACHINES;
 
 export interface GuestStart {
-  abi: Abi;
+  guest: GuestArchitecture;
   imageFolder: string;
   adbPort: number;
   /** Milliseconds until `sys.boot_completed` is 1; undefined for a boot that never completes. */
@@ -31,7 +31,7 @@ export interface GuestStart {
 
 /** Starts the guest. Its port for ADB accepts connections at once; adbd answers later. */
 export function startGuest(start: GuestStart): { kill: () => void } {
-  const { program, machine, console } = MACHINES[start.abi];
+  const { program, machine, console } = MACHINES[start.guest];
   const boot = start.bootAfter === undefined ? 'never' : String(start.bootAfter / 1000);
   const qemu = [
     ['-accel', 'tcg', '-m', String(MEMORY_MEBIBYTES), '-nodefaults', '-display', 'none'],

@@ -11,9 +11,9 @@ import { Fatal, type Options, parseArguments } from './arguments.ts';
 import { readToken, serveConsole } from './console.ts';
 import { type Cue, Cues } from './cues.ts';
 import * as files from './files.ts';
-import { type Abi, startGuest } from './guest.ts';
+import { type GuestArchitecture, startGuest } from './guest.ts';
 import { listen, type Ports } from './ports.ts';
-import { type Avd, findAvd, listAvds, readIni, sdkRoot } from './places.ts';
+import { type Avd, findAvd, listAvds, sdkRoot } from './places.ts';
 
 const VERSION = 'Android emulator version 36.1.9.0 (build_id 0) (CL:N/A) (stand-in of the tests)';
 const LEAST_MEMORY_MEBIBYTES = 2560;
@@ -22,15 +22,20 @@ const NO_DEVICE_CODE = 8;
 const DEFAULT_ENDS_AFTER_MILLISECONDS = 500;
 
 /** Lasting children of the real program, and what keeps each away. */
-const COMPANIONS: Record<string, (options: Options) => boolean> = {
-  netsimd: ({ withoutFeatures }) => withoutFeatures.has('BluetoothEmulation') && withoutFeatures.has('Uwb'),
+const COMPANIONS: Record<string, (options: Options, cues: Cues) => boolean> = {
+  netsimd: ({ withoutFeatures }, cues) =>
+    withoutFeatures.has('BluetoothEmulation') && withoutFeatures.has('Uwb') && !cues.has('lasting-child'),
   crashpad_handler: ({ flags }) => flags.has('no-metrics'),
 };
 
-/** The program's path in the SDK, and the architecture of the host for which it is. */
+/** Arguments that the script of the SDK puts before those of the caller. */
 interface Self {
+  /** Path of the program in the SDK. */
   program: string;
+  /** Architecture of the host for which the program is, as in `hw.cpu.arch`. */
   host: string;
+  /** Architecture of the guest in the system images. */
+  guest: GuestArchitecture;
 }
 
 interface Emulator {
@@ -39,7 +44,7 @@ interface Emulator {
   options: Options;
   cues: Cues;
   imageFolder: string;
-  abi: Abi;
+  guest: GuestArchitecture;
 }
 
 function log(level: 'INFO' | 'WARNING' | 'ERROR' | 'FATAL', text: string): void {
@@ -47,7 +52,7 @@ function log(level: 'INFO' | 'WARNING' | 'ERROR' | 'FATAL', text: string): void 
 }
 
 /** Reads SDK and AVD. @throws Fatal as the real program refuses them. */
-function prepare({ program, host }: Self, options: Options): Emulator {
+function prepare({ program, host, guest }: Self, options: Options): Emulator {
   const avd = findAvd(options.values.avd);
   const sdk = sdkRoot(program);
   if (sdk === undefined) {
@@ -63,8 +68,7 @@ function prepare({ program, host }: Self, options: Options): Emulator {
       `Avd's CPU Architecture '${avd.config.get('hw.cpu.arch')}' is not supported by the QEMU2 emulator on ${host} host.`,
     );
   }
-  const abi = readIni(join(imageFolder, 'source.properties')).get('SystemImage.Abi') as Abi;
-  return { avd, host, options, cues, imageFolder, abi };
+  return { avd, host, options, cues, imageFolder, guest };
 }
 
 /** @throws Fatal on the cue of a test. */
@@ -119,13 +123,14 @@ async function start(emulator: Emulator): Promise<void> {
   const facts = { avdName: avd.name, id, discoveryFile: '', kill: () => life.stop('kill') };
   const withoutGuest = cues.has('sleeping') || cues.has('asks-for-key');
   const device = {
-    asksForKey: cues.has('asks-for-key'),
+    asksForKey: () => cues.has('asks-for-key'),
     property: (name: string) => (name === 'sys.boot_completed' && life.isBooted ? '1' : ''),
   };
   const ports = await listen(options, {
     console: (socket) => serveConsole(socket, token, facts),
     adb: withoutGuest ? (socket) => serveAdb(socket, device) : undefined,
   });
+  startCompanions(options, cues);
   facts.discoveryFile = files.writeDiscovery({
     'port.serial': ports.console,
     'port.adb': ports.adb,
@@ -135,7 +140,6 @@ async function start(emulator: Emulator): Promise<void> {
     cmdline: process.argv.map((argument) => JSON.stringify(argument)).join(' '),
   });
   tellAdbServer(ports);
-  startCompanions(options);
   life.boot(ports, withoutGuest);
 }
 
@@ -153,7 +157,7 @@ class Life {
   }
 
   boot({ adb }: Ports, withoutGuest: boolean): void {
-    const { cues, abi, imageFolder, options } = this.#emulator;
+    const { cues, guest, imageFolder, options } = this.#emulator;
     const bootAfter = cues.number('boot-after', 0);
     if (cues.has('ends-during-boot')) {
       const end = () => this.#end(1, 'Stand-in: the emulator ends during the boot on cue');
@@ -164,7 +168,7 @@ class Life {
       return;
     }
     this.#guest = startGuest({
-      abi,
+      guest,
       imageFolder,
       adbPort: adb,
       bootAfter: cues.has('never-boots') ? undefined : bootAfter,
@@ -225,9 +229,9 @@ function tellAdbServer({ adb }: Ports): void {
 }
 
 /** Starts children in sessions of their own. They outlive the emulator. */
-function startCompanions(options: Options): void {
+function startCompanions(options: Options, cues: Cues): void {
   for (const [name, isKeptAway] of Object.entries(COMPANIONS)) {
-    if (!isKeptAway(options)) {
+    if (!isKeptAway(options, cues)) {
       spawn('sleep', ['3600'], { argv0: name, detached: true, stdio: 'ignore' }).unref();
     }
   }
@@ -253,9 +257,9 @@ async function main(self: Self, args: readonly string[]): Promise<void> {
   }
 }
 
-const [, , program = '', host = '', ...args] = process.argv;
+const [, , program = '', host = '', guest = '', ...args] = process.argv;
 try {
-  await main({ program, host }, args);
+  await main({ program, host, guest: guest as GuestArchitecture }, args);
 } catch (error) {
   if (!(error instanceof Fatal)) {
     throw error;
