@@ -1,7 +1,7 @@
 /** Finds out regularly whether this host can run emulators, and with which system images. */
 import { isDeepStrictEqual } from 'node:util';
 import { messageOf } from '../../base/errors.ts';
-import { pause, rest } from '../../base/time.ts';
+import { rest } from '../../base/time.ts';
 import type { EmulatorOffer } from '../drivers/driver.ts';
 import type { DriverOfEmulators } from '../drivers/hostdrivers.ts';
 import type { Network } from '../network/network.ts';
@@ -35,9 +35,8 @@ export class EmulatorOffers {
       });
     const seconds = ANSWER_MILLISECONDS / 1000;
     const late = new AbortController();
-    const limit = pause(ANSWER_MILLISECONDS, late.signal).then(
-      () => none(`The SDK of the host was not read within ${seconds} s`),
-      () => none('The look has ended'),
+    const limit = rest(ANSWER_MILLISECONDS, late.signal).then(() =>
+      none(`The SDK of the host was not read within ${seconds} s`),
     );
     this.#last = await Promise.race([this.#asked, limit]);
     late.abort();

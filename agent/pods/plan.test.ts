@@ -4,6 +4,7 @@
  */
 import * as fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import type { MachineState } from '../drivers/driver.ts';
@@ -221,7 +222,38 @@ class Model {
   }
 }
 
+/** Happenings of an emulator. Its Pod always wants it to run, without restarts. */
+const happeningOfEmulator = happening.filter(({ kind }) => kind !== 'desire' && kind !== 'room');
+
+function emulatorModel(): Model {
+  const model = new Model();
+  model.record = { ...model.record, emulator: { exposure: 'PairedVM' } as EmulatorMachine };
+  return model;
+}
+
 describe('over any history', () => {
+  test('an emulator runs, waits for its host or has failed, and its own end is a failure', (context) => {
+    assertHistories(context, { step: happeningOfEmulator, maxLength: 25, numRuns: 2_000 }, (history) => {
+      const model = emulatorModel();
+      for (const event of history) {
+        const wasRunning = model.state.kind === 'running';
+        model.happen(event);
+        const step = model.settle();
+        expectRest(model, step);
+        const { failure } = model.record;
+        const isDown = model.deletion !== undefined || failure !== undefined || step.kind === 'wait';
+        expect(isDown || model.state.kind === 'running', 'it never rests without a process').toBe(true);
+        if (event.kind === 'end' && wasRunning) {
+          expect(failure?.reason, 'its own end is a failure').toBe('Crashed');
+        }
+      }
+      const foreign = model.steps.filter(({ kind }) =>
+        ['stop', 'suspend', 'resume', 'revert'].includes(kind),
+      );
+      expect(foreign).toEqual([]);
+    });
+  });
+
   test('every step is allowed where it is taken, and the machine comes to rest as wanted', (context) => {
     assertHistories(context, { step: happening, maxLength: 25, numRuns: 5_000 }, (history) => {
       const model = new Model();

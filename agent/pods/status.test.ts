@@ -1,10 +1,11 @@
-import { expect, test } from 'vitest';
+import { describe, expect, test } from 'vitest';
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { machineReportSchema } from '../../api/v1alpha1/machine.ts';
 import { DISK_CONDITION, MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import { type MachineRecord, newRecord, newRuntime, type Runtime, type Step } from './machine.ts';
-import { machineStatus } from './status.ts';
+import { machineStatus, phaseOf } from './status.ts';
 
 const POD: Pod = {
   apiVersion: 'v1',
@@ -99,4 +100,70 @@ test('a machine tells whether its guest has the display that its VM asks for, in
   expect(ready?.status).toBe('True');
   const { machine: stopped } = conditions({ kind: 'stopped' }, { kind: 'settled' });
   expect(JSON.parse(stopped?.message ?? '')).not.toHaveProperty('display');
+});
+
+describe('an emulator', () => {
+  const HOST = '192.0.2.1';
+  const message = 'Android boots; ADB does not answer yet';
+
+  /** Returns the status of a Pod whose emulator has a process, with the content of its report. */
+  function statusOf(change: Partial<MachineRecord>, state: MachineState = RUNNING, pod = POD) {
+    const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
+    const emulator = { exposure: 'PairedVM' } as EmulatorMachine;
+    const made = newRecord({
+      uid: 'u',
+      driver: 'emulator',
+      key: 'ns/x',
+      machine: undefined,
+      emulator,
+      claim,
+    });
+    const started = { created: true, everRan: true, startedAt: '2030-01-01T00:00:00Z', booted: false };
+    const runtime: Runtime = {
+      ...newRuntime({ ...made, ...started, ...change }, '/none'),
+      state,
+      readiness: { ready: false, message },
+      address: '10.0.0.16',
+    };
+    const wanted = { deletion: undefined, desiredHash: undefined };
+    const step = { kind: 'settled' } as const;
+    const view = { runtime, step, wanted, accelerator: undefined, pendingResize: undefined };
+    const status = machineStatus(pod, view, HOST, '2030-01-01T00:00:00Z');
+    const said = status.conditions?.find(({ type }) => type === MACHINE_CONDITION)?.message ?? '';
+    return { ...status, report: machineReportSchema.parse(JSON.parse(said)), view };
+  }
+
+  test('is Pending and starts until it has booted, with a message about what is awaited', () => {
+    const { phase, containerStatuses, report } = statusOf({});
+    expect(phase).toBe('Pending');
+    expect(containerStatuses).toMatchObject([
+      { started: false, state: { waiting: { reason: 'Starting', message } } },
+    ]);
+    expect(report).toMatchObject({ message, adb: { address: '10.0.0.16', port: 5555 } });
+    const booted = statusOf({ booted: true });
+    expect(booted).toMatchObject({ phase: 'Running', containerStatuses: [{ state: { running: {} } }] });
+  });
+
+  test('that is paused, or being paused, while it boots does not count as running', () => {
+    const paused = statusOf({}, { ...RUNNING, paused: true });
+    expect([paused.phase, phaseOf(paused.view)]).toEqual(['Pending', 'Starting']);
+    expect(paused.conditions).toContainEqual(expect.objectContaining({ reason: 'HostDiskFull' }));
+    const { runtime } = paused.view;
+    runtime.operation = { kind: 'pause', phase: 'Running' } as NonNullable<Runtime['operation']>;
+    expect(phaseOf(paused.view)).toBe('Starting');
+  });
+
+  test('that starts once more after a loss of its host leaves its Pod in phase Running', () => {
+    const { phase, containerStatuses } = statusOf({}, RUNNING, { ...POD, status: { phase: 'Running' } });
+    expect(phase).toBe('Running');
+    expect(containerStatuses).toMatchObject([{ state: { waiting: { reason: 'Starting' } } }]);
+  });
+
+  test('with exposure Host answers at its port of the host, and without a process nowhere', () => {
+    const port = { name: '5754-tcp', protocol: 'TCP' as const, hostPort: 5754, guestPort: 5555 };
+    const open = { emulator: { exposure: 'Host' } as EmulatorMachine, automaticPorts: [port] };
+    expect(statusOf(open).report.adb).toEqual({ address: HOST, port: 5754 });
+    expect(statusOf(open, { kind: 'stopped' }).report.adb).toBeUndefined();
+    expect(statusOf({}, { kind: 'stopped' }).report.adb).toBeUndefined();
+  });
 });

@@ -1,0 +1,69 @@
+import * as fc from 'fast-check';
+import { expect, it } from 'vitest';
+import type { Node } from '../../kube/core.ts';
+import { emulatorCondition, emulatorLabels } from './emulators.ts';
+import { staleLabels } from './node.ts';
+
+const PREFIX = 'emulator.berth.dev/';
+
+function offer(...systemImages: string[]) {
+  return { kind: 'offered', systemImages } as const;
+}
+
+it('each system image is a label, and none has another value or place', () => {
+  expect(emulatorLabels(offer('android-36.google_apis', 'android-34.default'))).toEqual({
+    [`${PREFIX}android-34.default`]: '',
+    [`${PREFIX}android-36.google_apis`]: '',
+  });
+  expect(emulatorLabels({ kind: 'none', message: 'no SDK' })).toEqual({});
+});
+
+it('an image whose name is no label is left out and named', () => {
+  const long = `android-36.${'x'.repeat(53)}`;
+  const images = offer('android-36.default', 'android-36.bad_', long);
+  expect(Object.keys(emulatorLabels(images))).toEqual([`${PREFIX}android-36.default`]);
+  expect(emulatorCondition(images)).toEqual({
+    offered: true,
+    message: `The host has 1 system image for emulators. It does not list "android-36.bad_", "${long}": names must fit a label, and at most 64 images are listed`,
+  });
+});
+
+it('of many images the first 64 are listed, and the condition says so', () => {
+  const names = Array.from({ length: 80 }, (_, index) => `android-${100 + index}.default`);
+  expect(Object.keys(emulatorLabels(offer(...names.toReversed())))).toEqual(
+    names.slice(0, 64).map((name) => PREFIX + name),
+  );
+  const { message } = emulatorCondition(offer(...names));
+  expect(message).toMatch(
+    /^The host has 64 system images for emulators\. It does not list "android-164\.default", /,
+  );
+  expect(message).toMatch(/ and 8 more: /);
+});
+
+it('any names of folders give labels and a message that the API server accepts', () => {
+  fc.assert(
+    fc.property(
+      fc.array(fc.string({ size: 'max', maxLength: 80 }), { size: 'max', maxLength: 100 }),
+      (names) => {
+        const keys = Object.keys(emulatorLabels(offer(...names)));
+        expect(keys.length).toBeLessThanOrEqual(64);
+        for (const key of keys) {
+          expect(key.slice(PREFIX.length)).toMatch(/^(?=.{1,63}$)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/);
+        }
+        expect(emulatorCondition(offer(...names)).message.length).toBeLessThan(8_192);
+      },
+    ),
+  );
+});
+
+it('labels of images that went away are stale, and no other label is', () => {
+  const labels = {
+    [`${PREFIX}android-35.default`]: '',
+    [`${PREFIX}android-36.default`]: '',
+    'tag.berth.dev/x': '',
+  };
+  const node: Node = { apiVersion: 'v1', kind: 'Node', metadata: { name: 'mac1', labels } };
+  expect(staleLabels(node, emulatorLabels(offer('android-36.default')))).toEqual([
+    `${PREFIX}android-35.default`,
+  ]);
+});

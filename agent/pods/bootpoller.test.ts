@@ -1,0 +1,158 @@
+import { describe, expect, it } from 'vitest';
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
+import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { BootAnswer } from '../adb/booted.ts';
+import { BootPoller } from './bootpoller.ts';
+import { newRecord, newRuntime, type Runtime } from './machine.ts';
+
+const POD: Pod = {
+  apiVersion: 'v1',
+  kind: 'Pod',
+  metadata: { name: 'phone.emulator', namespace: 'ns', uid: 'u' },
+  spec: { containers: [{ name: MACHINE_CONTAINER, image: 'x' }] },
+};
+const SILENT: BootAnswer = { kind: 'silent', message: 'refused' };
+const BOOTING: BootAnswer = { kind: 'booting' };
+const BOOTED: BootAnswer = { kind: 'booted' };
+
+function runtimeOf(booted: boolean): Runtime {
+  const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
+  const emulator = { exposure: 'PairedVM' } as EmulatorMachine;
+  const record = newRecord({
+    uid: 'u',
+    driver: 'emulator',
+    key: 'ns/x',
+    machine: undefined,
+    emulator,
+    claim,
+  });
+  record.booted = booted;
+  const runtime = newRuntime(record, '/none');
+  runtime.state = { kind: 'running', pid: 1, guestStarted: true, paused: false };
+  runtime.address = '192.0.2.16';
+  return runtime;
+}
+
+interface Story {
+  runtime: Runtime;
+  /** Each wait between two questions, with the readiness at that time. */
+  waits: { milliseconds: number; ready: boolean | undefined; message: string | undefined }[];
+  /** Number of reported changes. */
+  changes: number;
+}
+
+/** Plays answers one after another, and ends when there is no further answer. */
+async function play(
+  answers: readonly BootAnswer[],
+  o: { booted?: boolean; pod?: Pod; before?: (asked: number, runtime: Runtime) => void } = {},
+): Promise<Story> {
+  const runtime = runtimeOf(o.booted ?? false);
+  const story: Story = { runtime, waits: [], changes: 0 };
+  const end = Promise.withResolvers<void>();
+  const left = [...answers];
+  const poller = new BootPoller({
+    ask: async ({ host, port }) => {
+      expect({ host, port }).toEqual({ host: '192.0.2.16', port: 5555 });
+      return left.shift() ?? SILENT;
+    },
+    booted: (record) => {
+      record.booted = true;
+    },
+    changed: () => {
+      story.changes += 1;
+    },
+    onError: (_, error) => end.reject(error),
+    wait: async (milliseconds) => {
+      const { ready, message } = runtime.readiness ?? {};
+      story.waits.push({ milliseconds, ready, message });
+      o.before?.(story.waits.length, runtime);
+      if (left.length === 0) {
+        poller.close();
+        end.resolve();
+      }
+    },
+  });
+  poller.follow(o.pod ?? POD, runtime);
+  await end.promise;
+  return story;
+}
+
+describe('Android that boots', () => {
+  it('is asked every 2 s with a message about what is awaited, and every 10 s once it has booted', async () => {
+    const { waits, runtime, changes } = await play([SILENT, SILENT, BOOTING, BOOTED, BOOTED]);
+    expect(waits).toEqual([
+      { milliseconds: 2_000, ready: false, message: 'Android boots; ADB does not answer yet' },
+      { milliseconds: 2_000, ready: false, message: 'Android boots; ADB does not answer yet' },
+      {
+        milliseconds: 2_000,
+        ready: false,
+        message: 'Android boots; ADB answers, and the boot is not complete yet',
+      },
+      { milliseconds: 10_000, ready: true, message: 'Android has booted, and ADB answers' },
+      { milliseconds: 10_000, ready: true, message: 'Android has booted, and ADB answers' },
+    ]);
+    expect(runtime.record.booted).toBe(true);
+    expect(changes, 'only changes are told').toBe(2);
+  });
+
+  it.each<[kind: 'wantsKey' | 'wrong', message: RegExp]>([
+    ['wantsKey', /^ADB wants a key/],
+    ['wrong', /answers, but not as ADB$/],
+  ])('says %s without words of the guest', async (kind, message) => {
+    const { waits } = await play([{ kind, message: 'HOSTILE' }]);
+    expect(waits).toEqual([{ milliseconds: 2_000, ready: false, message: expect.stringMatching(message) }]);
+  });
+});
+
+describe('Android that has booted', () => {
+  it('is not ready after three failures in a row, which come every 2 s, and ready again at once', async () => {
+    const answers = [BOOTED, SILENT, SILENT, BOOTED, SILENT, BOOTING, SILENT, BOOTED];
+    const { waits, runtime } = await play(answers);
+    expect(waits.map(({ ready }) => ready)).toEqual([true, true, true, true, true, true, false, true]);
+    expect(waits.map(({ milliseconds }) => milliseconds / 1000)).toEqual([10, 2, 2, 10, 2, 2, 2, 10]);
+    expect(waits[6]?.message).toBe('Android has booted, but ADB no longer answers');
+    expect(runtime.record.booted).toBe(true);
+  });
+
+  it('has the readiness of its Pod when another agent comes, and needs no change', async () => {
+    const message = 'Android has booted, and ADB answers';
+    const conditions = [{ type: 'Ready', status: 'True' as const, message }];
+    const { waits, changes } = await play([SILENT, BOOTED], {
+      booted: true,
+      pod: { ...POD, status: { conditions } },
+    });
+    expect(waits.map(({ ready }) => ready)).toEqual([true, true]);
+    expect(changes).toBe(0);
+  });
+
+  it('is not asked while it is paused', async () => {
+    const { waits } = await play([BOOTED, BOOTED], {
+      before: (asked, runtime) => {
+        const paused = asked < 6;
+        runtime.state = { kind: 'running', pid: 1, guestStarted: !paused, paused };
+      },
+    });
+    expect(waits).toHaveLength(7);
+    expect(waits.every(({ ready }) => ready)).toBe(true);
+  });
+});
+
+it('the end of the process ends the questions, and the next run begins as not ready', () => {
+  const runtime = runtimeOf(true);
+  let asked = 0;
+  const poller = new BootPoller({
+    ask: async () => {
+      asked += 1;
+      return BOOTED;
+    },
+    booted: () => undefined,
+    changed: () => undefined,
+    onError: () => undefined,
+    wait: async () => undefined,
+  });
+  poller.follow(POD, runtime);
+  runtime.state = { kind: 'stopped' };
+  poller.follow(POD, runtime);
+  expect([asked, runtime.readiness]).toEqual([1, undefined]);
+});
