@@ -262,7 +262,8 @@ export class EmulatorDriver implements Driver {
   }
 
   async #acceleration(): ReturnType<typeof acceleration> {
-    return await acceleration(this.#sdk.hostRoot, this.#sdk.isRoot);
+    const { architecture, hostRoot, isRoot } = this.#sdk;
+    return architecture === NATIVE ? await acceleration(hostRoot, isRoot) : undefined;
   }
 
   /** Returns the Linux user of the machine's process. If the agent is root, the machine never runs as root. */
