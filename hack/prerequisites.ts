@@ -33,8 +33,12 @@ const GUEST_BUILDING: Packages = { xorriso: 'xorriso', mtools: 'mcopy', 'grub-co
 /** Packages that build the base of container images. A built base is in the cache. */
 const BASE_BUILDING: Packages = { mmdebstrap: 'mmdebstrap' };
 
-/** Packages that build the cloud image of the tests. A built image is in the cache. */
-const CLOUD_BUILDING: Packages = { mmdebstrap: 'mmdebstrap', 'grub-common': 'grub-mkimage' };
+/** Packages that build the cloud images of the tests. A built image is in the cache. */
+const CLOUD_BUILDING: Packages = {
+  mmdebstrap: 'mmdebstrap',
+  'grub-common': 'grub-mkimage',
+  mtools: 'mcopy',
+};
 
 /** The demo and the tests log in to guests. */
 const LOGIN: Packages = { 'openssh-client': 'ssh' };
@@ -104,6 +108,7 @@ export async function wantedPackages(purpose: Purpose, asRoot = isRoot()): Promi
     purpose.kind === 'tests' ? ['amd64', 'arm64'] : [purpose.architecture];
   const guests = await Promise.all(architectures.map(isGuestMade));
   const forTests = purpose.kind === 'tests';
+  const clouds = forTests ? await Promise.all(architectures.map(isCloudMade)) : [];
   return {
     ...Object.assign({}, ...architectures.map((architecture) => MACHINES[architecture])),
     ...LOGIN,
@@ -111,7 +116,7 @@ export async function wantedPackages(purpose: Purpose, asRoot = isRoot()): Promi
     ...(guests.includes(false) ? GUEST_BUILDING : {}),
     ...(forTests ? TESTS : {}),
     ...(forTests && !(await isBaseMade()) ? BASE_BUILDING : {}),
-    ...(forTests && !(await isCloudMade()) ? CLOUD_BUILDING : {}),
+    ...(clouds.includes(false) ? CLOUD_BUILDING : {}),
   };
 }
 

@@ -101,6 +101,18 @@ export class Packages {
     return target;
   }
 
+  /** Downloads packages into an empty folder, without unpacking them. apt checks them against the signed lists. Returns their paths. */
+  async download(names: readonly string[], folder: string): Promise<string[]> {
+    await this.#update();
+    this.#source.progress(`fetching ${names.length} packages`);
+    await run('apt-get', ['download', ...names.map((name) => this.#qualified(name))], {
+      environment: this.#environment(),
+      cwd: folder,
+      timeoutMilliseconds: DOWNLOAD_TIMEOUT_MILLISECONDS,
+    });
+    return (await readdir(folder)).filter((file) => file.endsWith('.deb')).map((file) => join(folder, file));
+  }
+
   async #update(): Promise<void> {
     if (this.#updated) {
       return;

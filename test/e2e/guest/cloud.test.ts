@@ -1,9 +1,10 @@
-/** The cloud image with the real cloud-init and guest agent, from examples/fedora-containerdisk.yaml, as its user reaches it. */
+/** The cloud images with the real cloud-init and guest agent, from examples/fedora-containerdisk.yaml, as their user reaches them. */
 import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { parseDocument } from 'yaml';
+import type { GuestArchitecture } from '../../../hack/guest.ts';
 import { type Guest, logIn, makeKey } from '../../../hack/login.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { cloudFile } from '../../fixtures/images.ts';
@@ -18,7 +19,7 @@ const NAME = 'fedora';
 const BOOT_MILLISECONDS = 240_000;
 const BOOT = { deadlineMilliseconds: BOOT_MILLISECONDS, intervalMilliseconds: 1_000 };
 const TEST_MILLISECONDS = 300_000;
-const why = process.getuid?.() === 0 ? undefined : 'only root can make the cloud image';
+const why = process.getuid?.() === 0 ? undefined : 'only root can make the cloud images';
 
 let folder: string;
 let registry: TestRegistry;
@@ -30,14 +31,17 @@ async function inGuest(...command: string[]): Promise<string> {
   return await world.kubectl('exec', NAME, '--', ...command);
 }
 
-describe('a published cloud image', unless(why), () => {
+describe.each<[GuestArchitecture, string]>([
+  ['amd64', 'x86_64'],
+  ['arm64', 'aarch64'],
+])('a published cloud image for %s', unless(why), (architecture, machine) => {
   beforeAll(async () => {
     folder = await mkdtemp(join(tmpdir(), 'berth-cloud-'));
     registry = await startRegistry({ directory: join(folder, 'registry'), password: false });
     const { host, caFile } = registry;
     world = await World.start({
-      name: 'cloud',
-      architecture: 'amd64',
+      name: `cloud-${architecture}`,
+      architecture,
       hosts: { host: '127.0.0.1' },
       images: { allowLoopbackHttp: true, registries: [{ host, caFile }] },
     });
@@ -59,7 +63,9 @@ describe('a published cloud image', unless(why), () => {
     const document = parseDocument(await readFile(EXAMPLE, 'utf8'));
     const published = String(document.getIn(['spec', 'image']));
     const name = published.slice(published.indexOf('/') + 1);
-    document.setIn(['spec', 'image'], await pushContainerDisk(registry, name, await cloudFile()));
+    const disk = await cloudFile(architecture);
+    document.setIn(['spec', 'image'], await pushContainerDisk(registry, name, disk, { architecture }));
+    document.setIn(['spec', 'architecture'], architecture);
     document.setIn(['spec', 'sshAuthorizedKeys'], [publicKey]);
     document.setIn(['spec', 'guestMetadata'], { team: 'compilers' });
     await world.cluster.kubectl(['apply', '-f', '-'], { input: String(document) });
@@ -70,7 +76,7 @@ describe('a published cloud image', unless(why), () => {
     async () => {
       await world.vms.waitForCondition(NAME, 'Ready', { status: 'True' }, BOOT);
       await world.vms.waitForCondition(NAME, 'GuestAgentConnected', { status: 'True' });
-      expect(await inGuest('uname', '-s')).toBe('Linux\n');
+      expect(await inGuest('uname', '-m')).toBe(`${machine}\n`);
       const failed = ['-n', world.vms.namespace, 'exec', NAME, '--', 'sh', '-c', 'echo no >&2; exit 7'];
       const { code, stderr } = await world.cluster.kubectl(failed, { allowFailure: true });
       expect({ code, stderr }).toMatchObject({ code: 7, stderr: expect.stringContaining('no\n') as string });
