@@ -16,7 +16,11 @@ const rulesetSchema = z.object({
 });
 
 export async function readRuleset(): Promise<RulesetEntry[]> {
-  const text = await run('nft', ['--json', 'list', 'ruleset']);
+  return parseRuleset(await run('nft', ['--json', 'list', 'ruleset']));
+}
+
+/** Parses the output of `nft --json list ruleset`. @throws Error when it is no such output. */
+export function parseRuleset(text: string): RulesetEntry[] {
   return rulesetSchema.parse(JSON.parse(text)).nftables;
 }
 
@@ -25,7 +29,7 @@ export async function readTable(name: string): Promise<RulesetEntry[]> {
   const isAbsent = (error: unknown): boolean =>
     error instanceof ProgramError && error.words.includes('No such file or directory');
   const text = await undefinedIf(isAbsent, run('nft', ['--json', 'list', 'table', ...name.split(' ')]));
-  return text === undefined ? [] : rulesetSchema.parse(JSON.parse(text)).nftables;
+  return text === undefined ? [] : parseRuleset(text);
 }
 
 /** Returns the name of the entry's table, for example `inet berth`; undefined for the header of the list. */

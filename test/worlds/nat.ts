@@ -4,7 +4,7 @@
  */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
+import { chmodSync, existsSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
@@ -45,9 +45,10 @@ export class Worker {
   readonly #waiting = new Map<number, { resolve: (result: never) => void; reject: (error: Error) => void }>();
   #next = 0;
 
+  /** Starts a worker in the namespace that this file holds. */
   constructor(namespace: string) {
     const script = new URL('./natworker.ts', import.meta.url).pathname;
-    this.process = spawn('nsenter', [`--net=/run/netns/${namespace}`, process.execPath, script], {
+    this.process = spawn('nsenter', [`--net=${namespace}`, process.execPath, script], {
       stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
     });
     this.process.on('message', (answer: Answer) => {
@@ -94,6 +95,7 @@ export class NatWorld implements AsyncDisposable {
     this.#parts = parts;
     this.directory = mkdtempSync(join(tmpdir(), `berth-${name}-`));
     parts.defer(() => rmSync(this.directory, { recursive: true, force: true }));
+    parts.defer(() => releaseNamespaces(join(this.directory, 'network/namespaces')));
     chmodSync(this.directory, 0o755); // dnsmasq reads its files as the user nobody.
     this.host = `${name}-${process.pid}-h`;
     this.world = `${name}-${process.pid}-w`;
@@ -144,7 +146,12 @@ export class NatWorld implements AsyncDisposable {
   }
 
   worker(where: 'host' | 'world'): Worker {
-    return this.#parts.adopt(new Worker(this[where]), (worker) => worker.kill());
+    return this.workerIn(`/run/netns/${this[where]}`);
+  }
+
+  /** Starts a worker in the namespace that this file holds. */
+  workerIn(path: string): Worker {
+    return this.#parts.adopt(new Worker(path), (worker) => worker.kill());
   }
 
   /** Returns the standard output of a command in the host's namespace. */
@@ -171,6 +178,17 @@ export class NatWorld implements AsyncDisposable {
       encoding: 'utf8',
       stdio: ['ignore', 'pipe', 'pipe'],
     });
+  }
+}
+
+/** Unmounts the namespaces that a failed test left in a folder of the network. A mounted file cannot be removed. */
+function releaseNamespaces(folder: string): void {
+  for (const name of existsSync(folder) ? readdirSync(folder) : []) {
+    try {
+      execFileSync('umount', ['--lazy', join(folder, name)], { stdio: 'ignore' });
+    } catch {
+      // Nothing is mounted there.
+    }
   }
 }
 

@@ -3,7 +3,9 @@
  * sends requests. Each namespace needs its own process, because Node cannot change its own namespace.
  */
 import { join } from 'node:path';
+import { spawn } from 'node:child_process';
 import { createSocket } from 'node:dgram';
+import { Resolver } from 'node:dns/promises';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { createServer as createHttpServer, type IncomingMessage, request as httpRequest } from 'node:http';
@@ -12,7 +14,7 @@ import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
 import { seedPages } from '../../agent/seed/service.ts';
 import { NatNetwork, type NatOptions } from '../../agent/network/nat/nat.ts';
-import type { AttachOptions, Network } from '../../agent/network/network.ts';
+import type { AttachOptions, NamespaceOptions, Network } from '../../agent/network/network.ts';
 import { UserGuard, type UserGuardOptions } from '../../agent/network/user/guard.ts';
 import { UserNetwork } from '../../agent/network/user/user.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
@@ -44,6 +46,7 @@ export const actions = {
     await network.setUp();
   },
   attach: (uid: string, options: AttachOptions) => opened().attach(uid, options),
+  attachNamespace: (uid: string, options: NamespaceOptions) => opened().attachNamespace(uid, options),
   detach: (uid: string) => opened().detach(uid),
   address: (uid: string) => opened().address(uid),
   attached: () => opened().attached(),
@@ -61,14 +64,16 @@ export const actions = {
     }
     return { repaired, faults, cpuMilliseconds: (cpuMilliseconds() - before) / count };
   },
-  /** Answers every request with the address of its sender. */
-  serveHttp(port: number): Promise<void> {
+  /** Answers every request with the address of its sender. The default address is every address of this namespace. */
+  serveHttp(port: number, address?: string): Promise<void> {
     const server = createHttpServer((request, response) => {
+      // A client must not use its connection again: the connection may go to a program that has ended.
+      response.setHeader('connection', 'close');
       response.end(request.socket.remoteAddress?.replace('::ffff:', '') ?? '');
     });
     return new Promise((resolve, reject) => {
       server.once('error', reject);
-      server.listen(port, () => resolve());
+      server.listen({ port, host: address }, () => resolve());
     });
   },
   /** Echoes datagrams, and records the sender's address by payload in `heard`. */
@@ -81,6 +86,16 @@ export const actions = {
     await new Promise<void>((resolve) => socket.bind(port, address, resolve));
   },
   heard: () => Promise.resolve(heard),
+  /** Sends a datagram to each of many ports, so that each is a connection of its own. The sender's address may be one that it does not have. */
+  async udpFlood(address: string, ports: { first: number; last: number }, from?: string): Promise<void> {
+    const socket = createSocket('udp4');
+    socket.on('error', () => undefined);
+    await new Promise<void>((resolve) => socket.bind({ address: from }, resolve));
+    for (let port = ports.first; port <= ports.last; port++) {
+      await new Promise<void>((resolve) => socket.send(from ?? '', port, address, () => resolve()));
+    }
+    await new Promise<void>((resolve) => socket.close(() => resolve()));
+  },
   /** Sends a datagram repeatedly from the same port, until an answer arrives or the time is over. */
   udpExchange(
     address: string,
@@ -111,6 +126,22 @@ export const actions = {
     const asked = httpRequest(url, { localAddress, signal, agent: false }).end();
     const [response] = (await once(asked, 'response')) as [IncomingMessage];
     return await text(response);
+  },
+  /** Returns the IPv4 addresses of a name, asked for from one server. */
+  async lookUp(server: string, name: string): Promise<string[]> {
+    const resolver = new Resolver({ timeout: ANSWER_TIMEOUT_MILLISECONDS, tries: 1 });
+    resolver.setServers([server]);
+    return await resolver.resolve4(name);
+  },
+  /** Returns whether a process of this user gets a connection. */
+  tcpOpenAs(user: number, address: string, port: number): Promise<boolean> {
+    const child = spawn('bash', ['-c', `: < /dev/tcp/${address}/${port}`], {
+      stdio: 'ignore',
+      uid: user,
+      gid: user,
+      timeout: ANSWER_TIMEOUT_MILLISECONDS,
+    });
+    return once(child, 'exit').then(([code]) => code === 0);
   },
   tcpOpen(address: string, port: number): Promise<boolean> {
     const socket = connect({ host: address, port, timeout: ANSWER_TIMEOUT_MILLISECONDS });

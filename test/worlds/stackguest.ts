@@ -4,7 +4,7 @@
  */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync } from 'node:fs';
+import { existsSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { waitFor } from '../../hack/wait.ts';
 import { tapBackend } from './frameguest.ts';
@@ -29,7 +29,7 @@ export class StackGuest implements AsyncDisposable {
   private constructor(namespace: string, parts: AsyncDisposableStack) {
     this.#namespace = namespace;
     this.#parts = parts;
-    this.worker = parts.adopt(new Worker(namespace), (worker) => worker.kill());
+    this.worker = parts.adopt(new Worker(`/run/netns/${namespace}`), (worker) => worker.kill());
   }
 
   static async start({ net, name, tap, ...card }: StackGuestOptions): Promise<StackGuest> {
@@ -41,6 +41,7 @@ export class StackGuest implements AsyncDisposable {
       execFileSync('ip', ['netns', 'delete', namespace]);
     });
     const path = join(net.directory, `${name}.sock`);
+    rmSync(path, { force: true });
     const spawnInside = (file: string, args: string[]): ChildProcess =>
       spawn('ip', ['netns', 'exec', namespace, file, ...args], { stdio: ['ignore', 'ignore', 'inherit'] });
     parts.adopt(

@@ -1,4 +1,7 @@
-/** Stores the wanted attachments of machines to the NAT network in one file, so that they outlive the agent. */
+/**
+ * Stores the wanted attachments of machines to the NAT network in files, so that they outlive the agent. Network namespaces have a file
+ * of their own. An earlier release, which has none, reads and writes only the other file, and both survive a downgrade and an upgrade.
+ */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
@@ -15,34 +18,76 @@ const attachmentSchema = z.object({
   owner: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
 });
 
+/** Attachment of a guest by a tap. */
 export type Attachment = z.infer<typeof attachmentSchema>;
 
-const fileSchema = z.object({ attachments: z.array(attachmentSchema) });
+const namespaceSchema = z.object({
+  uid: z.string(),
+  address: z.string(),
+  device: z.string(),
+  exposedPort: z.number().int(),
+  /** Uid of the only machine that may connect. */
+  peer: z.string().optional(),
+  ports: z.array(machinePortSchema),
+});
 
-export class AttachmentFile {
-  readonly #path: string;
+/** Attachment of a program by a network namespace. */
+export type NamespaceAttachment = z.infer<typeof namespaceSchema>;
+
+/** Everything that should be attached to the network. */
+export interface Wanted {
+  machines: readonly Attachment[];
+  namespaces: readonly NamespaceAttachment[];
+}
+
+const machinesSchema = z.object({ attachments: z.array(attachmentSchema) });
+const namespacesSchema = z.object({ namespaces: z.array(namespaceSchema) });
+
+export class AttachmentFiles {
+  readonly #machines: string;
+  readonly #namespaces: string;
 
   constructor(directory: string) {
-    this.#path = join(directory, 'attachments.json');
+    this.#machines = join(directory, 'attachments.json');
+    this.#namespaces = join(directory, 'namespaces.json');
   }
 
   /**
-   * Reads the attachments; undefined before the first {@link save}. An invalid file is an error, because without its content machines
-   * that run could lose their network.
+   * Reads the attachments. A missing file has none. An invalid file is an error, because without its content machines that run could lose
+   * their network.
    *
-   * @throws Error when the file is invalid.
+   * @throws Error when a file is invalid.
    */
-  async load(): Promise<Attachment[] | undefined> {
-    const text = await undefinedIf(isMissing, readFile(this.#path, 'utf8'));
-    return text === undefined ? undefined : fileSchema.parse(JSON.parse(text)).attachments;
+  async load(): Promise<Wanted> {
+    const [machines, namespaces] = await Promise.all([
+      read(this.#machines, machinesSchema),
+      read(this.#namespaces, namespacesSchema),
+    ]);
+    return { machines: machines?.attachments ?? [], namespaces: namespaces?.namespaces ?? [] };
   }
 
-  async save(attachments: Attachment[]): Promise<void> {
-    await mkdir(join(this.#path, '..'), { recursive: true });
-    await writeWhole(this.#path, JSON.stringify({ attachments }, undefined, 1), 0o644);
+  async save({ machines, namespaces }: Wanted): Promise<void> {
+    await mkdir(join(this.#machines, '..'), { recursive: true });
+    await write(this.#machines, { attachments: machines });
+    // A host without programs in namespaces has the same files as under an earlier release.
+    await (namespaces.length > 0 ? write(this.#namespaces, { namespaces }) : remove(this.#namespaces));
   }
 
   async remove(): Promise<void> {
-    await rm(this.#path, { force: true });
+    await remove(this.#machines);
+    await remove(this.#namespaces);
   }
+}
+
+async function read<T>(path: string, schema: z.ZodType<T>): Promise<T | undefined> {
+  const text = await undefinedIf(isMissing, readFile(path, 'utf8'));
+  return text === undefined ? undefined : schema.parse(JSON.parse(text));
+}
+
+async function write(path: string, content: unknown): Promise<void> {
+  await writeWhole(path, JSON.stringify(content, undefined, 1), 0o644);
+}
+
+async function remove(path: string): Promise<void> {
+  await rm(path, { force: true });
 }

@@ -107,6 +107,7 @@ export class Dnsmasq {
 
   #arguments(): string[] {
     const { bridge, gateway, subnet } = this.#layout;
+    const namespaces = `${this.#layout.namespaces.prefix}*`;
     const upstream =
       this.#servers.length > 0 ? ['--no-resolv', ...this.#servers.map((one) => `--server=${one}`)] : [];
     return [
@@ -116,6 +117,9 @@ export class Dnsmasq {
       // With this option dnsmasq serves the bridge again after the bridge was deleted and created again.
       '--bind-dynamic',
       `--interface=${bridge}`,
+      // Programs in network namespaces get DNS alone: their addresses are fixed.
+      `--interface=${namespaces}`,
+      `--no-dhcp-interface=${namespaces}`,
       '--except-interface=lo',
       '--no-hosts',
       `--host-record=${PROBE_NAME},${gateway}`,

@@ -1,5 +1,6 @@
 /** Derives all names and addresses of a NAT network from its options. All functions are pure. */
 import { createHash } from 'node:crypto';
+import { join } from 'node:path';
 import type { PortRules } from '../../../api/v1alpha1/reservable.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { addressAt, parseSubnet, type Subnet, sizeOf } from './ipv4.ts';
@@ -18,7 +19,10 @@ export interface NatOptions {
   table: string;
   /** Subnet of the guests, for example 10.213.0.0/20. */
   subnet: string;
-  /** Subnet of size /24 between the host and the outer end of the probe (the network's test packets). It has no other use. */
+  /**
+   * Subnet of size /24 with addresses that this host alone uses: of the outer end of the probe (the network's test packets), and of the
+   * network namespaces of programs.
+   */
   probeSubnet: string;
   /** IPv4 address of the host at which reserved ports are reached; undefined means every address except loopback. */
   hostAddress?: string;
@@ -43,6 +47,7 @@ export interface Layout {
   connectionsPerGuest: number;
   tapPrefix: string;
   probe: ProbeLayout;
+  namespaces: NamespaceLayout;
 }
 
 /**
@@ -60,6 +65,24 @@ export interface ProbeLayout {
   outerAddress: string;
 }
 
+/** Names and addresses of the network namespaces of programs, for example emulators. */
+export interface NamespaceLayout {
+  /** Prefix of the devices that connect namespaces. The device has the same name on the host and in the namespace. */
+  prefix: string;
+  /** Folder with a file for each namespace. The file has the name of the namespace's device. */
+  folder: string;
+  /** Address of the host on the link to each namespace. */
+  gateway: string;
+  /** Name of the nftables table (`inet`) for the namespaces. */
+  table: string;
+}
+
+/**
+ * Address of the host on the link to each namespace. It is the same on all these links, because it never leaves them. It is not in the
+ * configured subnets: an earlier release that finds a subnet's address on an unknown device does not start.
+ */
+const NAMESPACE_GATEWAY = '169.254.213.1';
+
 /**
  * Address and TCP port at which guests reach their metadata, and the port of the gateway to which the rules translate them. Only root can
  * listen on that port, and by default no machine can reserve it. So no other program takes the port while the agent is away.
@@ -68,6 +91,8 @@ export const METADATA = { address: '169.254.169.254', port: 80, gatewayPort: 254
 
 /** Number of the first guest address in the subnet. Lower numbers are for the gateway and the probe. */
 const FIRST_GUEST = 16;
+/** Numbers of the addresses in the probe's subnet for namespaces. Lower and higher numbers are for the probe. */
+const NAMESPACE_NUMBERS = { first: 16, end: 128 };
 const INTERFACE_NAME = /^[a-zA-Z][a-zA-Z0-9-]{0,14}$/;
 
 function hash(text: string, length: number): string {
@@ -122,6 +147,12 @@ export function layoutOf(options: NatOptions): Layout {
       outerGateway: addressAt(outerSubnet, 1),
       outerAddress: addressAt(outerSubnet, 2),
     },
+    namespaces: {
+      prefix: `bn${id}`,
+      folder: join(options.directory, 'namespaces'),
+      gateway: NAMESPACE_GATEWAY,
+      table: `${options.table}-namespaces`,
+    },
   };
 }
 
@@ -130,21 +161,71 @@ export function tapName(layout: Layout, uid: string): string {
   return layout.tapPrefix + hash(uid, 8);
 }
 
+/** Returns the name of a namespace's device, at most 15 characters. The same uid always gives the same name. */
+export function namespaceDevice({ namespaces }: Layout, uid: string): string {
+  return namespaces.prefix + hash(uid, 8);
+}
+
+/** Returns the path of a namespace's file, by the name of its device. */
+export function namespacePath({ namespaces }: Layout, device: string): string {
+  return join(namespaces.folder, device);
+}
+
+/** Returns the MAC addresses of a namespace's device on the host and in the namespace. */
+export function namespaceMacs(device: string): { outside: string; inside: string } {
+  return { outside: stableMac(`outside ${device}`), inside: stableMac(`inside ${device}`) };
+}
+
+interface AddressRange {
+  subnet: Subnet;
+  /** Number of the first address. */
+  first: number;
+  /** Number after that of the last address. */
+  end: number;
+}
+
+/** Returns an address of the range that is not taken; undefined if all are taken. A uid always gets the same address if that is free. */
+function chooseFrom(
+  { subnet, first, end }: AddressRange,
+  uid: string,
+  taken: ReadonlySet<string>,
+): string | undefined {
+  const room = end - first;
+  const start = Number.parseInt(hash(uid, 8), 16) % room;
+  for (let step = 0; step < room; step++) {
+    const address = addressAt(subnet, first + ((start + step) % room));
+    if (!taken.has(address)) {
+      return address;
+    }
+  }
+  return undefined;
+}
+
 /**
  * Returns a guest address that is not taken. A uid always gets the same address if that is free.
  * @throws ReasonedError `NetworkUnavailable` when the subnet is full.
  */
 export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {
-  const room = sizeOf(layout.subnet) - FIRST_GUEST - 1;
-  const start = Number.parseInt(hash(uid, 8), 16) % room;
-  for (let step = 0; step < room; step++) {
-    const address = addressAt(layout.subnet, FIRST_GUEST + ((start + step) % room));
-    if (!taken.has(address)) {
-      return address;
-    }
-  }
-  throw new ReasonedError(
-    'NetworkUnavailable',
-    `All ${room} addresses of network.subnet for guests are in use`,
+  const { subnet } = layout;
+  const end = sizeOf(subnet) - 1;
+  return (
+    chooseFrom({ subnet, first: FIRST_GUEST, end }, uid, taken) ??
+    refuse(`All ${end - FIRST_GUEST} addresses of network.subnet for guests are in use`)
   );
+}
+
+/**
+ * Returns an address for a namespace, like {@link chooseAddress}.
+ * @throws ReasonedError `NetworkUnavailable` when all addresses are taken.
+ */
+export function chooseNamespaceAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {
+  const { first, end } = NAMESPACE_NUMBERS;
+  return (
+    chooseFrom({ subnet: layout.probe.outerSubnet, first, end }, uid, taken) ??
+    refuse(`All ${end - first} addresses of network.probeSubnet for programs are in use`)
+  );
+}
+
+function refuse(message: string): never {
+  throw new ReasonedError('NetworkUnavailable', message);
 }

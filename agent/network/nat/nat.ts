@@ -7,31 +7,39 @@
 import { mkdir } from 'node:fs/promises';
 import type { Logger } from 'pino';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
-import { portName } from '../../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import {
   type AttachOptions,
   type GuestNetwork,
   type NamespaceNetwork,
+  type NamespaceOptions,
   type Network,
   type NetworkReport,
   normaliseMacAddress,
 } from '../network.ts';
 import { Serial } from '../../../base/serial.ts';
 import { isUsable, type PortChecks, PortWatch, requireUsable } from '../hostports.ts';
-import { type Attachment, AttachmentFile } from './attachments.ts';
-import { forgetConnections } from '../commands.ts';
-import { contains } from './ipv4.ts';
-import { chooseAddress, type Layout, layoutOf, type NatOptions, tapName } from './layout.ts';
+import type { Attachment, NamespaceAttachment } from './attachments.ts';
+import { forgetFormer } from './connections.ts';
+import {
+  chooseAddress,
+  chooseNamespaceAddress,
+  type Layout,
+  layoutOf,
+  namespaceDevice,
+  namespacePath,
+  type NatOptions,
+  tapName,
+} from './layout.ts';
 import { Dnsmasq } from './dnsmasq.ts';
 import { foreignTables } from './foreignrules.ts';
+import { deviceOf, Members } from './members.ts';
 import { type MetadataPages, MetadataServer } from './metadata.ts';
 import type { Links } from './observe.ts';
-import { countedPackets, type RulesetEntry } from '../nftables.ts';
 import { describeDifference, findOverlap, foreignDevices, sharedDevices } from './plan.ts';
 import { requireHost } from './requirements.ts';
+import { Refusals } from './refusals.ts';
 import { reportOn } from './report.ts';
-import { refusalCounter } from './ruleset.ts';
 import { type Convergence, NatState } from './state.ts';
 import { TapWatch } from './taps.ts';
 
@@ -40,21 +48,18 @@ export type { NatOptions } from './layout.ts';
 export class NatNetwork implements Network {
   readonly name = 'nat';
   readonly #layout: Layout;
-  readonly #file: AttachmentFile;
+  readonly #members: Members;
   readonly #state: NatState;
   readonly #options: NatOptions;
   readonly #logger: Logger;
-  readonly #attachments = new Map<string, Attachment>();
   readonly #metadata: MetadataServer;
-  #isLoaded = false;
-  /** Machines whose addresses may still have tracked connections of earlier owners, because an attach failed. */
-  readonly #unforgotten = new Set<string>();
   readonly #taps = new TapWatch();
+  /** Devices of namespaces that were created again. A program that ran before stays in the former namespace, without a network. */
+  readonly #lostNamespaces = new Set<string>();
   readonly #ports: PortWatch;
   /** Reasons why reserved ports are not forwarded for now, by the port's name. For example, another process listens on the port. */
   #withheld: ReadonlyMap<string, string> = new Map();
-  /** Numbers of refused packets at the last check, by the name of the nftables counter. */
-  #refused: ReadonlyMap<string, number> = new Map();
+  readonly #refusals: Refusals;
   /** Queue that runs one operation at a time, because two repairs at once would undo each other. */
   readonly #serial = new Serial();
 
@@ -64,34 +69,30 @@ export class NatNetwork implements Network {
     this.#logger = logger;
     this.#layout = layoutOf(options);
     this.#ports = new PortWatch(options.hostAddress, options.ports);
-    this.#file = new AttachmentFile(options.directory);
-    const uidOf = (address: string) => this.#all().find((one) => one.address === address)?.uid;
+    this.#members = new Members(this.#layout, options.directory);
+    const uidOf = (address: string) => this.#members.machines.find((one) => one.address === address)?.uid;
     this.#metadata = new MetadataServer({ pages, uidOf, logger });
     const dnsmasq = new Dnsmasq(this.#layout, options.runtimeDirectory, options.dnsServers);
     this.#state = new NatState(this.#layout, dnsmasq, this.#metadata);
+    this.#refusals = new Refusals(this.#state.tables);
   }
 
   setUp(): Promise<void> {
     return this.#serial.run(async () => {
       await requireHost();
       await mkdir(this.#options.directory, { recursive: true });
-      await this.#load();
-      const observed = await this.#state.observe(this.#all());
-      const outside = this.#all().find((one) => !contains(this.#layout.subnet, one.address));
-      if (outside) {
-        const message = `Machine ${outside.uid} has the address ${outside.address}, which is not in network.subnet`;
-        throw new ReasonedError('NetworkUnavailable', `${message} (${this.#options.subnet})`);
-      }
+      await this.#members.load();
+      const observed = await this.#state.observe(this.#members.wanted);
       const overlap = findOverlap(this.#layout, observed.links);
       if (overlap !== undefined) {
         throw new ReasonedError('NetworkUnavailable', overlap);
       }
       this.#requireOwn(sharedDevices(this.#layout), observed.links);
-      await this.#save();
+      await this.#members.save();
       await this.#state.begin();
       await this.#converge();
       const { bridge, subnet } = this.#options;
-      this.#logger.info({ bridge, subnet, machines: this.#attachments.size }, 'The nat network is set up');
+      this.#logger.info({ bridge, subnet, machines: this.#members.size }, 'The nat network is set up');
     });
   }
 
@@ -101,36 +102,53 @@ export class NatNetwork implements Network {
       if (!options.running) {
         await requireUsable(uid, options.ports, this.#portChecks());
       }
-      const known = this.#attachments.get(uid);
+      const known = this.#members.find(uid);
       const attachment: Attachment = {
         uid,
         macAddress,
-        address: known?.address ?? chooseAddress(this.#layout, uid, this.#addresses()),
+        address: known?.address ?? chooseAddress(this.#layout, uid, this.#members.addresses()),
         tap: tapName(this.#layout, uid),
         ports: options.ports,
         ...(options.runAs ? { owner: options.runAs } : {}),
       };
-      if (JSON.stringify(known) !== JSON.stringify(attachment)) {
-        this.#unforgotten.add(uid);
-      }
-      this.#attachments.set(uid, attachment);
-      await this.#save();
-      const { links } = await this.#converge();
-      this.#requireOwn([...sharedDevices(this.#layout), attachment.tap], links);
+      this.#members.put(attachment);
+      await this.#members.save();
+      await this.#convergeWith(attachment.tap);
       if (!options.running) {
         this.#taps.forget(attachment.tap);
       }
-      if (this.#unforgotten.has(uid)) {
-        await this.#forget(attachment);
-        this.#unforgotten.delete(uid);
-      }
+      await this.#members.forgetFormer(attachment);
       const { tap: device, address } = attachment;
       return { kind: 'tap', macAddress, address, device };
     });
   }
 
-  async attachNamespace(): Promise<NamespaceNetwork> {
-    throw new ReasonedError('NetworkUnavailable', 'This release has no namespaces for emulators yet');
+  attachNamespace(uid: string, options: NamespaceOptions): Promise<NamespaceNetwork> {
+    return this.#serial.run(async () => {
+      const { exposedPort, peer, ports, running } = options;
+      if (!running) {
+        await requireUsable(uid, ports, this.#portChecks());
+      }
+      const known = this.#members.find(uid);
+      const attachment: NamespaceAttachment = {
+        uid,
+        address: known?.address ?? chooseNamespaceAddress(this.#layout, uid, this.#members.addresses()),
+        device: namespaceDevice(this.#layout, uid),
+        exposedPort,
+        ...(peer === undefined ? {} : { peer }),
+        ports,
+      };
+      const { device, address } = attachment;
+      this.#members.put(attachment);
+      await this.#members.save();
+      await this.#convergeWith(device);
+      if (!running) {
+        this.#lostNamespaces.delete(device);
+      }
+      await this.#members.forgetFormer(attachment);
+      const path = namespacePath(this.#layout, device);
+      return { kind: 'namespace', path, address, dnsServer: this.#layout.gateway };
+    });
   }
 
   isUsable(uid: string, port: MachinePort): Promise<boolean> {
@@ -139,27 +157,26 @@ export class NatNetwork implements Network {
 
   detach(uid: string): Promise<void> {
     return this.#serial.run(async () => {
-      const attachment = this.#attachments.get(uid);
+      const attachment = this.#members.find(uid);
       if (!attachment) {
         return;
       }
       // The file is saved last. If the agent dies before, the next agent finds the attachment and detaches it again.
-      this.#attachments.delete(uid);
-      this.#unforgotten.delete(uid);
-      this.#taps.forget(attachment.tap);
+      this.#members.delete(uid);
+      this.#taps.forget(deviceOf(attachment));
       this.#metadata.forget(uid);
       await this.#converge();
-      await this.#forget(attachment);
-      await this.#save();
+      await forgetFormer(attachment, this.#options.hostAddress);
+      await this.#members.save();
     });
   }
 
   async address(uid: string): Promise<string | undefined> {
-    return this.#attachments.get(uid)?.address;
+    return this.#members.find(uid)?.address;
   }
 
   async attached(): Promise<string[]> {
-    return [...this.#attachments.keys()];
+    return this.#members.all.map(({ uid }) => uid);
   }
 
   check(): Promise<NetworkReport> {
@@ -167,46 +184,66 @@ export class NatNetwork implements Network {
   }
 
   async #check(): Promise<NetworkReport> {
-    const attachments = this.#all();
-    this.#withheld = await this.#ports.look(attachments.flatMap(({ ports }) => ports));
-    const { done, failed, observed } = await this.#repair();
+    const members = this.#members.all;
+    this.#withheld = await this.#ports.look(members.flatMap(({ ports }) => ports));
+    const { done, failed, failedNamespaces, observed } = await this.#repair();
     const repaired = done.map((repair) => describeDifference(this.#layout, repair));
-    const report = reportOn(this.#layout, attachments, {
+    const report = reportOn(this.#layout, this.#members.wanted, {
       failedRepair: failed,
+      failedNamespaces,
       foreignDevices: foreignDevices(this.#layout, observed.links),
       lostPaths: await this.#state.lostPaths(),
       foreign: foreignTables(observed.ruleset, this.#state.tables),
       lostTaps: this.#taps.lost,
+      lostNamespaces: this.#lostNamespaces,
       withheldPorts: this.#withheld,
     });
-    return { ...report, repaired, refusedConnections: this.#countRefused(observed.ruleset) };
+    const devices = new Map(members.map((one) => [one.uid, deviceOf(one)]));
+    return { ...report, repaired, refusedConnections: this.#refusals.count(observed.ruleset, devices) };
   }
 
   close(): Promise<void> {
     return this.#serial.run(async () => {
-      if (!this.#isLoaded || this.#attachments.size > 0) {
+      if (!this.#members.isLoaded || this.#members.size > 0) {
         await this.#state.close();
         return;
       }
       // This may be the host's last agent, so the network is removed now. Forwarding stays on because other programs may need it.
       await this.#state.remove();
-      await this.#file.remove();
+      await this.#members.removeFiles();
     });
   }
 
   async #repair(): Promise<Convergence> {
-    const convergence = await this.#state.converge(this.#reachable());
-    const taps = this.#all().map(({ tap }) => tap);
+    const convergence = await this.#state.converge(this.#members.without(this.#withheld));
+    const taps = this.#members.machines.map(({ tap }) => tap);
     this.#taps.notice(taps, convergence.done, convergence.observed.links);
+    for (const repair of convergence.done) {
+      if (repair.kind === 'createNamespace') {
+        this.#lostNamespaces.add(repair.device);
+      } else if (repair.kind === 'removeNamespace') {
+        this.#lostNamespaces.delete(repair.device);
+      }
+    }
     return convergence;
   }
 
-  async #converge(): Promise<Convergence['observed']> {
-    const { failed, observed } = await this.#repair();
+  async #converge(): Promise<Convergence> {
+    const convergence = await this.#repair();
+    if (convergence.failed !== undefined) {
+      throw new ReasonedError('NetworkUnavailable', convergence.failed);
+    }
+    return convergence;
+  }
+
+  /** Converges, and requires that the machine's device is as it should be. */
+  async #convergeWith(device: string): Promise<void> {
+    const { failedNamespaces, observed } = await this.#converge();
+    const failed = failedNamespaces.get(device);
     if (failed !== undefined) {
       throw new ReasonedError('NetworkUnavailable', failed);
     }
-    return observed;
+    this.#requireOwn([...sharedDevices(this.#layout), device], observed.links);
   }
 
   #requireOwn(devices: readonly string[], links: Links): void {
@@ -217,69 +254,8 @@ export class NatNetwork implements Network {
     }
   }
 
-  /** Returns the numbers of refused packets since the last check, by machine uid. A reload of the rules sets all counters to 0. */
-  #countRefused(ruleset: readonly RulesetEntry[]): Record<string, number> {
-    const before = this.#refused;
-    this.#refused = countedPackets(ruleset, `inet ${this.#layout.table}`);
-    const refused: Record<string, number> = {};
-    for (const { uid, tap } of this.#all()) {
-      const name = refusalCounter(tap);
-      const [then, now] = [before.get(name) ?? 0, this.#refused.get(name) ?? 0];
-      const since = now < then ? now : now - then;
-      if (since > 0) {
-        refused[uid] = since;
-      }
-    }
-    return refused;
-  }
-
-  async #load(): Promise<void> {
-    const saved = await this.#file.load();
-    for (const attachment of saved ?? []) {
-      this.#attachments.set(attachment.uid, attachment);
-    }
-    this.#isLoaded = true;
-  }
-
-  async #save(): Promise<void> {
-    if (!this.#isLoaded) {
-      throw new ReasonedError('NetworkUnavailable', 'The nat network is not set up yet');
-    }
-    await this.#file.save(this.#all());
-  }
-
-  #all(): Attachment[] {
-    return [...this.#attachments.values()];
-  }
-
-  /** Returns all attachments, but without the reserved ports that are not forwarded for now. */
-  #reachable(): Attachment[] {
-    const leads = (port: MachinePort): boolean => !this.#withheld.has(portName(port));
-    return this.#all().map((one) => ({ ...one, ports: one.ports.filter(leads) }));
-  }
-
-  #addresses(): Set<string> {
-    return new Set(this.#all().map((one) => one.address));
-  }
-
   #portChecks(): PortChecks {
-    const reserved = this.#all().map((one) => [one.uid, one.ports] as const);
+    const reserved = this.#members.all.map((one) => [one.uid, one.ports] as const);
     return { rules: this.#options.ports, address: this.#options.hostAddress ?? '0.0.0.0', reserved };
-  }
-
-  /**
-   * Deletes the kernel's tracked connections of machines that had the address before. Also deletes tracked UDP connections to the reserved
-   * ports. Such a connection may be older than the rule of its port, and the rule would not apply while the sender continues.
-   */
-  async #forget({ address, ports }: Attachment): Promise<void> {
-    const onHost = this.#options.hostAddress === undefined ? [] : ['--orig-dst', this.#options.hostAddress];
-    const udp = ports.filter((port) => port.protocol === 'UDP');
-    // The deletions run one after another, because two deletions of the same entry at the same time both fail.
-    for (const flag of ['--orig-src', '--orig-dst', '--reply-src']) {
-      await forgetConnections([flag, address]);
-    }
-    for (const port of udp) {
-      await forgetConnections(['--proto', 'udp', '--orig-port-dst', String(port.hostPort), ...onHost]);
-    }
   }
 }

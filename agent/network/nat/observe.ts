@@ -4,6 +4,10 @@ import * as z from 'zod';
 import { run } from '../commands.ts';
 
 export interface Link {
+  /** Number of the device in its network namespace. */
+  index: number;
+  /** Number of the other device of a veth pair, in the network namespace of that device. */
+  peer: number | undefined;
   /** Kind of device: `bridge`, `tun`, `veth`, …; empty for a physical device. */
   kind: string;
   up: boolean;
@@ -21,6 +25,8 @@ export type Links = ReadonlyMap<string, Link>;
 
 const linkSchema = z.object({
   ifname: z.string().optional(),
+  ifindex: z.number().default(0),
+  link_index: z.number().optional(),
   flags: z.array(z.string()).default([]),
   master: z.string().optional(),
   linkinfo: z
@@ -42,6 +48,8 @@ const linkSchema = z.object({
 
 function toLink(raw: z.infer<typeof linkSchema>): Link {
   return {
+    index: raw.ifindex,
+    peer: raw.link_index,
     kind: raw.linkinfo?.info_kind ?? '',
     up: raw.flags.includes('UP'),
     master: raw.master,
@@ -56,12 +64,32 @@ function toLink(raw: z.infer<typeof linkSchema>): Link {
 
 /** Reads all network devices of this namespace, by name. */
 export async function readLinks(): Promise<Links> {
-  const raw = z
-    .array(linkSchema)
-    .parse(JSON.parse(await run('ip', ['-json', '-details', 'address', 'show'])));
+  return parseLinks(await run('ip', ['-json', '-details', 'address', 'show']));
+}
+
+/** Parses the output of `ip -json -details address show`. @throws Error when it is no such output. */
+export function parseLinks(text: string): Links {
+  const raw = z.array(linkSchema).parse(JSON.parse(text));
   return new Map(
     raw.flatMap((one) => (one.ifname === undefined ? [] : [[one.ifname, toLink(one)] as const])),
   );
+}
+
+export interface Route {
+  /** Target: an address, a subnet or `default`. */
+  dst: string;
+  /** Address of the router; undefined if the target is on the link. */
+  gateway?: string | undefined;
+  dev: string;
+}
+
+const routesSchema = z.array(
+  z.object({ dst: z.string(), gateway: z.string().optional(), dev: z.string().default('') }),
+);
+
+/** Parses the output of `ip -json route show`. @throws Error when it is no such output. */
+export function parseRoutes(text: string): Route[] {
+  return routesSchema.parse(JSON.parse(text));
 }
 
 export const FORWARDING_SWITCH = '/proc/sys/net/ipv4/ip_forward';

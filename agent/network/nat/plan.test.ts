@@ -1,8 +1,9 @@
 import * as fc from 'fast-check';
 import { expect, test } from 'vitest';
 import { portRulesSchema } from '../../../api/v1alpha1/reservable.ts';
-import type { Attachment } from './attachments.ts';
+import type { Attachment, Wanted } from './attachments.ts';
 import { chooseAddress, type Layout, layoutOf, tapName } from './layout.ts';
+import { isOfNamespace, type NamespaceRepair } from './namespaceplan.ts';
 import type { Link } from './observe.ts';
 import {
   findOverlap,
@@ -36,7 +37,16 @@ function attachments(uids: readonly string[]): Attachment[] {
   });
 }
 
+/** Returns what should be on a host that has machines alone. The programs are in namespaceplan.test.ts. */
+function wantedOf(machines: readonly Attachment[]): Wanted {
+  return { machines, namespaces: [] };
+}
+
+const NO_NAMESPACES = { files: new Map(), routes: [] };
+
 const FRESH: Link = {
+  index: 0,
+  peer: undefined,
   kind: '',
   up: false,
   master: undefined,
@@ -64,7 +74,9 @@ class Host {
   }
 
   perform(repair: Repair): void {
-    const performed: { [K in Repair['kind']]: (one: Extract<Repair, { kind: K }>) => void } = {
+    const performed: {
+      [K in Exclude<Repair, NamespaceRepair>['kind']]: (one: Extract<Repair, { kind: K }>) => void;
+    } = {
       removeDevice: ({ device }) => this.links.delete(device),
       createBridge: () => this.#create(layout.bridge, 'bridge'),
       addressDevice: ({ device, address }) => this.#change(device, (link) => link.addresses.push(address)),
@@ -86,7 +98,9 @@ class Host {
       startDnsmasq: () => Object.assign(this.state, { dnsmasqRuns: true }),
       openMetadata: () => Object.assign(this.state, { metadataListens: true }),
     };
-    (performed[repair.kind] as (one: Repair) => void)(repair);
+    if (!isOfNamespace(repair)) {
+      (performed[repair.kind] as (one: Repair) => void)(repair);
+    }
   }
 
   #create(name: string, kind: string): void {
@@ -108,7 +122,7 @@ class Host {
 function converge(host: Host, wanted: Attachment[]): Repair[] {
   const done: Repair[] = [];
   for (let round = 0; round < 3; round++) {
-    const repairs = planRepairs(layout, wanted, host.observe());
+    const repairs = planRepairs(layout, wantedOf(wanted), host.observe());
     if (repairs.length === 0) {
       return done;
     }
@@ -123,6 +137,8 @@ function converge(host: Host, wanted: Attachment[]): Repair[] {
 const uids = fc.uniqueArray(fc.uuid(), { maxLength: 5 });
 const link = (kind: string) =>
   fc.record<Link>({
+    index: fc.constant(7),
+    peer: fc.constant(undefined),
     kind: fc.constant(kind),
     up: fc.boolean(),
     master: fc.constantFrom(undefined, layout.bridge, 'docker0'),
@@ -154,6 +170,7 @@ function anyHost(names: readonly string[]): fc.Arbitrary<Observed> {
     dnsmasqRuns: fc.boolean(),
     dnsmasqKnows: fc.boolean(),
     metadataListens: fc.boolean(),
+    namespaces: fc.constant(NO_NAMESPACES),
   });
 }
 
@@ -176,7 +193,7 @@ test('from any state the repairs end in what should be, and then there is nothin
       expect(links.get(layout.bridge)?.addresses).toContain('10.213.0.1/20');
       const taps = [...links.keys()].filter((name) => name.startsWith(layout.tapPrefix));
       expect(taps.sort()).toEqual(wanted.map((one) => one.tap).sort());
-      expect(planRepairs(layout, wanted, host.observe())).toEqual([]);
+      expect(planRepairs(layout, wantedOf(wanted), host.observe())).toEqual([]);
     }),
     { numRuns: 500 },
   );
@@ -208,10 +225,11 @@ test('one thing broken is one repair', () => {
     dnsmasqRuns: false,
     dnsmasqKnows: false,
     metadataListens: false,
+    namespaces: NO_NAMESPACES,
   });
   converge(host, wanted);
   Object.assign(host.links.get(layout.bridge) ?? {}, { up: false });
-  expect(planRepairs(layout, wanted, host.observe())).toEqual([
+  expect(planRepairs(layout, wantedOf(wanted), host.observe())).toEqual([
     { kind: 'raiseDevice', device: layout.bridge },
   ]);
 });

@@ -1,7 +1,15 @@
 /** Plans the repairs that bring the NAT network from its actual to its wanted state. All functions are pure. */
-import type { Attachment } from './attachments.ts';
+import type { Attachment, Wanted } from './attachments.ts';
+import { type DeviceRepair, planAddressed, planWithoutIPv6 } from './deviceplan.ts';
 import { overlaps, parseSubnet, formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
+import {
+  describeNamespaceDifference,
+  isOfNamespace,
+  type NamespaceRepair,
+  type NamespacesObserved,
+  planNamespaces,
+} from './namespaceplan.ts';
 import type { Link, Links } from './observe.ts';
 
 export interface Observed {
@@ -16,16 +24,16 @@ export interface Observed {
   dnsmasqKnows: boolean;
   /** Whether this process listens for guests that ask for their metadata. */
   metadataListens: boolean;
+  namespaces: NamespacesObserved;
 }
 
 export type Repair =
+  | DeviceRepair
+  | NamespaceRepair
   | { kind: 'removeDevice'; device: string }
   | { kind: 'createBridge' }
-  | { kind: 'addressDevice'; device: string; address: string }
-  | { kind: 'raiseDevice'; device: string }
   | { kind: 'createTap'; device: string; owner: Attachment['owner'] }
   | { kind: 'connectPort'; device: string }
-  | { kind: 'disableIPv6'; device: string }
   | { kind: 'rebuildProbe' }
   | { kind: 'loadRules' }
   | { kind: 'enableForwarding' }
@@ -34,11 +42,11 @@ export type Repair =
   | { kind: 'openMetadata' };
 
 /** Returns the kind of Berth's device with this name; undefined if no device of Berth has such a name. */
-function kindOf({ bridge, probe, tapPrefix }: Layout, name: string): string | undefined {
+function kindOf({ bridge, probe, tapPrefix, namespaces }: Layout, name: string): string | undefined {
   if (name === bridge) {
     return 'bridge';
   }
-  if (name === probe.innerPort || name === probe.outerPort) {
+  if (name === probe.innerPort || name === probe.outerPort || name.startsWith(namespaces.prefix)) {
     return 'veth';
   }
   return name.startsWith(tapPrefix) ? 'tun' : undefined;
@@ -94,22 +102,6 @@ function planBridge(layout: Layout, links: Links): Repair[] {
   ];
 }
 
-/** Plans to disable IPv6 on a device. With an IPv6 address, the host would be visible to guests as a neighbour on their link. */
-function planWithoutIPv6(device: string, link: Link | undefined): Repair[] {
-  return link === undefined || link.ipv6 ? [{ kind: 'disableIPv6', device }] : [];
-}
-
-function planAddressed(device: string, address: string, link: Link | undefined): Repair[] {
-  const repairs: Repair[] = [];
-  if (!link?.addresses.includes(address)) {
-    repairs.push({ kind: 'addressDevice', device, address });
-  }
-  if (!link?.up) {
-    repairs.push({ kind: 'raiseDevice', device });
-  }
-  return repairs;
-}
-
 /** Plans to connect a port to the bridge, isolated from the other ports. A bridge that was created again has no ports. */
 function planPort(layout: Layout, device: string, link: Link | undefined): Repair[] {
   const repairs: Repair[] = [];
@@ -143,24 +135,23 @@ function planProbe(layout: Layout, observed: Observed): Repair[] {
   ];
 }
 
-function planStrays(layout: Layout, attachments: readonly Attachment[], links: Links): Repair[] {
-  const wanted = new Set(attachments.map((one) => one.tap));
-  const strays = [...links.keys()].filter((name) => name.startsWith(layout.tapPrefix) && !wanted.has(name));
+function planStrays(layout: Layout, { machines, namespaces }: Wanted, links: Links): Repair[] {
+  const wanted = new Set([...machines.map((one) => one.tap), ...namespaces.map((one) => one.device)]);
+  const prefixes = [layout.tapPrefix, layout.namespaces.prefix];
+  const isOurs = (name: string): boolean => prefixes.some((prefix) => name.startsWith(prefix));
+  const strays = [...links.keys()].filter((name) => isOurs(name) && !wanted.has(name));
   return strays.map((device) => ({ kind: 'removeDevice', device }));
 }
 
 /** Returns the repairs in the order in which they must be done; empty if no repair is necessary. No repair touches a foreign device. */
-export function planRepairs(
-  layout: Layout,
-  attachments: readonly Attachment[],
-  observed: Observed,
-): Repair[] {
+export function planRepairs(layout: Layout, wanted: Wanted, observed: Observed): Repair[] {
   const { links } = observed;
   const repairs: Repair[] = [
-    ...planStrays(layout, attachments, links),
+    ...planStrays(layout, wanted, links),
     ...planBridge(layout, links),
-    ...attachments.flatMap((one) => planTap(layout, one, links)),
+    ...wanted.machines.flatMap((one) => planTap(layout, one, links)),
     ...planProbe(layout, observed),
+    ...planNamespaces(layout, wanted.namespaces, links, observed.namespaces),
   ];
   if (!observed.metadataListens) {
     repairs.push({ kind: 'openMetadata' });
@@ -201,6 +192,8 @@ export function ipCommands(layout: Layout, repair: Repair): string[] {
         `link set ${repair.device} master ${layout.bridge}`,
         `link set ${repair.device} type bridge_slave isolated on`,
       ];
+    case 'routeToNamespace':
+      return [`route replace ${repair.address}/32 dev ${repair.device}`];
     default:
       return [];
   }
@@ -224,7 +217,7 @@ export function describeDifference(layout: Layout, repair: Repair): string {
     case 'disableIPv6':
       return `Device ${repair.device} had IPv6`;
     default:
-      return DIFFERENCES[repair.kind];
+      return isOfNamespace(repair) ? describeNamespaceDifference(repair) : DIFFERENCES[repair.kind];
   }
 }
 

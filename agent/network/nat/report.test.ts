@@ -1,23 +1,30 @@
 import { expect, test } from 'vitest';
 import type { Attachment } from './attachments.ts';
 import type { Layout } from './layout.ts';
-import { describeFailures, type Evidence, reportOn } from './report.ts';
+import { type Evidence, reportOn } from './report.ts';
 
 const layout = { bridge: 'berth0', probe: { innerPort: 'inner', outerPort: 'outer' } } as Layout;
 const [a, b] = ['a', 'b'].map(
   (uid): Attachment => ({ uid, macAddress: '', address: '10.213.0.20', tap: `tap-${uid}`, ports: [] }),
 );
+const PROGRAM = { uid: 'p', address: '198.18.213.20', device: 'bn-p', exposedPort: 5555, ports: [] };
 const NO_FAULT: Evidence = {
   failedRepair: undefined,
+  failedNamespaces: new Map(),
   foreignDevices: new Map(),
   lostPaths: [],
   foreign: [],
   lostTaps: new Set(),
+  lostNamespaces: new Set(),
   withheldPorts: new Map(),
 };
 
 function report(evidence: Partial<Evidence>): ReturnType<typeof reportOn> {
-  return reportOn(layout, a && b ? [a, b] : [], { ...NO_FAULT, ...evidence });
+  return reportOn(
+    layout,
+    { machines: a && b ? [a, b] : [], namespaces: [PROGRAM] },
+    { ...NO_FAULT, ...evidence },
+  );
 }
 
 test('a foreign device in the place of a tap is the fault of its machine alone, also if a hypervisor lost the tap', () => {
@@ -38,9 +45,16 @@ test('a foreign device in the place of the bridge is the first fault of all mach
   expect(machines['b']).toEqual({ healthy: false, message: faults.join('; ') });
 });
 
-test('failed repairs are named as far as a message has room, and the others are counted', () => {
-  const failures = Array.from({ length: 500 }, (_none, index) => `Tap ${index} was missing`);
-  const first = 'Tap 0 was missing; Tap 1 was missing; Tap 2 was missing';
-  expect(describeFailures(failures.slice(0, 3))).toBe(first);
-  expect(describeFailures(failures)).toBe(`${first}; Further failed repairs: 497`);
+test('a lost namespace and a failed repair of a namespace are the fault of its program alone', () => {
+  for (const [evidence, words] of [
+    [{ lostNamespaces: new Set(['bn-p']) }, 'until its next start'],
+    [{ failedNamespaces: new Map([['bn-p', 'The route was missing']]) }, 'The route was missing'],
+    [{ foreignDevices: new Map([['bn-p', 'Device bn-p is foreign']]) }, 'Device bn-p is foreign'],
+  ] as const) {
+    const { healthy, machines } = report(evidence);
+    expect(healthy).toBe(true);
+    expect(machines['p']?.healthy).toBe(false);
+    expect(machines['p']?.message).toContain(words);
+    expect(machines['a']?.healthy).toBe(true);
+  }
 });

@@ -1,15 +1,18 @@
 /** Derives the health of the network and of each machine's connection from the results of a check. All functions are pure. */
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import type { NetworkReport } from '../network.ts';
-import type { Attachment } from './attachments.ts';
+import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import type { Attachment, NamespaceAttachment, Wanted } from './attachments.ts';
 import { chainsStopping, type ForeignTables, type Subject } from './foreignrules.ts';
-import type { Layout } from './layout.ts';
+import { type Layout, namespaceMacs } from './layout.ts';
 import { sharedDevices } from './plan.ts';
 import { PATHS, type ProbePath } from './probe.ts';
 
 export interface Evidence {
-  /** Reason why a repair failed. */
+  /** Reason why a repair failed that concerns all machines. */
   failedRepair: string | undefined;
+  /** Reasons why repairs failed that concern one namespace, by the name of its device. */
+  failedNamespaces: ReadonlyMap<string, string>;
   /** Messages about devices of other programs that have the name of a Berth device. The key is that name. */
   foreignDevices: ReadonlyMap<string, string>;
   /** Paths through the network on which the probe's test packets were lost. */
@@ -17,18 +20,10 @@ export interface Evidence {
   foreign: ForeignTables;
   /** Names of taps that were deleted and created again while a hypervisor had the old tap open. Its guest has no network. */
   lostTaps: ReadonlySet<string>;
+  /** Names of devices of namespaces that were created again while a program may run in the former namespace. It has no network. */
+  lostNamespaces: ReadonlySet<string>;
   /** Reasons why reserved ports are not forwarded, by the port's name. */
   withheldPorts: ReadonlyMap<string, string>;
-}
-
-/** Number of failed repairs that a message names. One cause can fail a repair for each machine, and a message has limited room. */
-const NAMED_FAILURES = 3;
-
-/** Returns one message about failed repairs, with the first few and the number of the others. */
-export function describeFailures(failures: readonly string[]): string {
-  const others = failures.length - NAMED_FAILURES;
-  const rest = others > 0 ? [`Further failed repairs: ${others}`] : [];
-  return [...failures.slice(0, NAMED_FAILURES), ...rest].join('; ');
 }
 
 function explainLoss(path: ProbePath, culprits: readonly string[]): string {
@@ -38,30 +33,45 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
     : `${lost}; other programs drop packets in ${culprits.join(' and in ')}`;
 }
 
+/** Machine with what the report needs to know of its connection. */
+interface Member extends Subject {
+  uid: string;
+  ports: readonly MachinePort[];
+  /** Kind of the connected program, for messages. */
+  what: string;
+  /** Fault of the connection itself; undefined if there is none. */
+  fault: string | undefined;
+}
+
+function guest(one: Attachment, { bridge }: Layout, { lostTaps }: Evidence): Member {
+  const lost = `The tap ${one.tap} of the running machine was deleted; restart the machine`;
+  const fault = lostTaps.has(one.tap) ? lost : undefined;
+  return { ...one, port: one.tap, bridge, what: 'guest', fault };
+}
+
+function program(one: NamespaceAttachment, { lostNamespaces, failedNamespaces }: Evidence): Member {
+  const { device } = one;
+  const lost = `The network namespace ${device} of the running program was removed; the program has no network until its next start`;
+  const fault = lostNamespaces.has(device) ? lost : failedNamespaces.get(device);
+  const macAddress = namespaceMacs(device).inside;
+  return { ...one, macAddress, port: device, bridge: device, what: 'program', fault };
+}
+
 /**
  * Returns the network fault of one machine. If nftables chains of other programs stop the machine's packets, that is a fault. Chains
  * that also stop the probe's test packets are ignored here, because the loss of test packets is reported separately.
  */
-function machineFault(
-  one: Attachment,
-  layout: Layout,
-  evidence: Evidence,
-  probed: Set<string>,
-): string | undefined {
-  const foreign = evidence.foreignDevices.get(one.tap);
-  if (foreign !== undefined) {
-    return foreign;
-  }
-  if (evidence.lostTaps.has(one.tap)) {
-    return `The tap ${one.tap} of the running machine was deleted; restart the machine`;
+function machineFault(one: Member, evidence: Evidence, probed: Set<string>): string | undefined {
+  const known = evidence.foreignDevices.get(one.port) ?? one.fault;
+  if (known !== undefined) {
+    return known;
   }
   const withheld = one.ports.map((port) => evidence.withheldPorts.get(portName(port)));
   const ports = withheld.filter((fault) => fault !== undefined).join('; ');
   if (ports !== '') {
-    return `Reserved ports do not lead to the guest: ${ports}`;
+    return `Reserved ports do not lead to the ${one.what}: ${ports}`;
   }
-  const subject = { address: one.address, macAddress: one.macAddress, port: one.tap, bridge: layout.bridge };
-  const culprits = chainsStopping(evidence.foreign, subject).filter((chain) => !probed.has(chain));
+  const culprits = chainsStopping(evidence.foreign, one).filter((chain) => !probed.has(chain));
   return culprits.length === 0
     ? undefined
     : `Other programs drop packets of ${one.address} in ${culprits.join(' and in ')}`;
@@ -70,7 +80,7 @@ function machineFault(
 /** Returns the report of a check. The caller adds the fields `repaired` and `refusedConnections`. */
 export function reportOn(
   layout: Layout,
-  attachments: readonly Attachment[],
+  wanted: Wanted,
   evidence: Evidence,
 ): Omit<NetworkReport, 'repaired' | 'refusedConnections'> {
   const { innerAddress: address, innerMac: macAddress, innerPort: port } = layout.probe;
@@ -84,15 +94,19 @@ export function reportOn(
   const probed = new Set(culprits);
   const machines: NetworkReport['machines'] = {};
   const single: string[] = [];
-  for (const one of attachments) {
-    const fault = machineFault(one, layout, evidence, probed);
+  const members = [
+    ...wanted.machines.map((one) => guest(one, layout, evidence)),
+    ...wanted.namespaces.map((one) => program(one, evidence)),
+  ];
+  for (const one of members) {
+    const fault = machineFault(one, evidence, probed);
     if (fault !== undefined) {
       single.push(`Machine ${one.uid}: ${fault}`);
     }
     const faults = [...general, ...(fault === undefined ? [] : [fault])];
     const message =
       faults.length === 0
-        ? `The guest is connected as ${one.address}; test packets come through`
+        ? `The ${one.what} is connected as ${one.address}; test packets come through`
         : faults.join('; ');
     machines[one.uid] = { healthy: faults.length === 0, message };
   }

@@ -11,6 +11,7 @@ const PROGRAMS: Record<string, string> = {
   dnsmasq: 'dnsmasq-base',
   unshare: 'util-linux',
   nsenter: 'util-linux',
+  umount: 'mount',
 };
 
 const TUN_DEVICE = '/dev/net/tun';

@@ -1,10 +1,19 @@
 /**
- * Makes the nftables script of a NAT network. The script replaces two complete tables in one transaction. Tracked connections keep
+ * Makes the nftables script of a NAT network. The script replaces complete tables in one transaction. Tracked connections keep
  * their translation, so that a replacement breaks no connection.
  */
-import type { Attachment } from './attachments.ts';
+import type { Attachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
 import { type Layout, METADATA } from './layout.ts';
+import { namespaceTable, peerMatches } from './namespacerules.ts';
+import {
+  connectionRate,
+  elements,
+  lines,
+  refusalCounter,
+  reservations,
+  reservedDestination,
+} from './rulewords.ts';
 
 /**
  * UDP ports of the host that are forwarded from the outer end of the probe to its inner end. Each test packet uses another port, so
@@ -13,23 +22,6 @@ import { type Layout, METADATA } from './layout.ts';
 export const PROBE_PORTS = { first: 20_000, last: 29_999 };
 /** UDP port on which both ends of the probe (the network's test packets) listen. */
 export const PROBE_PORT = 20_000;
-
-/** Returns the name of the nftables counter for refused packets of the machine with this tap. */
-export function refusalCounter(tap: string): string {
-  return `refused_${tap}`;
-}
-
-function elements(lines: readonly string[]): string {
-  return lines.length === 0 ? '' : `elements = { ${lines.join(', ')} }`;
-}
-
-function reservations(attachments: readonly Attachment[]): string[] {
-  return attachments.flatMap((one) =>
-    one.ports.map(
-      (port) => `${port.protocol.toLowerCase()} . ${port.hostPort} : ${one.address} . ${port.guestPort}`,
-    ),
-  );
-}
 
 /**
  * Returns a rule for each reserved port. It accepts packets that came to the host port and were translated to the guest port. Packets that
@@ -44,18 +36,10 @@ function admissions(attachments: readonly Attachment[]): string[] {
   );
 }
 
-/**
- * Limit of a guest's new connections per second, after an initial burst of its maximum number of connections. For each new connection the
- * kernel reads its list of the guest's connections, and removes only some that have ended. Without this limit, a flood of new connections
- * would make that list grow endlessly.
- */
-const NEW_CONNECTIONS_PER_SECOND = 200;
-
 /** Returns the rules that limit each guest's tracked connections. Connections from before a reload of the rules are not counted. */
 function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachment[]): string[] {
-  const rate = `limit rate over ${NEW_CONNECTIONS_PER_SECOND}/second burst ${connectionsPerGuest} packets`;
   return attachments.flatMap(({ address, tap }) =>
-    [rate, `ct count over ${connectionsPerGuest}`].map(
+    [connectionRate(connectionsPerGuest), `ct count over ${connectionsPerGuest}`].map(
       (limit) => `ip saddr ${address} ${limit} counter name "${refusalCounter(tap)}" drop`,
     ),
   );
@@ -74,20 +58,13 @@ function metadataLimits(attachments: readonly Attachment[]): string[] {
   return attachments.map(({ address }) => `ip saddr ${address} ct state new ${rate} drop`);
 }
 
-/** Returns the match for the addresses that have reserved ports. Loopback is excluded because an answer could not return to 127.0.0.1. */
-function reservedDestination(layout: Layout): string {
-  if (layout.hostAddress !== undefined) {
-    return `ip daddr ${layout.hostAddress}`;
-  }
-  return 'fib daddr type local ip daddr != 127.0.0.0/8';
-}
-
-function routed(layout: Layout, attachments: readonly Attachment[], hasMetadata: boolean): string {
+function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
+  const attachments = wanted.machines;
+  const toPrograms = peerMatches(wanted);
   const { bridge, gateway, probe } = layout;
   const { address: metadata, port, gatewayPort } = METADATA;
   const onlyWithMetadata = (rule: string): string => (hasMetadata ? rule : '');
   const toReservation = `${reservedDestination(layout)} dnat ip to meta l4proto . th dport map @reservations`;
-  const lines = (rules: readonly string[]): string => rules.join('\n    ');
   return `table inet ${layout.table} {
   ${lines(attachments.map((one) => `counter ${refusalCounter(one.tap)} { }`))}
   set guests_may_not_reach {
@@ -109,6 +86,7 @@ function routed(layout: Layout, attachments: readonly Attachment[], hasMetadata:
     ip daddr ${gateway} accept
     ${onlyWithMetadata(`ip daddr ${metadata} tcp dport ${port} accept`)}
     ip saddr ${probe.innerAddress} ip daddr ${formatSubnet(probe.outerSubnet)} accept
+    ${lines(toPrograms.map((one) => `${one} accept`))}
     ip daddr ${metadata} drop
     ip daddr @guests_may_not_reach drop
   }
@@ -153,6 +131,7 @@ function routed(layout: Layout, attachments: readonly Attachment[], hasMetadata:
     meta nfproto ipv6 drop
     ct direction reply ct state established,related accept
     ip saddr ${probe.innerAddress} ip daddr ${formatSubnet(probe.outerSubnet)} accept
+    ${lines(toPrograms.map((one) => `${one} goto guests_limits`))}
     ip daddr ${metadata} drop
     ip daddr @guests_may_not_reach drop
     goto guests_limits
@@ -168,7 +147,7 @@ function routed(layout: Layout, attachments: readonly Attachment[], hasMetadata:
   }
   chain postrouting {
     type nat hook postrouting priority srcnat; policy accept;
-    ip saddr ${formatSubnet(layout.subnet)} oifname != "${bridge}" masquerade
+    ip saddr ${formatSubnet(layout.subnet)} oifname != "${bridge}" oifname != "${layout.namespaces.prefix}*" masquerade
   }
 }`;
 }
@@ -249,18 +228,23 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
  * Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. Guests reach their metadata only if
  * `hasMetadata` is true. Otherwise another program may listen on its port.
  */
-export function rulesetScript(
-  layout: Layout,
-  attachments: readonly Attachment[],
-  hasMetadata: boolean,
-): string {
-  const tables = [routed(layout, attachments, hasMetadata), bridged(layout, attachments)];
+export function rulesetScript(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
+  const tables = [
+    routed(layout, wanted, hasMetadata),
+    bridged(layout, wanted.machines),
+    namespaceTable(layout, wanted),
+  ];
   return [removalScript(layout), ...tables, ''].join('\n');
 }
 
-/** Returns the script that removes both tables. The script also works if a table does not exist. */
+/** Returns the names of Berth's tables in nft, for example `inet berth`. */
+export function tablesOf({ table, namespaces }: Layout): string[] {
+  return [`inet ${table}`, `bridge ${table}`, `inet ${namespaces.table}`];
+}
+
+/** Returns the script that removes all tables. The script also works if a table does not exist. */
 export function removalScript(layout: Layout): string {
-  return ['inet', 'bridge']
-    .flatMap((family) => [`add table ${family} ${layout.table}`, `delete table ${family} ${layout.table}`])
+  return tablesOf(layout)
+    .flatMap((table) => [`add table ${table}`, `delete table ${table}`])
     .join('\n');
 }

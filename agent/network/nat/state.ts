@@ -1,33 +1,39 @@
 /** Brings the NAT network of the host to the wanted state: observes, plans, repairs, and observes again. */
 import { writeFile } from 'node:fs/promises';
 import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
-import type { Attachment } from './attachments.ts';
+import type { Wanted } from './attachments.ts';
 import { ip, run } from '../commands.ts';
 import type { Dnsmasq } from './dnsmasq.ts';
 import { type Layout, METADATA } from './layout.ts';
 import type { MetadataServer } from './metadata.ts';
+import { isOfNamespace } from './namespaceplan.ts';
+import { Namespaces } from './namespaces.ts';
 import { FORWARDING_SWITCH, readForwarding, readLinks } from './observe.ts';
 import { fingerprint, readRuleset, type RulesetEntry } from '../nftables.ts';
-import {
-  describeDifference,
-  ipCommands,
-  type Observed,
-  ownDevices,
-  planRepairs,
-  type Repair,
-} from './plan.ts';
+import { ipCommands, type Observed, ownDevices, planRepairs, type Repair } from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';
-import { describeFailures } from './report.ts';
-import { removalScript, rulesetScript } from './ruleset.ts';
+import { Failures } from './failures.ts';
+import { removalScript, rulesetScript, tablesOf } from './ruleset.ts';
 
 /** Limit of rounds of repairs. A repair can make another one necessary, for example to connect a new probe. More rounds do not help. */
 const MAXIMUM_ROUNDS = 3;
 
 export interface Convergence {
   done: Repair[];
-  /** Reason why some repairs failed; undefined if all succeeded. */
+  /** Reason why some repairs failed that concern all machines; undefined if there is none. */
   failed: string | undefined;
+  /** Reasons why repairs failed that concern one namespace, by the name of its device. */
+  failedNamespaces: ReadonlyMap<string, string>;
   observed: Observed & { ruleset: RulesetEntry[] };
+}
+
+interface Attempt {
+  wanted: Wanted;
+  observed: Observed;
+  /** Receives the repair if it succeeds. */
+  done: Repair[];
+  /** Receives the repair if it fails. */
+  failures: Failures;
 }
 
 export class NatState {
@@ -37,6 +43,7 @@ export class NatState {
   readonly #dnsmasq: Dnsmasq;
   readonly #probe: Probe;
   readonly #metadata: MetadataServer;
+  readonly #namespaces: Namespaces;
   /**
    * nftables script that was loaded last, with the fingerprint of the rules as read back from the kernel. Versions of nft print rules
    * differently, so the script cannot be compared with the kernel's rules.
@@ -48,19 +55,21 @@ export class NatState {
     this.#dnsmasq = dnsmasq;
     this.#metadata = metadata;
     this.#probe = new Probe(layout);
-    this.tables = [`inet ${layout.table}`, `bridge ${layout.table}`];
+    this.#namespaces = new Namespaces(layout);
+    this.tables = tablesOf(layout);
   }
 
-  async observe(attachments: readonly Attachment[]): Promise<Convergence['observed']> {
-    const [links, forwarding, ruleset, pid, dnsmasqKnows] = await Promise.all([
+  async observe(wanted: Wanted): Promise<Convergence['observed']> {
+    const [links, forwarding, ruleset, pid, dnsmasqKnows, namespaces] = await Promise.all([
       readLinks(),
       readForwarding(),
       readRuleset(),
       this.#dnsmasq.pid(),
-      this.#dnsmasq.knows(attachments),
+      this.#dnsmasq.knows(wanted.machines),
+      this.#namespaces.observe(wanted.namespaces),
     ]);
     const metadataListens = this.#metadata.listens;
-    const isLoaded = this.#loaded?.script === rulesetScript(this.#layout, attachments, metadataListens);
+    const isLoaded = this.#loaded?.script === rulesetScript(this.#layout, wanted, metadataListens);
     const rulesCurrent = isLoaded && this.#loaded?.fingerprint === fingerprint(ruleset, this.tables);
     const dnsmasqRuns = pid !== undefined;
     return {
@@ -72,35 +81,37 @@ export class NatState {
       metadataListens,
       probeEnds: this.#probe.open,
       ruleset,
+      namespaces,
     };
   }
 
   /** Repairs all differences between actual and wanted state. A failed repair does not throw and does not prevent the other repairs. */
-  async converge(attachments: readonly Attachment[]): Promise<Convergence> {
+  async converge(wanted: Wanted): Promise<Convergence> {
     const done: Repair[] = [];
+    const failures = new Failures(this.#layout);
     for (let round = 0; ; round++) {
-      const observed = await this.observe(attachments);
-      const repairs = planRepairs(this.#layout, attachments, observed);
-      if (repairs.length === 0) {
-        return { done, failed: undefined, observed };
-      }
-      const failures: string[] = [];
+      const observed = await this.observe(wanted);
+      const planned = planRepairs(this.#layout, wanted, observed);
+      const repairs = planned.filter((repair) => !failures.precludes(repair));
       for (const repair of repairs) {
-        const difference = describeDifference(this.#layout, repair);
         if (round === MAXIMUM_ROUNDS) {
-          failures.push(`${difference}, and the repair does not last`);
-          continue;
-        }
-        try {
-          await this.#perform(repair, attachments, observed);
-          done.push(repair);
-        } catch (error) {
-          failures.push(`${difference}, and the repair failed: ${messageOf(error)}`);
+          failures.add(repair, 'the repair does not last');
+        } else if (!failures.precludes(repair)) {
+          await this.#attempt(repair, { wanted, observed, done, failures });
         }
       }
-      if (failures.length > 0) {
-        return { done, failed: describeFailures(failures), observed };
+      if (repairs.length === 0 || failures.areGeneral || round === MAXIMUM_ROUNDS) {
+        return { done, ...failures.described(), observed };
       }
+    }
+  }
+
+  async #attempt(repair: Repair, { wanted, observed, done, failures }: Attempt): Promise<void> {
+    try {
+      await this.#perform(repair, wanted, observed);
+      done.push(repair);
+    } catch (error) {
+      failures.add(repair, `the repair failed: ${messageOf(error)}`);
     }
   }
 
@@ -125,6 +136,7 @@ export class NatState {
     await this.#dnsmasq.stop();
     await run('nft', ['-f', '-'], `${removalScript(this.#layout)}\n`);
     this.#loaded = undefined;
+    await this.#namespaces.remove();
     // The kernel may delete the probe's devices meanwhile, because the probe's sockets are closed. A missing device is no error.
     for (const device of ownDevices(this.#layout, await readLinks())) {
       await this.#deleteDevice(device);
@@ -141,19 +153,22 @@ export class NatState {
     }
   }
 
-  async #perform(repair: Repair, attachments: readonly Attachment[], observed: Observed): Promise<void> {
+  async #perform(repair: Repair, wanted: Wanted, observed: Observed): Promise<void> {
     await ip(ipCommands(this.#layout, repair));
+    if (isOfNamespace(repair)) {
+      return await this.#namespaces.perform(repair, wanted.namespaces, observed.links);
+    }
     switch (repair.kind) {
       case 'disableIPv6':
         return await disableIPv6(repair.device);
       case 'loadRules':
-        return await this.#loadRules(attachments);
+        return await this.#loadRules(wanted);
       case 'rebuildProbe':
         return await this.#probe.rebuild(new Set(observed.links.keys()));
       case 'enableForwarding':
         return await writeFile(FORWARDING_SWITCH, '1');
       case 'informDnsmasq':
-        return await this.#dnsmasq.tell(attachments);
+        return await this.#dnsmasq.tell(wanted.machines);
       case 'startDnsmasq':
         return await this.#dnsmasq.start();
       case 'openMetadata':
@@ -164,8 +179,8 @@ export class NatState {
     }
   }
 
-  async #loadRules(attachments: readonly Attachment[]): Promise<void> {
-    const script = rulesetScript(this.#layout, attachments, this.#metadata.listens);
+  async #loadRules(wanted: Wanted): Promise<void> {
+    const script = rulesetScript(this.#layout, wanted, this.#metadata.listens);
     await run('nft', ['-f', '-'], script);
     this.#loaded = { script, fingerprint: fingerprint(await readRuleset(), this.tables) };
   }

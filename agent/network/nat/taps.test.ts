@@ -4,6 +4,8 @@ import type { Repair } from './plan.ts';
 import { TapWatch } from './taps.ts';
 
 const TAP: Link = {
+  index: 7,
+  peer: undefined,
   kind: 'tun',
   up: true,
   master: 'berth0',

@@ -1,0 +1,51 @@
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { AttachmentFiles } from './attachments.ts';
+
+let directory: string;
+
+beforeEach(async () => {
+  directory = await mkdtemp(join(tmpdir(), 'attachments-'));
+});
+
+afterEach(async () => {
+  await rm(directory, { recursive: true });
+});
+
+const MACHINE = { uid: 'vm', macAddress: '52:54:00:00:00:01', address: '10.213.0.20', tap: 'bt1', ports: [] };
+const PROGRAM = {
+  uid: 'emulator',
+  address: '198.18.213.20',
+  device: 'bn1',
+  exposedPort: 5555,
+  peer: 'vm',
+  ports: [],
+};
+/** File of a release without namespaces, which knows the attachments of machines alone. */
+const EARLIER = JSON.stringify({ attachments: [MACHINE] });
+
+test('a release without namespaces reads and writes its file, and the next release still knows machines and programs', async () => {
+  const files = new AttachmentFiles(directory);
+  const wanted = { machines: [MACHINE], namespaces: [PROGRAM] };
+  await files.save(wanted);
+  const machines = join(directory, 'attachments.json');
+  expect(JSON.parse(await readFile(machines, 'utf8'))).toEqual(JSON.parse(EARLIER));
+  await writeFile(machines, EARLIER);
+  expect(await new AttachmentFiles(directory).load()).toEqual(wanted);
+});
+
+test('the file of a release without namespaces has machines and no programs', async () => {
+  await writeFile(join(directory, 'attachments.json'), EARLIER);
+  expect(await new AttachmentFiles(directory).load()).toEqual({ machines: [MACHINE], namespaces: [] });
+});
+
+test('a host without programs has no file for them', async () => {
+  const files = new AttachmentFiles(directory);
+  await files.save({ machines: [MACHINE], namespaces: [PROGRAM] });
+  await files.save({ machines: [MACHINE], namespaces: [] });
+  expect(await readdir(directory)).toEqual(['attachments.json']);
+  await files.remove();
+  expect(await readdir(directory)).toEqual([]);
+});

@@ -1,0 +1,50 @@
+/** Collects the failed repairs of the NAT network: of all machines, and of each network namespace for itself. */
+import type { Layout } from './layout.ts';
+import { describeDifference, type Repair } from './plan.ts';
+
+/** Number of failed repairs that a message names. One cause can fail a repair for each machine, and a message has limited room. */
+const NAMED_FAILURES = 3;
+
+/** Returns one message about failed repairs, with the first few and the number of the others. */
+function describeFailures(failures: readonly string[]): string {
+  const others = failures.length - NAMED_FAILURES;
+  const rest = others > 0 ? [`Further failed repairs: ${others}`] : [];
+  return [...failures.slice(0, NAMED_FAILURES), ...rest].join('; ');
+}
+
+export class Failures {
+  readonly #layout: Layout;
+  readonly #general: string[] = [];
+  /** First failure of each namespace, by the name of its device. */
+  readonly #namespaces = new Map<string, string>();
+
+  constructor(layout: Layout) {
+    this.#layout = layout;
+  }
+
+  /** Whether a failed repair concerns all machines. */
+  get areGeneral(): boolean {
+    return this.#general.length > 0;
+  }
+
+  /** Returns whether the repair is of a namespace with a failed repair. Further repairs of this namespace would fail, too. */
+  precludes(repair: Repair): boolean {
+    return 'device' in repair && this.#namespaces.has(repair.device);
+  }
+
+  /** Adds a failed repair with the reason. The failed repair of a namespace concerns no other machine. */
+  add(repair: Repair, why: string): void {
+    const failure = `${describeDifference(this.#layout, repair)}, and ${why}`;
+    if ('device' in repair && repair.device.startsWith(this.#layout.namespaces.prefix)) {
+      this.#namespaces.set(repair.device, failure);
+    } else {
+      this.#general.push(failure);
+    }
+  }
+
+  /** Returns the messages about the failures: of all machines, and by the device of a namespace. */
+  described(): { failed: string | undefined; failedNamespaces: ReadonlyMap<string, string> } {
+    const failed = this.areGeneral ? describeFailures(this.#general) : undefined;
+    return { failed, failedNamespaces: this.#namespaces };
+  }
+}

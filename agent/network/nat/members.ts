@@ -1,0 +1,137 @@
+/** The machines and programs that are attached to the NAT network, in memory and in files. */
+import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import { portName } from '../../../api/v1alpha1/ports.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { type Attachment, AttachmentFiles, type NamespaceAttachment, type Wanted } from './attachments.ts';
+import { forgetFormer } from './connections.ts';
+import { contains, formatSubnet } from './ipv4.ts';
+import type { Layout } from './layout.ts';
+
+export type Member = Attachment | NamespaceAttachment;
+
+/** Returns the name of the member's device on this host. */
+export function deviceOf(member: Member): string {
+  return 'tap' in member ? member.tap : member.device;
+}
+
+export class Members {
+  readonly #layout: Layout;
+  readonly #files: AttachmentFiles;
+  readonly #machines = new Map<string, Attachment>();
+  readonly #namespaces = new Map<string, NamespaceAttachment>();
+  /** Members whose addresses may still have tracked connections of earlier owners, because an attach failed. */
+  readonly #unforgotten = new Set<string>();
+  #isLoaded = false;
+
+  constructor(layout: Layout, directory: string) {
+    this.#layout = layout;
+    this.#files = new AttachmentFiles(directory);
+  }
+
+  get isLoaded(): boolean {
+    return this.#isLoaded;
+  }
+
+  get size(): number {
+    return this.#machines.size + this.#namespaces.size;
+  }
+
+  get machines(): Attachment[] {
+    return [...this.#machines.values()];
+  }
+
+  get wanted(): Wanted {
+    return { machines: this.machines, namespaces: [...this.#namespaces.values()] };
+  }
+
+  get all(): Member[] {
+    return [...this.#machines.values(), ...this.#namespaces.values()];
+  }
+
+  /**
+   * Reads the files.
+   *
+   * @throws ReasonedError `NetworkUnavailable` when the configured subnets no longer contain an address; Error when a file is invalid.
+   */
+  async load(): Promise<void> {
+    const { machines, namespaces } = await this.#files.load();
+    for (const attachment of machines) {
+      this.#machines.set(attachment.uid, attachment);
+    }
+    for (const attachment of namespaces) {
+      this.#namespaces.set(attachment.uid, attachment);
+    }
+    this.#isLoaded = true;
+    this.#requireInSubnets();
+  }
+
+  #requireInSubnets(): void {
+    const { subnet, probe } = this.#layout;
+    const each = [
+      { members: this.#machines, within: subnet, setting: 'subnet' },
+      { members: this.#namespaces, within: probe.outerSubnet, setting: 'probeSubnet' },
+    ];
+    for (const { members, within, setting } of each) {
+      const outside = [...members.values()].find((one) => !contains(within, one.address));
+      if (outside) {
+        const message = `Machine ${outside.uid} has the address ${outside.address}, which is not in network.${setting}`;
+        throw new ReasonedError('NetworkUnavailable', `${message} (${formatSubnet(within)})`);
+      }
+    }
+  }
+
+  /** Writes the files. @throws ReasonedError `NetworkUnavailable` before {@link load}, because the members would be lost. */
+  async save(): Promise<void> {
+    if (!this.#isLoaded) {
+      throw new ReasonedError('NetworkUnavailable', 'The nat network is not set up yet');
+    }
+    await this.#files.save(this.wanted);
+  }
+
+  async removeFiles(): Promise<void> {
+    await this.#files.remove();
+  }
+
+  find(uid: string): Member | undefined {
+    return this.#machines.get(uid) ?? this.#namespaces.get(uid);
+  }
+
+  put(member: Member): void {
+    if (JSON.stringify(this.find(member.uid)) !== JSON.stringify(member)) {
+      this.#unforgotten.add(member.uid);
+    }
+    if ('tap' in member) {
+      this.#machines.set(member.uid, member);
+    } else {
+      this.#namespaces.set(member.uid, member);
+    }
+  }
+
+  delete(uid: string): void {
+    this.#machines.delete(uid);
+    this.#namespaces.delete(uid);
+    this.#unforgotten.delete(uid);
+  }
+
+  /** Deletes tracked connections of earlier owners of the member's address, unless that is done already. */
+  async forgetFormer(member: Member): Promise<void> {
+    if (this.#unforgotten.has(member.uid)) {
+      await forgetFormer(member, this.#layout.hostAddress);
+      this.#unforgotten.delete(member.uid);
+    }
+  }
+
+  addresses(): Set<string> {
+    return new Set(this.all.map(({ address }) => address));
+  }
+
+  /** Returns all members, but without the reserved ports that have one of these names. */
+  without(withheld: ReadonlyMap<string, string>): Wanted {
+    const leads = (port: MachinePort): boolean => !withheld.has(portName(port));
+    const { machines, namespaces } = this.wanted;
+    return {
+      machines: machines.map((one) => ({ ...one, ports: one.ports.filter(leads) })),
+      namespaces: namespaces.map((one) => ({ ...one, ports: one.ports.filter(leads) })),
+    };
+  }
+}

@@ -1,0 +1,280 @@
+import * as fc from 'fast-check';
+import { expect, test } from 'vitest';
+import { portRulesSchema } from '../../../api/v1alpha1/reservable.ts';
+import type { NamespaceAttachment } from './attachments.ts';
+import { chooseNamespaceAddress, layoutOf, namespaceDevice } from './layout.ts';
+import { type Inside, insideCommands, isOfNamespace, planNamespaces } from './namespaceplan.ts';
+import type { Link, Route } from './observe.ts';
+
+const layout = layoutOf({
+  directory: '/nowhere',
+  runtimeDirectory: '/nowhere',
+  bridge: 'berth0',
+  table: 'berth',
+  subnet: '10.213.0.0/20',
+  probeSubnet: '198.18.213.0/24',
+  forbidden: [],
+  connectionsPerGuest: 100,
+  ports: portRulesSchema.parse({}),
+  dnsServers: [],
+});
+const { gateway } = layout.namespaces;
+
+function attachments(uids: readonly string[]): NamespaceAttachment[] {
+  const taken = new Set<string>();
+  return uids.map((uid) => {
+    const address = chooseNamespaceAddress(layout, uid, taken);
+    taken.add(address);
+    return { uid, address, device: namespaceDevice(layout, uid), exposedPort: 5555, ports: [] };
+  });
+}
+
+const FRESH: Link = {
+  index: 0,
+  peer: undefined,
+  kind: 'veth',
+  up: false,
+  master: undefined,
+  isolated: false,
+  addresses: [],
+  ipv6: false,
+  carrier: false,
+};
+
+type Repair = ReturnType<typeof planNamespaces>[number];
+
+interface MutableInside extends Omit<Inside, 'links' | 'routes'> {
+  links: Map<string, Link>;
+  routes: Route[];
+}
+
+/** Model of a host. It applies repairs as the kernel does. */
+class Host {
+  readonly links = new Map<string, Link>();
+  readonly files = new Map<string, MutableInside | undefined>();
+  routes: Route[] = [];
+  #index = 100;
+
+  plan(wanted: readonly NamespaceAttachment[]): Repair[] {
+    return planNamespaces(layout, wanted, this.links, { files: this.files, routes: this.routes });
+  }
+
+  perform(repair: Repair): void {
+    if (!isOfNamespace(repair)) {
+      const link = this.links.get(repair.device);
+      if (link === undefined) {
+        throw new Error(`${repair.device} does not exist`);
+      }
+      const changes = {
+        addressDevice: { addresses: 'address' in repair ? [repair.address] : [] },
+        raiseDevice: { up: true },
+        disableIPv6: { ipv6: false },
+      };
+      this.links.set(repair.device, { ...link, ...changes[repair.kind] });
+      return;
+    }
+    this.#performInside(repair);
+  }
+
+  #performInside(repair: Extract<Repair, { kind: 'createPair' } | { inside: string }> | Repair): void {
+    const { device } = repair;
+    const inside = this.files.get(device);
+    switch (repair.kind) {
+      case 'createNamespace':
+        this.files.set(device, emptyNamespace());
+        return;
+      case 'removeNamespace':
+        this.files.delete(device);
+        return;
+      case 'routeToNamespace':
+        if (this.links.get(device)?.up !== true) {
+          throw new Error(`${device} is down`);
+        }
+        this.routes.push({ dst: repair.address, dev: device });
+        return;
+      default:
+    }
+    if (inside === undefined) {
+      throw new Error(`${device} has no namespace`);
+    }
+    if (repair.kind === 'createPair') {
+      const [outer, inner] = [this.#index++, this.#index++];
+      this.links.set(device, { ...FRESH, index: outer, peer: inner, ipv6: true });
+      inside.links.set(device, { ...FRESH, index: inner, peer: outer });
+      inside.leadsToLoopback = false;
+      inside.routes = [];
+      this.routes = this.routes.filter(({ dev }) => dev !== device);
+    } else if (repair.kind === 'leadToLoopback') {
+      inside.leadsToLoopback = true;
+    } else if (repair.kind === 'loadInsideRules') {
+      inside.rulesCurrent = true;
+    } else if (repair.kind === 'routeInside') {
+      if (inside.links.get(device)?.up !== true) {
+        throw new Error(`${device} is down inside`);
+      }
+      inside.routes = [
+        { dst: gateway, dev: device },
+        { dst: 'default', gateway, dev: device },
+      ];
+    } else {
+      const name = repair.kind === 'raiseInside' ? repair.inside : device;
+      const link = inside.links.get(name);
+      if (link === undefined) {
+        throw new Error(`${name} does not exist inside`);
+      }
+      const change = {
+        raiseInside: { up: true },
+        disableInsideIPv6: { ipv6: false },
+        addressInside: { addresses: 'address' in repair ? [`${repair.address}/32`] : [] },
+      };
+      inside.links.set(name, { ...link, ...change[repair.kind as keyof typeof change] });
+    }
+  }
+}
+
+function emptyNamespace(): MutableInside {
+  const lo: Link = { ...FRESH, kind: '' };
+  return { links: new Map([['lo', lo]]), routes: [], leadsToLoopback: false, rulesCurrent: false };
+}
+
+function converge(host: Host, wanted: readonly NamespaceAttachment[]): Repair[] {
+  const done: Repair[] = [];
+  for (let round = 0; round < 3; round++) {
+    const repairs = host.plan(wanted);
+    if (repairs.length === 0) {
+      return done;
+    }
+    for (const repair of repairs) {
+      host.perform(repair);
+    }
+    done.push(...repairs);
+  }
+  throw new Error('does not converge');
+}
+
+const link = fc.record<Link>({
+  index: fc.integer({ min: 1, max: 3 }),
+  peer: fc.option(fc.integer({ min: 1, max: 3 }), { nil: undefined }),
+  kind: fc.constant('veth'),
+  up: fc.boolean(),
+  master: fc.constant(undefined),
+  isolated: fc.constant(false),
+  addresses: fc.subarray([`${gateway}/32`, '198.18.213.20/32', '10.0.0.1/8']),
+  ipv6: fc.boolean(),
+  carrier: fc.boolean(),
+});
+
+/** Returns any state of a host and its namespaces: every part missing or in any condition, and leftovers. */
+function anyHost(wanted: readonly NamespaceAttachment[]): fc.Arbitrary<Host> {
+  const devices = [...wanted.map(({ device }) => device), namespaceDevice(layout, 'long gone')];
+  const each = devices.map((device) => {
+    const routes = fc.subarray<Route>([
+      { dst: gateway, dev: device },
+      { dst: 'default', gateway, dev: device },
+      { dst: 'default', gateway: '10.0.0.1', dev: device },
+    ]);
+    const inside = fc.record({
+      links: fc
+        .tuple(link, fc.option(link, { nil: undefined }))
+        .map(([lo, eth]) => new Map([['lo', lo], ...(eth ? [[device, eth] as const] : [])])),
+      routes,
+      leadsToLoopback: fc.boolean(),
+      rulesCurrent: fc.boolean(),
+    });
+    return fc.tuple(
+      fc.constantFrom('none', 'file', 'namespace'),
+      inside,
+      fc.option(link, { nil: undefined }),
+      fc.boolean(),
+    );
+  });
+  return fc.tuple(...each).map((states) => {
+    const host = new Host();
+    for (const [index, [file, inside, outer, isRouted]] of states.entries()) {
+      const device = devices[index] ?? '';
+      if (file !== 'none') {
+        host.files.set(device, file === 'namespace' ? inside : undefined);
+      }
+      // Devices of unknown programs are removed by plan.ts.
+      if (outer && index < wanted.length) {
+        host.links.set(device, outer);
+        const dst = wanted[index]?.address ?? '';
+        host.routes.push(...(isRouted ? [{ dst, dev: device }] : []));
+      }
+    }
+    return host;
+  });
+}
+
+const scenario = fc
+  .uniqueArray(fc.uuid(), { maxLength: 4, size: 'max' })
+  .map(attachments)
+  .chain((wanted) => fc.tuple(fc.constant(wanted), anyHost(wanted)));
+
+test('from any state the repairs end in connected namespaces and nothing else, and then there is nothing to repair', () => {
+  fc.assert(
+    fc.property(scenario, ([wanted, host]) => {
+      converge(host, wanted);
+      expect([...host.files.keys()].sort()).toEqual(wanted.map(({ device }) => device).sort());
+      for (const { device, address } of wanted) {
+        const [outer, inside] = [host.links.get(device), host.files.get(device)];
+        const inner = inside?.links.get(device);
+        expect(outer).toMatchObject({ up: true, ipv6: false, peer: inner?.index });
+        expect(inner).toMatchObject({ up: true, ipv6: false, peer: outer?.index });
+        expect(outer?.addresses).toContain(`${gateway}/32`);
+        expect(inner?.addresses).toContain(`${address}/32`);
+        expect(inside).toMatchObject({ leadsToLoopback: true, rulesCurrent: true });
+        expect(inside?.links.get('lo')?.up).toBe(true);
+        expect(host.routes).toContainEqual({ dst: address, dev: device });
+      }
+    }),
+    { numRuns: 500 },
+  );
+});
+
+test('a namespace that is as it should be is not touched, whatever is repaired beside it', () => {
+  fc.assert(
+    fc.property(scenario, ([wanted, host]) => {
+      const [kept] = attachments(['kept']);
+      fc.pre(kept !== undefined && wanted.every(({ address }) => address !== kept.address));
+      converge(host, kept ? [kept] : []);
+      const done = converge(host, kept ? [...wanted, kept] : []);
+      expect(done.filter(({ device }) => device === kept?.device)).toEqual([]);
+    }),
+    { numRuns: 200 },
+  );
+});
+
+test('names fit the kernel, addresses are within their range and never twice, and both stay the same for the same program', () => {
+  fc.assert(
+    fc.property(fc.uniqueArray(fc.uuid(), { minLength: 1, maxLength: 112, size: 'max' }), (uids) => {
+      const all = attachments(uids);
+      expect(new Set(all.map(({ address }) => address)).size).toBe(uids.length);
+      for (const { address, device } of all) {
+        expect(device).toMatch(/^bn[0-9a-f]{12}$/);
+        const number = Number(/^198\.18\.213\.(\d+)$/.exec(address)?.[1]);
+        expect(number).toBeGreaterThanOrEqual(16);
+        expect(number).toBeLessThan(128);
+      }
+      expect(attachments(uids.slice(0, 1))[0]).toEqual(all[0]);
+    }),
+  );
+  const full = attachments(Array.from({ length: 112 }, (_none, index) => `program ${index}`));
+  const taken = new Set(full.map(({ address }) => address));
+  expect(() => chooseNamespaceAddress(layout, 'another', taken)).toThrow('All 112 addresses');
+});
+
+test('no repair inside names a device but loopback and its own, also if a foreign namespace is mounted over the file', () => {
+  fc.assert(
+    fc.property(scenario, ([wanted, host]) => {
+      for (const repair of converge(host, wanted)) {
+        for (const command of isOfNamespace(repair) ? insideCommands(layout, repair) : []) {
+          expect(command).toMatch(
+            new RegExp(`( dev ${repair.device}$)|(^link set (lo|${repair.device}) up$)`),
+          );
+        }
+      }
+    }),
+    { numRuns: 100 },
+  );
+});

@@ -1,0 +1,190 @@
+/**
+ * Makes the nftables scripts for the network namespaces of programs: the table of the host that says who reaches a namespace and what the
+ * program reaches, and the rules in the namespace that lead its exposed port to the program on loopback.
+ */
+import type { NamespaceAttachment, Wanted } from './attachments.ts';
+import { formatSubnet } from './ipv4.ts';
+import { type Layout, METADATA } from './layout.ts';
+import {
+  connectionRate,
+  elements,
+  lines,
+  refusalCounter,
+  reservations,
+  reservedDestination,
+} from './rulewords.ts';
+
+/** Address and port of a namespace that its peer and others reach. */
+function exposed({ address, exposedPort }: NamespaceAttachment): string {
+  return `ip daddr ${address} tcp dport ${exposedPort}`;
+}
+
+/** Returns a match for the connections of each namespace's peer to it. A peer that is not attached has no address and no match. */
+export function peerMatches({ machines, namespaces }: Wanted): string[] {
+  return namespaces.flatMap((one) => {
+    const peer = machines.find(({ uid }) => uid === one.peer);
+    return peer === undefined ? [] : [`ip saddr ${peer.address} ${exposed(one)}`];
+  });
+}
+
+/** Returns the namespace with ports that all lead to its exposed port. */
+function leadingToProgram({ address, exposedPort, ports }: NamespaceAttachment) {
+  return { address, ports: ports.map((port) => ({ ...port, guestPort: exposedPort })) };
+}
+
+/** Returns a rule for each reserved port. It accepts only packets that came to the host port. */
+function admissions(namespaces: readonly NamespaceAttachment[]): string[] {
+  return namespaces.flatMap((one) =>
+    one.ports.map(({ hostPort }) => `${exposed(one)} ct original proto-dst ${hostPort} accept`),
+  );
+}
+
+/** Returns the rules that limit each program's tracked connections, as for guests. */
+function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceAttachment[]): string[] {
+  return namespaces.flatMap(({ address, device }) =>
+    [connectionRate(connectionsPerGuest), `ct count over ${connectionsPerGuest}`].map(
+      (limit) => `ip saddr ${address} ${limit} counter name "${refusalCounter(device)}" drop`,
+    ),
+  );
+}
+
+/**
+ * Returns the table of the host for namespaces; empty without namespaces. It is a table of its own because an earlier release, which does
+ * not know namespaces, replaces the others: programs that still run stay confined.
+ */
+export function namespaceTable(layout: Layout, wanted: Wanted): string {
+  const { bridge, gateway, subnet, probe } = layout;
+  const { namespaces } = wanted;
+  const any = `"${layout.namespaces.prefix}*"`;
+  const toReservation = `${reservedDestination(layout)} dnat ip to meta l4proto . th dport map @reservations`;
+  if (namespaces.length === 0) {
+    return '';
+  }
+  return `table inet ${layout.namespaces.table} {
+  ${lines(namespaces.map(({ device }) => `counter ${refusalCounter(device)} { }`))}
+  set may_not_reach {
+    type ipv4_addr
+    flags interval
+    auto-merge
+    ${elements(layout.forbidden)}
+  }
+  set addresses {
+    type ipv4_addr
+    ${elements(namespaces.map(({ address }) => address))}
+  }
+  set senders {
+    type ifname . ipv4_addr
+    ${elements(namespaces.map(({ device, address }) => `"${device}" . ${address}`))}
+  }
+  map reservations {
+    type inet_proto . inet_service : ipv4_addr . inet_service
+    ${elements(reservations(namespaces.map(leadingToProgram)))}
+  }
+  chain senders_only {
+    type filter hook prerouting priority raw; policy accept;
+    iifname ${any} meta nfproto ipv6 drop
+    iifname ${any} iifname . ip saddr != @senders drop
+  }
+  chain sent {
+    type filter hook prerouting priority mangle; policy accept;
+    iifname ${any} jump reach
+  }
+  chain reach {
+    ct direction reply ct state established,related accept
+    ip daddr ${gateway} meta l4proto { tcp, udp } th dport 53 accept
+    fib daddr type != unicast drop
+    ip daddr { ${METADATA.address}, ${formatSubnet(subnet)}, ${formatSubnet(probe.outerSubnet)} } drop
+    ip daddr @may_not_reach drop
+  }
+  chain prerouting {
+    type nat hook prerouting priority dstnat; policy accept;
+    iifname != ${any} iifname != { "${bridge}", "${probe.outerPort}" } ${toReservation}
+  }
+  chain translate_output {
+    type nat hook output priority -100; policy accept;
+    ${toReservation}
+  }
+  chain input {
+    type filter hook input priority filter; policy accept;
+    iifname != ${any} accept
+    ct direction reply ct state established,related accept
+    ip daddr ${gateway} meta l4proto { tcp, udp } th dport 53 goto limits
+    drop
+  }
+  chain forward {
+    type filter hook forward priority filter; policy accept;
+    iifname ${any} jump from_namespaces
+    oifname ${any} jump to_namespaces
+  }
+  chain from_namespaces {
+    oifname ${any} drop
+    ct direction reply ct state established,related accept
+    oifname "${bridge}" drop
+    goto limits
+  }
+  chain limits {
+    ct state != new accept
+    ${lines(limits(layout, namespaces))}
+  }
+  chain output {
+    type filter hook output priority filter; policy accept;
+    oifname != ${any} accept
+    ct state established,related accept
+    ${lines(namespaces.map((one) => `meta skuid 0 ${exposed(one)} accept`))}
+    ct status dnat jump reserved
+    drop
+  }
+  chain to_namespaces {
+    ct state established,related accept
+    ${lines(peerMatches(wanted).map((peer) => `iifname "${bridge}" ${peer} accept`))}
+    ct status dnat jump reserved
+    drop
+  }
+  chain reserved {
+    ${lines(admissions(namespaces))}
+  }
+  chain postrouting {
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr @addresses masquerade
+  }
+}`;
+}
+
+/**
+ * Returns the script with the rules in a namespace. Only connections to the exposed port are tracked: a program that opens connections
+ * without end must not fill the kernel's memory with entries that no limit of the host counts. The namespace is Berth's alone, so that the
+ * script replaces all its rules.
+ */
+export function insideScript(layout: Layout, { device, address, exposedPort }: NamespaceAttachment): string {
+  return `flush ruleset
+table inet ${layout.table} {
+  chain received {
+    type filter hook prerouting priority raw; policy accept;
+    iifname "lo" notrack accept
+    meta nfproto ipv6 drop
+    ip daddr != ${address} drop
+    tcp dport ${exposedPort} accept
+    notrack
+  }
+  chain sent {
+    type filter hook output priority raw; policy accept;
+    oifname != "lo" ip saddr 127.0.0.1 tcp sport ${exposedPort} accept
+    notrack
+  }
+  chain expose {
+    type nat hook prerouting priority dstnat; policy accept;
+    iifname "${device}" ip daddr ${address} tcp dport ${exposedPort} dnat ip to 127.0.0.1:${exposedPort}
+  }
+  chain input {
+    type filter hook input priority filter; policy drop;
+    iifname "lo" accept
+    ct status dnat accept
+    tcp flags & (fin | syn | rst | ack) == syn drop
+    ct state untracked accept
+  }
+  chain forward {
+    type filter hook forward priority filter; policy drop;
+  }
+}
+`;
+}

@@ -1,0 +1,191 @@
+/**
+ * The network namespaces of programs in the kernel: reads what they contain, creates and configures them. A file holds each namespace, as
+ * `ip netns` does it, but in a folder of the data directory: a new container of the agent finds the namespaces there.
+ */
+import { mkdir, readdir, rm, stat, writeFile } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { ip, run } from '../commands.ts';
+import { fingerprint, parseRuleset } from '../nftables.ts';
+import type { NamespaceAttachment } from './attachments.ts';
+import { formatSubnet } from './ipv4.ts';
+import { type Layout, namespaceMacs, namespacePath } from './layout.ts';
+import {
+  type Inside,
+  insideCommands,
+  type NamespaceRepair,
+  type NamespacesObserved,
+} from './namespaceplan.ts';
+import { insideScript } from './namespacerules.ts';
+import { type Links, parseLinks, parseRoutes } from './observe.ts';
+
+/** Limit of mounts that are removed from one file. There is one, and another one for each program that mounted over it. */
+const MAXIMUM_MOUNTS = 16;
+
+/**
+ * Prints everything that is checked in a namespace, each on a line of its own. One shell for all takes half of the time of one process for
+ * each. The argument is the path of a switch, which a namespace without the device does not have.
+ */
+const READ_ALL =
+  'ip -json -details address show && ip -json route show && nft --json list ruleset && { cat "$1" 2> /dev/null || echo 0; }';
+
+const OWN_NAMESPACE = '/proc/self/ns/net';
+const NO_NAMESPACES: NamespacesObserved = { files: new Map(), routes: [] };
+
+export class Namespaces {
+  readonly #layout: Layout;
+  readonly #tables: readonly string[];
+  /** Script that was loaded last in each namespace, with the fingerprint of its rules as read back, as in NatState. */
+  readonly #loaded = new Map<string, { script: string; fingerprint: string }>();
+
+  constructor(layout: Layout) {
+    this.#layout = layout;
+    this.#tables = [`inet ${layout.table}`];
+  }
+
+  async observe(wanted: readonly NamespaceAttachment[]): Promise<NamespacesObserved> {
+    const names = (await undefinedIf(isMissing, readdir(this.#layout.namespaces.folder))) ?? [];
+    if (names.length === 0) {
+      return NO_NAMESPACES;
+    }
+    const attachments = new Map(wanted.map((one) => [one.device, one]));
+    const files = await Promise.all(
+      names.map(async (name) => [name, await this.#inside(name, attachments.get(name))] as const),
+    );
+    const range = formatSubnet(this.#layout.probe.outerSubnet);
+    const routes = parseRoutes(await run('ip', ['-json', 'route', 'show', 'root', range]));
+    return { files: new Map(files), routes };
+  }
+
+  async #inside(name: string, attachment: NamespaceAttachment | undefined): Promise<Inside | undefined> {
+    const path = namespacePath(this.#layout, name);
+    if (attachment === undefined || !(await holdsNamespace(path))) {
+      return undefined;
+    }
+    const text = await inNamespace(path, ['sh', '-c', READ_ALL, 'sh', loopbackSwitch(name)]);
+    const [links = '', routes = '', ruleset = '', leads] = text.split('\n');
+    const loaded = this.#loaded.get(name);
+    const isLoaded = loaded?.script === insideScript(this.#layout, attachment);
+    return {
+      links: parseLinks(links),
+      routes: parseRoutes(routes),
+      leadsToLoopback: leads === '1',
+      rulesCurrent: isLoaded && loaded?.fingerprint === fingerprint(parseRuleset(ruleset), this.#tables),
+    };
+  }
+
+  /** Does everything of a repair that is not done by `ip` in this host's network namespace. */
+  async perform(
+    repair: NamespaceRepair,
+    wanted: readonly NamespaceAttachment[],
+    links: Links,
+  ): Promise<void> {
+    const path = namespacePath(this.#layout, repair.device);
+    switch (repair.kind) {
+      case 'createNamespace':
+        return await create(path);
+      case 'removeNamespace':
+        return await remove(path);
+      case 'createPair':
+        return await this.#createPair(repair.device, links);
+      case 'leadToLoopback':
+        return await writeSwitch(path, loopbackSwitch(repair.device));
+      case 'disableInsideIPv6':
+        return await writeSwitch(path, ipv6Switch(repair.device));
+      case 'loadInsideRules':
+        return await this.#loadRules(wanted.find(({ device }) => device === repair.device));
+      default: {
+        const commands = insideCommands(this.#layout, repair);
+        if (commands.length > 0) {
+          await inNamespace(path, ['ip', '-batch', '-'], `${commands.join('\n')}\n`);
+        }
+        return undefined;
+      }
+    }
+  }
+
+  /** Removes all namespaces. */
+  async remove(): Promise<void> {
+    const { folder } = this.#layout.namespaces;
+    for (const name of (await undefinedIf(isMissing, readdir(folder))) ?? []) {
+      await remove(namespacePath(this.#layout, name));
+    }
+    await rm(folder, { recursive: true, force: true });
+  }
+
+  /** Connects a namespace to this host, in place of devices with the same name. */
+  async #createPair(device: string, links: Links): Promise<void> {
+    const path = namespacePath(this.#layout, device);
+    const { outside, inside } = namespaceMacs(device);
+    await ip(links.has(device) ? [`link delete ${device}`] : []);
+    // The device inside disappears with the other end of its pair, so that it is looked for only now.
+    if (parseLinks(await inNamespace(path, ['ip', '-json', 'address', 'show'])).has(device)) {
+      await inNamespace(path, ['ip', 'link', 'delete', device]);
+    }
+    const ends = [
+      [device, 'address', outside],
+      ['type', 'veth', 'peer', 'name', device, 'address', inside, 'netns', path],
+    ];
+    await run('ip', ['link', 'add', ...ends.flat()]);
+  }
+
+  async #loadRules(attachment: NamespaceAttachment | undefined): Promise<void> {
+    if (attachment === undefined) {
+      return;
+    }
+    const path = namespacePath(this.#layout, attachment.device);
+    const script = insideScript(this.#layout, attachment);
+    await inNamespace(path, ['nft', '-f', '-'], script);
+    const ruleset = parseRuleset(await inNamespace(path, ['nft', '--json', 'list', 'ruleset']));
+    this.#loaded.set(attachment.device, { script, fingerprint: fingerprint(ruleset, this.#tables) });
+  }
+}
+
+async function inNamespace(path: string, command: readonly string[], input?: string): Promise<string> {
+  return await run('nsenter', [`--net=${path}`, ...command], input);
+}
+
+/** Returns whether the file holds a network namespace other than that of this process. */
+async function holdsNamespace(path: string): Promise<boolean> {
+  const [file, own] = await Promise.all([undefinedIf(isMissing, stat(path)), stat(OWN_NAMESPACE)]);
+  // All namespaces are files of one file system of the kernel.
+  return file !== undefined && file.dev === own.dev && file.ino !== own.ino;
+}
+
+async function create(path: string): Promise<void> {
+  await remove(path);
+  await mkdir(dirname(path), { recursive: true, mode: 0o700 });
+  await writeFile(path, '');
+  await run('unshare', [`--net=${path}`, 'true']);
+  // New devices of the namespace then never have IPv6. A kernel without IPv6 has no such switch.
+  await writeSwitch(path, ipv6Switch('default')).catch(() => undefined);
+}
+
+async function remove(path: string): Promise<void> {
+  for (let mounts = 0; mounts < MAXIMUM_MOUNTS && (await isMounted(path)); mounts++) {
+    await run('umount', ['--lazy', path]);
+  }
+  await rm(path, { force: true });
+}
+
+/** Returns whether another file system is mounted over the file. */
+async function isMounted(path: string): Promise<boolean> {
+  const [file, folder] = await Promise.all([
+    undefinedIf(isMissing, stat(path)),
+    undefinedIf(isMissing, stat(dirname(path))),
+  ]);
+  return file !== undefined && file.dev !== folder?.dev;
+}
+
+/** Path of the kernel's switch that lets packets from a device go to the loopback address. */
+function loopbackSwitch(device: string): string {
+  return `/proc/sys/net/ipv4/conf/${device}/route_localnet`;
+}
+
+function ipv6Switch(device: string): string {
+  return `/proc/sys/net/ipv6/conf/${device}/disable_ipv6`;
+}
+
+async function writeSwitch(path: string, file: string): Promise<void> {
+  await inNamespace(path, ['tee', file], '1');
+}

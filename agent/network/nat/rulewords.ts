@@ -1,0 +1,47 @@
+/** Parts of nftables rules that guests and the network namespaces of programs share. */
+import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import type { Layout } from './layout.ts';
+
+/** Returns the name of the nftables counter for refused packets of the machine with this tap, or of the namespace with this device. */
+export function refusalCounter(device: string): string {
+  return `refused_${device}`;
+}
+
+/** Returns the elements of a set or map in nft's form. A set without elements has no such part. */
+export function elements(values: readonly string[]): string {
+  return values.length === 0 ? '' : `elements = { ${values.join(', ')} }`;
+}
+
+export function lines(rules: readonly string[]): string {
+  return rules.join('\n    ');
+}
+
+/** Returns the elements of the map from reserved host ports to addresses and ports behind this host. */
+export function reservations(
+  members: readonly { address: string; ports: readonly MachinePort[] }[],
+): string[] {
+  return members.flatMap((one) =>
+    one.ports.map(
+      (port) => `${port.protocol.toLowerCase()} . ${port.hostPort} : ${one.address} . ${port.guestPort}`,
+    ),
+  );
+}
+
+/** Returns the match for the addresses that have reserved ports. Loopback is excluded because an answer could not return to 127.0.0.1. */
+export function reservedDestination({ hostAddress }: Layout): string {
+  return hostAddress === undefined
+    ? 'fib daddr type local ip daddr != 127.0.0.0/8'
+    : `ip daddr ${hostAddress}`;
+}
+
+/**
+ * Limit of a guest's new connections per second, after an initial burst of its maximum number of connections. For each new connection the
+ * kernel reads its list of the guest's connections, and removes only some that have ended. Without this limit, a flood of new connections
+ * would make that list grow endlessly.
+ */
+const NEW_CONNECTIONS_PER_SECOND = 200;
+
+/** Returns the match for new connections over the limit of their rate. */
+export function connectionRate(connectionsPerGuest: number): string {
+  return `limit rate over ${NEW_CONNECTIONS_PER_SECOND}/second burst ${connectionsPerGuest} packets`;
+}
