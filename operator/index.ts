@@ -1,7 +1,13 @@
 /** Creates every controller with the watches that it needs. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import { HOST_KEY, HOST_VALUE, VM_UID_LABEL, WORKLOAD_LABEL } from '../api/v1alpha1/names.ts';
+import {
+  EMULATOR_UID_LABEL,
+  HOST_KEY,
+  HOST_VALUE,
+  VM_UID_LABEL,
+  WORKLOAD_LABEL,
+} from '../api/v1alpha1/names.ts';
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { Consistency } from '../kube/consistency.ts';
@@ -14,7 +20,9 @@ import { keyOf, type KubeObject } from '../kube/objects.ts';
 import { isServed, type OperatorConfig } from './config/config.ts';
 import { VMMetrics } from './vm/metrics.ts';
 import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from './objects/resources.ts';
-import { EmulatorReconciler } from './emulator/controller.ts';
+import { EMULATORS_BY_VM, EmulatorReconciler, enqueueEmulators } from './emulator/controller.ts';
+import { exportEmulatorMetrics } from './emulator/metrics.ts';
+import { vmKeyOf } from './emulator/observe.ts';
 import { CertificateReconciler, enqueueRequests, requestIndexes } from './certificates/controller.ts';
 import { approvalsSelector, HostApprovals } from './host/approvals.ts';
 import { watchAddresses } from './certificates/surroundings.ts';
@@ -37,7 +45,7 @@ import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
 import { isBound, waitingForPortsOf } from './vm/observe.ts';
-import { PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
+import { nodeOfPod, PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
 
 /** Number of workers for objects that change rarely. With a few workers, a slow response does not delay other objects. */
 const FEW_WORKERS = 4;
@@ -107,7 +115,7 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
       labelSelector: VM_UID_LABEL,
       transform: trimPod,
       indexes: {
-        [PODS_BY_NODE]: (pod) => (pod.spec.nodeName === undefined ? [] : [pod.spec.nodeName]),
+        [PODS_BY_NODE]: nodeOfPod,
         [PODS_BY_PORT]: podPorts,
       },
     }),
@@ -126,7 +134,7 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
     taskPods: new Informer(client, PODS, {
       ...base,
       labelSelector: TASKS,
-      indexes: { [TASKS_BY_OWNER]: ownersOfPod },
+      indexes: { [TASKS_BY_OWNER]: ownersOfPod, [PODS_BY_NODE]: nodeOfPod },
     }),
     entries: new Informer(client, IMAGE_CACHE_ENTRIES, {
       ...base,
@@ -136,7 +144,16 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
         [ENTRIES_BY_QUEUED_HOST]: queuedHosts,
       },
     }),
-    emulators: new Informer(client, EMULATORS, base),
+    emulators: new Informer(client, EMULATORS, {
+      ...base,
+      indexes: { [EMULATORS_BY_VM]: (emulator) => [vmKeyOf(emulator)] },
+    }),
+    emulatorPods: new Informer(client, PODS, {
+      ...base,
+      labelSelector: EMULATOR_UID_LABEL,
+      transform: trimPod,
+      indexes: { [PODS_BY_NODE]: nodeOfPod },
+    }),
     namespaces: new Informer(client, NAMESPACES, base),
     requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, {
       ...base,
@@ -166,11 +183,7 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
     isLeader,
     clock,
     vms: () => watches.vms.cache.list(),
-    namespaces: () =>
-      watches.namespaces.cache
-        .list()
-        .map(({ metadata }) => metadata.name)
-        .filter((name) => isServed(name, config)),
+    namespaces: () => servedNamespaces(watches, config),
   });
   const reconciler = new VMReconciler({ ...watches, client, config, recorder, metrics, consistency, clock });
   const controller = controllerFor(options, 'vm', config.workers, reconciler, consistency);
@@ -267,9 +280,21 @@ function imageCacheController(options: OperatorOptions, watches: Watches): Contr
 }
 
 function emulatorController(options: OperatorOptions, watches: Watches): Controller {
+  const { registry, config, isLeader } = options;
   const consistency = new Consistency();
-  const reconciler = new EmulatorReconciler({ ...options, ...watches, consistency });
-  const controller = controllerFor(options, 'emulator', 1, reconciler, consistency);
-  watches.emulators.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
+  exportEmulatorMetrics(registry, {
+    isLeader,
+    emulators: () => watches.emulators.cache.list(),
+    namespaces: () => servedNamespaces(watches, config),
+  });
+  const sources = { ...options, ...watches };
+  const reconciler = new EmulatorReconciler({ ...sources, consistency });
+  const controller = controllerFor(options, 'emulator', FEW_WORKERS, reconciler, consistency);
+  enqueueEmulators(controller, sources);
   return controller;
+}
+
+function servedNamespaces({ namespaces }: Watches, config: OperatorConfig): string[] {
+  const names = namespaces.cache.list().map(({ metadata }) => metadata.name);
+  return names.filter((name) => isServed(name, config));
 }

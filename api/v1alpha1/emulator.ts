@@ -14,7 +14,7 @@ import {
 import { ANDROID_NAME } from './emulatormachine.ts';
 import type { ApiObject } from './metadata.ts';
 import { memoryQuantity } from './quantity.ts';
-import { choice, count, documented, immutable, integer, LABEL, report, text } from './schema.ts';
+import { choice, count, documented, immutable, integer, LABEL, report, text, timestamp } from './schema.ts';
 
 const SECONDS_PER_DAY = 86_400;
 
@@ -91,7 +91,7 @@ const emulatorSpecSchema = z
   );
 export type EmulatorSpec = z.infer<typeof emulatorSpecSchema>;
 
-const emulatorStatusSchema = z
+export const emulatorStatusSchema = z
   .object({
     ...commonStatus(),
     phase: report(
@@ -99,6 +99,15 @@ const emulatorStatusSchema = z
       64,
     ).optional(),
     nodeName: report('Host of the emulator.', 253).optional(),
+    firstRunningTime: timestamp('Time when the emulator first ran, written once.').optional(),
+    failure: z
+      .object({
+        reason: report('One word for programs.', 1024),
+        message: report('Description of the failure, with the last words of the emulator.', 32_768),
+        time: timestamp('Time of the record.'),
+      })
+      .meta({ description: 'Reason for the end of the emulator. Removed when the VM stops.' })
+      .optional(),
     adb: z
       .object({ address: report('Address.', 253), port: count('Port.', 65_535) })
       .meta({

@@ -49,7 +49,7 @@ export const EMULATOR_UID_LABEL = 'berth.dev/emulator-uid';
 /** Label with the type of work: `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). */
 export const WORKLOAD_LABEL = 'berth.dev/workload';
 
-/** Finalizer on the VM. It stays until nothing of the VM remains. */
+/** Finalizer on a VM or an Emulator. It stays until nothing of the object remains. */
 export const VM_FINALIZER = 'berth.dev/machine';
 /**
  * Finalizer on a machine's Pod. It stays until the operator has copied the Pod's facts to the VM's status. Without the finalizer,

@@ -127,6 +127,15 @@ export const configSchema = z.strictObject({
    */
   hostLostTimeoutSeconds: seconds(1, 600),
   hosts: hostsSchema,
+  emulators: z
+    .strictObject({
+      /** Architectures of the hosts that run emulators. An emulator runs only on the host of its VM. */
+      architectures: z
+        .array(z.enum(['amd64', 'arm64']))
+        .min(1)
+        .default(['arm64']),
+    })
+    .prefault({}),
   /**
    * Fraction of a VM's disk size that its Pod requests from the host's disk, more than 0 and at most 1. Disks grow as guests write,
    * and few disks ever become full. With 1, the host always has space for the whole disk of each VM.

@@ -1,59 +1,140 @@
-/** Says in the status of every Emulator that no host can run it yet, so that nobody waits for it. */
-import type { Emulator } from '../../api/v1alpha1/emulator.ts';
-import { timestamp } from '../../base/time.ts';
-import type { KubeClient } from '../../kube/client.ts';
+/** Reconciles Emulators in this order: observe → plan (pure) → one write → the whole status → a write of the difference. */
+import type { Logger } from 'pino';
+import { emulatorStatusSchema, type Emulator, type EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
+import { boundStatus } from '../../api/v1alpha1/status.ts';
+import { soonest } from '../../base/time.ts';
+import type { Cache } from '../../kube/cache.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import type { Result } from '../../kube/controller.ts';
-import type { Informer } from '../../kube/informer.ts';
-import { stampConditions } from '../objects/conditions.ts';
-import { mergeDiff } from '../objects/mergepatch.ts';
-import { EMULATORS } from '../objects/resources.ts';
-import { Writer } from '../objects/writer.ts';
+import type { Controller, Result } from '../../kube/controller.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { EventRecorder } from '../../kube/events.ts';
+import { keyOf, type KubeObject } from '../../kube/objects.ts';
+import { hostStateChanged } from '../host/observe.ts';
+import { HeldStatus } from '../objects/heldstatus.ts';
+import { PODS_BY_NODE } from '../vm/podstate.ts';
+import { recordDeletion, recordTransition } from './events.ts';
+import { untilNextDeadline } from './facts.ts';
+import { systemImagesChanged } from './host.ts';
+import { emulatorKeyOf, isPodOf, observe, podKeyOf, type Sources } from './observe.ts';
+import { type Blocked, plan, type Write } from './plan.ts';
+import { isMinorChange, summarize } from './status.ts';
+import { EmulatorWriter } from './writes.ts';
 
-export interface EmulatorControllerOptions {
-  readonly client: KubeClient;
-  readonly emulators: Informer<Emulator>;
+/** Time in milliseconds for which a status change that nobody waits for is delayed. One write can then contain several changes. */
+const FOLD_MILLISECONDS = 500;
+/**
+ * Time in milliseconds until the next attempt after a Pod could not be created, because of a quota or a used name. No watch shows when
+ * the cause has ended.
+ */
+const BLOCKED_RECHECK_MILLISECONDS = 10_000;
+/** Reasons after which the operator tries again by itself. All other reasons end with a change that a watch shows. */
+const RECHECKED: ReadonlySet<string> = new Set<Blocked['reason']>(['PodRefused', 'PodNameTaken']);
+
+/** Index of Emulators by the key of their VM. */
+export const EMULATORS_BY_VM = 'vm';
+
+export interface EmulatorControllerOptions extends Sources {
   readonly consistency: Consistency;
-  readonly clock: () => number;
+  readonly recorder: EventRecorder<SaidReason>;
 }
-
-const REFUSAL = {
-  reason: 'KindUnsupported',
-  message: 'Android emulators are not supported yet; delete this object',
-} as const;
 
 export class EmulatorReconciler {
   readonly #options: EmulatorControllerOptions;
-  readonly #objects: Writer<Emulator>;
+  readonly #writer: EmulatorWriter;
+  readonly #status: HeldStatus;
 
   constructor(options: EmulatorControllerOptions) {
-    const { client, consistency, emulators } = options;
     this.#options = options;
-    this.#objects = new Writer({ client, consistency, type: EMULATORS, informer: emulators });
+    this.#writer = new EmulatorWriter(options);
+    this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock: options.clock });
   }
 
-  /** Reconciles one object once. `key` is `namespace/name`. */
-  async reconcile(key: string): Promise<Result> {
-    const { emulators, consistency, clock } = this.#options;
+  /** Reconciles one Emulator once. `key` is `namespace/name`. */
+  async reconcile(key: string, { logger }: { logger: Logger }): Promise<Result> {
+    const { emulators, emulatorPods, consistency } = this.#options;
     const emulator = emulators.cache.get(key);
+    const pod = emulatorPods.cache.get(podKeyOf(key));
+    if (pod !== undefined && (emulator === undefined || !isPodOf(pod, emulator))) {
+      await this.#endOrphan(key, pod, logger);
+    }
     if (emulator === undefined) {
+      this.#status.forget(key);
       consistency.forget(key);
       return undefined;
     }
-    const generation = emulator.metadata.generation ?? 0;
-    const conditions = stampConditions(
-      [
-        { type: 'Ready', status: 'False', ...REFUSAL },
-        { type: 'Stalled', status: 'True', ...REFUSAL },
-      ],
-      emulator.status?.conditions,
-      { now: timestamp(clock()), generation },
-    );
-    const status = { ...emulator.status, observedGeneration: generation, phase: 'Pending', conditions };
-    const patch = mergeDiff(emulator.status, status);
-    if (patch !== undefined) {
-      await this.#objects.patch(key, emulator, { status: patch }, 'status');
-    }
-    return undefined;
+    return await this.#reconcileEmulator(key, emulator);
   }
+
+  async #reconcileEmulator(key: string, emulator: Emulator): Promise<Result> {
+    const before = await observe(this.#options, emulator);
+    const { write, blocked: planned } = plan(before);
+    const { observed, blocked = planned } =
+      write === undefined ? { observed: before } : await this.#writer.execute(before, write);
+    if (isGoing(write)) {
+      this.#tellDeletion(emulator, write);
+      return undefined;
+    }
+    const status = boundStatus(emulatorStatusSchema, summarize(observed, blocked));
+    const held = await this.#writeStatus(key, observed.emulator, status);
+    const recheck = blocked && RECHECKED.has(blocked.reason) ? BLOCKED_RECHECK_MILLISECONDS : undefined;
+    return { requeueAfterMilliseconds: soonest(held, untilNextDeadline(observed), recheck) };
+  }
+
+  #tellDeletion(emulator: Emulator, write: Write | undefined): void {
+    if (write?.kind === 'deleteEmulator') {
+      recordDeletion(this.#options.recorder, emulator);
+    }
+  }
+
+  /** Writes the status or delays the write. Returns the milliseconds until a delayed write; undefined when written or nothing differs. */
+  async #writeStatus(key: string, emulator: Emulator, status: EmulatorStatus): Promise<number | undefined> {
+    const { status: last } = emulator;
+    const change = { before: last, after: status, mayWait: () => isMinorChange(last, status) };
+    return await this.#status.write(key, change, async (patch) => {
+      if (await this.#writer.writeStatus(emulator, patch)) {
+        recordTransition(this.#options.recorder, emulator, status);
+      }
+    });
+  }
+
+  /** Deletes a Pod whose Emulator no longer exists, because somebody removed the finalizer of the Emulator by force. */
+  async #endOrphan(key: string, pod: Pod, logger: Logger): Promise<void> {
+    const isEnding = pod.metadata.deletionTimestamp !== undefined;
+    if (!isEnding && (await this.#writer.emulatorIsGone(key, pod))) {
+      logger.info({ pod: keyOf(pod) }, 'deleting a Pod whose Emulator is gone');
+      await this.#writer.deletePod(pod, false);
+    }
+  }
+}
+
+/** Returns true if the write leads to the end of the Emulator, whose status nobody reads any more. */
+function isGoing(write: Write | undefined): boolean {
+  return write?.kind === 'deleteEmulator' || write?.kind === 'removeFinalizer';
+}
+
+/** Enqueues Emulators after changes of themselves, of their Pods and VMs, and of the hosts of both. */
+export function enqueueEmulators(controller: Controller, sources: Sources): void {
+  const { emulators, emulatorPods, vms, pods, nodes } = sources;
+  const ofVM = (vmKey: string) =>
+    emulators.cache
+      .byIndex(EMULATORS_BY_VM, vmKey)
+      .forEach((emulator) => controller.enqueue(keyOf(emulator)));
+  emulators.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
+  emulatorPods.cache.onChange(({ object }) =>
+    controller.enqueue(emulatorKeyOf(keyOf(object)), { urgent: true }),
+  );
+  vms.cache.onChange(({ object }) => ofVM(keyOf(object)));
+  nodes.cache.onChange(({ type, object, previous }) => {
+    if (type !== 'updated' || hostStateChanged(previous, object) || systemImagesChanged(previous, object)) {
+      const { name } = object.metadata;
+      // The Pod of a VM has the name of the VM.
+      onNode(pods.cache, name).forEach((pod) => ofVM(keyOf(pod)));
+      onNode(emulatorPods.cache, name).forEach((pod) => controller.enqueue(emulatorKeyOf(keyOf(pod))));
+    }
+  });
+}
+
+function onNode<T extends KubeObject>(cache: Cache<T>, node: string): readonly Readonly<T>[] {
+  return cache.byIndex(PODS_BY_NODE, node);
 }

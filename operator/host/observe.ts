@@ -1,6 +1,7 @@
 /** Reads the state of a host from its Node, trims Nodes for the cache, and finds changes that matter to VMs. All functions are pure. */
 import { LRUCache } from 'lru-cache';
 import {
+  EMULATORS_CONDITION,
   HOST_MARK,
   HOST_VALUE,
   NAT_READY_CONDITION,
@@ -38,7 +39,12 @@ export function isTooOldOrNew({ status }: Readonly<Node>): boolean {
 }
 
 /** Types of Node conditions that the operator reads. */
-const READ: ReadonlySet<string> = new Set(['Ready', NAT_READY_CONDITION, VERSION_SKEW_CONDITION]);
+const READ: ReadonlySet<string> = new Set([
+  'Ready',
+  NAT_READY_CONDITION,
+  EMULATORS_CONDITION,
+  VERSION_SKEW_CONDITION,
+]);
 
 /** Returns the Node without heartbeats, sizes of images and unused conditions, which would only use memory. */
 export function trimNode(node: Node): Node {

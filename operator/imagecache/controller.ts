@@ -19,6 +19,7 @@ import { IMAGE_CACHE_ENTRIES } from '../objects/resources.ts';
 import { Writer } from '../objects/writer.ts';
 import { ENTRY_UID_LABEL } from '../tasks/owner.ts';
 import { hostOfJob } from '../tasks/placement.ts';
+import { holdsSlot } from '../tasks/slots.ts';
 import { recordEntryEvents } from './events.ts';
 import { referenceOf } from './image.ts';
 import { buildJob } from './job.ts';
@@ -28,7 +29,6 @@ import {
   ENTRIES_BY_QUEUED_HOST,
   ENTRIES_BY_REFERENCE,
   ENTRIES_BY_UID,
-  holdsSlot,
   observeEntry,
   type EntrySources,
 } from './observe.ts';
@@ -174,12 +174,14 @@ export function enqueueEntries(controller: Controller, sources: EntrySources): v
       hostOfJob(object).forEach(byHost);
     }
   });
-  sources.pods.cache.onChange(({ type, object }) => {
+  const byMachine = ({ type, object }: Change<Pod>) => {
     const { nodeName } = object.spec;
     if (nodeName !== undefined && (type === 'deleted' || !holdsSlot(object))) {
       byHost(nodeName);
     }
-  });
+  };
+  sources.pods.cache.onChange(byMachine);
+  sources.emulatorPods.cache.onChange(byMachine);
   sources.taskPods.cache.onChange(byTask);
   sources.images.cache.onChange(({ object: { metadata } }) =>
     enqueue(entries.byIndex(ENTRIES_BY_REFERENCE, `berth.dev/${metadata.namespace}/${metadata.name}`)),

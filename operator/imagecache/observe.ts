@@ -1,12 +1,13 @@
 /** Reads from the caches all that the plan of one ImageCacheEntry needs. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import { SLOT_RESOURCE, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
+import { TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
+import { asksForSlot, holdsSlot, slotsOf } from '../tasks/slots.ts';
 import { PODS_BY_NODE } from '../vm/podstate.ts';
 import { isSeenAlive, type TaskOutcome, taskOutcome } from '../tasks/outcome.ts';
 import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
@@ -32,6 +33,7 @@ export interface EntrySources {
   readonly taskPods: Informer<Pod>;
   /** Pods of VMs. */
   readonly pods: Informer<Pod>;
+  readonly emulatorPods: Informer<Pod>;
   readonly config: OperatorConfig;
   readonly clock: () => number;
 }
@@ -156,19 +158,10 @@ function notReadySince({ metadata, status }: Node): number | undefined {
     : Date.parse(ready?.lastTransitionTime ?? metadata.creationTimestamp ?? '');
 }
 
-function freeSlots({ nodes, pods, jobs }: EntrySources, host: string): number {
-  const slots = Number(nodes.cache.get(host)?.status?.allocatable?.[SLOT_RESOURCE] ?? 0);
-  const machines = pods.cache.byIndex(PODS_BY_NODE, host).filter(holdsSlot);
-  return slots - machines.length - jobs.cache.byIndex(JOBS_BY_HOST, host).filter(takesSlot).length;
-}
-
-/** Returns true if the Pod of a VM uses a slot of its host. */
-export function holdsSlot({ status }: Readonly<Pod>): boolean {
-  return status?.phase !== 'Failed' && status?.phase !== 'Succeeded';
-}
-
-function takesSlot({ spec }: Readonly<Job>): boolean {
-  return spec.template.spec.containers.some(
-    ({ resources }) => resources?.requests?.[SLOT_RESOURCE] !== undefined,
+function freeSlots({ nodes, pods, emulatorPods, jobs }: EntrySources, host: string): number {
+  const machines = [pods, emulatorPods].flatMap(({ cache }) => cache.byIndex(PODS_BY_NODE, host));
+  const tasks = jobs.cache.byIndex(JOBS_BY_HOST, host).map(({ spec }) => spec.template.spec);
+  return (
+    slotsOf(nodes.cache.get(host)) - machines.filter(holdsSlot).length - tasks.filter(asksForSlot).length
   );
 }

@@ -59,7 +59,7 @@ function knownFacts(observed: Observed): Facts {
   };
 }
 
-interface End extends Omit<Failure, 'time'> {
+export interface End extends Omit<Failure, 'time'> {
   readonly reason: SaidReason;
 }
 
@@ -92,7 +92,8 @@ export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): Lo
   return end && { ...end, nodeName: pod?.spec.nodeName };
 }
 
-function endOf(pod: Pod): End {
+/** Returns the reason and the last words of a Pod that has ended. */
+export function endOf(pod: Pod): End {
   const { status = {} } = pod;
   const { reason = status.reason, message = status.message } = terminated(pod) ?? {};
   return { reason: saidReason(reason, 'MachineFailed'), message: message ?? 'The machine ended' };
@@ -215,20 +216,22 @@ function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
 }
 
 /** Returns the step that the host last reported, with its percent or fault, as the end of a message. */
-function lastReport(pod: Pod | undefined): string {
+export function lastReport(pod: Pod | undefined): string {
   const { reason, message = '' } = waitingState(pod);
   const step = message === '' ? reason : `${reason}: ${message}`;
   return step === undefined ? '' : `; the host last reported ${step}`;
 }
 
-function boundTime(pod: Pod): string | undefined {
+/** Returns when the Pod was bound to its host, in RFC 3339. The result is undefined if the Pod has no time at all. */
+export function boundTime(pod: Pod): string | undefined {
   const scheduled = pod.status?.conditions?.find(
     ({ type, status }) => type === 'PodScheduled' && status === 'True',
   );
   return scheduled?.lastTransitionTime ?? pod.status?.startTime ?? pod.metadata.creationTimestamp;
 }
 
-function firstRun({ pod, now }: Observed): string | undefined {
+/** Returns when the machine of the Pod first ran, in RFC 3339; undefined when it never ran. */
+export function firstRun({ pod, now }: Pick<Observed, 'pod' | 'now'>): string | undefined {
   if (pod === undefined || !hasRun(pod)) {
     return undefined;
   }
@@ -237,12 +240,12 @@ function firstRun({ pod, now }: Observed): string | undefined {
 }
 
 /** Returns when a silent host is treated as lost, in milliseconds since the epoch; undefined while the host reports. */
-export function lostAt({ node, config }: Observed): number | undefined {
+export function lostAt({ node, config }: Pick<Observed, 'node' | 'config'>): number | undefined {
   const since = node && silentSince(node);
   return since && since + config.hostLostTimeoutSeconds * 1000;
 }
 
-export function isLost(observed: Observed): boolean {
+export function isLost(observed: Pick<Observed, 'node' | 'config' | 'now'>): boolean {
   const at = lostAt(observed);
   return at !== undefined && observed.now >= at;
 }

@@ -214,7 +214,7 @@ function volumes(vm: VM, { vncHostPort }: Resolved): NonNullable<PodSpec['volume
 }
 
 /** Tolerations of not-ready and unreachable without a time limit, because a host that reboots must not lose its VMs. */
-const REBOOTING: readonly Toleration[] = [
+export const REBOOTING: readonly Toleration[] = [
   { key: 'node.kubernetes.io/not-ready', operator: 'Exists', effect: 'NoExecute' },
   { key: 'node.kubernetes.io/unreachable', operator: 'Exists', effect: 'NoExecute' },
 ];

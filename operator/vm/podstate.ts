@@ -38,6 +38,11 @@ export const PODS_BY_PORT = 'port';
 /** Index of Pods by the Node that they are bound to. */
 export const PODS_BY_NODE = 'node';
 
+/** Returns the keys of a Pod for the index {@link PODS_BY_NODE}. */
+export function nodeOfPod({ spec }: Readonly<Pod>): string[] {
+  return spec.nodeName === undefined ? [] : [spec.nodeName];
+}
+
 export function podPorts(pod: Pod): string[] {
   const ports = pod.spec.containers[0]?.ports ?? [];
   return ports

@@ -2,7 +2,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';
-import { EMULATORS, IMAGES, VM_CONFIGS } from '../../operator/objects/resources.ts';
+import { IMAGES, VM_CONFIGS } from '../../operator/objects/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { AS_OPERATOR, isAllowed } from '../support/admission.ts';
 import { allowMetrics, faultsIn, untilKnown } from '../support/operatorlog.ts';
@@ -266,25 +266,6 @@ describe('a VM that cannot be placed yet shows the reason, and goes on when it c
       await vms.delete(holder);
     }
   });
-});
-
-it('an Emulator says that its kind is not supported yet, and again when it is changed', async () => {
-  const client = cluster.client();
-  const place = { namespace: vms.namespace, name: 'pixel' };
-  await client.create(EMULATORS, { metadata: place, spec: { vmName: 'layers' } });
-  const refused = (generation: number) =>
-    waitFor('a refusal', async () => {
-      const { status } = await client.get(EMULATORS, place);
-      const said = status?.conditions?.map(({ type, status: value, reason }) => [type, value, reason]);
-      expect(said).toEqual([
-        ['Ready', 'False', 'KindUnsupported'],
-        ['Stalled', 'True', 'KindUnsupported'],
-      ]);
-      return status?.observedGeneration === generation;
-    });
-  await refused(1);
-  await client.mergePatch(EMULATORS, place, { spec: { cpu: 2 } });
-  await refused(2);
 });
 
 describe('the operator', () => {

@@ -2,21 +2,21 @@
 
 export const EMULATOR_REASONS = {
   VMNotRunning: {
-    seen: { Emulator: ['Scheduled', 'Ready'] },
+    seen: { Emulator: ['Scheduled', 'Ready', 'Event'] },
     class: 'state',
     by: 'agent and operator',
     says: 'The VM of the emulator does not run, so the emulator has no host',
     todo: 'Start the VM; the emulator then starts by itself',
   },
   NoFreeSlot: {
-    seen: { Emulator: ['Scheduled'] },
+    seen: { Emulator: ['Scheduled', 'Event'] },
     class: 'passing',
     by: 'operator',
     says: 'All slots of the host of the VM are taken',
     todo: 'Delete a VM, an emulator or a cache Job of this host, or wait for its end',
   },
   HostWithoutEmulators: {
-    seen: { Emulator: ['Scheduled'] },
+    seen: { Emulator: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
     says: 'The host of the VM runs no emulators; the message has the reason from the host',
@@ -38,7 +38,7 @@ export const EMULATOR_REASONS = {
     todo: 'Give all users or the group kvm the right to read and write /dev/kvm, and create the emulator again',
   },
   ArchitectureNotAllowed: {
-    seen: { Emulator: ['Scheduled'] },
+    seen: { Emulator: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
     says: 'The operator places no emulators on hosts of this architecture',

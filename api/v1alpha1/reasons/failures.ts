@@ -11,7 +11,7 @@ export const FAILURES = {
     todo: 'Read the condition Ready',
   },
   MachineFailed: {
-    seen: { VM: ['Ready', 'Stalled', 'Event'] },
+    seen: { Emulator: ['Ready', 'Stalled', 'Event'], VM: ['Ready', 'Stalled', 'Event'] },
     class: 'final',
     by: 'operator',
     says: 'The machine ended, and its host gave no usable reason',
@@ -104,7 +104,7 @@ export const FAILURES = {
     todo: 'Look for a drain or a taint of the host; if the VM had run, create it again',
   },
   HostLost: {
-    seen: { VM: ['Ready', 'Event'], Pod: ['Event'] },
+    seen: { Emulator: ['Ready', 'Event'], VM: ['Ready', 'Event'], Pod: ['Event'] },
     class: 'passing',
     by: 'agent and operator',
     says: 'The host of the VM was lost; before its first run the VM gets another host',
@@ -118,11 +118,11 @@ export const FAILURES = {
     todo: 'Raise activeDeadlineSeconds if the time was too short',
   },
   DeployTimeout: {
-    seen: { VM: ['Ready', 'Stalled', 'Event'] },
+    seen: { Emulator: ['Ready', 'Stalled', 'Event'], VM: ['Ready', 'Stalled', 'Event'] },
     class: 'final',
     by: 'operator',
-    says: 'The VM was not Running within deployTimeoutSeconds after it got its host',
-    todo: 'Look at the last message of the host; raise deployTimeoutSeconds for large images',
+    says: 'The VM or Emulator was not Running within deployTimeoutSeconds after it got its host',
+    todo: 'Look at the last message of the host; raise deployTimeoutSeconds if the time was too short',
   },
   AgentTooOld: {
     seen: { ...FAILURE, Image: ['Ready', 'Stalled', 'Event'] },
@@ -151,13 +151,6 @@ export const FAILURES = {
     by: 'operator',
     says: 'Neither the VM nor its VMConfig names an image or an ISO with a disk size',
     todo: 'Name an image, or an ISO and diskSize',
-  },
-  KindUnsupported: {
-    seen: { Emulator: ['Ready', 'Stalled'] },
-    class: 'final',
-    by: 'operator',
-    says: 'No host can run objects of this kind yet',
-    todo: 'Delete the object',
   },
   NetworkModeUnsupported: {
     seen: { VM: ['Stalled', 'Ready'] },

@@ -5,17 +5,17 @@ const FAILURE = { VM: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'
 /** Faults after which Berth tries the work again. They pass by themselves, or somebody fixes them without creating the VM again. */
 export const FAULTS = {
   Unschedulable: {
-    seen: { VM: ['Scheduled', 'Event'] },
+    seen: { Emulator: ['Scheduled', 'Event'], VM: ['Scheduled', 'Event'] },
     class: 'passing',
     by: 'operator',
-    says: 'No suitable host has room for the VM; the message counts the hosts by cause',
+    says: 'No suitable host has room for the VM or Emulator; the message counts the hosts by cause',
     todo: 'Add hosts, delete other VMs, or change the requests of the VM',
   },
   NotReady: {
-    seen: { VM: ['Ready'] },
+    seen: { Emulator: ['Ready'], VM: ['Ready'] },
     class: 'passing',
     by: 'operator',
-    says: 'The machine runs, but the guest is not ready yet',
+    says: 'The machine runs, but the guest is not ready, or ADB of the emulator does not answer',
     todo: 'If this continues, look at the console of the guest',
   },
   GuestNotReady: {
@@ -47,7 +47,7 @@ export const FAULTS = {
     todo: 'Put UTF-8 text of at most 65536 bytes into the Secret',
   },
   HostUnreachable: {
-    seen: { VM: ['Ready'] },
+    seen: { Emulator: ['Ready'], VM: ['Ready'] },
     class: 'passing',
     by: 'operator',
     says: 'The host of the VM does not report; the machine may still run',
@@ -109,17 +109,17 @@ export const FAULTS = {
     todo: 'Request a smaller size',
   },
   PodNameTaken: {
-    seen: { VM: ['Scheduled', 'Ready', 'Event'] },
+    seen: { Emulator: ['Scheduled', 'Ready', 'Event'], VM: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'Another Pod has the name of the VM',
-    todo: 'Delete that Pod, or give the VM another name',
+    says: 'Another Pod has the name that the Pod of the VM or Emulator must have',
+    todo: 'Delete that Pod, or give the VM or Emulator another name',
   },
   PodRefused: {
-    seen: { VM: ['Scheduled', 'Ready', 'Event'] },
+    seen: { Emulator: ['Scheduled', 'Ready', 'Event'], VM: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The API server refused the Pod of the VM; the message has its answer',
+    says: 'The API server refused the Pod; the message has its answer',
     todo: 'Raise the quota, or change the admission rule that the message names',
   },
   NoFreePort: {

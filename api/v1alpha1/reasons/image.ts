@@ -162,7 +162,7 @@ export const IMAGE_REASONS = {
     todo: 'Set imageStorage in the configuration of the operator; then the content is stored and can be copied',
   },
   VMNotFound: {
-    seen: { ...BLOCKED, Emulator: ['Scheduled'] },
+    seen: { ...BLOCKED, Emulator: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
     says: 'The VM that the object names does not exist',

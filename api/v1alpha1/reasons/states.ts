@@ -5,28 +5,35 @@ const PHASE = { VM: ['Ready', 'Reconciling'], Pod: ['waiting', 'Ready', 'berth.d
 
 export const STATES = {
   Pending: {
-    seen: { VM: ['Ready', 'Reconciling'], Image: ['Ready', 'Reconciling'] },
+    seen: {
+      Emulator: ['Ready', 'Reconciling'],
+      VM: ['Ready', 'Reconciling'],
+      Image: ['Ready', 'Reconciling'],
+    },
     class: 'state',
     by: 'operator',
     says: 'The object waits for its Pod, its Job or a host',
   },
   Scheduled: {
-    seen: { VM: ['Scheduled', 'Ready', 'Reconciling', 'Event'] },
+    seen: {
+      Emulator: ['Scheduled', 'Ready', 'Reconciling', 'Event'],
+      VM: ['Scheduled', 'Ready', 'Reconciling', 'Event'],
+    },
     class: 'state',
     by: 'operator',
-    says: 'The VM has a host',
+    says: 'The VM or Emulator has a host',
   },
   NoPod: {
-    seen: { VM: ['Scheduled'] },
+    seen: { Emulator: ['Scheduled'], VM: ['Scheduled'] },
     class: 'state',
     by: 'operator',
-    says: 'The VM has no Pod, so its host is unknown',
+    says: 'The VM or Emulator has no Pod, so its host is unknown',
   },
   WaitingForScheduler: {
-    seen: { VM: ['Scheduled'] },
+    seen: { Emulator: ['Scheduled'], VM: ['Scheduled'] },
     class: 'state',
     by: 'operator',
-    says: 'The scheduler has not looked at the Pod of the VM yet',
+    says: 'The scheduler has not looked at the Pod yet',
   },
   Pulling: {
     seen: { ...PHASE, VM: [...PHASE.VM, 'Event'], Image: ['Ready', 'Reconciling'] },
@@ -36,23 +43,23 @@ export const STATES = {
   },
   Cloning: { seen: PHASE, class: 'state', by: 'agent', says: 'The host makes the disk of the VM' },
   Starting: {
-    seen: PHASE,
+    seen: { ...PHASE, Emulator: ['Ready', 'Reconciling'] },
     class: 'state',
     by: 'agent',
     says: 'The host starts the machine, or waits for the end of an earlier machine',
   },
   Running: {
-    seen: { VM: ['Ready', 'Event'], Pod: ['berth.dev/Machine'] },
+    seen: { Emulator: ['Ready', 'Event'], VM: ['Ready', 'Event'], Pod: ['berth.dev/Machine'] },
     class: 'state',
     by: 'agent and operator',
     says: 'The machine runs',
   },
   Stopping: { seen: PHASE, class: 'state', by: 'agent', says: 'The machine is being stopped' },
   Stopped: {
-    seen: { VM: ['Ready', 'Event'], Pod: [...PHASE.Pod, 'Event'] },
+    seen: { Emulator: ['Reconciling', 'Event'], VM: ['Ready', 'Event'], Pod: [...PHASE.Pod, 'Event'] },
     class: 'state',
     by: 'agent',
-    says: 'The machine is off, and its disk is kept',
+    says: 'The machine is off, and its disk is kept; an Emulator keeps no data',
   },
   Suspending: {
     seen: PHASE,
@@ -73,10 +80,14 @@ export const STATES = {
     says: 'The memory of the machine is being read from disk',
   },
   Terminating: {
-    seen: { VM: ['Ready', 'Reconciling'], Pod: ['Ready', 'berth.dev/Machine'] },
+    seen: {
+      Emulator: ['Ready', 'Reconciling'],
+      VM: ['Ready', 'Reconciling'],
+      Pod: ['Ready', 'berth.dev/Machine'],
+    },
     class: 'state',
     by: 'agent and operator',
-    says: 'The VM is being deleted',
+    says: 'The VM or Emulator is being deleted',
   },
   Terminated: {
     seen: { Pod: ['terminated'] },

@@ -1,0 +1,70 @@
+/** Records Events of an Emulator: one for each change that people would ask about. */
+import type { Emulator, EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
+import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import type { EventRecorder, EventText } from '../../kube/events.ts';
+import { conditionIn } from '../objects/conditions.ts';
+
+type Story = EventText<SaidReason>;
+
+/** Reasons of the condition Scheduled that are no fault: an Emulator may be created together with its VM. */
+const WAITING: ReadonlySet<string> = new Set<Reason>(['VMNotFound', 'VMNotRunning']);
+
+/** Records Events for the changes from an Emulator's last status to the next. */
+export function recordTransition(
+  recorder: EventRecorder<SaidReason>,
+  emulator: Emulator,
+  next: EmulatorStatus,
+): void {
+  const last = emulator.status;
+  for (const story of [...placed(emulator, next), ...heldUp(last, next), ...moved(last, next)]) {
+    recorder.event(emulator, story);
+  }
+}
+
+/** Records the Event of an Emulator that is deleted because its VM stopped. */
+export function recordDeletion(recorder: EventRecorder<SaidReason>, emulator: Emulator): void {
+  const message = `The Emulator is deleted, because VM ${emulator.spec.vmName} does not run and whenVMStops is Delete`;
+  recorder.event(emulator, normal('VMNotRunning', 'Ending', message));
+}
+
+function placed({ spec, status }: Emulator, { nodeName }: EmulatorStatus): Story[] {
+  return nodeName === undefined || nodeName === status?.nodeName
+    ? []
+    : [normal('Scheduled', 'Scheduling', `The emulator was placed on host ${nodeName} of VM ${spec.vmName}`)];
+}
+
+function heldUp(last: EmulatorStatus | undefined, next: EmulatorStatus): Story[] {
+  const now = conditionIn(next, 'Scheduled');
+  const before = conditionIn(last, 'Scheduled');
+  const isNew = now?.status === 'False' && (before?.status !== 'False' || now.reason !== before.reason);
+  if (!isNew || next.phase === 'Stopped') {
+    return [];
+  }
+  const { reason, message } = now;
+  const type = WAITING.has(reason) ? 'Normal' : 'Warning';
+  return [{ type, reason: saidReason(reason, 'Pending'), action: 'Scheduling', message }];
+}
+
+function moved(last: EmulatorStatus | undefined, next: EmulatorStatus): Story[] {
+  if (next.phase === last?.phase) {
+    return [];
+  }
+  switch (next.phase) {
+    case 'Running':
+      return [normal('Running', 'Running', 'The emulator runs')];
+    case 'Stopped':
+      return [
+        normal('Stopped', 'Ending', 'The emulator and its data were removed, because its VM does not run'),
+      ];
+    case 'Failed': {
+      const { reason, message = '' } = conditionIn(next, 'Ready') ?? {};
+      return [{ type: 'Warning', reason: saidReason(reason, 'MachineFailed'), action: 'Running', message }];
+    }
+    default:
+      return [];
+  }
+}
+
+function normal(reason: Reason, action: string, message: string): Story {
+  return { type: 'Normal', reason, action, message };
+}

@@ -1,0 +1,96 @@
+/** Reads from the caches all that one reconcile of an Emulator needs. */
+import type { Emulator } from '../../api/v1alpha1/emulator.ts';
+import { EMULATOR_UID_LABEL, emulatorPodName } from '../../api/v1alpha1/names.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import type { Node, Pod } from '../../kube/core.ts';
+import type { Informer } from '../../kube/informer.ts';
+import { keyOf } from '../../kube/objects.ts';
+import type { OperatorConfig } from '../config/config.ts';
+import { isHost } from '../host/observe.ts';
+import { asksForSlot, holdsSlot } from '../tasks/slots.ts';
+import { nodeOf } from '../vm/observe.ts';
+import { PODS_BY_NODE } from '../vm/podstate.ts';
+
+/** State that one reconcile of an Emulator observes. The plan and the status are pure functions of this state. */
+export interface Observed {
+  readonly emulator: Emulator;
+  /** VM of the name `spec.vmName`. Its uid may differ from the uid in the Emulator's owner reference. */
+  readonly vm: VM | undefined;
+  readonly vmPod: Pod | undefined;
+  /** Node of the VM's Pod. */
+  readonly vmNode: Node | undefined;
+  /** Pod of this Emulator. */
+  readonly pod: Pod | undefined;
+  /** Whether the Pod of another Emulator has the name of this Emulator's Pod. That Emulator was deleted and its Pod still ends. */
+  readonly isNameTaken: boolean;
+  /** Node that the Emulator's Pod is bound to; undefined when the Node was deleted or the Pod is not bound. */
+  readonly node: Node | undefined;
+  /** Returns the number of slots of a host that Pods use. */
+  readonly slotsTaken: (host: string) => number;
+  /** Returns the Nodes of all Berth hosts. */
+  readonly hosts: () => readonly Node[];
+  readonly config: OperatorConfig;
+  /** Current time in milliseconds since the epoch. */
+  readonly now: number;
+}
+
+export interface Sources {
+  readonly client: KubeClient;
+  readonly emulators: Informer<Emulator>;
+  readonly emulatorPods: Informer<Pod>;
+  readonly vms: Informer<VM>;
+  /** Pods of VMs. */
+  readonly pods: Informer<Pod>;
+  readonly taskPods: Informer<Pod>;
+  readonly nodes: Informer<Node>;
+  readonly config: OperatorConfig;
+  readonly clock: () => number;
+}
+
+/** Returns the key of the Emulator's Pod from the key of the Emulator. Both keys are `namespace/name`. */
+export function podKeyOf(emulatorKey: string): string {
+  return emulatorPodName(emulatorKey);
+}
+
+/** Returns the key of the Emulator from the key of its Pod. */
+export function emulatorKeyOf(podKey: string): string {
+  return podKey.slice(0, podKey.length - emulatorPodName('').length);
+}
+
+/** Returns the key of the Emulator's VM. */
+export function vmKeyOf({ metadata, spec }: Readonly<Emulator>): string {
+  return `${metadata.namespace}/${spec.vmName}`;
+}
+
+/** @throws ApiError when the Node of the Emulator's Pod is not in the cache and cannot be read */
+export async function observe(sources: Sources, emulator: Emulator): Promise<Observed> {
+  const { vms, pods, emulatorPods, nodes, config } = sources;
+  const named = emulatorPods.cache.get(podKeyOf(keyOf(emulator)));
+  const isOurs = isPodOf(named, emulator);
+  const pod = isOurs ? named : undefined;
+  const vmPod = pods.cache.get(vmKeyOf(emulator));
+  return {
+    emulator,
+    vm: vms.cache.get(vmKeyOf(emulator)),
+    vmPod,
+    vmNode: nodes.cache.get(vmPod?.spec.nodeName ?? ''),
+    pod,
+    isNameTaken: named !== undefined && !isOurs,
+    node: await nodeOf(sources, pod),
+    slotsTaken: (host) => slotsTaken(sources, host),
+    hosts: () => nodes.cache.list().filter(isHost),
+    config,
+    now: sources.clock(),
+  };
+}
+
+/** Returns true if the Pod belongs to this Emulator, and not to an earlier one of the same name. */
+export function isPodOf(pod: Readonly<Pod> | undefined, { metadata }: Readonly<Emulator>): boolean {
+  return pod?.metadata.labels?.[EMULATOR_UID_LABEL] === metadata.uid;
+}
+
+function slotsTaken({ pods, emulatorPods, taskPods }: Sources, host: string): number {
+  const bound = [pods, emulatorPods, taskPods].flatMap(({ cache }) => cache.byIndex(PODS_BY_NODE, host));
+  return bound.filter((pod) => holdsSlot(pod) && asksForSlot(pod.spec)).length;
+}

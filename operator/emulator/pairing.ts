@@ -1,0 +1,83 @@
+/** Decides what the state of its VM means for an Emulator. All functions are pure. */
+import type { Emulator } from '../../api/v1alpha1/emulator.ts';
+import { GROUP, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { Condition } from '../../kube/objects.ts';
+import { conditionIn } from '../objects/conditions.ts';
+import type { Observed } from './observe.ts';
+
+/** State of the VM, as far as it concerns the Emulator. */
+export type Pairing =
+  /** There is no VM, or another VM than the one to which the Emulator belongs. */
+  | { readonly kind: 'missing'; readonly message: string }
+  /** The VM does not run, and its emulators must not run either. */
+  | { readonly kind: 'ended'; readonly message: string }
+  /**
+   * The VM is between two states, or its host is lost. A Pod of the Emulator stays on this host, but none is made. The host is undefined
+   * while the cache does not show the VM's Pod.
+   */
+  | { readonly kind: 'held'; readonly host: string | undefined; readonly message: string }
+  | { readonly kind: 'running'; readonly host: string };
+
+/** Phases of a VM between two states in which its machine runs. The VM's Pod and its host stay the same. */
+const BETWEEN: ReadonlySet<string | undefined> = new Set(['Stopping', 'Suspending', 'Resuming', 'Starting']);
+
+export function pairingOf({ emulator, vm, vmPod }: Pick<Observed, 'emulator' | 'vm' | 'vmPod'>): Pairing {
+  const { vmName } = emulator.spec;
+  if (vm === undefined) {
+    const message = `VM ${vmName} was not found in namespace ${emulator.metadata.namespace}`;
+    return { kind: 'missing', message };
+  }
+  if (belongsToAnother(emulator, vm)) {
+    const message = `VM ${vmName} of the Emulator was deleted; the VM ${vmName} is another VM`;
+    return { kind: 'missing', message };
+  }
+  // The message does not name the phase of the VM, because each phase would then cause a write.
+  const message = `VM ${vmName} does not run; the emulator starts when the VM is Running`;
+  if (hasStopped(vm)) {
+    return { kind: 'ended', message };
+  }
+  // The cache of Pods may be behind the status of the VM. If the Pod is really gone, the VM's next status says so.
+  return besideHost(vm, isOfVM(vmPod, vm) ? vmPod : undefined, message);
+}
+
+function besideHost({ status }: VM, pod: Pod | undefined, message: string): Pairing {
+  const host = pod?.spec.nodeName;
+  const isSteady = status?.phase === 'Running' && pod?.metadata.deletionTimestamp === undefined;
+  return isSteady && host !== undefined ? { kind: 'running', host } : { kind: 'held', host, message };
+}
+
+/** Returns true if the Emulator belongs to a VM that was deleted, and this VM only has the same name. */
+export function belongsToAnother(emulator: Emulator, vm: VM): boolean {
+  const owner = ownerOf(emulator);
+  return owner !== undefined && owner.uid !== vm.metadata.uid;
+}
+
+function hasStopped(vm: VM): boolean {
+  const { phase, failure } = vm.status ?? {};
+  const isOver = vm.metadata.deletionTimestamp !== undefined || failure !== undefined;
+  return isOver || !(phase === 'Running' || BETWEEN.has(phase) || isHostLost(vm));
+}
+
+/** Returns the owner reference of the Emulator to its VM; undefined while the Emulator has none. */
+export function ownerOf({ metadata, spec }: Readonly<Emulator>) {
+  return metadata.ownerReferences?.find(
+    ({ apiVersion, kind, name }) =>
+      kind === 'VM' && name === spec.vmName && apiVersion.startsWith(`${GROUP}/`),
+  );
+}
+
+/** Returns the VM's condition Ready while the VM's host does not respond. The Emulator then has the same reason. */
+export function hostTrouble(vm: VM | undefined): Condition | undefined {
+  const ready = conditionIn(vm?.status, 'Ready');
+  return ready?.reason === 'HostUnreachable' || ready?.reason === 'HostLost' ? ready : undefined;
+}
+
+function isHostLost(vm: VM): boolean {
+  return vm.status?.phase === 'Failed' && hostTrouble(vm)?.reason === 'HostLost';
+}
+
+function isOfVM(pod: Observed['vmPod'], vm: VM): boolean {
+  return pod?.metadata.labels?.[VM_UID_LABEL] === vm.metadata.uid;
+}

@@ -1,0 +1,80 @@
+/** Derives the phase of an Emulator from its Pod, its VM and its facts. All functions are pure. */
+import { saidReason, type SaidReason } from '../../api/v1alpha1/reasons.ts';
+import type { Pod } from '../../kube/core.ts';
+import { hasEnded, machineCondition, waitingState } from '../vm/podstate.ts';
+import type { Facts } from './facts.ts';
+import type { Observed } from './observe.ts';
+import { hostTrouble, pairingOf } from './pairing.ts';
+
+export const EMULATOR_PHASES = [
+  'Pending',
+  'Scheduled',
+  'Starting',
+  'Running',
+  'Stopped',
+  'Failed',
+  'Terminating',
+] as const;
+export type EmulatorPhase = (typeof EMULATOR_PHASES)[number];
+
+export interface Phase {
+  readonly name: EmulatorPhase;
+  /** Reason and message of the Ready condition. */
+  readonly reason: SaidReason;
+  readonly message: string;
+}
+
+export function phaseOf(observed: Observed, { failure, firstRunningTime }: Facts): Phase {
+  if (observed.emulator.metadata.deletionTimestamp !== undefined) {
+    return { name: 'Terminating', reason: 'Terminating', message: 'The Emulator is being deleted' };
+  }
+  if (failure !== undefined) {
+    return { name: 'Failed', reason: saidReason(failure.reason, 'MachineFailed'), message: failure.message };
+  }
+  const pairing = pairingOf(observed);
+  if (pairing.kind === 'missing') {
+    return { name: 'Pending', reason: 'VMNotFound', message: pairing.message };
+  }
+  if (pairing.kind === 'ended') {
+    const name = firstRunningTime === undefined ? 'Pending' : 'Stopped';
+    return { name, reason: 'VMNotRunning', message: pairing.message };
+  }
+  return silentPhase(observed) ?? podPhase(observed.pod);
+}
+
+/** Returns the phase of an Emulator on a host that does not respond, as the VM has it; undefined while the host responds. */
+function silentPhase({ vm, pod }: Observed): Phase | undefined {
+  const trouble = hostTrouble(vm);
+  if (trouble === undefined || pod?.spec.nodeName === undefined) {
+    return undefined;
+  }
+  const { reason, message } = trouble;
+  return reason === 'HostLost'
+    ? { name: 'Failed', reason: 'HostLost', message }
+    : { name: podPhase(pod).name, reason: 'HostUnreachable', message };
+}
+
+/** Returns the phase from the Pod phase, and from the state that the agent reports. */
+function podPhase(pod: Pod | undefined): Phase {
+  if (pod === undefined || pod.metadata.deletionTimestamp !== undefined || hasEnded(pod)) {
+    return { name: 'Pending', reason: 'Pending', message: 'The Emulator waits for its Pod' };
+  }
+  const { nodeName } = pod.spec;
+  if (nodeName === undefined) {
+    return { name: 'Pending', reason: 'Pending', message: 'The Emulator waits for its host' };
+  }
+  if (pod.status?.phase === 'Running') {
+    return { name: 'Running', reason: 'Running', message: '' };
+  }
+  return beforeRunning(pod, nodeName);
+}
+
+function beforeRunning(pod: Pod, host: string): Phase {
+  const { reason, message } = waitingState(pod);
+  const isStarting = reason === 'Starting' || machineCondition(pod)?.reason === 'Starting';
+  return {
+    name: isStarting ? 'Starting' : 'Scheduled',
+    reason: saidReason(reason, 'Scheduled'),
+    message: message || `The Emulator is bound to host ${host}`,
+  };
+}

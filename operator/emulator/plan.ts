@@ -1,0 +1,142 @@
+/** Plans the next write for an Emulator. All functions are pure. */
+import type { Emulator } from '../../api/v1alpha1/emulator.ts';
+import { VM_FINALIZER } from '../../api/v1alpha1/names.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import { isOutOfService } from '../host/observe.ts';
+import { isLost } from '../vm/facts.ts';
+import { hasEnded } from '../vm/podstate.ts';
+import { TIMEOUT } from './facts.ts';
+import { hostFault } from './host.ts';
+import type { Observed } from './observe.ts';
+import { belongsToAnother, ownerOf, pairingOf } from './pairing.ts';
+import { hostOfPod } from './pod.ts';
+
+export type Write =
+  /** Adds the finalizer, and the owner reference to the VM. */
+  | { readonly kind: 'adopt' }
+  | { readonly kind: 'createPod'; readonly host: string }
+  /** With `force`, the Pod is deleted without waiting for its host, because no agent will end it. */
+  | { readonly kind: 'deletePod'; readonly force: boolean }
+  | { readonly kind: 'deleteEmulator' }
+  | { readonly kind: 'removeFinalizer' };
+
+/** Reason why the Emulator has no Pod, for the condition Scheduled. */
+export interface Blocked {
+  readonly reason: Reason;
+  readonly message: string;
+}
+
+export interface Plan {
+  /** The next write; undefined when there is nothing to write before a change. */
+  readonly write?: Write | undefined;
+  readonly blocked?: Blocked | undefined;
+}
+
+export function plan(observed: Observed): Plan {
+  const { emulator, pod } = observed;
+  if (emulator.metadata.deletionTimestamp !== undefined) {
+    return { write: pod === undefined ? release(observed) : endPod(observed) };
+  }
+  const pairing = pairingOf(observed);
+  switch (pairing.kind) {
+    case 'missing':
+      return withoutVM(observed, { reason: 'VMNotFound', message: pairing.message });
+    case 'ended':
+      return withoutVM(observed, { reason: 'VMNotRunning', message: pairing.message });
+    case 'held': {
+      const blocked: Blocked = { reason: 'VMNotRunning', message: pairing.message };
+      const write = mustEnd(observed, pairing.host) ? endPod(observed) : adoption(observed);
+      return pod === undefined ? { write, blocked } : { write };
+    }
+    case 'running':
+    default:
+      return besideVM(observed, pairing.host);
+  }
+}
+
+/** Ends the Pod of an Emulator whose VM is gone or does not run. With `whenVMStops: Delete`, the Emulator itself is deleted. */
+function withoutVM(observed: Observed, blocked: Blocked): Plan {
+  const { emulator, pod } = observed;
+  const { spec, status } = emulator;
+  // An Emulator that was created together with its VM has no Pod yet, and must wait for the first run of the VM.
+  const wasPlaced = pod !== undefined || status?.failure !== undefined;
+  if (spec.whenVMStops === 'Delete' && wasPlaced) {
+    return { write: { kind: 'deleteEmulator' }, blocked };
+  }
+  return { write: endPod(observed) ?? adoption(observed), blocked };
+}
+
+/** Plans for an Emulator whose VM runs on `host`. */
+function besideVM(observed: Observed, host: string): Plan {
+  const { emulator, vmNode, pod, config } = observed;
+  const adopted = adoption(observed);
+  if (adopted !== undefined) {
+    return { write: adopted };
+  }
+  if (mustEnd(observed, host)) {
+    return { write: endPod(observed) };
+  }
+  const fault = hostFault(vmNode, emulator.spec, config);
+  if (pod === undefined) {
+    return withoutPod(observed, host, fault);
+  }
+  const waits = pod.spec.nodeName === undefined;
+  return waits && fault !== undefined ? { write: endPod(observed), blocked: fault } : {};
+}
+
+/** Plans for an Emulator without a Pod. `fault` is the reason why its host may not run it. */
+function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Blocked | undefined): Plan {
+  if (emulator.status?.failure?.reason === TIMEOUT) {
+    return {};
+  }
+  if (isNameTaken) {
+    const message = `The Pod of a deleted Emulator of the name ${emulator.metadata.name} is still ending`;
+    return { blocked: { reason: 'PodNameTaken', message } };
+  }
+  return fault === undefined ? { write: { kind: 'createPod', host } } : { blocked: fault };
+}
+
+/**
+ * Returns true if the Pod must end although the VM may run: it is being deleted, is for another host than the VM's, or its deployment
+ * took too long. Uses only facts that are already in the status. An ended Pod of a failed emulator stays for its log.
+ */
+function mustEnd({ emulator, pod }: Observed, host: string | undefined): boolean {
+  if (pod === undefined) {
+    return false;
+  }
+  const isElsewhere = host !== undefined && hostOfPod(pod) !== host;
+  const isTooLate = emulator.status?.failure?.reason === TIMEOUT && !hasEnded(pod);
+  return pod.metadata.deletionTimestamp !== undefined || isElsewhere || isTooLate;
+}
+
+/** Returns the write that ends the Pod; undefined when there is no Pod, or when its agent is ending it. */
+function endPod(observed: Observed): Write | undefined {
+  const { pod } = observed;
+  const force = isAbandoned(observed);
+  const isEnding = pod === undefined || pod.metadata.deletionTimestamp !== undefined;
+  return force || !isEnding ? { kind: 'deletePod', force } : undefined;
+}
+
+/** Returns true if no agent will end the Pod any more, as far as Kubernetes can know. */
+function isAbandoned(observed: Observed): boolean {
+  const { pod, node } = observed;
+  const isBound = pod?.spec.nodeName !== undefined;
+  return isBound && (node === undefined || isOutOfService(node) || isLost(observed));
+}
+
+/** Returns the write that ties the Emulator to its VM; undefined when it is tied to this or another VM, or when the VM is going. */
+function adoption({ emulator, vm }: Observed): Write | undefined {
+  if (vm === undefined || vm.metadata.deletionTimestamp !== undefined || belongsToAnother(emulator, vm)) {
+    return undefined;
+  }
+  const isTied = hasFinalizer(emulator) && ownerOf(emulator) !== undefined;
+  return isTied ? undefined : { kind: 'adopt' };
+}
+
+function release({ emulator }: Observed): Write | undefined {
+  return hasFinalizer(emulator) ? { kind: 'removeFinalizer' } : undefined;
+}
+
+function hasFinalizer({ metadata }: Emulator): boolean {
+  return metadata.finalizers?.includes(VM_FINALIZER) === true;
+}

@@ -1,0 +1,128 @@
+/** Builds the Pod of an Emulator: requests and affinity for the scheduler, and two annotations for the host's agent. */
+import type { Emulator } from '../../api/v1alpha1/emulator.ts';
+import {
+  EMULATOR_API_VERSION,
+  EMULATOR_DATA_BYTES,
+  EMULATOR_MEMORY_OVERHEAD_BYTES,
+  type EmulatorMachine,
+  systemImageName,
+} from '../../api/v1alpha1/emulatormachine.ts';
+import type { Desired } from '../../api/v1alpha1/machine.ts';
+import {
+  ADB_PORT,
+  API_VERSION,
+  DESIRED_ANNOTATION,
+  EMULATOR_UID_LABEL,
+  emulatorPodName,
+  MACHINE_ANNOTATION,
+  MACHINE_CONTAINER,
+  SLOT_RESOURCE,
+  WORKLOAD_LABEL,
+} from '../../api/v1alpha1/names.ts';
+import { formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { Pod, PodSpec } from '../../kube/core.ts';
+import type { Unsaved } from '../../kube/objects.ts';
+import type { OperatorConfig } from '../config/config.ts';
+import { hostPodSpec } from '../tasks/placement.ts';
+import { REBOOTING } from '../vm/pod.ts';
+import { diskRequest } from '../vm/size.ts';
+import { resolveSpec } from './spec.ts';
+
+/** Time in seconds for the end of an emulator: the default of Kubernetes. */
+const TERMINATION_GRACE_SECONDS = 30;
+
+export interface PodOptions {
+  readonly emulator: Emulator;
+  readonly vm: VM;
+  /** Host of the VM. */
+  readonly host: string;
+  readonly config: OperatorConfig;
+}
+
+export function buildPod(options: PodOptions): Unsaved<Pod> {
+  const { emulator } = options;
+  const { name, namespace = '', uid = '' } = emulator.metadata;
+  return {
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: {
+      name: emulatorPodName(name),
+      namespace,
+      labels: { [EMULATOR_UID_LABEL]: uid, [WORKLOAD_LABEL]: 'emulator' },
+      annotations: {
+        [MACHINE_ANNOTATION]: JSON.stringify(buildMachine(options)),
+        [DESIRED_ANNOTATION]: JSON.stringify(buildDesired(emulator)),
+      },
+      ownerReferences: [
+        { apiVersion: API_VERSION, kind: 'Emulator', name, uid, controller: true, blockOwnerDeletion: true },
+      ],
+    },
+    spec: buildSpec(options),
+  };
+}
+
+/**
+ * Returns the name of the only host that may run the Pod. An unbound Pod has the name in its affinity, because a `nodeName` would
+ * bypass the scheduler.
+ */
+export function hostOfPod({ spec }: Pod): string | undefined {
+  const required = spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
+  return spec.nodeName ?? required?.nodeSelectorTerms[0]?.matchFields?.[0]?.values?.[0];
+}
+
+function buildMachine({ emulator, vm }: PodOptions): EmulatorMachine {
+  const { platform, device, imageType, exposure } = resolveSpec(emulator.spec);
+  return {
+    apiVersion: EMULATOR_API_VERSION,
+    emulator: identityOf(emulator),
+    vm: identityOf(vm),
+    platform,
+    device,
+    imageType,
+    exposure,
+  };
+}
+
+function identityOf({ metadata: { namespace = '', name, uid = '' } }: Emulator | VM): EmulatorMachine['vm'] {
+  return { namespace, name, uid };
+}
+
+/** Returns the content of the annotation `berth.dev/desired`, which never changes. */
+function buildDesired({ spec }: Emulator): Desired {
+  const { cpu, memory } = resolveSpec(spec);
+  return { power: 'Running', restartPolicy: 'Never', cpu, memoryBytes: Number(parseQuantity(memory)) };
+}
+
+function buildSpec({ emulator, host, config }: PodOptions): PodSpec {
+  const { cpu, memory, platform, imageType } = resolveSpec(emulator.spec);
+  const diskSizeBytes = BigInt(EMULATOR_DATA_BYTES);
+  const requests = {
+    cpu: String(cpu),
+    memory: formatQuantity(parseQuantity(memory) + BigInt(EMULATOR_MEMORY_OVERHEAD_BYTES)),
+    'ephemeral-storage': diskRequest({ diskSizeBytes, imageSizeBytes: undefined }, config),
+  };
+  const counted = { [SLOT_RESOURCE]: '1' };
+  return {
+    ...hostPodSpec({
+      placement: { dedicatedTo: emulator.metadata.namespace ?? '', nodeName: host },
+      tolerations: REBOOTING,
+      pullSecrets: [],
+      priorityClassName: config.priorityClassName,
+    }),
+    terminationGracePeriodSeconds: TERMINATION_GRACE_SECONDS,
+    containers: [
+      {
+        name: MACHINE_CONTAINER,
+        // Nobody pulls this name. A Pod needs an image, and people see the system image in it.
+        image: systemImageName({ platform, imageType }),
+        imagePullPolicy: 'IfNotPresent',
+        resources: { requests: { ...requests, ...counted }, limits: counted },
+        ports: [{ name: 'adb', protocol: 'TCP', containerPort: ADB_PORT }],
+        volumeMounts: [{ name: 'data', mountPath: '/data' }],
+      },
+    ],
+    // The emptyDir stands for the emulator's data, because `kubectl drain` then requires a flag before it destroys the data.
+    volumes: [{ name: 'data', emptyDir: {} }],
+  };
+}

@@ -1,0 +1,137 @@
+/** Computes the whole status of an Emulator from the observed state. All functions are pure. */
+import type { EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
+import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { timestamp } from '../../base/time.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { Condition } from '../../kube/objects.ts';
+import { type ConditionDraft as Draft, conditionIn, stampConditions } from '../objects/conditions.ts';
+import { slotsOf } from '../tasks/slots.ts';
+import { machineReport, podCondition } from '../vm/podstate.ts';
+import { condense, describeTaints } from '../vm/scheduling.ts';
+import { type Facts, gatherFacts } from './facts.ts';
+import type { Observed } from './observe.ts';
+import { type EmulatorPhase, type Phase, phaseOf } from './phase.ts';
+import type { Blocked } from './plan.ts';
+import { hostOfPod } from './pod.ts';
+
+/** Phases of a deployment. `kubectl wait` and kstatus must wait on in these phases. */
+const DEPLOYMENT: ReadonlySet<string | undefined> = new Set<EmulatorPhase>([
+  'Pending',
+  'Scheduled',
+  'Starting',
+]);
+
+export function summarize(observed: Observed, blocked: Blocked | undefined): EmulatorStatus {
+  const { emulator, pod } = observed;
+  const facts = gatherFacts(observed);
+  const phase = phaseOf(observed, facts);
+  return {
+    observedGeneration: emulator.metadata.generation ?? 0,
+    phase: phase.name,
+    nodeName: pod?.spec.nodeName,
+    adb: pod?.status?.phase === 'Running' ? machineReport(pod).adb : undefined,
+    firstRunningTime: facts.firstRunningTime,
+    failure: facts.failure,
+    conditions: conditions(observed, { phase, facts, blocked }),
+  };
+}
+
+interface Findings {
+  readonly phase: Phase;
+  readonly facts: Facts;
+  readonly blocked: Blocked | undefined;
+}
+
+function conditions(observed: Observed, findings: Findings): Condition[] {
+  const { emulator, now } = observed;
+  const drafts = [
+    ready(observed, findings),
+    reconciling(observed, findings),
+    stalled(findings),
+    scheduled(observed, findings),
+  ].filter((draft) => draft !== undefined);
+  const generation = emulator.metadata.generation ?? 0;
+  return stampConditions(drafts, emulator.status?.conditions, { now: timestamp(now), generation });
+}
+
+function ready({ pod }: Observed, { phase, blocked }: Findings): Draft {
+  const type = 'Ready';
+  const { name, reason, message } = phase;
+  if (reason === 'HostUnreachable') {
+    return { type, status: 'Unknown', reason, message };
+  }
+  if (name !== 'Running') {
+    const said = name === 'Pending' && blocked !== undefined ? blocked : phase;
+    return { type, status: 'False', reason: said.reason, message: said.message };
+  }
+  const podReady = podCondition(pod, 'Ready');
+  return podReady === undefined || podReady.status === 'True'
+    ? { type, status: 'True', reason: 'Running', message: podReady?.message ?? '' }
+    : {
+        type,
+        status: podReady.status,
+        reason: 'NotReady',
+        message: podReady.message ?? 'ADB of the emulator does not answer',
+      };
+}
+
+/** Returns the condition of an Emulator on its way to Running or to its end. It stays until the Pod of a stopped emulator is gone. */
+function reconciling({ pod }: Observed, { phase }: Findings): Draft | undefined {
+  const { name } = phase;
+  const isEnding = name === 'Terminating' || (name === 'Stopped' && pod !== undefined);
+  const isBusy = isEnding || DEPLOYMENT.has(name);
+  return isBusy ? { type: 'Reconciling', status: 'True', reason: name, message: '' } : undefined;
+}
+
+function stalled({ phase, facts }: Findings): Draft | undefined {
+  return phase.name === 'Failed' && facts.failure !== undefined
+    ? { type: 'Stalled', status: 'True', reason: phase.reason, message: phase.message }
+    : undefined;
+}
+
+function scheduled(observed: Observed, { blocked }: Findings): Draft {
+  const type = 'Scheduled';
+  const { pod } = observed;
+  if (blocked !== undefined) {
+    return { type, status: 'False', reason: blocked.reason, message: blocked.message };
+  }
+  if (pod === undefined) {
+    return { type, status: 'Unknown', reason: 'NoPod', message: '' };
+  }
+  if (pod.spec.nodeName !== undefined) {
+    return { type, status: 'True', reason: 'Scheduled', message: '' };
+  }
+  return { type, ...waitingForHost(observed, pod) };
+}
+
+/** Returns why the Pod is not bound yet: by the slots of its only host, or else by the words of the scheduler. */
+function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
+  const condition = podCondition(pod, 'PodScheduled');
+  if (condition?.status !== 'False') {
+    const message = 'The Emulator waits for the scheduler';
+    return { status: 'Unknown', reason: 'WaitingForScheduler', message };
+  }
+  const host = hostOfPod(pod) ?? '';
+  const slots = slotsOf(observed.vmNode);
+  const said = condition.message ?? '';
+  // The caches may be behind the scheduler, which then knows better that the host is full.
+  const isFull = observed.vmNode !== undefined && observed.slotsTaken(host) >= slots;
+  if (isFull || said.includes(`Insufficient ${SLOT_RESOURCE}`)) {
+    const message = `Host ${host} has ${slots} of ${slots} slots taken`;
+    return { status: 'False', reason: 'NoFreeSlot', message };
+  }
+  const message = condense(said, () => describeTaints(pod, observed.hosts()));
+  return { status: 'False', reason: 'Unschedulable', message };
+}
+
+/** Returns true if the write of a status may be delayed, because nobody waits for the changed fields. */
+export function isMinorChange(last: EmulatorStatus | undefined, next: EmulatorStatus): boolean {
+  const { observedGeneration } = next;
+  const before: EmulatorStatus = last?.phase === undefined ? { phase: 'Pending', observedGeneration } : last;
+  return (
+    [before, next].every(({ phase }) => DEPLOYMENT.has(phase)) &&
+    before.observedGeneration === observedGeneration &&
+    before.failure === next.failure &&
+    conditionIn(before, 'Stalled')?.status === conditionIn(next, 'Stalled')?.status
+  );
+}

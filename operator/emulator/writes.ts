@@ -1,0 +1,140 @@
+/** Writes all objects for the reconcile of an Emulator. The key of the Emulator is `namespace/name`. */
+import type { Emulator } from '../../api/v1alpha1/emulator.ts';
+import { API_VERSION, VM_FINALIZER } from '../../api/v1alpha1/names.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import type { Consistency } from '../../kube/consistency.ts';
+import { type Pod, PODS } from '../../kube/core.ts';
+import { isInvalid, isRefused, unlessMissing } from '../../kube/errors.ts';
+import type { Informer } from '../../kube/informer.ts';
+import { keyOf, refOf } from '../../kube/objects.ts';
+import { EMULATORS } from '../objects/resources.ts';
+import { Writer } from '../objects/writer.ts';
+import { nodeOf } from '../vm/observe.ts';
+import { isPodOf, type Observed, podKeyOf, type Sources } from './observe.ts';
+import { ownerOf } from './pairing.ts';
+import type { Blocked, Write } from './plan.ts';
+import { buildPod } from './pod.ts';
+
+export interface EmulatorWriterOptions extends Pick<Sources, 'nodes'> {
+  readonly client: KubeClient;
+  readonly emulators: Informer<Emulator>;
+  readonly emulatorPods: Informer<Pod>;
+  readonly consistency: Consistency;
+}
+
+/** Observed state after a write. `blocked` is set when the API server or a foreign Pod prevented the write. */
+export interface Executed {
+  readonly observed: Observed;
+  readonly blocked?: Blocked | undefined;
+}
+
+export class EmulatorWriter {
+  readonly #options: EmulatorWriterOptions;
+  readonly #emulators: Writer<Emulator>;
+  readonly #pods: Writer<Pod>;
+
+  constructor(options: EmulatorWriterOptions) {
+    const { client, consistency, emulators, emulatorPods } = options;
+    this.#options = options;
+    this.#emulators = new Writer({ client, consistency, type: EMULATORS, informer: emulators });
+    this.#pods = new Writer({ client, consistency, type: PODS, informer: emulatorPods });
+  }
+
+  /**
+   * Executes one write. Returns the observed state after the write.
+   * @throws ApiError when a later attempt may succeed and people need no message: 409, 5xx, a missing right
+   */
+  async execute(observed: Observed, write: Write): Promise<Executed> {
+    switch (write.kind) {
+      case 'adopt':
+        return { observed: await this.#adopt(observed) };
+      case 'createPod':
+        return await this.#createPod(observed, write.host);
+      case 'deletePod':
+        await this.deletePod(observed.pod, write.force);
+        return { observed };
+      case 'deleteEmulator':
+        await this.#emulators.delete(observed.emulator);
+        return { observed };
+      case 'removeFinalizer':
+      default:
+        await this.#emulators.setFinalizer(keyOf(observed.emulator), observed.emulator, VM_FINALIZER, false);
+        return { observed };
+    }
+  }
+
+  /**
+   * Writes the Emulator's status.
+   * @returns false when the Emulator no longer exists
+   */
+  async writeStatus(emulator: Emulator, patch: object): Promise<boolean> {
+    return (
+      (await this.#emulators.patch(keyOf(emulator), emulator, { status: patch }, 'status')) !== undefined
+    );
+  }
+
+  /** Deletes the Pod. With `force` the grace period is 0, because no agent can end the emulator any more. */
+  async deletePod(pod: Pod | undefined, force: boolean): Promise<void> {
+    if (pod !== undefined) {
+      await this.#pods.delete(pod, force ? { gracePeriodSeconds: 0 } : {});
+    }
+  }
+
+  /** Returns true if the Pod's Emulator no longer exists. Reads the API server, because a cache may lag behind. */
+  async emulatorIsGone(key: string, pod: Pod): Promise<boolean> {
+    const emulator = await unlessMissing(this.#options.client.get(EMULATORS, refOf(key)));
+    return emulator === undefined || !isPodOf(pod, emulator);
+  }
+
+  /** Ties the Emulator to its VM. The garbage collector then deletes the Emulator with this VM, and not with a later VM of the name. */
+  async #adopt(observed: Observed): Promise<Observed> {
+    const { emulator, vm } = observed;
+    const { finalizers = [], ownerReferences = [] } = emulator.metadata;
+    const owner = {
+      apiVersion: API_VERSION,
+      kind: 'VM',
+      name: emulator.spec.vmName,
+      uid: vm?.metadata.uid ?? '',
+    };
+    const owners =
+      ownerOf(emulator) === undefined
+        ? [...ownerReferences, { ...owner, blockOwnerDeletion: true }]
+        : ownerReferences;
+    const metadata = {
+      finalizers: [...finalizers.filter((name) => name !== VM_FINALIZER), VM_FINALIZER],
+      ownerReferences: owners,
+    };
+    const saved = await this.#emulators.patch(keyOf(emulator), emulator, { metadata });
+    return { ...observed, emulator: saved ?? emulator };
+  }
+
+  async #createPod(observed: Observed, host: string): Promise<Executed> {
+    const { emulator, vm, config } = observed;
+    if (vm === undefined) {
+      return { observed };
+    }
+    try {
+      const built = buildPod({ emulator, vm, host, config });
+      const pod = await this.#pods.create(keyOf(emulator), built);
+      return pod === undefined ? await this.#existingPod(observed) : { observed: { ...observed, pod } };
+    } catch (error) {
+      if (isRefused(error) || isInvalid(error)) {
+        return { observed, blocked: { reason: 'PodRefused', message: error.message } };
+      }
+      throw error;
+    }
+  }
+
+  /** Returns the observed state with the existing Pod if this Pod belongs to the Emulator. Any other Pod is never adopted. */
+  async #existingPod(observed: Observed): Promise<Executed> {
+    const { client, nodes } = this.#options;
+    const key = keyOf(observed.emulator);
+    const pod = await client.get(PODS, refOf(podKeyOf(key)));
+    if (isPodOf(pod, observed.emulator)) {
+      const node = await nodeOf({ client, nodes }, pod);
+      return { observed: { ...observed, pod: this.#pods.follow(key, pod), node } };
+    }
+    const message = `Another Pod has the name ${pod.metadata.name}, which the Pod of the Emulator must have`;
+    return { observed, blocked: { reason: 'PodNameTaken', message } };
+  }
+}
