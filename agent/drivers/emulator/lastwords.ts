@@ -16,7 +16,7 @@ const OTHER_LINES = 4;
 /** Line of the emulator or of the guest's kernel that names an error. */
 const PROBLEM = /^\s*(FATAL|ERROR|PANIC)\b|Kernel panic/;
 /** Line that may hold an ADB key. People show messages to others. */
-const KEY = /adb\w*key|PRIVATE KEY|QAAAA[A-Za-z0-9+/]{16}/i;
+const KEY = /adb[\w.-]*key|PRIVATE KEY|QAAAA[A-Za-z0-9+/]{16}/i;
 const UNPRINTABLE = /[^\x20-\x7e\u00a0-\uffff]/g;
 
 /** Returns the lines of an emulator's output that tell the most about its end. */
