@@ -107,7 +107,12 @@ describe('an emulator', () => {
   const message = 'Android boots; ADB does not answer yet';
 
   /** Returns the status of a Pod whose emulator has a process, with the content of its report. */
-  function statusOf(change: Partial<MachineRecord>, state: MachineState = RUNNING, pod = POD) {
+  function statusOf(
+    change: Partial<MachineRecord>,
+    state: MachineState = RUNNING,
+    pod = POD,
+    { trouble, step = { kind: 'settled' } }: { trouble?: Runtime['trouble']; step?: Step } = {},
+  ) {
     const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
     const emulator = { exposure: 'PairedVM' } as EmulatorMachine;
     const made = newRecord({
@@ -124,9 +129,9 @@ describe('an emulator', () => {
       state,
       readiness: { ready: false, message },
       address: '10.0.0.16',
+      trouble,
     };
     const wanted = { deletion: undefined, desiredHash: undefined };
-    const step = { kind: 'settled' } as const;
     const view = { runtime, step, wanted, accelerator: undefined, pendingResize: undefined };
     const status = machineStatus(pod, view, HOST, '2030-01-01T00:00:00Z');
     const said = status.conditions?.find(({ type }) => type === MACHINE_CONDITION)?.message ?? '';
@@ -142,6 +147,18 @@ describe('an emulator', () => {
     expect(report).toMatchObject({ message, adb: { address: '10.0.0.16', port: 5555 } });
     const booted = statusOf({ booted: true });
     expect(booted).toMatchObject({ phase: 'Running', containerStatuses: [{ state: { running: {} } }] });
+  });
+
+  test('that cannot start yet names the cause, and starts from its creation on', () => {
+    const trouble = { reason: 'VMNotRunning' as const, message: 'in words' };
+    const step = { kind: 'create' } as const;
+    const waits = statusOf({ startedAt: undefined }, { kind: 'absent' }, POD, { trouble, step });
+    expect(phaseOf(waits.view)).toBe('Starting');
+    expect(waits.containerStatuses).toMatchObject([
+      { state: { waiting: { reason: 'VMNotRunning', message: 'in words' } } },
+    ]);
+    const made = statusOf({ startedAt: undefined }, { kind: 'absent' }, POD, { step });
+    expect(made.containerStatuses).toMatchObject([{ state: { waiting: { reason: 'Starting' } } }]);
   });
 
   test('that is paused, or being paused, while it boots does not count as running', () => {

@@ -110,10 +110,11 @@ export function phaseOf(view: MachineView): MachinePhase {
     return record.released ? 'Failed' : 'Stopping';
   }
   const phase = operation?.phase ?? restingPhase(view);
-  return phase === 'Running' && isBooting(record) ? 'Starting' : phase;
+  const isOnTheWay = phase === 'Pulling' || phase === 'Running';
+  return isOnTheWay && isBooting(record) ? 'Starting' : phase;
 }
 
-/** Returns whether the machine is an emulator that counts as running only when Android has booted. */
+/** Returns whether the machine is an emulator before its boot. Such a machine starts: it fetches no image, and its process is not enough. */
 function isBooting({ emulator, booted }: Readonly<MachineRecord>): boolean {
   return emulator !== undefined && booted !== true;
 }
@@ -234,15 +235,25 @@ function containerState(
   phase: MachinePhase,
   podPhase: PodStatus['phase'],
 ): ContainerState {
-  const { record, trouble, operation } = runtime;
+  const { record, operation } = runtime;
   if (phase === 'Failed') {
     return { terminated: terminated(record) };
   }
   if (WITH_PROCESS.has(phase) && podPhase === 'Running' && record.startedAt !== undefined) {
     return { running: { startedAt: record.startedAt } };
   }
-  const reason = obstacle(trouble?.reason, phase, podPhase) ?? phase;
+  const reason = causeOfWait(runtime, phase, podPhase) ?? phase;
   return waiting(reason, messageOf(runtime, phase) ?? percent(operation?.progressPercent));
+}
+
+/** Returns why a machine does not start yet, if the Pod's container is to show that instead of the phase. */
+function causeOfWait(
+  { record, trouble }: Readonly<Runtime>,
+  phase: MachinePhase,
+  podPhase: PodStatus['phase'],
+): Reason | undefined {
+  const isNewEmulator = record.emulator !== undefined && podPhase === 'Pending';
+  return isNewEmulator ? trouble?.reason : obstacle(trouble?.reason, phase, podPhase);
 }
 
 /**

@@ -183,7 +183,7 @@ describe('an emulator', () => {
       (pod) => waiting(pod)?.message !== undefined,
     );
     expect(waiting(awaiting)).toEqual({
-      reason: 'Starting',
+      reason: 'VMNotRunning',
       message: 'The emulator waits for the VM desk, which does not run on this host',
     });
     await setDesired(operator, vm, DESIRED);

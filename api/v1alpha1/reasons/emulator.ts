@@ -2,7 +2,7 @@
 
 export const EMULATOR_REASONS = {
   VMNotRunning: {
-    seen: { Emulator: ['Scheduled', 'Ready', 'Event'] },
+    seen: { Emulator: ['Scheduled', 'Ready', 'Event'], Pod: ['waiting'] },
     class: 'state',
     by: 'agent and operator',
     says: 'The VM of the emulator does not run, so the emulator has no host',

@@ -123,7 +123,7 @@ export const FAULTS = {
     todo: 'Raise the quota, or change the admission rule that the message names',
   },
   NoFreePort: {
-    seen: { VM: ['Ready'], Pod: ['waiting'] },
+    seen: { VM: ['Ready'], Emulator: ['Ready'], Pod: ['waiting'] },
     class: 'mendable',
     by: 'agent',
     says: 'All ports in a range from which the host chooses ports are in use; the message names the range',
