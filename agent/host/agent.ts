@@ -32,7 +32,7 @@ import { PodController } from '../pods/controller.ts';
 import { DiskGuard } from '../pods/diskguard.ts';
 import type { DriverOfEmulators } from '../drivers/hostdrivers.ts';
 import type { Host } from '../pods/host.ts';
-import { machineOf } from '../pods/machines.ts';
+import { machineOf } from '../pods/vmmachine.ts';
 import { followNetwork } from '../pods/network.ts';
 import { NetworkMonitor } from '../network/monitor.ts';
 import { pullKeyring } from '../pods/pullsecrets.ts';

@@ -67,6 +67,8 @@ class TestHost {
   readonly directory = mkdtempSync(join(tmpdir(), 'berth-emulator-'));
   /** Calls of the parts of the host, with their arguments. */
   readonly calls: unknown[] = [];
+  /** Folders of machines, which the drivers of VMs list as well as the driver of emulators. */
+  found: { uid: string }[] = [];
   /** State of the VM's machine. */
   vmState: MachineState = RUNNING;
   readonly host: Host;
@@ -87,9 +89,9 @@ class TestHost {
       create: call('create', undefined),
       start: call('start', undefined),
       inspect: async () => RUNNING,
-      list: async () => [],
+      list: async () => this.found,
     };
-    const vms = { inspect: async () => this.vmState, list: async () => [] };
+    const vms = { inspect: async () => this.vmState, list: async () => this.found };
     const host = {
       records: new RecordStore(join(this.directory, 'pods')),
       machinesDirectory: join(this.directory, 'machines'),
@@ -258,6 +260,7 @@ describe('the next agent', () => {
   it('takes a damaged record from the Pod, with the port that the host chose', async () => {
     const test = new TestHost();
     writeFileSync(join(test.directory, 'pods', 'pod.json'), 'damage');
+    test.found = [{ uid: 'pod' }];
     const host = test.agent();
     await adoptDamaged(host, [podOf({ ...DOCUMENT, exposure: 'Host' }, '{"endpoints":[5554]}')]);
     expect(host.records.get('pod')).toMatchObject({

@@ -6,9 +6,9 @@ import { ownUser } from '../processes/users.ts';
 import type { Host } from './host.ts';
 import { needed, type Operation, type Runtime } from './machine.ts';
 import { connectNamespace } from './network.ts';
-import { requirePairedVM } from './pair.ts';
 import { holdPorts } from './ports.ts';
 import { grantedSize } from './resize.ts';
+import { requireRunningVM } from './vmmachine.ts';
 
 /** Chooses the port of an emulator with exposure Host, and creates the emulator's folder. */
 export async function createEmulator(
@@ -38,7 +38,7 @@ export async function prepareEmulator(
   emulator: EmulatorMachine,
 ): Promise<EmulatorLaunchPlan> {
   const { record } = runtime;
-  await requirePairedVM(host, emulator);
+  await requireRunningVM(host, emulator);
   const network = await connectNamespace(host, runtime, emulator);
   const size = grantedSize(record, needed(operation.desired));
   return { guest: { emulator }, runAs: ownUser(host, record), ...size, network };

@@ -1,9 +1,7 @@
 /** Drives machines: inspects each machine, plans one step and starts it. Long steps run in the background and call `changed` at the end. */
-import { join } from 'node:path';
 import { reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { soonest } from '../../base/time.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
-import type { MachineOnHost } from '../tasks/disks.ts';
 import type { GuardedMachine } from './diskguard.ts';
 import { consequenceOf } from './failure.ts';
 import type { Host } from './host.ts';
@@ -235,7 +233,9 @@ export class Machines {
     const { record, attempts } = runtime;
     const now = Date.now();
     const consequence = consequenceOf({ kind, error, record, desired: wanted.desired, attempts, now });
-    this.#host.logger.warn(
+    // An emulator waits for its VM in many short tries, which is no fault.
+    const level = reasonIn(error) === 'VMNotRunning' ? 'debug' : 'warn';
+    this.#host.logger[level](
       { err: error, uid: record.uid, pod: record.key, step: kind, consequence: consequence.kind },
       'A step of a machine failed',
     );
@@ -280,21 +280,4 @@ function ahead(
   return failure === undefined && activeDeadline !== undefined && activeDeadline > now
     ? activeDeadline
     : undefined;
-}
-
-/** Returns the machine of the VM with this uid; undefined if this host has none. */
-export function machineOf(
-  host: Pick<Host, 'drivers' | 'records' | 'machinesDirectory'>,
-  vmUid: string,
-): MachineOnHost | undefined {
-  const record = host.records.list().find(({ machine }) => machine?.vm.uid === vmUid);
-  if (record?.machine === undefined) {
-    return undefined;
-  }
-  const { uid, machine } = record;
-  return {
-    folder: { uid, path: join(host.machinesDirectory, uid) },
-    machine,
-    driver: driverOf(host, record),
-  };
 }

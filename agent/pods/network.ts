@@ -9,9 +9,9 @@ import type { GuestNetwork, NamespaceNetwork, NamespaceOptions, NetworkReport } 
 import { ownUser } from '../processes/users.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, needed, type Runtime, type Runtimes } from './machine.ts';
-import { pairedRecord } from './pair.ts';
 import { portsOf } from './portclaims.ts';
 import { holdPorts } from './ports.ts';
+import { recordOfVM } from './vmmachine.ts';
 
 /** Number of further network checks after a first faulty one, before a start fails. Each check also repairs the network. */
 const HEAL_ATTEMPTS = 3;
@@ -60,7 +60,7 @@ export function namespaceOptions(
   const { runAs } = record;
   return {
     exposedPort: ADB_PORT,
-    peer: pairedRecord(host, emulator)?.uid,
+    peer: recordOfVM(host, emulator.vm.uid)?.uid,
     ports: portsOf(record),
     ...(runAs && { runAs }),
   };

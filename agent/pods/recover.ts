@@ -126,7 +126,10 @@ function identityOf(pod: Readonly<Pod>): MachineIdentity {
   return { key: keyOf(pod), ...documentOf(roleOf(pod)), claim: claimOf(pod) };
 }
 
-/** Machines of all drivers of this host, by uid, with the name of their driver. */
+/**
+ * Machines of all drivers of this host, by uid, with the name of their driver. The driver of QEMU lists all folders, so a driver that comes
+ * later in the map has priority.
+ */
 type Found = ReadonlyMap<string, FoundMachine & { driver: string }>;
 
 async function findMachines({ drivers }: Host): Promise<Found> {

@@ -1,0 +1,41 @@
+/** Finds the machine of a VM on this host, for a task or for the emulator of the VM. */
+import { join } from 'node:path';
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { driverOf } from '../drivers/hostdrivers.ts';
+import type { MachineOnHost } from '../tasks/disks.ts';
+import type { Host } from './host.ts';
+import type { MachineRecord } from './machine.ts';
+
+type MachineHost = Pick<Host, 'drivers' | 'records' | 'machinesDirectory'>;
+
+/** Returns the record of the machine of the VM with this uid, the running one first; undefined if this host has none. */
+export function recordOfVM({ records }: Pick<Host, 'records'>, vmUid: string): MachineRecord | undefined {
+  const found = records.list().filter(({ machine }) => machine?.vm.uid === vmUid);
+  return found.find(({ running }) => running) ?? found[0];
+}
+
+/** Returns the machine of the VM with this uid; undefined if this host has none. */
+export function machineOf(host: MachineHost, vmUid: string): MachineOnHost | undefined {
+  const record = recordOfVM(host, vmUid);
+  if (record?.machine === undefined) {
+    return undefined;
+  }
+  const { uid, machine } = record;
+  return {
+    folder: { uid, path: join(host.machinesDirectory, uid) },
+    machine,
+    driver: driverOf(host, record),
+  };
+}
+
+/** @throws ReasonedError `VMNotRunning` when the machine of the emulator's VM does not run on this host. */
+export async function requireRunningVM(host: MachineHost, { vm }: EmulatorMachine): Promise<void> {
+  const found = machineOf(host, vm.uid);
+  const isWanted = recordOfVM(host, vm.uid)?.running === true;
+  const state = isWanted ? await found?.driver.inspect(found.folder) : undefined;
+  if (state?.kind !== 'running') {
+    const message = `The emulator waits for the VM ${vm.name}, which does not run on this host`;
+    throw new ReasonedError('VMNotRunning', message);
+  }
+}
