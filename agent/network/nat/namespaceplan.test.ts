@@ -52,11 +52,13 @@ interface MutableInside extends Omit<Inside, 'links' | 'routes'> {
 class Host {
   readonly links = new Map<string, Link>();
   readonly files = new Map<string, MutableInside | undefined>();
+  readonly unreadable = new Map<string, string>();
   routes: Route[] = [];
   #index = 100;
 
   plan(wanted: readonly NamespaceAttachment[]): Repair[] {
-    return planNamespaces(layout, wanted, this.links, { files: this.files, routes: this.routes });
+    const { files, unreadable, routes } = this;
+    return planNamespaces(layout, wanted, this.links, { files, unreadable, routes });
   }
 
   perform(repair: Repair): void {
@@ -243,6 +245,13 @@ test('a namespace that is as it should be is not touched, whatever is repaired b
     }),
     { numRuns: 200 },
   );
+});
+
+test('a namespace that could not be read is left as it is, because a program may use it', () => {
+  const [one] = attachments(['unread']);
+  const host = new Host();
+  host.unreadable.set(one?.device ?? '', 'it could not be read');
+  expect(host.plan(one ? [one] : [])).toEqual([]);
 });
 
 test('names fit the kernel, addresses are within their range and never twice, and both stay the same for the same program', () => {

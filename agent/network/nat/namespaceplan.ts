@@ -17,6 +17,8 @@ export interface Inside {
 export interface NamespacesObserved {
   /** Contents of the namespaces by the names of their files. A file that holds no namespace has no contents. */
   files: ReadonlyMap<string, Inside | undefined>;
+  /** Reasons why namespaces could not be read, by the names of their files. They are left as they are, because a program may use them. */
+  unreadable: ReadonlyMap<string, string>;
   /** Routes of this host to addresses of namespaces. */
   routes: readonly Route[];
 }
@@ -47,7 +49,9 @@ export function planNamespaces(
   const strays = [...observed.files.keys()].filter((file) => !devices.has(file));
   return [
     ...strays.map((device) => ({ kind: 'removeNamespace', device }) as const),
-    ...wanted.flatMap((one) => planNamespace(layout, one, links, observed)),
+    ...wanted
+      .filter(({ device }) => !observed.unreadable.has(device))
+      .flatMap((one) => planNamespace(layout, one, links, observed)),
   ];
 }
 

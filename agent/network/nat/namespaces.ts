@@ -4,7 +4,7 @@
  */
 import { mkdir, readdir, rm, stat, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
-import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
 import { ip, run } from '../commands.ts';
 import { fingerprint, parseRuleset } from '../nftables.ts';
 import type { NamespaceAttachment } from './attachments.ts';
@@ -30,7 +30,7 @@ const READ_ALL =
   'ip -json -details address show && ip -json route show && nft --json list ruleset && { cat "$1" 2> /dev/null || echo 0; }';
 
 const OWN_NAMESPACE = '/proc/self/ns/net';
-const NO_NAMESPACES: NamespacesObserved = { files: new Map(), routes: [] };
+const NO_NAMESPACES: NamespacesObserved = { files: new Map(), unreadable: new Map(), routes: [] };
 
 export class Namespaces {
   readonly #layout: Layout;
@@ -49,12 +49,20 @@ export class Namespaces {
       return NO_NAMESPACES;
     }
     const attachments = new Map(wanted.map((one) => [one.device, one]));
-    const files = await Promise.all(
-      names.map(async (name) => [name, await this.#inside(name, attachments.get(name))] as const),
+    const files = new Map<string, Inside | undefined>();
+    const unreadable = new Map<string, string>();
+    await Promise.all(
+      names.map(async (name) => {
+        try {
+          files.set(name, await this.#inside(name, attachments.get(name)));
+        } catch (error) {
+          unreadable.set(name, `Network namespace ${name} could not be read: ${messageOf(error)}`);
+        }
+      }),
     );
     const range = formatSubnet(this.#layout.probe.outerSubnet);
     const routes = parseRoutes(await run('ip', ['-json', 'route', 'show', 'root', range]));
-    return { files: new Map(files), routes };
+    return { files, unreadable, routes };
   }
 
   async #inside(name: string, attachment: NamespaceAttachment | undefined): Promise<Inside | undefined> {

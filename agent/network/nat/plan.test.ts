@@ -42,7 +42,7 @@ function wantedOf(machines: readonly Attachment[]): Wanted {
   return { machines, namespaces: [] };
 }
 
-const NO_NAMESPACES = { files: new Map(), routes: [] };
+const NO_NAMESPACES = { files: new Map(), unreadable: new Map(), routes: [] };
 
 const FRESH: Link = {
   index: 0,

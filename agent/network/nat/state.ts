@@ -101,7 +101,9 @@ export class NatState {
         }
       }
       if (repairs.length === 0 || failures.areGeneral || round === MAXIMUM_ROUNDS) {
-        return { done, ...failures.described(), observed };
+        const { failed, failedNamespaces } = failures.described();
+        const all = new Map([...observed.namespaces.unreadable, ...failedNamespaces]);
+        return { done, failed, failedNamespaces: all, observed };
       }
     }
   }
