@@ -25,7 +25,7 @@ demo: $(PACKAGES) ## Run a real VM on this machine (ARCH=arm64 for an ARM host)
 demo-down: $(PACKAGES) ## End the demo and remove everything it made
 	@node hack/demo.ts down
 
-.PHONY: test unit integration docker chart harness e2e faults nat hostile
+.PHONY: test unit integration docker chart harness e2e faults nat hostile real
 test: $(PACKAGES) prerequisites ## Run all tests; the last line counts them
 	@node hack/test.ts
 unit: $(PACKAGES) ## Tests beside the code, seconds
@@ -46,6 +46,8 @@ nat: $(PACKAGES) prerequisites ## Tests of NAT in network namespaces (root)
 	@node hack/test.ts nat
 hostile: $(PACKAGES) prerequisites ## Hostile input to every part: HOSTILE_SEED=7 HOSTILE_SCALE=1 (all of it)
 	@node hack/test.ts hostile
+real: $(PACKAGES) ## The contract of the emulator with the real program: ANDROID_HOME=/opt/android-sdk
+	@node hack/test.ts real
 
 .PHONY: mutants
 mutants: $(PACKAGES) ## Break the product in small ways; each must turn a test red: ONLY=operator/

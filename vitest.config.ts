@@ -120,6 +120,16 @@ export default defineConfig({
         },
       },
       {
+        // Not among the projects of all tests: it runs the real programs, which only some machines have.
+        test: {
+          name: 'real',
+          include: ['test/e2e/emulator/contract.test.ts'],
+          env: { BERTH_EMULATOR: 'real' },
+          sequence: { groupOrder: 12 },
+          ...oneAtATime,
+        },
+      },
+      {
         test: {
           name: 'installed',
           include: ['test/e2e/installed/**/*.test.ts'],

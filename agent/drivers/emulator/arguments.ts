@@ -1,5 +1,4 @@
 /** The command line and the environment of an emulator. */
-import { ADB_PORT } from '../../../api/v1alpha1/names.ts';
 import { AVD_NAME } from './avd.ts';
 
 /** Port of the emulator's console on the loopback address of its network namespace. */
@@ -45,7 +44,8 @@ export function commandLine(command: EmulatorCommand): [string, ...string[]] {
     // With `on`, an emulator without virtualization ends at once, and says the reason.
     ...words('-accel', command.isAccelerated ? 'on' : 'auto'),
     // The network alone guards ADB. There is no gRPC: with a port and no token it has no password.
-    ...words('-ports', `${CONSOLE_PORT},${ADB_PORT}`, '-skip-adb-auth'),
+    // ADB has the next port. With `-port`, a taken port surely ends the emulator; `-ports` does not say so in all versions.
+    ...words('-port', String(CONSOLE_PORT), '-skip-adb-auth'),
     ...words('-dns-server', command.dnsServer, '-show-kernel'),
   ];
 }

@@ -6,6 +6,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { closeSync, existsSync, openSync, readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
+import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { AVDS, commandLine, environment, FOLDERS } from '../../../agent/drivers/emulator/arguments.ts';
@@ -187,5 +188,18 @@ export class RunningEmulator {
       this.#child.kill('SIGKILL');
       await this.ended;
     }
+  }
+}
+
+/** Returns whether somebody accepts a connection. */
+export async function connects(port: number, host: string): Promise<boolean> {
+  const socket = connect(port, host);
+  try {
+    await once(socket, 'connect');
+    return true;
+  } catch {
+    return false;
+  } finally {
+    socket.destroy();
   }
 }
