@@ -45,7 +45,8 @@ export const networkSchema = z.discriminatedUnion(
       subnet: subnet.default('10.213.0.0/20'),
       /**
        * Network that the agent uses for its own probe of guest traffic. It connects the host with the outer end of the probe,
-       * which acts as a computer beyond the host. The default is in the range for tests of network devices (RFC 2544).
+       * which acts as a computer beyond the host. Its addresses 16 to 127 are for emulators. The default is in the range for tests of
+       * network devices (RFC 2544).
        */
       probeSubnet: subnet.default('198.18.213.0/24'),
       /** Upstream DNS servers. If the list is empty, the servers in the host's resolv.conf are used. */
