@@ -180,6 +180,14 @@ describe('the API server refuses, with field and bounds in the message, and does
     await expectRefused('Emulator', 'a.b', { vmName: 'x' }, 'metadata.name', 'without dots');
     await expectRefused('Emulator', 'refused', {}, 'spec.vmName');
   });
+
+  it.for<[string, Spec, ...string[]]>([
+    ['memory below 2560Mi', { memory: '2559Mi' }, 'spec.memory', '2559Mi', 'from 2560Mi to 16Ti'],
+    ['a platform with a slash', { platform: 'android/36' }, 'spec.platform', 'android/36'],
+    ['an unknown exposure', { exposure: 'All' }, 'spec.exposure', '"PairedVM", "Host"'],
+  ])('an Emulator with %s', async ([, spec, ...says]) => {
+    await expectRefused('Emulator', 'refused', { vmName: 'x', ...spec }, ...says);
+  });
 });
 
 describe('the API server accepts', () => {

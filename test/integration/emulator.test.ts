@@ -5,9 +5,13 @@ import { NODES, PODS } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { Emulators } from '../fixtures/emulatorobjects.ts';
-import { VMs } from '../fixtures/vms.ts';
+import { CacheEntries } from '../fixtures/cacheentries.ts';
+import { isGone } from '../fixtures/objects.ts';
+import { numbered, VMs } from '../fixtures/vms.ts';
 import { allowMetrics, faultsIn, readMetrics } from '../support/operatorlog.ts';
+import { PodHistory } from '../support/podhistory.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
+import { CacheSimulator } from '../worlds/cachesimulator.ts';
 
 const SYSTEM_IMAGE = 'emulator.berth.dev/android-36.google_apis';
 /** Sizes with which many machines fit on one host. */
@@ -20,11 +24,13 @@ let cluster: Cluster;
 let operator: OperatorProcess;
 let vms: VMs;
 let emulators: Emulators;
+let history: PodHistory;
 /** Host whose agent is the test. */
 let bare: ActingHost;
 
 beforeAll(async () => {
   cluster = await startCluster({ name: `emulator-${process.pid}`, hosts: 2 });
+  history = await PodHistory.start(cluster.client());
   bare = await ActingHost.join(cluster.client(), 'bare', { architecture: 'arm64' });
   operator = await cluster.startOperator({
     config: { defaults: { architecture: 'arm64' }, hostLostTimeoutSeconds: 2 },
@@ -35,6 +41,7 @@ beforeAll(async () => {
 });
 
 afterAll(async () => {
+  history?.stop();
   await bare?.silence();
   await cluster?.stop();
 });
@@ -298,6 +305,75 @@ describe('a host with four slots', () => {
   });
 });
 
+describe('the spec of an Emulator', () => {
+  async function patch(spec: object): Promise<{ code: number; stderr: string }> {
+    const args = [
+      'patch',
+      'emulator',
+      'fifth',
+      '-n',
+      emulators.namespace,
+      '--type=merge',
+      '-p',
+      JSON.stringify({ spec }),
+    ];
+    return await cluster.kubectl(args, { allowFailure: true });
+  }
+
+  it.for<[string, unknown]>([
+    ['vmName', 'b'],
+    ['platform', 'android-35'],
+    ['device', 'pixel_8'],
+    ['imageType', 'default'],
+    ['cpu', 4],
+    ['memory', '5Gi'],
+    ['exposure', 'Host'],
+    ['deployTimeoutSeconds', 60],
+  ])('keeps its %s', async ([field, value]) => {
+    const { code, stderr } = await patch({ [field]: value });
+    expect(code).not.toBe(0);
+    expect(stderr).toContain(`spec.${field}`);
+    expect(stderr).toContain('immutable');
+  });
+
+  it('may get another whenVMStops', async () => {
+    expect(await patch({ whenVMStops: 'Delete' })).toMatchObject({ code: 0 });
+    expect(await patch({ whenVMStops: null })).toMatchObject({ code: 0 });
+  });
+});
+
+describe('a Pod that cannot be made', () => {
+  it('because another Pod has its name: the message names that Pod', async () => {
+    const { namespace } = emulators;
+    await cluster.kubectl(['label', 'namespace', namespace, 'berth.dev/custom-pods=true']);
+    const name = emulators.podRef('taken');
+    const containers = [{ name: 'none', image: 'registry.example/none' }];
+    await waitFor('the label to be known', async () => {
+      await cluster.client().create(PODS, { metadata: name, spec: { schedulerName: 'nobody', containers } });
+      return true;
+    });
+    await emulators.create('taken', { vmName: 'b', ...SMALL });
+    const { message } = await emulators.waitForReason('taken', 'Scheduled', 'PodNameTaken');
+    expect(message).toBe('Another Pod has the name taken.emulator, which the Pod of the Emulator must have');
+    await emulators.delete('taken');
+    await waitFor('the Emulator to be gone', () => isGone(() => emulators.get('taken')));
+    await cluster.client().delete(PODS, name, { gracePeriodSeconds: 0 });
+  });
+
+  it('because of a quota: the message has the answer of the API server', async () => {
+    const team = 'platform-team';
+    await cluster.createNamespace(team);
+    await cluster.kubectl(['create', 'quota', 'small', '-n', team, '--hard=requests.memory=3Gi']);
+    const [own, ownVms] = [new Emulators(cluster, team), new VMs(cluster, team)];
+    await ownVms.create('desk', { placement: { node: 'host-1' }, cpu: 1, memory: '512Mi' });
+    await own.create('desk', { vmName: 'desk', ...SMALL });
+    const { message } = await own.waitForReason('desk', 'Scheduled', 'PodRefused');
+    expect(message).toContain('exceeded quota: small');
+    await own.delete('desk');
+    await ownVms.delete('desk');
+  });
+});
+
 describe('a deleted VM', () => {
   it('takes its Emulators with it', { timeout: 90_000 }, async () => {
     await emulators.waitUntilGone('pixel', COLLECTED);
@@ -318,6 +394,44 @@ describe('a deleted VM', () => {
     expect((await emulators.get('again')).metadata.uid).not.toBe(first);
     await removeEmulator('again');
     await remove('again');
+  });
+});
+
+describe('VMs, emulators and cache Jobs', () => {
+  it('never take more than the four slots of a host together', { timeout: 60_000 }, async () => {
+    await cluster.addHosts(1, { prefix: 'busy' });
+    const simulator = await CacheSimulator.start(cluster.client());
+    const entries = new CacheEntries(cluster);
+    const targets = { nodes: ['busy-0'] };
+    await vms.create('home', { placement: { node: 'busy-0' }, cpu: 1, memory: '512Mi' });
+    await vms.waitForPhase('home', 'Running');
+    const names = numbered('busy', 6);
+    await Promise.all(
+      names.map(async (name) => {
+        await emulators.create(name, { vmName: 'home', ...SMALL });
+        await vms.create(name, { placement: { node: 'busy-0' }, cpu: 1, memory: '512Mi' });
+        await entries.create(name, { reference: `registry.example/${name}:1`, targets });
+      }),
+    );
+    // Each machine is deleted as soon as it runs, until every machine ran once.
+    const left = new Set(names.flatMap((name) => [`vm ${name}`, `emulator ${name}`]));
+    await waitFor(
+      'all to run',
+      async () => {
+        for (const one of left) {
+          const [kind, name = ''] = one.split(' ');
+          const place = kind === 'vm' ? vms : emulators;
+          if ((await place.get(name)).status?.phase === 'Running') {
+            await place.delete(name);
+            left.delete(one);
+          }
+        }
+        return left.size === 0 && (await entries.list()).every(({ status }) => status?.cached === 1);
+      },
+      { deadlineMilliseconds: 50_000 },
+    );
+    simulator.stop();
+    expect(await history.mostOnOneHost()).toBe(4);
   });
 });
 

@@ -103,6 +103,7 @@ const COMMANDS: [string, PodParts, string][] = [
   ['the annotation of a machine', { annotations: { 'berth.dev/machine': '{}' } }, 'berth.dev/machine'],
   ['any annotation of Berth', { annotations: { 'berth.dev/new': '' } }, 'berth.dev/new'],
   ['a label of Berth', { labels: { 'berth.dev/vm-uid': 'x' } }, 'berth.dev/vm-uid'],
+  ['the label of an emulator', { labels: { 'berth.dev/emulator-uid': 'x' } }, 'berth.dev/emulator-uid'],
   ['a finalizer of Berth', { finalizers: ['berth.dev/observed'] }, 'berth.dev/observed'],
   ...COMMANDING_SPECS,
 ];
