@@ -100,7 +100,7 @@ export class EmulatorHost implements AsyncDisposable {
   }
 }
 
-export function emulatorDocument(changes: Partial<EmulatorMachine> = {}): EmulatorMachine {
+function emulatorDocument(changes: Partial<EmulatorMachine> = {}): EmulatorMachine {
   return {
     apiVersion: EMULATOR_API_VERSION,
     emulator: OWNER,

@@ -166,8 +166,9 @@ export class EmulatorDriver implements Driver {
     return 0;
   }
 
-  async copyDisk(): Promise<DiskCopy> {
-    throw new ReasonedError('NoDisk', NO_DISK_COPY);
+  async copyDisk(folder: MachineFolder): Promise<DiskCopy> {
+    const isThere = (await this.inspect(folder)).kind !== 'absent';
+    throw new ReasonedError(isThere ? 'NoDisk' : 'NoMachine', NO_DISK_COPY);
   }
 
   async delete(folder: MachineFolder): Promise<void> {

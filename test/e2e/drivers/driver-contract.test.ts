@@ -1,12 +1,23 @@
-/** Tests the terms of agent/drivers/driver.ts for each driver: QEMU with a real guest, and the stand-in that other tests use. */
+/**
+ * Tests the terms of agent/drivers/driver.ts for each driver: QEMU with a real guest, the stand-in that other tests use, and the driver for
+ * emulators with the stand-in for the Android emulator.
+ */
 import { once } from 'node:events';
-import { access, mkdir, mkdtemp, rm, stat } from 'node:fs/promises';
+import { existsSync } from 'node:fs';
+import { access, mkdir, mkdtemp, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import type { Driver, VmLaunchPlan, MachineFolder, PortForward } from '../../../agent/drivers/driver.ts';
+import {
+  type Driver,
+  type LaunchPlan,
+  type VmLaunchPlan,
+  type MachineFolder,
+  type PortForward,
+  StreamRefused,
+} from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
@@ -21,6 +32,7 @@ import {
   powerOff,
   tell,
 } from '../../worlds/qemuguest.ts';
+import { EmulatorHost } from '../../worlds/emulatorhost.ts';
 import { StandInDriver } from '../../worlds/standin.ts';
 
 const UID = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0051';
@@ -31,7 +43,7 @@ const NEVER = new AbortController().signal;
 interface Subject {
   driver: Driver;
   folder: MachineFolder;
-  plan: VmLaunchPlan;
+  plan: LaunchPlan;
   base: BaseImage;
   /** Replaces the driver by a new one, as another agent makes it. The first driver is closed. */
   restartAgent: () => Promise<void>;
@@ -117,12 +129,59 @@ async function reach(port: number): Promise<void> {
   socket.destroy();
 }
 
+/** An emulator has no page. The number of starts in its log is that of its boots, and a file beside its disks holds the note. */
+async function emulator(): Promise<Subject> {
+  const host = await EmulatorHost.make();
+  const { folder, plan } = host.machine(UID);
+  const note = join(folder.path, 'avd', 'berth.avd', 'marker');
+  const signal = async (name: NodeJS.Signals): Promise<void> => {
+    const state = await host.driver.inspect(folder);
+    process.kill(state.kind === 'running' ? state.pid : Number.NaN, name);
+  };
+  return {
+    get driver() {
+      return host.driver;
+    },
+    folder,
+    plan,
+    base: { path: '/none', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 0 },
+    restartAgent: async () => await host.restartAgent(),
+    guest: async () => {
+      const log = await printed(host.driver, folder);
+      const state = await host.driver.inspect(folder);
+      return {
+        boots: String(log.split('Android emulator version').length - 1),
+        boot_id: state.kind === 'running' ? String(state.pid) : '',
+        marker: existsSync(note) ? await readFile(note, 'utf8') : '',
+      };
+    },
+    note: async (marker) => await writeFile(note, marker),
+    noteIn: async () => undefined,
+    powerOff: async () => await signal('SIGTERM'),
+    kill: async () => await signal('SIGKILL'),
+    prints: 'Android emulator version',
+    end: async () => await host[Symbol.asyncDispose](),
+  };
+}
+
+/** Returns all that the console of a machine has printed. */
+async function printed(driver: Driver, folder: MachineFolder): Promise<string> {
+  let text = '';
+  for await (const piece of driver.console(folder).read({})) {
+    text += piece;
+  }
+  return text;
+}
+
 describe.each([
   ['qemu', qemu],
   ['standin', standIn],
+  ['emulator', emulator],
 ])('the driver %s', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, (name, make) => {
   let subject: Subject;
   let copies: string;
+  /** An emulator has no streams and no disk that can be copied, and it cannot be suspended. */
+  const isVm = name !== 'emulator';
 
   beforeAll(async () => {
     subject = await make();
@@ -193,14 +252,10 @@ describe.each([
     expect(await subject.driver.list()).toMatchObject([subject.folder]);
     expect(await state()).toEqual(running);
     expect(await subject.guest()).toEqual(before);
-    let text = '';
-    for await (const piece of subject.driver.console(subject.folder).read({})) {
-      text += piece;
-    }
-    expect(text).toContain(subject.prints);
+    expect(await printed(subject.driver, subject.folder)).toContain(subject.prints);
   });
 
-  it('shows the console to several readers, and passes on the input of one of them', async () => {
+  it.runIf(isVm)('shows the console to several readers, and passes on the input of one of them', async () => {
     const { driver, folder } = subject;
     const [writer, reader] = await Promise.all([
       driver.connectConsole(folder, { input: true }),
@@ -221,7 +276,7 @@ describe.each([
     expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
   });
 
-  it('shows the screen to several clients', async () => {
+  it.runIf(isVm)('shows the screen to several clients', async () => {
     const { driver, folder } = subject;
     const screens = await Promise.all([driver.connectScreen(folder), driver.connectScreen(folder)]);
     await Promise.all(screens.map(async (screen) => await untilText(screen, 'RFB 003.008\n')));
@@ -229,7 +284,7 @@ describe.each([
     expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
   });
 
-  it('forwards ports of the guest until they are closed', async () => {
+  it.runIf(isVm)('forwards ports of the guest until they are closed', async () => {
     const { driver, folder } = subject;
     const forwards = await Promise.all(
       Array.from({ length: 16 }, async () => await driver.forwardPort(folder, 80)),
@@ -262,7 +317,7 @@ describe.each([
     expect(await subject.guest()).toEqual(before);
   });
 
-  it('suspends a machine to disk, and another agent resumes it at the same point', async () => {
+  it.runIf(isVm)('suspends a machine to disk, and another agent resumes it at the same point', async () => {
     const before = await subject.guest();
     await subject.driver.suspend(subject.folder);
     expect(await state()).toEqual({ kind: 'suspended' });
@@ -274,7 +329,7 @@ describe.each([
     await subject.note('after');
   });
 
-  it('copies the disk of a running machine', async () => {
+  it.runIf(isVm)('copies the disk of a running machine', async () => {
     const target = join(copies, 'running.raw');
     const { consistency, virtualSizeBytes } = await copy(target);
     expect(['Crash', 'FileSystem']).toContain(consistency);
@@ -298,23 +353,40 @@ describe.each([
       message: expect.stringMatching(/./) as string,
     });
     await expect(subject.driver.suspend(subject.folder)).rejects.toThrow(
-      'Only a running machine can be suspended',
+      isVm ? 'Only a running machine can be suspended' : 'An emulator cannot be suspended',
     );
     await start();
-    expect(await subject.guest()).toMatchObject({ boots: '3', marker: 'after' });
+    expect(await subject.guest()).toMatchObject({ boots: '3', marker: isVm ? 'after' : 'kept' });
     expect(await untilExited(subject.powerOff)).toMatchObject({ reason: 'GuestShutdown' });
-    const target = join(copies, 'still.raw');
-    expect(await copy(target)).toMatchObject({ consistency: 'Stopped' });
   });
 
-  it('reverts a disk to its image', async () => {
+  it.runIf(isVm)('copies the disk of a machine that has ended', async () => {
+    expect(await copy(join(copies, 'still.raw'))).toMatchObject({ consistency: 'Stopped' });
+  });
+
+  it.skipIf(isVm)('refuses streams, commands and copies with a sentence', async () => {
+    const { driver, folder } = subject;
+    const attempts = [
+      async () => await driver.connectConsole(folder, { input: true }),
+      async () => await driver.connectScreen(folder),
+      async () => await driver.forwardPort(folder, 80),
+      async () => await driver.execute(folder, { path: 'true', arguments: [], signal: NEVER }),
+    ];
+    for (const attempt of attempts) {
+      await expect(attempt()).rejects.toBeInstanceOf(StreamRefused);
+    }
+    await expect(copy(join(copies, 'nothing'))).rejects.toMatchObject({ reason: 'NoDisk' });
+    expect(await driver.askGuest(folder, { facts: false, signal: NEVER })).toEqual({ kind: 'silent' });
+  });
+
+  it.runIf(isVm)('reverts a disk to its image', async () => {
     await subject.driver.revert(subject.folder, subject.plan, subject.base);
     expect(await state()).toEqual({ kind: 'stopped' });
     await start();
     expect(await subject.guest()).toMatchObject({ boots: '1', marker: '' });
   });
 
-  it('ends the streams of a machine that stops, and opens no new ones', async () => {
+  it.runIf(isVm)('ends the streams of a machine that stops, and opens no new ones', async () => {
     const { driver, folder } = subject;
     const console = await driver.connectConsole(folder, { input: true });
     const closed = once(console, 'close');
@@ -338,7 +410,7 @@ describe.each([
     expect(await subject.driver.list()).toEqual([]);
   });
 
-  it('makes a machine without a disk, which cannot be copied', async () => {
+  it.runIf(isVm)('makes a machine without a disk, which cannot be copied', async () => {
     await subject.driver.create(subject.folder, subject.plan, undefined);
     expect(await subject.driver.copyBytes(subject.folder)).toBe(0);
     await expect(copy(join(copies, 'none'))).rejects.toMatchObject({ reason: 'NoDisk' });
