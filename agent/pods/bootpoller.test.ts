@@ -156,3 +156,22 @@ it('the end of the process ends the questions, and the next run begins as not re
   poller.follow(POD, runtime);
   expect([asked, runtime.readiness]).toEqual([1, undefined]);
 });
+
+it('an emulator that is forgotten while ADB answers is not written down as booted', async () => {
+  const runtime = runtimeOf(false);
+  const answer = Promise.withResolvers<BootAnswer>();
+  const changed: string[] = [];
+  const waited = Promise.withResolvers<void>();
+  const poller = new BootPoller({
+    ask: async () => await answer.promise,
+    booted: () => changed.push('record'),
+    changed: (uid) => changed.push(uid),
+    onError: () => changed.push('error'),
+    wait: async () => waited.resolve(),
+  });
+  poller.follow(POD, runtime);
+  poller.forget('u');
+  answer.resolve(BOOTED);
+  await waited.promise;
+  expect(changed).toEqual([]);
+});

@@ -52,8 +52,7 @@ export class BootPoller {
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     const { uid } = runtime.folder;
     if (runtime.state.kind !== 'running') {
-      this.#polls.get(uid)?.abort();
-      this.#polls.delete(uid);
+      this.forget(uid);
       runtime.readiness = undefined;
       return;
     }
@@ -63,6 +62,12 @@ export class BootPoller {
       runtime.readiness = firstReadiness(pod, runtime.record);
       void this.#run(runtime, end.signal);
     }
+  }
+
+  /** Ends the questions to the emulator with this uid. */
+  forget(uid: string): void {
+    this.#polls.get(uid)?.abort();
+    this.#polls.delete(uid);
   }
 
   close(): void {

@@ -163,6 +163,7 @@ export class PodController {
 
   /** Removes a machine whose Pod no longer exists, with its disk and without grace. */
   async #dismiss(record: MachineRecord): Promise<number | undefined> {
+    this.#guests.forget(record.uid);
     const wanted = wantedWithoutPod({ deadline: Date.now() });
     const progress = await this.machines.drive(this.machines.runtime(record), wanted);
     if (progress.step.kind === 'settled') {

@@ -1,5 +1,5 @@
 import { pino } from 'pino';
-import { afterEach, expect, test } from 'vitest';
+import { afterEach, expect, test, vi } from 'vitest';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -53,4 +53,23 @@ test('a machine that starts again is not ready until the first answer, also whil
   runtime.state = RUNNING;
   checks.follow(READY, runtime);
   expect(runtime).toMatchObject({ guest: undefined, readiness: { ready: false } });
+});
+
+test('the guest of a Pod that no longer exists is not asked any more', async () => {
+  const asked: AbortSignal[] = [];
+  const driver = {
+    askGuest: async (_: unknown, { signal }: { signal: AbortSignal }) => {
+      asked.push(signal);
+      return await Promise.withResolvers<never>().promise;
+    },
+  };
+  checks = new GuestChecks(
+    { ...host, drivers: new Map([['qemu', { driver }]]) } as unknown as Host,
+    () => undefined,
+  );
+  const runtime = runtimeOf();
+  checks.follow(READY, runtime);
+  await vi.waitFor(() => expect(asked).toHaveLength(1));
+  checks.forget('uid');
+  expect(asked[0]?.aborted).toBe(true);
 });

@@ -52,6 +52,13 @@ export class GuestChecks {
     this.#prober.follow(known, runtime, this.#host.forwardAddress);
   }
 
+  /** Ends the checks of a machine whose Pod no longer exists. Its address may soon belong to another machine. */
+  forget(uid: string): void {
+    this.#poller.forget(uid);
+    this.#prober.forget(uid);
+    this.#boots.forget(uid);
+  }
+
   close(): void {
     this.#poller.close();
     this.#prober.close();

@@ -52,8 +52,7 @@ export class GuestPoller {
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     const { uid } = runtime.folder;
     if (runtime.state.kind !== 'running') {
-      this.#polls.get(uid)?.abort();
-      this.#polls.delete(uid);
+      this.forget(uid);
       runtime.guest = undefined;
       return;
     }
@@ -63,6 +62,12 @@ export class GuestPoller {
       runtime.guest = reportedGuest(pod);
       void this.#run(runtime, end.signal);
     }
+  }
+
+  /** Ends the questions to the machine with this uid. */
+  forget(uid: string): void {
+    this.#polls.get(uid)?.abort();
+    this.#polls.delete(uid);
   }
 
   close(): void {

@@ -101,7 +101,7 @@ export class ReadinessProber {
   follow(pod: Readonly<Pod>, runtime: Runtime, forwardAddress: string): void {
     const { machine } = runtime.record;
     if (runtime.state.kind !== 'running' || machine === undefined) {
-      this.#end(runtime.folder.uid);
+      this.forget(runtime.folder.uid);
       runtime.readiness = undefined;
       return;
     }
@@ -114,14 +114,14 @@ export class ReadinessProber {
   watch(runtime: Runtime, question: Question): void {
     const { uid } = runtime.folder;
     if (question.kind === 'answer') {
-      this.#end(uid);
+      this.forget(uid);
       runtime.readiness = question.readiness ?? runtime.readiness;
       return;
     }
     const { target } = question;
     const known = this.#watches.get(uid)?.target;
     if (known?.host !== target.host || known.port !== target.port) {
-      this.#end(uid);
+      this.forget(uid);
       const end = new AbortController();
       this.#watches.set(uid, { target, end });
       void this.#run(runtime, target, end.signal);
@@ -130,11 +130,12 @@ export class ReadinessProber {
 
   close(): void {
     for (const uid of this.#watches.keys()) {
-      this.#end(uid);
+      this.forget(uid);
     }
   }
 
-  #end(uid: string): void {
+  /** Ends the checks of the machine with this uid. */
+  forget(uid: string): void {
     this.#watches.get(uid)?.end.abort();
     this.#watches.delete(uid);
   }
