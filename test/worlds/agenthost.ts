@@ -41,7 +41,8 @@ export class TestHost {
   readonly name: string;
   readonly driver = new StandInDriver();
   readonly emulators = new StandInEmulators();
-  readonly images = new StandInImages();
+  /** Image store of the next agent. */
+  images = new StandInImages();
   readonly network: StandInNetwork;
   readonly #cluster: Cluster;
   readonly #directory: string;

@@ -340,7 +340,7 @@ export class StandInImages implements ImageStore {
     this.holders.delete(holder);
   }
 
-  async remove(): Promise<void> {
+  async remove(_holder: Holder): Promise<void> {
     // The store keeps nothing.
   }
 
@@ -352,7 +352,7 @@ export class StandInImages implements ImageStore {
     return work(signal);
   }
 
-  onChange(): void {
+  onChange(_handler: () => void): void {
     // The store never changes.
   }
 }
