@@ -1,9 +1,9 @@
 /** Functions for large files: used space on the disk, digest, writes that bypass the page cache, and release of buffers. */
 import { createHash } from 'node:crypto';
-import { createReadStream } from 'node:fs';
-import { constants, type FileHandle, open, readdir, rm, stat } from 'node:fs/promises';
+import { createReadStream, type Dirent } from 'node:fs';
+import { constants, type FileHandle, lstat, open, opendir, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
-import { codeOf, isMissing, undefinedIf } from '../../base/errors.ts';
+import { codeOf, isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
 
 /** Unit of the field `blocks` in the result of stat(). It is the same for every file system. */
 const STAT_BLOCK_BYTES = 512;
@@ -19,18 +19,47 @@ const ALIGNMENT_BYTES = 4096;
 /** Step in bytes of the search for an aligned address. Memory is allocated at multiples of 16 bytes. */
 const STEP_BYTES = 16;
 
+/** Largest number of entries of a machine's folder that are counted. A machine has about 30. */
+const ENTRIES_LIMIT = 2_000;
+
 /** Returns the bytes that a file uses on its disk. They are fewer than its length if the file has holes. */
 export async function allocatedBytes(path: string): Promise<number> {
   return (await stat(path)).blocks * STAT_BLOCK_BYTES;
 }
 
-/** Returns the bytes that the files of a folder use on their disk. A file that is deleted meanwhile adds 0. */
+/**
+ * Returns the bytes that the files of a folder use on their disk. The folder of an emulator belongs to its user, who may put anything
+ * there. So links are not followed, entries that cannot be read add 0, and at most 2,000 entries count, those of upper folders first.
+ */
 export async function folderBytes(folder: string): Promise<number> {
+  const folders = [folder];
   let bytes = 0;
-  for (const name of (await unlessMissing(readdir(folder, { recursive: true }))) ?? []) {
-    bytes += (await unlessMissing(allocatedBytes(join(folder, name)))) ?? 0;
+  let left = ENTRIES_LIMIT;
+  // The list grows during the loop.
+  for (const one of folders) {
+    for (const entry of await entriesOf(one, left)) {
+      const path = join(one, entry.name);
+      left -= 1;
+      bytes += ((await undefinedIf(isOfSystem, lstat(path)))?.blocks ?? 0) * STAT_BLOCK_BYTES;
+      if (entry.isDirectory()) {
+        folders.push(path);
+      }
+    }
   }
   return bytes;
+}
+
+async function entriesOf(folder: string, limit: number): Promise<Dirent[]> {
+  const entries: Dirent[] = [];
+  // A folder in too many others cannot be opened by its path.
+  const opened = limit > 0 ? await undefinedIf(isOfSystem, opendir(folder)) : undefined;
+  for await (const entry of opened ?? []) {
+    entries.push(entry);
+    if (entries.length === limit) {
+      break;
+    }
+  }
+  return entries;
 }
 
 /** Returns the result of `work`, or undefined if the file or folder that `work` reads or changes does not exist. */

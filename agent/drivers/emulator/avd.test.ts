@@ -56,7 +56,7 @@ describe('the command line of an emulator', () => {
   it('names ports, sizes and the DNS server, and opens nothing else', () => {
     const words = commandLine(command).join(' ');
     expect(words).toContain('-avd berth -id the-uid ');
-    expect(words).toContain('-cores 2 -memory 4096 -accel on -ports 5554,5555 ');
+    expect(words).toContain('-cores 2 -memory 4096 -accel on -port 5554 ');
     expect(words).toContain('-dns-server 198.51.100.1');
     expect(words).toContain('-no-window -no-audio -no-boot-anim -no-snapshot');
     expect(words).not.toContain('grpc');

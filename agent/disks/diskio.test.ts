@@ -1,0 +1,44 @@
+import { mkdir, mkdtemp, symlink, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { run } from '../../base/exec.ts';
+import { folderBytes } from './diskio.ts';
+
+const COMMAND = { timeoutMilliseconds: 30_000 };
+const MEBIBYTE = 1024 * 1024;
+
+let folder: string;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-bytes-'));
+});
+
+afterEach(async () => void (await run('rm', ['-rf', folder], COMMAND)));
+
+describe('the bytes of a folder', () => {
+  it('are those of its files, also in other folders, without holes', async () => {
+    await mkdir(join(folder, 'one', 'two'), { recursive: true });
+    await writeFile(join(folder, 'one', 'two', 'file'), Buffer.alloc(MEBIBYTE, 1));
+    await run('truncate', ['-s', '1T', join(folder, 'hole')], COMMAND);
+    const bytes = await folderBytes(folder);
+    expect(bytes).toBeGreaterThanOrEqual(MEBIBYTE);
+    expect(bytes).toBeLessThan(2 * MEBIBYTE);
+    expect(await folderBytes(join(folder, 'nothing'))).toBe(0);
+  });
+
+  it('are counted whatever the user of an emulator puts there', async () => {
+    await writeFile(join(folder, 'file'), Buffer.alloc(MEBIBYTE, 1));
+    const own = join(folder, 'own');
+    await mkdir(own);
+    await symlink('loop', join(own, 'loop'));
+    await symlink('..', join(own, 'up'));
+    await symlink('../file', join(own, 'again'));
+    await run('mkfifo', [join(own, 'pipe')], COMMAND);
+    await run('perl', ['-e', "chdir $ARGV[0]; for (1 .. 2500) { mkdir 'd'; chdir 'd' }", own], COMMAND);
+    await run('perl', ['-e', 'chdir $ARGV[0]; for (1 .. 3000) { symlink "x", "l$_" }', own], COMMAND);
+    const bytes = await folderBytes(folder);
+    expect(bytes).toBeGreaterThanOrEqual(MEBIBYTE);
+    expect(bytes).toBeLessThan(12 * MEBIBYTE);
+  });
+});
