@@ -452,6 +452,12 @@ describe('an Emulator, whatever happens in whatever order', { timeout: TIMEOUT_M
     });
   });
 
+  it('follows its VM to another host', () => {
+    const world = afterAll(['vmRuns', 'reconcile', 'reconcile', 'schedule', 'agentRuns', 'vmRunsElsewhere']);
+    expect(hostOfPod(world.pod as Pod)).toBe('host');
+    expect([hostOfPod(settle(world).pod as Pod), world.faults]).toEqual(['other', []]);
+  });
+
   it('comes to rest and then writes nothing', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
       const world = settle(afterAll(actions));

@@ -1,7 +1,9 @@
 /** Emulators beside VMs on a real API server. KWOK simulates most hosts. The test plays the agents of the others. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { EMULATORS_CONDITION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { pino } from 'pino';
 import { NODES, PODS } from '../../kube/core.ts';
+import { uninstall } from '../../operator/uninstall.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { Emulators } from '../fixtures/emulatorobjects.ts';
@@ -454,4 +456,23 @@ describe('the operator', () => {
   it('has all the rights it needs, and none of its writes was refused as invalid', () => {
     expect(faultsIn(operator.logFile)).toEqual([]);
   });
+});
+
+// The last test, because it removes the hosts.
+it('an uninstallation that drains waits until emulators have ended', { timeout: 60_000 }, async () => {
+  await runBoth('drained');
+  const options = { namespace: 'berth-system', instance: 'none', drain: true, allKinds: false };
+  const removal = uninstall(
+    cluster.client(),
+    { ...options, timeoutMilliseconds: 50_000 },
+    pino({ level: 'silent' }),
+  );
+  const done = removal.then(() => 'removed');
+  await emulators.waitForPhase('drained', 'Terminating');
+  await bare.end(emulators.ref('drained'));
+  await vms.waitUntilGone('drained');
+  expect((await emulators.get('drained')).status?.phase).toBe('Terminating');
+  await bare.end(emulators.podRef('drained'));
+  expect(await done).toBe('removed');
+  expect([await emulators.list(), await vms.list()]).toEqual([[], []]);
 });

@@ -1,0 +1,166 @@
+import { describe, expect, it } from 'vitest';
+import type { Emulator, EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
+import { MACHINE_CONDITION, MACHINE_CONTAINER, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { Node, Pod, PodCondition } from '../../kube/core.ts';
+import { conditionIn } from '../objects/conditions.ts';
+import { parseConfig } from '../config/config.ts';
+import type { Observed } from './observe.ts';
+import { buildPod } from './pod.ts';
+import { isMinorChange, summarize } from './status.ts';
+
+const config = parseConfig({}, 'test');
+const NOW = Date.parse('2030-01-01T00:10:00Z');
+const ADB = { address: '10.0.0.17', port: 5555 };
+const vm = {
+  apiVersion: 'berth.dev/v1alpha1',
+  kind: 'VM',
+  metadata: { namespace: 'platform-ci', name: 'desk', uid: 'vm' },
+  spec: {},
+  status: { phase: 'Running' },
+} as VM;
+const emulator: Emulator = {
+  apiVersion: 'berth.dev/v1alpha1',
+  kind: 'Emulator',
+  metadata: { namespace: 'platform-ci', name: 'pixel', uid: 'emulator', generation: 3 },
+  spec: { vmName: 'desk' },
+};
+const vmNode = {
+  metadata: { name: 'mac-1' },
+  status: { allocatable: { 'berth.dev/slot': '4' } },
+} as unknown as Node;
+
+function podWith(status: object, nodeName: string | undefined = 'mac-1'): Pod {
+  const pod = buildPod({ emulator, vm, host: 'mac-1', config }) as Pod;
+  return { ...pod, spec: { ...pod.spec, ...(nodeName && { nodeName }) }, status };
+}
+
+function runningPod(report: string, ...conditions: PodCondition[]): Pod {
+  const machine = { type: MACHINE_CONDITION, status: 'True' as const, message: report };
+  return podWith({ phase: 'Running', conditions: [machine, ...conditions] });
+}
+
+function waitingPod(reason: string, message: string): Pod {
+  const state = { waiting: { reason, message } };
+  return podWith({ phase: 'Pending', containerStatuses: [{ name: MACHINE_CONTAINER, state }] });
+}
+
+function statusOf(change: Partial<Observed>): EmulatorStatus {
+  const vmPod = {
+    metadata: { labels: { [VM_UID_LABEL]: 'vm' } },
+    spec: { nodeName: 'mac-1' },
+  } as unknown as Pod;
+  const observed = {
+    emulator,
+    vm,
+    vmPod,
+    vmNode,
+    node: vmNode,
+    config,
+    now: NOW,
+    slotsTaken: () => 0,
+    hosts: () => [],
+  };
+  return summarize({ ...observed, pod: undefined, isNameTaken: false, ...change }, undefined);
+}
+
+function silentVM(reason: string, phase: string): VM {
+  const ready = {
+    type: 'Ready',
+    status: 'Unknown' as const,
+    reason,
+    message: 'Host mac-1 does not report',
+    lastTransitionTime: '',
+  };
+  return { ...vm, status: { phase, conditions: [ready] } };
+}
+
+describe('the address of ADB', () => {
+  it('is as the host reports it, while the emulator runs', () => {
+    expect(statusOf({ pod: runningPod(JSON.stringify({ adb: ADB })) }).adb).toEqual(ADB);
+    expect(statusOf({ pod: podWith({ phase: 'Failed' }) }).adb).toBeUndefined();
+  });
+
+  it.each([
+    ['that is no IPv4 address', { ...ADB, address: 'evil.example' }],
+    ['with a port out of range', { ...ADB, port: 70_000 }],
+    ['without a port', { address: ADB.address }],
+  ])('%s is left out', (_, adb) => {
+    const status = statusOf({ pod: runningPod(JSON.stringify({ adb })) });
+    expect([status.phase, status.adb]).toEqual(['Running', undefined]);
+  });
+});
+
+describe('an Emulator with a Pod', () => {
+  it.each([
+    ['Starting', 'Android boots', 'Starting'],
+    ['DiskFull', 'no room', 'Scheduled'],
+  ])('that waits with reason %s says so', (reason, message, phase) => {
+    const status = statusOf({ pod: waitingPod(reason, message) });
+    expect(status.phase).toBe(phase);
+    expect(conditionIn(status, 'Ready')).toMatchObject({ status: 'False', reason, message });
+    expect(conditionIn(status, 'Reconciling')).toMatchObject({ status: 'True', observedGeneration: 3 });
+  });
+
+  it('is Ready while Android answers, and not otherwise', () => {
+    const answer = (status: 'True' | 'False', message: string) =>
+      conditionIn(statusOf({ pod: runningPod('', { type: 'Ready', status, message }) }), 'Ready');
+    expect(answer('True', '')).toMatchObject({ status: 'True', reason: 'Running' });
+    expect(answer('False', 'no answer')).toMatchObject({
+      status: 'False',
+      reason: 'NotReady',
+      message: 'no answer',
+    });
+  });
+
+  it('on a silent host is neither Ready nor failed, and is lost when its VM is', () => {
+    const pod = runningPod(JSON.stringify({ adb: ADB }));
+    const silent = statusOf({ pod, vm: silentVM('HostUnreachable', 'Running') });
+    expect(silent.phase).toBe('Running');
+    expect(conditionIn(silent, 'Ready')).toMatchObject({ status: 'Unknown', reason: 'HostUnreachable' });
+    const lost = statusOf({ pod, vm: silentVM('HostLost', 'Failed') });
+    expect(lost).toMatchObject({ phase: 'Failed', failure: undefined });
+    expect(conditionIn(lost, 'Ready')).toMatchObject({ status: 'False', reason: 'HostLost' });
+    expect(conditionIn(lost, 'Stalled')).toBeUndefined();
+  });
+});
+
+describe('an Emulator that waits for a slot', () => {
+  const message =
+    "0/9 nodes are available: 1 Insufficient memory, 8 node(s) didn't match Pod's node affinity/selector.";
+  const refused = { type: 'PodScheduled', status: 'False' as const, reason: 'Unschedulable', message };
+  const pod = podWith({ phase: 'Pending', conditions: [refused] }, '');
+
+  it('names the host and its slots when they are taken', () => {
+    expect(conditionIn(statusOf({ pod, slotsTaken: () => 4 }), 'Scheduled')).toMatchObject({
+      status: 'False',
+      reason: 'NoFreeSlot',
+      message: 'Host mac-1 has 4 of 4 slots taken',
+    });
+  });
+
+  it('has the words of the scheduler when the host has a free slot', () => {
+    expect(conditionIn(statusOf({ pod, slotsTaken: () => 3 }), 'Scheduled')).toMatchObject({
+      status: 'False',
+      reason: 'Unschedulable',
+      message: 'No host is free: 1 short of memory',
+    });
+  });
+
+  it('says nothing about slots before the scheduler looked', () => {
+    const fresh = statusOf({ pod: podWith({ phase: 'Pending' }, ''), slotsTaken: () => 4 });
+    expect(conditionIn(fresh, 'Scheduled')).toMatchObject({
+      status: 'Unknown',
+      reason: 'WaitingForScheduler',
+    });
+  });
+});
+
+it('only changes on the way to Running may wait for the next write', () => {
+  const starting = statusOf({ pod: waitingPod('Starting', '') });
+  const running = statusOf({ pod: runningPod('{}') });
+  expect(isMinorChange(undefined, starting)).toBe(true);
+  expect(isMinorChange({ ...starting, phase: 'Scheduled' }, starting)).toBe(true);
+  expect(isMinorChange(starting, running)).toBe(false);
+  expect(isMinorChange({ ...starting, observedGeneration: 2 }, starting)).toBe(false);
+});
