@@ -76,7 +76,7 @@ async function forwardedPort({ output, ended }: RunningProgram): Promise<number>
 }
 
 /** Returns options that use the key alone and remember no host, because each guest makes its own host key. */
-function sshOptions(key: string, port: number): string[] {
+export function sshOptions(key: string, port: number): string[] {
   const settings = [
     'IdentitiesOnly=yes',
     'BatchMode=yes',

@@ -3,6 +3,7 @@ import { listFolders } from '../../base/files.ts';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
+import { stateFile as emulatorFile } from '../../agent/drivers/emulator/state.ts';
 import { readMachineFile } from '../../agent/drivers/qemu/state.ts';
 import { killForCertain, type ProcessIdentity } from '../../agent/processes/process.ts';
 import { NODES } from '../../kube/core.ts';
@@ -113,9 +114,9 @@ export class AgentProcess {
     const root = join(this.dataDirectory, 'machines');
     const found = new Map<string, ProcessIdentity>();
     for (const uid of await listFolders(root)) {
-      const state = await readMachineFile(join(root, uid));
-      if (state?.process !== undefined) {
-        found.set(uid, state.process);
+      const process = await processOf(join(root, uid));
+      if (process !== undefined) {
+        found.set(uid, process);
       }
     }
     return found;
@@ -142,12 +143,18 @@ export async function endMachines(directory: string): Promise<void> {
   for (const host of await listFolders(directory)) {
     const root = join(directory, host, 'machines');
     for (const uid of await listFolders(root)) {
-      const state = await readMachineFile(join(root, uid));
-      if (state?.process !== undefined) {
-        await killForCertain(state.process);
+      const process = await processOf(join(root, uid));
+      if (process !== undefined) {
+        await killForCertain(process);
       }
     }
   }
+}
+
+/** Returns the process of a VM's machine or of an emulator, by the state file in its folder. */
+async function processOf(folder: string): Promise<ProcessIdentity | undefined> {
+  const state = (await readMachineFile(folder)) ?? (await emulatorFile(folder).read());
+  return state?.process;
 }
 
 /** Deletes every VM and waits for the deletion, which shuts the guests down. */

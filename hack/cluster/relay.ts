@@ -21,6 +21,8 @@ export interface RelayOptions {
   portThere?: number;
   /** Address of the port in the other namespace, for direction `in`; loopback when absent. */
   addressThere?: string;
+  /** Address of the port in this namespace, for direction `out`; 127.0.0.1 when absent. */
+  addressHere?: string;
   /** Folder of the socket. Its path must be short, because a socket's path has at most 107 characters. */
   directory: string;
 }
@@ -35,7 +37,7 @@ export class Relay implements AsyncDisposable {
   }
 
   static async open(options: RelayOptions): Promise<Relay> {
-    const { namespace, port, portThere = port, addressThere, direction, directory } = options;
+    const { namespace, port, portThere = port, addressThere, addressHere, direction, directory } = options;
     const path = join(directory, `${direction}-${port}.sock`);
     const [from, to] = direction === 'in' ? [portThere, path] : [path, portThere];
     const script = new URL(import.meta.url).pathname;
@@ -47,7 +49,7 @@ export class Relay implements AsyncDisposable {
     await Promise.race([ready, ended]);
     ended.catch(() => undefined);
     return new Relay(
-      await (direction === 'in' ? Forwarder.open(path, port) : Forwarder.open(port, path)),
+      await (direction === 'in' ? Forwarder.open(path, port) : Forwarder.open(port, path, addressHere)),
       child,
     );
   }

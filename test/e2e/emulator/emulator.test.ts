@@ -1,0 +1,308 @@
+/**
+ * Emulators beside their VMs, as users have them: kubectl, the real client of ADB, and the VMs of a real cluster. The emulator's program
+ * is the stand-in of test/standins/emulator, with the real adbd in its guest.
+ */
+import { randomBytes } from 'node:crypto';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import type { GuestArchitecture } from '../../../hack/guest.ts';
+import { makeKey } from '../../../hack/login.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { PODS } from '../../../kube/core.ts';
+import { isGone } from '../../fixtures/objects.ts';
+import { VMs } from '../../fixtures/vms.ts';
+import { unless } from '../../support/unless.ts';
+import { AdbClient } from '../../wires/adb.ts';
+import { GuestTunnel } from '../../wires/guesttunnel.ts';
+import { Kubectl } from '../../wires/kubectl.ts';
+import { type EmulatorHost, EmulatorWorld, NAMESPACE } from '../../worlds/emulators.ts';
+import { HOST_ADDRESS, whyNotHere } from '../../worlds/nat.ts';
+
+/** Emulated guests of two architectures on a busy machine. */
+const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
+const STEP = { deadlineMilliseconds: 60_000, intervalMilliseconds: 100 };
+const SETUP_MILLISECONDS = 400_000;
+const TEST_MILLISECONDS = 300_000;
+/** Time limit for a guest's answer about a connection. The guest itself gives up after two seconds. */
+const CONNECT_MILLISECONDS = 10_000;
+const OTHER_NAMESPACE = 'platform-other';
+/** Ports of the host that lead to each VM's web server. The next port leads to its SSH server. */
+const PORTS = { desk: 8080, neighbour: 8090, stranger: 8100 };
+const CONSOLE_PORT = 5554;
+const PUSHED_BYTES = 3_000_000;
+const TUNNEL_PORT = 7001;
+const FORWARDED_PORT = 7002;
+/** Time limit for a connection that must fail. */
+const NO_CONNECTION_MILLISECONDS = 1_000;
+
+const missing = whyNotHere();
+
+describe('emulators beside their VMs, with the stand-in for the emulator', unless(missing), () => {
+  let world: EmulatorWorld;
+  let vms: VMs;
+  let strangers: VMs;
+  let folder: string;
+  let key: string;
+  let publicKey: string;
+  /** Client of ADB outside the amd64 host. */
+  let adb: AdbClient;
+  let before: Record<string, string[]>;
+
+  beforeAll(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'berth-emulators-'));
+    key = join(folder, 'key');
+    publicKey = await makeKey(key);
+    world = await EmulatorWorld.start();
+    await world.cluster.createNamespace(OTHER_NAMESPACE);
+    vms = new VMs(world.cluster, NAMESPACE);
+    strangers = new VMs(world.cluster, OTHER_NAMESPACE);
+    adb = await clientOutside(world.hosts.amd64);
+    before = await world.hosts.amd64.traces();
+  }, SETUP_MILLISECONDS);
+
+  afterAll(async () => {
+    await adb?.[Symbol.asyncDispose]();
+    await world?.[Symbol.asyncDispose]();
+    await rm(folder, { recursive: true, force: true });
+  });
+
+  function vmSpec(name: keyof typeof PORTS, architecture: GuestArchitecture) {
+    const port = PORTS[name];
+    return {
+      image: `guest-${architecture}`,
+      architecture,
+      cpu: 1,
+      memory: '256Mi',
+      ports: [`${port}:80`, `${port + 1}:22`],
+      readiness: { type: 'Port' as const, port: 80 },
+      sshAuthorizedKeys: [publicKey],
+    };
+  }
+
+  /** Applies a VM and its emulators as one file. */
+  async function apply(
+    vm: keyof typeof PORTS,
+    architecture: GuestArchitecture,
+    emulators: Record<string, 'PairedVM' | 'Host'>,
+  ): Promise<void> {
+    const items = [
+      ...Object.entries(emulators).map(([name, exposure]) => ({
+        kind: 'Emulator',
+        metadata: { name },
+        spec: { vmName: vm, exposure, cpu: 1, memory: '2560Mi' },
+      })),
+      { kind: 'VM', metadata: { name: vm }, spec: vmSpec(vm, architecture) },
+    ];
+    const list = {
+      apiVersion: 'v1',
+      kind: 'List',
+      items: items.map((item) => ({ apiVersion: 'berth.dev/v1alpha1', ...item })),
+    };
+    const input = JSON.stringify(list);
+    await world.cluster.kubectl(['-n', NAMESPACE, 'apply', '-f', '-'], { input });
+  }
+
+  /** Returns where ADB of an emulator answers. With exposure Host, the address is that of the Node, which is not the host's address here. */
+  async function adbOf(name: string): Promise<string> {
+    const { spec, status } = await world.emulator(name);
+    return `${spec.exposure === 'Host' ? HOST_ADDRESS : status?.adb?.address}:${status?.adb?.port}`;
+  }
+
+  async function podUid(name: string): Promise<string> {
+    const ref = { namespace: NAMESPACE, name: `${name}.emulator` };
+    return (await world.cluster.client().get(PODS, ref)).metadata.uid ?? '';
+  }
+
+  async function clientOutside(host: EmulatorHost): Promise<AdbClient> {
+    return await AdbClient.open(['nsenter', `--net=/run/netns/${host.net.world}`]);
+  }
+
+  /** Opens a port outside the host, whose connections begin in the VM's guest. */
+  async function tunnel(host: EmulatorHost, vm: keyof typeof PORTS, target: string): Promise<GuestTunnel> {
+    const server = { address: HOST_ADDRESS, port: PORTS[vm] + 1 };
+    return await GuestTunnel.open({ namespace: host.net.world, server, key, port: TUNNEL_PORT, target });
+  }
+
+  /** Returns whether a guest can connect to an address and port: open or closed. */
+  async function asks(host: EmulatorHost, vm: keyof typeof PORTS, target: string): Promise<string> {
+    return (await host.page(PORTS[vm], `/cgi-bin/do?connect=${target}`, CONNECT_MILLISECONDS)).trim();
+  }
+
+  async function story(name: string, reasons: readonly string[]): Promise<void> {
+    await waitFor(`the Events of Emulator ${name}`, async () => {
+      const fields = `--field-selector=involvedObject.kind=Emulator,involvedObject.name=${name}`;
+      const told = await world.kubectl('get', 'events', fields, '-o', 'jsonpath={.items[*].reason}');
+      return reasons.every((reason) => told.split(' ').includes(reason));
+    });
+  }
+
+  test(
+    'one kubectl apply has a VM and its emulators run side by side, and tells where ADB answers',
+    async () => {
+      await apply('desk', 'amd64', { phone: 'PairedVM', tablet: 'Host' });
+      await vms.create('neighbour', vmSpec('neighbour', 'amd64'));
+      await strangers.create('stranger', vmSpec('stranger', 'amd64'));
+      const [phone, tablet] = await Promise.all(
+        ['phone', 'tablet'].map(async (name) => await world.waitForPhase(name, 'Running', BOOT)),
+      );
+      await vms.waitForCondition('desk', 'Ready', { status: 'True' }, BOOT);
+      const { podIP } = (await vms.pod('desk')).status ?? {};
+      expect(phone?.status).toMatchObject({ nodeName: 'host-amd64', adb: { port: 5555 } });
+      expect(phone?.status?.adb?.address).not.toBe(podIP);
+      expect(tablet?.status?.adb?.address).toBe('127.0.0.1');
+      expect(await world.kubectl('get', 'emulator', 'phone')).toMatch(
+        /^phone +desk +Running +True +host-amd64 /m,
+      );
+      await story('phone', ['VMNotRunning', 'Scheduled', 'Running']);
+    },
+    TEST_MILLISECONDS,
+  );
+
+  test(
+    'inside the VM, a client of ADB runs commands with their exit code, copies files unchanged and forwards ports',
+    async () => {
+      const target = await adbOf('phone');
+      await using _ = await tunnel(world.hosts.amd64, 'desk', target);
+      const device = await adb.connect(`127.0.0.1:${TUNNEL_PORT}`);
+      expect(await device.property('sys.boot_completed')).toBe('1');
+      expect(await device.shell('exit 7')).toMatchObject({ code: 7 });
+      const [sent, received] = [join(folder, 'sent'), join(folder, 'received')];
+      await writeFile(sent, randomBytes(PUSHED_BYTES));
+      expect(await device.run('push', sent, '/data/local/tmp/file')).toMatchObject({ code: 0 });
+      expect(await device.run('pull', '/data/local/tmp/file', received)).toMatchObject({ code: 0 });
+      expect((await readFile(received)).equals(await readFile(sent))).toBe(true);
+      expect(await device.run('forward', `tcp:${FORWARDED_PORT}`, 'tcp:5555')).toMatchObject({ code: 0 });
+      const again = await adb.connect(`127.0.0.1:${FORWARDED_PORT}`);
+      expect(await again.shell('exit 7')).toMatchObject({ code: 7 });
+    },
+    TEST_MILLISECONDS,
+  );
+
+  test(
+    'ADB refuses other VMs of the same and of another namespace, and the console refuses the VM too',
+    async () => {
+      const { amd64 } = world.hosts;
+      await vms.waitForCondition('neighbour', 'Ready', { status: 'True' }, BOOT);
+      await strangers.waitForCondition('stranger', 'Ready', { status: 'True' }, BOOT);
+      const target = await adbOf('phone');
+      const [address] = target.split(':');
+      expect(await asks(amd64, 'desk', target)).toBe('open');
+      expect(await asks(amd64, 'desk', `${address}:${CONSOLE_PORT}`)).toBe('closed');
+      for (const vm of ['neighbour', 'stranger'] as const) {
+        expect(await asks(amd64, vm, target)).toBe('closed');
+      }
+      expect(await amd64.outside.do('tcpOpen', HOST_ADDRESS, 5555)).toBe(false);
+    },
+    TEST_MILLISECONDS,
+  );
+
+  test('exposure Host leads to ADB from outside', async () => {
+    const target = await adbOf('tablet');
+    const device = await adb.connect(target);
+    expect(await device.property('sys.boot_completed')).toBe('1');
+    expect(await device.shell('exit 7')).toMatchObject({ code: 7 });
+  });
+
+  test('kubectl logs and port-forward reach the emulator; attach and exec say that it has neither', async () => {
+    expect(await world.kubectl('logs', 'phone.emulator')).toContain('INFO');
+    const { kubectlPath, kubeconfig } = world.cluster;
+    const pod = ['--kubeconfig', kubeconfig, '-n', NAMESPACE, 'port-forward', 'pod/phone.emulator', ':5555'];
+    const forward = new Kubectl(kubectlPath, pod);
+    try {
+      const [, port] = await forward.prints(/127\.0\.0\.1:(\d+) -> 5555/);
+      await using here = await AdbClient.open();
+      const device = await here.connect(`127.0.0.1:${port}`);
+      expect(await device.property('sys.boot_completed')).toBe('1');
+    } finally {
+      forward.kill();
+    }
+    for (const command of [['attach'], ['exec']]) {
+      const args = [
+        '-n',
+        NAMESPACE,
+        ...command,
+        'phone.emulator',
+        ...(command[0] === 'exec' ? ['--', 'true'] : []),
+      ];
+      const { code, stderr } = await world.cluster.kubectl(args, { allowFailure: true });
+      expect({ code, stderr }).toMatchObject({
+        code: 1,
+        stderr: expect.stringContaining('mulator') as string,
+      });
+    }
+  });
+
+  test(
+    'an agent that was killed finds the emulators again, and connections go on',
+    async () => {
+      const { agent } = world.hosts.amd64;
+      const device = await adb.connect(await adbOf('tablet'));
+      const uid = await podUid('tablet');
+      const running = await world.hosts.amd64.processes();
+      expect(running.length).toBeGreaterThan(0);
+      await agent.kill();
+      expect(await device.shell('exit 3')).toMatchObject({ code: 3 });
+      await agent.startAgain();
+      await agent.ready();
+      const logs = async (): Promise<boolean> =>
+        (await world.kubectl('logs', 'tablet.emulator')).includes('INFO');
+      await waitFor('the next agent to know the emulator', logs, STEP);
+      expect((await world.emulator('tablet')).status?.phase).toBe('Running');
+      expect(await podUid('tablet')).toBe(uid);
+      expect(await world.hosts.amd64.processes()).toEqual(running);
+      expect(await device.shell('exit 3')).toMatchObject({ code: 3 });
+    },
+    TEST_MILLISECONDS,
+  );
+
+  test(
+    'the emulator stops with its VM and loses its data, and is made again when the VM runs again',
+    async () => {
+      const target = await adbOf('tablet');
+      const device = await adb.connect(target);
+      expect(await device.shell('touch /data/local/tmp/mark')).toMatchObject({ code: 0 });
+      const uid = await podUid('tablet');
+      await vms.patch('desk', { powerState: 'Stopped' });
+      await Promise.all(
+        ['phone', 'tablet'].map(async (name) => {
+          await world.waitForPhase(name, 'Stopped', BOOT);
+          const ref = { namespace: NAMESPACE, name: `${name}.emulator` };
+          await waitFor(
+            `Pod of ${name} to be gone`,
+            () => isGone(() => world.cluster.client().get(PODS, ref)),
+            STEP,
+          );
+        }),
+      );
+      await expect(adb.connect(target, NO_CONNECTION_MILLISECONDS)).rejects.toThrow(target);
+      await vms.patch('desk', { powerState: 'Running' });
+      await world.waitForPhase('tablet', 'Running', BOOT);
+      expect(await podUid('tablet')).not.toBe(uid);
+      const made = await adb.connect(await adbOf('tablet'));
+      expect(await made.shell('test -e /data/local/tmp/mark')).toMatchObject({ code: 1 });
+    },
+    TEST_MILLISECONDS,
+  );
+
+  test(
+    'deleting the VM removes its emulators with all that the host had for them',
+    async () => {
+      await world.kubectl('delete', 'vm', 'desk', 'neighbour');
+      await world.cluster.kubectl(['-n', OTHER_NAMESPACE, 'delete', 'vm', 'stranger']);
+      for (const name of ['phone', 'tablet']) {
+        await waitFor(`${name} to be gone`, () => isGone(() => world.emulator(name)), STEP);
+      }
+      await waitFor(
+        'the host to have nothing left',
+        async () => {
+          expect(await world.hosts.amd64.traces()).toEqual(before);
+          return true;
+        },
+        STEP,
+      );
+    },
+    TEST_MILLISECONDS,
+  );
+});
