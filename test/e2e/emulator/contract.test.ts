@@ -19,6 +19,7 @@ import { ADB_PORT } from '../../../api/v1alpha1/names.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { ConsoleClient } from '../../standins/emulator/consoleclient.ts';
 import { readIni } from '../../standins/emulator/program/places.ts';
+import { giveCue } from '../../standins/emulator/sdk.ts';
 import {
   connects,
   EmulatorHome,
@@ -182,16 +183,15 @@ describe(`${NAME}: while it runs`, () => {
     async () => {
       const signal = AbortSignal.timeout(BOOT_MILLISECONDS);
       const deadline = { deadlineMilliseconds: BOOT_MILLISECONDS };
-      const ask = async () => await askBooted({ host: '127.0.0.1', port: ADB_PORT }, signal);
-      await waitFor(
-        'the boot',
+      const answer = await waitFor(
+        'an answer of ADB',
         async () => {
-          const { kind } = await ask();
-          expect(kind).not.toBe('wantsKey');
-          return kind === 'booted';
+          const { kind } = await askBooted({ host: '127.0.0.1', port: ADB_PORT }, signal);
+          return kind === 'booted' || kind === 'wantsKey' ? kind : undefined;
         },
         deadline,
       );
+      expect(answer).toBe('booted');
       await waitFor('bootcompleted.ini', () => existsSync(join(home.avd, 'bootcompleted.ini')), deadline);
     },
     BOOT_MILLISECONDS,
@@ -205,7 +205,9 @@ describe(`${NAME}: while it runs`, () => {
     expect(await locksOf(home.avd)).toEqual([]);
     expect(await readdir(home.discoveryFolder)).toEqual([]);
   });
+});
 
+describe(`${NAME}: started again, and for the first time`, () => {
   test('after SIGKILL locks stay, and the AVD starts again without them', async () => {
     await using crashed = await EmulatorHome.make(sdk);
     await crashed.prepare(TOKEN);
@@ -227,6 +229,72 @@ describe(`${NAME}: while it runs`, () => {
   });
 });
 
+// Failures that a test cannot cause with the real program. The ports are those of the other tests, so these tests are in the same file.
+if (!IS_REAL) {
+  describe('on a cue, the stand-in for the emulator', () => {
+    test.each([
+      ['no-acceleration', 'requires hardware acceleration'],
+      ['disk-full', 'does not have enough disk space to run avd'],
+      ['avd-locked', 'Running multiple emulators with the same AVD'],
+      ['port-taken', 'too many emulator instances are running on this machine'],
+      ['image-missing', 'Broken AVD system path'],
+      ['ends-during-boot', 'ends during the boot'],
+    ] as const)('ends with code 1: %s', async (cue, words) => {
+      await using home = await EmulatorHome.make(sdk);
+      await giveCue(home.avd, cue);
+      const { code, output } = await home.run(home.options());
+      expect(code).toBe(1);
+      expect(choose(output)).toContain(words);
+    });
+
+    test('asks for a key, or boots only when the cue is taken back', async () => {
+      await using home = await EmulatorHome.make(sdk);
+      const ask = async () =>
+        await askBooted({ host: '127.0.0.1', port: ADB_PORT }, AbortSignal.timeout(END_MILLISECONDS));
+      await giveCue(home.avd, 'asks-for-key');
+      await giveCue(home.avd, 'never-boots');
+      const emulator = home.start(home.options());
+      await home.discovered(emulator);
+      expect((await ask()).kind).toBe('wantsKey');
+      await rm(join(home.avd, 'cues', 'asks-for-key'));
+      expect((await ask()).kind).toBe('booting');
+      await rm(join(home.avd, 'cues', 'never-boots'));
+      await waitFor('the boot', async () => (await ask()).kind === 'booted');
+    });
+
+    test('goes on after kill and SIGTERM', async () => {
+      await using home = await EmulatorHome.make(sdk);
+      await home.prepare(TOKEN);
+      await giveCue(home.avd, 'hangs-at-kill');
+      const emulator = home.start(home.options());
+      await home.discovered(emulator);
+      using console = await ConsoleClient.open(CONSOLE_PORT);
+      await console.ask(`auth ${TOKEN}`);
+      await console.last('kill');
+      process.kill(emulator.pid, 'SIGTERM');
+      await waitFor('the stand-in to refuse both', () => emulator.output.includes('SIGTERM does nothing'));
+      expect(emulator.output).toContain('kill does nothing');
+      await expect(connects(CONSOLE_PORT, '127.0.0.1')).resolves.toBe(true);
+    });
+
+    test('has lasting children, which the driver keeps away by its options', async () => {
+      await using home = await EmulatorHome.make(sdk);
+      const kept = home.start(home.options());
+      await home.discovered(kept);
+      await kept.kill();
+      expect(await childrenIn(home)).toEqual([]);
+      await home.prepare(TOKEN);
+      await giveCue(home.avd, 'lasting-child');
+      const emulator = home.start(home.options());
+      await home.discovered(emulator);
+      await emulator.kill();
+      const children = await childrenIn(home);
+      expect(children).toHaveLength(1);
+      children.forEach((pid) => process.kill(pid, 'SIGKILL'));
+    });
+  });
+}
+
 async function endOf(emulator: RunningEmulator): Promise<number | null> {
   const late = new Promise<never>((_, reject) => {
     setTimeout(() => reject(new Error(`still runs: ${emulator.output}`)), END_MILLISECONDS).unref();
@@ -236,4 +304,15 @@ async function endOf(emulator: RunningEmulator): Promise<number | null> {
 
 async function locksOf(avd: string): Promise<string[]> {
   return (await readdir(avd)).filter((name) => name.endsWith('.lock'));
+}
+
+/** Returns the processes that have the environment of this emulator. */
+async function childrenIn(home: EmulatorHome): Promise<number[]> {
+  const pids = (await readdir('/proc')).map(Number).filter((pid) => pid > 0);
+  const isOurs = async (pid: number) => {
+    const environment = await readFile(`/proc/${pid}/environ`, 'utf8').catch(() => '');
+    return environment.includes(`ANDROID_AVD_HOME=${home.folder}/`);
+  };
+  const ours = await Promise.all(pids.map(isOurs));
+  return pids.filter((_, index) => ours[index]);
 }

@@ -123,7 +123,7 @@ async function start(emulator: Emulator): Promise<void> {
   const facts = { avdName: avd.name, id, discoveryFile: '', kill: () => life.stop('kill') };
   const withoutGuest = cues.has('sleeping') || cues.has('asks-for-key');
   const device = {
-    asksForKey: () => cues.has('asks-for-key'),
+    asksForKey: () => cues.has('asks-for-key') || !options.flags.has('skip-adb-auth'),
     property: (name: string) => (name === 'sys.boot_completed' && life.isBooted ? '1' : ''),
   };
   const ports = await listen(options, {
