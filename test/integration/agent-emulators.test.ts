@@ -1,5 +1,6 @@
 /** Emulators in the agent, against a real API server. VMs and emulators are stand-ins; the ADB of the emulators is scripted. */
 import { randomBytes } from 'node:crypto';
+import { readdir } from 'node:fs/promises';
 import { connect } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -197,6 +198,15 @@ describe('an emulator', () => {
     const note = 'The process of the emulator runs, and Android boots';
     expect(told).toMatchObject({ reason: 'Started', note, regarding: { uid: 'uid-of-emulator-early' } });
     await destroy(booting);
+  });
+
+  it('whose Pod is deleted by force leaves nothing', async () => {
+    const { metadata } = await boot('forced');
+    const { uid = '', name } = metadata;
+    await operator.delete(PODS, { namespace: NAMESPACE, name }, { gracePeriodSeconds: 0 });
+    const folder = join(host.dataDirectory, 'pods');
+    await waitFor('its record to be removed', async () => !(await readdir(folder)).includes(`${uid}.json`));
+    expect([host.emulators.machines.has(uid), host.network.namespaces.has(uid)]).toEqual([false, false]);
   });
 
   it.each(['GuestShutdown', 'Crashed'] as const)('that ends by itself (%s) has failed', async (how) => {
