@@ -29,7 +29,7 @@ const TEST_MILLISECONDS = 300_000;
 const CONNECT_MILLISECONDS = 10_000;
 const OTHER_NAMESPACE = 'platform-other';
 /** Ports of the host that lead to each VM's web server. The next port leads to its SSH server. */
-const PORTS = { desk: 8080, neighbour: 8090, stranger: 8100 };
+const PORTS = { desk: 8080, neighbour: 8090, stranger: 8100, armdesk: 8080, armstranger: 8100 };
 const CONSOLE_PORT = 5554;
 const PUSHED_BYTES = 3_000_000;
 const TUNNEL_PORT = 7001;
@@ -302,6 +302,27 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
         },
         STEP,
       );
+    },
+    TEST_MILLISECONDS,
+  );
+
+  test(
+    'on an arm64 host, the VM reaches ADB and others do not',
+    async () => {
+      const { arm64 } = world.hosts;
+      await apply('armdesk', 'arm64', { armphone: 'PairedVM' });
+      await strangers.create('armstranger', vmSpec('armstranger', 'arm64'));
+      await world.waitForPhase('armphone', 'Running', BOOT);
+      const target = await adbOf('armphone');
+      await vms.waitForCondition('armdesk', 'Ready', { status: 'True' }, BOOT);
+      await using client = await clientOutside(arm64);
+      await using _ = await tunnel(arm64, 'armdesk', target);
+      const device = await client.connect(`127.0.0.1:${TUNNEL_PORT}`);
+      expect(await device.property('sys.boot_completed')).toBe('1');
+      expect(await device.property('ro.product.cpu.abi')).toBe('arm64-v8a');
+      await strangers.waitForCondition('armstranger', 'Ready', { status: 'True' }, BOOT);
+      expect(await asks(arm64, 'armdesk', target)).toBe('open');
+      expect(await asks(arm64, 'armstranger', target)).toBe('closed');
     },
     TEST_MILLISECONDS,
   );
