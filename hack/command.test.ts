@@ -14,7 +14,7 @@ function run(program: string, ...args: string[]): Promise<{ code: number | null;
   });
 }
 
-describe('a program of make that is told something wrong', () => {
+describe('a program of make with a wrong argument', () => {
   it.each([
     ['hack/cluster.ts', ['up', '--hosts', 'many'], '--hosts must be a whole number up to 10000, not "many"'],
     ['hack/demo.ts', ['around'], 'say what to do: up or down'],
@@ -28,12 +28,12 @@ describe('a program of make that is told something wrong', () => {
     ['hack/test.ts', ['no-such'], 'no such project: no-such'],
     ['hack/values.ts', ['--no-such'], "Unknown option '--no-such'"],
     ['test/bench/main.ts', ['--no-such'], "Unknown option '--no-such'"],
-  ])('%s %j says so in a line', async (program, args, words) => {
+  ])('%s %j prints one line', async (program, args, words) => {
     expect(await run(program, ...args)).toEqual({ code: 1, said: `${words}\n` });
   });
 });
 
-it('a mistake of ours is told with its stack', () => {
+it('an error of the program itself is printed with its stack', () => {
   expect(describeError(new TypeError('undefined is not a function'))).toContain('command.test.ts');
   expect(describeError(new Error('no such project'))).toBe('no such project');
 });

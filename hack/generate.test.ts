@@ -27,11 +27,11 @@ afterEach(async () => {
 });
 
 describe('generate', () => {
-  it('says that the committed definitions are current', async () => {
+  it('reports that the committed definitions are current', async () => {
     expect(await generate('--check')).toEqual({ code: 0, stdout: '', stderr: '' });
   });
 
-  it('says which file is missing, changed or not of any kind', async () => {
+  it('names each file that is missing, changed, or of no kind', async () => {
     await generate('--output', folder);
     const vms = join(folder, 'berth.dev_vms.yaml');
     await writeFile(vms, (await readFile(vms, 'utf8')).replace('maximum: 3840', 'maximum: 3841'));
@@ -55,7 +55,7 @@ describe('generate', () => {
     );
   });
 
-  it('differs in the DPI alone between the two maxima', async () => {
+  it('differs only in the DPI between the two maxima', async () => {
     const lines = (await generate('--display-dpi-maximum', '320')).stdout.split('\n');
     const committed = (await generate('--display-dpi-maximum', '240')).stdout.split('\n');
     const changed = lines.filter((line, index) => line !== committed[index]);

@@ -57,14 +57,14 @@ describe('the log writer', () => {
     return terminal;
   }
 
-  it('keeps what the console and the hypervisor say, apart', async () => {
+  it('keeps the output of console and hypervisor in separate files', async () => {
     expect(await run('echo booting; echo warning >&2; echo error >&2; exit 7')).toBe(7);
     expect(await kept('serial')).toBe('booting\n');
     expect(await kept('hypervisor')).toBe('warning\nerror\n');
     expect(await readdir(folder)).toEqual(['hypervisor.0.log', 'serial.0.log', 'serial.in']);
   });
 
-  it('keeps the newest of both in files of bounded size, and positions that tell what is missing', async () => {
+  it('keeps the newest output of both in files of bounded size, with positions that show the missing part', async () => {
     const flood = 'yes 0123456789 | head -c 60m';
     expect(await run(`${flood}; ${flood} >&2; echo ending; echo failing >&2`)).toBe(0);
     for (const [log, end] of [
@@ -82,7 +82,7 @@ describe('the log writer', () => {
     }
   });
 
-  it('leaves the input to those who type, and shows them what is printed from then on', async () => {
+  it('leaves the input to others, and writes later output', async () => {
     const ended = run('echo before; read -r one; echo "$one, $one"; read -r two; echo "$two, $two"');
     await vi.waitFor(async () => expect(await kept('serial')).toBe('before\n'));
     let isRunning = true;
@@ -103,7 +103,7 @@ describe('the log writer', () => {
     expect(connectTerminal(folder, async () => true)).toBeUndefined();
   });
 
-  it('goes on with the console at the next start, and begins the last words anew', async () => {
+  it('continues the console at the next start, and begins the last words again', async () => {
     await run('head -c 5m /dev/zero; echo one; echo first >&2');
     await run('echo two; echo second >&2');
     expect((await kept('serial')).endsWith('\0one\ntwo\n')).toBe(true);
@@ -111,7 +111,7 @@ describe('the log writer', () => {
     expect(await kept('hypervisor')).toBe('second\n');
   });
 
-  it('is not taken for the machine, and killing it neither stalls nor ends the machine', async () => {
+  it('is not mistaken for the machine, and its death neither stops nor ends the machine', async () => {
     const killed = [
       'for file in /proc/[0-9]*/status; do',
       '  if grep -qs "^PPid:\t$$$" "$file"; then pid=${file#/proc/}; pid=${pid%/status}; fi',
@@ -125,7 +125,7 @@ describe('the log writer', () => {
     expect(await kept('serial')).toBe('');
   });
 
-  it('keeps why the command cannot be executed', async () => {
+  it('keeps the reason why the command cannot be executed', async () => {
     const [program, ...parameters] = withLogWriter(['/no/such/hypervisor']);
     const log = await open(join(folder, 'hypervisor.0.log'), 'a', 0o600);
     const child = spawn(program, parameters, { cwd: folder, stdio: ['pipe', log.fd, log.fd] });
@@ -136,7 +136,7 @@ describe('the log writer', () => {
     expect(await kept('hypervisor')).toBe('/no/such/hypervisor: No such file or directory\n');
   });
 
-  it('does not begin before it is told to', async () => {
+  it('does not begin before the start signal', async () => {
     const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', 'echo begun']);
     const child = spawn(program, parameters, { cwd: folder, stdio: ['pipe', 'ignore', 'ignore'] });
     // The closed input looks as if the agent died before the process was in its control group.

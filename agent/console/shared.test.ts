@@ -45,7 +45,7 @@ test('all readers get the output over one connection, and one of them types', as
   expect(reader.writable).toBe(false);
 });
 
-test('the input is free when its stream has ended its input or is closed', async () => {
+test('the input is free after its stream has ended its input or is closed', async () => {
   const { console } = consoleOf();
   const first = await opened(console, true);
   expect(await console.open({ input: true })).toBeUndefined();

@@ -78,7 +78,7 @@ describe.each([
     expect(await read()).toBe('');
   });
 
-  it('gives back what the guest wrote, without carriage returns', async () => {
+  it('returns the output of the guest, without carriage returns', async () => {
     guestWrites('one\r\ntwo\r\n');
     expect(await read()).toBe('one\ntwo\n');
     guestWrites('three\n');
@@ -102,7 +102,7 @@ describe.each([
     expect(await read()).toBe('login: root\n');
   });
 
-  it('knows when a line was seen', async () => {
+  it('has the time of each line', async () => {
     guestWrites('first\n');
     await read();
     now = new Date('2026-01-01T00:01:00.000Z');
@@ -119,7 +119,7 @@ describe.each([
     expect(await read({ limitBytes: 3 })).toBe('a\nb');
   });
 
-  it('finds the last lines wherever in the files they begin, also those that came in pieces', async () => {
+  it('finds the last lines at any place in the files, also lines that came in pieces', async () => {
     const lines = Array.from({ length: 6_000 }, (_, number) => `${number} ${'x'.repeat((number * 37) % 60)}`);
     // This line is longer than a record may be, so it is stored in pieces.
     lines.splice(3_000, 0, 'y'.repeat(200_000));
@@ -133,7 +133,7 @@ describe.each([
     expect(await read({ tailLines: 2 })).toBe(`${lines.at(-1)}\nlogin: `);
   });
 
-  it('begins a line with its time once, whatever pieces it came in', async () => {
+  it('begins a line with its time once, for any pieces', async () => {
     store.start();
     const stop = new AbortController();
     let text = '';
@@ -166,7 +166,7 @@ describe.each([
     expect(await read()).toBe('one\ntwo\n');
   });
 
-  it('stays bounded, raw file included, and keeps the newest', async () => {
+  it('stays bounded with the raw file, and keeps the newest output', async () => {
     const line = `${'x'.repeat(1023)}\n`;
     for (let piece = 0; piece < 24; piece += 1) {
       guestWrites(line.repeat(1024));
@@ -301,7 +301,7 @@ describe('the console of the log writer, and agents that come and go', () => {
     expect(await read()).toBe('one\ntwo\n');
   });
 
-  it('says how much it lost while no agent was there, and shows the newest', async () => {
+  it('reports the size of output that was lost while no agent ran, and shows the newest', async () => {
     appendToSegments(folder, 'one\nbegun');
     await read();
     store = anotherAgent();
@@ -328,7 +328,7 @@ describe('the console of the log writer, and agents that come and go', () => {
     expect(await read()).toMatch(/^1\n\[4194303 bytes .*\n3x+\n$/);
   });
 
-  it('reads all that came before the log writer, then what the log writer has, and removes the one file', async () => {
+  it('reads first the output from before the log writer, then that of the log writer, and removes the one file', async () => {
     appendToOneFile(folder, 'one\n');
     expect(await read()).toBe('one\n');
     appendToOneFile(folder, 'two\n');

@@ -86,7 +86,7 @@ describe('a tar archive', () => {
     ]);
   });
 
-  it('may have files of more than 8 GiB, said in either way', async () => {
+  it('may have files of more than 8 GiB, in both forms of their size', async () => {
     const large = 10 * 1024 ** 3;
     const binary = Buffer.alloc(12);
     binary[0] = 0x80;
@@ -107,7 +107,7 @@ describe('a tar archive', () => {
     }
   });
 
-  it('is passed over where its entries are not read', async () => {
+  it('is skipped where its entries are not read', async () => {
     const paths: string[] = [];
     async function* pieces(): AsyncGenerator<Buffer> {
       yield archive;
@@ -118,7 +118,7 @@ describe('a tar archive', () => {
     expect(paths).toHaveLength(6);
   });
 
-  it('tells sparse entries of both kinds', async () => {
+  it('recognises sparse entries of both kinds', async () => {
     const content = pax({ 'GNU.sparse.major': '1', 'GNU.sparse.name': 'disk/a' });
     const sparse = Buffer.concat([
       entry({ name: 'a', type: 'S' }),

@@ -42,7 +42,7 @@ describe.each([
     await unpack(program, { from, to, limitBytes }, signal);
   }
 
-  it('is told by its content, and comes out as it was, its zeros taking no room', async () => {
+  it('is recognised by its content, and unpacked unchanged, with holes for its zeros', async () => {
     await writeFile(from, pack(DISK));
     expect(await compressionOf(from)).toBe(program);
     await unpackAll();
@@ -50,7 +50,7 @@ describe.each([
     expect((await stat(to)).blocks * 512).toBeLessThan(2 * MEBIBYTE);
   });
 
-  it('of several parts comes out whole', async () => {
+  it('of several parts is unpacked completely', async () => {
     const parts = [DISK.subarray(0, 100), DISK.subarray(100, 3 * MEBIBYTE), DISK.subarray(3 * MEBIBYTE)];
     await writeFile(from, Buffer.concat(parts.map(pack)));
     await unpackAll();
@@ -68,7 +68,7 @@ describe.each([
     await expect(unpackAll()).rejects.toMatchObject({ kind: 'invalid' });
   });
 
-  it('that becomes larger than it may is ImageInvalid', async () => {
+  it('that becomes larger than its limit is ImageInvalid', async () => {
     await writeFile(from, pack(DISK));
     await expect(unpackAll(4 * MEBIBYTE)).rejects.toMatchObject({
       kind: 'invalid',
@@ -76,7 +76,7 @@ describe.each([
     });
   });
 
-  it('is given up when nobody wants it any more', async () => {
+  it('is cancelled when no caller waits for it', async () => {
     await writeFile(from, pack(DISK));
     const given = AbortSignal.abort(new Error('no longer wanted'));
     await expect(unpack(program, { from, to, limitBytes: LIMIT }, given)).rejects.toThrow('no longer wanted');
@@ -84,7 +84,7 @@ describe.each([
 });
 
 describe('a file that is not compressed', () => {
-  it('is told from those that are, and gives the room of its zeros back', async () => {
+  it('is distinguished from compressed files, and gets holes for its zeros', async () => {
     const folder = await mkdtemp(join(tmpdir(), 'berth-unpack-'));
     try {
       const path = join(folder, 'disk');
@@ -100,7 +100,7 @@ describe('a file that is not compressed', () => {
     }
   });
 
-  it('may become as large as most disks are, and larger only by so many times', () => {
+  it('may become as large as most disks, and larger only by a factor', () => {
     expect(unpackedLimit(1)).toBe(64 * 1024 ** 3);
     expect(unpackedLimit(1024 ** 3)).toBe(400 * 1024 ** 3);
   });

@@ -43,12 +43,12 @@ describe('zstd as it is published', () => {
     expect((await decode(TWO)).toString()).toBe('one two');
   });
 
-  it('may have frames to be skipped anywhere', async () => {
+  it('may have skippable frames anywhere', async () => {
     const stream = Buffer.concat([skippable(9), TWO, skippable(0), frame(Buffer.from('!'), true, true)]);
     expect((await decode(Buffer.concat([stream, skippable(300)]))).toString()).toBe('one two!');
   });
 
-  it('gives what was encoded, wherever it is cut', async () => {
+  it('gives the encoded content, wherever it is cut', async () => {
     const content = tuple(
       uint8Array({ maxLength: 300 }),
       // These numbers of zeros give blocks of several kinds, and several blocks.

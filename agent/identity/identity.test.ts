@@ -145,7 +145,7 @@ function warnings(): string[] {
 describe('a host that has joined', () => {
   beforeEach(haveJoined);
 
-  test('goes to where its bootstrap kubeconfig says by now, and still does when that is taken away', async () => {
+  test('uses the address in its bootstrap kubeconfig, and still does after that file was removed', async () => {
     writeBootstrap({ server: url, serverName: SERVER_NAME });
     const wanted = {
       server: url,
@@ -160,7 +160,7 @@ describe('a host that has joined', () => {
     expect(warnings()).toEqual([]);
   });
 
-  test('joins again where its certificate is not known, and gives up both', async () => {
+  test('joins again if the cluster does not know its certificate, and replaces both certificates', async () => {
     writeBootstrap({ server: url });
     answers = {
       [REVIEW]: { status: 401 },
@@ -175,7 +175,7 @@ describe('a host that has joined', () => {
     expect(warnings()).toEqual([expect.stringContaining('refuses the certificate of this host')]);
   });
 
-  test('keeps what it has when it is not let in again', async () => {
+  test('keeps its certificates if it is not admitted again', async () => {
     writeBootstrap({ server: url });
     answers = { [REVIEW]: { status: 401 }, [REQUEST]: { status: 403, body: { message: 'not you' } } };
     await expect(take()).rejects.toThrow(new JoinError('not you'));
@@ -183,7 +183,7 @@ describe('a host that has joined', () => {
     expect(existsSync(files().serving)).toBe(true);
   });
 
-  test('goes on where its certificate is not known and there is nothing to join with', async () => {
+  test('continues if its certificate is unknown and it has no credentials for joining', async () => {
     writeBootstrap({ server: url });
     await take();
     rmSync(join(directory, 'bootstrap'));
@@ -192,7 +192,7 @@ describe('a host that has joined', () => {
     expect(warnings()).toEqual([expect.stringContaining('give the agent a bootstrap kubeconfig')]);
   });
 
-  test.each([403, 404, 500])('goes on where the question is answered with %i', async (status) => {
+  test.each([403, 404, 500])('continues if its question is answered with %i', async (status) => {
     writeBootstrap({ server: url });
     answers = { [REVIEW]: { status } };
     expect(await take()).toMatchObject({ isNode: true, connection: { server: url } });
@@ -202,7 +202,7 @@ describe('a host that has joined', () => {
   test.each([
     ['there is no answer', () => ({ server: NOWHERE })],
     ['the server is not to be trusted', () => ({ server: url, authority: otherAuthority })],
-  ])('goes on where %s', async (_what, place) => {
+  ])('continues if %s', async (_what, place) => {
     writeBootstrap(place());
     expect(await take()).toMatchObject({ isNode: true, connection: { server: place().server } });
     expect(asked).toEqual([]);
@@ -211,7 +211,7 @@ describe('a host that has joined', () => {
     ]);
   });
 
-  test('goes on as before with a bootstrap kubeconfig that makes no sense, and says so', async () => {
+  test('continues with an unreadable bootstrap kubeconfig, and logs that', async () => {
     writeBootstrap({ server: url });
     await take();
     writeFileSync(join(directory, 'bootstrap'), 'clusters: []\n');

@@ -11,7 +11,7 @@ beforeAll(async () => {
   certificate = { certificate: await selfSigned({ key, commonName: 'test', days: 40 }), key: key.pem };
 });
 
-test('a certificate is renewed at 70 to 90 per cent of its life', () => {
+test('a certificate is renewed at 70 to 90 percent of its life', () => {
   const { notBefore, notAfter } = validityOf(certificate.certificate);
   const life = notAfter.getTime() - notBefore.getTime();
   expect(renewalTime(certificate.certificate, 0)).toBe(notBefore.getTime() + life * 0.7);
@@ -32,8 +32,8 @@ function clock(from: number) {
   };
 }
 
-describe('keeping it renewed', () => {
-  test('waits for the time to come, a day at a time at most, and puts the new one to use', async () => {
+describe('the renewal of a certificate', () => {
+  test('waits for its time, at most a day at once, and then uses the new certificate', async () => {
     const stop = new AbortController();
     const time = clock(Date.now());
     const used: Certificate[] = [];
@@ -58,7 +58,7 @@ describe('keeping it renewed', () => {
     expect(Math.max(...time.slept)).toBeLessThanOrEqual(24 * 3600 * 1000);
   });
 
-  test('asks at once where there is none, and after a refusal again, less and less often', async () => {
+  test('is requested at once if there is none, and again after a refusal, less and less often', async () => {
     const stop = new AbortController();
     const time = clock(0);
     let asked = 0;

@@ -74,7 +74,7 @@ describe('the image store', () => {
   }
 
   describe('shared files', () => {
-    it('are used where they lie', async () => {
+    it('are used in place', async () => {
       const path = join(shared, 'disk.raw');
       const content = Buffer.alloc(RAW_BYTES, 7);
       await writeFile(path, content);
@@ -85,7 +85,7 @@ describe('the image store', () => {
       expect(store.images()).toEqual([]);
     });
 
-    it('are told apart from what they were before they changed', async () => {
+    it('are distinguished from their earlier content after a change', async () => {
       const path = join(shared, 'disk.raw');
       await writeFile(path, Buffer.alloc(RAW_BYTES, 1));
       const before = await ensure({ type: 'sharedFile', path: basename(path) });
@@ -152,7 +152,7 @@ describe('the image store', () => {
       });
     });
 
-    it('what is no disk at all is ImageInvalid', async () => {
+    it('a file that is no disk is ImageInvalid', async () => {
       const path = join(shared, 'text');
       await writeFile(path, 'hello');
       await expect(ensure({ type: 'sharedFile', path: basename(path) })).rejects.toMatchObject({
@@ -162,7 +162,7 @@ describe('the image store', () => {
   });
 
   describe("files of the cluster's image storage", () => {
-    it('are used where they lie when they are what they should be', async () => {
+    it('are used in place if their digest is right', async () => {
       const content = Buffer.alloc(RAW_BYTES, 9);
       await writeFile(join(shared, 'stored'), content);
       const sha256 = createHash('sha256').update(content).digest('hex');
@@ -177,7 +177,7 @@ describe('the image store', () => {
     });
   });
 
-  it('a file that a cache entry wants is listed by its Image, also after a restart, until the entry lets go', async () => {
+  it('a file of a cache entry is listed by its Image, also after a restart, until the entry releases it', async () => {
     await writeFile(join(shared, 'disk.raw'), Buffer.alloc(RAW_BYTES, 4));
     const { signal } = new AbortController();
     const options = { signal, onProgress: () => undefined };
@@ -198,7 +198,7 @@ describe('the image store', () => {
     const content = Buffer.alloc(RAW_BYTES, 3);
     const sha256 = createHash('sha256').update(content).digest('hex');
 
-    it('fetches an image once for all who ask at the same time, and not again after a restart', async () => {
+    it('fetches an image once for all callers at the same time, and not again after a restart', async () => {
       let requests = 0;
       const url = await serve((_request, response) => {
         requests += 1;
@@ -214,14 +214,14 @@ describe('the image store', () => {
       expect(store.images()).toEqual([{ names: [`sha256:${sha256}`], sizeBytes: RAW_BYTES }]);
     });
 
-    it('an image with another digest is DigestMismatch, and nothing of it stays', async () => {
+    it('an image with another digest is DigestMismatch, and leaves nothing', async () => {
       const url = await serve((_request, response) => response.end('something else'));
       const refused = ensure({ type: 'http', url, sha256 });
       await expect(refused).rejects.toMatchObject({ reason: 'DigestMismatch' });
       expect(await stored()).toEqual([]);
     });
 
-    it('an image that breaks off is ImageFetchFailed, and nothing of it is used', async () => {
+    it('an image that breaks off is ImageFetchFailed, and its bytes are not used', async () => {
       let answers = 0;
       const url = await serve((_request, response) => {
         answers += 1;
@@ -242,7 +242,7 @@ describe('the image store', () => {
       expect((await stored()).filter((name) => !name.startsWith('partial/'))).toEqual([]);
     });
 
-    it('one who gives up does not end the fetch of another', async () => {
+    it('a caller that leaves does not end the fetch of another', async () => {
       const asked = Promise.withResolvers<ServerResponse>();
       const url = await serve((_request, response) => {
         response.write(content.subarray(0, 10));
@@ -262,7 +262,7 @@ describe('the image store', () => {
       await expect(other).resolves.toMatchObject({ digest: `sha256:${sha256}` });
     });
 
-    it('an address of the host itself is refused unless configured, by name too', async () => {
+    it('an address of the host itself is refused unless configured, also by a name', async () => {
       const url = await serve((_request, response) => response.end(content));
       const strict = await open(false);
       for (const address of [
@@ -277,7 +277,7 @@ describe('the image store', () => {
       }
     });
 
-    it('an image that comes compressed is known by the digest of what came, and used unpacked', async () => {
+    it('a compressed image has the digest of its compressed form, and is used unpacked', async () => {
       const packed = execFileSync('xz', ['-0', '-c'], { input: content });
       const digest = createHash('sha256').update(packed).digest('hex');
       const url = await serve((_request, response) => response.end(packed));
@@ -300,7 +300,7 @@ describe('the image store', () => {
       expect(await stored()).toEqual([]);
     });
 
-    it('waits for no connection of a registry on the same server', async () => {
+    it('does not wait for a connection to a registry on the same server', async () => {
       const pulls = 32;
       const asked = Promise.withResolvers<void>();
       let requests = 0;
@@ -333,7 +333,7 @@ describe('the image store', () => {
       await expect(ensure({ type: 'http', url, sha256 })).rejects.toMatchObject({ reason: 'ImageNotFound' });
     });
 
-    it('follows redirects, not without end', async () => {
+    it('follows redirects up to a limit', async () => {
       const url = await serve((request, response) => {
         if (request.url === '/image') {
           response.end(content);

@@ -10,7 +10,7 @@ import { MachineCgroups } from './cgroup.ts';
 const LIMITS = { memoryBytes: 96 * 1024 ** 2, processes: 64, cpu: 2 };
 const isRoot = process.getuid?.() === 0;
 
-it('version 2: limits are written before the process comes, and passed on by the groups above', async ({
+it('version 2: limits are written before the process is added, and are enabled in the groups above', async ({
   skip,
 }) => {
   if (!isRoot) {
@@ -33,7 +33,7 @@ it('version 2: limits are written before the process comes, and passed on by the
   expect(await tree.memoryKills('uid')).toBe(1);
 });
 
-it('a host without a controller says once which limits are missing', async ({ skip }) => {
+it('a host without a controller logs once which limits are missing', async ({ skip }) => {
   if (!isRoot) {
     skip('only root has control groups');
   }

@@ -49,14 +49,14 @@ function copyOf(runtime: string, name: string): string {
   return join(runtime, folder, 'image', name);
 }
 
-test('has the files at their own paths, to be run as they were', async () => {
+test('has the files at their own paths, so that they run unchanged', async () => {
   const runtime = await installRuntime(list, runtimes);
   expect(await readFile(copyOf(runtime, join('lib', 'with space.so')), 'utf8')).toBe('library');
   expect((await stat(copyOf(runtime, 'hypervisor'))).mode & 0o777).toBe(0o755);
   expect(await readdir(runtimes)).toHaveLength(1);
 });
 
-test('is left alone when it is whole, and mended when the host lost what was in it', async () => {
+test('is unchanged if it is complete, and repaired if the host lost parts of it', async () => {
   const runtime = await installRuntime(list, runtimes);
   const { ino } = await stat(copyOf(runtime, 'hypervisor'));
   expect(await installRuntime(list, runtimes)).toBe(runtime);
@@ -66,7 +66,7 @@ test('is left alone when it is whole, and mended when the host lost what was in 
   expect(await readFile(copyOf(runtime, 'hypervisor'), 'utf8')).toBe('program');
 });
 
-test('is another one for another image, and the old one goes when no machine runs from it', async () => {
+test('differs for another image, and the old one is removed when no machine uses it', async () => {
   const old = await installRuntime(list, runtimes);
   await writeFile(join(folder, 'image', 'hypervisor'), 'next');
   await writeList();
@@ -78,7 +78,7 @@ test('is another one for another image, and the old one goes when no machine run
   expect(existsSync(keep)).toBe(true);
 });
 
-test('is kept while a machine runs from it, and another one beside it goes', async ({ skip }) => {
+test('is kept while a machine uses it, and another one is removed', async ({ skip }) => {
   if (process.platform !== 'linux' || process.getuid?.() !== 0) {
     skip('only root can mount');
   }

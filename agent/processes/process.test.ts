@@ -18,14 +18,14 @@ describe('a process', () => {
     expect(startTimeIn(stat('S', 7))).toBe('1389051');
   });
 
-  it('is there until the last of its threads has ended: until then its disk is locked and its ports are taken', () => {
+  it('exists until the last of its threads has ended, because until then its disk is locked and its ports are in use', () => {
     expect(startTimeIn(stat('Z', 2))).toBe('1389051');
     expect(startTimeIn(stat('Z', 1))).toBeUndefined();
   });
 });
 
 describe('the mount tables of all processes', () => {
-  it('can be read beside a zombie, which has none', async (context) => {
+  it('can be read beside a zombie, which has no mount table', async (context) => {
     context.skip(process.platform !== 'linux', 'Only Linux has /proc');
     // A shell that becomes another program never waits for the programs that it started.
     const shell = spawn('sh', ['-c', 'exec 3<&0; cat <&3 & echo $!; exec sleep 60'], {

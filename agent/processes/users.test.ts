@@ -6,7 +6,7 @@ const RANGE = { first: 1_900_000_000, count: 100 };
 const logger = pino({ level: 'silent' });
 
 describe('users of machines', () => {
-  it('are never given twice, stay within the range, and spare the one that reads images', () => {
+  it('are never given twice, stay within the range, and do not include the reader of images', () => {
     const users = new MachineUsers(RANGE);
     const taken = new Set<number>();
     for (let machine = 0; machine < RANGE.count - 1; machine += 1) {
@@ -20,7 +20,7 @@ describe('users of machines', () => {
     expect(() => users.choose('one more', taken)).toThrow(UserRangeError);
   });
 
-  it('follow from the machine, so that a number that is free again is seldom the next one given', () => {
+  it('follow from the machine, so that a released number is seldom given next', () => {
     const users = new MachineUsers(RANGE);
     expect(users.choose('a', new Set())).toEqual(users.choose('a', new Set()));
     expect(users.choose('a', new Set())).not.toEqual(users.choose('b', new Set()));

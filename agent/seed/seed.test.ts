@@ -49,7 +49,7 @@ describe('the documents of a guest', () => {
     expect([userData, vendorData]).toEqual([undefined, undefined]);
   });
 
-  it('let keys in for root too, unless user data says otherwise', () => {
+  it('allow keys for root too, unless user data says otherwise', () => {
     const { metaData, vendorData } = makeDocuments(machine({ sshAuthorizedKeys: [KEY] }), FACTS);
     expect(JSON.parse(metaData)).toMatchObject({ 'public-keys': [KEY] });
     expect(vendorData).toBe('#cloud-config\n{"disable_root":false}\n');
@@ -65,7 +65,7 @@ describe('the documents of a guest', () => {
     );
   });
 
-  it('are read as they were written, and a damaged file is as none', async () => {
+  it('are read unchanged, and a damaged file counts as none', async () => {
     const path = folder();
     expect(await seedDocuments({ path })).toBeUndefined();
     const documents = makeDocuments(machine(), { ...FACTS, userData: '#!/bin/sh\n' });
@@ -77,7 +77,7 @@ describe('the documents of a guest', () => {
 });
 
 describe('the files of a seed', () => {
-  it('can be read by their owner alone', async () => {
+  it('can be read only by their owner', async () => {
     const path = folder();
     const documents = makeDocuments(machine(), { ...FACTS, userData: '{"ignition":{"version":"3.4.0"}}' });
     await writeSeedDocuments({ path }, documents);

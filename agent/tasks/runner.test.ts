@@ -57,7 +57,7 @@ function kinds(...uids: string[]): (string | undefined)[] {
   return uids.map((uid) => runner.state(uid)?.kind);
 }
 
-test('so many tasks are under way at once, the others wait in their order, and say so', async () => {
+test('a limited number of tasks runs at once, and the others wait in their order with a reason', async () => {
   start('a', 'b', 'c', 'd');
   await vi.waitFor(() => expect([...underWay.keys()]).toEqual(['a', 'b']));
   expect(kinds('a', 'b', 'c', 'd')).toEqual(['running', 'running', 'waiting', 'waiting']);
@@ -67,14 +67,14 @@ test('so many tasks are under way at once, the others wait in their order, and s
   await vi.waitFor(() => expect(kinds('b', 'c', 'd')).toEqual(['succeeded', 'running', 'waiting']));
 });
 
-test('a task that ends in an error gives its turn to the next', async () => {
+test('a task that fails lets the next one begin', async () => {
   start('a', 'b', 'c');
   await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE));
   underWay.get('a')?.reject(new Error('no such image'));
   await vi.waitFor(() => expect(kinds('a', 'c')).toEqual(['failed', 'running']));
 });
 
-test('a waiting task whose Pod is deleted ends at once; one under way keeps its turn until it has ended', async () => {
+test('a waiting task whose Pod is deleted ends at once; a running one counts until it has ended', async () => {
   start('a', 'b', 'c', 'd');
   runner.abort('c');
   await vi.waitFor(() =>
@@ -85,7 +85,7 @@ test('a waiting task whose Pod is deleted ends at once; one under way keeps its 
   expect(kinds('a', 'b', 'd')).toEqual(['running', 'running', 'waiting']);
 });
 
-test('the Pod of a waiting task is Pending with a reason, or Running where it was so before the agent was started anew', () => {
+test('the Pod of a waiting task is Pending with a reason, or Running if it was so before a restart of the agent', () => {
   start('a', 'b', 'c');
   const state = runner.state('c') ?? { kind: 'waiting', message: '' };
   const waiting = {

@@ -6,7 +6,7 @@ import { kindsPage } from './kinds.ts';
 import { between, fieldsOf, table, typeOf } from './table.ts';
 import { valuesPage } from './values.ts';
 
-test('a schema is told field by field, with the constants of alternatives together', () => {
+test('a schema is described by field, with the constants of alternatives together', () => {
   const schema = {
     properties: {
       size: { type: 'integer', minimum: 1, maximum: 9 },

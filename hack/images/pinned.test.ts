@@ -47,7 +47,7 @@ describe('the images', () => {
       return readFileSync(notes, 'utf8');
     }
 
-    it('from the archive of one moment, security updates too, and from nowhere else', () => {
+    it('from the archive of one moment, also security updates, and from nowhere else', () => {
       const snapshot = /^ARG SNAPSHOT=(\d{8}T\d{6}Z)$/m.exec(DOCKERFILE)?.[1] ?? '';
       expect(DOCKERFILE).toContain('install-packages.sh "$SNAPSHOT"');
       const noted = install(snapshot);
@@ -62,7 +62,7 @@ describe('the images', () => {
       }
     });
 
-    it("from the base image's own sources where no moment is named", () => {
+    it('from the sources of the base image if no moment is named', () => {
       expect(install('')).not.toContain('Dir::Etc');
     });
   });

@@ -60,7 +60,7 @@ afterEach(() => {
 });
 
 describe('a copy for mutants', unless(LINUX), () => {
-  it('has a mutant while its tests run; of them nothing runs on', async () => {
+  it('has a mutant while its tests run, and nothing of them runs on', async () => {
     await using copy = await MutantCopy.of(source);
     const text = (): string => readFileSync(join(copy.root, 'base', 'a.ts'), 'utf8');
     const { left, during } = await copy.with(MUTANT, async () => {
@@ -81,7 +81,7 @@ describe('a copy for mutants', unless(LINUX), () => {
     expect(existsSync(copy.root)).toBe(false);
   });
 
-  it('that a killed run left is removed with all that runs in it, and no other', async () => {
+  it('of a killed run is removed with all that runs in it, and no other copy is removed', async () => {
     const [left, other] = [makeFolder('berth-mutants-'), makeFolder('berth-mutants-')];
     const startTime = (await startTimeOf(process.pid)) ?? '';
     writeOwner(left, { pid: process.pid, startTime: 'of another' });

@@ -17,20 +17,20 @@ const MUTANT: Mutant = {
 };
 
 describe('a mutant', () => {
-  it('changes the one place where its text stands, however deep that is indented', () => {
+  it('changes the one place of its text, with any indentation', () => {
     const { path, mutated } = mutate(MUTANT, [{ path: 'b.ts', text: 'start();\n' }, FILE]);
     expect(path).toBe('a.ts');
     expect(mutated).toBe('function f() {\n  start();\n  start();\n}\n');
   });
 
-  it('whose text is found no more fails and says so', () => {
+  it('whose text is not found fails and says so', () => {
     const moved = { ...FILE, text: FILE.text.replace('ready', 'isReady') };
     expect(() => mutate(MUTANT, [moved])).toThrow(
       'early: its text stands in no product file: "if (ready(x)) {"',
     );
   });
 
-  it('whose text is found twice fails and says where', () => {
+  it('whose text is found twice fails with both places', () => {
     expect(() => mutate(MUTANT, [FILE, { ...FILE, path: 'b.ts' }])).toThrow(
       'early: its text stands 2 times: a.ts:2, b.ts:2',
     );
@@ -60,7 +60,7 @@ describe('a mutant', () => {
       expect(readMutants('part/', folder).map(({ id }) => id)).toEqual(['part/one']);
     });
 
-    it('that lacks something, or has a key too many, is refused with its name', async () => {
+    it('that lacks a key, or has an unknown key, is refused with its name', async () => {
       await writeFile(join(folder, 'one.yaml'), 'breaks: All.\ntext: a\nproject: unit\ntesd: a.test.ts\n');
       expect(() => readMutants('', folder)).toThrow(/one\.yaml: [^]*tesd[^]*becomes/);
     });

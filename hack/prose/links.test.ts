@@ -42,7 +42,7 @@ test('pages of docs that programs, tests and the chart name exist', () => {
   expect(named.filter(({ page }) => !existsSync(join(ROOT, page)))).toEqual([]);
 });
 
-test('docs name each page of theirs somewhere', () => {
+test('docs name each of their pages somewhere', () => {
   const linked = PAGES.flatMap((page) =>
     readPage(read(page)).links.map(({ target }) =>
       normalize(join(dirname(page), target.split('#')[0] ?? '')),

@@ -68,7 +68,7 @@ it.each([
   });
 });
 
-it('a machine of an earlier agent is resumed with the card that it had, and gets the new one at its next start', () => {
+it('a machine of an earlier agent is resumed with its own card, and gets the new one at its next start', () => {
   const former = { cpu: 1, memoryBytes: 1, accelerator: 'tcg' };
   const card = '-device VGA,xres=1920,yres=1080';
   expect(launch(resumedWith(former, plan(true, FULL_HD), AMD64), true)).toContain(card);
@@ -79,7 +79,7 @@ it('a machine of an earlier agent is resumed with the card that it had, and gets
   expect(launch(resumedWith(started, plan(true, FULL_HD), later), true)).toContain('-device virtio-vga,');
 });
 
-it('says which part of a large screen VNC shows', () => {
+it('reports which part of a large screen VNC shows', () => {
   const { screen } = startedWith(plan(true, LARGE), AMD64);
   expect(screen && displayState(screen)).toEqual({
     ready: false,

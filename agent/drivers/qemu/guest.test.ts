@@ -58,7 +58,7 @@ function interfacesWith(...addresses: string[]): unknown[] {
 }
 
 describe('the guest agent of a machine', () => {
-  it('tells addresses, operating system and host name', async () => {
+  it('reports addresses, operating system and host name', async () => {
     const here = ['127.0.0.1', '::1', 'fe80::1', 'fe80::1%eth0', '169.254.1.1', '224.0.0.1', '0.0.0.0', 'x'];
     await listen({
       'guest-ping': {},
@@ -103,7 +103,7 @@ describe('the guest agent of a machine', () => {
     [Array.from({ length: 2_000 }, (_, at) => `10.0.${at >> 8}.${at & 255}`), 'x'.repeat(254), 'a\u202eb'],
     [[{}], '-host', 'x'.repeat(129)],
     ['10.0.0.1', 'a b', 'line\nline'],
-  ])('cannot bring anything else into a status', async (addresses, hostName, os) => {
+  ])('cannot put other text into a status', async (addresses, hostName, os) => {
     await listen({
       'guest-ping': {},
       'guest-network-get-interfaces': interfacesWith(...(addresses as string[])),
@@ -116,7 +116,7 @@ describe('the guest agent of a machine', () => {
     expect(facts).toEqual({ addresses: facts?.addresses });
   });
 
-  it('cannot keep the agent busy by a long list, whose end is not read', async () => {
+  it('cannot keep the agent busy with a long list, because its end is not read', async () => {
     const wrong = Array.from({ length: 100_000 }, () => 1);
     const [, one] = interfacesWith('10.0.2.15');
     const interfaces = [...Array.from({ length: 256 }, () => one), ...wrong];
@@ -124,7 +124,7 @@ describe('the guest agent of a machine', () => {
     expect(await ask()).toEqual({ kind: 'answers', facts: { addresses: ['10.0.2.15'] } });
   });
 
-  it('can answer anything', async () => {
+  it('can answer anything without an effect', async () => {
     const run = async (values: unknown[]): Promise<void> => {
       const [interfaces, os, host] = values;
       await listen({

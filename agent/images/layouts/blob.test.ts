@@ -60,7 +60,7 @@ async function giveUp(content: AsyncIterable<Buffer>): Promise<never> {
 }
 
 describe('a blob', () => {
-  test('is read in order while its end has not come', async () => {
+  test('is read in order before all of it has come', async () => {
     const gate = Promise.withResolvers<void>();
     const read = async (content: AsyncIterable<Buffer>): Promise<Buffer> => {
       const pieces: Buffer[] = [];
@@ -75,20 +75,20 @@ describe('a blob', () => {
     expect((await fetch(read, { gate: gate.promise })).equals(CONTENT)).toBe(true);
   });
 
-  test('that is not what it should be says so, whatever was read out of it', async () => {
+  test('with a wrong digest is reported as such, whatever its reader reported', async () => {
     const other = { digest: `sha256:${'0'.repeat(64)}` };
     await expect(fetch(all, other)).rejects.toMatchObject({ reason: 'DigestMismatch' });
     await expect(fetch(giveUp, other)).rejects.toMatchObject({ reason: 'DigestMismatch' });
   });
 
-  test('that is as it should be leaves its reader to say what is wrong, once all of it is there', async () => {
+  test('with the right digest lets its reader report a fault, once all of it has come', async () => {
     await expect(fetch(giveUp)).rejects.toThrow('no archive');
     const file = await open(join(folder, 'blob'));
     expect((await file.stat()).size).toBe(CONTENT.length);
     await file.close();
   });
 
-  test('that does not come to its end fails as the registry did', async () => {
+  test('that does not come to its end fails with the error of the registry', async () => {
     const gate = Promise.reject(new Error('registry gone'));
     gate.catch(() => undefined);
     await expect(fetch(all, { gate })).rejects.toThrow('registry gone');

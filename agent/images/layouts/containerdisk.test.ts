@@ -71,7 +71,7 @@ describe('a container image', () => {
     return (await stat(disk)).size;
   }
 
-  it('may unpack to one limit for all its layers together, which their sizes give', async () => {
+  it('may unpack to one limit for all layers together, which follows from their sizes', async () => {
     const disk = await layerOf('disk/disk.img', 2 * MEBIBYTE);
     const [small, large] = [await layerOf('etc/file', 1000), await layerOf('etc/file', 1.5 * MEBIBYTE)];
     await expect(pulledBytes([disk, large])).rejects.toMatchObject({

@@ -8,7 +8,7 @@ const MIB = 1024 * 1024;
 const GIB = 1024 * MIB;
 
 describe('the chunks of a disk', () => {
-  it('lie side by side within the disk, and with all of them there is nothing else', () => {
+  it('lie side by side within the disk, and cover all of its data', () => {
     assert(
       property(integer({ min: 1, max: 5000 }), integer({ min: 1, max: 100 }), (sectors, chunkSectors) => {
         const [virtualSize, chunkSize] = [sectors * SECTOR, chunkSectors * SECTOR];
@@ -27,7 +27,7 @@ describe('the chunks of a disk', () => {
     );
   });
 
-  it('never overlap and never leave the disk, whatever a stranger writes', () => {
+  it('never overlap and never leave the disk, in any map', () => {
     const chunkSize = MIB;
     // Some disks are smaller than their map requires, and some are larger.
     const sizes = integer({ min: 1, max: (400 * MIB) / SECTOR }).map((sectors) => sectors * SECTOR);
@@ -66,7 +66,7 @@ describe('the chunks of a disk', () => {
     }
   }
 
-  it('are few enough for a manifest, and those in memory small enough', () => {
+  it('are few enough for a manifest, and those in memory are small enough', () => {
     for (const virtualSize of [GIB, 100 * GIB, 128 * GIB, 129 * GIB, 1024 * GIB]) {
       const chunkSize = chunkSizeFor(virtualSize);
       expect(virtualSize / chunkSize).toBeLessThanOrEqual(LAYER_LIMIT);

@@ -24,7 +24,7 @@ describe('the journal of a pull', () => {
     await journal.close();
   }
 
-  it('knows what was done, whoever opens it', async () => {
+  it('has the finished chunks for every later agent', async () => {
     const first = await openJournal(folder, 'key');
     expect(first.fresh).toBe(true);
     await write(first, '1', '2', '17');
@@ -39,7 +39,7 @@ describe('the journal of a pull', () => {
     await third.close();
   });
 
-  it('makes no entry of one that was cut and the next one', async () => {
+  it('makes no entry from a cut entry and the next one', async () => {
     await write(await openJournal(folder, 'key'), '5');
     await appendFile(join(folder, 'journal'), '1');
     await write(await openJournal(folder, 'key'), '7');
@@ -50,7 +50,7 @@ describe('the journal of a pull', () => {
     ['of another manifest', 'other\n1\n'],
     ['cut in its first line', 'ke'],
     ['empty', ''],
-  ])('%s begins anew, in an empty folder', async (_what, content) => {
+  ])('%s is started again, in an empty folder', async (_what, content) => {
     await write(await openJournal(folder, 'key'), '1');
     await writeFile(join(folder, 'journal'), content);
     const journal = await openJournal(folder, 'key');
@@ -60,7 +60,7 @@ describe('the journal of a pull', () => {
     expect(await readdir(folder)).toEqual(['journal']);
   });
 
-  it('does not say that something is done when it could not be written down', async () => {
+  it('does not count a chunk as finished if the entry could not be written', async () => {
     const journal = await openJournal(folder, 'key');
     const file = await open(join(folder, 'data'), 'a');
     await file.close();
@@ -69,7 +69,7 @@ describe('the journal of a pull', () => {
     await journal.close();
   });
 
-  it('does not make a disk anew when it cannot tell whether the disk is there', async () => {
+  it('does not make the disk again if it cannot find out whether the disk exists', async () => {
     await write(await openJournal(folder, 'key'), '1');
     const disk = join(folder, 'disk');
     await symlink(disk, disk);

@@ -62,14 +62,14 @@ describe('an import', () => {
     });
   }
 
-  it('is made once for all who ask for it at the same time', async () => {
+  it('is made once for all callers at the same time', async () => {
     const [one, other] = await Promise.all([fetching(), fetching()]);
     expect(one).toBe(other);
     expect(fetches).toBe(1);
     expect(await readFile(join(folder, 'images', one.id, 'disk'))).toEqual(DISK);
   });
 
-  it('succeeds however many of those whom it waited for were refused for what they had asked with', async () => {
+  it('succeeds even if many earlier callers were refused with their credentials', async () => {
     const others = Array.from({ length: 5 }, refused);
     const own = fetching();
     const ends = await Promise.allSettled([...others, own]);
@@ -77,7 +77,7 @@ describe('an import', () => {
     expect(fetches).toBe(1);
   });
 
-  it('of broken bytes is ImageInvalid, and leaves nothing to take up', async () => {
+  it('of broken bytes is ImageInvalid, and leaves nothing to continue', async () => {
     const broken = importing.ensure(KEY, waiting(), async () =>
       wanted(async ({ disk }) => {
         await writeFile(disk, DISK);

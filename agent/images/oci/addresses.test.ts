@@ -68,15 +68,15 @@ describe('an address', () => {
     );
   });
 
-  it.each(METADATA)("%s is of a cloud's metadata", (address) => {
+  it.each(METADATA)('%s belongs to the metadata service of a cloud', (address) => {
     expect(strict.refusal(address)).toContain('metadata');
   });
 
-  it.each(CLUSTER)('%s is of the cluster', (address) =>
+  it.each(CLUSTER)('%s belongs to the cluster', (address) =>
     expect(strict.refusal(address)).toMatch(/clusterCIDRs.*images\.registries/),
   );
 
-  it.each(SPECIAL)('%s is of no server', (address) =>
+  it.each(SPECIAL)('%s belongs to no server', (address) =>
     expect(strict.refusal(address)).toContain('a reserved address'),
   );
 
@@ -85,7 +85,7 @@ describe('an address', () => {
   it('that cannot be read is refused', () => expect(strict.refusal('0177.0.0.1')).toBeDefined());
 });
 
-it('a server that is named may be at any address, and only that one', async () => {
+it('a configured server may be at any address, but only that server', async () => {
   const servers = [createServer(), createServer()];
   const hosts: string[] = [];
   for (const server of servers) {
@@ -113,7 +113,7 @@ it('a server that is named may be at any address, and only that one', async () =
   }
 });
 
-it('loopback that is allowed opens this host and its link, and nothing else', () => {
+it('an allowed loopback opens this host and its link, and nothing else', () => {
   expect(LOCAL.flatMap((address) => loopback.refusal(address) ?? [])).toEqual([]);
   const others = [...METADATA, ...CLUSTER, ...SPECIAL];
   expect(others.filter((address) => loopback.refusal(address) === undefined)).toEqual([]);

@@ -40,7 +40,7 @@ describe('WWW-Authenticate', () => {
     ['Basic realm="not closed', [['basic', {}]]],
   ])('%j', (header, expected) => expect(read(header)).toEqual(expected));
 
-  it('what was written is read', () => {
+  it('a written challenge is read unchanged', () => {
     const token = fc.stringMatching(/^[a-z][a-z0-9]{0,8}$/);
     const value = fc.string({ unit: fc.constantFrom('a', ',', ' ', '=', '"', '\\', ':', 'Basic ') });
     const challenge = fc.tuple(token, fc.dictionary(token, value, { minKeys: 1, maxKeys: 4 }));
@@ -59,7 +59,7 @@ describe('WWW-Authenticate', () => {
     );
   });
 
-  it('ends on anything, soon', () => {
+  it('ends soon on any input', () => {
     fc.assert(
       fc.property(fc.string({ maxLength: 200 }), (text) => {
         expect(read(text)).toBeDefined();

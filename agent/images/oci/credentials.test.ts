@@ -17,7 +17,7 @@ function users(keyring: Keyring, registry: string, repository: string): string[]
 }
 
 describe('a keyring', () => {
-  it('gives the most specific first', () => {
+  it('gives the most specific entry first', () => {
     const keyring = Keyring.parse([
       config({
         '*.example.com': basic('pattern'),
@@ -38,7 +38,7 @@ describe('a keyring', () => {
     expect(users(keyring, 'other.example', 'a')).toEqual([]);
   });
 
-  it('keeps the order of texts among equals, and one of each', () => {
+  it('keeps the order of equal entries, and one of each', () => {
     const keyring = Keyring.parse([
       config({ 'a.io': basic('one') }),
       config({ 'https://a.io': basic('two') }),
@@ -94,7 +94,7 @@ describe('a keyring', () => {
       config({ '"secret"@a.io': { password: 'secret' } }),
       'entry 1 of auths, needs both a username and a password',
     ],
-  ])('tells what is wrong, not what is in it: %s', (text, part) => {
+  ])('names the fault and not the content: %s', (text, part) => {
     let message = '';
     try {
       Keyring.parse([config({}), text]);
@@ -106,7 +106,7 @@ describe('a keyring', () => {
     expect(message).not.toMatch(/"secret"|a\.io|Unexpected|c2VjcmV0/);
   });
 
-  it('any password comes out as it went in', () => {
+  it('any password is decoded unchanged', () => {
     const username = fc.string({ unit: 'grapheme', minLength: 1 }).filter((text) => !text.includes(':'));
     fc.assert(
       fc.property(username, fc.string({ unit: 'grapheme' }), (name, password) => {
@@ -120,7 +120,7 @@ describe('a keyring', () => {
   });
 });
 
-it('fingerprints tell credentials apart, and tell nothing else', () => {
+it('fingerprints differ between credentials, and reveal nothing else', () => {
   const all: (Credential | undefined)[] = [
     undefined,
     { type: 'password', username: 'a', password: 'bc' },

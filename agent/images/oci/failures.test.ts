@@ -5,7 +5,7 @@ import { networkError, retryAfterMilliseconds, retrying, TransientError } from '
 const { signal } = new AbortController();
 
 describe('retrying', () => {
-  it('does again what may go better, and nothing else', async () => {
+  it('repeats only work that may succeed next time', async () => {
     let calls = 0;
     const result = await retrying(async () => {
       calls += 1;
@@ -36,7 +36,7 @@ describe('retrying', () => {
   });
 });
 
-it('an error of the network is told from one that stays', () => {
+it('distinguishes a passing error of the network from a lasting one', () => {
   const reset = Object.assign(new Error('read ECONNRESET'), { code: 'ECONNRESET' });
   expect(networkError(reset, 'x', signal)).toBeInstanceOf(TransientError);
   expect(networkError(new AggregateError([reset], ''), 'x', signal)).toBeInstanceOf(TransientError);

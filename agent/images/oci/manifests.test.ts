@@ -2,7 +2,7 @@ import { expect, it } from 'vitest';
 import * as z from 'zod';
 import { parseJson } from './manifests.ts';
 
-it('names the place and the kind of a mistake in one short line, whatever the document has there', () => {
+it('names the place and the kind of a fault in one short line, in any document', () => {
   const schema = z.object({ annotations: z.record(z.string(), z.string()) });
   const key = `key\n\u001B[31m"${'x'.repeat(1_000_000)}`;
   const bytes = Buffer.from(JSON.stringify({ annotations: { [key]: 7 } }));

@@ -96,7 +96,7 @@ describe('a download', () => {
     expect((await readFile(path)).equals(content)).toBe(true);
   }
 
-  it('comes as it is, and leaves nothing beside it', async () => {
+  it('is stored unchanged, and leaves no other file', async () => {
     await fetch();
     await expectContent();
     expect(await readdir(folder)).toEqual(['disk']);
@@ -119,7 +119,7 @@ describe('a download', () => {
       'another scheme',
       (response: ServerResponse) => response.writeHead(302, { location: 'file:///hunter2?hunter2' }).end(),
     ],
-  ])('that ends with %s says so without the credentials in its URL', async (_name, answer) => {
+  ])('that ends with %s has a message without the credentials in its URL', async (_name, answer) => {
     const strange = createServer((_request, response) => answer(response)).listen(0, '127.0.0.1');
     await once(strange, 'listening');
     try {
@@ -134,7 +134,7 @@ describe('a download', () => {
     }
   });
 
-  it('that breaks off goes on where it was', async () => {
+  it('that breaks off continues at the same place', async () => {
     cuts = [HALF, 1024 ** 2];
     await fetch();
     await expectContent();
@@ -144,7 +144,7 @@ describe('a download', () => {
     expect(sentBytes).toBeLessThan(BYTES + 1024 ** 2);
   });
 
-  it('goes on after a kill', async () => {
+  it('continues after the agent was killed', async () => {
     await writeFile(path, content.subarray(0, HALF));
     await writeFile(`${path}.source`, JSON.stringify({ validator: etag, total: BYTES }));
     await fetch();
@@ -152,13 +152,13 @@ describe('a download', () => {
     expect(asked).toEqual([`bytes=${HALF}- | "one"`]);
   });
 
-  it('that was whole when the agent was killed is not asked for', async () => {
+  it('that was complete when the agent was killed is not requested again', async () => {
     await writeFile(path, content);
     await fetch();
     expect(asked).toEqual([]);
   });
 
-  it('goes on without a word on the version, as the digest is known', async () => {
+  it('continues without a version from the server, because the digest is known', async () => {
     etag = undefined;
     await writeFile(path, content.subarray(0, HALF));
     await writeFile(`${path}.source`, 'cut o');
@@ -167,7 +167,7 @@ describe('a download', () => {
     expect(asked).toEqual([`bytes=${HALF}- | `]);
   });
 
-  it('of which another version was begun starts over', async () => {
+  it('of a new version starts over', async () => {
     await writeFile(path, randomBytes(HALF));
     await writeFile(`${path}.source`, JSON.stringify({ validator: '"zero"', total: BYTES }));
     await fetch();
@@ -175,20 +175,20 @@ describe('a download', () => {
     expect(asked).toEqual([`bytes=${HALF}- | "zero"`]);
   });
 
-  it('that goes on with what was something else starts over', async () => {
+  it('that would continue other content starts over', async () => {
     await writeFile(path, randomBytes(HALF));
     await fetch();
     await expectContent();
     expect(asked).toEqual([`bytes=${HALF}- | `, ' | ']);
   });
 
-  it('of which there is more than there can be starts over', async () => {
+  it('with more bytes than the file can have starts over', async () => {
     await writeFile(path, randomBytes(BYTES + 10));
     await fetch();
     await expectContent();
   });
 
-  it('of a server without ranges starts over', async () => {
+  it('from a server without ranges starts over', async () => {
     knowsRanges = false;
     cuts = [HALF];
     await fetch();
@@ -196,7 +196,7 @@ describe('a download', () => {
     expect(asked).toHaveLength(2);
   });
 
-  it('that changes on the way starts over, and is refused as DigestMismatch; nothing of it stays', async () => {
+  it('that changes on the way starts over, is refused as DigestMismatch, and leaves nothing', async () => {
     cuts = [HALF];
     const fetching = fetch();
     current = randomBytes(BYTES);
@@ -205,7 +205,7 @@ describe('a download', () => {
     expect(await readdir(folder)).toEqual([]);
   });
 
-  it('that fails keeps what came for the next time', async () => {
+  it('that fails keeps its bytes for the next attempt', async () => {
     cuts = [HALF];
     // The server sends its first answer before it begins to refuse.
     server.once('request', () => (refuses = true));
@@ -222,7 +222,7 @@ describe('a download', () => {
     await expectContent();
   });
 
-  it('that nobody waits for any more ends with the reason', async () => {
+  it('that no caller waits for ends with the reason', async () => {
     const abort = new AbortController();
     const fetching = fetch(sha256, abort.signal);
     abort.abort(new Error('deleted'));

@@ -80,7 +80,7 @@ describe('the search for content in images of this host', () => {
     found = () => plan.run.mock.calls[0]?.[1].lookup?.('sha256:raw', 0, 512);
   }
 
-  it('asks all origins of an image at the same time, and ends with the first one that is open', async () => {
+  it('asks all origins of an image at the same time, and ends with the first open one', async () => {
     asked.get('r7.example')?.resolve(false);
     asked.get(`r${ORIGINS - 1}.example`)?.resolve(true);
     await pulling;
@@ -95,7 +95,7 @@ describe('the search for content in images of this host', () => {
     expect(found()).toBeUndefined();
   });
 
-  it('waits 5 s for answers; later answers and failures change nothing', async () => {
+  it('waits 5 s for answers; later answers and failures have no effect', async () => {
     let isDone = false;
     const waiting = (async () => {
       await pulling;

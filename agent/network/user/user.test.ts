@@ -63,7 +63,7 @@ test.each([
   held.release();
 });
 
-test('two machines cannot reserve one port, and a detached one gives it back', async () => {
+test('two machines cannot reserve one port, and a detached machine releases it', async () => {
   const ports = [reservation('TCP', await freeTcpPort())];
   const network = userNetwork();
   await network.attach('a', { macAddress: MAC, ports });
@@ -78,7 +78,7 @@ test('two machines cannot reserve one port, and a detached one gives it back', a
   expect(await network.attached()).toEqual(['b']);
 });
 
-test('a port that the host keeps from machines is PortNotReservable; one reserved before says so while it runs', async () => {
+test('a port that the host keeps from machines is PortNotReservable; a machine that reserved it before reports so while it runs', async () => {
   const ports = [reservation('TCP', await freeTcpPort())];
   const rules = portRulesSchema.parse({ denied: [String(ports[0]?.hostPort)] });
   const network = userNetwork({ ports: rules });
@@ -90,7 +90,7 @@ test('a port that the host keeps from machines is PortNotReservable; one reserve
   expect(machines['a']).toMatchObject({ healthy: false, message: refusal.message });
 });
 
-test('an address that is not of this host is no PortTaken', async () => {
+test('an address that is not of this host is not PortTaken', async () => {
   const network = userNetwork({ hostAddress: '192.0.2.1' });
   const attaching = network.attach('a', { macAddress: MAC, ports: [reservation('TCP', 8822)] });
   await expect(attaching).rejects.toMatchObject({ reason: 'NetworkUnavailable' });

@@ -76,7 +76,7 @@ it('logs in, calls and gets answers, also out of order', async () => {
   expect((await first).type).toBe(2);
 });
 
-it('tells of signals', async () => {
+it('reports signals', async () => {
   const dbus = await login();
   peer.write(signal());
   const [told] = (await once(dbus, 'signal')) as [{ path: string; member: string }];
@@ -88,7 +88,7 @@ it('fails when QEMU refuses the login', async () => {
   expect(socket.destroyed).toBe(true);
 });
 
-it('fails when the login has no end', async () => {
+it('fails when the login does not end', async () => {
   await expect(login('OK'.repeat(1000))).rejects.toThrow('login is too long');
 });
 
@@ -100,7 +100,7 @@ it('fails every call when the connection ends', async () => {
   await expect(dbus.call(CALL)).rejects.toThrow('was closed');
 });
 
-it('ends the connection when QEMU says something else than D-Bus', async () => {
+it('ends the connection when QEMU sends anything but D-Bus', async () => {
   const dbus = await login();
   peer.write(Buffer.alloc(64));
   await once(dbus, 'close');

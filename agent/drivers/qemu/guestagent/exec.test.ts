@@ -84,7 +84,7 @@ describe('a command in a guest', () => {
     expect({ exitCode, truncated, length: stdout.length }).toEqual({ exitCode: 3, truncated: true, length });
   });
 
-  it('that the guest agent refuses says why', async () => {
+  it('that the guest agent refuses has its reason', async () => {
     await guest([{ error: { desc: 'No such file or directory' } }]);
     const refusal = 'guest-exec failed: No such file or directory';
     await expect(run()).rejects.toThrow(new StreamRefused(refusal));
