@@ -200,6 +200,26 @@ describe('an emulator', () => {
     await destroy(booting);
   });
 
+  it('that ended with its host starts again after its VM, and is not Ready before it has booted once more', async () => {
+    const { metadata } = await run('again');
+    const { uid = '', name } = metadata;
+    const vm = await read('desk');
+    await host.stop();
+    host.driver.end(vm.metadata.uid ?? '', 'Crashed', 'the host lost its power');
+    host.emulators.end(uid, 'Crashed', 'the host lost its power');
+    const { length } = host.emulators.calls;
+    await host.launch();
+    const booting = await waitForPod(name, 'boots', (pod) =>
+      /^Android boots; ADB answers/.test(waiting(pod)?.message ?? ''),
+    );
+    expect(booting.status?.phase, 'a Pod never leaves its phase').toBe('Running');
+    expect(condition(booting, 'Ready')).toMatchObject({ status: 'False', reason: 'Starting' });
+    host.emulators.device(uid).booted = true;
+    const running = await waitForPod(name, 'Ready', (pod) => condition(pod, 'Ready')?.status === 'True');
+    expect(host.emulators.calls.slice(length).filter((call) => call === `start ${uid}`)).toHaveLength(1);
+    await destroy(running);
+  });
+
   it('whose Pod is deleted by force leaves nothing', async () => {
     const { metadata } = await boot('forced');
     const { uid = '', name } = metadata;
