@@ -2,6 +2,6 @@
 import { adbdFiles } from '../../fixtures/images.ts';
 
 export async function setup(): Promise<void> {
-  await adbdFiles('amd64');
-  await adbdFiles('arm64');
+  // Most of the time goes into downloads.
+  await Promise.all([adbdFiles('amd64'), adbdFiles('arm64')]);
 }
