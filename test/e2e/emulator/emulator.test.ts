@@ -7,6 +7,7 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { parseAllDocuments } from 'yaml';
 import type { GuestArchitecture } from '../../../hack/guest.ts';
 import { makeKey } from '../../../hack/login.ts';
 import { waitFor } from '../../../hack/wait.ts';
@@ -20,6 +21,7 @@ import { Kubectl } from '../../wires/kubectl.ts';
 import { type EmulatorHost, EmulatorWorld, NAMESPACE } from '../../worlds/emulators.ts';
 import { HOST_ADDRESS, whyNotHere } from '../../worlds/nat.ts';
 
+const EXAMPLE = join(import.meta.dirname, '..', '..', '..', 'examples', 'vm-with-emulator.yaml');
 /** Emulated guests of two architectures on a busy machine. */
 const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
 const STEP = { deadlineMilliseconds: 60_000, intervalMilliseconds: 100 };
@@ -29,7 +31,7 @@ const TEST_MILLISECONDS = 300_000;
 const CONNECT_MILLISECONDS = 10_000;
 const OTHER_NAMESPACE = 'platform-other';
 /** Ports of the host that lead to each VM's web server. The next port leads to its SSH server. */
-const PORTS = { desk: 8080, neighbour: 8090, stranger: 8100, armdesk: 8080, armstranger: 8100 };
+const PORTS = { desk: 8080, neighbour: 8090, stranger: 8100, 'app-tests': 8080, armstranger: 8100 };
 const CONSOLE_PORT = 5554;
 const PUSHED_BYTES = 3_000_000;
 const TUNNEL_PORT = 7001;
@@ -102,6 +104,15 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
     };
     const input = JSON.stringify(list);
     await world.cluster.kubectl(['-n', NAMESPACE, 'apply', '-f', '-'], { input });
+  }
+
+  /** Applies the example, whose VM gets the image, the size and the key of this test. */
+  async function applyExample(): Promise<void> {
+    const [vm, emulator] = parseAllDocuments(await readFile(EXAMPLE, 'utf8'));
+    for (const [field, value] of Object.entries(vmSpec('app-tests', 'arm64'))) {
+      vm?.setIn(['spec', field], value);
+    }
+    await world.cluster.kubectl(['apply', '-f', '-'], { input: `${String(vm)}---\n${String(emulator)}` });
   }
 
   /** Returns where ADB of an emulator answers. With exposure Host, the address is that of the Node, which is not the host's address here. */
@@ -307,21 +318,21 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
   );
 
   test(
-    'on an arm64 host, the VM reaches ADB and others do not',
+    'the example runs on an arm64 host: its VM reaches ADB, and a VM of another namespace does not',
     async () => {
       const { arm64 } = world.hosts;
-      await apply('armdesk', 'arm64', { armphone: 'PairedVM' });
+      await applyExample();
       await strangers.create('armstranger', vmSpec('armstranger', 'arm64'));
-      await world.waitForPhase('armphone', 'Running', BOOT);
-      const target = await adbOf('armphone');
-      await vms.waitForCondition('armdesk', 'Ready', { status: 'True' }, BOOT);
+      await world.waitForPhase('phone', 'Running', BOOT);
+      const target = await adbOf('phone');
+      await vms.waitForCondition('app-tests', 'Ready', { status: 'True' }, BOOT);
       await using client = await clientOutside(arm64);
-      await using _ = await tunnel(arm64, 'armdesk', target);
+      await using _ = await tunnel(arm64, 'app-tests', target);
       const device = await client.connect(`127.0.0.1:${TUNNEL_PORT}`);
       expect(await device.property('sys.boot_completed')).toBe('1');
       expect(await device.property('ro.product.cpu.abi')).toBe('arm64-v8a');
       await strangers.waitForCondition('armstranger', 'Ready', { status: 'True' }, BOOT);
-      expect(await asks(arm64, 'armdesk', target)).toBe('open');
+      expect(await asks(arm64, 'app-tests', target)).toBe('open');
       expect(await asks(arm64, 'armstranger', target)).toBe('closed');
     },
     TEST_MILLISECONDS,
