@@ -50,7 +50,8 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 
 /**
  * Returns the table of the host for namespaces; empty without namespaces. It is a table of its own because an earlier release, which does
- * not know namespaces, replaces the others: programs that still run stay confined.
+ * not know namespaces, replaces the others: programs that still run stay confined. Packets are looked at twice, because rules of other
+ * programs may translate a permitted address, for example of a Service of the cluster, into one that is not.
  */
 export function namespaceTable(layout: Layout, wanted: Wanted): string {
   const { bridge, gateway, subnet, probe } = layout;
@@ -93,6 +94,9 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
     ct direction reply ct state established,related accept
     ip daddr ${gateway} meta l4proto { tcp, udp } th dport 53 accept
     fib daddr type != unicast drop
+    jump refuse
+  }
+  chain refuse {
     ip daddr { ${METADATA.address}, ${formatSubnet(subnet)}, ${formatSubnet(probe.outerSubnet)} } drop
     ip daddr @may_not_reach drop
   }
@@ -117,9 +121,8 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
     oifname ${any} jump to_namespaces
   }
   chain from_namespaces {
-    oifname ${any} drop
     ct direction reply ct state established,related accept
-    oifname "${bridge}" drop
+    jump refuse
     goto limits
   }
   chain limits {

@@ -4,6 +4,7 @@ import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { chooseAddress, layoutOf } from '../../../agent/network/nat/layout.ts';
+import type { NatOptions } from '../../../agent/network/nat/nat.ts';
 import type { NamespaceNetwork } from '../../../agent/network/network.ts';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { unless } from '../../support/unless.ts';
@@ -25,6 +26,10 @@ const HOST_SERVICE = 8000;
 const METADATA = '169.254.169.254';
 /** Address in a network of the cluster, which guests and programs may not reach. */
 const CLUSTER_ADDRESS = '10.244.0.5';
+/** Address that rules of another program translate to the address of the cluster, as those of a Service do. */
+const TRANSLATED_ADDRESS = '203.0.113.80';
+/** Port of the host that rules of another program lead elsewhere, as those of a container. */
+const PUBLISHED_PORT = 8090;
 const ECHO_PORT = 7000;
 const GATEWAY = '10.213.0.1';
 const LINK_GATEWAY = '169.254.213.1';
@@ -79,6 +84,12 @@ describe('network namespaces of programs', unless(missing), () => {
     return await StackGuest.start({ net, name, tap, macAddress, address: addresses[name], gateway: GATEWAY });
   }
 
+  /** Guests and programs may not reach the networks for tests of devices, in which the namespaces are. Peers still reach their programs. */
+  function natOptions(): NatOptions {
+    const usual = net.natOptions();
+    return { ...usual, forbidden: [...usual.forbidden, '198.18.0.0/15'] };
+  }
+
   beforeAll(async () => {
     net = await NatWorld.make('natn');
     host = net.worker('host');
@@ -92,7 +103,7 @@ describe('network namespaces of programs', unless(missing), () => {
     await world.do('serveHttp', 80);
     await world.do('serveUdp', ECHO_PORT);
     await host.do('serveHttp', HOST_SERVICE);
-    await host.do('open', net.natOptions());
+    await host.do('open', natOptions());
     guests = { a: await startGuest('a'), b: await startGuest('b') };
   }, 60_000);
 
@@ -127,6 +138,7 @@ describe('network namespaces of programs', unless(missing), () => {
         'another guest': guests.b.worker.do('tcpOpen', address, EXPOSED),
         'another namespace': other.worker.do('tcpOpen', address, EXPOSED),
         'another namespace by the host port': other.worker.do('tcpOpen', HOST_ADDRESS, HOST_PORT),
+        'another guest by the host port': guests.b.worker.do('tcpOpen', HOST_ADDRESS, HOST_PORT),
         'an unprivileged user': asNobody(EXPOSED),
         'a computer beyond the host': world.do('tcpOpen', address, EXPOSED),
         'itself by the host port': worker.do('tcpOpen', HOST_ADDRESS, HOST_PORT),
@@ -143,6 +155,12 @@ describe('network namespaces of programs', unless(missing), () => {
       const { path, dnsServer, worker } = await program('emulator', { peer: 'a' });
       const other = await program('other');
       await guests.a.worker.do('serveUdp', ECHO_PORT);
+      const service = `ip daddr ${TRANSLATED_ADDRESS} dnat to ${CLUSTER_ADDRESS}`;
+      const published = `ip daddr ${HOST_ADDRESS} tcp dport ${PUBLISHED_PORT} dnat to ${WORLD_ADDRESS}:80`;
+      net.inHost(
+        'nft',
+        `table ip other { chain services { type nat hook prerouting priority -110; ${service}; ${published}; }; }`,
+      );
       expect(await worker.do('httpGet', `http://${WORLD_ADDRESS}/`)).toBe(HOST_ADDRESS);
       expect(await worker.do('lookUp', dnsServer, 'probe.berth.internal')).toEqual([GATEWAY]);
       expect(await worker.do('tcpOpen', dnsServer, 53)).toBe(true);
@@ -156,9 +174,12 @@ describe('network namespaces of programs', unless(missing), () => {
         'the cluster': worker.do('tcpOpen', CLUSTER_ADDRESS, 80),
         'its own peer': worker.do('udpExchange', addresses.a, ECHO_PORT, 'to the peer'),
         'another namespace': worker.do('tcpOpen', other.address, EXPOSED),
+        'the cluster by an address that others translate': worker.do('tcpOpen', TRANSLATED_ADDRESS, 80),
+        'a container of the host by its published port': worker.do('tcpOpen', HOST_ADDRESS, PUBLISHED_PORT),
         'the probe': worker.do('udpExchange', '198.18.213.2', 20_000, 'to the probe'),
       });
       expect(refused).toEqual([]);
+      net.inHost('nft', 'delete', 'table', 'ip', 'other');
       // As root in its namespace the program could lie about its address, which QEMU or an emulator cannot.
       const lies = [addresses.a, other.address, '203.0.113.7'];
       for (const lie of lies) {
@@ -259,7 +280,7 @@ describe('network namespaces of programs', unless(missing), () => {
       const url = `http://${HOST_ADDRESS}:${HOST_PORT}/`;
       expect(await world.do('httpGet', url)).toBe(WORLD_ADDRESS);
       host = net.worker('host');
-      await host.do('open', net.natOptions());
+      await host.do('open', natOptions());
       expect((await host.do('attached')).toSorted()).toEqual(['a', 'b', 'emulator']);
       expect(await host.do('address', 'emulator')).toBe(address);
       const options = { exposedPort: EXPOSED, peer: 'a', ports: [ON_HOST], running: true };
@@ -297,7 +318,7 @@ describe('network namespaces of programs', unless(missing), () => {
       const { address } = await program('emulator', { peer: 'b' });
       const url = `http://${address}:${EXPOSED}/`;
       expect(await guests.b.worker.do('httpGet', url)).toBe(addresses.b);
-      const layout = layoutOf(net.natOptions());
+      const layout = layoutOf(natOptions());
       const isHeir = (uid: string): boolean => chooseAddress(layout, uid, new Set()) === addresses.b;
       let heir = 'heir';
       for (let number = 0; !isHeir(heir); number++) {
