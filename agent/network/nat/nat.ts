@@ -165,7 +165,7 @@ export class NatNetwork implements Network {
       this.#members.delete(uid);
       this.#taps.forget(deviceOf(attachment));
       this.#metadata.forget(uid);
-      await this.#converge();
+      await this.#converge(deviceOf(attachment));
       await forgetFormer(attachment, this.#options.hostAddress);
       await this.#members.save();
     });
@@ -228,22 +228,19 @@ export class NatNetwork implements Network {
     return convergence;
   }
 
-  async #converge(): Promise<Convergence> {
-    const convergence = await this.#repair();
-    if (convergence.failed !== undefined) {
-      throw new ReasonedError('NetworkUnavailable', convergence.failed);
+  /** Repairs everything. @throws ReasonedError `NetworkUnavailable` when something fails, except for namespaces of other devices. */
+  async #converge(device?: string): Promise<Convergence['observed']> {
+    const { failed, failedNamespaces, observed } = await this.#repair();
+    const failure = failed ?? failedNamespaces.get(device ?? '');
+    if (failure !== undefined) {
+      throw new ReasonedError('NetworkUnavailable', failure);
     }
-    return convergence;
+    return observed;
   }
 
-  /** Converges, and requires that the machine's device is as it should be. */
   async #convergeWith(device: string): Promise<void> {
-    const { failedNamespaces, observed } = await this.#converge();
-    const failed = failedNamespaces.get(device);
-    if (failed !== undefined) {
-      throw new ReasonedError('NetworkUnavailable', failed);
-    }
-    this.#requireOwn([...sharedDevices(this.#layout), device], observed.links);
+    const { links } = await this.#converge(device);
+    this.#requireOwn([...sharedDevices(this.#layout), device], links);
   }
 
   #requireOwn(devices: readonly string[], links: Links): void {

@@ -58,3 +58,10 @@ test('a lost namespace and a failed repair of a namespace are the fault of its p
     expect(machines['a']?.healthy).toBe(true);
   }
 });
+
+test('a leftover that cannot be removed is told, and is the fault of no machine', () => {
+  const told = 'Network namespace bn-old was left over, and the repair failed';
+  const { healthy, faults, machines } = report({ failedNamespaces: new Map([['bn-old', told]]) });
+  expect({ healthy, faults }).toEqual({ healthy: true, faults: [told] });
+  expect(Object.values(machines).map((one) => one.healthy)).toEqual([true, true, true]);
+});

@@ -93,7 +93,9 @@ export function reportOn(
   ];
   const probed = new Set(culprits);
   const machines: NetworkReport['machines'] = {};
-  const single: string[] = [];
+  const devices = new Set(wanted.namespaces.map(({ device }) => device));
+  const leftovers = [...evidence.failedNamespaces].filter(([device]) => !devices.has(device));
+  const single = leftovers.map(([, failure]) => failure);
   const members = [
     ...wanted.machines.map((one) => guest(one, layout, evidence)),
     ...wanted.namespaces.map((one) => program(one, evidence)),
