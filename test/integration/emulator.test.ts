@@ -7,7 +7,7 @@ import { uninstall } from '../../operator/uninstall.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { Emulators } from '../fixtures/emulatorobjects.ts';
-import { CacheEntries } from '../fixtures/cacheentries.ts';
+import { CacheEntries, rowOf } from '../fixtures/cacheentries.ts';
 import { isGone } from '../fixtures/objects.ts';
 import { numbered, VMs } from '../fixtures/vms.ts';
 import { allowMetrics, faultsIn, readMetrics } from '../support/operatorlog.ts';
@@ -27,12 +27,16 @@ let operator: OperatorProcess;
 let vms: VMs;
 let emulators: Emulators;
 let history: PodHistory;
+let simulator: CacheSimulator;
+let entries: CacheEntries;
 /** Host whose agent is the test. */
 let bare: ActingHost;
 
 beforeAll(async () => {
   cluster = await startCluster({ name: `emulator-${process.pid}`, hosts: 2 });
   history = await PodHistory.start(cluster.client());
+  simulator = await CacheSimulator.start(cluster.client());
+  entries = new CacheEntries(cluster);
   bare = await ActingHost.join(cluster.client(), 'bare', { architecture: 'arm64' });
   operator = await cluster.startOperator({
     config: { defaults: { architecture: 'arm64' }, hostLostTimeoutSeconds: 2 },
@@ -44,6 +48,7 @@ beforeAll(async () => {
 
 afterAll(async () => {
   history?.stop();
+  simulator?.stop();
   await bare?.silence();
   await cluster?.stop();
 });
@@ -305,6 +310,16 @@ describe('a host with four slots', () => {
     const { status } = await cluster.client().get(NODES, { name: 'host-0' });
     expect(status?.allocatable?.['berth.dev/slot']).toBe('4');
   });
+
+  it('is full for the image cache too if an emulator has the last slot', async () => {
+    const entry = { reference: 'registry.example/full:1', targets: { nodes: ['host-0'] } };
+    await entries.create('full', entry);
+    await entries.waitFor('full', 'the host to be known as full', (candidate) => {
+      return rowOf(candidate, 'host-0')?.message === 'HostFull: the host has no free slot';
+    });
+    await vms.delete('c');
+    expect((await entries.waitUntilCached('full', 1)).status?.cached).toBe(1);
+  });
 });
 
 describe('the spec of an Emulator', () => {
@@ -402,8 +417,6 @@ describe('a deleted VM', () => {
 describe('VMs, emulators and cache Jobs', () => {
   it('never take more than the four slots of a host together', { timeout: 60_000 }, async () => {
     await cluster.addHosts(1, { prefix: 'busy' });
-    const simulator = await CacheSimulator.start(cluster.client());
-    const entries = new CacheEntries(cluster);
     const targets = { nodes: ['busy-0'] };
     await vms.create('home', { placement: { node: 'busy-0' }, cpu: 1, memory: '512Mi' });
     await vms.waitForPhase('home', 'Running');
@@ -432,7 +445,6 @@ describe('VMs, emulators and cache Jobs', () => {
       },
       { deadlineMilliseconds: 50_000 },
     );
-    simulator.stop();
     expect(await history.mostOnOneHost()).toBe(4);
   });
 });

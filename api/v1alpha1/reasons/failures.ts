@@ -1,6 +1,8 @@
 /** Reasons for the end of a VM. */
 
 const FAILURE = { VM: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] } as const;
+/** Places where the failure of a machine appears that VMs and emulators have. */
+const MACHINE_FAILURE = { ...FAILURE, Emulator: FAILURE.VM } as const;
 
 export const FAILURES = {
   Failed: {
@@ -18,28 +20,28 @@ export const FAILURES = {
     todo: 'Look at the log of the agent on the host',
   },
   Crashed: {
-    seen: FAILURE,
+    seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
     says: 'The hypervisor ended unexpectedly; the message has its last output',
     todo: 'Read the message; restartPolicy OnFailure or Always starts the machine again',
   },
   StartFailed: {
-    seen: FAILURE,
+    seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
     says: 'The hypervisor did not start; the message has its last output',
     todo: 'Read the message, and check the hypervisor on the host',
   },
   CreateFailed: {
-    seen: FAILURE,
+    seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
     says: 'The host could not make the machine',
     todo: 'Read the message, and check the disk of the host',
   },
   OutOfMemory: {
-    seen: FAILURE,
+    seen: MACHINE_FAILURE,
     class: 'final',
     ofHost: true,
     by: 'agent',
@@ -55,7 +57,7 @@ export const FAILURES = {
     todo: 'Remove the rule that the message names, and create the VM again; the host gets no VMs until then',
   },
   NetworkUnavailable: {
-    seen: FAILURE,
+    seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
     says: 'The host lacks a program, a kernel feature or a permission for the network',
@@ -69,21 +71,21 @@ export const FAILURES = {
     todo: 'If you need the disk, copy it from the host; then create the VM again',
   },
   DiskLost: {
-    seen: FAILURE,
+    seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
     says: 'The folder of the machine is no longer on the host, and its disk is gone',
     todo: 'Create the VM again, and find out who removed the folder',
   },
   RecordDamaged: {
-    seen: FAILURE,
+    seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
     says: 'The agent cannot read its record of the machine; the disk stays on the host',
     todo: 'If you need the disk, copy it from the host; then delete the VM',
   },
   PodEnded: {
-    seen: FAILURE,
+    seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
     says: 'The status of the Pod was set to ended, but not by the agent',
@@ -125,15 +127,15 @@ export const FAILURES = {
     todo: 'Look at the last message of the host; raise deployTimeoutSeconds if the time was too short',
   },
   AgentTooOld: {
-    seen: { ...FAILURE, Image: ['Ready', 'Stalled', 'Event'] },
+    seen: { ...MACHINE_FAILURE, Image: ['Ready', 'Stalled', 'Event'] },
     class: 'final',
     by: 'agent',
     says: 'The agent of the host does not know this version of the contract',
     todo: 'Update the agent of the host, then create the object again',
   },
   InvalidMachine: {
-    seen: { ...FAILURE, Image: ['Ready', 'Event'] },
-    class: { VM: 'final', Image: 'passing' },
+    seen: { ...MACHINE_FAILURE, Image: ['Ready', 'Event'] },
+    class: { VM: 'final', Emulator: 'final', Image: 'passing' },
     by: 'agent',
     says: 'The document of the machine or task in the Pod cannot be read',
     todo: 'Report this as a bug of the operator',
