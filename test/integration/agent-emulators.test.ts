@@ -209,8 +209,10 @@ describe('an emulator', () => {
     host.emulators.end(uid, 'Crashed', 'the host lost its power');
     const { length } = host.emulators.calls;
     await host.launch();
-    const booting = await waitForPod(name, 'boots', (pod) =>
-      /^Android boots; ADB answers/.test(waiting(pod)?.message ?? ''),
+    const booting = await waitForPod(
+      name,
+      'boots',
+      (pod) => waiting(pod)?.message?.startsWith('Android boots; ADB answers') === true,
     );
     expect(booting.status?.phase, 'a Pod never leaves its phase').toBe('Running');
     expect(condition(booting, 'Ready')).toMatchObject({ status: 'False', reason: 'Starting' });
