@@ -1,6 +1,6 @@
 /** A host with the driver for emulators, an SDK with the stand-in for the Android emulator, and a network namespace without a network. */
 import { type ChildProcess, spawn } from 'node:child_process';
-import { randomUUID } from 'node:crypto';
+import { randomInt, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { chmod, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -16,8 +16,11 @@ const OWNER = {
   name: 'phone',
   uid: 'b5c8f1de-0000-4000-8000-000000000002',
 };
-/** User of the first machine. It is outside the ranges of the system's users. */
-const FIRST_USER = 64_100;
+/**
+ * Range of the users of machines, outside those of the system. Each host begins at a random user, so that processes that a failed test left
+ * behind do not count.
+ */
+const [FIRST_USER, LAST_USER] = [61_000, 64_900];
 const MEMORY_BYTES = 2560 * 1024 * 1024;
 const WRAPPER_MODE = 0o755;
 
@@ -27,7 +30,7 @@ export class EmulatorHost implements AsyncDisposable {
   driver: EmulatorDriver;
   readonly #namespace: ChildProcess;
   #program: string | undefined;
-  #users = 0;
+  #user = randomInt(FIRST_USER, LAST_USER);
 
   private constructor(directory: string, sdk: StandInSdk, namespace: ChildProcess) {
     this.directory = directory;
@@ -65,8 +68,8 @@ export class EmulatorHost implements AsyncDisposable {
   }
 
   machine(uid: string = randomUUID()): { folder: MachineFolder; plan: EmulatorLaunchPlan } {
-    this.#users += 1;
-    const user = FIRST_USER + this.#users;
+    this.#user += 1;
+    const user = this.#user;
     return {
       folder: { uid, path: join(this.directory, 'data', 'machines', uid) },
       plan: {
