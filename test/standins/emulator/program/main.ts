@@ -20,6 +20,8 @@ const LEAST_MEMORY_MEBIBYTES = 2560;
 const DEFAULT_ADB_SERVER_PORT = 5037;
 const NO_DEVICE_CODE = 8;
 const DEFAULT_ENDS_AFTER_MILLISECONDS = 500;
+/** Life of lasting children: longer than any test, and not for ever if a test leaves them behind. */
+const LASTING_SECONDS = '600';
 
 /** Lasting children of the real program, and what keeps each away. */
 const COMPANIONS: Record<string, (options: Options, cues: Cues) => boolean> = {
@@ -232,7 +234,7 @@ function tellAdbServer({ adb }: Ports): void {
 function startCompanions(options: Options, cues: Cues): void {
   for (const [name, isKeptAway] of Object.entries(COMPANIONS)) {
     if (!isKeptAway(options, cues)) {
-      spawn('sleep', ['3600'], { argv0: name, detached: true, stdio: 'ignore' }).unref();
+      spawn('sleep', [LASTING_SECONDS], { argv0: name, detached: true, stdio: 'ignore' }).unref();
     }
   }
 }
