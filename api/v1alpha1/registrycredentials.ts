@@ -1,0 +1,150 @@
+/**
+ * The credentials of a namespace for registries. The ConfigMap {@link REGISTRIES_CONFIG_MAP} of the namespace names a Secret for each
+ * server, and members of the namespace may read it. The operator adds the Secret to Pods that use the server, so no member needs to
+ * read a Secret. Each key of the ConfigMap is the name of a Secret, and its value is the JSON text of {@link entryText}:
+ *
+ * `regcred: '{"server":"https://registry.example:5000","username":"ci"}'`
+ *
+ * The Secret has the type {@link PULL_SECRET_TYPE}. Its key {@link PULL_SECRET_KEY} has the credential below `auths`, by the name of
+ * the registry ({@link Server}.registry).
+ */
+import { createHash } from 'node:crypto';
+import * as z from 'zod';
+import { parseDocument } from './machine.ts';
+import { readReference } from './reference.ts';
+
+/** Name of the ConfigMap with the servers of its namespace. */
+export const REGISTRIES_CONFIG_MAP = 'berth-registries';
+export const PULL_SECRET_TYPE = 'kubernetes.io/dockerconfigjson';
+export const PULL_SECRET_KEY = '.dockerconfigjson';
+/** Largest number of servers of one namespace. Further entries, in the order of their keys, are ignored. */
+export const REGISTRY_CREDENTIALS_LIMIT = 64;
+/** Largest length of the name of a user, in characters. Registries allow less, but some want a longer key as the name. */
+export const REGISTRY_USERNAME_LENGTH = 256;
+
+/** Largest length of an entry, in characters: a server and the name of a user, with escapes. */
+const ENTRY_LENGTH = 4096;
+/** Largest length of the URL of a server, in characters: scheme, host name and port. */
+const SERVER_LENGTH = 272;
+const SERVER = /^(https?):\/\/([^/\s@?#]+)\/?$/i;
+const DEFAULT_PORTS = { http: ':80', https: ':443' } as const;
+/** Some repository, with which a server makes a reference. */
+const REPOSITORY = 'team/image';
+const SECRET_NAME = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
+const SECRET_NAME_LENGTH = 253;
+/** Number of hex digits in the name of a Secret: 96 bits, so that two servers never share a name. */
+const HASH_DIGITS = 24;
+
+/** Address of a registry. */
+export interface Server {
+  readonly scheme: 'http' | 'https';
+  /** Host, with its port if that is not the default port of the scheme. References name the registry in this way. */
+  readonly registry: string;
+}
+
+/** Credential for one server. A registry has one credential in a namespace, for either scheme. */
+export interface RegistryCredential extends Server {
+  /** Name of the Secret in the same namespace. */
+  readonly secretName: string;
+  /** Name of the user, for people. The password is only in the Secret. */
+  readonly username?: string | undefined;
+  /**
+   * True for a server without TLS (`http`), or whose certificate is not checked (`https`). Its content is only for the Pods of this
+   * namespace.
+   */
+  readonly allowInsecure: boolean;
+}
+
+export interface RegistryCredentials {
+  /** In the order of their keys, one for each registry. */
+  readonly credentials: readonly RegistryCredential[];
+  /** Sentences about ignored entries. They quote no value, because people also write passwords there. */
+  readonly mistakes: readonly string[];
+}
+
+/** Mistake in the URL of a server, as a phrase after the name of its field. */
+export const SERVER_FORM =
+  'must be https:// or http:// with a host and an optional port, for example https://registry.example:5000';
+/** Mistake in an entry whose server has no TLS, as a phrase after the name of its field. */
+export const SERVER_NEEDS_INSECURE = 'must be https://, or allowInsecure must be true';
+
+/** Reads the URL of a server. Returns undefined if the text has not the form of {@link SERVER_FORM}. */
+export function readServer(text: string): Server | undefined {
+  const [, written = '', host] = (text.length <= SERVER_LENGTH && SERVER.exec(text.trim())) || [];
+  if (host === undefined) {
+    return undefined;
+  }
+  const scheme = written.toLowerCase() === 'http' ? 'http' : 'https';
+  const port = DEFAULT_PORTS[scheme];
+  const name = host.endsWith(port) ? host.slice(0, -port.length) : host;
+  const reference = readReference(`${name}/${REPOSITORY}`);
+  // If references cannot name the host, the reference is for another repository, in the default registry.
+  const isNamed = typeof reference !== 'string' && reference.repository === REPOSITORY;
+  return isNamed ? { scheme, registry: reference.registry } : undefined;
+}
+
+/** Returns the URL of a server, in its one spelling. */
+export function serverUrl({ scheme, registry }: Server): string {
+  return `${scheme}://${registry}`;
+}
+
+/** Returns the name of the Secret for a registry. Secrets that people make may have other names. */
+export function registrySecretName(registry: string): string {
+  return `berth-registry-${createHash('sha256').update(registry).digest('hex').slice(0, HASH_DIGITS)}`;
+}
+
+/** Returns the value in the ConfigMap for a credential. Its key is `secretName`. */
+export function entryText(credential: RegistryCredential): string {
+  const { username, allowInsecure } = credential;
+  return JSON.stringify({
+    server: serverUrl(credential),
+    username,
+    ...(allowInsecure && { allowInsecure }),
+  });
+}
+
+const entrySchema = z.object({
+  server: z.string(),
+  username: z.string().min(1).max(REGISTRY_USERNAME_LENGTH).optional(),
+  allowInsecure: z.boolean().optional(),
+});
+
+/** Reads the `data` of the ConfigMap. An entry with a mistake is ignored, and the others are used. */
+export function readRegistryCredentials(data: Readonly<Record<string, string>> = {}): RegistryCredentials {
+  const credentials = new Map<string, RegistryCredential>();
+  const mistakes: string[] = [];
+  const names = Object.keys(data).toSorted();
+  for (const secretName of names.slice(0, REGISTRY_CREDENTIALS_LIMIT)) {
+    const credential = readEntry(secretName, data[secretName] ?? '');
+    if (typeof credential === 'string') {
+      mistakes.push(`Entry ${secretName} is ignored: ${credential}`);
+    } else if (credentials.has(credential.registry)) {
+      mistakes.push(`Entry ${secretName} is ignored: an earlier entry has the same registry`);
+    } else {
+      credentials.set(credential.registry, credential);
+    }
+  }
+  if (names.length > REGISTRY_CREDENTIALS_LIMIT) {
+    mistakes.push(`Entries after the first ${REGISTRY_CREDENTIALS_LIMIT} are ignored`);
+  }
+  return { credentials: [...credentials.values()], mistakes };
+}
+
+/** Returns the credential of an entry, or its mistake as a phrase. */
+function readEntry(secretName: string, value: string): RegistryCredential | string {
+  if (secretName.length > SECRET_NAME_LENGTH || !SECRET_NAME.test(secretName)) {
+    return 'its key must be the name of a Secret';
+  }
+  const entry = entrySchema.safeParse(value.length > ENTRY_LENGTH ? undefined : parseDocument(value)).data;
+  if (entry === undefined) {
+    return `its value must be JSON of at most ${ENTRY_LENGTH} characters with the text server, and optionally username and allowInsecure (true or false)`;
+  }
+  const { username, allowInsecure = false } = entry;
+  const server = readServer(entry.server);
+  if (server === undefined) {
+    return `server ${SERVER_FORM}`;
+  }
+  return server.scheme === 'http' && !allowInsecure
+    ? `server ${SERVER_NEEDS_INSECURE}`
+    : { ...server, secretName, allowInsecure, ...(username !== undefined && { username }) };
+}
