@@ -1,51 +1,31 @@
-/** Creates every controller with the watches that it needs. */
+/** Creates every controller, and names the changes that concern it. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import {
-  EMULATOR_UID_LABEL,
-  HOST_KEY,
-  HOST_VALUE,
-  VM_UID_LABEL,
-  WORKLOAD_LABEL,
-} from '../api/v1alpha1/names.ts';
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { Consistency } from '../kube/consistency.ts';
 import { Controller, type ControllerOptions } from '../kube/controller.ts';
-import { CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, NAMESPACES, NODES, PODS } from '../kube/core.ts';
 import type { EventRecorder } from '../kube/events.ts';
-import { Informer } from '../kube/informer.ts';
-import { JOBS } from '../kube/job.ts';
+import type { Informer } from '../kube/informer.ts';
 import { keyOf, type KubeObject } from '../kube/objects.ts';
 import { isServed, type OperatorConfig } from './config/config.ts';
 import { VMMetrics } from './vm/metrics.ts';
-import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from './objects/resources.ts';
-import { EMULATORS_BY_VM, EmulatorReconciler, enqueueEmulators } from './emulator/controller.ts';
+import { IMAGES, ISOS } from './objects/resources.ts';
+import { EmulatorReconciler, enqueueEmulators } from './emulator/controller.ts';
 import { exportEmulatorMetrics } from './emulator/metrics.ts';
-import { vmKeyOf } from './emulator/observe.ts';
-import { CertificateReconciler, enqueueRequests, requestIndexes } from './certificates/controller.ts';
-import { approvalsSelector, HostApprovals } from './host/approvals.ts';
-import { watchAddresses } from './certificates/surroundings.ts';
+import { CertificateReconciler, enqueueRequests } from './certificates/controller.ts';
+import { HostApprovals } from './host/approvals.ts';
 import { enqueueHosts, HostReconciler } from './host/controller.ts';
 import { enqueueImages, type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
 import { exportHostMetrics } from './host/metrics.ts';
-import { hostStateChanged, trimNode } from './host/observe.ts';
+import { hostStateChanged } from './host/observe.ts';
 import { enqueueEntries, ImageCacheReconciler } from './imagecache/controller.ts';
-import { referenceOf } from './imagecache/image.ts';
 import { CacheMetrics } from './imagecache/metrics.ts';
-import {
-  ENTRIES_BY_QUEUED_HOST,
-  ENTRIES_BY_REFERENCE,
-  ENTRIES_BY_UID,
-  queuedHosts,
-} from './imagecache/observe.ts';
 import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts';
-import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
-import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { VMReconciler } from './vm/controller.ts';
-import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
 import { isBound, waitingForPortsOf } from './vm/observe.ts';
-import { nodeOfPod, PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
+import { PODS_BY_NODE } from './vm/podstate.ts';
+import { declareWatches, VMS_BY_CONFIG, VMS_BY_IMAGE, type Watches } from './watches.ts';
 
 /** Number of workers for objects that change rarely. With a few workers, a slow response does not delay other objects. */
 const FEW_WORKERS = 4;
@@ -87,80 +67,6 @@ export function createControllers(options: OperatorOptions): Controllers {
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
     controllers: [vm, image, iso, removals, imageCache, host, certificates, emulator],
-  };
-}
-
-type Watches = ReturnType<typeof declareWatches>;
-
-const VMS_BY_CONFIG = 'config';
-const VMS_BY_IMAGE = 'image';
-/** Label selector of the Jobs that work on images, and of their Pods. */
-const TASKS = `${WORKLOAD_LABEL} in (cache,image)`;
-
-function declareWatches({ client, config, logger }: OperatorOptions) {
-  const base = { logger };
-  return {
-    vms: new Informer(client, VMS, {
-      ...base,
-      indexes: {
-        [VMS_BY_CONFIG]: (vm) => (vm.spec.configRef === undefined ? [] : [vm.spec.configRef.name]),
-        [VMS_BY_IMAGE]: (vm) => [vm.spec.image, vm.spec.iso].filter((name) => name !== undefined),
-      },
-    }),
-    vmConfigs: new Informer(client, VM_CONFIGS, base),
-    images: new Informer(client, IMAGES, base),
-    isos: new Informer(client, ISOS, base),
-    pods: new Informer(client, PODS, {
-      ...base,
-      labelSelector: VM_UID_LABEL,
-      transform: trimPod,
-      indexes: {
-        [PODS_BY_NODE]: nodeOfPod,
-        [PODS_BY_PORT]: podPorts,
-      },
-    }),
-    // Hosts without the mark are included, because the operator also manages the machines on them.
-    nodes: new Informer(client, NODES, {
-      ...base,
-      labelSelector: `${HOST_KEY}=${HOST_VALUE}`,
-      transform: trimNode,
-      indexes: { [NODES_BY_GIVEN_UP]: givenUpOn },
-    }),
-    jobs: new Informer(client, JOBS, {
-      ...base,
-      labelSelector: TASKS,
-      indexes: { [TASKS_BY_OWNER]: ownersOf, [JOBS_BY_HOST]: hostOfJob },
-    }),
-    taskPods: new Informer(client, PODS, {
-      ...base,
-      labelSelector: TASKS,
-      indexes: { [TASKS_BY_OWNER]: ownersOfPod, [PODS_BY_NODE]: nodeOfPod },
-    }),
-    entries: new Informer(client, IMAGE_CACHE_ENTRIES, {
-      ...base,
-      indexes: {
-        [ENTRIES_BY_UID]: ({ metadata: { uid = '' } }) => [uid],
-        [ENTRIES_BY_REFERENCE]: (entry) => [referenceOf(entry)],
-        [ENTRIES_BY_QUEUED_HOST]: queuedHosts,
-      },
-    }),
-    emulators: new Informer(client, EMULATORS, {
-      ...base,
-      indexes: { [EMULATORS_BY_VM]: (emulator) => [vmKeyOf(emulator)] },
-    }),
-    emulatorPods: new Informer(client, PODS, {
-      ...base,
-      labelSelector: EMULATOR_UID_LABEL,
-      transform: trimPod,
-      indexes: { [PODS_BY_NODE]: nodeOfPod },
-    }),
-    namespaces: new Informer(client, NAMESPACES, base),
-    requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, {
-      ...base,
-      indexes: requestIndexes(config),
-    }),
-    approvals: new Informer(client, CONFIG_MAPS, { ...base, ...approvalsSelector(config.namespaces.system) }),
-    addresses: watchAddresses(client, logger),
   };
 }
 

@@ -1,0 +1,112 @@
+/** Declares all watches of the operator, with the indexes of their caches. */
+import type { Logger } from 'pino';
+import {
+  EMULATOR_UID_LABEL,
+  HOST_KEY,
+  HOST_VALUE,
+  VM_UID_LABEL,
+  WORKLOAD_LABEL,
+} from '../api/v1alpha1/names.ts';
+import type { KubeClient } from '../kube/client.ts';
+import { CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, NAMESPACES, NODES, PODS } from '../kube/core.ts';
+import { Informer } from '../kube/informer.ts';
+import { JOBS } from '../kube/job.ts';
+import type { OperatorConfig } from './config/config.ts';
+import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from './objects/resources.ts';
+import { EMULATORS_BY_VM } from './emulator/controller.ts';
+import { vmKeyOf } from './emulator/observe.ts';
+import { requestIndexes } from './certificates/controller.ts';
+import { approvalsSelector } from './host/approvals.ts';
+import { watchAddresses } from './certificates/surroundings.ts';
+import { trimNode } from './host/observe.ts';
+import { referenceOf } from './imagecache/image.ts';
+import {
+  ENTRIES_BY_QUEUED_HOST,
+  ENTRIES_BY_REFERENCE,
+  ENTRIES_BY_UID,
+  queuedHosts,
+} from './imagecache/observe.ts';
+import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
+import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
+import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
+import { nodeOfPod, PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
+
+interface WatchOptions {
+  readonly client: KubeClient;
+  readonly config: OperatorConfig;
+  readonly logger: Logger;
+}
+
+export type Watches = ReturnType<typeof declareWatches>;
+
+export const VMS_BY_CONFIG = 'config';
+export const VMS_BY_IMAGE = 'image';
+/** Label selector of the Jobs that work on images, and of their Pods. */
+const TASKS = `${WORKLOAD_LABEL} in (cache,image)`;
+
+export function declareWatches({ client, config, logger }: WatchOptions) {
+  const base = { logger };
+  return {
+    vms: new Informer(client, VMS, {
+      ...base,
+      indexes: {
+        [VMS_BY_CONFIG]: (vm) => (vm.spec.configRef === undefined ? [] : [vm.spec.configRef.name]),
+        [VMS_BY_IMAGE]: (vm) => [vm.spec.image, vm.spec.iso].filter((name) => name !== undefined),
+      },
+    }),
+    vmConfigs: new Informer(client, VM_CONFIGS, base),
+    images: new Informer(client, IMAGES, base),
+    isos: new Informer(client, ISOS, base),
+    pods: new Informer(client, PODS, {
+      ...base,
+      labelSelector: VM_UID_LABEL,
+      transform: trimPod,
+      indexes: {
+        [PODS_BY_NODE]: nodeOfPod,
+        [PODS_BY_PORT]: podPorts,
+      },
+    }),
+    // Hosts without the mark are included, because the operator also manages the machines on them.
+    nodes: new Informer(client, NODES, {
+      ...base,
+      labelSelector: `${HOST_KEY}=${HOST_VALUE}`,
+      transform: trimNode,
+      indexes: { [NODES_BY_GIVEN_UP]: givenUpOn },
+    }),
+    jobs: new Informer(client, JOBS, {
+      ...base,
+      labelSelector: TASKS,
+      indexes: { [TASKS_BY_OWNER]: ownersOf, [JOBS_BY_HOST]: hostOfJob },
+    }),
+    taskPods: new Informer(client, PODS, {
+      ...base,
+      labelSelector: TASKS,
+      indexes: { [TASKS_BY_OWNER]: ownersOfPod, [PODS_BY_NODE]: nodeOfPod },
+    }),
+    entries: new Informer(client, IMAGE_CACHE_ENTRIES, {
+      ...base,
+      indexes: {
+        [ENTRIES_BY_UID]: ({ metadata: { uid = '' } }) => [uid],
+        [ENTRIES_BY_REFERENCE]: (entry) => [referenceOf(entry)],
+        [ENTRIES_BY_QUEUED_HOST]: queuedHosts,
+      },
+    }),
+    emulators: new Informer(client, EMULATORS, {
+      ...base,
+      indexes: { [EMULATORS_BY_VM]: (emulator) => [vmKeyOf(emulator)] },
+    }),
+    emulatorPods: new Informer(client, PODS, {
+      ...base,
+      labelSelector: EMULATOR_UID_LABEL,
+      transform: trimPod,
+      indexes: { [PODS_BY_NODE]: nodeOfPod },
+    }),
+    namespaces: new Informer(client, NAMESPACES, base),
+    requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, {
+      ...base,
+      indexes: requestIndexes(config),
+    }),
+    approvals: new Informer(client, CONFIG_MAPS, { ...base, ...approvalsSelector(config.namespaces.system) }),
+    addresses: watchAddresses(client, logger),
+  };
+}
