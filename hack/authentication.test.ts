@@ -1,0 +1,106 @@
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, it } from 'vitest';
+import { parse } from 'yaml';
+import { run } from '../base/exec.ts';
+import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
+import { authenticationConfiguration } from './authentication.ts';
+
+/** Time limit of the command. It takes half a second, and longer on a busy machine. */
+const COMMAND_MILLISECONDS = 30_000;
+const ISSUER = 'https://id.example/realms/berth';
+
+interface Configuration {
+  jwt: [
+    {
+      issuer: Record<string, unknown>;
+      claimValidationRules: { expression: string }[];
+      claimMappings: { groups: { expression: string } };
+    },
+  ];
+}
+
+async function command(...parameters: string[]): Promise<string> {
+  const program = join(import.meta.dirname, 'authentication.ts');
+  return await run(process.execPath, [program, ...parameters], { timeoutMilliseconds: COMMAND_MILLISECONDS });
+}
+
+describe('the command', () => {
+  it('prints a configuration for the client of the provider, with the authority in it', async () => {
+    const folder = await mkdtemp(join(tmpdir(), 'berth-authentication-'));
+    try {
+      const pem = await selfSigned({ key: await createKey(), commonName: 'authority', days: 1 });
+      const authority = join(folder, 'ca.crt');
+      await writeFile(authority, pem);
+      const text = await command(
+        ISSUER,
+        'desk',
+        '--managed-group=devs',
+        '--managed-group=admins',
+        '--authority',
+        authority,
+      );
+      const [provider] = (parse(text) as Configuration).jwt;
+      expect(provider.issuer).toEqual({ url: ISSUER, audiences: ['desk'], certificateAuthority: pem });
+      expect(provider.claimValidationRules.map(({ expression }) => expression)).toEqual([
+        'claims.exp - claims.iat <= 3600',
+        expect.stringContaining('type(dyn(claims["groups"])) == list'),
+      ]);
+      expect(provider.claimMappings.groups.expression).toContain(
+        'g in ["devs", "admins"]) ? [] : ["berth:cluster-admins"]',
+      );
+    } finally {
+      await rm(folder, { recursive: true, force: true });
+    }
+  });
+
+  it('makes nobody a cluster administrator in the hardened profile', async () => {
+    const text = await command(ISSUER, 'desk', '--hardened', '--groups-claim=cognito:groups');
+    expect(text).not.toContain('cluster-admins');
+    const [{ claimMappings }] = (parse(text) as Configuration).jwt;
+    expect(claimMappings.groups.expression).toBe('dyn(claims["cognito:groups"]).map(g, "oidc:" + string(g))');
+  });
+
+  it.each([
+    ['without a choice of the profile', [ISSUER, 'desk'], 'either --managed-group'],
+    ['with both profiles', [ISSUER, 'desk', '--hardened', '--managed-group=devs'], 'either --managed-group'],
+    ['without a client', [ISSUER, '--hardened'], 'usage:'],
+    [
+      'with a program for an authority',
+      [ISSUER, 'desk', '--hardened', `--authority=${import.meta.filename}`],
+      'PEM',
+    ],
+  ])('refuses to print one %s', async (_, parameters, words) => {
+    await expect(command(...parameters)).rejects.toThrow(words);
+  });
+});
+
+describe('the configuration', () => {
+  it.each([
+    'http://id.example',
+    'id.example',
+    'https://user:secret@id.example',
+    'https://id.example/?realm=berth',
+    'https://id.example/#realm',
+    ' https://id.example',
+  ])('is for no issuer such as %j', (issuer) => {
+    expect(() => authenticationConfiguration({ issuer, client: 'desk', hardened: true })).toThrow('ISSUER');
+  });
+
+  it.each(['', ' devs', 'devs ', 'oidc:devs'])('is for no group such as %j', (group) => {
+    expect(() =>
+      authenticationConfiguration({ issuer: ISSUER, client: 'desk', managedGroups: ['admins', group] }),
+    ).toThrow(/spaces around|without oidc:/);
+  });
+
+  it('takes each character of a group literally', () => {
+    const group = 'a"] ? [] : ["b\\';
+    const { jwt } = authenticationConfiguration({
+      issuer: ISSUER,
+      client: 'desk',
+      managedGroups: [group],
+    }) as unknown as Configuration;
+    expect(jwt[0].claimMappings.groups.expression).toContain(String.raw`g in ["a\"] ? [] : [\"b\\"])`);
+  });
+});

@@ -1,0 +1,168 @@
+/**
+ * Prints the file with which an API server accepts the ID tokens of an OpenID Connect provider (docs/operate/sign-in.md).
+ *
+ *   authentication.ts ISSUER CLIENT --managed-group NAME… [OPTION…]   others than members of these groups are cluster administrators
+ *   authentication.ts ISSUER CLIENT --hardened [OPTION…]              nobody is a cluster administrator because of a token
+ *
+ *   --groups-claim NAME   claim with the list of groups; `groups` when absent
+ *   --authority FILE      certificate of the authority of the provider, if the machine of the API server does not trust it
+ */
+import { X509Certificate } from 'node:crypto';
+import { readFile } from 'node:fs/promises';
+import { parseArgs } from 'node:util';
+import { stringify } from 'yaml';
+import { runCommand } from './command.ts';
+
+/** Longest life of a token in seconds. Nobody can revoke an ID token, so its life limits the use of a stolen one. */
+const TOKEN_SECONDS = 3600;
+/** Prefix of all groups from a provider. So no provider can name a group of the cluster or of Berth. */
+const GROUP_PREFIX = 'oidc:';
+/** Group of users who have no managed group. The chart can bind it to `cluster-admin`. */
+const CLUSTER_ADMINS = 'berth:cluster-admins';
+const USAGE = 'usage: authentication.ts ISSUER CLIENT (--managed-group NAME… | --hardened) [OPTION…]';
+
+export interface AuthenticationOptions {
+  /** Address of the provider, exactly as in the claim `iss`. */
+  issuer: string;
+  /** Id of the client at the provider, which is the audience of the tokens. */
+  client: string;
+  /** Groups of the provider, without a prefix. Users without one of them become cluster administrators. */
+  managedGroups?: readonly string[] | undefined;
+  /** Whether no user becomes a cluster administrator. It excludes managed groups. */
+  hardened?: boolean | undefined;
+  groupsClaim?: string | undefined;
+  /** Certificate of the provider's authority as PEM. */
+  authority?: string | undefined;
+}
+
+/**
+ * Returns the document for `--authentication-config`.
+ *
+ * @throws Error when an option has a value that the API server or every token would fail on
+ */
+export function authenticationConfiguration(options: AuthenticationOptions): Record<string, unknown> {
+  checkOptions(options);
+  const { issuer, client, managedGroups = [], groupsClaim = 'groups', authority } = options;
+  const groups = `dyn(claims[${literal(groupsClaim)}])`;
+  return {
+    apiVersion: 'apiserver.config.k8s.io/v1',
+    kind: 'AuthenticationConfiguration',
+    jwt: [
+      {
+        issuer: {
+          url: issuer,
+          ...(authority !== undefined && { certificateAuthority: authority }),
+          audiences: [client],
+        },
+        claimValidationRules: [
+          {
+            expression: `claims.exp - claims.iat <= ${TOKEN_SECONDS}`,
+            message: 'the token lives longer than one hour',
+          },
+          {
+            // A missing or misread claim would look as if the user had no managed group.
+            expression: `${literal(groupsClaim)} in claims && type(${groups}) == list && ${groups}.all(g, type(g) == string)`,
+            message: `the claim ${groupsClaim} is no list of names`,
+          },
+        ],
+        claimMappings: {
+          username: { expression: 'claims.email_verified ? claims.email : ""' },
+          groups: { expression: groupsExpression(groups, managedGroups) },
+          uid: { claim: 'sub' },
+        },
+        userValidationRules: [
+          {
+            expression: '!user.username.startsWith("system:")',
+            message: 'users of the provider are no users of the system',
+          },
+        ],
+      },
+    ],
+  };
+}
+
+function groupsExpression(groups: string, managed: readonly string[]): string {
+  const own = `${groups}.map(g, ${literal(GROUP_PREFIX)} + string(g))`;
+  if (managed.length === 0) {
+    return own;
+  }
+  const names = managed.map(literal).join(', ');
+  return `${own} + (${groups}.exists(g, g in [${names}]) ? [] : [${literal(CLUSTER_ADMINS)}])`;
+}
+
+function checkOptions({
+  issuer,
+  client,
+  managedGroups = [],
+  hardened = false,
+  ...rest
+}: AuthenticationOptions): void {
+  const { groupsClaim = 'groups', authority } = rest;
+  checkIssuer(issuer);
+  for (const name of [client, groupsClaim, ...managedGroups]) {
+    if (name.trim() !== name || name === '') {
+      throw new Error(`CLIENT and names must not be empty or have spaces around them: "${name}"`);
+    }
+  }
+  if (managedGroups.length > 0 === hardened) {
+    throw new Error('Use either --managed-group, once for each group with a role, or --hardened');
+  }
+  if (managedGroups.some((name) => name.startsWith(GROUP_PREFIX))) {
+    // No member would be found, and all of them would be cluster administrators.
+    throw new Error(`Name groups as the provider names them, without ${GROUP_PREFIX}`);
+  }
+  if (authority !== undefined) {
+    checkAuthority(authority);
+  }
+}
+
+/** @throws Error when the API server would refuse the address */
+function checkIssuer(issuer: string): void {
+  const url = URL.parse(issuer);
+  const isPlain = url?.protocol === 'https:' && url.username === '' && url.password === '';
+  if (!isPlain || /[\s?#]/.test(issuer)) {
+    throw new Error(`ISSUER must be an https address without user, query and fragment, not "${issuer}"`);
+  }
+}
+
+function checkAuthority(pem: string): void {
+  try {
+    void new X509Certificate(pem);
+  } catch (error) {
+    throw new Error('The file of --authority has no certificate in PEM form', { cause: error });
+  }
+}
+
+/** Returns a text of the Common Expression Language. Its escapes include those of JSON. */
+function literal(text: string): string {
+  return JSON.stringify(text);
+}
+
+async function main(): Promise<void> {
+  const { values, positionals } = parseArgs({
+    allowPositionals: true,
+    options: {
+      'managed-group': { type: 'string', multiple: true },
+      hardened: { type: 'boolean' },
+      'groups-claim': { type: 'string' },
+      authority: { type: 'string' },
+    },
+  });
+  const [issuer, client, ...others] = positionals;
+  if (issuer === undefined || client === undefined || others.length > 0) {
+    throw new Error(USAGE);
+  }
+  const configuration = authenticationConfiguration({
+    issuer,
+    client,
+    managedGroups: values['managed-group'],
+    hardened: values.hardened,
+    groupsClaim: values['groups-claim'],
+    authority: values.authority === undefined ? undefined : await readFile(values.authority, 'utf8'),
+  });
+  process.stdout.write(stringify(configuration, { lineWidth: 0 }));
+}
+
+if (import.meta.main) {
+  await runCommand(main);
+}
