@@ -122,6 +122,14 @@ export function vncSecretName(vmName: string): string {
  */
 export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
 
+/**
+ * Annotation of a VM whose deployer waits for an answer: the time, in RFC 3339, until which the deployer takes the answer and removes
+ * the annotation. After that time nobody may know the VM, so the operator deletes it.
+ */
+export const ANSWER_BY_ANNOTATION = 'berth.dev/answer-by';
+/** Annotation of an object with the name of the user who created it. Admission refuses any other name and every change. */
+export const CREATED_BY_ANNOTATION = 'berth.dev/created-by';
+
 export const SYSTEM_NAMESPACE = 'berth-system';
 export const DEFAULT_NAMESPACE = 'platform-default';
 export const NAMESPACE_PREFIX = 'platform-';

@@ -71,4 +71,11 @@ describe('a write', () => {
     const options = { uid: 'u', propagationPolicy: 'Background' };
     expect(call).toHaveBeenCalledWith(JOBS, { namespace: 'ci', name: 'task' }, options);
   });
+
+  it('that deletes an object for a reason in it fails if the object has changed', async () => {
+    const { jobs, call } = writer(refusal('Conflict', 409));
+    await expect(jobs.deleteUnchanged(JOB)).rejects.toThrow('Conflict');
+    const read = { uid: 'u', resourceVersion: '7' };
+    expect(call).toHaveBeenCalledWith(JOBS, { namespace: 'ci', name: 'task' }, read);
+  });
 });

@@ -80,6 +80,16 @@ export class Writer<T extends KubeObject> {
     await undefinedIf(isConflict, deletion);
   }
 
+  /**
+   * Deletes this object, unless it has changed since it was read. The change may have removed the reason for the deletion.
+   * @throws ApiError (a conflict) when the object has changed since it was read
+   */
+  async deleteUnchanged({ metadata }: Pick<T, 'metadata'>): Promise<void> {
+    const { client, type } = this.#options;
+    const { uid, resourceVersion } = metadata;
+    await client.delete(type, refTo({ metadata }), { uid, resourceVersion });
+  }
+
   /** Makes the next reconcile of `key` wait until the informer shows the object that the API server returned. */
   follow(key: string, object: T): T {
     const { consistency, informer } = this.#options;

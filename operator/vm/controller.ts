@@ -16,7 +16,7 @@ import type { EventRecorder } from '../../kube/events.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
-import { recordDoubledIdentity, recordTransition } from './events.ts';
+import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';
 import { gatherFacts, lostPlacement } from './facts.ts';
 import { isDeploying, readLive } from './live.ts';
 import type { VMMetrics } from './metrics.ts';
@@ -25,7 +25,7 @@ import { terminated } from './podstate.ts';
 import { standingRefusal } from './size.ts';
 import { type Findings, isMinorChange, summarize } from './status.ts';
 import { stepsFor } from './steps/index.ts';
-import type { Outcome } from './steps/step.ts';
+import type { Outcome, Write } from './steps/step.ts';
 import { VMWriter } from './writes.ts';
 
 /** Time in milliseconds for which a status change that nobody waits for is delayed. One write can then contain several changes. */
@@ -115,8 +115,8 @@ export class VMReconciler {
       for (const write of result.writes) {
         const executed = await this.#writer.execute(observed, write);
         observed = executed.observed;
-        if (write.kind === 'createPod' && executed.blocked === undefined) {
-          this.#tellDoubledIdentity(observed);
+        if (executed.blocked === undefined) {
+          this.#tell(observed, write);
         }
         if (executed.blocked !== undefined) {
           return { observed, findings: { blocked: executed.blocked }, outcome: result.outcome };
@@ -127,6 +127,17 @@ export class VMReconciler {
       }
     }
     return { observed, findings: {}, outcome: { kind: 'done' } };
+  }
+
+  /** Records what the status does not show after an executed write. */
+  #tell(observed: Observed, write: Write): void {
+    if (write.kind === 'createPod') {
+      this.#tellDoubledIdentity(observed);
+    } else if (write.kind === 'deleteVM' && write.unansweredSince !== undefined) {
+      const { metrics, recorder } = this.#options;
+      metrics.unanswered(observed.vm);
+      recordUnanswered(recorder, observed.vm, write.unansweredSince);
+    }
   }
 
   #tellDoubledIdentity({ vm, pod }: Observed): void {

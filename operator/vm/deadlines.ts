@@ -1,4 +1,6 @@
 /** Computes when a VM must be reconciled again although nothing changes, from all its deadlines. */
+import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { timestamp } from '../../api/v1alpha1/schema.ts';
 import { type Facts, lostAt, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { machineCondition, machineOf } from './podstate.ts';
@@ -12,6 +14,7 @@ export function untilNextDeadline(observed: Observed, facts: Facts): number | un
   const { now } = observed;
   const moments = [
     finishedAndDue(observed),
+    answerBy(observed),
     nextDeadline(observed, facts)?.at,
     lostAt(observed),
     standingRefusal(observed)?.retryAt,
@@ -27,6 +30,17 @@ export function finishedAndDue(observed: Observed): number | undefined {
   return ttlSecondsAfterFinished === undefined || finishedAt === undefined
     ? undefined
     : finishedAt + ttlSecondsAfterFinished * 1000;
+}
+
+const ANSWER_BY = timestamp('Time by which somebody takes the answer of the deployment.');
+
+/**
+ * Returns until when somebody takes the answer of the VM's deployment, in milliseconds since the epoch; undefined when nobody waits
+ * for it. Admission refuses other values. A value that exists all the same deletes no VM.
+ */
+export function answerBy({ vm }: Observed): number | undefined {
+  const { success, data } = ANSWER_BY.safeParse(vm.metadata.annotations?.[ANSWER_BY_ANNOTATION]);
+  return success ? Date.parse(data) : undefined;
 }
 
 /**

@@ -1,4 +1,5 @@
 /** Records Events of a VM: one for each change that people would ask about, for example a new host or a failure. */
+import { timestamp } from '../../base/time.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { isReason, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -42,6 +43,12 @@ export function recordDoubledIdentity(
 ): void {
   const message = `The VM has the MAC address ${macAddress} of an earlier VM of this name, which may still run on the silent host ${hosts.join(', ')}. Bring that host back or switch it off`;
   recorder.event(vm, warning('IdentityMayBeDoubled', 'Deploying', message));
+}
+
+/** Records an Event: the operator deleted the VM, because nobody took the answer of its deployment until the time in `milliseconds`. */
+export function recordUnanswered(recorder: EventRecorder<SaidReason>, vm: VM, milliseconds: number): void {
+  const message = `The VM was deleted, because nobody took the answer of its deployment by ${timestamp(milliseconds)}. Deploy it again`;
+  recorder.event(vm, warning('DeployUnanswered', 'Ending', message));
 }
 
 /**

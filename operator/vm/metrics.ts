@@ -20,6 +20,7 @@ export interface VMView {
 export class VMMetrics {
   readonly #transitions: Histogram<'vm_namespace' | 'phase'>;
   readonly #failures: Counter<'vm_namespace' | 'reason'>;
+  readonly #unanswered: Counter<'vm_namespace'>;
 
   constructor(registry: Registry, view: VMView) {
     const registers = [registry];
@@ -54,6 +55,17 @@ export class VMMetrics {
       labelNames: ['vm_namespace', 'reason'] as const,
       registers,
     });
+    this.#unanswered = new Counter({
+      name: 'berth_vms_unanswered_total',
+      help: 'VMs that were deleted because nobody took the answer of their deployment in time (annotation berth.dev/answer-by)',
+      labelNames: ['vm_namespace'] as const,
+      registers,
+    });
+  }
+
+  /** Counts a VM that was deleted because nobody took the answer of its deployment. */
+  unanswered({ metadata }: VM): void {
+    this.#unanswered.inc({ vm_namespace: metadata.namespace ?? '' });
   }
 
   /** Records the changes of a written status. `now` is in milliseconds since the epoch. */

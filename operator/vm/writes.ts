@@ -92,7 +92,7 @@ export class VMWriter {
         return await this.#releasePod(observed);
       case 'deleteVM':
       default:
-        await this.#vms.delete(observed.vm);
+        await this.#vms.deleteUnchanged(observed.vm);
         return observed;
     }
   }

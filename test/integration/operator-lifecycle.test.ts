@@ -1,14 +1,18 @@
 import { createHash } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { ANSWER_BY_ANNOTATION, DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
+import { VMS } from '../../operator/objects/resources.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { conditionOf, numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
+
+/** Time in milliseconds for one request to the API server, on a machine with other work. */
+const ANSWER_MILLISECONDS = 4_000;
 
 let cluster: Cluster;
 let operator: OperatorProcess;
@@ -265,6 +269,23 @@ describe('a VM during its life', () => {
     });
     await vms.waitForCondition('net', 'NetworkReady', { status: 'False', reason: 'ForwardingOff' });
     expect((await vms.get('net')).status?.phase).toBe('Running');
+  });
+});
+
+describe('a VM whose deployer waits for an answer', () => {
+  it('is deleted if nobody takes the answer in time, and stays if somebody did', async () => {
+    const until = new Date(Date.now() + ANSWER_MILLISECONDS).toISOString();
+    await vms.createMany(['answered', 'unanswered'], {}, { [ANSWER_BY_ANNOTATION]: until });
+    const annotations = { [ANSWER_BY_ANNOTATION]: null };
+    await cluster.client().mergePatch(VMS, ref('answered'), { metadata: { annotations } });
+    await vms.waitUntilGone('unanswered');
+    expect(Date.now()).toBeGreaterThanOrEqual(Date.parse(until));
+    await waitFor('the Event to be shown', async () => {
+      const { stdout } = await cluster.kubectl(['get', 'events', '-n', vms.namespace]);
+      return /Warning\s+DeployUnanswered\s+vm\/unanswered\s/.test(stdout);
+    });
+    const answered = await vms.waitForPhase('answered', 'Running');
+    expect(answered.metadata.deletionTimestamp).toBeUndefined();
   });
 });
 

@@ -126,6 +126,13 @@ export const FAILURES = {
     says: 'The VM or Emulator was not Running within deployTimeoutSeconds after it got its host',
     todo: 'Look at the last message of the host; raise deployTimeoutSeconds if the time was too short',
   },
+  DeployUnanswered: {
+    seen: { VM: ['Event'] },
+    class: 'final',
+    by: 'operator',
+    says: 'Nobody took the answer of the deployment by the time in berth.dev/answer-by, so the VM was deleted',
+    todo: 'Deploy the VM again; if it took too long, allow a longer timeout',
+  },
   AgentTooOld: {
     seen: { ...MACHINE_FAILURE, Image: ['Ready', 'Stalled', 'Event'] },
     class: 'final',

@@ -1,6 +1,6 @@
 import type { Reason } from '../../../api/v1alpha1/reasons.ts';
 import type { Facts } from '../facts.ts';
-import { finishedAndDue } from '../deadlines.ts';
+import { answerBy, finishedAndDue } from '../deadlines.ts';
 import type { Observed } from '../observe.ts';
 import { NOTHING, type StepResult, waitFor } from './step.ts';
 
@@ -8,10 +8,14 @@ import { NOTHING, type StepResult, waitFor } from './step.ts';
 const NAT_FAILURE: Reason = 'NATSelfHealFailed';
 
 /**
- * Deletes a VM that has ended: at once after a NAT failure, otherwise when its TTL is over. Uses only facts that are stored in
- * the API server.
+ * Deletes a VM whose answer nobody took in time, and a VM that has ended: at once after a NAT failure, otherwise when its TTL is
+ * over. Uses only facts that are stored in the API server.
  */
 export function finish(observed: Observed, _facts: Facts): StepResult {
+  const until = answerBy(observed);
+  if (until !== undefined && observed.now >= until) {
+    return waitFor('the VM to go', { kind: 'deleteVM', unansweredSince: until });
+  }
   const due = finishedAndDue(observed);
   const over = due !== undefined && observed.now >= due;
   return over || isNatFailure(observed) ? waitFor('the VM to go', { kind: 'deleteVM' }) : NOTHING;

@@ -18,7 +18,11 @@ export type Write =
   | { readonly kind: 'releasePod' }
   /** Stores MAC addresses of given-up machines on the Pod's Node. */
   | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
-  | { readonly kind: 'deleteVM' };
+  /**
+   * A DELETE that fails if the VM has changed since it was read. `unansweredSince` is set if nobody took the answer of the deployment
+   * until then, in milliseconds since the epoch.
+   */
+  | { readonly kind: 'deleteVM'; readonly unansweredSince?: number };
 
 export type Outcome =
   /** The reconcile continues with the next step. */
