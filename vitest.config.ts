@@ -48,7 +48,7 @@ export default defineConfig({
       {
         test: {
           name: 'unit',
-          include: ['{base,api,kube,operator,agent,hack}/**/*.test.ts'],
+          include: ['{base,api,kube,operator,agent,server,hack}/**/*.test.ts'],
           setupFiles: [PROPERTIES],
           testTimeout: UNIT_MILLISECONDS,
           sequence: { groupOrder: 0 },

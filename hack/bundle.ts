@@ -1,11 +1,11 @@
-/** Bundles each program into one file, for images and benchmarks: `dist/operator.js` and `dist/agent.js`. */
+/** Bundles each program into one file, for images and benchmarks: `dist/operator.js`, `dist/agent.js` and `dist/server.js`. */
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { build } from 'esbuild';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
-const PROGRAMS = ['operator', 'agent'];
+const PROGRAMS = ['operator', 'agent', 'server'];
 
 /** Writes the bundles. This takes well under a second. */
 export async function bundle(): Promise<void> {

@@ -64,6 +64,8 @@ export interface TransportOptions {
   metrics: Registry;
   /** Name of this program in the API server's audit log. */
   userAgent?: string;
+  /** Connections of another transport to the same server. When absent, the transport has its own. */
+  pool?: Pool;
 }
 
 /**
@@ -76,14 +78,29 @@ export class Transport {
   #pool: Pool;
   #tokenRead: { token: string; at: number } | undefined;
   readonly metrics: RuntimeMetrics;
-  readonly #userAgent: string;
+  readonly #options: TransportOptions;
 
   constructor(connection: Connection, options: TransportOptions) {
     this.#connection = connection;
+    this.#options = options;
     this.host = new URL(connection.server).host;
-    this.#pool = createPool(connection);
+    this.#pool = options.pool ?? createPool(connection);
     this.metrics = runtimeMetrics(options.metrics);
-    this.#userAgent = options.userAgent ?? 'berth';
+  }
+
+  /**
+   * Returns a transport that sends the token of another user over the same connections. Close only the first transport.
+   *
+   * @throws Error when the connections have a client certificate. For the API server, a certificate has precedence over a token, so the
+   *     requests would have the rights of the certificate.
+   */
+  as(token: string): Transport {
+    const { server, serverName, certificateAuthority, clientCertificate } = this.#connection;
+    if (clientCertificate !== undefined) {
+      throw new Error('a connection with a client certificate does not act as another user');
+    }
+    const connection = { server, serverName, certificateAuthority, token };
+    return new Transport(connection, { ...this.#options, pool: this.#pool });
   }
 
   /**
@@ -209,7 +226,10 @@ export class Transport {
   }
 
   async #headers(request: Request): Promise<Record<string, string>> {
-    const headers: Record<string, string> = { accept: 'application/json', 'user-agent': this.#userAgent };
+    const headers: Record<string, string> = {
+      accept: 'application/json',
+      'user-agent': this.#options.userAgent ?? 'berth',
+    };
     if (request.body !== undefined) {
       headers['content-type'] = request.contentType ?? 'application/json';
     }

@@ -14,6 +14,7 @@ import { type Kubectl, type KubectlOptions, type KubectlResult, kubectlFor } fro
 import { ensureKwok } from './kwok.ts';
 import { launch } from './launch.ts';
 import { type OperatorOptions, type OperatorProcess, startOperator } from './operator.ts';
+import { type ServerOptions, type ServerProcess, startServer } from './server.ts';
 import { type ProcessRecord, readRecord, signalProcess, stopProcess } from './processes.ts';
 import { untilPodsAllowed, untilSimulated } from './simulation.ts';
 import type { ClusterState } from './state.ts';
@@ -97,6 +98,11 @@ export class Cluster {
     return startOperator(this.directory, this.operatorKubeconfig, options);
   }
 
+  /** Starts the HTTP API with the rights of its ServiceAccount. */
+  startServer(options?: ServerOptions): Promise<ServerProcess> {
+    return startServer(this.directory, join(this.directory, 'server.kubeconfig'), options);
+  }
+
   /** Creates a namespace that Berth may serve, with Pod Security `privileged`. */
   async createNamespace(name: string): Promise<void> {
     await this.#client.create(NAMESPACES, {
@@ -115,17 +121,20 @@ export class Cluster {
     return { kubeconfig };
   }
 
-  /** Writes kubeconfigs for the operator and KWOK. Unless the cluster is lasting, this process also renews the operator's token. */
+  /** Writes kubeconfigs for the operator, the HTTP API and KWOK. Unless the cluster is lasting, this process also renews the operator's token. */
   async writeComponentKubeconfigs(): Promise<void> {
     const tokenFile = join(this.directory, 'operator.token');
     const renew = async (): Promise<void> => {
       writeWholeSync(tokenFile, await componentToken(this.#client, 'berth-operator', this.#state.lasting));
     };
     await renew();
-    const token = await componentToken(this.#client, 'berth-kwok', true);
     const content = { server: this.server, authority: this.#connection.certificateAuthority ?? '' };
     writeKubeconfig(this.operatorKubeconfig, { ...content, user: { kind: 'tokenFile', path: tokenFile } });
-    writeKubeconfig(join(this.directory, 'kwok.kubeconfig'), { ...content, user: { kind: 'token', token } });
+    for (const component of ['server', 'kwok']) {
+      const token = await componentToken(this.#client, `berth-${component}`, true);
+      const file = join(this.directory, `${component}.kubeconfig`);
+      writeKubeconfig(file, { ...content, user: { kind: 'token', token } });
+    }
     if (this.#state.lasting) {
       return;
     }

@@ -4,7 +4,7 @@ import { relative, resolve } from 'node:path';
 const ROOT = resolve(import.meta.dirname, '..', '..');
 
 /** Folders of the programs. All their files except tests are shipped. */
-const PRODUCT = /^(?:base|api|kube|operator|agent)\/(?!.*\.test\.ts$)/;
+const PRODUCT = /^(?:base|api|kube|operator|agent|server)\/(?!.*\.test\.ts$)/;
 /** Folders that people and tests run. */
 const TOOLS = /^(?:hack|test)\//;
 const LEVELS = new Set(['trace', 'debug', 'info', 'warn', 'error', 'fatal']);

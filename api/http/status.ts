@@ -1,0 +1,72 @@
+/** The body of each answer that has no other body, and of each error: the Status of Kubernetes. */
+import * as z from 'zod';
+
+/** Words for an HTTP status code in the field `reason`. Clients of Kubernetes know them. */
+const REASONS: Readonly<Record<number, string>> = {
+  400: 'BadRequest',
+  401: 'Unauthorized',
+  403: 'Forbidden',
+  404: 'NotFound',
+  405: 'MethodNotAllowed',
+  409: 'Conflict',
+  413: 'RequestEntityTooLarge',
+  414: 'RequestURITooLong',
+  415: 'UnsupportedMediaType',
+  422: 'Invalid',
+  429: 'TooManyRequests',
+  500: 'InternalError',
+  501: 'NotImplemented',
+  503: 'ServiceUnavailable',
+  504: 'Timeout',
+};
+
+const causeSchema = z.object({
+  reason: z.string().optional(),
+  message: z.string().optional(),
+  field: z.string().optional(),
+});
+export type Cause = z.infer<typeof causeSchema>;
+
+export const statusSchema = z
+  .object({
+    kind: z.literal('Status'),
+    apiVersion: z.literal('v1'),
+    metadata: z.object({}),
+    status: z.enum(['Success', 'Failure']),
+    message: z.string().optional(),
+    reason: z.string().optional(),
+    details: z
+      .object({ causes: z.array(causeSchema).optional() })
+      .loose()
+      .optional(),
+    code: z.int().optional(),
+  })
+  .meta({
+    id: 'Status',
+    description: 'Status of Kubernetes: an error, or a success without a body of its own.',
+  });
+export type Status = z.infer<typeof statusSchema>;
+
+export function success(): Status {
+  return { kind: 'Status', apiVersion: 'v1', metadata: {}, status: 'Success' };
+}
+
+/** Returns the Status of an error. `reason` is the usual word for the code when absent. */
+export function failure(
+  code: number,
+  message: string,
+  more: { reason?: string | undefined; details?: Status['details'] } = {},
+): Status {
+  const reason = more.reason || REASONS[code] || 'Unknown';
+  const { details } = more;
+  return {
+    kind: 'Status',
+    apiVersion: 'v1',
+    metadata: {},
+    status: 'Failure',
+    message,
+    reason,
+    ...(details === undefined ? {} : { details }),
+    code,
+  };
+}

@@ -1,0 +1,38 @@
+/** VMs as the HTTP API shows them. */
+import * as z from 'zod';
+
+/** VM of a list. Optional numbers are absent, never 0, because clients read 0 as a port. */
+export const vmItemSchema = z
+  .object({
+    name: z.string(),
+    node: z.string().optional(),
+    /** Address of the host with NAT. */
+    ip: z.string().optional(),
+    cpu: z.int().optional(),
+    memory: z.string().optional().meta({ description: 'Memory with two decimals, for example 4.80Gi.' }),
+    image: z.string().optional(),
+    gpuPassthrough: z.boolean(),
+    deployDate: z.string().optional().meta({ description: 'RFC 3339 time of the creation.' }),
+    ssh: z.int().optional().meta({ description: 'Port for SSH.' }),
+    vnc: z.int().optional().meta({ description: 'Port of the host for VNC.' }),
+    screenshare: z.int().optional().meta({ description: 'Port for screen sharing.' }),
+    status: z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Suspended', 'Terminating']),
+    reservedPorts: z.string().optional().meta({ description: 'Reserved ports, for example 8080:80/tcp.' }),
+    powerState: z.string().optional(),
+    owner: z.string().optional().meta({ description: 'User who made the VM.' }),
+    architecture: z.string().optional(),
+    labels: z.record(z.string(), z.string()).optional(),
+    message: z.string().optional(),
+  })
+  .meta({ id: 'VM' });
+export type VMItem = z.infer<typeof vmItemSchema>;
+
+export const vmListSchema = z.object({ items: z.array(vmItemSchema), continue: z.string().optional() });
+
+/** Query of each list: the label selector and the paging of Kubernetes. */
+export const listQuerySchema = z.object({
+  labelSelector: z.string().max(1024).optional(),
+  limit: z.coerce.number().int().min(1).max(500).optional(),
+  continue: z.string().max(4096).optional(),
+});
+export type ListQuery = z.infer<typeof listQuerySchema>;

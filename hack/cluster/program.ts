@@ -1,0 +1,133 @@
+/** Runs one of our programs in its own process, outside the cluster. */
+import { existsSync, writeFileSync } from 'node:fs';
+import { get } from 'node:http';
+import { join } from 'node:path';
+import { stringify } from 'yaml';
+import { waitFor } from '../wait.ts';
+import { isAlive, type ProcessRecord, signalProcess, startProcess, stopProcess } from './processes.ts';
+
+export interface ProgramProcess {
+  readonly pid: number;
+  readonly metricsUrl: string;
+  readonly healthUrl: string;
+  readonly logFile: string;
+  /** Resolves when the process has ended, for any reason. */
+  readonly stopped: Promise<void>;
+  /** Sends a signal. Resolves with false when the process has already ended. */
+  kill(signal: NodeJS.Signals): Promise<boolean>;
+  /** Ends the process with SIGTERM and waits for its end. After 10 s the process is killed. */
+  stop(): Promise<void>;
+}
+
+export interface ProgramStart {
+  /** Folder of the program in the sources. */
+  program: 'operator' | 'server';
+  /** Name of the process and of its files. */
+  name: string;
+  kubeconfig: string;
+  /** Content of the configuration file. */
+  config: object;
+  metricsPort: number;
+  healthPort: number;
+  environment?: Record<string, string> | undefined;
+  /** Whether to run the bundle in `dist/`, which `make bundle` writes. */
+  bundle?: boolean | undefined;
+}
+
+const ROOT = join(import.meta.dirname, '..', '..');
+/** Time limit until a program is ready. Node loads the sources in 2 s, and in several times that on a busy machine. */
+const READY_MILLISECONDS = 60_000;
+const PROBE_MILLISECONDS = 2_000;
+/** Interval between two checks of a process that is not our child. */
+const EXIT_POLL_MILLISECONDS = 25;
+/** Time limit of the wait for an end. Tests have their own, shorter deadlines. */
+const EXIT_WAIT_MILLISECONDS = 24 * 3_600_000;
+
+/** Starts a program and resolves when it reports that it is ready. */
+export async function startProgram(directory: string, start: ProgramStart): Promise<ProgramProcess> {
+  const { name, kubeconfig, environment } = start;
+  const config = join(directory, `${name}.yaml`);
+  writeFileSync(config, stringify(start.config));
+  const record = await startProcess(directory, {
+    name,
+    file: process.execPath,
+    arguments: [mainFile(start), '--config', config, '--kubeconfig', kubeconfig],
+    ...(environment === undefined ? {} : { environment }),
+  });
+  const running = new RunningProgram(directory, record, start);
+  const state = await waitFor(`${name} to be ready (see ${running.logFile})`, () => probe(running, record), {
+    deadlineMilliseconds: READY_MILLISECONDS,
+  }).catch(async (error: unknown) => {
+    await running.stop();
+    throw error;
+  });
+  if (state === 'ended') {
+    throw new Error(`${name} ended (see ${running.logFile})`);
+  }
+  return running;
+}
+
+function mainFile({ program, bundle = false }: ProgramStart): string {
+  if (!bundle) {
+    return join(ROOT, program, 'main.ts');
+  }
+  const path = join(ROOT, 'dist', `${program}.js`);
+  if (!existsSync(path)) {
+    throw new Error(`${path} is missing: run make bundle`);
+  }
+  return path;
+}
+
+async function probe(running: ProgramProcess, record: ProcessRecord): Promise<'ended' | 'ready'> {
+  // A process that ended cannot become ready. Its log contains the reason.
+  if (!(await isAlive(record))) {
+    return 'ended';
+  }
+  return await new Promise((resolve, reject) => {
+    const request = get(`${running.healthUrl}/readyz`, { timeout: PROBE_MILLISECONDS }, (response) => {
+      response.resume();
+      if (response.statusCode === 200) {
+        resolve('ready');
+      } else {
+        reject(new Error(`readyz: HTTP ${response.statusCode}`));
+      }
+    });
+    request.once('timeout', () => request.destroy(new Error('readyz: no answer')));
+    request.once('error', reject);
+  });
+}
+
+class RunningProgram implements ProgramProcess {
+  readonly pid: number;
+  readonly metricsUrl: string;
+  readonly healthUrl: string;
+  readonly logFile: string;
+  readonly #directory: string;
+  readonly #record: ProcessRecord;
+  #stopped: Promise<void> | undefined;
+
+  constructor(directory: string, record: ProcessRecord, ports: { metricsPort: number; healthPort: number }) {
+    this.#directory = directory;
+    this.#record = record;
+    this.pid = record.pid;
+    this.metricsUrl = `https://127.0.0.1:${ports.metricsPort}/metrics`;
+    this.healthUrl = `http://127.0.0.1:${ports.healthPort}`;
+    this.logFile = join(directory, `${record.name}.log`);
+  }
+
+  get stopped(): Promise<void> {
+    this.#stopped ??= waitFor(`${this.#record.name} to end`, async () => !(await isAlive(this.#record)), {
+      deadlineMilliseconds: EXIT_WAIT_MILLISECONDS,
+      intervalMilliseconds: EXIT_POLL_MILLISECONDS,
+    }).then(() => undefined);
+    return this.#stopped;
+  }
+
+  kill(signal: NodeJS.Signals): Promise<boolean> {
+    return signalProcess(this.#record, signal);
+  }
+
+  async stop(): Promise<void> {
+    await stopProcess(this.#directory, this.#record);
+  }
+}

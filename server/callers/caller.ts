@@ -1,0 +1,41 @@
+/**
+ * The caller of a request. The server sends the bearer token of the caller to the API server, so the API server decides about each call. The
+ * connections for this have no client certificate: see {@link Transport.as}.
+ */
+import type { IncomingHttpHeaders } from 'node:http';
+import type { Registry } from 'prom-client';
+import { KubeClient } from '../../kube/client.ts';
+import type { Connection } from '../../kube/credentials.ts';
+import { Transport } from '../../kube/transport.ts';
+import { StatusError } from '../http/errors.ts';
+
+/** Longest accepted token in characters. Headers may have 16 KiB in all. */
+const TOKEN_LENGTH = 12_288;
+
+export class Callers {
+  readonly #transport: Transport;
+
+  /** `connection` says where the API server is. Its credentials are not used. */
+  constructor({ server, serverName, certificateAuthority }: Connection, metrics: Registry) {
+    const address = { server, serverName, certificateAuthority };
+    this.#transport = new Transport(address, { metrics, userAgent: 'berth-server' });
+  }
+
+  /** Returns the client with the rights of the caller. @throws StatusError 401 when the request has no bearer token. */
+  clientOf(headers: IncomingHttpHeaders): KubeClient {
+    return new KubeClient(this.#transport.as(tokenOf(headers)));
+  }
+
+  async close(): Promise<void> {
+    await this.#transport.close();
+  }
+}
+
+/** Returns the bearer token. People type `Bearer TOKEN` into the Swagger page, so the word may be doubled. */
+export function tokenOf({ authorization = '' }: IncomingHttpHeaders): string {
+  const token = /^(?:Bearer +){1,2}([-\w.~+/]+=*) *$/i.exec(authorization)?.[1];
+  if (token === undefined || token.length > TOKEN_LENGTH) {
+    throw new StatusError(401, 'Unauthorized');
+  }
+  return token;
+}

@@ -1,0 +1,31 @@
+/** Lists objects with the rights of the caller. */
+import type { ListQuery } from '../../api/http/vm.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { apiErrorFrom } from '../../kube/errors.ts';
+import { type KubeObject, pathOf, type Resource } from '../../kube/objects.ts';
+
+/**
+ * Returns one page of the list, or the whole list without `limit`. `continue` is set when there are more objects.
+ *
+ * @throws ApiError when the API server refuses.
+ */
+export async function listAs<T extends KubeObject, I>(
+  client: KubeClient,
+  type: Resource<T>,
+  { namespace, labelSelector, limit, continue: position }: ListQuery & { namespace?: string },
+  itemOf: (object: T) => I,
+): Promise<{ items: I[]; continue?: string | undefined }> {
+  const query = new URLSearchParams();
+  for (const [key, value] of Object.entries({ labelSelector, limit, continue: position })) {
+    if (value !== undefined) {
+      query.set(key, String(value));
+    }
+  }
+  const path = pathOf(type, namespace === undefined ? {} : { namespace });
+  const { status, body, retryAfterMilliseconds } = await client.raw('GET', `${path}?${query.toString()}`);
+  if (status !== 200) {
+    throw apiErrorFrom(body, status, retryAfterMilliseconds);
+  }
+  const list = body as { items: T[] | null; metadata: { continue?: string } };
+  return { items: (list.items ?? []).map(itemOf), continue: list.metadata.continue || undefined };
+}

@@ -1,0 +1,63 @@
+/** Configuration of the HTTP API: one YAML file, checked at start. An error lists every mistake with its path. */
+import * as z from 'zod';
+import { checkConfig, readConfig } from '../base/config.ts';
+import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
+
+const httpsURL = z.url({ protocol: /^https$/ });
+
+const httpSchema = z
+  .strictObject({
+    /** Address to listen on: `HOST:PORT`, or `:PORT` for all addresses. */
+    address: z.string().default(':8443'),
+    /** Paths of PEM files, which are read again when they change. Without them, the server creates its own certificate. */
+    certificateFile: z.string().optional(),
+    keyFile: z.string().optional(),
+    /** DNS names in a certificate that the server creates itself. */
+    dnsNames: z.array(z.string()).default(['berth-server.berth-system.svc', 'localhost']),
+  })
+  .refine(({ certificateFile, keyFile }) => (certificateFile === undefined) === (keyFile === undefined), {
+    error: 'certificateFile and keyFile must be set together',
+  })
+  .prefault({});
+
+/** Facts about the cluster that clients read before they sign in. */
+const clusterSchema = z
+  .strictObject({
+    /** URL of the Kubernetes API for clients outside the cluster. When absent, the URL that the server itself uses. */
+    apiEndpoint: httpsURL.optional(),
+    /** OIDC issuer of the users. When absent, users have only tokens of service accounts. */
+    issuer: httpsURL.optional(),
+    /** Client ID of the `berth` command at the issuer. */
+    clientID: z.string().default('berth'),
+    scopes: z.array(z.string()).default(['openid', 'email', 'groups']),
+    /** Whether the issuer offers the device flow. */
+    deviceFlow: z.boolean().default(true),
+  })
+  .prefault({});
+
+export const configSchema = z.strictObject({
+  http: httpSchema,
+  cluster: clusterSchema,
+  namespaces: z
+    .strictObject({
+      system: z.string().default(SYSTEM_NAMESPACE),
+      default: z.string().default(DEFAULT_NAMESPACE),
+      prefix: z.string().min(1).default(NAMESPACE_PREFIX),
+    })
+    .prefault({}),
+  /** Largest DPI of a display. It is the same as in the installed CRDs. */
+  dpiMaximum: z.union([z.literal(240), z.literal(320)]).default(240),
+  metrics: z.strictObject({ address: z.string().default(':9443') }).prefault({}),
+  health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
+  logLevel: z.enum(['debug', 'info', 'warn', 'error']).default('info'),
+});
+
+export type ServerConfig = z.infer<typeof configSchema>;
+
+/**
+ * Reads and checks the file. Without a file, returns the defaults.
+ * @throws ConfigError when the file cannot be read or is not valid; the error lists every mistake.
+ */
+export function loadConfig(path: string | undefined): ServerConfig {
+  return checkConfig(configSchema, path === undefined ? {} : readConfig(path), path ?? 'configuration');
+}

@@ -1,0 +1,117 @@
+/** The web application: the wire rules that hold for every route, and the routes. */
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import type { Server } from 'node:https';
+import swagger from '@fastify/swagger';
+import fastify, { type FastifyBaseLogger, type FastifyInstance } from 'fastify';
+import {
+  jsonSchemaTransform,
+  jsonSchemaTransformObject,
+  serializerCompiler,
+  validatorCompiler,
+  type ZodTypeProvider,
+} from 'fastify-type-provider-zod';
+import type { Logger } from 'pino';
+import * as z from 'zod';
+import type { KubeClient } from '../../kube/client.ts';
+import { createServer } from '../../kube/serving/httpserver.ts';
+import type { Callers } from '../callers/caller.ts';
+import { normalizeBody } from './bodies.ts';
+import { sendError, StatusError } from './errors.ts';
+
+/** Largest body of a request in bytes. Only uploads are larger, and they are streams. */
+const BODY_BYTES = 1024 * 1024;
+/** Longest parameter of a path: an image reference with each character encoded. */
+const PARAMETER_LENGTH = 2_048;
+
+export type App = FastifyInstance<
+  Server,
+  IncomingMessage,
+  ServerResponse,
+  FastifyBaseLogger,
+  ZodTypeProvider
+>;
+
+declare module 'fastify' {
+  interface FastifyRequest {
+    /** Returns the client with the rights of the caller. @throws StatusError 401 without a bearer token. */
+    caller: () => KubeClient;
+  }
+}
+
+export interface AppOptions {
+  readonly callers: Callers;
+  readonly logger: Logger;
+  /** Version of Berth. */
+  readonly version: string;
+}
+
+/** Creates the application without routes. `server` of it is an HTTPS server that does not listen yet. */
+export async function createApp({ callers, logger, version }: AppOptions): Promise<App> {
+  // With the type of pino here, fastify would give its application another type than App.
+  const loggerInstance: FastifyBaseLogger = logger;
+  const app: App = fastify({
+    serverFactory: (handler) =>
+      createServer((request, response) => handler(request, response), { logger, tls: {} }),
+    loggerInstance,
+    // A log of every request would hold nothing that the audit log of the API server does not say better.
+    disableRequestLogging: true,
+    bodyLimit: BODY_BYTES,
+    // Clients join their configured address and a path, with or without a slash between them.
+    routerOptions: {
+      ignoreTrailingSlash: true,
+      ignoreDuplicateSlashes: true,
+      maxParamLength: PARAMETER_LENGTH,
+    },
+    frameworkErrors: sendError,
+  }).withTypeProvider<ZodTypeProvider>();
+  app.setValidatorCompiler(validatorCompiler);
+  app.setSerializerCompiler(serializerCompiler);
+  app.setErrorHandler(sendError);
+  app.setNotFoundHandler((request, reply) =>
+    sendError(
+      new StatusError(404, `${request.method} ${request.url.split('?')[0]} not found`),
+      request,
+      reply,
+    ),
+  );
+  app.decorateRequest('caller');
+  app.addHook('onRequest', (request, _reply, next) => {
+    request.caller = () => callers.clientOf(request.headers);
+    next();
+  });
+  readBodies(app);
+  await app.register(swagger, {
+    openapi: {
+      openapi: '3.1.0',
+      info: { title: 'Berth', version },
+      components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } } },
+      security: [{ bearer: [] }],
+    },
+    transform: jsonSchemaTransform,
+    transformObject: jsonSchemaTransformObject,
+  });
+  return app;
+}
+
+/** Reads bodies of any content type as JSON. Clients send an empty body with the content type of a form. */
+function readBodies(app: App): void {
+  app.removeAllContentTypeParsers();
+  app.addContentTypeParser('*', { parseAs: 'string' }, (_request, body, done) => {
+    const text = String(body);
+    if (text.trim() === '') {
+      return done(null, {});
+    }
+    try {
+      return done(null, JSON.parse(text) as unknown);
+    } catch {
+      return done(new StatusError(400, 'the body is not JSON'));
+    }
+  });
+  app.addHook('preValidation', (request, _reply, next) => {
+    const { body } = request.routeOptions.schema ?? {};
+    if (body instanceof z.ZodType) {
+      request.body = normalizeBody(body, request.body);
+    }
+    next();
+  });
+}

@@ -1,0 +1,101 @@
+/** Turns every error into a Status: errors of handlers, of the API server, of validation and of the router. */
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import { hasZodFastifySchemaValidationErrors } from 'fastify-type-provider-zod';
+import { type Cause, failure, type Status } from '../../api/http/status.ts';
+import { codeOf } from '../../base/errors.ts';
+import { ApiError, DeadlineError } from '../../kube/errors.ts';
+import { HttpError } from '../../kube/serving/httpserver.ts';
+
+/** Wait that a client is asked for when the API server does not answer, in seconds. A leader of the control plane changes within it. */
+const RETRY_AFTER_SECONDS = 5;
+/** Errors of a connection to the API server. */
+const CONNECTION_ERRORS = /^(ECONN|ENOTFOUND|EAI_|EHOST|ENET|EPIPE|ETIMEDOUT|UND_ERR_)/;
+
+/** Error of a handler with a Status as its answer. */
+export class StatusError extends HttpError {
+  override readonly name = 'StatusError';
+  readonly body: Status;
+
+  constructor(code: number, message: string, more: { reason?: string; causes?: Cause[] } = {}) {
+    super(code, message);
+    const { reason, causes } = more;
+    this.body = failure(code, message, { reason, ...(causes === undefined ? {} : { details: { causes } }) });
+  }
+}
+
+/** Sends the answer for an error. Only an error that nobody expected is logged. */
+export function sendError(error: unknown, request: FastifyRequest, reply: FastifyReply): void {
+  const status = statusOf(error);
+  if (status.code === 500 && !(error instanceof StatusError) && !(error instanceof ApiError)) {
+    request.log.error(
+      { err: error, method: request.method, route: request.routeOptions.url },
+      'request failed',
+    );
+  }
+  const { code = 500 } = status;
+  if (code === 401) {
+    void reply.header('www-authenticate', 'Bearer');
+  }
+  const wait = error instanceof ApiError ? error.retryAfterMilliseconds : undefined;
+  if (wait !== undefined || code === 503) {
+    void reply.header('retry-after', wait === undefined ? RETRY_AFTER_SECONDS : Math.ceil(wait / 1000));
+  }
+  void reply.code(code).type('application/json; charset=utf-8').send(JSON.stringify(status));
+}
+
+function statusOf(error: unknown): Status {
+  if (error instanceof StatusError) {
+    return error.body;
+  }
+  if (error instanceof HttpError) {
+    return failure(error.status, error.message);
+  }
+  if (error instanceof ApiError) {
+    const details = error.details as Status['details'];
+    return failure(error.status, error.message, { reason: error.reason, details });
+  }
+  if (hasZodFastifySchemaValidationErrors(error)) {
+    return invalid(error.validation);
+  }
+  if (error instanceof DeadlineError || CONNECTION_ERRORS.test(codeOf(error) ?? '')) {
+    return failure(503, 'The Kubernetes API server does not answer. Try again later');
+  }
+  return statusOfFramework(error);
+}
+
+/** Returns the Status of an error of the router or of the reader of bodies, for example 413 or 414. */
+function statusOfFramework(error: unknown): Status {
+  const { statusCode = 500, message = '' } = error as { statusCode?: number; message?: string };
+  return statusCode >= 400 && statusCode < 500
+    ? failure(statusCode, message)
+    : failure(500, 'Internal error');
+}
+
+interface Mistake {
+  /** Code of zod for the mistake. */
+  keyword: string;
+  /** Path of the field, with `/` before each part. */
+  instancePath: string;
+  message?: string | undefined;
+}
+
+/** Returns 400 when a value has the wrong type, and 422 when it is missing or outside its bounds. */
+function invalid(mistakes: readonly Mistake[]): Status {
+  const causes = mistakes.map(({ instancePath, keyword, message = 'is not valid' }) => ({
+    reason: isMissing(keyword, message) ? 'FieldValueRequired' : 'FieldValueInvalid',
+    field: instancePath.slice(1).replaceAll('/', '.'),
+    message: isMissing(keyword, message) ? 'is required' : message,
+  }));
+  const text = causes
+    .map(({ field, message }) => (field === '' ? message : `${field}: ${message}`))
+    .join('; ');
+  const isMalformed = mistakes.some(
+    ({ keyword, message = '' }) => keyword === 'invalid_type' && !isMissing(keyword, message),
+  );
+  return failure(isMalformed ? 400 : 422, text, { details: { causes } });
+}
+
+/** Reports whether the field is missing. Zod says so only in its message. */
+function isMissing(keyword: string, message: string): boolean {
+  return keyword === 'invalid_type' && message.endsWith('received undefined');
+}

@@ -1,0 +1,72 @@
+/** Starts the parts of the HTTP API in this order: connections, application, servers. Stops them in the reverse order. */
+import type { Logger } from 'pino';
+import { VERSION } from '../api/v1alpha1/version.ts';
+import {
+  type CertificateProvider,
+  certificateFromFiles,
+  selfMadeCertificate,
+  serveCertificate,
+} from '../kube/certificates/serving.ts';
+import { KubeClient } from '../kube/client.ts';
+import { loadConnection } from '../kube/credentials.ts';
+import { createMetrics } from '../kube/metrics.ts';
+import { Authorizer } from '../kube/serving/authorization.ts';
+import { serveHealth, serveMetrics } from '../kube/serving/endpoints.ts';
+import { listen, type RunningServer } from '../kube/serving/httpserver.ts';
+import { Transport } from '../kube/transport.ts';
+import { Callers } from './callers/caller.ts';
+import type { ServerConfig } from './config.ts';
+import { createApp } from './http/app.ts';
+import { addRoutes } from './routes.ts';
+
+export interface ServerStart {
+  readonly config: ServerConfig;
+  readonly kubeconfigPath: string | undefined;
+  readonly logger: Logger;
+}
+
+export interface HTTPServer {
+  /** Ends the process' work: no new requests, then all connections. */
+  stop(): Promise<void>;
+}
+
+/** Starts the server and resolves when it listens. @throws Error without an API server's address, or with an unusable certificate. */
+export async function startServer({ config, kubeconfigPath, logger }: ServerStart): Promise<HTTPServer> {
+  const connection = await loadConnection({ kubeconfigPath });
+  const metrics = createMetrics();
+  const transport = new Transport(connection, { metrics, userAgent: 'berth-server' });
+  const authorizer = new Authorizer(new KubeClient(transport));
+  const callers = new Callers(connection, metrics);
+  const app = await createApp({ callers, logger, version: VERSION });
+  addRoutes(app);
+  await app.ready();
+  const ended = new AbortController();
+  const certificates = certificateProvider(config);
+  await serveCertificate(app.server, { provider: certificates, logger, signal: ended.signal });
+  const servers: RunningServer[] = [
+    await listen(app.server, config.http.address),
+    await serveMetrics({ listen: config.metrics.address, metrics, authorizer, certificates, logger }),
+    await serveHealth({
+      listen: config.health.address,
+      live: { process: () => undefined },
+      ready: { process: () => undefined },
+      logger,
+    }),
+  ];
+  logger.info({ http: config.http.address, metrics: config.metrics.address }, 'listening');
+  return {
+    stop: async () => {
+      ended.abort();
+      await Promise.all(servers.map(async (server) => await server.close()));
+      await Promise.all([callers.close(), transport.close()]);
+    },
+  };
+}
+
+function certificateProvider({ http }: ServerConfig): CertificateProvider {
+  const { certificateFile, keyFile, dnsNames } = http;
+  if (certificateFile !== undefined && keyFile !== undefined) {
+    return certificateFromFiles({ certificateFile, keyFile });
+  }
+  return selfMadeCertificate({ commonName: 'berth-server', dnsNames, ipAddresses: ['127.0.0.1'] });
+}

@@ -1,0 +1,71 @@
+/** Shows a VM as the HTTP API does. */
+import type { VMItem } from '../../api/http/vm.ts';
+import { type VMPhase } from '../../api/v1alpha1/phases.ts';
+import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
+
+/** Annotation with the user who made the object. */
+export const CREATED_BY_ANNOTATION = 'berth.dev/created-by';
+const GIBIBYTE = 1024 ** 3;
+
+/** Statuses that clients know, by phase. Clients wait while a VM is Pending, and use it while it is Running. */
+const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
+  Pending: 'Pending',
+  Scheduled: 'Pending',
+  Pulling: 'Pending',
+  Cloning: 'Pending',
+  Starting: 'Pending',
+  Running: 'Running',
+  Stopping: 'Running',
+  Suspending: 'Running',
+  Resuming: 'Running',
+  Stopped: 'Stopped',
+  Suspended: 'Suspended',
+  Failed: 'Failed',
+  Terminating: 'Terminating',
+};
+
+export function vmItem({ metadata, spec, status = {} }: VM): VMItem {
+  return {
+    name: metadata.name,
+    node: status.nodeName,
+    ip: status.hostAddress,
+    ...sizeOf(spec, status),
+    image: status.image?.name ?? spec.image ?? spec.iso,
+    gpuPassthrough: false,
+    deployDate: metadata.creationTimestamp,
+    ...portsOf(status),
+    status: STATUS_BY_PHASE[(status.phase ?? 'Pending') as VMPhase] ?? 'Pending',
+    powerState: spec.powerState ?? 'Running',
+    owner: metadata.annotations?.[CREATED_BY_ANNOTATION],
+    architecture: spec.architecture,
+    labels: metadata.labels,
+    message: status.failure?.message,
+  };
+}
+
+function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memory'> {
+  const { cpu = spec.cpu, memory = spec.memory } = status.resources ?? {};
+  return { cpu, memory: memory === undefined ? undefined : gibibytes(memory) };
+}
+
+function portsOf({
+  endpoints = [],
+}: VMStatus): Pick<VMItem, 'ssh' | 'vnc' | 'screenshare' | 'reservedPorts'> {
+  const portOf = (wanted: string) => endpoints.find(({ name }) => name === wanted)?.hostPort;
+  const reserved = endpoints
+    .filter(({ purpose, guestPort }) => purpose === undefined && guestPort !== undefined)
+    .map(({ hostPort, guestPort, protocol }) => `${hostPort}:${guestPort}/${protocol.toLowerCase()}`);
+  return {
+    ssh: portOf('ssh'),
+    vnc: portOf('vnc'),
+    screenshare: portOf('screen'),
+    reservedPorts: reserved.length === 0 ? undefined : reserved.join(','),
+  };
+}
+
+/** Returns a quantity in GiB with two decimals, for example `4.80Gi`. */
+export function gibibytes(quantity: string | number): string {
+  return `${(Number(parseQuantity(String(quantity))) / GIBIBYTE).toFixed(2)}Gi`;
+}

@@ -1,0 +1,88 @@
+/** Rules of the HTTP API that hold for every path, and the list of VMs. */
+import { randomBytes } from 'node:crypto';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import type { Cluster } from '../../hack/cluster/index.ts';
+import type { ServerProcess } from '../../hack/cluster/server.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { HTTPClient } from '../wires/httpapi.ts';
+
+const namespace = `platform-http-${randomBytes(4).toString('hex')}`;
+const VMS = `/api/v1/namespaces/${namespace}/vms`;
+
+let cluster: Cluster;
+let server: ServerProcess;
+let api: HTTPClient;
+let token: string;
+let strangerToken: string;
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  await cluster.createNamespace(namespace);
+  server = await cluster.startServer({ name: `server-${namespace}` });
+  api = new HTTPClient(server);
+  token = await accountToken('member', ['--clusterrole=edit']);
+  strangerToken = await accountToken('stranger', []);
+  await waitFor('the rights of the member', async () => (await api.call(VMS, { token })).status === 200);
+});
+
+afterAll(async () => {
+  await api?.close();
+  await server?.process.stop();
+  await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+  await cluster?.disconnect();
+});
+
+async function accountToken(name: string, role: string[]): Promise<string> {
+  const client = cluster.client();
+  await client.create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
+  if (role.length > 0) {
+    const subject = `--serviceaccount=${namespace}:${name}`;
+    await cluster.kubectl(['-n', namespace, 'create', 'rolebinding', name, ...role, subject]);
+  }
+  return await requestToken(client, { namespace, name }, 3600);
+}
+
+it('lists the VMs of a namespace for a member, and refuses a stranger in the words of the API server', async () => {
+  const manifest = {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'VM',
+    metadata: { name: 'one', namespace, labels: { job: '42' } },
+    spec: { image: 'image', cpu: 2, memory: '4915Mi' },
+  };
+  await cluster.kubectl(['create', '-f', '-'], { input: JSON.stringify(manifest) });
+  const { status, body } = await api.call(VMS, { token });
+  expect([status, body.items]).toMatchObject([
+    200,
+    [{ name: 'one', cpu: 2, memory: '4.80Gi', image: 'image', status: 'Pending', labels: { job: '42' } }],
+  ]);
+  expect(body.items[0]).not.toHaveProperty('ssh');
+  const refused = await api.call(VMS, { token: strangerToken });
+  expect([refused.status, refused.body.kind, refused.body.reason]).toEqual([403, 'Status', 'Forbidden']);
+  expect(refused.body.message).toContain(`cannot list resource "vms" in API group "berth.dev"`);
+});
+
+it('accepts duplicate and trailing slashes, and the word Bearer twice', async () => {
+  for (const path of [`/${VMS}`, `${VMS}/`, VMS.replace('v1', 'v1/')]) {
+    expect([path, (await api.call(path, { token })).status]).toEqual([path, 200]);
+  }
+  expect((await api.call(VMS, { headers: { authorization: `Bearer Bearer ${token}` } })).status).toBe(200);
+});
+
+it('answers a missing and an invented token with 401, and an unknown path with 404, as a Status', async () => {
+  const status = { kind: 'Status', apiVersion: 'v1', status: 'Failure' };
+  for (const wrong of [undefined, 'invented']) {
+    const { body, headers, ...answer } = await api.call(VMS, { token: wrong });
+    expect([answer.status, body]).toMatchObject([401, { ...status, message: 'Unauthorized', code: 401 }]);
+    expect(headers['www-authenticate']).toMatch(/^Bearer/);
+  }
+  for (const [path, code] of [
+    ['/api/v1/nothing', 404],
+    ['/api/v1/namespaces/%zz/vms', 400],
+    [`/api/v1/namespaces/${'x'.repeat(3000)}/vms`, 414],
+  ] as const) {
+    const answer = await api.call(path, { token });
+    expect([path, answer.status, answer.body]).toMatchObject([path, code, { ...status, code }]);
+  }
+});
