@@ -8,10 +8,10 @@ FROM base AS operator-files
 COPY libraries.sh operator-files.sh /tmp/
 RUN sh /tmp/operator-files.sh /files
 
-# Node.js, the libraries that it loads, and the operator: no shell, no package manager, nothing that is written to.
+# Node.js, the libraries that it loads, the operator and the HTTP API: no shell, no package manager, nothing that is written to.
 FROM scratch AS operator
 COPY --from=operator-files /files /
-COPY LICENSE sbom.cdx.json operator.mjs /opt/berth/
+COPY LICENSE sbom.cdx.json operator.mjs server.mjs /opt/berth/
 # One heap for all threads: glibc keeps one for each, mostly empty, 10 MB in all. The benchmark starts the operator so, too.
 ENV PATH=/usr/local/bin MALLOC_ARENA_MAX=1
 USER 65532:65532
@@ -19,7 +19,7 @@ EXPOSE 8081 8443
 ENTRYPOINT ["/usr/local/bin/node", "/opt/berth/operator.mjs"]
 CMD ["--config", "/etc/berth/operator.yaml"]
 LABEL org.opencontainers.image.title="Berth operator" \
-      org.opencontainers.image.description="Desktop-OS virtual machines as Kubernetes resources: the operator" \
+      org.opencontainers.image.description="Desktop-OS virtual machines as Kubernetes resources: the operator and the HTTP API" \
       org.opencontainers.image.licenses="Apache-2.0"
 
 # Root, since machines need taps, bridges, control groups and mounts; QEMU itself gives that up.

@@ -8,13 +8,16 @@ const ROOT = join(import.meta.dirname, '..');
 /** Part of zod's messages in one of its forty languages. */
 const GERMAN = /Ung(ü|\\xFC|\\u00FC)ltige Eingabe/i;
 
-test.each(['operator', 'agent'])('the bundle of the %s leaves out the languages of zod', async (program) => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-bundle-'));
-  try {
-    const options = { sourcemap: false };
-    await bundleInto(folder, { [program]: join(ROOT, program, 'main.ts') }, options);
-    expect(await readFile(join(folder, `${program}.js`), 'utf8')).not.toMatch(GERMAN);
-  } finally {
-    await rm(folder, { recursive: true, force: true });
-  }
-});
+test.each(['operator', 'agent', 'server'])(
+  'the bundle of the %s leaves out the languages of zod',
+  async (program) => {
+    const folder = await mkdtemp(join(tmpdir(), 'berth-bundle-'));
+    try {
+      const options = { sourcemap: false };
+      await bundleInto(folder, { [program]: join(ROOT, program, 'main.ts') }, options);
+      expect(await readFile(join(folder, `${program}.js`), 'utf8')).not.toMatch(GERMAN);
+    } finally {
+      await rm(folder, { recursive: true, force: true });
+    }
+  },
+);

@@ -1,5 +1,5 @@
 /**
- * Builds the images of the operator and the agent, and writes them to `dist/images/NAME.tar`, for `ctr images import`:
+ * Builds the images of the operator (with the HTTP API) and the agent, and writes them to `dist/images/NAME.tar`, for `ctr images import`:
  * as an OCI archive, or in docker's older format where that is all that docker can write.
  *
  *     node hack/images.ts [--base IMAGE] [--tag TAG] [--registry PREFIX]
@@ -28,6 +28,8 @@ const GIT_TIMEOUT_MILLISECONDS = 10_000;
 
 export const IMAGE_NAMES = ['operator', 'agent'] as const;
 export type ImageName = (typeof IMAGE_NAMES)[number];
+/** Programs in each image. */
+const PROGRAMS: Record<ImageName, readonly string[]> = { operator: ['operator', 'server'], agent: ['agent'] };
 
 export interface ImageOptions {
   /** Base image: Debian with Node.js 24 at /usr/local/bin/node. When absent, one is chosen. */
@@ -66,7 +68,9 @@ export async function buildImages(options: ImageOptions): Promise<Record<ImageNa
 /** Writes all files that the Dockerfile copies into one folder. */
 async function makeContext(): Promise<void> {
   await rm(CONTEXT, { recursive: true, force: true });
-  const entries = IMAGE_NAMES.map((name) => [name, join(ROOT, name, 'main.ts')]);
+  const entries = Object.values(PROGRAMS)
+    .flat()
+    .map((name) => [name, join(ROOT, name, 'main.ts')]);
   await bundleInto(CONTEXT, Object.fromEntries(entries), { extension: '.mjs', sourcemap: false });
   const scripts = (await readdir(RECIPES)).filter((file) => file.endsWith('.sh'));
   for (const script of scripts) {
@@ -144,7 +148,9 @@ async function inputsOf(name: ImageName, settings: object): Promise<string> {
   const hash = createHash('sha256')
     .update(JSON.stringify(settings))
     .update(await readFile(DOCKERFILE));
-  const others = IMAGE_NAMES.filter((other) => other !== name).map((other) => `${other}.mjs`);
+  const others = IMAGE_NAMES.filter((other) => other !== name)
+    .flatMap((other) => PROGRAMS[other])
+    .map((program) => `${program}.mjs`);
   const files = (await readdir(CONTEXT)).filter((file) => !others.includes(file)).sort();
   for (const file of files) {
     hash.update(file).update(await readFile(join(CONTEXT, file)));

@@ -13,6 +13,7 @@ import { isMissing } from '../base/errors.ts';
 import { configSchema as agentConfig } from '../agent/host/config.ts';
 import { clusterNetworks } from '../agent/network/reach.ts';
 import { configSchema as operatorConfig } from '../operator/config/config.ts';
+import { configSchema as serverConfig } from '../server/config.ts';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
@@ -42,8 +43,8 @@ const placement = {
   podAnnotations: labels,
 };
 
-const operator = z.strictObject({
-  image,
+/** Values of a Deployment of the control plane. */
+const deployment = {
   replicas: z.int().min(1).max(9),
   ...placement,
   nodeSelector: texts.meta({ examples: [{ 'kubernetes.io/arch': 'amd64' }] }),
@@ -51,6 +52,20 @@ const operator = z.strictObject({
   topologySpreadConstraints: z.array(object).meta({ examples: [[]] }),
   priorityClassName: text,
   podDisruptionBudget: z.strictObject({ enabled: z.boolean(), maxUnavailable: z.int().min(1) }),
+};
+
+const operator = z.strictObject({ image, ...deployment });
+
+const server = z.strictObject({
+  enabled: z.boolean(),
+  ...deployment,
+  port,
+  config: without(z.toJSONSchema(serverConfig, { io: 'input' }), [
+    'namespaces',
+    'metrics',
+    'health',
+    'dpiMaximum',
+  ]),
 });
 
 const certificate = z.strictObject({
@@ -131,6 +146,7 @@ const agent = z.strictObject({
 
 export const valuesSchema = z.strictObject({
   operator,
+  server,
   imagePullSecrets: z.array(z.strictObject({ name: text.min(1) })).meta({ examples: [[{ name: 'pull' }]] }),
   config: without(z.toJSONSchema(operatorConfig, { io: 'input' }), ['namespaces', 'metrics', 'health']),
   displayDPIMaximum: z.union([z.literal(240), z.literal(320)]),

@@ -1,16 +1,18 @@
 /**
- * Makes the tables of docs/reference/configuration.md. Keys, types and defaults come from the schemas of both programs. Descriptions that
+ * Makes the tables of docs/reference/configuration.md. Keys, types and defaults come from the schemas of the programs. Descriptions that
  * the schemas lack are written in the page and kept.
  */
 import * as z from 'zod';
 import { configSchema as agentConfig } from '../../agent/host/config.ts';
 import { configSchema as operatorConfig } from '../../operator/config/config.ts';
+import { configSchema as serverConfig } from '../../server/config.ts';
 import { between, fieldsOf, type JsonSchema, table, typeOf } from './table.ts';
 
 /** Returns the page with current tables. @throws Error naming each key without a description. */
 export function configurationPage(current: string): string {
   const withOperator = between(current, 'operator', tableOf(operatorConfig, current, 'operator'));
-  return between(withOperator, 'agent', tableOf(agentConfig, current, 'agent'));
+  const withServer = between(withOperator, 'server', tableOf(serverConfig, current, 'server'));
+  return between(withServer, 'agent', tableOf(agentConfig, current, 'agent'));
 }
 
 function tableOf(schema: z.ZodType, current: string, name: string): string {

@@ -101,7 +101,7 @@ describe('install.yaml', () => {
     expect(said).not.toMatch(/warning/i);
   });
 
-  test('the operator and the hook pass Pod Security "restricted", the agent does not', async () => {
+  test('the operator, the HTTP API and the hook pass Pod Security "restricted", the agent does not', async () => {
     const namespace = 'restricted';
     await cluster.kubectl(['create', 'namespace', namespace]);
     await cluster.kubectl(['label', 'namespace', namespace, 'pod-security.kubernetes.io/enforce=restricted']);
@@ -115,6 +115,7 @@ describe('install.yaml', () => {
     });
     for (const [kind, name] of [
       ['Deployment', 'berth-operator'],
+      ['Deployment', 'berth-server'],
       ['Job', 'berth-uninstall'],
     ] as const) {
       expect(await apply([pod(find(objects, kind, name))], '--dry-run=server')).toContain('pod/judged');

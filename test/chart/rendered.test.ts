@@ -9,6 +9,7 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { loadConfig as loadAgentConfig } from '../../agent/host/config.ts';
 import { parseConfig } from '../../operator/config/config.ts';
+import { configSchema as serverConfig } from '../../server/config.ts';
 import { CHART, EVERYTHING, find, type Manifest, manifests, parseManifests, run } from '../support/chart.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
@@ -118,6 +119,17 @@ describe('the rendered configuration file is valid for', () => {
         cache_job_active_deadline_seconds: 10_800,
         vm_shared_disk_enabled: false,
         metrics: { address: ':8443' },
+      });
+    }
+  });
+
+  test('the HTTP API', () => {
+    for (const objects of [defaults, everything]) {
+      const text = find(objects, 'ConfigMap', 'berth-server')['data']['server.yaml'] as string;
+      expect(serverConfig.parse(parse(text))).toMatchObject({
+        http: { address: ':8443', dnsNames: ['berth-server.berth-system.svc', 'localhost'] },
+        metrics: { address: ':9443' },
+        dpiMaximum: 240,
       });
     }
   });

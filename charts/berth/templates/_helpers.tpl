@@ -43,6 +43,15 @@ berth-operator-certificate
 berth-operator.{{ .Release.Namespace }}.svc
 {{- end }}
 
+{{/* Configuration file of the HTTP API. */}}
+{{- define "berth.serverConfig" -}}
+{{- $names := list (printf "berth-server.%s.svc" .Release.Namespace) "localhost" -}}
+{{- $namespaces := dict "system" .Release.Namespace "default" .Values.namespaces.default "prefix" .Values.namespaces.prefix -}}
+{{- $own := dict "namespaces" $namespaces "metrics" (dict "address" ":9443") "health" (dict "address" ":8081") "dpiMaximum" (int .Values.displayDPIMaximum) -}}
+{{- $usual := dict "http" (dict "address" ":8443" "dnsNames" $names) -}}
+{{- toYaml (merge $own (deepCopy .Values.server.config) $usual) -}}
+{{- end }}
+
 {{/* Configuration file of the operator. */}}
 {{- define "berth.operatorConfig" -}}
 {{- $metrics := dict "address" ":8443" "dnsNames" (list (include "berth.serviceName" .) "localhost") -}}
