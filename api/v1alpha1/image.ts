@@ -12,7 +12,7 @@ import {
 } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import { diskQuantity } from './quantity.ts';
-import { choice, documented, objectName, oneOf, report, text, timestamp } from './schema.ts';
+import { choice, documented, integer, objectName, oneOf, report, text, timestamp } from './schema.ts';
 import {
   copyOfSchema,
   descriptionSchema,
@@ -72,6 +72,11 @@ const imageSpecSchema = z
       })
       .meta({ description: 'Pushes this Image to a registry.' })
       .optional(),
+    ttlSecondsAfterFinished: integer(
+      'Seconds from status.finishedTime until the Image is deleted. It stays when omitted.',
+      0,
+      2_147_483_647,
+    ).optional(),
   })
   .meta(documented('Desired image.', SOURCE_IMMUTABLE));
 export type ImageSpec = z.infer<typeof imageSpecSchema>;
@@ -95,6 +100,9 @@ export const imageStatusSchema = z
     ...commonStatus(),
     lastCommit: action('The last commit.'),
     lastPush: action('The last push.'),
+    finishedTime: timestamp(
+      'Time since which no work is left: the content is there or failed for good, and commit and push have ended. Also while the VM of fromVM is missing.',
+    ).optional(),
   })
   .meta({ description: 'Last observed state of the Image, written by the operator.' });
 export type ImageStatus = z.infer<typeof imageStatusSchema>;

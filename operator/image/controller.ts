@@ -1,5 +1,6 @@
 /** Reconciles Images and ISOs. Jobs on hosts fetch their content, save it from VMs' disks, and publish it. */
 import type { Logger } from 'pino';
+import { soonest } from '../../base/time.ts';
 import { type Image, imageStatusSchema } from '../../api/v1alpha1/image.ts';
 import { type ISO, isoStatusSchema } from '../../api/v1alpha1/iso.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
@@ -20,6 +21,7 @@ import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
 import { originKeys } from './content.ts';
 import { recordImageEvents } from './events.ts';
+import { expiresAt } from './expiry.ts';
 import { observeImage, type ObservedImage } from './observe.ts';
 import { type Place, placeKey } from './place.ts';
 import { planImage } from './plan.ts';
@@ -76,11 +78,17 @@ export class ImageReconciler {
     }
     const observed = observeImage(this.#options, object);
     const { createJob, status, wakeMilliseconds } = planImage(observed);
+    const expiry = expiresAt(object, status);
+    if (expiry !== undefined && observed.now >= expiry) {
+      logger.info('deleting an Image whose TTL is over');
+      await this.#objects.deleteUnchanged(object);
+      return undefined;
+    }
     const refused = createJob === undefined ? undefined : await this.#createJob(object, createJob, logger);
     await this.#keepRecords(observed, replacedPlaces(observed, status), logger);
     await this.#writeStatus(object, refused === undefined ? status : planImage(observed, refused).status);
     const wake = refused === undefined ? wakeMilliseconds : REFUSED_RECHECK_MILLISECONDS;
-    return wake === undefined ? undefined : { requeueAfterMilliseconds: wake };
+    return { requeueAfterMilliseconds: soonest(wake, expiry && expiry - observed.now) };
   }
 
   /**

@@ -18,6 +18,7 @@ import {
   OPERATION_LABEL,
   REQUESTED_AT_ANNOTATION,
 } from './observe.ts';
+import { ttlSecondsOf } from './expiry.ts';
 import { imageStatus, type ImageProgress } from './status.ts';
 
 /**
@@ -31,6 +32,9 @@ const RETRY_CAP_MILLISECONDS = 600_000;
  * because only the Job stores the number of the attempt.
  */
 const JOB_KEPT_SECONDS = 3_600;
+
+/** Largest number of seconds in a field of type int32. */
+const LARGEST_SECONDS = 2_147_483_647;
 
 export interface ImagePlan {
   readonly createJob: Unsaved<Job> | undefined;
@@ -141,7 +145,15 @@ function buildJob(
     // A host without a free slot must still be able to save one of its VMs.
     takesSlot: false,
     activeDeadlineSeconds: config.cache_job_active_deadline_seconds,
-    ttlSecondsAfterFinished: JOB_KEPT_SECONDS,
+    ttlSecondsAfterFinished: jobKeptSeconds(object),
     priorityClassName: config.priorityClassName,
   });
+}
+
+/**
+ * Returns how many seconds a finished Job stays. The failed Job of an Image with a TTL stays longer than the Image. Without the Job,
+ * the operator would forget the failure and begin again.
+ */
+function jobKeptSeconds(object: ObservedImage['object']): number {
+  return Math.min(JOB_KEPT_SECONDS + (ttlSecondsOf(object) ?? 0), LARGEST_SECONDS);
 }

@@ -3,6 +3,7 @@ import { timestamp } from '../../base/time.ts';
 import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
+import { finishedTime } from './expiry.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import type { BlockedImage, ImageOperation } from './operation.ts';
 import type { ImageFacts } from './facts.ts';
@@ -42,6 +43,7 @@ export function imageStatus(
     ...facts,
     observedGeneration: generation,
     phase,
+    finishedTime: finishedTime(observed, facts, progress),
     progressPercent: runningReport(progress.job)?.progressPercent,
     conditions: stampConditions(drafts, object.status?.conditions, { now: timestamp(now), generation }),
   };

@@ -264,6 +264,21 @@ describe('actions on an Image', () => {
     expect(await jobsOf('disk', 'push')).toHaveLength(2);
   });
 
+  it('an Image with a TTL is deleted once its push has ended, and not before', async () => {
+    const push = { reference: 'registry.example/out:2', requestedAt: '2026-01-01T00:00:00Z' };
+    const copyOf = { name: 'disk' };
+    await create('short', { source: { copyOf }, push, ttlSecondsAfterFinished: 0 });
+    const job = await jobOf('short', 'push');
+    const { status } = await untilPhase('short', 'Ready');
+    expect(status?.finishedTime).toBeUndefined();
+    await host.finishTask(await host.beginTask(ref(job)), { reference: `registry.example/out@${DIGEST}` });
+    await waitFor('Image short to be gone', () =>
+      isGone(() => cluster.client().get(IMAGES, { namespace: NAMESPACE, name: 'short' })),
+    );
+    const kept = await untilImage('disk', 'to be finished', (one) => one.status?.finishedTime !== undefined);
+    expect(kept.metadata.deletionTimestamp).toBeUndefined();
+  });
+
   it('a commit takes the disk of a VM on its full host, and VMs created later get it', async () => {
     // This VM takes the only slot of the host.
     const guest = { namespace: NAMESPACE, name: 'guest' };

@@ -1,0 +1,53 @@
+/** Determines when an Image is finished, and when its TTL is over. All functions are pure. */
+import { timestamp } from '../../base/time.ts';
+import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
+import type { ISO } from '../../api/v1alpha1/iso.ts';
+import { classOf, type Reason } from '../../api/v1alpha1/reasons.ts';
+import type { ImageFacts } from './facts.ts';
+import type { ObservedImage } from './observe.ts';
+import type { ImageProgress } from './status.ts';
+
+/** Reason of an Image that waits for a VM that does not exist. A user may have deleted the VM, and then the wait has no end. */
+const NO_VM: Reason = 'VMNotFound';
+
+/**
+ * Returns since when an Image has no work left, in RFC 3339; undefined while it has work, and for an ISO. The first time stays until
+ * a later commit or push ends.
+ */
+export function finishedTime(
+  { object, kind, now }: ObservedImage,
+  { lastCommit, lastPush }: ImageFacts,
+  progress: ImageProgress,
+): string | undefined {
+  if (kind !== 'Image' || !isFinished(progress)) {
+    return undefined;
+  }
+  const { finishedTime: known = timestamp(now) } = (object.status ?? {}) as ImageStatus;
+  const ends = [known, lastCommit?.finishedAt, lastPush?.finishedAt].filter((time) => time !== undefined);
+  // The operator writes all these times in one form, so their order as texts is their order in time.
+  return ends.toSorted().at(-1);
+}
+
+function isFinished({ operation, blocked, job, retryAt }: ImageProgress): boolean {
+  if (blocked !== undefined) {
+    return blocked.reason === NO_VM || classOf(blocked.reason, 'Image') === 'final';
+  }
+  return operation === undefined || (job?.outcome.kind === 'failed' && retryAt === undefined);
+}
+
+/** Returns how many seconds an Image stays after its end; undefined if it stays for ever, and for an ISO. */
+export function ttlSecondsOf({ spec }: Pick<Image | ISO, 'spec'>): number | undefined {
+  return 'ttlSecondsAfterFinished' in spec ? spec.ttlSecondsAfterFinished : undefined;
+}
+
+/**
+ * Returns when the TTL of a finished Image is over, in milliseconds since the epoch; undefined without a TTL, or while there is work.
+ * The time in the stored status counts. `next` is the status that follows from what the operator sees now.
+ */
+export function expiresAt({ spec, status }: Image | ISO, next: ImageStatus): number | undefined {
+  const ttlSeconds = ttlSecondsOf({ spec });
+  const { finishedTime: stored } = (status ?? {}) as ImageStatus;
+  return ttlSeconds === undefined || stored === undefined || stored !== next.finishedTime
+    ? undefined
+    : Date.parse(stored) + ttlSeconds * 1000;
+}
