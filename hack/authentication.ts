@@ -43,7 +43,7 @@ export interface AuthenticationOptions {
 export function authenticationConfiguration(options: AuthenticationOptions): Record<string, unknown> {
   checkOptions(options);
   const { issuer, client, managedGroups = [], groupsClaim = 'groups', authority } = options;
-  const groups = `dyn(claims[${literal(groupsClaim)}])`;
+  const groups = groupsExpressions(groupsClaim, managedGroups);
   return {
     apiVersion: 'apiserver.config.k8s.io/v1',
     kind: 'AuthenticationConfiguration',
@@ -60,14 +60,13 @@ export function authenticationConfiguration(options: AuthenticationOptions): Rec
             message: 'the token lives longer than one hour',
           },
           {
-            // A missing or misread claim would look as if the user had no managed group.
-            expression: `${literal(groupsClaim)} in claims && type(${groups}) == list && ${groups}.all(g, type(g) == string)`,
+            expression: groups.areNames,
             message: `the claim ${groupsClaim} is no list of names`,
           },
         ],
         claimMappings: {
           username: { expression: 'claims.email_verified ? claims.email : ""' },
-          groups: { expression: groupsExpression(groups, managedGroups) },
+          groups: { expression: groups.mapped },
           uid: { claim: 'sub' },
         },
         userValidationRules: [
@@ -81,13 +80,20 @@ export function authenticationConfiguration(options: AuthenticationOptions): Rec
   };
 }
 
-function groupsExpression(groups: string, managed: readonly string[]): string {
+/**
+ * Returns whether the claim is a list of names, and the groups of the user. The API server computes the groups before it checks the claim.
+ * A claim of another form gives no groups, because it would look as if the user had no managed group.
+ */
+function groupsExpressions(claim: string, managed: readonly string[]): { areNames: string; mapped: string } {
+  const groups = `dyn(claims[${literal(claim)}])`;
+  const areNames = `${literal(claim)} in claims && type(${groups}) == list && ${groups}.all(g, type(g) == string)`;
   const own = `${groups}.map(g, ${literal(GROUP_PREFIX)} + string(g))`;
-  if (managed.length === 0) {
-    return own;
-  }
   const names = managed.map(literal).join(', ');
-  return `${own} + (${groups}.exists(g, g in [${names}]) ? [] : [${literal(CLUSTER_ADMINS)}])`;
+  const admins =
+    managed.length === 0
+      ? ''
+      : ` + (${groups}.exists(g, g in [${names}]) ? [] : [${literal(CLUSTER_ADMINS)}])`;
+  return { areNames, mapped: `${areNames} ? ${own}${admins} : []` };
 }
 
 function checkOptions({
