@@ -42,6 +42,8 @@ export interface ControlPlaneOptions {
   nodeMonitorGracePeriodSeconds?: number | undefined;
   /** Whether every write is recorded with its user in {@link AUDIT_LOG}. */
   audit?: boolean | undefined;
+  /** Text of the file with the identity providers of users. The API server accepts no ID token when absent. */
+  authentication?: string | undefined;
   /** Image that contains the programs as `/NAME`. When absent, the programs are plain processes. */
   image?: string | undefined;
   /** Network that nodes can reach; loopback alone when absent. */
@@ -170,7 +172,17 @@ function serverArguments(options: ControlPlaneOptions, port: number, etcdPort: n
     '--max-mutating-requests-inflight=800',
     '--profiling=false',
     ...auditArguments(options),
+    ...authenticationArguments(options),
   ];
+}
+
+function authenticationArguments({ directory, authentication }: ControlPlaneOptions): string[] {
+  if (authentication === undefined) {
+    return [];
+  }
+  const file = join(directory, 'authentication.yaml');
+  writeFileSync(file, authentication);
+  return [`--authentication-config=${file}`];
 }
 
 function auditArguments({ directory, audit = false }: ControlPlaneOptions): string[] {

@@ -14,6 +14,8 @@ export interface ClusterOptions {
   nodeMonitorGracePeriodSeconds?: number;
   /** Whether the API server records every write with its user in `audit.log` of the cluster's folder. */
   audit?: boolean;
+  /** Text of the file `authentication.yaml` in the cluster's folder, with the identity providers of users (hack/authentication.ts). */
+  authentication?: string;
   /** Whether the cluster continues when this process ends. Otherwise everything is killed then at the latest. */
   lasting?: boolean;
 }
