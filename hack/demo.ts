@@ -1,6 +1,6 @@
 /**
- * `make demo` starts a real control plane, the operator, this machine as a host, and a VM that serves a page. It logs in to the VM by
- * SSH with a key of its own. `make demo-down` ends them.
+ * `make demo` starts a real control plane, the operator, the HTTP API, this machine as a host, and a VM that serves a page. It logs in to
+ * the VM by SSH with a key of its own. `make demo-down` ends them.
  * Root is not needed. State is in `.berth/demo/`; built programs and images are in the user's cache folder.
  */
 import { copyFile, mkdir, readFile } from 'node:fs/promises';
@@ -14,6 +14,7 @@ import { type GuestArchitecture, guestImage } from './guest.ts';
 import { ensurePrerequisites } from './prerequisites.ts';
 import { type Guest, logIn, makeKey } from './login.ts';
 import { runCommand } from './command.ts';
+import { startDemoServer } from './demoserver.ts';
 
 const NAME = 'demo';
 const NAMESPACE = 'platform-default';
@@ -33,8 +34,9 @@ async function up(): Promise<void> {
   await ensurePrerequisites({ kind: 'demo', architecture });
   const image = await guestImage(architecture, say);
   await down();
-  say('starting a control plane and the operator');
+  say('starting a control plane, the operator and the HTTP API');
   const cluster = await startCluster({ name: NAME, operator: true, lasting: true });
+  const list = await startDemoServer(cluster, NAMESPACE);
   say('making this machine a host');
   await startHost(cluster, architecture, image);
   const guest = await applyVM(cluster);
@@ -44,7 +46,7 @@ async function up(): Promise<void> {
   say('logging in');
   const login = await logIn(guest, LOGIN_COMMAND);
   process.stdout.write(
-    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}\n${whatNext(cluster, guest)}`,
+    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}\n${whatNext(cluster, guest, list)}`,
   );
   await cluster.disconnect();
 }
@@ -101,7 +103,8 @@ async function fetchPage(): Promise<string> {
   });
 }
 
-function whatNext(cluster: Cluster, { key }: Guest): string {
+/** Returns commands for the user. `list` is the command that lists the VMs by the HTTP API. */
+function whatNext(cluster: Cluster, { key }: Guest, list: string): string {
   const options = '-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null';
   return `What to try next:
 
@@ -114,6 +117,7 @@ function whatNext(cluster: Cluster, { key }: Guest): string {
   kubectl -n ${NAMESPACE} describe vm ${VM}     # its conditions and events
   kubectl -n ${NAMESPACE} patch vm ${VM} --type merge -p '{"spec":{"powerState":"Stopped"}}'
   kubectl explain vm.spec
+  ${list}
   make demo-down
 
 `;
