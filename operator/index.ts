@@ -23,6 +23,7 @@ import { enqueueEntries, ImageCacheReconciler } from './imagecache/controller.ts
 import { CacheMetrics } from './imagecache/metrics.ts';
 import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts';
 import { VMReconciler } from './vm/controller.ts';
+import { exportRunnerMetrics } from './vm/runnermetrics.ts';
 import { isBound, waitingForPortsOf } from './vm/observe.ts';
 import { PODS_BY_NODE } from './vm/podstate.ts';
 import { declareWatches, VMS_BY_CONFIG, VMS_BY_IMAGE, type Watches } from './watches.ts';
@@ -91,6 +92,8 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
     vms: () => watches.vms.cache.list(),
     namespaces: () => servedNamespaces(watches, config),
   });
+  const list = () => watches.vms.cache.list();
+  exportRunnerMetrics(registry, { isLeader, clock, vms: list, config: config.runnerMetrics });
   const reconciler = new VMReconciler({ ...watches, client, config, recorder, metrics, consistency, clock });
   const controller = controllerFor(options, 'vm', config.workers, reconciler, consistency);
   watches.vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));

@@ -130,6 +130,9 @@ export const ANSWER_BY_ANNOTATION = 'berth.dev/answer-by';
 /** Annotation of an object with the name of the user who created it. Admission refuses any other name and every change. */
 export const CREATED_BY_ANNOTATION = 'berth.dev/created-by';
 
+/** Label of a VM with the name of the scale set of runners to which it belongs. The metrics of runners count VMs by it. */
+export const SCALE_SET_LABEL = 'berth.dev/scale-set';
+
 export const SYSTEM_NAMESPACE = 'berth-system';
 export const DEFAULT_NAMESPACE = 'platform-default';
 export const NAMESPACE_PREFIX = 'platform-';

@@ -149,6 +149,14 @@ export const configSchema = z.strictObject({
   imageStorage: imageStorageSchema.optional(),
   workers: z.number().int().min(1).max(256).default(16),
   metrics: metricsSchema,
+  /** Metrics of runners: VMs with the label `berth.dev/scale-set`, counted by scale set. */
+  runnerMetrics: z
+    .strictObject({
+      enabled: z.boolean().default(false),
+      /** Time in seconds between two counts. Scrapes in between show the last count. */
+      intervalSeconds: seconds(1, 30),
+    })
+    .prefault({}),
   health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
   leaderElection: z
     .strictObject({

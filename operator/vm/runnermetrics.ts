@@ -1,0 +1,51 @@
+/** Exports the number of VMs of each scale set of runners. Only the leader exports it, so that a sum over replicas is correct. */
+import { Gauge, type Registry } from 'prom-client';
+import { SCALE_SET_LABEL } from '../../api/v1alpha1/names.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { OperatorConfig } from '../config/config.ts';
+
+/** Sources that the gauge reads when it is collected. */
+export interface RunnerView {
+  readonly isLeader: () => boolean;
+  /** Returns the current time in milliseconds since the epoch. */
+  readonly clock: () => number;
+  readonly vms: () => readonly Readonly<VM>[];
+  readonly config: OperatorConfig['runnerMetrics'];
+}
+
+type Labels = 'scale_set' | 'vm_namespace' | 'phase';
+
+/** Declares the gauge if the configuration enables it. A scrape counts again if the last count is older than the interval. */
+export function exportRunnerMetrics(registry: Registry, view: RunnerView): void {
+  const { enabled, intervalSeconds } = view.config;
+  if (!enabled) {
+    return;
+  }
+  let countedAt = Number.NEGATIVE_INFINITY;
+  const gauge: Gauge<Labels> = new Gauge({
+    name: 'berth_runner_scale_set_vms',
+    help: 'VMs with the label berth.dev/scale-set, by scale set and phase',
+    labelNames: ['scale_set', 'vm_namespace', 'phase'] as const,
+    registers: [registry],
+    collect: () => {
+      if (!view.isLeader()) {
+        gauge.reset();
+        countedAt = Number.NEGATIVE_INFINITY;
+      } else if (view.clock() - countedAt >= intervalSeconds * 1000) {
+        countedAt = view.clock();
+        count(gauge, view);
+      }
+    },
+  });
+}
+
+/** Counts only VMs that exist. So there are never more series than VMs, although tenants choose the names of scale sets. */
+function count(gauge: Gauge<Labels>, { vms }: RunnerView): void {
+  gauge.reset();
+  for (const { metadata, status } of vms()) {
+    const scale_set = metadata.labels?.[SCALE_SET_LABEL];
+    if (scale_set !== undefined && scale_set !== '') {
+      gauge.inc({ scale_set, vm_namespace: metadata.namespace ?? '', phase: status?.phase ?? 'Pending' });
+    }
+  }
+}
