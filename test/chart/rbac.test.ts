@@ -1,9 +1,10 @@
 /** Rights of all roles, as a real API server answers. The most important rights are also tried. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { NODES, PODS, SECRETS, SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
+import { NODES, PODS, SECRETS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { EVERYTHING, type Manifest, manifests } from '../support/chart.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { account, type Person, rightsOf } from '../support/rights.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const OWN = 'platform-rbac-own';
@@ -13,15 +14,6 @@ const SYSTEM = 'berth-system';
 const HOST = 'rbac-host';
 const NEIGHBOUR = 'rbac-neighbour';
 
-interface Person {
-  user: string;
-  groups?: string[];
-}
-
-const account = (namespace: string, name: string): Person => ({
-  user: `system:serviceaccount:${namespace}:${name}`,
-  groups: ['system:serviceaccounts', `system:serviceaccounts:${namespace}`, 'system:authenticated'],
-});
 const VIEWER: Person = { user: 'rbac-viewer', groups: ['system:authenticated'] };
 const EDITOR: Person = { user: 'rbac-editor', groups: ['system:authenticated'] };
 const EDITOR_EVERYWHERE: Person = { user: 'rbac-editor-everywhere', groups: ['system:authenticated'] };
@@ -37,6 +29,7 @@ const AGENT_ACCOUNT = account(SYSTEM, 'berth-agent');
 const AGENT: Person = { user: `system:node:${HOST}`, groups: ['system:nodes', 'system:authenticated'] };
 
 let cluster: Cluster;
+const { apply, may, as } = rightsOf(() => cluster);
 
 beforeAll(async () => {
   cluster = await sharedCluster();
@@ -71,11 +64,6 @@ afterAll(async () => {
   await cluster.kubectl(['delete', 'clusterrolebinding', 'rbac-edit', 'rbac-admin', '--ignore-not-found']);
 });
 
-async function apply(objects: readonly Manifest[]): Promise<void> {
-  const input = objects.map((one) => JSON.stringify(one)).join('\n---\n');
-  await cluster.kubectl(['apply', '--server-side', '--force-conflicts', '-f', '-'], { input });
-}
-
 function binding(kind: 'RoleBinding' | 'ClusterRoleBinding', role: string, { user }: Person): Manifest {
   const subject = { apiGroup: 'rbac.authorization.k8s.io', kind: 'User', name: user };
   return {
@@ -85,30 +73,6 @@ function binding(kind: 'RoleBinding' | 'ClusterRoleBinding', role: string, { use
     roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: role },
     subjects: [subject],
   };
-}
-
-/** `verb resource[/subresource][.group] [in NAMESPACE]`, or `get /path`. */
-async function may(who: Person, what: string): Promise<boolean> {
-  const [verb = '', target = '', , namespace] = what.split(' ');
-  const [, resource = '', subresource, group] = /^([a-z]+)(?:\/([a-z]+))?(?:\.(.+))?$/.exec(target) ?? [];
-  const attributes = { verb, resource, ...clean({ subresource, group, namespace }) };
-  const { status } = await cluster.client().create(SUBJECT_ACCESS_REVIEWS, {
-    metadata: {},
-    spec: {
-      user: who.user,
-      groups: who.groups ?? [],
-      ...(target.startsWith('/')
-        ? { nonResourceAttributes: { path: target, verb } }
-        : { resourceAttributes: attributes }),
-    },
-  });
-  return status?.allowed === true;
-}
-
-function clean(values: Record<string, string | undefined>): Record<string, string> {
-  return Object.fromEntries(
-    Object.entries(values).filter((entry): entry is [string, string] => entry[1] !== undefined),
-  );
 }
 
 const KINDS = ['vms', 'vmconfigs', 'images', 'isos', 'emulators'];
@@ -296,19 +260,6 @@ describe('the table', () => {
 });
 
 describe('tried', () => {
-  async function as(
-    who: Person,
-    args: readonly string[],
-    input?: object,
-  ): Promise<{ code: number; said: string }> {
-    const impersonation = [`--as=${who.user}`, ...(who.groups ?? []).map((group) => `--as-group=${group}`)];
-    const { code, stdout, stderr } = await cluster.kubectl([...impersonation, ...args], {
-      allowFailure: true,
-      input: JSON.stringify(input ?? {}),
-    });
-    return { code, said: `${stdout}${stderr}` };
-  }
-
   const vm = (namespace: string): object => ({
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'VM',
