@@ -1,12 +1,11 @@
 /** Shows a VM as the HTTP API does. */
 import type { VMItem } from '../../api/http/vm.ts';
+import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { type VMPhase } from '../../api/v1alpha1/phases.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 
-/** Annotation with the user who made the object. */
-export const CREATED_BY_ANNOTATION = 'berth.dev/created-by';
 const GIBIBYTE = 1024 ** 3;
 
 /** Statuses that clients know, by phase. Clients wait while a VM is Pending, and use it while it is Running. */
