@@ -15,6 +15,7 @@ import { serveHealth, serveMetrics } from '../kube/serving/endpoints.ts';
 import { listen, type RunningServer } from '../kube/serving/httpserver.ts';
 import { Transport } from '../kube/transport.ts';
 import { Callers } from './callers/caller.ts';
+import { addChallenges } from './callers/challenge.ts';
 import type { ServerConfig } from './config.ts';
 import { createApp } from './http/app.ts';
 import { addRoutes } from './routes.ts';
@@ -38,6 +39,7 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   const authorizer = new Authorizer(new KubeClient(transport));
   const callers = new Callers(connection, metrics);
   const app = await createApp({ callers, logger, version: VERSION });
+  addChallenges(app, config.cluster);
   addRoutes(app);
   await app.ready();
   const ended = new AbortController();

@@ -33,9 +33,6 @@ export function sendError(error: unknown, request: FastifyRequest, reply: Fastif
     );
   }
   const { code = 500 } = status;
-  if (code === 401) {
-    void reply.header('www-authenticate', 'Bearer');
-  }
   const wait = error instanceof ApiError ? error.retryAfterMilliseconds : undefined;
   if (wait !== undefined || code === 503) {
     void reply.header('retry-after', wait === undefined ? RETRY_AFTER_SECONDS : Math.ceil(wait / 1000));
