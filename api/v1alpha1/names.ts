@@ -40,6 +40,12 @@ export const SHARED_DISK_RESOURCE = 'berth.dev/shared-disk';
 export const MACHINE_ANNOTATION = 'berth.dev/machine';
 export const DESIRED_ANNOTATION = 'berth.dev/desired';
 
+/**
+ * Annotation on Pods of machines and tasks: the servers that the Pod's namespace allows without TLS or without a check of the
+ * certificate. registrycredentials.ts has its form. An agent that does not know the annotation uses TLS and checks.
+ */
+export const INSECURE_SERVERS_ANNOTATION = 'berth.dev/insecure-servers';
+
 /** Annotation on the Pods of Jobs. In it, the operator describes a task for the agent: work on an image, as JSON. */
 export const TASK_ANNOTATION = 'berth.dev/task';
 

@@ -35,12 +35,16 @@ const SECRET_NAME_LENGTH = 253;
 /** Number of hex digits in the name of a Secret: 96 bits, so that two servers never share a name. */
 const HASH_DIGITS = 24;
 
-/** Address of a registry. */
-export interface Server {
-  readonly scheme: 'http' | 'https';
+const serverSchema = z.object({
+  scheme: z.enum(['http', 'https']),
   /** Host, with its port if that is not the default port of the scheme. References name the registry in this way. */
-  readonly registry: string;
-}
+  registry: z.string().max(SERVER_LENGTH),
+});
+/** Address of a registry. */
+export type Server = Readonly<z.infer<typeof serverSchema>>;
+
+/** Schema of the annotation `berth.dev/insecure-servers`. A Pod uses the registries of two images, or of an image and a push. */
+const insecureServersSchema = z.array(serverSchema).max(2);
 
 /** Credential for one server. A registry has one credential in a namespace, for either scheme. */
 export interface RegistryCredential extends Server {
@@ -147,4 +151,17 @@ function readEntry(secretName: string, value: string): RegistryCredential | stri
   return server.scheme === 'http' && !allowInsecure
     ? `server ${SERVER_NEEDS_INSECURE}`
     : { ...server, secretName, allowInsecure, ...(username !== undefined && { username }) };
+}
+
+/** Returns the text of the annotation `berth.dev/insecure-servers`. */
+export function insecureServersText(servers: readonly Server[]): string {
+  return JSON.stringify(servers.map(({ scheme, registry }) => ({ scheme, registry })));
+}
+
+/**
+ * Reads the annotation `berth.dev/insecure-servers`. If the text is absent or wrong, the result is empty, and all requests use TLS and
+ * check the certificate.
+ */
+export function readInsecureServers(text: string | undefined): readonly Server[] {
+  return insecureServersSchema.safeParse(parseDocument(text)).data ?? [];
 }

@@ -19,6 +19,7 @@ import type { OperatorConfig } from '../config/config.ts';
 import { mergeDiff } from '../objects/mergepatch.ts';
 import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
+import { readCredentials } from '../tasks/registries.ts';
 import { originKeys } from './content.ts';
 import { recordImageEvents } from './events.ts';
 import { expiresAt } from './expiry.ts';
@@ -76,7 +77,7 @@ export class ImageReconciler {
     if (object === undefined) {
       return undefined;
     }
-    const observed = observeImage(this.#options, object);
+    const observed = await this.#withCredentials(observeImage(this.#options, object));
     const { createJob, status, wakeMilliseconds } = planImage(observed);
     const expiry = expiresAt(object, status);
     if (expiry !== undefined && observed.now >= expiry) {
@@ -89,6 +90,14 @@ export class ImageReconciler {
     await this.#writeStatus(object, refused === undefined ? status : planImage(observed, refused).status);
     const wake = refused === undefined ? wakeMilliseconds : REFUSED_RECHECK_MILLISECONDS;
     return { requeueAfterMilliseconds: soonest(wake, expiry && expiry - observed.now) };
+  }
+
+  /** Adds the credentials of the image's namespace if a Job is due. */
+  async #withCredentials(observed: ObservedImage): Promise<ObservedImage> {
+    const { namespace = '' } = observed.object.metadata;
+    return planImage(observed).createJob === undefined
+      ? observed
+      : { ...observed, credentials: await readCredentials(this.#options.client, namespace) };
   }
 
   /**

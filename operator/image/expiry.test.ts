@@ -24,7 +24,17 @@ function observed(spec: Partial<ImageSpec>, status: ImageStatus, jobs: ImageJob[
   };
   const config = parseConfig({ imageStorage: { folder: true } }, 'test');
   const vm = (): VM | undefined => undefined;
-  return { object, kind: 'Image', jobs, origin: undefined, vm, deploying: [], config, now: START };
+  return {
+    object,
+    kind: 'Image',
+    jobs,
+    origin: undefined,
+    vm,
+    deploying: [],
+    credentials: [],
+    config,
+    now: START,
+  };
 }
 
 function job(operation: string, outcome: TaskOutcome, of: string | undefined): ImageJob {

@@ -1,6 +1,7 @@
 /** Reads from the caches all that the plan and the status of one Image or ISO need. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
+import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
@@ -36,6 +37,8 @@ export interface ObservedImage {
   readonly vm: (name: string) => VM | undefined;
   /** Names of the VMs that hosts are preparing with this image; empty unless the image is being deleted. */
   readonly deploying: readonly string[];
+  /** Credentials of the image's namespace for registries. No cache has them: they are read when a Job is due. */
+  readonly credentials: readonly RegistryCredential[];
   readonly config: OperatorConfig;
   /** Current time in milliseconds since the epoch. */
   readonly now: number;
@@ -69,6 +72,7 @@ export function observeImage(sources: ImageSources, object: Image | ISO): Observ
             .list()
             .filter((vm) => isDeploying(vm) && names(vm, object))
             .map(({ metadata }) => metadata.name),
+    credentials: [],
     config,
     now: clock(),
   };

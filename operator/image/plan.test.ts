@@ -2,6 +2,8 @@ import { constantFrom } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Job } from '../../kube/job.ts';
 import { assertHistories } from '../../test/support/properties.ts';
@@ -15,6 +17,13 @@ import {
   REQUESTED_AT_ANNOTATION,
 } from './observe.ts';
 import { planImage } from './plan.ts';
+
+const CREDENTIAL = { scheme: 'https', allowInsecure: false } as const;
+const CREDENTIALS: RegistryCredential[] = [
+  { ...CREDENTIAL, registry: 'registry.example', secretName: 'source' },
+  { registry: 'old.example:5000', secretName: 'target', scheme: 'http', allowInsecure: true },
+  { ...CREDENTIAL, registry: 'other.example', secretName: 'other' },
+];
 
 const START = Date.parse('2026-01-01T00:00:00Z');
 const REPORT = { digest: `sha256:${'a'.repeat(64)}`, sizeBytes: 2 ** 30, storageBytes: 2 ** 20 };
@@ -45,6 +54,7 @@ class World {
   readonly config = parseConfig({ imageStorage: { folder: true } }, 'test');
   vms: VM[] = [ran];
   origin: Image | undefined;
+  credentials: RegistryCredential[] = [];
 
   constructor(spec: Partial<ImageSpec>) {
     this.object = image(spec);
@@ -53,7 +63,8 @@ class World {
   observed(): ObservedImage {
     const { object, jobs, config, now, origin } = this;
     const vm = (name: string): VM | undefined => this.vms.find(({ metadata }) => metadata.name === name);
-    return { object, kind: 'Image', jobs, origin, vm, deploying: [], config, now };
+    const { credentials } = this;
+    return { object, kind: 'Image', jobs, origin, vm, deploying: [], credentials, config, now };
   }
 
   step(): void {
@@ -245,6 +256,25 @@ describe('actions', () => {
       lastPush: { requestedAt, result: 'Succeeded', reference: REPORT.digest },
     });
     expect(world.jobs).toHaveLength(3);
+  });
+
+  it('have the credentials of the namespace for their registries, and may reach a server insecurely if it says so', () => {
+    const world = new World({
+      push: { reference: 'old.example:5000/out:1', secretName: 'own', requestedAt },
+      imagePullSecrets: [{ name: 'mine' }],
+    });
+    world.credentials = CREDENTIALS;
+    world.step();
+    const { metadata: first, spec: pull } = world.open[0]?.job.spec.template ?? {};
+    expect(pull?.imagePullSecrets).toEqual([{ name: 'mine' }, { name: 'source' }]);
+    expect(first?.annotations).not.toHaveProperty([INSECURE_SERVERS_ANNOTATION]);
+    world.succeed();
+    world.step();
+    const { metadata, spec } = world.open[0]?.job.spec.template ?? {};
+    expect(spec?.imagePullSecrets?.map(({ name }) => name)).toEqual(['own', 'mine', 'source', 'target']);
+    expect(metadata?.annotations?.[INSECURE_SERVERS_ANNOTATION]).toBe(
+      '[{"scheme":"http","registry":"old.example:5000"}]',
+    );
   });
 
   it('fail once, with the reason in a condition, and do not change the image', () => {

@@ -7,8 +7,10 @@ import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import { classOf } from '../../api/v1alpha1/reasons.ts';
+import type { Task } from '../../api/v1alpha1/task.ts';
 import { taskJob } from '../tasks/job.ts';
 import { IMAGE_UID_LABEL } from '../tasks/owner.ts';
+import { credentialsFor, insecureAnnotation, pullSecretNames } from '../tasks/registries.ts';
 import { dueOperation, type ImageOperation } from './operation.ts';
 import { gatherFacts, type ImageFacts, latest } from './facts.ts';
 import {
@@ -116,12 +118,13 @@ function jobName(uid: string, { type, requestedAt = '' }: ImageOperation, attemp
 }
 
 function buildJob(
-  { object, kind, config }: ObservedImage,
+  { object, kind, config, credentials }: ObservedImage,
   operation: ImageOperation,
   attempt: number,
 ): Unsaved<Job> {
   const { name, namespace = '', uid = '' } = object.metadata;
   const { type, requestedAt, task, pullSecrets, nodeName } = operation;
+  const found = credentialsFor(referencesOf(task), credentials);
   const metadata: Partial<ObjectMeta> = {
     name: jobName(uid, operation, attempt),
     namespace,
@@ -136,7 +139,8 @@ function buildJob(
     workload: 'image',
     task,
     containerImage: `berth.dev/${namespace}/${name}`,
-    pullSecrets,
+    pullSecrets: pullSecretNames(pullSecrets, found),
+    annotations: insecureAnnotation(found),
     placement: {
       nodeName,
       architecture: nodeName === undefined ? object.spec.architecture : undefined,
@@ -156,4 +160,13 @@ function buildJob(
  */
 function jobKeptSeconds(object: ObservedImage['object']): number {
   return Math.min(JOB_KEPT_SECONDS + (ttlSecondsOf(object) ?? 0), LARGEST_SECONDS);
+}
+
+/** Returns the references of a task that a host uses with credentials of users. */
+function referencesOf(task: Task): string[] {
+  const { source } = 'image' in task ? task.image : {};
+  return [
+    ...(source?.type === 'registry' ? [source.reference] : []),
+    ...(task.type === 'push' ? [task.reference] : []),
+  ];
 }

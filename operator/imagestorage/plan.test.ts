@@ -225,6 +225,7 @@ class World {
       origin: undefined,
       vm: () => undefined,
       deploying: [],
+      credentials: [],
       config,
       now,
     };

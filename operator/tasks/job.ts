@@ -20,6 +20,8 @@ export interface TaskJobOptions {
   /** Name of the image in the Pod. People read it, and the scheduler prefers hosts that have this image. */
   readonly containerImage: string;
   readonly pullSecrets: readonly string[];
+  /** Annotations of the Pod beside the task. */
+  readonly annotations?: Readonly<Record<string, string>>;
   readonly placement: Placement;
   /** Whether the task uses one of the host's slots for machines. */
   readonly takesSlot: boolean;
@@ -32,7 +34,7 @@ export interface TaskJobOptions {
 
 /** Returns a Job with one Pod. The Job never retries by itself, because the operator decides about retries. */
 export function taskJob(options: TaskJobOptions): Unsaved<Job> {
-  const { metadata, workload, task, activeDeadlineSeconds, ttlSecondsAfterFinished } = options;
+  const { metadata, workload, task, annotations, activeDeadlineSeconds, ttlSecondsAfterFinished } = options;
   const labels = { ...metadata.labels, [WORKLOAD_LABEL]: workload };
   return {
     metadata: { ...metadata, labels },
@@ -41,7 +43,7 @@ export function taskJob(options: TaskJobOptions): Unsaved<Job> {
       activeDeadlineSeconds,
       ttlSecondsAfterFinished,
       template: {
-        metadata: { labels, annotations: { [TASK_ANNOTATION]: JSON.stringify(task) } },
+        metadata: { labels, annotations: { ...annotations, [TASK_ANNOTATION]: JSON.stringify(task) } },
         spec: podSpec(options),
       },
     },

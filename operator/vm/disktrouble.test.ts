@@ -11,6 +11,8 @@ import { gatherFacts } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { summarize } from './status.ts';
 
+const none = () => undefined;
+
 const VM_OF_TEST: VM = {
   apiVersion: 'berth.dev/v1alpha1',
   kind: 'VM',
@@ -40,7 +42,7 @@ function statusWith(disk: { reason: string; message: string } | undefined): VMSt
     nameTakenBy: undefined,
     node: { apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } },
     resizeRefused: undefined,
-    lookups: { vmConfig: () => undefined, image: () => undefined, iso: () => undefined },
+    lookups: { vmConfig: none, image: none, iso: none, credentials: () => [] },
     portHolder: () => undefined,
     hosts: () => [],
     config: parseConfig({}, 'test'),

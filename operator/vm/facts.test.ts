@@ -11,6 +11,8 @@ import { isUnresolved, resolve } from './resolve.ts';
 import { finish } from './steps/finish.ts';
 import { deleteMachine, retirePod } from './steps/retire.ts';
 
+const none = () => undefined;
+
 const CREATED = '2030-01-01T00:00:00Z';
 const BOUND = '2030-01-01T01:00:00Z';
 const FIRST_RAN = '2030-01-01T02:00:00Z';
@@ -35,7 +37,7 @@ function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {
     nameTakenBy: undefined,
     node: { apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } },
     resizeRefused: undefined,
-    lookups: { vmConfig: () => undefined, image: () => undefined, iso: () => undefined },
+    lookups: { vmConfig: none, image: none, iso: none, credentials: () => [] },
     portHolder: () => undefined,
     hosts: () => [],
     config: parseConfig({}, 'test'),

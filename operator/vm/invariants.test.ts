@@ -28,6 +28,7 @@ import { summarize } from './status.ts';
 import { stepsFor } from './steps/index.ts';
 import type { Write } from './steps/step.ts';
 
+const none = () => undefined;
 const config = parseConfig({ hostLostTimeoutSeconds: 600 }, 'test');
 const ACTIONS = [
   'reconcile',
@@ -97,7 +98,7 @@ class World {
       nameTakenBy: undefined,
       node: this.pod?.spec.nodeName === undefined ? undefined : structuredClone(this.node),
       resizeRefused: this.resizeRefused,
-      lookups: { vmConfig: () => undefined, image: () => undefined, iso: () => undefined },
+      lookups: { vmConfig: none, image: none, iso: none, credentials: () => [] },
       portHolder: () => undefined,
       hosts: () => [],
       config,

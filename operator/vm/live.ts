@@ -1,8 +1,10 @@
 /**
- * Reads the objects of a deployment (VMConfig, Image, ISO) from the API server. The Pod of a VM is created only once. If a cache
+ * Reads the objects of a deployment (VMConfig, Image, ISO, credentials for registries) from the API server. The Pod of a VM is created only once. If a cache
  * lags at this moment, the last edit of such an object would have no effect.
  */
+import { readRegistryCredentials, REGISTRIES_CONFIG_MAP } from '../../api/v1alpha1/registrycredentials.ts';
 import type { KubeClient } from '../../kube/client.ts';
+import { CONFIG_MAPS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { IMAGES, ISOS, VM_CONFIGS } from '../objects/resources.ts';
@@ -30,7 +32,7 @@ interface Question {
 
 /**
  * Returns the observed state with the current VMConfig, Image and ISO of the VM from the API server. Each object takes one GET,
- * and one more if it is in the default namespace. A VM with a plain image reference needs no GET.
+ * and one more if it is in the default namespace. The credentials take one GET if an image comes from a registry.
  *
  * @throws ApiError when a request fails
  */
@@ -73,6 +75,8 @@ function lookupsOf(
     vmConfig: (name, from) => ask(VM_CONFIGS, from, name),
     image: (name) => ask(IMAGES, namespace, name) ?? ask(IMAGES, fallback, name),
     iso: (name) => ask(ISOS, namespace, name) ?? ask(ISOS, fallback, name),
+    credentials: () =>
+      readRegistryCredentials(ask(CONFIG_MAPS, namespace, REGISTRIES_CONFIG_MAP)?.data).credentials,
   };
 }
 

@@ -7,6 +7,8 @@ import type { Observed } from './observe.ts';
 import { buildPod } from './pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 
+const none = () => undefined;
+
 const config = parseConfig({}, 'test');
 let deployments = 0;
 
@@ -26,8 +28,11 @@ function podOf({ cluster = 'one', namespace = 'platform-ci', name = 'build', spe
     metadata: { name, namespace, uid: `uid-${deployments}` },
     spec: { image: 'registry.example/guest:1', ...spec },
   };
-  const lookups = { vmConfig: () => undefined, image: () => undefined, iso: () => undefined };
-  const resolved = resolve({ vm, lookups, config } as unknown as Observed);
+  const resolved = resolve({
+    vm,
+    lookups: { vmConfig: none, image: none, iso: none, credentials: () => [] },
+    config,
+  } as unknown as Observed);
   if (isUnresolved(resolved)) {
     throw new Error(resolved.message);
   }

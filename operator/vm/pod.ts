@@ -22,6 +22,7 @@ import type { NodeSelectorRequirement, Pod, PodSpec, Toleration } from '../../ku
 import type { Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { hostPodSpec, type Placement } from '../tasks/placement.ts';
+import { insecureAnnotation } from '../tasks/registries.ts';
 import { automaticPorts, reservedPorts } from './ports.ts';
 import type { Resolved } from './resolve.ts';
 import { diskRequest, sizeRequests } from './size.ts';
@@ -54,6 +55,7 @@ export function buildPod(options: PodOptions): Unsaved<Pod> {
       annotations: {
         [MACHINE_ANNOTATION]: JSON.stringify(buildMachine(options)),
         [DESIRED_ANNOTATION]: JSON.stringify(buildDesired(vm, resolved)),
+        ...insecureAnnotation(resolved.credentials),
       },
       finalizers: [POD_FINALIZER],
       ownerReferences: [

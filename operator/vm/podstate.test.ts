@@ -25,6 +25,8 @@ import { resizedContainers } from './size.ts';
 import { summarize } from './status.ts';
 import { stepsFor } from './steps/index.ts';
 
+const none = () => undefined;
+
 const config = parseConfig({}, 'test');
 const TIME = '2030-01-01T00:00:00Z';
 const NOW = Date.parse('2030-01-01T01:00:00Z');
@@ -116,7 +118,7 @@ type Sample = typeof POD extends fc.Arbitrary<infer T> ? T : never;
 const WORLD = {
   nameTakenBy: undefined,
   resizeRefused: undefined,
-  lookups: { vmConfig: () => undefined, image: () => undefined, iso: () => undefined },
+  lookups: { vmConfig: none, image: none, iso: none, credentials: () => [] },
   portHolder: () => 'platform-qa/other',
   hosts: () => [TAINTED],
   config,

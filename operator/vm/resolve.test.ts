@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
+import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
 import { parseConfig } from '../config/config.ts';
@@ -20,7 +21,7 @@ const INSTALLER: ISO = {
   },
 };
 
-function resolved(spec: VMSpec, vmConfig?: VMConfigSpec): Resolved {
+function resolved(spec: VMSpec, vmConfig?: VMConfigSpec, known: RegistryCredential[] = []): Resolved {
   const vm = {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'VM',
@@ -28,8 +29,14 @@ function resolved(spec: VMSpec, vmConfig?: VMConfigSpec): Resolved {
     spec,
   };
   const iso = (name: string) => (name === 'installer' ? INSTALLER : undefined);
+  const credentials = () => known;
   const metadata = { name: 'shared', namespace: 'platform-ci' };
-  const lookups = { vmConfig: () => vmConfig && { metadata, spec: vmConfig }, image: () => undefined, iso };
+  const lookups = {
+    vmConfig: () => vmConfig && { metadata, spec: vmConfig },
+    image: () => undefined,
+    iso,
+    credentials,
+  };
   const result = resolve({ vm, lookups, config } as unknown as Observed);
   if (isUnresolved(result)) {
     throw new Error(result.message);
@@ -54,6 +61,27 @@ describe('a VM that names an ISO', () => {
       os: 'Linux',
       imagePullSecrets: [],
     });
+  });
+});
+
+describe('the credentials of a namespace', () => {
+  const at = (registry: string): RegistryCredential => {
+    return { scheme: 'https', registry, secretName: `for-${registry}`, allowInsecure: false };
+  };
+  const known = [at('registry.example'), at('docker.io'), at('registry.example:5000')];
+
+  it('are added to the pull secrets of a VM for the registries of its images alone, after its own', () => {
+    const { credentials, imagePullSecrets } = resolved({ iso: 'installer' }, {}, known);
+    expect(imagePullSecrets).toEqual([{ name: 'regcred' }, { name: 'for-registry.example' }]);
+    expect(credentials).toEqual([at('registry.example')]);
+    const hub = resolved({ image: 'team/guest:1' }, {}, known);
+    expect(hub.imagePullSecrets).toEqual([{ name: 'for-docker.io' }]);
+  });
+
+  it('are named once if the VM names the same Secret', () => {
+    const imagePullSecrets = [{ name: 'for-registry.example' }];
+    const spec: VMSpec = { image: 'registry.example/guest:1', imagePullSecrets };
+    expect(resolved(spec, {}, known).imagePullSecrets).toEqual(imagePullSecrets);
   });
 });
 

@@ -7,11 +7,13 @@ import { isImageReference, normaliseImageName } from '../../api/v1alpha1/referen
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
+import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig, VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
 import { contentOf } from '../image/content.ts';
+import { resolveAccess } from './access.ts';
 import type { Observed } from './observe.ts';
 import { reservedPorts, type WantedPorts } from './ports.ts';
 
@@ -28,6 +30,8 @@ export interface Resolved extends WantedPorts {
   readonly image: ResolvedImage | undefined;
   readonly iso: ResolvedImage | undefined;
   readonly imagePullSecrets: readonly { name: string }[];
+  /** Credentials of the VM's namespace for the registries of its images. Their Secrets are among `imagePullSecrets`. */
+  readonly credentials: readonly RegistryCredential[];
   readonly architecture: 'amd64' | 'arm64' | undefined;
   readonly cpu: number;
   readonly memoryBytes: bigint;
@@ -94,6 +98,7 @@ export function resolve(observed: Observed): Resolved | Unresolved {
     imageSizeBytes: imageSize(images),
     ...resolveHardware(layers, imageObject?.spec.source.ipsw !== undefined),
     ...resolveRest(layers),
+    ...resolveAccess(observed.lookups, [image, iso], pick(layers, 'imagePullSecrets')),
     config: config && configIdentity(config),
   };
   return networkFault(observed, resolved) ?? resolved;
@@ -279,7 +284,6 @@ function resolveVnc(layers: readonly Layer[]) {
 
 function resolveRest(layers: readonly Layer[]) {
   return {
-    imagePullSecrets: pick(layers, 'imagePullSecrets') ?? [],
     placement: layers.reduceRight<Resolved['placement']>(mergePlacement, {}),
     ...resolveNetwork(layers),
     ...resolveVnc(layers),

@@ -157,6 +157,8 @@ describe('the table', () => {
         'create certificatesigningrequests.certificates.k8s.io',
         'approve signers.certificates.k8s.io',
         `patch configmaps in ${SYSTEM}`,
+        // Only the ConfigMap berth-registries.
+        `get configmaps in ${OWN}`,
         'get /metrics',
       ],
     ],

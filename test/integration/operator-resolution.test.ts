@@ -1,7 +1,12 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
-import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
-import { PODS } from '../../kube/core.ts';
+import { INSECURE_SERVERS_ANNOTATION, MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import {
+  entryText,
+  readInsecureServers,
+  REGISTRIES_CONFIG_MAP,
+} from '../../api/v1alpha1/registrycredentials.ts';
+import { CONFIG_MAPS, PODS } from '../../kube/core.ts';
 import { IMAGES, VM_CONFIGS } from '../../operator/objects/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { AS_OPERATOR, isAllowed } from '../support/admission.ts';
@@ -96,6 +101,29 @@ describe('the values of a VM', () => {
     expect(newer.status?.resources?.cpu).toBe(8);
     expect(newer.status?.config?.generation).toBe(2);
     expect((await teamVms.get('guest')).status?.resources?.cpu).toBe(6);
+  });
+
+  it('include the credentials of its namespace for the registry, and no other namespace has them', async () => {
+    const registry = 'old.example:5000';
+    const credential = { scheme: 'http', registry, secretName: 'team-cred', allowInsecure: true } as const;
+    await cluster.client().create(CONFIG_MAPS, {
+      metadata: { name: REGISTRIES_CONFIG_MAP, namespace: TEAM },
+      data: { 'team-cred': entryText(credential), broken: '{"server":' },
+    });
+    // The operator reads the credentials when it makes the Pod, so they need not be in a cache.
+    const spec = { image: `${registry}/desk:2`, imagePullSecrets: [{ name: 'mine' }] };
+    await teamVms.create('credited', spec);
+    await vms.create('uncredited', spec);
+    await teamVms.waitForPhase('credited', 'Running');
+    await vms.waitForPhase('uncredited', 'Running');
+    const { spec: credited, metadata } = await teamVms.pod('credited');
+    expect(credited.imagePullSecrets).toEqual([{ name: 'mine' }, { name: 'team-cred' }]);
+    expect(readInsecureServers(metadata.annotations?.[INSECURE_SERVERS_ANNOTATION])).toEqual([
+      { scheme: 'http', registry },
+    ]);
+    const other = await vms.pod('uncredited');
+    expect(other.spec.imagePullSecrets).toEqual([{ name: 'mine' }]);
+    expect(other.metadata.annotations).not.toHaveProperty([INSECURE_SERVERS_ANNOTATION]);
   });
 
   it('architecture and os come from an Image, whose source goes to the host unchanged', async () => {

@@ -19,7 +19,13 @@ function observed(spec: VMSpec, random: string): Observed {
     metadata,
     spec: { image: 'r.example/g:1', ...spec },
   };
-  return { vm, config, lookups: {}, clusterUid: '', random: () => random.repeat(32) } as unknown as Observed;
+  return {
+    vm,
+    config,
+    lookups: { credentials: () => [] },
+    clusterUid: '',
+    random: () => random.repeat(32),
+  } as unknown as Observed;
 }
 
 /** Returns the observed state with the VM's Pod, which waits for the reason on its host. */
