@@ -40,7 +40,7 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   const callers = new Callers(connection, metrics);
   const app = await createApp({ callers, logger, version: VERSION });
   addChallenges(app, config.cluster);
-  addRoutes(app);
+  addRoutes(app, { config });
   await app.ready();
   const ended = new AbortController();
   const certificates = certificateProvider(config);

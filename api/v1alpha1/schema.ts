@@ -71,12 +71,18 @@ export function choice<const Words extends readonly [string, ...string[]]>(
 
 /** Pattern of names that most Kubernetes objects have: RFC 1123 subdomains, of at most 253 characters. */
 const SUBDOMAIN = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
+const OBJECT_NAME_LENGTH = 253;
 /** Pattern of RFC 1123 labels, of at most 63 characters. */
 export const LABEL = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?$/;
 
 /** Returns the schema of the name of another object. */
 export function objectName(description: string) {
-  return text(description, 253, SUBDOMAIN);
+  return text(description, OBJECT_NAME_LENGTH, SUBDOMAIN);
+}
+
+/** Reports whether an object of most kinds can have this name. */
+export function isObjectName(name: string): boolean {
+  return name.length <= OBJECT_NAME_LENGTH && SUBDOMAIN.test(name);
 }
 
 /** Returns the schema of the name of a namespace. */

@@ -25,7 +25,7 @@ export class StatusError extends HttpError {
 
 /** Sends the answer for an error. Only an error that nobody expected is logged. */
 export function sendError(error: unknown, request: FastifyRequest, reply: FastifyReply): void {
-  const status = statusOf(error);
+  const status = statusOf(error, request);
   if (status.code === 500 && !(error instanceof StatusError) && !(error instanceof ApiError)) {
     request.log.error(
       { err: error, method: request.method, route: request.routeOptions.url },
@@ -40,7 +40,7 @@ export function sendError(error: unknown, request: FastifyRequest, reply: Fastif
   void reply.code(code).type('application/json; charset=utf-8').send(JSON.stringify(status));
 }
 
-function statusOf(error: unknown): Status {
+function statusOf(error: unknown, request: FastifyRequest): Status {
   if (error instanceof StatusError) {
     return error.body;
   }
@@ -52,7 +52,7 @@ function statusOf(error: unknown): Status {
     return failure(error.status, error.message, { reason: error.reason, details });
   }
   if (hasZodFastifySchemaValidationErrors(error)) {
-    return invalid(error.validation);
+    return invalid(error.validation, error.validationContext === 'body' ? request.body : undefined);
   }
   if (error instanceof DeadlineError || CONNECTION_ERRORS.test(codeOf(error) ?? '')) {
     return failure(503, 'The Kubernetes API server does not answer. Try again later');
@@ -76,12 +76,12 @@ interface Mistake {
   message?: string | undefined;
 }
 
-/** Returns 400 when a value has the wrong type, and 422 when it is missing or outside its bounds. */
-function invalid(mistakes: readonly Mistake[]): Status {
+/** Returns 400 when a value has the wrong type, and 422 when it is missing or outside its bounds. `given` has the values. */
+function invalid(mistakes: readonly Mistake[], given: unknown): Status {
   const causes = mistakes.map(({ instancePath, keyword, message = 'is not valid' }) => ({
     reason: isMissing(keyword, message) ? 'FieldValueRequired' : 'FieldValueInvalid',
     field: instancePath.slice(1).replaceAll('/', '.'),
-    message: isMissing(keyword, message) ? 'is required' : message,
+    message: isMissing(keyword, message) ? 'is required' : `${message}${numberAt(instancePath, given)}`,
   }));
   const text = causes
     .map(({ field, message }) => (field === '' ? message : `${field}: ${message}`))
@@ -90,6 +90,16 @@ function invalid(mistakes: readonly Mistake[]): Status {
     ({ keyword, message = '' }) => keyword === 'invalid_type' && !isMissing(keyword, message),
   );
   return failure(isMalformed ? 400 : 422, text, { details: { causes } });
+}
+
+/** Returns the refused number for a message. Texts are not repeated, because some of them are passwords. */
+function numberAt(instancePath: string, given: unknown): string {
+  const parts = instancePath.split('/').slice(1);
+  let value = given;
+  for (const part of parts) {
+    value = Object.entries(value ?? {}).find(([key]) => key === part)?.[1];
+  }
+  return typeof value === 'number' ? `, not ${value}` : '';
 }
 
 /** Reports whether the field is missing. Zod says so only in its message. */

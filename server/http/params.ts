@@ -1,5 +1,9 @@
 /** Parameters of paths. */
 import * as z from 'zod';
+import { LABEL, text } from '../../api/v1alpha1/schema.ts';
 
-/** A namespace. The API server checks the name, so that a wrong one is answered like a missing one. */
-export const namespaceParams = z.object({ namespace: z.string().min(1).max(253) });
+/** A namespace. With a slash in its name, the request would be for another path of the API server. */
+export const namespaceParams = z.object({ namespace: text('Namespace.', 63, LABEL) });
+
+/** An object in a namespace. An impossible name is answered like a missing object. */
+export const objectParams = namespaceParams.extend({ name: z.string().min(1) });

@@ -1,0 +1,59 @@
+/** Fields of a machine that the requests for a VM and for a VM config share. */
+import * as z from 'zod';
+import { type DisplayDpiMaximum, displayBounds } from '../v1alpha1/display.ts';
+import { objectName, text } from '../v1alpha1/schema.ts';
+import { imageName, TAG } from '../v1alpha1/template.ts';
+import { decimal, whole } from './fields.ts';
+
+/** Bounds of memory in GiB. Clients give it to a tenth. The maximum is that of the kinds. */
+const MEMORY = { minimum: 0.1, maximum: 16_384 };
+
+/** Returns the fields. The display's DPI may be at most `dpiMaximum`. */
+export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
+  const { displayWidth, displayHeight, displayDPI } = displayBounds(dpiMaximum);
+  return {
+    image: imageName('Image for the disk.').optional(),
+    iso: imageName('ISO for booting.').optional(),
+    cpu: whole(1, 256).optional().meta({ description: 'Number of virtual processors.' }),
+    memory: decimal(MEMORY.minimum, MEMORY.maximum).optional().meta({ description: 'Memory in GiB.' }),
+    node: objectName('The only allowed host.').optional(),
+    tag: text('Tag of the wanted hosts.', 63, TAG).optional(),
+    tagRequired: z
+      .boolean()
+      .optional()
+      .meta({ description: 'Whether only hosts with the tag are used. False when omitted.' }),
+    scheduler: z.enum(['default', 'default-scheduler', 'most-allocated']).optional().meta({
+      description: 'default spreads machines over hosts. most-allocated fills one host after the other.',
+    }),
+    displayWidth: whole(displayWidth.minimum, displayWidth.maximum)
+      .optional()
+      .meta({ description: 'Width of the display in pixels.' }),
+    displayHeight: whole(displayHeight.minimum, displayHeight.maximum)
+      .optional()
+      .meta({ description: 'Height of the display in pixels.' }),
+    displayDPI: whole(displayDPI.minimum, displayDPI.maximum)
+      .optional()
+      .meta({ description: 'Dots per inch of the display.' }),
+    vncConsole: z
+      .boolean()
+      .optional()
+      .meta({ description: 'Whether the display is served over VNC. True when omitted.' }),
+    systemSerial: text('Serial number of the machine.', 12, /^[-A-Za-z0-9]{8,12}$/).optional(),
+    netBoost: z.boolean().optional().meta({ description: 'Without effect.' }),
+    legacyIO: z.boolean().optional().meta({ description: 'Without effect.' }),
+    gpuPassthrough: z
+      .literal(false, { error: 'GPU passthrough is not offered' })
+      .optional()
+      .meta({ description: 'Only false is accepted.' }),
+  };
+}
+
+/** Request fields of a machine, as a type. */
+export type MachineRequest = z.infer<z.ZodObject<ReturnType<typeof machineRequestFields>>>;
+
+/** Reports whether a request does not name both an image and an ISO. */
+export function isOneSource({ image, iso }: Pick<MachineRequest, 'image' | 'iso'>): boolean {
+  return image === undefined || iso === undefined;
+}
+
+export const ONE_SOURCE = { error: 'at most one of image and iso may be given', path: ['iso'] };

@@ -1,0 +1,54 @@
+/** VM configs as the HTTP API shows and accepts them. */
+import * as z from 'zod';
+import type { DisplayDpiMaximum } from '../v1alpha1/display.ts';
+import { objectName } from '../v1alpha1/schema.ts';
+import { architectureSchema } from '../v1alpha1/template.ts';
+import { isOneSource, machineRequestFields, ONE_SOURCE } from './machine.ts';
+
+/** VM config. Optional fields are absent when the VMConfig leaves them out. */
+export const vmConfigItemSchema = z
+  .object({
+    name: z.string(),
+    namespace: z
+      .string()
+      .optional()
+      .meta({ description: 'Namespace of the VM config: the requested one or the default one.' }),
+    image: z.string().optional(),
+    iso: z.string().optional(),
+    cpu: z.int().optional(),
+    memory: z.number().optional().meta({ description: 'Memory in GiB.' }),
+    type: z.enum(['arm64', 'amd64']).optional().meta({ description: 'Architecture of its VMs.' }),
+    scheduler: z.enum(['default', 'most-allocated']).optional(),
+    tag: z.string().optional(),
+    tagRequired: z.boolean().optional(),
+    vncConsole: z.boolean().optional(),
+    displayWidth: z.int().optional(),
+    displayHeight: z.int().optional(),
+    displayDPI: z.int().optional(),
+  })
+  .meta({ id: 'VMConfig' });
+export type VMConfigItem = z.infer<typeof vmConfigItemSchema>;
+
+export const vmConfigListSchema = z.object({ items: z.array(vmConfigItemSchema) });
+
+/** Longest name of a VM config, as in its kind. */
+const NAME_LENGTH = 50;
+const OF_ONE_VM = 'belongs to a single VM, so it is given when the VM is deployed';
+
+/** Returns the body for a new VM config. The display's DPI may be at most `dpiMaximum`. */
+export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
+  return z
+    .object({
+      name: objectName('Name of the VM config.').max(NAME_LENGTH),
+      ...machineRequestFields(dpiMaximum),
+      type: architectureSchema.optional(),
+    })
+    .refine(isOneSource, ONE_SOURCE)
+    .refine(({ image, iso }) => image !== undefined || iso !== undefined, {
+      error: 'one of image and iso must be given',
+      path: ['image'],
+    })
+    .refine(({ node }) => node === undefined, { error: OF_ONE_VM, path: ['node'] })
+    .refine(({ systemSerial }) => systemSerial === undefined, { error: OF_ONE_VM, path: ['systemSerial'] });
+}
+export type VMConfigRequest = z.infer<ReturnType<typeof vmConfigRequestSchema>>;

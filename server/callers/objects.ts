@@ -1,0 +1,117 @@
+/** Reads, creates and deletes objects with the rights of the caller. */
+import { CREATED_BY_ANNOTATION, GROUP } from '../../api/v1alpha1/names.ts';
+import { isObjectName } from '../../api/v1alpha1/schema.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { apiErrorFrom, isForbidden, isNotFound } from '../../kube/errors.ts';
+import { type KubeObject, pathOf, type Ref, type Resource, type Unsaved } from '../../kube/objects.ts';
+import { StatusError } from '../http/errors.ts';
+
+interface SelfSubjectReview extends KubeObject {
+  status?: { userInfo?: { username?: string } };
+}
+const SELF_SUBJECT_REVIEWS: Resource<SelfSubjectReview> = {
+  apiVersion: 'authentication.k8s.io/v1',
+  kind: 'SelfSubjectReview',
+  plural: 'selfsubjectreviews',
+  namespaced: false,
+};
+
+/** Reference to an object in a namespace. */
+export interface NamespacedRef extends Ref {
+  namespace: string;
+}
+
+/** Creates the object with the name of the caller in its annotation. @throws ApiError when the API server refuses. */
+export async function createAs<T extends KubeObject>(
+  client: KubeClient,
+  type: Resource<T>,
+  object: Unsaved<T>,
+): Promise<T> {
+  const { status } = await client.create(SELF_SUBJECT_REVIEWS, { metadata: {} });
+  const annotations = {
+    ...object.metadata.annotations,
+    [CREATED_BY_ANNOTATION]: status?.userInfo?.username ?? '',
+  };
+  return await client.create(type, { ...object, metadata: { ...object.metadata, annotations } });
+}
+
+/** @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name. */
+export async function getAs<T extends KubeObject>(
+  client: KubeClient,
+  type: Resource<T>,
+  ref: NamespacedRef,
+): Promise<T> {
+  return await client.get(type, checked(type, ref));
+}
+
+/**
+ * Returns the object of that name in the namespace, or else in the default namespace. A caller without rights there does not see its objects.
+ *
+ * @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name.
+ */
+export async function findAs<T extends KubeObject>(
+  client: KubeClient,
+  type: Resource<T>,
+  ref: NamespacedRef,
+  defaultNamespace: string,
+): Promise<T> {
+  try {
+    return await getAs(client, type, ref);
+  } catch (error) {
+    if (!isNotFound(error) || ref.namespace === defaultNamespace) {
+      throw error;
+    }
+    const shared = client.get(type, { ...ref, namespace: defaultNamespace });
+    const found = await undefinedIf((reason) => isNotFound(reason) || isForbidden(reason), shared);
+    if (found === undefined) {
+      throw error;
+    }
+    return found;
+  }
+}
+
+/**
+ * Returns all objects of the namespace, and those of the default namespace whose names the namespace does not have. A caller without rights
+ * in the default namespace gets only the former.
+ *
+ * @throws ApiError when the API server refuses.
+ */
+export async function listWithShared<T extends KubeObject>(
+  client: KubeClient,
+  type: Resource<T>,
+  { namespace, labelSelector }: { namespace: string; labelSelector?: string | undefined },
+  defaultNamespace: string,
+): Promise<T[]> {
+  const { items } = await client.list(type, { namespace, labelSelector });
+  if (namespace === defaultNamespace) {
+    return items;
+  }
+  const shared = client.list(type, { namespace: defaultNamespace, labelSelector });
+  const { items: others = [] } = (await undefinedIf(isForbidden, shared)) ?? {};
+  const own = new Set(items.map(({ metadata }) => metadata.name));
+  return [...items, ...others.filter(({ metadata }) => !own.has(metadata.name))];
+}
+
+/** Deletes the object. @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name. */
+export async function deleteAs<T extends KubeObject>(
+  client: KubeClient,
+  type: Resource<T>,
+  ref: NamespacedRef,
+): Promise<void> {
+  const { status, body, retryAfterMilliseconds } = await client.raw(
+    'DELETE',
+    pathOf(type, checked(type, ref)),
+  );
+  if (status >= 400) {
+    throw apiErrorFrom(body, status, retryAfterMilliseconds);
+  }
+}
+
+/** Refuses a name that no object can have. With a slash in it, the request would be for another path of the API server. */
+export function checked<T extends KubeObject>(type: Resource<T>, ref: NamespacedRef): NamespacedRef {
+  if (!isObjectName(ref.name)) {
+    throw new StatusError(404, `${type.plural}.${GROUP} ${JSON.stringify(ref.name)} not found`);
+  }
+  return ref;
+}

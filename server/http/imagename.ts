@@ -1,0 +1,41 @@
+/**
+ * Image names in paths. An image reference has slashes, which clients encode once, twice or not at all. Some proxies decode a path before they
+ * pass it on.
+ */
+import { StatusError } from './errors.ts';
+
+/** Number of times that a parameter may still be encoded after the router decoded it once. */
+const ENCODINGS = 2;
+const ENCODED = /%[0-9a-f]{2}/i;
+
+/**
+ * Returns the name in a parameter of a path, which the router decoded once. No image name has a percent sign, so each one is another encoding.
+ *
+ * @throws StatusError 400 when the encoding is not valid.
+ */
+export function decodedImageName(parameter: string): string {
+  let name = parameter;
+  for (let round = 0; round < ENCODINGS && ENCODED.test(name); round += 1) {
+    try {
+      name = decodeURIComponent(name);
+    } catch {
+      throw new StatusError(400, 'the image name in the path has an invalid encoding');
+    }
+  }
+  return name;
+}
+
+/**
+ * Separates an image name with raw slashes from the action after it. A path that ends with none of the actions has no action. Routes with one
+ * parameter for the name come first, so an encoded name may end like an action.
+ *
+ * @throws StatusError 400 when an encoding in the path is not valid.
+ */
+export function splitImagePath<Action extends string>(
+  path: string,
+  actions: readonly Action[],
+): { image: string; action: Action | undefined } {
+  const action = actions.find((word) => path.endsWith(`/${word}`));
+  const name = action === undefined ? path : path.slice(0, -(action.length + 1));
+  return { image: decodedImageName(name), action };
+}

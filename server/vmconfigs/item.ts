@@ -1,0 +1,40 @@
+/** Shows a VMConfig as the HTTP API does. */
+import type { VMConfigItem } from '../../api/http/vmconfig.ts';
+import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
+
+const GIBIBYTE = 1024 ** 3;
+
+export function vmConfigItem({ metadata, spec }: VMConfig): VMConfigItem {
+  const { image, iso, cpu, memory, architecture, vnc, displayWidth, displayHeight, displayDPI } = spec;
+  return {
+    name: metadata.name,
+    namespace: metadata.namespace,
+    image,
+    iso,
+    cpu,
+    memory: memory === undefined ? undefined : gibibytes(memory),
+    type: architecture,
+    ...placementOf(spec),
+    vncConsole: vnc?.enabled,
+    displayWidth,
+    displayHeight,
+    displayDPI,
+  };
+}
+
+function placementOf({
+  placement = {},
+}: VMConfig['spec']): Pick<VMConfigItem, 'scheduler' | 'tag' | 'tagRequired'> {
+  const { strategy, tag, tagPolicy } = placement;
+  return {
+    scheduler: strategy && (strategy === 'MostAllocated' ? 'most-allocated' : 'default'),
+    tag,
+    tagRequired: tag === undefined ? undefined : tagPolicy === 'Required',
+  };
+}
+
+/** Returns GiB with at most two decimals. Clients read the number as a float. */
+function gibibytes(quantity: string | number): number {
+  return Number((Number(parseQuantity(quantity)) / GIBIBYTE).toFixed(2));
+}

@@ -1,0 +1,74 @@
+/** VM configs of a namespace. All users may use those of the default namespace, so each namespace shows them too. */
+import { success, statusSchema } from '../../api/http/status.ts';
+import { vmConfigItemSchema, vmConfigListSchema, vmConfigRequestSchema } from '../../api/http/vmconfig.ts';
+import { createAs, deleteAs, findAs, listWithShared } from '../callers/objects.ts';
+import type { App } from '../http/app.ts';
+import { namespaceParams, objectParams } from '../http/params.ts';
+import { VM_CONFIGS } from '../resources.ts';
+import type { Services } from '../services.ts';
+import { vmConfigItem } from './item.ts';
+import { machineSpec } from './spec.ts';
+
+const COLLECTION = '/api/v1/namespaces/:namespace/vmconfigs';
+const tags = ['VM configs'];
+
+export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum } }: Services): void {
+  app.get(
+    COLLECTION,
+    {
+      schema: {
+        summary: 'List the VM configs of a namespace and of the default namespace',
+        tags,
+        params: namespaceParams,
+        response: { 200: vmConfigListSchema },
+      },
+    },
+    async ({ caller, params }) => ({
+      items: (await listWithShared(caller(), VM_CONFIGS, params, namespaces.default)).map(vmConfigItem),
+    }),
+  );
+  app.get(
+    `${COLLECTION}/:name`,
+    {
+      schema: {
+        summary: 'Get a VM config of a namespace, or else of the default namespace',
+        tags,
+        params: objectParams,
+        response: { 200: vmConfigItemSchema },
+      },
+    },
+    async ({ caller, params }) =>
+      vmConfigItem(await findAs(caller(), VM_CONFIGS, params, namespaces.default)),
+  );
+  app.post(
+    COLLECTION,
+    {
+      schema: {
+        summary: 'Create a VM config',
+        tags,
+        params: namespaceParams,
+        body: vmConfigRequestSchema(dpiMaximum),
+        response: { 200: vmConfigItemSchema },
+      },
+    },
+    async ({ caller, params: { namespace }, body: { name, type, ...machine } }) => {
+      const spec = { ...machineSpec(machine), architecture: type };
+      return vmConfigItem(await createAs(caller(), VM_CONFIGS, { metadata: { name, namespace }, spec }));
+    },
+  );
+  app.delete(
+    `${COLLECTION}/:name`,
+    {
+      schema: {
+        summary: 'Delete a VM config',
+        tags,
+        params: objectParams,
+        response: { 200: statusSchema },
+      },
+    },
+    async ({ caller, params }) => {
+      await deleteAs(caller(), VM_CONFIGS, params);
+      return success();
+    },
+  );
+}
