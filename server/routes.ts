@@ -1,10 +1,14 @@
 /** All routes of the HTTP API. */
+import { addClusterRoutes } from './cluster/routes.ts';
 import type { App } from './http/app.ts';
+import { addNodeRoutes } from './nodes/routes.ts';
 import type { Services } from './services.ts';
 import { addVMConfigRoutes } from './vmconfigs/routes.ts';
 import { addVMRoutes } from './vms/routes.ts';
 
 export function addRoutes(app: App, services: Services): void {
+  addClusterRoutes(app, services);
+  addNodeRoutes(app, services);
   addVMRoutes(app);
   addVMConfigRoutes(app, services);
 }

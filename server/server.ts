@@ -16,8 +16,10 @@ import { listen, type RunningServer } from '../kube/serving/httpserver.ts';
 import { Transport } from '../kube/transport.ts';
 import { Callers } from './callers/caller.ts';
 import { addChallenges } from './callers/challenge.ts';
+import { clusterInfo } from './cluster/info.ts';
 import type { ServerConfig } from './config.ts';
 import { createApp } from './http/app.ts';
+import { createOwn } from './own/own.ts';
 import { addRoutes } from './routes.ts';
 
 export interface ServerStart {
@@ -36,13 +38,21 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   const connection = await loadConnection({ kubeconfigPath });
   const metrics = createMetrics();
   const transport = new Transport(connection, { metrics, userAgent: 'berth-server' });
-  const authorizer = new Authorizer(new KubeClient(transport));
+  const ownClient = new KubeClient(transport);
+  const authorizer = new Authorizer(ownClient);
+  const own = createOwn({
+    client: ownClient,
+    authorizer,
+    logger,
+    defaultNamespace: config.namespaces.default,
+  });
   const callers = new Callers(connection, metrics);
   const app = await createApp({ callers, logger, version: VERSION });
   addChallenges(app, config.cluster);
-  addRoutes(app, { config });
+  addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own });
   await app.ready();
   const ended = new AbortController();
+  own.watches.start(ended.signal);
   const certificates = certificateProvider(config);
   await serveCertificate(app.server, { provider: certificates, logger, signal: ended.signal });
   const servers: RunningServer[] = [
@@ -51,7 +61,7 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
     await serveHealth({
       listen: config.health.address,
       live: { process: () => undefined },
-      ready: { process: () => undefined },
+      ready: { caches: () => own.watches.unready() },
       logger,
     }),
   ];

@@ -1,6 +1,11 @@
 /** Parts of the server that the handlers of routes use. */
+import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { ServerConfig } from './config.ts';
+import type { Own } from './own/own.ts';
 
 export interface Services {
   readonly config: ServerConfig;
+  readonly clusterInfo: ClusterInfo;
+  /** What the server does with its own identity. */
+  readonly own: Own;
 }

@@ -80,7 +80,7 @@ export class Authorizer {
       return userOf(socket);
     }
     const token = bearerToken(request.headers.authorization);
-    return token === undefined ? undefined : await this.#authenticate(token);
+    return token === undefined ? undefined : await this.authenticate(token);
   }
 
   async authorize(user: User, attributes: Attributes): Promise<boolean> {
@@ -96,7 +96,7 @@ export class Authorizer {
   }
 
   /** Returns the user of the token; undefined when the API server does not accept the token. */
-  async #authenticate(token: string): Promise<User | undefined> {
+  async authenticate(token: string): Promise<User | undefined> {
     // The memory must not contain tokens in plain text.
     const question = createHash('sha256').update(token).digest('base64');
     return await this.#users.ask(question, async () => {

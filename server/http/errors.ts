@@ -34,7 +34,7 @@ export function sendError(error: unknown, request: FastifyRequest, reply: Fastif
   }
   const { code = 500 } = status;
   const wait = error instanceof ApiError ? error.retryAfterMilliseconds : undefined;
-  if (wait !== undefined || code === 503) {
+  if (wait !== undefined || code === 503 || code === 429) {
     void reply.header('retry-after', wait === undefined ? RETRY_AFTER_SECONDS : Math.ceil(wait / 1000));
   }
   void reply.code(code).type('application/json; charset=utf-8').send(JSON.stringify(status));

@@ -1,12 +1,14 @@
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import {
+  DEDICATED_KEY,
   DEFAULT_NAMESPACE,
   GROUP,
   HOST_KEY,
   HOST_MARK,
   NAMESPACE_PREFIX,
   SYSTEM_NAMESPACE,
+  TAG_LABEL_PREFIX,
   TASK_ANNOTATION,
   WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
@@ -346,6 +348,7 @@ describe('the policies', () => {
   it('use the same names as the operator', async () => {
     const names: Record<string, string> = {
       operatorUser: OPERATOR_USER,
+      serverUser: `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-server`,
       uninstallUser: `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-uninstall`,
       defaultNamespace: DEFAULT_NAMESPACE,
       namespacePrefix: NAMESPACE_PREFIX,
@@ -353,6 +356,8 @@ describe('the policies', () => {
       keyPrefix: `${GROUP}/`,
       hostTaint: HOST_KEY,
       hostMark: HOST_MARK,
+      dedicatedLabel: DEDICATED_KEY,
+      tagPrefix: TAG_LABEL_PREFIX,
       workloadLabel: WORKLOAD_LABEL,
       taskAnnotation: TASK_ANNOTATION,
     };
@@ -379,6 +384,7 @@ describe('the policies', () => {
       ['berth-operator-workloads', {}],
       ['berth-pods', {}],
       ['berth-references', {}],
+      ['berth-server-nodes', {}],
       ['berth-uninstall', {}],
     ]);
   });

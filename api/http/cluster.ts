@@ -1,0 +1,31 @@
+/** Facts about the cluster that clients read before they sign in. */
+import * as z from 'zod';
+
+export const clusterInfoSchema = z
+  .object({
+    apiEndpoint: z
+      .string()
+      .meta({
+        description:
+          'URL of the Kubernetes API with its port and without a path, for example https://api.example:6443.',
+      }),
+    apiDomain: z.string().meta({ description: 'Host name in the certificate of the Kubernetes API.' }),
+    certData: z
+      .string()
+      .meta({
+        description:
+          'Certificate of the authority of the Kubernetes API, as PEM text. Empty for a public authority.',
+      }),
+    appClientId: z.string().meta({ description: 'Client ID of the berth command at the identity provider.' }),
+    baseOauthEndpoint: z
+      .string()
+      .meta({ description: 'URL of the identity provider. Empty without a provider.' }),
+    gpuPassthroughEnabled: z.boolean(),
+    issuer: z.string().optional().meta({ description: 'OIDC issuer of the users.' }),
+    scopes: z.array(z.string()).meta({ description: 'OIDC scopes that the berth command asks for.' }),
+    deviceFlow: z.boolean().meta({ description: 'Whether the identity provider offers the device flow.' }),
+    version: z.string().meta({ description: 'Version of Berth.' }),
+    namespaceDefault: z.string().meta({ description: 'Namespace of requests that name none.' }),
+  })
+  .meta({ id: 'ClusterInfo' });
+export type ClusterInfo = z.infer<typeof clusterInfoSchema>;

@@ -1,0 +1,53 @@
+/** Hosts as the HTTP API shows them. */
+import * as z from 'zod';
+import { namespaceName } from '../v1alpha1/schema.ts';
+import { TAG } from '../v1alpha1/template.ts';
+
+const memory = z
+  .string()
+  .meta({ description: 'Memory in units of 1,000,000,000 bytes, for example 31.23G.' });
+
+export const nodeItemSchema = z
+  .object({
+    name: z.string(),
+    namespace: z.string().meta({ description: 'Namespace that the host belongs to.' }),
+    nodeIP: z.string().optional(),
+    availableCpu: z.int().meta({ description: 'Whole CPUs that no machine uses.' }),
+    availableMemory: memory,
+    availableGpu: z.int(),
+    allocatableCpu: z.int().meta({ description: 'Whole CPUs for machines.' }),
+    allocatableMemory: memory,
+    allocatableGpu: z.int(),
+    nodeType: z.enum(['WORKER']),
+    phase: z.enum(['READY', 'NOT READY']),
+    tags: z.array(z.string()),
+    architecture: z.string().optional(),
+    slots: z.int().meta({ description: 'Number of machines and tasks that the host runs at once.' }),
+    slotsFree: z.int(),
+    versions: z
+      .object({ agent: z.string().optional(), os: z.string().optional() })
+      .meta({ description: 'Versions of the agent and of the operating system of the host.' }),
+  })
+  .meta({ id: 'Node' });
+export type NodeItem = z.infer<typeof nodeItemSchema>;
+
+export const nodeListSchema = z.object({ items: z.array(nodeItemSchema) });
+
+const tagName = z.string().min(1).max(63).regex(TAG, 'must be letters, digits, "-", "_" and "."');
+
+export const nodeTagSchema = z
+  .object({
+    tag: tagName.optional(),
+    tags: z
+      .array(tagName)
+      .length(1)
+      .optional()
+      .meta({ description: 'Another spelling of `tag`, with one tag.' }),
+  })
+  .refine(({ tag, tags }) => (tag === undefined) !== (tags === undefined), {
+    error: 'exactly one tag is required',
+  });
+
+export const nodeNamespaceSchema = z.object({
+  namespace: namespaceName('Namespace that gets the host. The default namespace gets it back.'),
+});

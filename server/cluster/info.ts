@@ -1,0 +1,33 @@
+/** Collects the facts about the cluster that clients read before they sign in. */
+import type { ClusterInfo } from '../../api/http/cluster.ts';
+import { VERSION } from '../../api/v1alpha1/version.ts';
+import type { Connection } from '../../kube/credentials.ts';
+import type { ServerConfig } from '../config.ts';
+
+const HTTPS_PORT = '443';
+const CERTIFICATE = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----\n?/;
+
+/** Returns the facts, which never change while the server runs. `connection` is the server's own connection to the Kubernetes API. */
+export function clusterInfo(
+  { cluster, namespaces }: Pick<ServerConfig, 'cluster' | 'namespaces'>,
+  connection: Pick<Connection, 'server' | 'serverName' | 'certificateAuthority'>,
+): ClusterInfo {
+  const { apiEndpoint, issuer, clientID, scopes, deviceFlow } = cluster;
+  const { hostname, port } = new URL(apiEndpoint ?? connection.server);
+  const ownName = apiEndpoint === undefined ? connection.serverName : undefined;
+  return {
+    // Clients read the port from this URL, so it is there even when it is the usual one.
+    apiEndpoint: `https://${hostname}:${port || HTTPS_PORT}`,
+    apiDomain: ownName ?? hostname.replace(/^\[(.*)\]$/, '$1'),
+    // Clients read exactly one certificate.
+    certData: CERTIFICATE.exec(connection.certificateAuthority ?? '')?.[0] ?? '',
+    appClientId: clientID,
+    baseOauthEndpoint: issuer ?? '',
+    gpuPassthroughEnabled: false,
+    issuer,
+    scopes,
+    deviceFlow: issuer !== undefined && deviceFlow,
+    version: VERSION,
+    namespaceDefault: namespaces.default,
+  };
+}

@@ -1,0 +1,77 @@
+/** Shows a host as the HTTP API does. */
+import type { NodeItem } from '../../api/http/node.ts';
+import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import { agentVersion } from '../../api/v1alpha1/version.ts';
+import type { Node, Pod } from '../../kube/core.ts';
+import { tagsOf } from '../own/hosts.ts';
+
+const GIGABYTE = 1_000_000_000;
+
+/** `pods` are the Pods that are bound to the host. */
+export function nodeItem(node: Readonly<Node>, pods: readonly Readonly<Pod>[], namespace: string): NodeItem {
+  const { metadata, status = {} } = node;
+  const { allocatable = {}, addresses = [], nodeInfo = {} } = status;
+  const used = usedOf(pods.filter((pod) => !hasEnded(pod)));
+  const cpu = millisOf(allocatable.cpu);
+  const memory = bytesOf(allocatable.memory);
+  const slots = bytesOf(allocatable[SLOT_RESOURCE]);
+  return {
+    name: metadata.name,
+    namespace,
+    nodeIP: addresses.find(({ type }) => type === 'InternalIP')?.address,
+    availableCpu: wholeCPUs(cpu - used.cpu),
+    availableMemory: gigabytes(memory - used.memory),
+    availableGpu: 0,
+    allocatableCpu: wholeCPUs(cpu),
+    allocatableMemory: gigabytes(memory),
+    allocatableGpu: 0,
+    nodeType: 'WORKER',
+    phase: isReady(node) ? 'READY' : 'NOT READY',
+    tags: tagsOf(node),
+    architecture: nodeInfo.architecture ?? metadata.labels?.['kubernetes.io/arch'],
+    slots,
+    slotsFree: Math.max(0, slots - used.slots),
+    versions: {
+      agent: agentVersion(nodeInfo.kubeletVersion),
+      os: nodeInfo.osImage || undefined,
+    },
+  };
+}
+
+function isReady({ status }: Readonly<Node>): boolean {
+  return status?.conditions?.some(({ type, status }) => type === 'Ready' && status === 'True') === true;
+}
+
+/** A Pod that has ended uses nothing of its host. */
+export function hasEnded({ status }: Readonly<Pod>): boolean {
+  return status?.phase === 'Failed' || status?.phase === 'Succeeded';
+}
+
+function usedOf(pods: readonly Readonly<Pod>[]): { cpu: number; memory: number; slots: number } {
+  const used = { cpu: 0, memory: 0, slots: 0 };
+  for (const { resources: { requests = {} } = {} } of pods.flatMap(({ spec }) => spec.containers)) {
+    used.cpu += millisOf(requests.cpu);
+    used.memory += bytesOf(requests.memory);
+    used.slots += bytesOf(requests[SLOT_RESOURCE]);
+  }
+  return used;
+}
+
+/** Returns thousandths of a CPU. The API server writes fractions of a CPU with the suffix `m`. */
+function millisOf(quantity = '0'): number {
+  return quantity.endsWith('m') ? bytesOf(quantity.slice(0, -1)) : bytesOf(quantity) * 1000;
+}
+
+function bytesOf(quantity = '0'): number {
+  return Number(parseQuantity(quantity));
+}
+
+function wholeCPUs(millis: number): number {
+  return Math.max(0, Math.floor(millis / 1000));
+}
+
+/** Returns bytes in units of 10⁹ with two decimals, for example `31.23G`. */
+export function gigabytes(bytes: number): string {
+  return `${(Math.max(0, bytes) / GIGABYTE).toFixed(2)}G`;
+}

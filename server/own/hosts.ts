@@ -1,0 +1,54 @@
+/** Which hosts belong to a namespace. */
+import { DEDICATED_KEY, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
+import type { Node } from '../../kube/core.ts';
+import { StatusError } from '../http/errors.ts';
+import type { Watches } from './watches.ts';
+
+export class Hosts {
+  readonly #watches: Watches;
+  readonly #defaultNamespace: string;
+
+  constructor(watches: Watches, defaultNamespace: string) {
+    this.#watches = watches;
+    this.#defaultNamespace = defaultNamespace;
+  }
+
+  /** Returns the namespace of a host. A host that no namespace was given belongs to the default namespace. */
+  namespaceOf({ metadata }: Readonly<Node>): string {
+    return metadata.labels?.[DEDICATED_KEY] ?? this.#defaultNamespace;
+  }
+
+  /** Returns the hosts of the namespace by name. @throws StatusError 404 when the namespace does not exist. */
+  of(namespace: string): readonly Readonly<Node>[] {
+    this.requireNamespace(namespace);
+    return this.#watches
+      .hosts()
+      .filter((node) => this.namespaceOf(node) === namespace)
+      .toSorted((a, b) => (a.metadata.name < b.metadata.name ? -1 : 1));
+  }
+
+  /** Returns the host. @throws StatusError 404 when it does not exist or belongs to another namespace. */
+  find(namespace: string, name: string): Readonly<Node> {
+    this.requireNamespace(namespace);
+    const host = this.#watches.host(name);
+    if (host === undefined || this.namespaceOf(host) !== namespace) {
+      throw new StatusError(404, `nodes "${name}" not found`);
+    }
+    return host;
+  }
+
+  /** @throws StatusError 404 when the namespace does not exist. */
+  requireNamespace(name: string): void {
+    if (!this.#watches.hasNamespace(name)) {
+      throw new StatusError(404, `namespaces "${name}" not found`);
+    }
+  }
+}
+
+/** Returns the tags of a host by name. */
+export function tagsOf({ metadata: { labels = {} } }: Readonly<Node>): string[] {
+  return Object.keys(labels)
+    .filter((label) => label.startsWith(TAG_LABEL_PREFIX))
+    .map((label) => label.slice(TAG_LABEL_PREFIX.length))
+    .toSorted();
+}

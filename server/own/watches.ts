@@ -1,0 +1,106 @@
+/** Watches of the server's own identity: hosts, what runs there, their cache of images, and namespaces. */
+import type { Logger } from 'pino';
+import { HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { NAMESPACES, type Namespace, type Node, NODES, type Pod, PODS } from '../../kube/core.ts';
+import { Informer } from '../../kube/informer.ts';
+import { StatusError } from '../http/errors.ts';
+
+/** Index of Pods by the Node that they are bound to. */
+const PODS_BY_NODE = 'node';
+
+export class Watches {
+  readonly #nodes: Informer<Node>;
+  readonly #pods: Informer<Pod>;
+  readonly #namespaces: Informer<Namespace>;
+  #isFilled = false;
+
+  constructor(client: KubeClient, logger: Logger) {
+    this.#nodes = new Informer(client, NODES, {
+      logger,
+      labelSelector: `${HOST_MARK}=${HOST_VALUE}`,
+      transform: trimNode,
+    });
+    this.#pods = new Informer(client, PODS, {
+      logger,
+      labelSelector: WORKLOAD_LABEL,
+      transform: trimPod,
+      indexes: { [PODS_BY_NODE]: ({ spec: { nodeName } }) => (nodeName === undefined ? [] : [nodeName]) },
+    });
+    this.#namespaces = new Informer(client, NAMESPACES, { logger });
+  }
+
+  start(signal: AbortSignal): void {
+    const informers = [this.#nodes, this.#pods, this.#namespaces];
+    informers.forEach((informer) => informer.start(signal));
+    Promise.all(informers.map(({ synced }) => synced)).then(
+      () => {
+        this.#isFilled = true;
+      },
+      () => undefined,
+    );
+  }
+
+  /** Returns what is missing before the server can answer; undefined when nothing is. */
+  unready(): string | undefined {
+    return this.#isFilled ? undefined : 'the caches are not filled yet';
+  }
+
+  /** Returns the Nodes of all hosts. @throws StatusError 503 before they have been read. */
+  hosts(): readonly Readonly<Node>[] {
+    this.#requireFilled();
+    return this.#nodes.cache.list();
+  }
+
+  host(name: string): Readonly<Node> | undefined {
+    this.#requireFilled();
+    return this.#nodes.cache.get(name);
+  }
+
+  /** Returns the Pods of machines and tasks that are bound to the host. */
+  podsOn(host: string): readonly Readonly<Pod>[] {
+    return this.#pods.cache.byIndex(PODS_BY_NODE, host);
+  }
+
+  hasNamespace(name: string): boolean {
+    this.#requireFilled();
+    return this.#namespaces.cache.get(name) !== undefined;
+  }
+
+  #requireFilled(): void {
+    if (!this.#isFilled) {
+      throw new StatusError(503, 'The server has not read the hosts yet. Try again later');
+    }
+  }
+}
+
+/** Removes fields that no answer shows. An agent renews the times of its Node's conditions all the time. */
+function trimNode({ metadata, status = {}, ...node }: Node): Node {
+  const { capacity: _capacity, conditions = [], ...rest } = status;
+  const ready = conditions.filter(({ type }) => type === 'Ready');
+  const { annotations: _annotations, ...kept } = metadata;
+  return { ...node, metadata: kept, status: { ...rest, conditions: ready } };
+}
+
+/** Keeps the place, the requests and the phase of a Pod. */
+function trimPod({ apiVersion, kind, metadata, spec, status }: Pod): Pod {
+  const { name, namespace, uid, resourceVersion, labels } = metadata;
+  const containers = spec.containers.map(({ name, image, resources }) => ({
+    name,
+    image,
+    ...(resources === undefined ? {} : { resources }),
+  }));
+  return {
+    apiVersion,
+    kind,
+    metadata: {
+      name,
+      ...(namespace === undefined ? {} : { namespace }),
+      ...(uid === undefined ? {} : { uid }),
+      ...(resourceVersion === undefined ? {} : { resourceVersion }),
+      ...(labels === undefined ? {} : { labels }),
+    },
+    spec: { containers, ...(spec.nodeName === undefined ? {} : { nodeName: spec.nodeName }) },
+    ...(status?.phase === undefined ? {} : { status: { phase: status.phase } }),
+  };
+}

@@ -1,0 +1,249 @@
+/** Hosts of namespaces in the HTTP API, and the facts that clients read before they sign in. */
+import { randomBytes } from 'node:crypto';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { NODES, PODS } from '../../kube/core.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
+import type { ServerProcess } from '../../hack/cluster/server.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { HTTPClient } from '../wires/httpapi.ts';
+
+const DEFAULT = 'platform-default';
+const namespace = `platform-hosts-${randomBytes(4).toString('hex')}`;
+const FIRST = `${namespace}-0`;
+const SECOND = `${namespace}-1`;
+const nodesOf = (name: string) => `/api/v1/namespaces/${name}/nodes`;
+const DEDICATED = 'berth.node-restriction.kubernetes.io/namespace';
+
+let cluster: Cluster;
+let server: ServerProcess;
+let api: HTTPClient;
+let member: string;
+let admin: string;
+let stranger: string;
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  await cluster.createNamespace(namespace);
+  for (const name of [FIRST, SECOND]) {
+    await createHost(name);
+  }
+  await role('member', 'hosts=list', 'hosts/imagecache=update');
+  await role('admin', 'hosts=list', 'hosts/tags=update', 'hosts/imagecache=update', 'hosts/namespace=update');
+  member = await accountToken('member', 'member');
+  admin = await accountToken('admin', 'admin', true);
+  stranger = await accountToken('stranger');
+  server = await cluster.startServer({
+    name: `server-${namespace}`,
+    config: { cluster: { issuer: 'https://login.example', clientID: 'berth-cli' } },
+  });
+  api = new HTTPClient(server);
+  await waitFor(
+    'the rights to be known',
+    async () => (await api.call(nodesOf(DEFAULT), { token: admin })).status === 200,
+  );
+});
+
+afterAll(async () => {
+  await api?.close();
+  await server?.process.stop();
+  await cluster?.kubectl(['delete', 'node', FIRST, SECOND, '--ignore-not-found']);
+  await cluster?.kubectl(['delete', 'clusterrole,clusterrolebinding', '-l', `test=${namespace}`]);
+  await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+  await cluster?.disconnect();
+});
+
+/** Creates the Node of a host. No agent is there, so it does not become Ready. */
+async function createHost(name: string): Promise<void> {
+  await cluster.client().create(NODES, {
+    metadata: {
+      name,
+      labels: { 'berth.dev/host': 'true', 'berth.node-restriction.kubernetes.io/host': 'true' },
+    },
+    spec: { taints: [{ key: 'berth.dev/host', value: 'true', effect: 'NoSchedule' }] },
+    status: {
+      allocatable: { cpu: '16', memory: '64Gi', pods: '110', 'berth.dev/slot': '4' },
+      addresses: [{ type: 'InternalIP', address: '192.0.2.1' }],
+    },
+  });
+}
+
+/** Creates a ClusterRole from `resource=verb` of the group berth.dev. kubectl refuses resources that the API server does not serve. */
+async function role(name: string, ...rights: string[]): Promise<void> {
+  const rules = rights.map((right) => {
+    const [resource, verb] = right.split('=');
+    return { apiGroups: ['berth.dev'], resources: [resource], verbs: [verb] };
+  });
+  const manifest = {
+    apiVersion: 'rbac.authorization.k8s.io/v1',
+    kind: 'ClusterRole',
+    metadata: { name },
+    rules,
+  };
+  await cluster.kubectl(['create', '-f', '-'], { input: JSON.stringify(manifest) });
+}
+
+/** Returns the token of a new account with the role in its namespace, or in the whole cluster. */
+async function accountToken(name: string, role?: string, isGlobal = false): Promise<string> {
+  const client = cluster.client();
+  await client.create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
+  const subject = `--serviceaccount=${namespace}:${name}`;
+  if (role !== undefined) {
+    const binding = isGlobal
+      ? ['create', 'clusterrolebinding', `${namespace}-${name}`]
+      : ['-n', namespace, 'create', 'rolebinding', name];
+    await cluster.kubectl([...binding, `--clusterrole=${namespace}-${role}`, subject]);
+  }
+  return await requestToken(client, { namespace, name }, 3600);
+}
+
+// oxlint-disable-next-line typescript/no-explicit-any -- Each test reads other fields of it.
+async function itemOf(host: string): Promise<any> {
+  const { body } = await api.call(nodesOf(DEFAULT), { token: admin });
+  return (body.items as { name: string }[]).find(({ name }) => name === host);
+}
+
+async function namesIn(where: string, token: string): Promise<unknown> {
+  const { status, body } = await api.call(nodesOf(where), { token });
+  const names = (body.items as { name: string }[]).map(({ name }) => name);
+  return [status, names.filter((name) => name.startsWith(namespace))];
+}
+
+it('tells everybody where the Kubernetes API is, whatever token they send', async () => {
+  for (const token of [undefined, 'invented']) {
+    const { status, body } = await api.call('/api/v1/cluster-info', { token });
+    expect([status, body]).toMatchObject([
+      200,
+      {
+        apiEndpoint: cluster.server,
+        apiDomain: new URL(cluster.server).hostname,
+        appClientId: 'berth-cli',
+        baseOauthEndpoint: 'https://login.example',
+        gpuPassthroughEnabled: false,
+        namespaceDefault: DEFAULT,
+      },
+    ]);
+    expect(body.certData).toMatch(/^-----BEGIN CERTIFICATE-----/);
+  }
+});
+
+it('shows members the hosts of their namespace only, and refuses others', async () => {
+  expect(await namesIn(DEFAULT, admin)).toEqual([200, [FIRST, SECOND]]);
+  expect(await namesIn(namespace, member)).toEqual([200, []]);
+  expect(await itemOf(FIRST)).toMatchObject({
+    name: FIRST,
+    namespace: DEFAULT,
+    nodeIP: '192.0.2.1',
+    availableCpu: 16,
+    allocatableMemory: '68.72G',
+    nodeType: 'WORKER',
+    tags: [],
+    slots: 4,
+    slotsFree: 4,
+  });
+  for (const [token, code] of [
+    [member, 403],
+    [stranger, 403],
+    ['invented', 401],
+    [undefined, 401],
+  ] as const) {
+    expect((await api.call(nodesOf(DEFAULT), { token })).status).toBe(code);
+  }
+  const refused = await api.call(nodesOf(DEFAULT), { token: member });
+  expect(refused.body.message).toBe(
+    `hosts.berth.dev is forbidden: User "system:serviceaccount:${namespace}:member" cannot list resource "hosts" in API group "berth.dev" in the namespace "${DEFAULT}"`,
+  );
+  const missing = await api.call(nodesOf('platform-missing'), { token: admin });
+  expect([missing.status, missing.body.message]).toEqual([404, 'namespaces "platform-missing" not found']);
+});
+
+it('tags hosts for those with the right', async () => {
+  const tag = (action: string, body: unknown, token = admin, host = FIRST) =>
+    api.call(`${nodesOf(DEFAULT)}/${host}/${action}`, { method: 'POST', token, body });
+  const labels = async () => (await cluster.client().get(NODES, { name: FIRST })).metadata.labels;
+  expect((await tag('tag', { Tag: 'fast' })).status).toBe(200);
+  expect(await labels()).toHaveProperty(['tag.berth.dev/fast'], '');
+  await waitFor('the tag in the list', async () => (await itemOf(FIRST)).tags.includes('fast'));
+  expect((await tag('untag', { tags: ['fast'] })).status).toBe(200);
+  expect(await labels()).not.toHaveProperty(['tag.berth.dev/fast']);
+  for (const [body, code, token, host] of [
+    [{}, 422, admin, FIRST],
+    [{ tag: 'x'.repeat(64) }, 422, admin, FIRST],
+    [{ tag: 'a/b' }, 422, admin, FIRST],
+    [{ tag: 7 }, 400, admin, FIRST],
+    [{ tag: 'fast' }, 404, admin, 'host-9'],
+    [{ tag: 'fast' }, 403, member, FIRST],
+    [{ tag: 'fast' }, 401, 'invented', FIRST],
+  ] as const) {
+    expect([body, (await tag('tag', body, token, host)).status]).toEqual([body, code]);
+  }
+  expect(await labels()).not.toHaveProperty(['tag.berth.dev/fast']);
+});
+
+it('gives a host to a namespace and takes it back, but not while VMs run there', async () => {
+  const move = (from: string, to: string, token = admin) =>
+    api.call(`${nodesOf(from)}/${SECOND}/namespace`, { method: 'POST', token, body: { namespace: to } });
+  expect((await move(DEFAULT, namespace, member)).status).toBe(403);
+  expect((await move(DEFAULT, 'kube-system')).status).toBe(422);
+  expect((await move(DEFAULT, 'platform-missing')).status).toBe(404);
+  expect((await move(DEFAULT, namespace)).status).toBe(200);
+  await waitFor('the host in its new namespace', async () => {
+    const { body } = await api.call(nodesOf(namespace), { token: member });
+    return body.items[0]?.name === SECOND;
+  });
+  expect(await namesIn(DEFAULT, admin)).toEqual([200, [FIRST]]);
+  expect((await move(DEFAULT, namespace)).status).toBe(404);
+  // The policies reserve such a Pod for the operator.
+  const operator = '--as=system:serviceaccount:berth-system:berth-operator';
+  const pod = {
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: { name: 'machine', namespace, labels: { 'berth.dev/workload': 'vm' } },
+    spec: {
+      nodeName: SECOND,
+      automountServiceAccountToken: false,
+      affinity: {
+        nodeAffinity: {
+          requiredDuringSchedulingIgnoredDuringExecution: {
+            nodeSelectorTerms: [
+              {
+                matchExpressions: [
+                  { key: 'berth.node-restriction.kubernetes.io/host', operator: 'In', values: ['true'] },
+                ],
+              },
+            ],
+          },
+        },
+      },
+      tolerations: [
+        { key: 'berth.dev/host', operator: 'Equal', value: 'true', effect: 'NoSchedule' },
+        { key: DEDICATED, operator: 'Equal', value: namespace, effect: 'NoSchedule' },
+      ],
+      containers: [{ name: 'machine', image: 'image', resources: { requests: { cpu: '2' } } }],
+    },
+  };
+  await cluster.kubectl(['create', '-f', '-', operator], { input: JSON.stringify(pod) });
+  const refused = await move(namespace, DEFAULT);
+  expect([refused.status, refused.body.message]).toEqual([
+    409,
+    `Host ${SECOND} still runs VMs: ${namespace}/machine`,
+  ]);
+  await waitFor('the CPUs of the machine to be used', async () => {
+    const { body } = await api.call(nodesOf(namespace), { token: member });
+    return body.items[0].availableCpu === 14;
+  });
+  await cluster.client().delete(PODS, { namespace, name: 'machine' }, { gracePeriodSeconds: 0 });
+  await waitFor('the host to be given back', async () => (await move(namespace, DEFAULT)).status === 200);
+  const { metadata } = await cluster.client().get(NODES, { name: SECOND });
+  expect(metadata.labels).not.toHaveProperty([DEDICATED]);
+});
+
+it('can change nothing else of a Node with its own account', async () => {
+  const account = '--as=system:serviceaccount:berth-system:berth-server';
+  for (const change of [`label node ${FIRST} other=x`, `annotate node ${FIRST} other=x`, `cordon ${FIRST}`]) {
+    await expect(cluster.kubectl([...change.split(' '), account])).rejects.toThrow(
+      /the HTTP API of Berth may change only the labels/,
+    );
+  }
+});
