@@ -3,7 +3,6 @@ import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
-import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../../base/exec.ts';
@@ -20,6 +19,7 @@ import { Keyring } from './oci/credentials.ts';
 import { Access } from './sources/access.ts';
 import { FileSource } from './sources/file.ts';
 import { HttpSource } from './sources/http.ts';
+import { namesOf } from './sources/names.ts';
 import { RegistrySource } from './sources/registry.ts';
 
 /** Interval in milliseconds between checks for changes that nobody reports: growing disks, abandoned fetches, unneeded images. */
@@ -147,7 +147,7 @@ export class HostImageStore implements ImageStore {
 
   async ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage> {
     const asked: Asked = {
-      names: namesOf(source, options.name),
+      names: namesOf(source, options.name, options.keyring),
       architecture: options.architecture ?? this.#options.architecture,
       holder: options.holder,
     };
@@ -280,18 +280,5 @@ export class HostImageStore implements ImageStore {
     work().catch((error: unknown) => {
       this.#options.logger.error({ err: error }, 'tidying the image store failed; it is tried again later');
     });
-  }
-}
-
-function namesOf(source: BaseImageSource, object: string | undefined): string[] {
-  const names = object === undefined ? [] : [object];
-  switch (source.type) {
-    case 'registry':
-    case 'storedArtifact':
-      return [normaliseImageName(source.reference), ...names];
-    case 'http':
-      return object === undefined ? [`sha256:${source.sha256.toLowerCase()}`] : names;
-    default:
-      return names;
   }
 }

@@ -1,13 +1,17 @@
 /** Reads credentials from the pull secrets of a Pod. */
+import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import {
+  PULL_SECRET_KEY as KEY,
+  PULL_SECRET_TYPE as TYPE,
+  readInsecureServers,
+} from '../../api/v1alpha1/registrycredentials.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Pod } from '../../kube/core.ts';
 import { Keyring } from '../images/oci/credentials.ts';
 import { readSecret } from './secrets.ts';
 
-const TYPE = 'kubernetes.io/dockerconfigjson';
-const KEY = '.dockerconfigjson';
 /**
  * Returns the credentials of all pull secrets that the Pod names, in the same order. Throws the client's error if the API server is
  * unreachable.
@@ -19,8 +23,10 @@ export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promi
   for (const { name } of pod.spec.imagePullSecrets ?? []) {
     texts.push(await read(client, { name, namespace: pod.metadata.namespace ?? '' }));
   }
+  const { namespace = '', annotations = {} } = pod.metadata;
+  const servers = readInsecureServers(annotations[INSECURE_SERVERS_ANNOTATION]);
   try {
-    return Keyring.parse(texts);
+    return Keyring.parse(texts, { namespace, servers });
   } catch (error) {
     // The message of a parse error contains no part of the secret.
     throw missing(`A pull secret cannot be used: ${messageOf(error)}`);

@@ -4,8 +4,9 @@ import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alp
 import { allocatedBytes } from '../disks/diskio.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { PublishingOptions, RawDisk } from '../images/publisher.ts';
-import { parseReference } from '../../api/v1alpha1/reference.ts';
+import { parseReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { originName } from '../images/sources/origins.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
 import { type DiskHost, withImage, withMachine } from './disks.ts';
@@ -58,9 +59,9 @@ async function importImage(
   { image, target }: Task & { type: 'import' },
   context: TaskContext,
 ): Promise<TaskReport> {
-  return await held(host, image, context, async (base) => {
+  return await held(host, image, context, async (base, keyring) => {
     if (target === undefined) {
-      return { ...(await describe(base)), reference: pinned(host, image, base) };
+      return { ...(await describe(base)), reference: pinned(host, image, base, keyring) };
     }
     const { architecture } = image;
     return await withImage(host, { base, architecture }, context, async (disk, options) => {
@@ -130,21 +131,30 @@ async function held(
  * Returns the reference of an image by digest: the requested digest, or the digest that the tag names now. If the tag names an
  * index of several architectures, this is the digest of the index. The result is undefined if the image is not from a registry.
  */
-function pinned(host: TaskHost, { source }: TaskImage, base: BaseImage): string | undefined {
+function pinned(
+  host: TaskHost,
+  { source }: TaskImage,
+  base: BaseImage,
+  keyring: Keyring,
+): string | undefined {
   if (source.type !== 'registry') {
     return undefined;
   }
-  const { registry, repository, digest } = parseReference(source.reference);
-  const prefix = `${registry}/${repository}@`;
+  const reference = parseReference(source.reference);
+  const { digest } = reference;
+  const prefix = `${repositoryName(reference)}@`;
   if (digest !== undefined) {
     return `${prefix}${digest}`;
   }
+  const listed = `${originName(reference, keyring)}@`;
   const digests = host.images
     .images()
-    .filter(({ names }) => names.includes(`${prefix}${base.digest}`))
-    .flatMap(({ names }) => names.filter((name) => name.startsWith(prefix)));
+    .filter(({ names }) => names.includes(`${listed}${base.digest}`))
+    .flatMap(({ names }) => names.filter((name) => name.startsWith(listed)))
+    .map((name) => name.slice(listed.length));
   // The list may have the digests of several versions of the image. The last one is the newest.
-  return digests.findLast((name) => name !== `${prefix}${base.digest}`) ?? digests[0];
+  const newest = digests.findLast((one) => one !== base.digest) ?? digests[0];
+  return newest && `${prefix}${newest}`;
 }
 
 interface Ensuring {

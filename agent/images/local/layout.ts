@@ -1,7 +1,8 @@
 /**
  * The files below `<data directory>/images`:
  *
- * - `sha256/<hex>/`: an image of a registry, by the digest of its manifest. It contains `disk`, `image.json`, and
+ * - `sha256/<hex>/`: an image of a registry, by the digest of its manifest, or by a hash of this digest and a namespace if the image
+ *   is for that namespace alone. It contains `disk`, `image.json`, and
  *   `chunks.json` if its layout has one. Without `image.json`, the folder is not an image.
  * - `file/<hex>/`: an image fetched over http, by the sha256 of the downloaded file. It contains the same files.
  * - `shared/<hex>/`: the `image.json` of a file that is used without a copy, by the file's path and content.
@@ -69,8 +70,9 @@ interface Loaded {
   usedAt: number;
 }
 
-export function manifestId(digest: string): ImageId {
-  return `sha256/${digest.replace(/^sha256:/, '')}`;
+/** Returns the id of an image of a registry. A `scope` that is not empty gives ids of its own. */
+export function manifestId(digest: string, scope = ''): ImageId {
+  return `sha256/${scope === '' ? digest.replace(/^sha256:/, '') : hash(`${scope} ${digest}`)}`;
 }
 
 export function fileId(sha256: string): ImageId {

@@ -3,6 +3,7 @@ import type { Readable } from 'node:stream';
 import { retrying } from './failures.ts';
 import { refusal } from './refusals.ts';
 import type { Credential } from './credentials.ts';
+import { type InsecureRoute, scopeOf } from './route.ts';
 import { join, type Reference, repositoryName } from '../../../api/v1alpha1/reference.ts';
 import type { Tokens } from './tokens.ts';
 import type { Exchange, Response, Transport } from './transport.ts';
@@ -28,6 +29,7 @@ export class Session {
   readonly #base: URL;
   readonly #repository: string;
   readonly #credential: Credential | undefined;
+  readonly #route: InsecureRoute | undefined;
   readonly #transport: Transport;
   readonly #tokens: Tokens;
 
@@ -35,13 +37,15 @@ export class Session {
     reference: Reference,
     credential: Credential | undefined,
     shared: { transport: Transport; tokens: Tokens },
+    route?: InsecureRoute,
   ) {
     this.name = repositoryName(reference);
     this.#repository = reference.repository;
     this.#credential = credential;
     this.#transport = shared.transport;
     this.#tokens = shared.tokens;
-    this.#base = shared.transport.baseUrl(reference.registry);
+    this.#route = route;
+    this.#base = shared.transport.baseUrl(reference.registry, route?.scheme);
   }
 
   get isAnonymous(): boolean {
@@ -72,6 +76,7 @@ export class Session {
       registry: this.#base,
       scope: this.#scope(ask),
       credential: this.#credential,
+      trust: scopeOf(this.#route),
       what,
     };
     const sent = await this.#tokens.current(need, signal);
@@ -99,6 +104,7 @@ export class Session {
         headers: ask.headers ?? {},
         body: ask.body,
         what: this.named(ask.reference),
+        unverified: this.#route !== undefined && url.origin === this.#base.origin,
         // The registry may direct an upload to another host, which must not receive the authorization.
         authorization: url.origin === this.#base.origin ? authorization : undefined,
       },

@@ -3,6 +3,7 @@ import { createHmac, randomBytes } from 'node:crypto';
 import * as z from 'zod';
 import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { mistakeIn } from './manifests.ts';
+import type { InsecureRoute, InsecureServers } from './route.ts';
 
 export type Credential =
   | { type: 'password'; username: string; password: string }
@@ -32,19 +33,22 @@ interface Key {
   credential: Credential;
 }
 
+/** Credentials for registries, and the ways on which they may be sent. */
 export class Keyring {
   readonly #keys: readonly Key[];
+  readonly #insecure: InsecureServers | undefined;
 
-  private constructor(keys: readonly Key[]) {
+  private constructor(keys: readonly Key[], insecure: InsecureServers | undefined) {
     this.#keys = keys;
+    this.#insecure = insecure;
   }
 
   /**
-   * Reads the contents of `.dockerconfigjson` files. An error message tells which text is invalid and why, but quotes no content.
+   * Reads the contents of `.dockerconfigjson` files. `insecure` are the servers that need no proof of their identity. An error message tells which text is invalid and why, but quotes no content.
    *
    * @throws Error when a text is invalid.
    */
-  static parse(texts: readonly string[]): Keyring {
+  static parse(texts: readonly string[], insecure?: InsecureServers): Keyring {
     const keys = texts.flatMap((text, index) => {
       const which =
         texts.length === 1 ? 'The Docker config' : `Docker config ${index + 1} of ${texts.length}`;
@@ -52,7 +56,14 @@ export class Keyring {
     });
     // The sort is stable. Among keys that compare as equal, the keys of earlier texts come first.
     keys.sort((a, b) => b.path.length - a.path.length || Number(isGlob(a)) - Number(isGlob(b)));
-    return new Keyring(keys);
+    return new Keyring(keys, insecure);
+  }
+
+  /** Returns the insecure way to a registry; undefined if the usual, checked way must be taken. */
+  routeTo(registry: string): InsecureRoute | undefined {
+    const { namespace = '', servers = [] } = this.#insecure ?? {};
+    const server = servers.find((one) => one.registry === registry);
+    return server && { scheme: server.scheme, namespace };
   }
 
   /** Returns the credentials that fit a repository, the most specific first: longer paths first, then exact hosts before patterns. */

@@ -14,6 +14,7 @@ import {
 import { isSha256, type Reference } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Credential } from './credentials.ts';
+import type { InsecureRoute } from './route.ts';
 import { Session } from './client.ts';
 import { Tokens } from './tokens.ts';
 import { checkNoDowngrade, type RegistriesOptions, type Response, Transport } from './transport.ts';
@@ -36,14 +37,14 @@ export class Registries {
     this.#tokens = new Tokens(this.#transport);
   }
 
-  /** Returns a client for one repository, without sending a request. Tags and digests are given to the client's methods. */
+  /** Returns a client for one repository on a way to its registry, without sending a request. Tags and digests are given to the client's methods. */
   repository(
     reference: Pick<Reference, 'registry' | 'repository'>,
     credential: Credential | undefined,
+    route?: InsecureRoute,
   ): Repository {
-    return new HttpRepository(
-      new Session(reference, credential, { transport: this.#transport, tokens: this.#tokens }),
-    );
+    const shared = { transport: this.#transport, tokens: this.#tokens };
+    return new HttpRepository(new Session(reference, credential, shared, route));
   }
 
   /** Closes all connections. Requests that are still running fail. */

@@ -44,6 +44,8 @@ export interface Need {
   /** Scope of the request: `repository:team/image:pull`. */
   scope: string;
   credential: Credential | undefined;
+  /** Empty if the registry proves who it is. Otherwise answers are only for needs with the same text. */
+  trust: string;
   /** Text at the beginning of error messages. */
   what: string;
 }
@@ -131,7 +133,10 @@ export class Tokens {
   async #ask(need: Need, challenge: Challenge, signal: AbortSignal): Promise<string> {
     const realm = realmOf(need, challenge);
     const what = `${need.what}: the token of ${realm.host}`;
-    const response = await this.#transport.send(tokenRequest(need, challenge, realm, what), signal);
+    // A token server on another host must prove who it is, even if the registry need not.
+    const unverified = need.trust !== '' && realm.origin === need.registry.origin;
+    const request = { ...tokenRequest(need, challenge, realm, what), unverified };
+    const response = await this.#transport.send(request, signal);
     if (response.status !== 200) {
       throw await refusal(response, { what, registry: realm, hasCredential: need.credential !== undefined });
     }
@@ -143,8 +148,8 @@ export class Tokens {
   }
 }
 
-function keyOf({ registry, scope, credential }: Need): string {
-  return [registry.origin, fingerprint(credential), scope].join(' ');
+function keyOf({ registry, scope, credential, trust }: Need): string {
+  return [trust, registry.origin, fingerprint(credential), scope].join(' ');
 }
 
 function realmOf(need: Need, challenge: Challenge): URL {

@@ -49,6 +49,8 @@ export interface Exchange {
   body?: (() => Buffer | Readable) | undefined;
   /** Value of the header `Authorization`. It is sent only to the host of `url`, not to hosts of redirects. */
   authorization?: string | undefined;
+  /** True to accept any certificate from the host of `url`. Hosts of redirects must still prove who they are. */
+  unverified?: boolean;
   /** False to return redirects instead of following them. The default is true. */
   followsRedirects?: boolean;
   /** Text at the beginning of error messages. */
@@ -65,6 +67,8 @@ export interface Response {
 
 export class Transport {
   readonly #agent: Agent;
+  /** Pools of connections to servers whose certificate is not checked. */
+  readonly #unverified: Agent;
   readonly #settings = new Map<string, RegistrySettings & { ca?: string }>();
   readonly #addresses: Addresses;
 
@@ -76,12 +80,16 @@ export class Transport {
       const { host } = baseUrl(settings.host, settings.plainHttp);
       this.#settings.set(host, { ...settings, ...ca });
     }
-    this.#agent = new Agent({ factory: (origin) => new Pool(origin, this.#poolOptions(origin)) });
+    this.#agent = new Agent({ factory: (origin) => new Pool(origin, this.#poolOptions(origin, true)) });
+    this.#unverified = new Agent({ factory: (origin) => new Pool(origin, this.#poolOptions(origin, false)) });
   }
 
-  /** Returns the base URL of a registry's API. */
-  baseUrl(registry: string): URL {
+  /** Returns the base URL of a registry's API. `scheme` replaces the scheme that the settings give. */
+  baseUrl(registry: string, scheme?: 'http' | 'https'): URL {
     const secure = baseUrl(registry, false);
+    if (scheme !== undefined) {
+      return scheme === 'http' ? baseUrl(registry, true) : secure;
+    }
     return this.#settings.get(secure.host)?.plainHttp ? baseUrl(registry, true) : secure;
   }
 
@@ -100,7 +108,7 @@ export class Transport {
 
   /** Closes all connections. Requests that are still running fail. */
   async close(): Promise<void> {
-    await this.#agent.destroy();
+    await Promise.all([this.#agent.destroy(), this.#unverified.destroy()]);
   }
 
   async #follow(exchange: Exchange, signal: AbortSignal): Promise<Response> {
@@ -132,7 +140,7 @@ export class Transport {
       headers: answered,
       body,
     } = await request(url, {
-      dispatcher: this.#agent,
+      dispatcher: isOwn && exchange.unverified === true ? this.#unverified : this.#agent,
       method,
       headers,
       body: exchange.body?.() ?? null,
@@ -141,12 +149,13 @@ export class Transport {
     return { status: statusCode, headers: answered, body, url };
   }
 
-  #poolOptions(origin: string | URL): Pool.Options {
+  #poolOptions(origin: string | URL, rejectUnauthorized: boolean): Pool.Options {
     const { host } = typeof origin === 'string' ? new URL(origin) : origin;
     const ca = this.#settings.get(host)?.ca;
     const connect = {
       timeout: CONNECT_TIMEOUT_MILLISECONDS,
       allowH2: false,
+      rejectUnauthorized,
       ...(ca === undefined ? {} : { ca }),
     };
     return {

@@ -4,6 +4,7 @@
  */
 import { LRUCache } from 'lru-cache';
 import { type Credential, fingerprint, type Keyring } from '../oci/credentials.ts';
+import { scopeOf } from '../oci/route.ts';
 import type { Registries } from '../oci/repository.ts';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -44,7 +45,7 @@ export async function ask<T>(
 ): Promise<Opened<T>> {
   let denial: ReasonedError | undefined;
   for (const credential of credentialsFor(reference, keyring)) {
-    const repository = registries.repository(reference, credential);
+    const repository = registries.repository(reference, credential, keyring?.routeTo(reference.registry));
     try {
       return { answer: await question(repository), repository, credential };
     } catch (error) {
@@ -76,7 +77,7 @@ export class Access {
     question: (repository: Repository) => Promise<T>,
   ): Promise<Opened<T>> {
     const opened = await ask(this.#registries, { reference, keyring }, question);
-    this.#seen.set(keyOf(reference, opened.credential), this.#clock());
+    this.#seen.set(keyOf(reference, opened.credential, keyring), this.#clock());
     return opened;
   }
 
@@ -87,7 +88,7 @@ export class Access {
   isKnown(reference: Reference, keyring?: Keyring): boolean {
     const oldest = this.#clock() - REMEMBERED_MILLISECONDS;
     return [undefined, ...credentialsFor(reference, keyring)].some((credential) => {
-      return (this.#seen.peek(keyOf(reference, credential)) ?? Number.NEGATIVE_INFINITY) > oldest;
+      return (this.#seen.peek(keyOf(reference, credential, keyring)) ?? Number.NEGATIVE_INFINITY) > oldest;
     });
   }
 
@@ -123,6 +124,11 @@ function credentialsFor(
   return found.length === 0 ? [undefined] : found;
 }
 
-function keyOf({ registry, repository }: Reference, credential: Credential | undefined): string {
-  return `${registry}/${repository} ${fingerprint(credential)}`;
+/** What a registry said on an insecure way counts only for the namespace that took this way. */
+function keyOf(
+  { registry, repository }: Reference,
+  credential: Credential | undefined,
+  keyring?: Keyring,
+): string {
+  return `${scopeOf(keyring?.routeTo(registry))}${registry}/${repository} ${fingerprint(credential)}`;
 }

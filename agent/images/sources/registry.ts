@@ -16,22 +16,13 @@ import { CHUNK_TABLE, lookupIn, readChunkTable } from '../layouts/chunks.ts';
 import type { ContentLookup, PullPlan } from '../layouts/pull.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import type { Import, ImageRequest, Importing, Waiting } from '../local/importing.ts';
-import { manifestId, type Metadata } from '../local/layout.ts';
+import { manifestId } from '../local/layout.ts';
 import type { ImageMetrics } from '../local/metrics.ts';
 import type { Keyring } from '../oci/credentials.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 import type { Access } from './access.ts';
+import { digestsOf, noteOrigin, type Origin, originName, originOf, scopeFor } from './origins.ts';
 
-/**
- * Largest number of digests that are remembered for an image in one repository: the digest of its manifest, and the digests to
- * which tags pointed when they named the image.
- */
-const DIGESTS_LIMIT = 16;
-/**
- * Largest number of repositories that are remembered for one image. If there are more, the latest are kept. For other repositories,
- * the image is fetched again.
- */
-const ORIGINS_LIMIT = 64;
 /**
  * Largest number of images on this host in which a pull searches for content to copy. They are the images that were used last.
  * Other images seldom share content, and each pull reads the chunk table of each image.
@@ -81,7 +72,8 @@ export class RegistrySource {
    */
   async #known(reference: Reference, request: RegistryRequest): Promise<Stored | undefined> {
     const stored = this.#find(reference, request);
-    const origin = stored === undefined ? undefined : originOf(stored, repositoryName(reference));
+    const name = originName(reference, request.keyring);
+    const origin = stored === undefined ? undefined : originOf(stored, name);
     if (stored === undefined || origin === undefined) {
       return undefined;
     }
@@ -99,14 +91,16 @@ export class RegistrySource {
     }
   }
 
-  #find(reference: Reference, { architecture, reference: text }: RegistryRequest): Stored | undefined {
+  #find(reference: Reference, request: RegistryRequest): Stored | undefined {
+    const { architecture, reference: text, keyring } = request;
     const { catalog } = this.#parts;
-    const named = catalog.byName(normaliseImageName(text), architecture);
+    const scope = scopeFor(reference, keyring);
+    const named = catalog.byName(`${scope}${normaliseImageName(text)}`, architecture);
     const { digest } = reference;
     if (named !== undefined || digest === undefined) {
       return named;
     }
-    const name = repositoryName(reference);
+    const name = originName(reference, keyring);
     return catalog.all().find((stored) => {
       const digests = originOf(stored, name)?.digests;
       return stored.metadata.architecture === architecture && digests?.includes(digest) === true;
@@ -126,7 +120,7 @@ export class RegistrySource {
     }
     const { digest } = stored.metadata;
     const { credential } = await access.ask(reference, keyring, (one) => one.head(digest, signal));
-    if (credential !== undefined) {
+    if (credential !== undefined || scopeFor(reference, keyring) !== '') {
       return;
     }
     origin.open = true;
@@ -159,18 +153,21 @@ export class RegistrySource {
     // Earlier releases labelled images in the image storage with the architecture of the host that stored them. This label is
     // not checked.
     const resolved = trusted ? { ...answer, architecture: undefined } : answer;
-    const open = credential === undefined;
-    const id = manifestId(resolved.digest);
+    const scope = scopeFor(reference, keyring);
+    const name = originName(reference, keyring);
+    // An answer that proves nothing makes an image open for nobody.
+    const open = credential === undefined && scope === '';
+    const id = manifestId(resolved.digest, scope);
     return await request.holding(id, async () => {
       const present = catalog.get(id);
       // A digest alone does not prove that this repository has the content. The image must have come from this repository before.
-      const isHere = present !== undefined && originOf(present, repositoryName(reference)) !== undefined;
+      const isHere = present !== undefined && originOf(present, name) !== undefined;
       const stored = isHere ? present : await this.#pull({ reference, repository, resolved }, request);
       // If the image was fetched for another architecture, it was checked for that architecture only.
       if (stored.metadata.architecture !== architecture) {
         await planPull(repository, resolved, signal);
       }
-      if (noteOrigin(stored, { name: repositoryName(reference), open, digests: digestsOf(resolved) })) {
+      if (noteOrigin(stored, { name, open, digests: digestsOf(resolved) })) {
         await catalog.save(stored);
       }
       return stored;
@@ -178,7 +175,7 @@ export class RegistrySource {
   }
 
   async #pull(found: Found, request: RegistryRequest): Promise<Stored> {
-    const key = `${found.resolved.digest} ${repositoryName(found.reference)}`;
+    const key = `${found.resolved.digest} ${originName(found.reference, request.keyring)}`;
     return await this.#parts.importing.ensure(key, request, async (signal, onProgress) => {
       return await this.#plan(found, request, { signal, onProgress });
     });
@@ -186,15 +183,15 @@ export class RegistrySource {
 
   async #plan(
     { reference, repository, resolved }: Found,
-    { architecture, format }: RegistryRequest,
+    { architecture, format, keyring }: RegistryRequest,
     { signal, onProgress }: Waiting,
   ): Promise<Import> {
     const plan = await planPull(repository, resolved, signal);
     const name = repositoryName(reference);
-    const lookup = await this.#contentFor(name, signal);
+    const lookup = await this.#contentFor(originName(reference, keyring), signal);
     const options = { ...this.#counted(plan, onProgress), lookup };
     return {
-      id: manifestId(resolved.digest),
+      id: manifestId(resolved.digest, scopeFor(reference, keyring)),
       what: `${name}@${resolved.digest}`,
       roomBytes: plan.roomBytes,
       format,
@@ -268,29 +265,4 @@ export class RegistrySource {
       },
     };
   }
-}
-
-type Origin = Metadata['repositories'][number];
-
-function originOf({ metadata }: Stored, name: string): Origin | undefined {
-  return metadata.repositories.find((one) => one.name === name);
-}
-
-function digestsOf({ digest, tagDigest }: ResolvedManifest): string[] {
-  return digest === tagDigest ? [digest] : [digest, tagDigest];
-}
-
-/** Adds a repository and its digests to the metadata of an image. Returns whether the metadata changed so that it must be saved. */
-function noteOrigin(stored: Stored, seen: Origin): boolean {
-  const known = originOf(stored, seen.name);
-  if (known === undefined) {
-    stored.metadata.repositories = [...stored.metadata.repositories, seen].slice(-ORIGINS_LIMIT);
-    return true;
-  }
-  const digests = [...new Set([...known.digests, ...seen.digests])].slice(-DIGESTS_LIMIT);
-  const isNew = seen.digests.some((digest) => !known.digests.includes(digest));
-  const changed = isNew || (seen.open && !known.open);
-  known.digests = digests;
-  known.open ||= seen.open;
-  return changed;
 }

@@ -1,0 +1,32 @@
+/** Names of images in the store. */
+import type { MachineImageSource } from '../../../api/v1alpha1/machine.ts';
+import { normaliseImageName, parseReference } from '../../../api/v1alpha1/reference.ts';
+import type { Keyring } from '../oci/credentials.ts';
+import { scopeFor } from './origins.ts';
+
+/**
+ * Returns the names by which an image is found after this request. `object` is the name of the Image or ISO object.
+ *
+ * @throws ReasonedError `ImageSourceUnsupported` when a reference is wrong.
+ */
+export function namesOf(
+  source: MachineImageSource,
+  object: string | undefined,
+  keyring: Keyring | undefined,
+): string[] {
+  const names = object === undefined ? [] : [object];
+  switch (source.type) {
+    case 'registry': {
+      const scope = scopeFor(parseReference(source.reference), keyring);
+      const name = normaliseImageName(source.reference);
+      // Other namespaces would find the image by the name of its object.
+      return scope === '' ? [name, ...names] : [`${scope}${name}`];
+    }
+    case 'storedArtifact':
+      return [normaliseImageName(source.reference), ...names];
+    case 'http':
+      return object === undefined ? [`sha256:${source.sha256.toLowerCase()}`] : names;
+    default:
+      return names;
+  }
+}

@@ -1,0 +1,56 @@
+/** Repositories from which an image on this host came. */
+import { type Reference, repositoryName } from '../../../api/v1alpha1/reference.ts';
+import type { Stored } from '../local/catalog.ts';
+import type { Metadata } from '../local/layout.ts';
+import type { Keyring } from '../oci/credentials.ts';
+import { scopeOf } from '../oci/route.ts';
+import type { ResolvedManifest } from '../oci/types.ts';
+
+/**
+ * Largest number of digests that are remembered for an image in one repository: the digest of its manifest, and the digests to
+ * which tags pointed when they named the image.
+ */
+const DIGESTS_LIMIT = 16;
+/**
+ * Largest number of repositories that are remembered for one image. If there are more, the latest are kept. For other repositories,
+ * the image is fetched again.
+ */
+const ORIGINS_LIMIT = 64;
+
+export type Origin = Metadata['repositories'][number];
+
+export function originOf({ metadata }: Stored, name: string): Origin | undefined {
+  return metadata.repositories.find((one) => one.name === name);
+}
+
+export function digestsOf({ digest, tagDigest }: ResolvedManifest): string[] {
+  return digest === tagDigest ? [digest] : [digest, tagDigest];
+}
+
+/** Adds a repository and its digests to the metadata of an image. Returns whether the metadata changed so that it must be saved. */
+export function noteOrigin(stored: Stored, seen: Origin): boolean {
+  const known = originOf(stored, seen.name);
+  if (known === undefined) {
+    stored.metadata.repositories = [...stored.metadata.repositories, seen].slice(-ORIGINS_LIMIT);
+    return true;
+  }
+  const digests = [...new Set([...known.digests, ...seen.digests])].slice(-DIGESTS_LIMIT);
+  const isNew = seen.digests.some((digest) => !known.digests.includes(digest));
+  const changed = isNew || (seen.open && !known.open);
+  known.digests = digests;
+  known.open ||= seen.open;
+  return changed;
+}
+
+/**
+ * Returns the prefix of the names of an image, of its repository and of its id for a requester. It is empty on the usual way, and
+ * otherwise keeps the image for the requester's namespace.
+ */
+export function scopeFor({ registry }: Reference, keyring: Keyring | undefined): string {
+  return scopeOf(keyring?.routeTo(registry));
+}
+
+/** Returns the name under which a repository is an origin of images for this requester. */
+export function originName(reference: Reference, keyring: Keyring | undefined): string {
+  return `${scopeFor(reference, keyring)}${repositoryName(reference)}`;
+}
