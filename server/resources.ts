@@ -1,7 +1,11 @@
 /** Resource types of Berth's kinds for the client. */
+import { type Image, IMAGE_RESOURCE } from '../api/v1alpha1/image.ts';
+import { type ISO, ISO_RESOURCE } from '../api/v1alpha1/iso.ts';
 import { type VM, VM_RESOURCE } from '../api/v1alpha1/vm.ts';
 import { type VMConfig, VM_CONFIG_RESOURCE } from '../api/v1alpha1/vmconfig.ts';
 import { resource } from '../kube/objects.ts';
 
 export const VMS = resource<VM>(VM_RESOURCE);
 export const VM_CONFIGS = resource<VMConfig>(VM_CONFIG_RESOURCE);
+export const IMAGES = resource<Image>(IMAGE_RESOURCE);
+export const ISOS = resource<ISO>(ISO_RESOURCE);

@@ -2,6 +2,7 @@
 import { addClusterRoutes } from './cluster/routes.ts';
 import type { App } from './http/app.ts';
 import { addNodeRoutes } from './nodes/routes.ts';
+import { addImageRoutes } from './images/routes.ts';
 import type { Services } from './services.ts';
 import { addVMConfigRoutes } from './vmconfigs/routes.ts';
 import { addVMRoutes } from './vms/routes.ts';
@@ -11,4 +12,5 @@ export function addRoutes(app: App, services: Services): void {
   addNodeRoutes(app, services);
   addVMRoutes(app);
   addVMConfigRoutes(app, services);
+  addImageRoutes(app, services);
 }

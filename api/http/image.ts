@@ -1,0 +1,81 @@
+/** Images and ISOs as the HTTP API shows and accepts them. */
+import * as z from 'zod';
+import { diskQuantity } from '../v1alpha1/quantity.ts';
+import { objectName } from '../v1alpha1/schema.ts';
+import { descriptionSchema } from '../v1alpha1/source.ts';
+import { architectureSchema } from '../v1alpha1/template.ts';
+
+/** Image or ISO. The architecture and the description are empty texts when nobody gave them, because clients read both. */
+export const imageItemSchema = z
+  .object({
+    name: z.string(),
+    namespace: z
+      .string()
+      .optional()
+      .meta({ description: 'Namespace of the object: the requested one or the default one.' }),
+    description: z.string(),
+    type: z
+      .enum(['arm64', 'amd64', ''])
+      .meta({ description: 'Architecture, or an empty text if it is not known.' }),
+    state: z.enum(['Ready', 'Updating', 'Failed']),
+    size: z.string().optional().meta({ description: 'Disk size of a VM, as a quantity.' }),
+    storageSize: z.string().optional().meta({ description: 'Space in storage, as a quantity.' }),
+    errorMessage: z.string().optional(),
+    lastUpdatedTimestamp: z
+      .string()
+      .optional()
+      .meta({ description: 'RFC 3339 time of the last change of the content.' }),
+    progressPercent: z.int().optional(),
+    digest: z.string().optional(),
+  })
+  .meta({ id: 'Image' });
+export type ImageItem = z.infer<typeof imageItemSchema>;
+
+export const imageListSchema = z.object({ items: z.array(imageItemSchema) });
+
+/** Query of the list. The list has two namespaces, so it has no pages. */
+export const imageListQuerySchema = z.object({ labelSelector: z.string().max(1024).optional() });
+
+/** Longest name of a new image. */
+const NAME_LENGTH = 63;
+
+const nameFields = {
+  imageName: objectName('Name of the new object.').max(NAME_LENGTH).optional(),
+  name: objectName('Another key for `imageName`.').max(NAME_LENGTH).optional(),
+};
+
+interface Named {
+  imageName?: string | undefined;
+  name?: string | undefined;
+  destination?: string | undefined;
+}
+
+/** Returns the name of the new object, under whichever key it was given. */
+export function nameIn({ imageName, name, destination }: Named): string {
+  return imageName ?? name ?? destination ?? '';
+}
+
+const hasName = (body: Named) => nameIn(body) !== '';
+const NEEDS_NAME = { error: 'is required', path: ['imageName'] };
+
+export const generateRequestSchema = z
+  .object({
+    ...nameFields,
+    size: diskQuantity('size', 'Size of the empty disk.'),
+    description: descriptionSchema.optional(),
+    type: architectureSchema.optional(),
+  })
+  .refine(hasName, NEEDS_NAME);
+
+export const copyRequestSchema = z
+  .object({
+    ...nameFields,
+    destination: objectName('Another key for `imageName`.').max(NAME_LENGTH).optional(),
+    description: descriptionSchema
+      .optional()
+      .meta({ description: 'Description of the copy. The description of the source when omitted.' }),
+  })
+  .refine(hasName, NEEDS_NAME);
+
+/** The description is required, because an empty text removes the stored one. */
+export const descriptionRequestSchema = z.object({ description: descriptionSchema });
