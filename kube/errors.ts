@@ -24,6 +24,9 @@ export class ApiError extends Error {
   }
 }
 
+/** Statuses below 500 after which another attempt may have another answer: time over, version compacted, too many requests. */
+const TEMPORARY: ReadonlySet<number> = new Set([408, 410, 429]);
+
 /** Error that another attempt cannot fix. It is counted and logged, but not retried. */
 export class TerminalError extends Error {
   override readonly name = 'TerminalError';
@@ -82,6 +85,13 @@ export function isNamespaceTerminating(error: unknown): boolean {
 /** Returns whether the server refused because the requested resourceVersion was compacted. The caller must list again. */
 export function isGone(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 410;
+}
+
+/** Returns whether the server refused so that another attempt would have the same answer. */
+export function isRefusal(error: unknown): error is ApiError {
+  return (
+    error instanceof ApiError && error.status >= 400 && error.status < 500 && !TEMPORARY.has(error.status)
+  );
 }
 
 interface StatusLike {

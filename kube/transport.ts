@@ -1,31 +1,18 @@
 /** Sends requests to one API server: plain JSON through one pool of keep-alive connections. */
 import { readFile } from 'node:fs/promises';
 import type { Registry } from 'prom-client';
-import { type Dispatcher, Pool } from 'undici';
+import type { Dispatcher, Pool } from 'undici';
 import { Backoff } from '../base/backoff.ts';
 import type { Connection } from './credentials.ts';
 import { apiErrorFrom, DeadlineError } from './errors.ts';
 import { exchange, type Exchanged } from './exchange.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { type RuntimeMetrics, runtimeMetrics } from './metrics.ts';
+import { createPool } from './pool.ts';
 import { pause } from '../base/time.ts';
 
 /** Time limit of a request. The API server ends a request after 60 s. With half of this time, the caller has time to try again. */
 const REQUEST_DEADLINE_MILLISECONDS = 30_000;
-/** Time limit of a connection attempt. It allows a TLS handshake with a busy server, and is short enough to notice a dead server soon. */
-const CONNECT_DEADLINE_MILLISECONDS = 10_000;
-/** Time without data after which the kernel begins to probe a connection. It then probes every second, ten times, as set by libuv. */
-const TCP_KEEP_ALIVE_MILLISECONDS = 5_000;
-/**
- * Time after which an idle connection is closed. The API server closes an idle connection after 90 s. Because this process closes first, no
- * request uses a connection that the server is closing.
- */
-const IDLE_CONNECTION_MILLISECONDS = 60_000;
-/**
- * Limit of connections. Each watch uses one connection, and requests share the others. The API server runs 600 requests at once for all
- * clients.
- */
-const CONNECTIONS = 64;
 /** Limit of attempts of one request, as in client-go. With waits of 1 s the attempts fit into the deadline of a request. */
 const ATTEMPTS = 10;
 /** Longest Retry-After that a request waits for. If the value is longer, the caller gets the answer at once. */
@@ -64,6 +51,11 @@ export interface TransportOptions {
   metrics: Registry;
   /** Name of this program in the API server's audit log. */
   userAgent?: string;
+  /**
+   * Number of watches at once. If it is set, the transport is for watches alone. They share HTTP/2 connections, because a thousand watches
+   * would else need a thousand connections.
+   */
+  watches?: number;
   /** Connections of another transport to the same server. When absent, the transport has its own. */
   pool?: Pool;
 }
@@ -84,7 +76,7 @@ export class Transport {
     this.#connection = connection;
     this.#options = options;
     this.host = new URL(connection.server).host;
-    this.#pool = options.pool ?? createPool(connection);
+    this.#pool = options.pool ?? createPool(connection, options.watches);
     this.metrics = runtimeMetrics(options.metrics);
   }
 
@@ -145,7 +137,7 @@ export class Transport {
     const old = this.#pool;
     this.#connection = connection;
     this.#tokenRead = undefined;
-    this.#pool = createPool(connection);
+    this.#pool = createPool(connection, this.#options.watches);
     // `close` resolves only when the last watch of the old pool has ended, and does not reject. Therefore nobody waits for it.
     void old.close();
   }
@@ -258,27 +250,6 @@ export class Transport {
 
 /** Parts of an answer that are known before its body. */
 type Head = Pick<Exchanged, 'statusCode' | 'headers'>;
-
-function createPool(connection: Connection): Pool {
-  const { certificateAuthority, serverName, clientCertificate, clientKey } = connection;
-  return new Pool(connection.server, {
-    connections: CONNECTIONS,
-    // On HTTP/1.1, an aborted request closes its connection. On HTTP/2, the next request would use the same dead connection. A measurement
-    // showed the same CPU time for both.
-    allowH2: false,
-    keepAliveTimeout: IDLE_CONNECTION_MILLISECONDS,
-    keepAliveMaxTimeout: IDLE_CONNECTION_MILLISECONDS,
-    connect: {
-      timeout: CONNECT_DEADLINE_MILLISECONDS,
-      keepAlive: true,
-      keepAliveInitialDelay: TCP_KEEP_ALIVE_MILLISECONDS,
-      ...(certificateAuthority === undefined ? {} : { ca: certificateAuthority }),
-      ...(serverName === undefined ? {} : { servername: serverName }),
-      ...(clientCertificate === undefined ? {} : { cert: clientCertificate }),
-      ...(clientKey === undefined ? {} : { key: clientKey }),
-    },
-  });
-}
 
 function deadlineError(request: Request): DeadlineError {
   return new DeadlineError(`${request.method} ${request.path.split('?')[0]}: no answer in time`);

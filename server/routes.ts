@@ -10,7 +10,7 @@ import { addVMRoutes } from './vms/routes.ts';
 export function addRoutes(app: App, services: Services): void {
   addClusterRoutes(app, services);
   addNodeRoutes(app, services);
-  addVMRoutes(app);
+  addVMRoutes(app, services);
   addVMConfigRoutes(app, services);
   addImageRoutes(app, services);
 }

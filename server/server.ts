@@ -14,13 +14,14 @@ import { Authorizer } from '../kube/serving/authorization.ts';
 import { serveHealth, serveMetrics } from '../kube/serving/endpoints.ts';
 import { listen, type RunningServer } from '../kube/serving/httpserver.ts';
 import { Transport } from '../kube/transport.ts';
-import { Callers } from './callers/caller.ts';
+import { Callers, WATCHES } from './callers/caller.ts';
 import { addChallenges } from './callers/challenge.ts';
 import { clusterInfo } from './cluster/info.ts';
 import type { ServerConfig } from './config.ts';
 import { createApp } from './http/app.ts';
 import { createOwn } from './own/own.ts';
 import { addRoutes } from './routes.ts';
+import { Deploys } from './vms/deploy.ts';
 
 export interface ServerStart {
   readonly config: ServerConfig;
@@ -49,7 +50,8 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   const callers = new Callers(connection, metrics);
   const app = await createApp({ callers, logger, version: VERSION });
   addChallenges(app, config.cluster);
-  addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own });
+  const deploys = new Deploys(WATCHES, logger);
+  addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own, deploys });
   await app.ready();
   const ended = new AbortController();
   own.watches.start(ended.signal);
@@ -69,6 +71,7 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   return {
     stop: async () => {
       ended.abort();
+      await deploys.stop();
       await Promise.all(servers.map(async (server) => await server.close()));
       await Promise.all([callers.close(), transport.close()]);
     },

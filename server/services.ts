@@ -2,10 +2,12 @@
 import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { ServerConfig } from './config.ts';
 import type { Own } from './own/own.ts';
+import type { Deploys } from './vms/deploy.ts';
 
 export interface Services {
   readonly config: ServerConfig;
   readonly clusterInfo: ClusterInfo;
   /** What the server does with its own identity. */
   readonly own: Own;
+  readonly deploys: Deploys;
 }

@@ -11,14 +11,28 @@ import { StatusError } from '../http/errors.ts';
 
 /** Longest accepted token in characters. Headers may have 16 KiB in all. */
 const TOKEN_LENGTH = 12_288;
+/**
+ * Limit of watches at once. Each deployment that waits needs one. They share 15 connections, and together with their requests they need
+ * some 100 MB.
+ */
+export const WATCHES = 1_350;
+
+/** Caller of a request. */
+export interface Caller {
+  readonly client: KubeClient;
+  /** Connections for watches, with the rights of the caller. */
+  readonly watches: Transport;
+}
 
 export class Callers {
   readonly #transport: Transport;
+  readonly #watches: Transport;
 
   /** `connection` says where the API server is. Its credentials are not used. */
   constructor({ server, serverName, certificateAuthority }: Connection, metrics: Registry) {
     const address = { server, serverName, certificateAuthority };
     this.#transport = new Transport(address, { metrics, userAgent: 'berth-server' });
+    this.#watches = new Transport(address, { metrics, userAgent: 'berth-server', watches: WATCHES });
   }
 
   /** Returns the client with the rights of the caller. @throws StatusError 401 when the request has no bearer token. */
@@ -26,8 +40,15 @@ export class Callers {
     return new KubeClient(this.#transport.as(tokenOf(headers)));
   }
 
+  /** Returns the caller with their rights. @throws StatusError 401 when the request has no bearer token. */
+  callerOf(headers: IncomingHttpHeaders): Caller {
+    const token = tokenOf(headers);
+    const client = new KubeClient(this.#transport.as(token));
+    return { client, watches: this.#watches.as(token) };
+  }
+
   async close(): Promise<void> {
-    await this.#transport.close();
+    await Promise.all([this.#transport.close(), this.#watches.close()]);
   }
 }
 

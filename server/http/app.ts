@@ -14,12 +14,14 @@ import type { Logger } from 'pino';
 import * as z from 'zod';
 import type { KubeClient } from '../../kube/client.ts';
 import { createServer } from '../../kube/serving/httpserver.ts';
-import type { Callers } from '../callers/caller.ts';
+import type { Caller, Callers } from '../callers/caller.ts';
 import { normalizeBody } from './bodies.ts';
 import { sendError, StatusError } from './errors.ts';
 
 /** Largest body of a request in bytes. Only uploads are larger, and they are streams. */
 const BODY_BYTES = 1024 * 1024;
+/** Limit of connections. Each deployment that waits has one, and at most 1,350 of them wait. */
+const CONNECTIONS = 2_048;
 /** Longest parameter of a path: an image reference with each character encoded. */
 const PARAMETER_LENGTH = 2_048;
 
@@ -35,6 +37,8 @@ declare module 'fastify' {
   interface FastifyRequest {
     /** Returns the client with the rights of the caller. @throws StatusError 401 without a bearer token. */
     caller: () => KubeClient;
+    /** Returns the client and the watches with the rights of the caller. @throws StatusError 401 without a bearer token. */
+    fullCaller: () => Caller;
   }
 }
 
@@ -74,9 +78,12 @@ export async function createApp({ callers, logger, version }: AppOptions): Promi
       reply,
     ),
   );
+  app.server.maxConnections = CONNECTIONS;
   app.decorateRequest('caller');
+  app.decorateRequest('fullCaller');
   app.addHook('onRequest', (request, _reply, next) => {
     request.caller = () => callers.clientOf(request.headers);
+    request.fullCaller = () => callers.callerOf(request.headers);
     next();
   });
   readBodies(app);

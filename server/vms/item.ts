@@ -1,7 +1,8 @@
 /** Shows a VM as the HTTP API does. */
 import type { VMItem } from '../../api/http/vm.ts';
+import type { DeployedVM } from '../../api/http/vmdeploy.ts';
 import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
-import { type VMPhase } from '../../api/v1alpha1/phases.ts';
+import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
@@ -35,13 +36,24 @@ export function vmItem({ metadata, spec, status = {} }: VM): VMItem {
     gpuPassthrough: false,
     deployDate: metadata.creationTimestamp,
     ...portsOf(status),
-    status: STATUS_BY_PHASE[(status.phase ?? 'Pending') as VMPhase] ?? 'Pending',
+    status: statusOfPhase(status.phase),
     powerState: spec.powerState ?? 'Running',
     owner: metadata.annotations?.[CREATED_BY_ANNOTATION],
     architecture: spec.architecture,
     labels: metadata.labels,
     message: status.failure?.message,
   };
+}
+
+/** Returns the answer of a deployment. */
+export function deployedVM(vm: VM): DeployedVM {
+  const { name, node, memory, ip, ssh, vnc, screenshare, status } = vmItem(vm);
+  return { name, node, memory, ip, ssh, vnc, screenshare, status };
+}
+
+/** Returns the status for clients. A newer operator may have phases that this release does not know. */
+export function statusOfPhase(phase = 'Pending'): VMItem['status'] {
+  return STATUS_BY_PHASE[phase as VMPhase] ?? 'Pending';
 }
 
 function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memory'> {

@@ -1,0 +1,114 @@
+/** Deployment of a VM over the HTTP API: the request and the answer. */
+import * as z from 'zod';
+import type { DisplayDpiMaximum } from '../v1alpha1/display.ts';
+import { objectName, text } from '../v1alpha1/schema.ts';
+import { whole } from './fields.ts';
+import { isOneSource, machineRequestFields, ONE_SOURCE } from './machine.ts';
+
+/** Longest deployment in minutes. */
+const TIMEOUT_MAXIMUM = 1_440;
+/** Limit of the values for the guest, as in the VM resource. */
+const METADATA_ENTRIES = 64;
+/** Longest text of reserved ports: 64 ports with at most 15 characters, a comma and a space. */
+const PORTS_LENGTH = 1_088;
+const NAME_LENGTH = 63;
+/** Longest given name from which a name is generated. A dash and 5 characters are added. */
+const GENERATED_NAME_LENGTH = NAME_LENGTH - 6;
+const VM_NAME = /^[a-z]([-a-z0-9]*[a-z0-9])?$/;
+/** Ports with the host port, which the VM resource may leave out. The API server checks the numbers. */
+const RESERVED_PORTS = /^ *\d+:\d+(\/[a-zA-Z]+)?( *, *\d+:\d+(\/[a-zA-Z]+)?)* *,? *$/;
+
+const metadataSchema = z
+  .union([
+    z.object({
+      items: z.array(z.object({ key: z.string(), value: z.string() })).max(METADATA_ENTRIES),
+    }),
+    z.record(z.string(), z.string()),
+  ])
+  .meta({ description: `Values for the guest, at most ${METADATA_ENTRIES}: a map, or a list of items.` });
+type Metadata = z.infer<typeof metadataSchema>;
+
+/** Returns the schema of the body. The display's DPI may be at most `dpiMaximum`. */
+export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
+  return z
+    .object({
+      ...machineRequestFields(dpiMaximum),
+      vmConfig: objectName('VM config with values for the fields that are not given.').optional(),
+      name: text('Name of the VM. When omitted, a name is generated.', NAME_LENGTH, VM_NAME).optional(),
+      shouldGenerateName: z
+        .boolean()
+        .optional()
+        .meta({ description: 'Whether the name is NAME, a dash and 5 characters.' }),
+      reservedPorts: text(
+        'Ports HOST:GUEST, with /tcp or /udp, separated by commas.',
+        PORTS_LENGTH,
+        RESERVED_PORTS,
+      ).optional(),
+      timeout: whole(1, TIMEOUT_MAXIMUM)
+        .optional()
+        .meta({ description: 'Minutes to wait until the VM runs. 10 when omitted.' }),
+      vmMetadata: metadataSchema.optional(),
+      vm_metadata: metadataSchema.optional(),
+      customVMMetadata: metadataSchema.optional(),
+      labels: z.record(z.string(), z.string()).optional().meta({ description: 'Labels of the VM.' }),
+    })
+    .refine(isOneSource, ONE_SOURCE)
+    .refine(
+      ({ image, iso, vmConfig }) => image !== undefined || iso !== undefined || vmConfig !== undefined,
+      { error: 'one of image, iso and vmConfig must be given', path: ['image'] },
+    )
+    .refine(
+      ({ name = '', shouldGenerateName }) =>
+        shouldGenerateName !== true || name.length <= GENERATED_NAME_LENGTH,
+      {
+        error: `must have at most ${GENERATED_NAME_LENGTH} characters with shouldGenerateName`,
+        path: ['name'],
+      },
+    );
+}
+export type VMDeployBody = z.infer<ReturnType<typeof vmDeployBody>>;
+
+/** Returns the values for the guest from the three fields in which clients send them. */
+export function guestMetadataOf(body: VMDeployBody): Record<string, string> | undefined {
+  const given = [body.vmMetadata, body.vm_metadata, body.customVMMetadata].filter(
+    (metadata) => metadata !== undefined,
+  );
+  return given.length === 0 ? undefined : Object.assign({}, ...given.map(valuesIn));
+}
+
+function valuesIn(metadata: Metadata): Record<string, string> {
+  const { items } = metadata;
+  return Array.isArray(items)
+    ? Object.fromEntries(items.map(({ key, value }) => [key, value]))
+    : (metadata as Record<string, string>);
+}
+
+export const vmDeployQuery = z.object({
+  wait: z
+    .enum(['true', 'false'])
+    .default('true')
+    .meta({ description: 'With false, the answer is 202 as soon as the VM exists.' }),
+  waitFor: z
+    .enum(['running', 'ready'])
+    .default('running')
+    .meta({ description: 'Whether the answer waits until the VM runs, or until it is Ready.' }),
+  whenFull: z
+    .enum(['wait', 'fail'])
+    .default('wait')
+    .meta({ description: 'With fail, the answer is 503 when no host has room for the VM.' }),
+});
+export type VMDeployQuery = z.infer<typeof vmDeployQuery>;
+
+export const deployedVMSchema = z
+  .object({
+    name: z.string(),
+    node: z.string().optional(),
+    memory: z.string().optional().meta({ description: 'Memory with two decimals, for example 4.80Gi.' }),
+    ip: z.string().optional(),
+    ssh: z.int().optional(),
+    vnc: z.int().optional(),
+    screenshare: z.int().optional(),
+    status: z.string(),
+  })
+  .meta({ id: 'DeployedVM' });
+export type DeployedVM = z.infer<typeof deployedVMSchema>;

@@ -1,0 +1,119 @@
+/** Follows one object through its versions. */
+import { Backoff } from '../base/backoff.ts';
+import { LineSplitter } from '../base/lines.ts';
+import { pause } from '../base/time.ts';
+import { type KubeClient, query } from './client.ts';
+import { apiErrorFrom, isGone, isRefusal, unlessMissing } from './errors.ts';
+import { parseWithoutManagedFields } from './json.ts';
+import { type KubeObject, type ObjectMeta, pathOf, type Ref, type Resource } from './objects.ts';
+import type { Transport } from './transport.ts';
+
+/** Limit of one line of a watch. An object has at most 1.5 MB in etcd, so a longer line is not an object. */
+const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
+/** Time without data after which a watch is resumed. On a live connection, the API server sends a bookmark each minute. */
+const SILENCE_MILLISECONDS = 90_000;
+/** First and longest wait before a watch is resumed. Somebody waits for the object, so the longest wait is short. */
+const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as const;
+
+interface WatchEvent<T> {
+  type: 'ADDED' | 'MODIFIED' | 'DELETED' | 'BOOKMARK' | 'ERROR';
+  object: T;
+}
+
+export interface Following<T extends KubeObject> {
+  readonly client: KubeClient;
+  /** Connections of the watch, with the same rights as those of the client. */
+  readonly watches: Transport;
+  readonly type: Resource<T>;
+  /** Version after which the object is followed. */
+  readonly from: ObjectMeta;
+  readonly signal: AbortSignal;
+}
+
+/**
+ * Yields each new version of the object, and ends when the object is gone. A watch that ends is resumed, so the API server may be away for
+ * a time.
+ *
+ * @throws ApiError when the API server refuses, for example because the token is no longer valid. The signal's reason when it aborts.
+ */
+export async function* follow<T extends KubeObject>(following: Following<T>): AsyncGenerator<T> {
+  const { from, signal } = following;
+  const backoff = new Backoff(BACKOFF);
+  let position = from.resourceVersion;
+  for (;;) {
+    try {
+      for await (const { type, object } of eventsAfter(following, position)) {
+        backoff.reset();
+        position = object.metadata.resourceVersion;
+        if (type === 'DELETED') {
+          return;
+        }
+        if (type !== 'BOOKMARK') {
+          yield object;
+        }
+      }
+    } catch (error) {
+      signal.throwIfAborted();
+      if (isRefusal(error)) {
+        throw error;
+      }
+      // The API server has compacted the position, so the next attempt reads the object.
+      position = isGone(error) ? undefined : position;
+    }
+    await pause(backoff.next(), signal);
+  }
+}
+
+/** Yields the events of one watch. Without a position, it reads the object first. */
+async function* eventsAfter<T extends KubeObject>(
+  following: Following<T>,
+  position: string | undefined,
+): AsyncGenerator<WatchEvent<T>> {
+  const { client, type, from, signal } = following;
+  if (position !== undefined) {
+    yield* watch(following, position);
+    return;
+  }
+  const object = await unlessMissing(client.get(type, refOf(from), { signal }));
+  if (object === undefined || object.metadata.uid !== from.uid) {
+    yield { type: 'DELETED', object: { metadata: from } as T };
+    return;
+  }
+  yield { type: 'MODIFIED', object };
+  yield* watch(following, object.metadata.resourceVersion);
+}
+
+async function* watch<T extends KubeObject>(
+  { watches, type, from, signal }: Following<T>,
+  resourceVersion: string | undefined,
+): AsyncGenerator<WatchEvent<T>> {
+  const end = new AbortController();
+  const onAbort = () => end.abort(signal.reason);
+  signal.addEventListener('abort', onAbort, { once: true });
+  const silence = setTimeout(() => end.abort(new Error('the watch is silent')), SILENCE_MILLISECONDS);
+  const { name, ...namespace } = refOf(from);
+  const fieldSelector = `metadata.name=${name}`;
+  const parameters = { watch: true, allowWatchBookmarks: true, fieldSelector, resourceVersion };
+  try {
+    signal.throwIfAborted();
+    const stream = await watches.stream(pathOf(type, namespace) + query(parameters), end.signal);
+    const lines = new LineSplitter(LINE_LIMIT_BYTES);
+    for await (const chunk of stream) {
+      silence.refresh();
+      for (const line of lines.push(chunk)) {
+        const event = parseWithoutManagedFields(line) as WatchEvent<T>;
+        if (event.type === 'ERROR') {
+          throw apiErrorFrom(event.object);
+        }
+        yield event;
+      }
+    }
+  } finally {
+    clearTimeout(silence);
+    signal.removeEventListener('abort', onAbort);
+  }
+}
+
+function refOf({ name, namespace }: ObjectMeta): Ref {
+  return namespace === undefined ? { name } : { name, namespace };
+}

@@ -1,0 +1,71 @@
+/** Judges how far the deployment of a VM is. */
+import type { VMDeployQuery } from '../../api/http/vmdeploy.ts';
+import type { Condition } from '../../api/v1alpha1/conditions.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import { StatusError } from '../http/errors.ts';
+import { statusOfPhase } from './item.ts';
+
+/** Reason of the condition Scheduled when no host has room. */
+const NO_ROOM = 'Unschedulable';
+
+/** Returns `done` when the deployment has its good answer, `waiting` before, or the error with which it ended. */
+export function stateOf(
+  vm: VM,
+  { waitFor, whenFull }: Pick<VMDeployQuery, 'waitFor' | 'whenFull'>,
+): 'done' | 'waiting' | StatusError {
+  const { metadata, status = {} } = vm;
+  const failed = failureOf(vm);
+  if (failed !== undefined) {
+    return failed;
+  }
+  if (metadata.deletionTimestamp !== undefined) {
+    return 'waiting';
+  }
+  const full = whenFull === 'fail' ? noRoomFor(vm) : undefined;
+  if (full !== undefined) {
+    return full;
+  }
+  if (statusOfPhase(status.phase) === 'Pending') {
+    return 'waiting';
+  }
+  return waitFor === 'running' || conditionOf(vm, 'Ready')?.status === 'True' ? 'done' : 'waiting';
+}
+
+function failureOf(vm: VM): StatusError | undefined {
+  const { metadata, status = {} } = vm;
+  if (status.failure !== undefined) {
+    const { reason, message } = status.failure;
+    return new StatusError(500, message || reason, { causes: [{ reason, message }] });
+  }
+  const stalled = conditionOf(vm, 'Stalled');
+  if (stalled?.status === 'True') {
+    const { reason, message } = stalled;
+    return new StatusError(422, `VM ${metadata.name} cannot run: ${message}`, {
+      causes: [{ reason, message }],
+    });
+  }
+  return undefined;
+}
+
+function noRoomFor(vm: VM): StatusError | undefined {
+  const scheduled = conditionOf(vm, 'Scheduled');
+  return scheduled?.reason === NO_ROOM
+    ? new StatusError(
+        503,
+        `VM ${vm.metadata.name} was deleted, because no host has room: ${scheduled.message}`,
+      )
+    : undefined;
+}
+
+/** Returns the reason why the VM does not run yet, for people. */
+export function progressOf(vm: VM): string {
+  const { progress, phase = 'Pending' } = vm.status ?? {};
+  const waiting = ['Scheduled', 'ImageReady', 'Ready']
+    .map((type) => conditionOf(vm, type))
+    .find((condition) => condition !== undefined && condition.status !== 'True' && condition.message !== '');
+  return waiting?.message ?? progress ?? `the phase after ${phase}`;
+}
+
+export function conditionOf({ status }: VM, type: string): Condition | undefined {
+  return status?.conditions?.find((condition) => condition.type === type);
+}

@@ -1,0 +1,66 @@
+/** Deployments that wait for their VM. All of them end clearly when the server stops. */
+import type { ServerResponse } from 'node:http';
+import { rest } from '../../base/time.ts';
+import { holdOpen } from '../../kube/serving/httpserver.ts';
+import { StatusError } from '../http/errors.ts';
+
+/** Time for the answers of a stopping server. It is longer than a deletion, and Kubernetes kills a Pod 30 s after it was told to stop. */
+const STOP_MILLISECONDS = 15_000;
+
+/** Reason why a deployment waits no longer: the client is gone, the time is over, or the server stops. */
+export class WaitEnd extends Error {
+  override readonly name = 'WaitEnd';
+  readonly why: 'gone' | 'late' | 'stopping';
+
+  constructor(why: 'gone' | 'late' | 'stopping') {
+    super(`the deployment waits no longer: ${why}`);
+    this.why = why;
+  }
+}
+
+export class WaitingDeploys {
+  readonly #limit: number;
+  /** Controller of each deployment, and a promise that resolves when its answer is sent. */
+  readonly #waiting = new Map<AbortController, Promise<void>>();
+  #isStopping = false;
+
+  /** `limit` is the largest number of deployments that wait at once. */
+  constructor(limit: number) {
+    this.#limit = limit;
+  }
+
+  /**
+   * Runs one deployment, which must end soon after the signal of its controller aborts.
+   * @throws StatusError 429 when too many deployments wait, 503 when the server stops.
+   */
+  async run<T>(response: ServerResponse, deploy: (end: AbortController) => Promise<T>): Promise<T> {
+    if (this.#isStopping) {
+      throw new StatusError(503, 'The HTTP API is stopping. Try again');
+    }
+    if (this.#waiting.size >= this.#limit) {
+      throw new StatusError(429, `${this.#limit} deployments wait already. Try again later`);
+    }
+    const end = new AbortController();
+    const answered = Promise.withResolvers<void>();
+    this.#waiting.set(end, answered.promise);
+    holdOpen(response);
+    response.once('close', () => {
+      end.abort(new WaitEnd('gone'));
+      this.#waiting.delete(end);
+      answered.resolve();
+    });
+    return await deploy(end);
+  }
+
+  /** Ends all deployments, and resolves when each answer is sent. */
+  async stop(): Promise<void> {
+    this.#isStopping = true;
+    const answers = Promise.all(this.#waiting.values());
+    for (const end of this.#waiting.keys()) {
+      end.abort(new WaitEnd('stopping'));
+    }
+    const limit = new AbortController();
+    await Promise.race([answers, rest(STOP_MILLISECONDS, limit.signal)]);
+    limit.abort();
+  }
+}
