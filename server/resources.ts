@@ -1,4 +1,5 @@
 /** Resource types of Berth's kinds for the client. */
+import { type Emulator, EMULATOR_RESOURCE } from '../api/v1alpha1/emulator.ts';
 import { type Image, IMAGE_RESOURCE } from '../api/v1alpha1/image.ts';
 import { type ISO, ISO_RESOURCE } from '../api/v1alpha1/iso.ts';
 import { type VM, VM_RESOURCE } from '../api/v1alpha1/vm.ts';
@@ -9,3 +10,4 @@ export const VMS = resource<VM>(VM_RESOURCE);
 export const VM_CONFIGS = resource<VMConfig>(VM_CONFIG_RESOURCE);
 export const IMAGES = resource<Image>(IMAGE_RESOURCE);
 export const ISOS = resource<ISO>(ISO_RESOURCE);
+export const EMULATORS = resource<Emulator>(EMULATOR_RESOURCE);

@@ -1,5 +1,6 @@
 /** All routes of the HTTP API. */
 import { addClusterRoutes } from './cluster/routes.ts';
+import { addEmulatorRoutes } from './emulators/routes.ts';
 import type { App } from './http/app.ts';
 import { addNodeRoutes } from './nodes/routes.ts';
 import { addImageRoutes } from './images/routes.ts';
@@ -13,4 +14,5 @@ export function addRoutes(app: App, services: Services): void {
   addVMRoutes(app, services);
   addVMConfigRoutes(app, services);
   addImageRoutes(app, services);
+  addEmulatorRoutes(app, services);
 }

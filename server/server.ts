@@ -22,6 +22,7 @@ import { createApp } from './http/app.ts';
 import { createOwn } from './own/own.ts';
 import { addRoutes } from './routes.ts';
 import { Deploys } from './vms/deploy.ts';
+import { WaitingDeploys } from './vms/waiting.ts';
 
 export interface ServerStart {
   readonly config: ServerConfig;
@@ -50,8 +51,9 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   const callers = new Callers(connection, metrics);
   const app = await createApp({ callers, logger, version: VERSION });
   addChallenges(app, config.cluster);
-  const deploys = new Deploys(WATCHES, logger);
-  addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own, deploys });
+  const waiting = new WaitingDeploys(WATCHES);
+  const deploys = new Deploys(waiting, logger);
+  addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own, deploys, waiting });
   await app.ready();
   const ended = new AbortController();
   own.watches.start(ended.signal);
@@ -71,7 +73,7 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   return {
     stop: async () => {
       ended.abort();
-      await deploys.stop();
+      await waiting.stop();
       await Promise.all(servers.map(async (server) => await server.close()));
       await Promise.all([callers.close(), transport.close()]);
     },

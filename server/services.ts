@@ -3,6 +3,7 @@ import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { ServerConfig } from './config.ts';
 import type { Own } from './own/own.ts';
 import type { Deploys } from './vms/deploy.ts';
+import type { WaitingDeploys } from './vms/waiting.ts';
 
 export interface Services {
   readonly config: ServerConfig;
@@ -10,4 +11,6 @@ export interface Services {
   /** What the server does with its own identity. */
   readonly own: Own;
   readonly deploys: Deploys;
+  /** Requests that wait: deployments of VMs and of emulators. */
+  readonly waiting: WaitingDeploys;
 }

@@ -17,7 +17,7 @@ import { StatusError } from '../http/errors.ts';
 import { VMS } from '../resources.ts';
 import { progressOf, stateOf } from './progress.ts';
 import { isNamed, timeoutMinutes, vmOf } from './spec.ts';
-import { WaitEnd, WaitingDeploys } from './waiting.ts';
+import { WaitEnd, type WaitingDeploys } from './waiting.ts';
 
 /** Time after the deployment in which the answer is taken. The clocks of this process and of the operator differ by less. */
 const ANSWER_MILLISECONDS = 60_000;
@@ -37,9 +37,8 @@ export class Deploys {
   readonly #waiting: WaitingDeploys;
   readonly #logger: Logger;
 
-  /** `limit` is the largest number of deployments that wait at once. */
-  constructor(limit: number, logger: Logger) {
-    this.#waiting = new WaitingDeploys(limit);
+  constructor(waiting: WaitingDeploys, logger: Logger) {
+    this.#waiting = waiting;
     this.#logger = logger;
   }
 
@@ -67,11 +66,6 @@ export class Deploys {
         clearTimeout(timer);
       }
     });
-  }
-
-  /** Ends all deployments that wait, and resolves when each has its answer. */
-  async stop(): Promise<void> {
-    await this.#waiting.stop();
   }
 
   /** Waits for the VM that was created, and keeps it or deletes it. */

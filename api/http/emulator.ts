@@ -1,0 +1,64 @@
+/** Android emulators as the HTTP API shows and accepts them. */
+import * as z from 'zod';
+import { ANDROID_NAME } from '../v1alpha1/emulatormachine.ts';
+import { LABEL, text } from '../v1alpha1/schema.ts';
+import { whole } from './fields.ts';
+
+const phaseSchema = z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Terminating']);
+
+/** Emulator. The address and port of ADB are there under two spellings, because clients read either. */
+export const emulatorItemSchema = z
+  .object({
+    name: z.string(),
+    vm: z.string().meta({ description: 'VM to which the emulator belongs.' }),
+    node: z.string().optional(),
+    status: phaseSchema,
+    phase: phaseSchema.meta({ description: 'The same as `status`.' }),
+    platform: z.string(),
+    imageType: z.string(),
+    deviceProfile: z.string(),
+    adbRelayIP: z.string().optional().meta({ description: 'Address of ADB, while the emulator runs.' }),
+    adbRelayPort: z.int().optional().meta({ description: 'Port of ADB, while the emulator runs.' }),
+    relayIp: z.string().optional().meta({ description: 'The same as `adbRelayIP`.' }),
+    relayPort: z.int().optional().meta({ description: 'The same as `adbRelayPort`.' }),
+    errorMessage: z.string().optional(),
+    message: z.string().optional().meta({ description: 'Reason why the emulator does not run yet.' }),
+  })
+  .meta({ id: 'Emulator' });
+export type EmulatorItem = z.infer<typeof emulatorItemSchema>;
+
+export const emulatorListSchema = z.object({
+  items: z.array(emulatorItemSchema),
+  continue: z.string().optional(),
+});
+
+/** Bounds of memory in MiB, as in the kind. */
+const MEMORY = { minimum: 2_560, maximum: 16_777_216 };
+const TIMEOUT_MAXIMUM = 1_440;
+
+function androidName(description: string) {
+  return text(description, 64, ANDROID_NAME).optional();
+}
+
+export const emulatorRequestSchema = z
+  .object({
+    vm: text('Name of the VM in this namespace to which the emulator belongs. It must run.', 63, LABEL),
+    name: text('Name of the emulator. When omitted, a name is generated.', 63, LABEL).optional(),
+    platform: androidName('Android platform. android-36 when omitted.'),
+    device: androidName('Device to emulate. pixel_9 when omitted.'),
+    deviceProfile: androidName('Another key for `device`.'),
+    imageType: androidName('Type of the system image. google_apis when omitted.'),
+    cpu: whole(1, 256).optional().meta({ description: 'Number of virtual processors. 2 when omitted.' }),
+    memory: whole(MEMORY.minimum, MEMORY.maximum)
+      .optional()
+      .meta({ description: 'Memory of Android in MiB. 4096 when omitted.' }),
+    timeout: whole(1, TIMEOUT_MAXIMUM)
+      .optional()
+      .meta({ description: 'Minutes to wait until the emulator runs. 5 when omitted.' }),
+    config: text('Not offered: the values are given in the request.', 253).optional(),
+  })
+  .refine(({ config }) => config === undefined, {
+    error: 'there are no emulator configs: give the values in the request',
+    path: ['config'],
+  });
+export type EmulatorRequest = z.infer<typeof emulatorRequestSchema>;

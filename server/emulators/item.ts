@@ -1,0 +1,43 @@
+/** Shows an Emulator as the HTTP API does. */
+import type { EmulatorItem } from '../../api/http/emulator.ts';
+import { EMULATOR_DEFAULTS, type Emulator } from '../../api/v1alpha1/emulator.ts';
+
+export function emulatorItem({ metadata, spec, status = {} }: Emulator): EmulatorItem {
+  const { platform = EMULATOR_DEFAULTS.platform, device = EMULATOR_DEFAULTS.device } = spec;
+  const phase = phaseOf(status.phase);
+  return {
+    name: metadata.name,
+    vm: spec.vmName,
+    node: status.nodeName,
+    status: phase,
+    phase,
+    platform,
+    imageType: spec.imageType ?? EMULATOR_DEFAULTS.imageType,
+    deviceProfile: device,
+    ...(phase === 'Running' ? relayOf(status) : {}),
+    errorMessage: status.failure?.message,
+    message: phase === 'Pending' ? readyMessage(status) : undefined,
+  };
+}
+
+function relayOf({ adb }: NonNullable<Emulator['status']>): Partial<EmulatorItem> {
+  const [relayIp, relayPort] = [adb?.address, adb?.port];
+  return { adbRelayIP: relayIp, adbRelayPort: relayPort, relayIp, relayPort };
+}
+
+/** Clients wait while the emulator is Pending, and use it while it is Running. */
+function phaseOf(phase = 'Pending'): EmulatorItem['phase'] {
+  switch (phase) {
+    case 'Running':
+    case 'Failed':
+    case 'Stopped':
+    case 'Terminating':
+      return phase;
+    default:
+      return 'Pending';
+  }
+}
+
+function readyMessage({ conditions = [] }: NonNullable<Emulator['status']>): string | undefined {
+  return conditions.find(({ type }) => type === 'Ready')?.message || undefined;
+}

@@ -1,0 +1,76 @@
+/** Android emulators of a namespace. */
+import { emulatorItemSchema, emulatorListSchema, emulatorRequestSchema } from '../../api/http/emulator.ts';
+import { statusSchema, success } from '../../api/http/status.ts';
+import { listQuerySchema } from '../../api/http/vm.ts';
+import { listAs } from '../callers/list.ts';
+import { deleteAs, getAs } from '../callers/objects.ts';
+import type { App } from '../http/app.ts';
+import { namespaceParams, objectParams } from '../http/params.ts';
+import { EMULATORS } from '../resources.ts';
+import type { Services } from '../services.ts';
+import { deployEmulator } from './deploy.ts';
+import { emulatorItem } from './item.ts';
+
+const COLLECTION = '/api/v1/namespaces/:namespace/emulators';
+const tags = ['Emulators'];
+
+export function addEmulatorRoutes(app: App, { waiting }: Services): void {
+  app.get(
+    COLLECTION,
+    {
+      schema: {
+        summary: 'List the emulators of a namespace',
+        tags,
+        params: namespaceParams,
+        querystring: listQuerySchema,
+        response: { 200: emulatorListSchema },
+      },
+    },
+    async ({ caller, params, query }) =>
+      await listAs(caller(), EMULATORS, { ...params, ...query }, emulatorItem),
+  );
+  app.get(
+    `${COLLECTION}/:name`,
+    {
+      schema: {
+        summary: 'Get an emulator',
+        tags,
+        params: objectParams,
+        response: { 200: emulatorItemSchema },
+      },
+    },
+    async ({ caller, params }) => emulatorItem(await getAs(caller(), EMULATORS, params)),
+  );
+  app.post(
+    COLLECTION,
+    {
+      schema: {
+        summary: 'Deploy an emulator beside a running VM and wait until it runs',
+        description: 'When the time is over, the answer has the status Pending, and the emulator goes on.',
+        tags,
+        params: namespaceParams,
+        body: emulatorRequestSchema,
+        response: { 200: emulatorItemSchema },
+      },
+    },
+    async ({ fullCaller, params: { namespace }, body, log }, reply) => {
+      const request = { caller: fullCaller(), namespace, body, logger: log };
+      return emulatorItem(await waiting.run(reply.raw, async (end) => await deployEmulator(request, end)));
+    },
+  );
+  app.delete(
+    `${COLLECTION}/:name`,
+    {
+      schema: {
+        summary: 'Delete an emulator',
+        tags,
+        params: objectParams,
+        response: { 200: statusSchema },
+      },
+    },
+    async ({ caller, params }) => {
+      await deleteAs(caller(), EMULATORS, params);
+      return success();
+    },
+  );
+}
