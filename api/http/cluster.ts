@@ -3,19 +3,15 @@ import * as z from 'zod';
 
 export const clusterInfoSchema = z
   .object({
-    apiEndpoint: z
-      .string()
-      .meta({
-        description:
-          'URL of the Kubernetes API with its port and without a path, for example https://api.example:6443.',
-      }),
+    apiEndpoint: z.string().meta({
+      description:
+        'URL of the Kubernetes API with its port and without a path, for example https://api.example:6443.',
+    }),
     apiDomain: z.string().meta({ description: 'Host name in the certificate of the Kubernetes API.' }),
-    certData: z
-      .string()
-      .meta({
-        description:
-          'Certificate of the authority of the Kubernetes API, as PEM text. Empty for a public authority.',
-      }),
+    certData: z.string().meta({
+      description:
+        'Certificate of the authority of the Kubernetes API, as PEM text. Empty for a public authority.',
+    }),
     appClientId: z.string().meta({ description: 'Client ID of the berth command at the identity provider.' }),
     baseOauthEndpoint: z
       .string()

@@ -37,6 +37,10 @@ function failureOf(vm: VM): StatusError | undefined {
     const { reason, message } = status.failure;
     return new StatusError(500, message || reason, { causes: [{ reason, message }] });
   }
+  const ready = conditionOf(vm, 'Ready');
+  if (status.phase === 'Failed') {
+    return new StatusError(500, `VM ${metadata.name} failed: ${ready?.message ?? ''}`);
+  }
   const stalled = conditionOf(vm, 'Stalled');
   if (stalled?.status === 'True') {
     const { reason, message } = stalled;

@@ -1,16 +1,24 @@
 /** VMs of a namespace. */
 import { listQuerySchema, vmItemSchema, vmListSchema } from '../../api/http/vm.ts';
+import { statusSchema, success } from '../../api/http/status.ts';
+import { deleteQuery } from '../../api/http/vmaction.ts';
 import { deployedVMSchema, vmDeployBody, vmDeployQuery } from '../../api/http/vmdeploy.ts';
 import type { App } from '../http/app.ts';
 import { listAs } from '../callers/list.ts';
-import { namespaceParams } from '../http/params.ts';
+import { deleteAs, getAs } from '../callers/objects.ts';
+import { namespaceParams, objectParams } from '../http/params.ts';
 import { VMS } from '../resources.ts';
 import type { Services } from '../services.ts';
+import { addActionRoutes } from './actionroutes.ts';
 import { deployedVM, vmItem } from './item.ts';
+import { deleteAndWait } from './remove.ts';
 
-export function addVMRoutes(app: App, { deploys, config }: Services): void {
+const VMS_PATH = '/api/v1/namespaces/:namespace/vms';
+const VM_PATH = `${VMS_PATH}/:name`;
+
+export function addVMRoutes(app: App, { deploys, waiting, config }: Services): void {
   app.get(
-    '/api/v1/namespaces/:namespace/vms',
+    VMS_PATH,
     {
       schema: {
         summary: 'List the VMs of a namespace',
@@ -23,7 +31,7 @@ export function addVMRoutes(app: App, { deploys, config }: Services): void {
     async ({ caller, params, query }) => await listAs(caller(), VMS, { ...params, ...query }, vmItem),
   );
   app.post(
-    '/api/v1/namespaces/:namespace/vms',
+    VMS_PATH,
     {
       schema: {
         summary: 'Deploy a VM and wait until it runs',
@@ -42,4 +50,38 @@ export function addVMRoutes(app: App, { deploys, config }: Services): void {
       return await reply.code(200).send(deployedVM(await deploys.deploy(request, reply.raw)));
     },
   );
+  app.get(
+    VM_PATH,
+    {
+      schema: {
+        summary: 'Get a VM',
+        tags: ['VMs'],
+        params: objectParams,
+        response: { 200: vmItemSchema },
+      },
+    },
+    async ({ caller, params }) => vmItem(await getAs(caller(), VMS, params)),
+  );
+  app.delete(
+    VM_PATH,
+    {
+      schema: {
+        summary: 'Delete a VM',
+        tags: ['VMs'],
+        params: objectParams,
+        querystring: deleteQuery,
+        response: { 200: statusSchema },
+      },
+    },
+    async ({ fullCaller, params, query }, reply) => {
+      const caller = fullCaller();
+      if (query.wait === 'true') {
+        await waiting.run(reply.raw, async (end) => await deleteAndWait(caller, params, end));
+      } else {
+        await deleteAs(caller.client, VMS, params);
+      }
+      return success();
+    },
+  );
+  addActionRoutes(app);
 }

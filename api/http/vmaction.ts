@@ -1,0 +1,67 @@
+/** Actions on a VM: the bodies of the requests, and the pushes that follow from them. */
+import * as z from 'zod';
+import { objectName } from '../v1alpha1/schema.ts';
+import { descriptionSchema } from '../v1alpha1/source.ts';
+import { imageName } from '../v1alpha1/template.ts';
+import { whole } from './fields.ts';
+
+/** Longest name of a saved image. */
+const IMAGE_NAME_LENGTH = 63;
+/** Largest disk in GB. */
+const DISK_MAXIMUM = 1_000_000;
+
+const COMMANDS = ['start', 'stop', 'suspend', 'resume', 'revert'] as const;
+export type Command = (typeof COMMANDS)[number];
+
+const commandSchema = z.enum(COMMANDS);
+
+/** Clients send the command under one of three keys. */
+export const execBody = z
+  .object({
+    command: commandSchema.optional(),
+    action: commandSchema.optional().meta({ description: 'Another key for command.' }),
+    operation: commandSchema.optional().meta({ description: 'Another key for command.' }),
+  })
+  .refine(({ command, action, operation }) => (command ?? action ?? operation) !== undefined, {
+    error: 'is required',
+    path: ['command'],
+  });
+
+export const execParams = { command: commandSchema };
+
+export const saveBody = z.object({
+  imageName: objectName('Name of the new image.').max(IMAGE_NAME_LENGTH),
+  description: descriptionSchema.optional(),
+});
+
+export const commitBody = z.object({ description: descriptionSchema.optional() });
+
+export const pushBody = z.object({ imageReference: imageName('Target of the push.') });
+
+export const pushStartedSchema = z.object({
+  jobName: z.string().meta({ description: 'Name of the push.' }),
+});
+
+export const resizeBody = z.object({
+  size: whole(1, DISK_MAXIMUM).meta({ description: 'Size of the disk in GB. A disk can only grow.' }),
+});
+
+export const pushSchema = z
+  .object({
+    jobName: z.string(),
+    image: z.string().meta({ description: 'Target of the push.' }),
+    status: z.enum(['Pending', 'Running', 'Succeeded', 'Failed']),
+    progressPercent: z.int().optional(),
+    message: z.string().optional(),
+  })
+  .meta({ id: 'Push' });
+export type Push = z.infer<typeof pushSchema>;
+
+export const pushListSchema = z.object({ items: z.array(pushSchema) });
+
+export const deleteQuery = z.object({
+  wait: z
+    .enum(['true', 'false'])
+    .default('false')
+    .meta({ description: 'With true, the answer waits until nothing of the VM remains.' }),
+});

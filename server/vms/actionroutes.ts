@@ -1,0 +1,169 @@
+/** Actions on one VM: power, and work with its disk. */
+import {
+  commitBody,
+  execBody,
+  execParams,
+  pushBody,
+  pushListSchema,
+  pushSchema,
+  pushStartedSchema,
+  resizeBody,
+  saveBody,
+} from '../../api/http/vmaction.ts';
+import { statusSchema, success } from '../../api/http/status.ts';
+import { getAs } from '../callers/objects.ts';
+import type { App } from '../http/app.ts';
+import { StatusError } from '../http/errors.ts';
+import { namespaceParams, objectParams } from '../http/params.ts';
+import { IMAGES } from '../resources.ts';
+import { commit, push, resize, save } from './disk.ts';
+import { command } from './power.ts';
+import { isPush, pushItem } from './pushes.ts';
+
+const NAMESPACE = '/api/v1/namespaces/:namespace';
+const VM = `${NAMESPACE}/vms/:name`;
+const tags = ['VMs'];
+const succeeds = { 200: statusSchema };
+
+export function addActionRoutes(app: App): void {
+  addPowerRoutes(app);
+  addImageRoutes(app);
+  addPushRoutes(app);
+  app.post(
+    `${VM}/resize`,
+    {
+      schema: {
+        summary: 'Let the disk of a VM grow',
+        tags,
+        params: objectParams,
+        body: resizeBody,
+        response: succeeds,
+      },
+    },
+    async ({ caller, params, body }) => {
+      await resize(caller(), params, body.size);
+      return success();
+    },
+  );
+}
+
+function addPowerRoutes(app: App): void {
+  app.post(
+    `${VM}/exec`,
+    {
+      schema: {
+        summary: 'Start, stop, suspend, resume or revert a VM',
+        tags,
+        params: objectParams,
+        body: execBody,
+        response: succeeds,
+      },
+    },
+    async ({ caller, params, body }) => {
+      const word = body.command ?? body.action ?? body.operation;
+      if (word !== undefined) {
+        await command(caller(), params, word);
+      }
+      return success();
+    },
+  );
+  app.post(
+    `${VM}/exec/:command`,
+    {
+      schema: {
+        summary: 'Start, stop, suspend, resume or revert a VM, without a body',
+        tags,
+        params: objectParams.extend(execParams),
+        response: succeeds,
+      },
+    },
+    async ({ caller, params: { command: word, ...ref } }) => {
+      await command(caller(), ref, word);
+      return success();
+    },
+  );
+}
+
+function addImageRoutes(app: App): void {
+  app.post(
+    `${VM}/save`,
+    {
+      schema: {
+        summary: 'Save the disk of a VM as a new image',
+        tags,
+        params: objectParams,
+        body: saveBody,
+        response: succeeds,
+      },
+    },
+    async ({ caller, params, body }) => {
+      await save(caller(), params, body);
+      return success();
+    },
+  );
+  app.post(
+    `${VM}/commit`,
+    {
+      schema: {
+        summary: 'Replace the content of the image of a VM by its disk',
+        tags,
+        params: objectParams,
+        body: commitBody,
+        response: succeeds,
+      },
+    },
+    async ({ caller, params, body }) => {
+      await commit(caller(), params, body.description);
+      return success();
+    },
+  );
+}
+
+function addPushRoutes(app: App): void {
+  app.post(
+    `${VM}/push`,
+    {
+      schema: {
+        summary: 'Push the disk of a VM to a registry',
+        tags,
+        params: objectParams,
+        body: pushBody,
+        response: { 200: pushStartedSchema },
+      },
+    },
+    async ({ caller, params, body }) => ({ jobName: await push(caller(), params, body.imageReference) }),
+  );
+  app.get(
+    `${NAMESPACE}/pushes`,
+    {
+      schema: {
+        summary: 'List the pushes of a namespace',
+        tags,
+        params: namespaceParams,
+        response: { 200: pushListSchema },
+      },
+    },
+    async ({ caller, params }) => {
+      const { items } = await caller().list(IMAGES, params);
+      return { items: items.filter(isPush).map(pushItem) };
+    },
+  );
+  app.get(
+    `${NAMESPACE}/pushes/:name`,
+    {
+      schema: {
+        summary: 'Get a push',
+        tags,
+        params: objectParams,
+        response: { 200: pushSchema },
+      },
+    },
+    async ({ caller, params }) => {
+      const image = await getAs(caller(), IMAGES, params);
+      if (!isPush(image)) {
+        throw new StatusError(404, `push "${params.name}" not found`);
+      }
+      return pushItem(image);
+    },
+  );
+}

@@ -1,0 +1,35 @@
+/** Deletes a VM and waits for the end. */
+import { follow } from '../../kube/follow.ts';
+import type { Caller } from '../callers/caller.ts';
+import { getAs, type NamespacedRef } from '../callers/objects.ts';
+import { StatusError } from '../http/errors.ts';
+import { VMS } from '../resources.ts';
+import { WaitEnd } from './waiting.ts';
+
+/** Longest wait for the end. A guest has 30 s to shut down, and a silent host can delay a deletion for long. */
+const LIMIT_MILLISECONDS = 600_000;
+
+/**
+ * Deletes a VM and resolves when nothing of it remains. `end` aborts the wait with a {@link WaitEnd}.
+ * @throws ApiError when the API server refuses, StatusError 504 when the deletion goes on.
+ */
+export async function deleteAndWait(
+  { client, watches }: Caller,
+  ref: NamespacedRef,
+  end: AbortController,
+): Promise<void> {
+  const { metadata: from } = await getAs(client, VMS, ref);
+  const { signal } = end;
+  const timer = setTimeout(() => end.abort(new WaitEnd('late')), LIMIT_MILLISECONDS);
+  try {
+    await client.delete(VMS, ref, { uid: from.uid });
+    const versions = follow({ client, watches, type: VMS, from, signal });
+    while ((await versions.next()).done !== true) {
+      // The VM still exists.
+    }
+  } catch (error) {
+    throw error instanceof WaitEnd ? new StatusError(504, `VM ${ref.name} is still being deleted`) : error;
+  } finally {
+    clearTimeout(timer);
+  }
+}
