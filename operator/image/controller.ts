@@ -19,7 +19,7 @@ import type { OperatorConfig } from '../config/config.ts';
 import { mergeDiff } from '../objects/mergepatch.ts';
 import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
-import { readCredentials } from '../tasks/registries.ts';
+import { ignoredEntries, readCredentials } from '../tasks/registries.ts';
 import { originKeys } from './content.ts';
 import { recordImageEvents } from './events.ts';
 import { expiresAt } from './expiry.ts';
@@ -94,10 +94,17 @@ export class ImageReconciler {
 
   /** Adds the credentials of the image's namespace if a Job is due. */
   async #withCredentials(observed: ObservedImage): Promise<ObservedImage> {
+    const { client, recorder } = this.#options;
     const { namespace = '' } = observed.object.metadata;
-    return planImage(observed).createJob === undefined
-      ? observed
-      : { ...observed, credentials: await readCredentials(this.#options.client, namespace) };
+    if (planImage(observed).createJob === undefined) {
+      return observed;
+    }
+    const { credentials, mistakes } = await readCredentials(client, namespace);
+    const ignored = ignoredEntries(mistakes);
+    if (ignored !== undefined) {
+      recorder.event(observed.object, ignored);
+    }
+    return { ...observed, credentials };
   }
 
   /**

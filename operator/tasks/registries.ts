@@ -6,9 +6,12 @@ import {
   readRegistryCredentials,
   REGISTRIES_CONFIG_MAP,
   type RegistryCredential,
+  type RegistryCredentials,
 } from '../../api/v1alpha1/registrycredentials.ts';
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';
+import type { EventText } from '../../kube/events.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 
 /**
@@ -17,12 +20,9 @@ import { unlessMissing } from '../../kube/errors.ts';
  *
  * @throws ApiError when the request fails
  */
-export async function readCredentials(
-  client: KubeClient,
-  namespace: string,
-): Promise<readonly RegistryCredential[]> {
+export async function readCredentials(client: KubeClient, namespace: string): Promise<RegistryCredentials> {
   const found = await unlessMissing(client.get(CONFIG_MAPS, { namespace, name: REGISTRIES_CONFIG_MAP }));
-  return readRegistryCredentials(found?.data).credentials;
+  return readRegistryCredentials(found?.data);
 }
 
 /** Returns those of the credentials whose registries the references name. */
@@ -49,4 +49,18 @@ export function pullSecretNames(
 export function insecureAnnotation(credentials: readonly RegistryCredential[]): Record<string, string> {
   const insecure = credentials.filter(({ allowInsecure }) => allowInsecure);
   return insecure.length === 0 ? {} : { [INSECURE_SERVERS_ANNOTATION]: insecureServersText(insecure) };
+}
+
+/** Returns an Event about entries that were ignored when a Pod was made; undefined if there are none. */
+export function ignoredEntries(mistakes: readonly string[]): EventText<SaidReason> | undefined {
+  const [first, ...others] = mistakes;
+  const more = others.length === 0 ? '' : `, and ${others.length} more mistakes`;
+  return first === undefined
+    ? undefined
+    : {
+        type: 'Warning',
+        reason: 'RegistryEntryIgnored',
+        action: 'Deploying',
+        message: `ConfigMap ${REGISTRIES_CONFIG_MAP}: ${first}${more}`,
+      };
 }

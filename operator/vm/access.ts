@@ -11,13 +11,16 @@ export function resolveAccess(
   lookups: Lookups,
   images: readonly (ResolvedImage | undefined)[],
   own: Resolved['imagePullSecrets'] = [],
-): Pick<Resolved, 'credentials' | 'imagePullSecrets'> {
+): Pick<Resolved, 'credentials' | 'ignoredEntries' | 'imagePullSecrets'> {
   const sources = images.map((image) => image?.source);
   const references = sources.flatMap((source) => (source?.type === 'registry' ? [source.reference] : []));
-  const credentials = references.length === 0 ? [] : credentialsFor(references, lookups.credentials());
+  const known = references.length === 0 ? undefined : lookups.credentials();
+  const credentials = credentialsFor(references, known?.credentials ?? []);
+  // A mistake matters only if no other entry serves the VM.
+  const ignoredEntries = credentials.length === 0 ? (known?.mistakes ?? []) : [];
   const names = pullSecretNames(
     own.map(({ name }) => name),
     credentials,
   );
-  return { credentials, imagePullSecrets: names.map((name) => ({ name })) };
+  return { credentials, ignoredEntries, imagePullSecrets: names.map((name) => ({ name })) };
 }

@@ -14,6 +14,7 @@ import type { Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
+import { ignoredEntries } from '../tasks/registries.ts';
 import { macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
 import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';
@@ -133,6 +134,10 @@ export class VMReconciler {
   #tell(observed: Observed, write: Write): void {
     if (write.kind === 'createPod') {
       this.#tellDoubledIdentity(observed);
+      const ignored = ignoredEntries(write.ignoredEntries);
+      if (ignored !== undefined) {
+        this.#options.recorder.event(observed.vm, ignored);
+      }
     } else if (write.kind === 'deleteVM' && write.unansweredSince !== undefined) {
       const { metrics, recorder } = this.#options;
       metrics.unanswered(observed.vm);

@@ -42,7 +42,7 @@ function statusWith(disk: { reason: string; message: string } | undefined): VMSt
     nameTakenBy: undefined,
     node: { apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } },
     resizeRefused: undefined,
-    lookups: { vmConfig: none, image: none, iso: none, credentials: () => [] },
+    lookups: { vmConfig: none, image: none, iso: none, credentials: none },
     portHolder: () => undefined,
     hosts: () => [],
     config: parseConfig({}, 'test'),

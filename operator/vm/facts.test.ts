@@ -37,7 +37,7 @@ function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {
     nameTakenBy: undefined,
     node: { apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } },
     resizeRefused: undefined,
-    lookups: { vmConfig: none, image: none, iso: none, credentials: () => [] },
+    lookups: { vmConfig: none, image: none, iso: none, credentials: none },
     portHolder: () => undefined,
     hosts: () => [],
     config: parseConfig({}, 'test'),

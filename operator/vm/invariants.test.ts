@@ -98,7 +98,7 @@ class World {
       nameTakenBy: undefined,
       node: this.pod?.spec.nodeName === undefined ? undefined : structuredClone(this.node),
       resizeRefused: this.resizeRefused,
-      lookups: { vmConfig: none, image: none, iso: none, credentials: () => [] },
+      lookups: { vmConfig: none, image: none, iso: none, credentials: none },
       portHolder: () => undefined,
       hosts: () => [],
       config,

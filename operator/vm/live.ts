@@ -75,8 +75,7 @@ function lookupsOf(
     vmConfig: (name, from) => ask(VM_CONFIGS, from, name),
     image: (name) => ask(IMAGES, namespace, name) ?? ask(IMAGES, fallback, name),
     iso: (name) => ask(ISOS, namespace, name) ?? ask(ISOS, fallback, name),
-    credentials: () =>
-      readRegistryCredentials(ask(CONFIG_MAPS, namespace, REGISTRIES_CONFIG_MAP)?.data).credentials,
+    credentials: () => readRegistryCredentials(ask(CONFIG_MAPS, namespace, REGISTRIES_CONFIG_MAP)?.data),
   };
 }
 

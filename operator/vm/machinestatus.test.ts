@@ -34,7 +34,11 @@ function statusOf(
     metadata: { name: 'ubuntu', namespace: 'platform-default' },
     spec: { source: { registry: { reference: REFERENCE } } },
   });
-  const resolved = resolve({ vm, config, lookups: { image, credentials: () => [] } } as unknown as Observed);
+  const resolved = resolve({
+    vm,
+    config,
+    lookups: { image, credentials: () => undefined },
+  } as unknown as Observed);
   if (isUnresolved(resolved)) {
     throw new Error(resolved.message);
   }

@@ -6,7 +6,7 @@ import { randomBytes } from 'node:crypto';
 import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
-import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
+import type { RegistryCredentials } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -69,8 +69,8 @@ export interface Lookups {
   /** Searches the VM's namespace, then the default namespace. */
   image(name: string): Image | undefined;
   iso(name: string): ISO | undefined;
-  /** Credentials of the VM's namespace for registries. No cache has them: they are empty until `readLive` has read them. */
-  credentials(): readonly RegistryCredential[];
+  /** Credentials of the VM's namespace for registries. No cache has them: they are undefined until `readLive` has read them. */
+  credentials(): RegistryCredentials | undefined;
 }
 
 export interface Sources {
@@ -174,6 +174,6 @@ function lookups({ vmConfigs, images, isos, config }: Sources, namespace: string
     vmConfig: (name, from) => vmConfigs.cache.get(`${from}/${name}`),
     image: (name) => images.cache.get(`${namespace}/${name}`) ?? images.cache.get(`${fallback}/${name}`),
     iso: (name) => isos.cache.get(`${namespace}/${name}`) ?? isos.cache.get(`${fallback}/${name}`),
-    credentials: () => [],
+    credentials: () => undefined,
   };
 }

@@ -30,7 +30,7 @@ function podOf({ cluster = 'one', namespace = 'platform-ci', name = 'build', spe
   };
   const resolved = resolve({
     vm,
-    lookups: { vmConfig: none, image: none, iso: none, credentials: () => [] },
+    lookups: { vmConfig: none, image: none, iso: none, credentials: none },
     config,
   } as unknown as Observed);
   if (isUnresolved(resolved)) {

@@ -118,7 +118,7 @@ type Sample = typeof POD extends fc.Arbitrary<infer T> ? T : never;
 const WORLD = {
   nameTakenBy: undefined,
   resizeRefused: undefined,
-  lookups: { vmConfig: none, image: none, iso: none, credentials: () => [] },
+  lookups: { vmConfig: none, image: none, iso: none, credentials: none },
   portHolder: () => 'platform-qa/other',
   hosts: () => [TAINTED],
   config,

@@ -9,6 +9,8 @@ import { isUnresolved, type Resolved, resolve } from './resolve.ts';
 
 const config = parseConfig({ defaults: { architecture: 'amd64', os: 'Linux' } }, 'test');
 
+const MISTAKES = ['Entry old is ignored'];
+
 const INSTALLER: ISO = {
   apiVersion: 'berth.dev/v1alpha1',
   kind: 'ISO',
@@ -29,7 +31,7 @@ function resolved(spec: VMSpec, vmConfig?: VMConfigSpec, known: RegistryCredenti
     spec,
   };
   const iso = (name: string) => (name === 'installer' ? INSTALLER : undefined);
-  const credentials = () => known;
+  const credentials = () => ({ credentials: known, mistakes: MISTAKES });
   const metadata = { name: 'shared', namespace: 'platform-ci' };
   const lookups = {
     vmConfig: () => vmConfig && { metadata, spec: vmConfig },
@@ -76,6 +78,11 @@ describe('the credentials of a namespace', () => {
     expect(credentials).toEqual([at('registry.example')]);
     const hub = resolved({ image: 'team/guest:1' }, {}, known);
     expect(hub.imagePullSecrets).toEqual([{ name: 'for-docker.io' }]);
+  });
+
+  it('give the mistakes of other entries only to a VM without a credential', () => {
+    expect(resolved({ iso: 'installer' }, {}, known).ignoredEntries).toEqual([]);
+    expect(resolved({ image: 'old.example/guest:1' }, {}, known).ignoredEntries).toEqual(MISTAKES);
   });
 
   it('are named once if the VM names the same Secret', () => {

@@ -32,6 +32,8 @@ export interface Resolved extends WantedPorts {
   readonly imagePullSecrets: readonly { name: string }[];
   /** Credentials of the VM's namespace for the registries of its images. Their Secrets are among `imagePullSecrets`. */
   readonly credentials: readonly RegistryCredential[];
+  /** Sentences about entries with mistakes, if the namespace seems to have no credential for the images. */
+  readonly ignoredEntries: readonly string[];
   readonly architecture: 'amd64' | 'arm64' | undefined;
   readonly cpu: number;
   readonly memoryBytes: bigint;

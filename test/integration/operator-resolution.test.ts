@@ -124,6 +124,13 @@ describe('the values of a VM', () => {
     const other = await vms.pod('uncredited');
     expect(other.spec.imagePullSecrets).toEqual([{ name: 'mine' }]);
     expect(other.metadata.annotations).not.toHaveProperty([INSECURE_SERVERS_ANNOTATION]);
+
+    // Nobody else learns that an entry has a mistake.
+    await teamVms.create('mistaken');
+    await waitFor('the Event about the mistake', async () => {
+      const { stdout } = await cluster.kubectl(['-n', TEAM, 'events', '--for', 'vm/mistaken']);
+      return /RegistryEntryIgnored.*Entry broken is ignored/.test(stdout);
+    });
   });
 
   it('architecture and os come from an Image, whose source goes to the host unchanged', async () => {

@@ -75,6 +75,13 @@ export const IMAGE_REASONS = {
     says: 'A pull secret is not in the namespace, or does not have the form of a pull secret',
     todo: 'Create the secret with the type kubernetes.io/dockerconfigjson',
   },
+  RegistryEntryIgnored: {
+    seen: { VM: ['Event'], Image: ['Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'An entry of the ConfigMap `berth-registries` has a mistake, so its credential is not used',
+    todo: 'Correct the entry that the message names, and create the VM again',
+  },
   DiskFull: {
     seen: FETCH,
     class: 'passing',

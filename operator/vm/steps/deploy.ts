@@ -34,5 +34,9 @@ export function deploy(observed: Observed, facts: Facts): StepResult {
   const { attempt, avoidedNodes } = facts;
   const built = buildPod({ vm, resolved, attempt, avoidedNodes, config, clusterUid, random });
   const secrets: Write[] = resolved.vncHostPort ? [createVncSecret(observed)] : [];
-  return { writes: [...secrets, { kind: 'createPod', pod: built }], outcome: { kind: 'done' } };
+  const { ignoredEntries } = resolved;
+  return {
+    writes: [...secrets, { kind: 'createPod', pod: built, ignoredEntries }],
+    outcome: { kind: 'done' },
+  };
 }

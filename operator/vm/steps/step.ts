@@ -8,7 +8,8 @@ import type { Findings } from '../status.ts';
 export type Write =
   | { readonly kind: 'addFinalizer' }
   | { readonly kind: 'removeFinalizer' }
-  | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod> }
+  /** `ignoredEntries` has sentences about credentials that the Pod may lack. */
+  | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod>; readonly ignoredEntries: readonly string[] }
   /** A CREATE that succeeds if the Secret exists, because the operator may not read Secrets. */
   | { readonly kind: 'createSecret'; readonly secret: Unsaved<Secret> }
   /** A PATCH of `pods/resize`. A refusal is stored in {@link Observed.resizeRefused}. */

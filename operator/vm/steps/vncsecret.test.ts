@@ -22,7 +22,7 @@ function observed(spec: VMSpec, random: string): Observed {
   return {
     vm,
     config,
-    lookups: { credentials: () => [] },
+    lookups: { credentials: () => undefined },
     clusterUid: '',
     random: () => random.repeat(32),
   } as unknown as Observed;
