@@ -18,6 +18,7 @@ export const vmConfigItemSchema = z
     cpu: z.int().optional(),
     memory: z.number().optional().meta({ description: 'Memory in GiB.' }),
     type: z.enum(['arm64', 'amd64']).optional().meta({ description: 'Architecture of its VMs.' }),
+    node: z.string().optional().meta({ description: 'The only allowed host of its VMs.' }),
     scheduler: z.enum(['default', 'most-allocated']).optional(),
     tag: z.string().optional(),
     tagRequired: z.boolean().optional(),
@@ -33,7 +34,6 @@ export const vmConfigListSchema = z.object({ items: z.array(vmConfigItemSchema) 
 
 /** Longest name of a VM config, as in its kind. */
 const NAME_LENGTH = 50;
-const OF_ONE_VM = 'belongs to a single VM, so it is given when the VM is deployed';
 
 /** Returns the body for a new VM config. The display's DPI may be at most `dpiMaximum`. */
 export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
@@ -48,7 +48,9 @@ export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
       error: 'one of image and iso must be given',
       path: ['image'],
     })
-    .refine(({ node }) => node === undefined, { error: OF_ONE_VM, path: ['node'] })
-    .refine(({ systemSerial }) => systemSerial === undefined, { error: OF_ONE_VM, path: ['systemSerial'] });
+    .refine(({ systemSerial }) => systemSerial === undefined, {
+      error: 'belongs to a single VM, so it is given when the VM is deployed',
+      path: ['systemSerial'],
+    });
 }
 export type VMConfigRequest = z.infer<ReturnType<typeof vmConfigRequestSchema>>;

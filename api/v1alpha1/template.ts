@@ -56,8 +56,9 @@ export const osSchema = choice('Operating system of the guest: MacOS, Linux or W
   'Windows',
 ]);
 
-/** Fields that limit the hosts of a machine. Only a VM has `node` too, the name of a single host. */
+/** Fields that limit the hosts of a machine. */
 const placementFields = {
+  node: objectName('The only allowed host.').optional(),
   tag: text('Tag of the wanted hosts, which have the label tag.berth.dev/TAG.', 63, TAG).optional(),
   tagPolicy: choice(
     'Preferred (the default): other hosts are used if no host with the tag is free. Required: only hosts with the tag are used.',
@@ -72,7 +73,7 @@ export const placementSchema = z
   .object(placementFields)
   .meta({ description: 'Allowed hosts of the machine.' });
 export const vmPlacementSchema = z
-  .object({ node: objectName('The only allowed host.').optional(), ...placementFields })
+  .object(placementFields)
   .meta({ description: 'Allowed hosts of the machine. Each omitted field has the value of the VMConfig.' });
 
 const networkSchema = z

@@ -124,7 +124,7 @@ it('each value of a VMConfig is the value of a VM that leaves it out', () => {
     sshAuthorizedKeys: ['ssh-ed25519 shared'],
     ports: [':8080'],
     network: { automaticPorts: false },
-    placement: { tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },
+    placement: { node: 'one', tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },
   };
   const without = resolved(spec, {});
   for (const [field, value] of Object.entries(values)) {

@@ -25,9 +25,10 @@ export function vmConfigItem({ metadata, spec }: VMConfig): VMConfigItem {
 
 function placementOf({
   placement = {},
-}: VMConfig['spec']): Pick<VMConfigItem, 'scheduler' | 'tag' | 'tagRequired'> {
-  const { strategy, tag, tagPolicy } = placement;
+}: VMConfig['spec']): Pick<VMConfigItem, 'node' | 'scheduler' | 'tag' | 'tagRequired'> {
+  const { node, strategy, tag, tagPolicy } = placement;
   return {
+    node,
     scheduler: strategy && (strategy === 'MostAllocated' ? 'most-allocated' : 'default'),
     tag,
     tagRequired: tag === undefined ? undefined : tagPolicy === 'Required',

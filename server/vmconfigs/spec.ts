@@ -20,11 +20,12 @@ export function machineSpec(request: MachineRequest): VMConfigSpec {
   };
 }
 
-function placementOf({ tag, tagRequired, scheduler }: MachineRequest): VMConfigSpec['placement'] {
-  if (tag === undefined && scheduler === undefined) {
+function placementOf({ node, tag, tagRequired, scheduler }: MachineRequest): VMConfigSpec['placement'] {
+  if ((node ?? tag ?? scheduler) === undefined) {
     return undefined;
   }
   return {
+    node,
     tag,
     tagPolicy: tag === undefined ? undefined : tagRequired === true ? 'Required' : 'Preferred',
     strategy: scheduler && (scheduler === 'most-allocated' ? 'MostAllocated' : 'Default'),
