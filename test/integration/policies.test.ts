@@ -375,7 +375,9 @@ describe('the policies', () => {
       return own.every((policy) => policy.status?.typeChecking !== undefined) ? own : undefined;
     });
     expect(status.map((policy) => [policy.metadata.name, policy.status?.typeChecking])).toEqual([
+      ['berth-answer-by', {}],
       ['berth-bindings', {}],
+      ['berth-created-by', {}],
       ['berth-custom-pods', {}],
       ['berth-jobs', {}],
       ['berth-kinds', {}],
