@@ -82,11 +82,11 @@ export function authenticationConfiguration(options: AuthenticationOptions): Rec
 
 /**
  * Returns whether the claim is a list of names, and the groups of the user. The API server computes the groups before it checks the claim.
- * A claim of another form gives no groups, because it would look as if the user had no managed group.
+ * A claim of another form gives no groups, because it would look as if the user had no managed group. A missing claim is an error.
  */
 function groupsExpressions(claim: string, managed: readonly string[]): { areNames: string; mapped: string } {
   const groups = `dyn(claims[${literal(claim)}])`;
-  const areNames = `${literal(claim)} in claims && type(${groups}) == list && ${groups}.all(g, type(g) == string)`;
+  const areNames = `type(${groups}) == list && ${groups}.all(g, type(g) == string)`;
   const own = `${groups}.map(g, ${literal(GROUP_PREFIX)} + string(g))`;
   const names = managed.map(literal).join(', ');
   const admins =
