@@ -1,5 +1,6 @@
 /** Declares all watches of the operator, with the indexes of their caches. */
 import type { Logger } from 'pino';
+import { referenceOf } from '../api/v1alpha1/cachetargets.ts';
 import {
   EMULATOR_UID_LABEL,
   HOST_KEY,
@@ -19,7 +20,6 @@ import { requestIndexes } from './certificates/controller.ts';
 import { approvalsSelector } from './host/approvals.ts';
 import { watchAddresses } from './certificates/surroundings.ts';
 import { trimNode } from './host/observe.ts';
-import { referenceOf } from './imagecache/image.ts';
 import {
   ENTRIES_BY_QUEUED_HOST,
   ENTRIES_BY_REFERENCE,

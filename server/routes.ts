@@ -2,6 +2,7 @@
 import { addClusterRoutes } from './cluster/routes.ts';
 import { addEmulatorRoutes } from './emulators/routes.ts';
 import type { App } from './http/app.ts';
+import { addImageCacheRoutes } from './imagecache/routes.ts';
 import { addNodeRoutes } from './nodes/routes.ts';
 import { addImageRoutes } from './images/routes.ts';
 import type { Services } from './services.ts';
@@ -11,6 +12,7 @@ import { addVMRoutes } from './vms/routes.ts';
 export function addRoutes(app: App, services: Services): void {
   addClusterRoutes(app, services);
   addNodeRoutes(app, services);
+  addImageCacheRoutes(app, services);
   addVMRoutes(app, services);
   addVMConfigRoutes(app, services);
   addImageRoutes(app, services);

@@ -3,6 +3,7 @@
  * a restarted operator needs are stored before any work that relies on them. The rest of the status may wait for the next write.
  */
 import { soonest } from '../../base/time.ts';
+import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Cache, Change } from '../../kube/cache.ts';
@@ -21,7 +22,6 @@ import { ENTRY_UID_LABEL } from '../tasks/owner.ts';
 import { hostOfJob } from '../tasks/placement.ts';
 import { holdsSlot } from '../tasks/slots.ts';
 import { recordEntryEvents } from './events.ts';
-import { referenceOf } from './image.ts';
 import { buildJob } from './job.ts';
 import type { CacheMetrics } from './metrics.ts';
 import {

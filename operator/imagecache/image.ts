@@ -1,7 +1,8 @@
 /** Describes the image of an entry: the task for hosts, the hosts that list the image, and the newest known digest of a tag. */
+import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import { normaliseImageName, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
+import { readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import { contentOf } from '../image/content.ts';
 import {
   type CachedImage,
@@ -11,14 +12,6 @@ import {
   type ObservedEntry,
   type WaitingForImage,
 } from './observed.ts';
-
-/** Returns the normalized name of the entry's image. Entries with the same normalized name are for the same image. */
-export function referenceOf({ spec }: ImageCacheEntry): string {
-  const { imageRef, reference = '' } = spec;
-  return imageRef === undefined
-    ? normaliseImageName(reference)
-    : `berth.dev/${imageRef.namespace}/${imageRef.name}`;
-}
 
 /** Returns the image of an entry, or why it is not available yet. `image` is the object that `imageRef` names, if it exists. */
 export function resolveImage(

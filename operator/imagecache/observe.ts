@@ -1,4 +1,5 @@
 /** Reads from the caches all that the plan of one ImageCacheEntry needs. */
+import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
@@ -12,7 +13,7 @@ import { PODS_BY_NODE } from '../vm/podstate.ts';
 import { isSeenAlive, type TaskOutcome, taskOutcome } from '../tasks/outcome.ts';
 import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from '../tasks/placement.ts';
-import { referenceOf, resolveImage } from './image.ts';
+import { resolveImage } from './image.ts';
 import { ATTEMPT_ANNOTATION, PARKED_SECONDS } from './job.ts';
 import type { CacheJob, Host, ObservedEntry, TaskType } from './observed.ts';
 

@@ -1,14 +1,11 @@
 /** Plans all work for an ImageCacheEntry, and computes its whole status. All functions are pure. */
 import { createHash } from 'node:crypto';
 import { soonest } from '../../base/time.ts';
-import type {
-  ImageCacheEntrySpec,
-  ImageCacheEntryStatus,
-  NodeCacheState,
-} from '../../api/v1alpha1/imagecacheentry.ts';
+import { isTargeted } from '../../api/v1alpha1/cachetargets.ts';
+import type { ImageCacheEntryStatus, NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { type HostContext, type HostPlan, planHost } from './hostplan.ts';
 import { newestDigest } from './image.ts';
-import { type CacheJob, type Host, isCached, type ObservedEntry, type TaskType } from './observed.ts';
+import { type CacheJob, isCached, type ObservedEntry, type TaskType } from './observed.ts';
 import { entryStatus } from './status.ts';
 
 export interface Start {
@@ -64,13 +61,6 @@ function targetsOf({ entry, duplicateOf, hosts }: ObservedEntry): ReadonlySet<st
   const targets = entry.spec.targets ?? {};
   const wanted = [...hosts.values()].filter((host) => isTargeted(host, targets));
   return new Set(wanted.map(({ name }) => name));
-}
-
-function isTargeted(host: Host, targets: NonNullable<ImageCacheEntrySpec['targets']>): boolean {
-  const { all = false, nodes = [], tags = [], excludeNodes = [], excludeTags = [] } = targets;
-  const has = (tag: string): boolean => host.tags.has(tag);
-  const isNamed = all || nodes.includes(host.name) || tags.some(has);
-  return isNamed && !excludeNodes.includes(host.name) && !excludeTags.some(has);
 }
 
 /** Parts of the entry's last status, by host: the rows (states of single hosts), and the holders (hosts that may have the image). */

@@ -37,6 +37,11 @@ export class Hosts {
     return host;
   }
 
+  /** Reports whether the host exists, in any namespace. */
+  exists(name: string): boolean {
+    return this.#watches.host(name) !== undefined;
+  }
+
   /** @throws StatusError 404 when the namespace does not exist. */
   requireNamespace(name: string): void {
     if (!this.#watches.hasNamespace(name)) {

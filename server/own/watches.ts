@@ -1,18 +1,24 @@
 /** Watches of the server's own identity: hosts, what runs there, their cache of images, and namespaces. */
 import type { Logger } from 'pino';
 import { HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
+import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
+import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { NAMESPACES, type Namespace, type Node, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { StatusError } from '../http/errors.ts';
+import { IMAGE_CACHE_ENTRIES } from '../resources.ts';
 
 /** Index of Pods by the Node that they are bound to. */
 const PODS_BY_NODE = 'node';
+/** Index of ImageCacheEntries by the normalized name of their image. */
+const ENTRIES_BY_REFERENCE = 'reference';
 
 export class Watches {
   readonly #nodes: Informer<Node>;
   readonly #pods: Informer<Pod>;
   readonly #namespaces: Informer<Namespace>;
+  readonly #entries: Informer<ImageCacheEntry>;
   #isFilled = false;
 
   constructor(client: KubeClient, logger: Logger) {
@@ -28,10 +34,14 @@ export class Watches {
       indexes: { [PODS_BY_NODE]: ({ spec: { nodeName } }) => (nodeName === undefined ? [] : [nodeName]) },
     });
     this.#namespaces = new Informer(client, NAMESPACES, { logger });
+    this.#entries = new Informer(client, IMAGE_CACHE_ENTRIES, {
+      logger,
+      indexes: { [ENTRIES_BY_REFERENCE]: (entry) => [referenceOf(entry)] },
+    });
   }
 
   start(signal: AbortSignal): void {
-    const informers = [this.#nodes, this.#pods, this.#namespaces];
+    const informers = [this.#nodes, this.#pods, this.#namespaces, this.#entries];
     informers.forEach((informer) => informer.start(signal));
     Promise.all(informers.map(({ synced }) => synced)).then(
       () => {
@@ -65,6 +75,17 @@ export class Watches {
   hasNamespace(name: string): boolean {
     this.#requireFilled();
     return this.#namespaces.cache.get(name) !== undefined;
+  }
+
+  entries(): readonly Readonly<ImageCacheEntry>[] {
+    this.#requireFilled();
+    return this.#entries.cache.list();
+  }
+
+  /** Returns the entries for the image with this normalized name. Only one of them works. */
+  entriesFor(reference: string): readonly Readonly<ImageCacheEntry>[] {
+    this.#requireFilled();
+    return this.#entries.cache.byIndex(ENTRIES_BY_REFERENCE, reference);
   }
 
   #requireFilled(): void {

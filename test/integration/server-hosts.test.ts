@@ -1,10 +1,12 @@
 /** Hosts of namespaces in the HTTP API, and the facts that clients read before they sign in. */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, expect, it } from 'vitest';
+import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { NODES, PODS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import { IMAGE_CACHE_ENTRIES } from '../../operator/objects/resources.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
@@ -48,8 +50,12 @@ beforeAll(async () => {
 afterAll(async () => {
   await api?.close();
   await server?.process.stop();
+  for (const { metadata } of await entries()) {
+    await cluster.client().delete(IMAGE_CACHE_ENTRIES, metadata);
+  }
   await cluster?.kubectl(['delete', 'node', FIRST, SECOND, '--ignore-not-found']);
-  await cluster?.kubectl(['delete', 'clusterrole,clusterrolebinding', '-l', `test=${namespace}`]);
+  await cluster?.kubectl(['delete', 'clusterrole', '-l', `test=${namespace}`]);
+  await cluster?.kubectl(['delete', 'clusterrolebinding', `${namespace}-admin`, '--ignore-not-found']);
   await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
   await cluster?.disconnect();
 });
@@ -78,7 +84,7 @@ async function role(name: string, ...rights: string[]): Promise<void> {
   const manifest = {
     apiVersion: 'rbac.authorization.k8s.io/v1',
     kind: 'ClusterRole',
-    metadata: { name },
+    metadata: { name: `${namespace}-${name}`, labels: { test: namespace } },
     rules,
   };
   await cluster.kubectl(['create', '-f', '-'], { input: JSON.stringify(manifest) });
@@ -102,6 +108,12 @@ async function accountToken(name: string, role?: string, isGlobal = false): Prom
 async function itemOf(host: string): Promise<any> {
   const { body } = await api.call(nodesOf(DEFAULT), { token: admin });
   return (body.items as { name: string }[]).find(({ name }) => name === host);
+}
+
+/** Returns the entries for the image of this test. */
+async function entries(): Promise<ImageCacheEntry[]> {
+  const { items } = await cluster.client().list(IMAGE_CACHE_ENTRIES);
+  return items.filter(({ spec }) => spec.reference === `registry.example/${namespace}:latest`);
 }
 
 async function namesIn(where: string, token: string): Promise<unknown> {
@@ -194,6 +206,8 @@ it('gives a host to a namespace and takes it back, but not while VMs run there',
   });
   expect(await namesIn(DEFAULT, admin)).toEqual([200, [FIRST]]);
   expect((await move(DEFAULT, namespace)).status).toBe(404);
+  const tagged = { method: 'POST', token: admin, body: { tag: 'fast' } } as const;
+  expect((await api.call(`${nodesOf(DEFAULT)}/${SECOND}/tag`, tagged)).status).toBe(404);
   // The policies reserve such a Pod for the operator.
   const operator = '--as=system:serviceaccount:berth-system:berth-operator';
   const pod = {
@@ -239,9 +253,60 @@ it('gives a host to a namespace and takes it back, but not while VMs run there',
   expect(metadata.labels).not.toHaveProperty([DEDICATED]);
 });
 
+it('keeps an image on hosts and removes it, in any spelling and encoding of its name', async () => {
+  const cache = `/api/v1/namespaces/${DEFAULT}/cache/images`;
+  const change = (path: string, body: unknown, token = admin) =>
+    api.call(path, { method: 'POST', token, body });
+  const targets = async () => (await entries()).map(({ spec }) => spec.targets?.nodes);
+  const success = (node: string) => ({ node, code: 200, status: 'Success' });
+  const encoded = encodeURIComponent(`registry.example/${namespace}`);
+  const added = await change(`${cache}/${encoded}/add`, { nodes: `${FIRST},missing` });
+  expect([added.status, added.body]).toEqual([
+    207,
+    {
+      items: [
+        success(FIRST),
+        { node: 'missing', code: 404, status: 'Failure', message: 'nodes "missing" not found' },
+      ].toSorted((a, b) => (a.node < b.node ? -1 : 1)),
+    },
+  ]);
+  expect(await targets()).toEqual([[FIRST]]);
+  for (const path of [`/${encodeURIComponent(encoded)}`, `/registry.example/${namespace}:latest/add`]) {
+    expect((await change(cache + path, { NODES: [SECOND] })).status).toBe(207);
+  }
+  expect(await targets()).toEqual([[FIRST, SECOND]]);
+  await waitFor('both hosts to wait for the image', async () => {
+    const { body } = await api.call(`${cache}/${encoded}`, { token: admin });
+    return body.items.length === 2 && body.items[0].status === 'queued';
+  });
+  const removal = { imageReference: `registry.example/${namespace}`, nodes: [FIRST, 'missing'] };
+  const removed = await change('/v1/imagecache/remove', removal);
+  expect([removed.status, removed.body.items]).toMatchObject([207, [{ code: 200 }, { code: 200 }]]);
+  expect(await targets()).toEqual([[SECOND]]);
+  expect((await change('/api/v1/imagecache/remove', { ...removal, nodes: [SECOND] })).status).toBe(207);
+  expect(await targets()).toEqual([[]]);
+  for (const [body, code, token] of [
+    [{}, 400, admin],
+    [{ nodes: [FIRST], all: true }, 400, admin],
+    [{ all: 'yes' }, 400, admin],
+    [{ all: true }, 403, member],
+    [{ all: true }, 401, 'invented'],
+  ] as const) {
+    expect([body, (await change(`${cache}/${encoded}/add`, body, token)).status]).toEqual([body, code]);
+  }
+  expect((await change('/v1/imagecache/remove', { all: true })).status).toBe(422);
+  expect((await change(`${cache}/a%2FB/add`, { all: true })).status).toBe(422);
+  // The API server decides whether the caller may see an Image object.
+  expect((await change(`${cache}/missing/add`, { all: true })).status).toBe(403);
+});
+
 it('can change nothing else of a Node with its own account', async () => {
   const account = '--as=system:serviceaccount:berth-system:berth-server';
-  for (const change of [`label node ${FIRST} other=x`, `annotate node ${FIRST} other=x`, `cordon ${FIRST}`]) {
+  for (const change of [
+    `label node ${FIRST} other=x`,
+    `annotate node ${FIRST} other=x`,
+    `taint node ${FIRST} other=x:NoSchedule`,
+  ]) {
     await expect(cluster.kubectl([...change.split(' '), account])).rejects.toThrow(
       /the HTTP API of Berth may change only the labels/,
     );

@@ -1,0 +1,86 @@
+/** The cache of images on hosts, as the HTTP API shows and changes it. */
+import * as z from 'zod';
+import { IMAGE_NAME_LENGTH } from '../v1alpha1/reference.ts';
+
+/** Largest number of hosts or tags in a request: that of an ImageCacheEntry. */
+const NAMES = 4096;
+const NAME_LENGTH = 253;
+/** Longest text with names: that of the largest list. */
+const NAMES_LENGTH = NAMES * (NAME_LENGTH + 1);
+
+function names(description: string) {
+  return z
+    .union([z.array(z.string().min(1).max(NAME_LENGTH)).max(NAMES), z.string().max(NAMES_LENGTH)])
+    .optional()
+    .meta({ description: `${description} A list, or a text with commas between the names.` });
+}
+
+const selection = {
+  nodes: names('Hosts by name.'),
+  tags: names('Hosts that have all of these tags.'),
+  all: z.boolean().optional().meta({ description: 'All hosts of the namespace.' }),
+};
+
+/** Exactly one of the fields selects the hosts. */
+export const cacheSelectionSchema = z.object(selection);
+export type CacheSelection = z.infer<typeof cacheSelectionSchema>;
+
+const imageName = z.string().max(IMAGE_NAME_LENGTH).optional();
+
+/** Selection of hosts with the image in the body, under one of three names. */
+export const cacheRemovalSchema = z
+  .object({
+    image: imageName,
+    imageName,
+    imageReference: imageName,
+    namespace: z.string().min(1).max(NAME_LENGTH).optional(),
+    ...selection,
+  })
+  .refine(({ image, imageName, imageReference }) => (image ?? imageName ?? imageReference) !== undefined, {
+    path: ['image'],
+    error: 'is required',
+  });
+
+export const cacheResultSchema = z
+  .object({
+    items: z.array(
+      z.object({
+        node: z.string(),
+        code: z.int().meta({ description: 'HTTP status code for this host.' }),
+        status: z.enum(['Success', 'Failure']),
+        message: z.string().optional(),
+      }),
+    ),
+  })
+  .meta({ id: 'ImageCacheResult' });
+export type CacheResult = z.infer<typeof cacheResultSchema>;
+
+export const cacheInfoSchema = z
+  .object({
+    image: z.string(),
+    items: z.array(
+      z.object({
+        node: z.string(),
+        status: z.enum(['ready', 'caching', 'queued', 'removing', 'failed', 'outdated']),
+        message: z.string().optional(),
+        size: z.string().optional().meta({ description: 'Size on the host, for example 31.23G.' }),
+      }),
+    ),
+  })
+  .meta({ id: 'ImageCacheInfo' });
+export type CacheInfo = z.infer<typeof cacheInfoSchema>;
+
+export const cacheListSchema = z.object({
+  items: z.array(
+    z
+      .object({
+        image: z.string(),
+        tag: z.string().optional(),
+        imageId: z.string().optional().meta({ description: 'Digest of the image.' }),
+        size: z.string().optional(),
+        nodes: z.int().meta({ description: 'Number of hosts of the namespace that have the image.' }),
+      })
+      .meta({ id: 'CachedImage' }),
+  ),
+});
+export type CacheList = z.infer<typeof cacheListSchema>;

@@ -1,0 +1,72 @@
+/** Adds an image to hosts, and removes it from hosts. The result has one item for each host. */
+import type { CacheResult, CacheSelection } from '../../api/http/imagecache.ts';
+import type { CacheTargets } from '../../api/v1alpha1/cachetargets.ts';
+import { type Hosts, tagsOf } from '../own/hosts.ts';
+import type { CachedSource, Entries } from './entries.ts';
+import { selectedHosts } from './selection.ts';
+import { type Host, withHost, withoutHost } from './targets.ts';
+
+type Item = CacheResult['items'][number];
+
+export interface Change {
+  readonly source: CachedSource;
+  readonly namespace: string;
+  readonly selection: CacheSelection;
+}
+
+/** Lets the selected hosts keep the image. The work is queued. */
+export async function addToHosts(entries: Entries, hosts: Hosts, change: Change): Promise<CacheResult> {
+  const { known, missing } = split(hosts, change);
+  const excluded = new Set<string>();
+  await entries.change(change.source, (before) => {
+    excluded.clear();
+    return known.reduce((targets, host) => {
+      const changed = withHost(targets, host);
+      if (changed === undefined) {
+        excluded.add(host.name);
+      }
+      return changed ?? targets;
+    }, before);
+  });
+  const itemOf = ({ name }: Host): Item =>
+    excluded.has(name) ? failed(name, 409, 'A tag of the host excludes it from this image') : done(name);
+  return result([...known.map(itemOf), ...missing.map((name) => notFound(name))]);
+}
+
+/** Lets the selected hosts remove the image. The work is queued, and a host without the image needs none. */
+export async function removeFromHosts(entries: Entries, hosts: Hosts, change: Change): Promise<CacheResult> {
+  const { known, missing } = split(hosts, change);
+  const gone = missing.filter((name) => !hosts.exists(name));
+  const leaving = [...known, ...gone.map((name) => ({ name, tags: new Set<string>() }))];
+  await entries.change(change.source, (before) =>
+    leaving.reduce<CacheTargets>((targets, host) => withoutHost(targets, host), before),
+  );
+  const strangers = missing.filter((name) => !gone.includes(name));
+  return result([...leaving.map(({ name }) => done(name)), ...strangers.map((name) => notFound(name))]);
+}
+
+/** Separates the selected hosts of the namespace from names that are none. */
+function split(hosts: Hosts, { namespace, selection }: Change): { known: Host[]; missing: string[] } {
+  const own = hosts.of(namespace);
+  const selected = new Set(selectedHosts(selection, own));
+  const known = own
+    .filter(({ metadata }) => selected.delete(metadata.name))
+    .map((node) => ({ name: node.metadata.name, tags: new Set(tagsOf(node)) }));
+  return { known, missing: [...selected] };
+}
+
+function result(items: readonly Item[]): CacheResult {
+  return { items: items.toSorted((a, b) => (a.node < b.node ? -1 : 1)) };
+}
+
+function done(node: string): Item {
+  return { node, code: 200, status: 'Success' };
+}
+
+function notFound(node: string): Item {
+  return failed(node, 404, `nodes "${node}" not found`);
+}
+
+function failed(node: string, code: number, message: string): Item {
+  return { node, code, status: 'Failure', message };
+}

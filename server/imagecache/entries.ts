@@ -1,0 +1,129 @@
+/** Finds, creates and changes ImageCacheEntries. One entry keeps an image on the hosts of all namespaces. */
+import { createHash } from 'node:crypto';
+import { isDeepStrictEqual } from 'node:util';
+import { type CacheTargets, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
+import type { ImageCacheEntry, ImageCacheEntrySpec } from '../../api/v1alpha1/imagecacheentry.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { isAlreadyExists, isConflict, unlessMissing } from '../../kube/errors.ts';
+import { StatusError } from '../http/errors.ts';
+import type { Watches } from '../own/watches.ts';
+import { IMAGE_CACHE_ENTRIES } from '../resources.ts';
+import { isEmpty } from './targets.ts';
+
+export type CachedSource = Pick<ImageCacheEntrySpec, 'reference' | 'imageRef'>;
+
+/** Prefix of the names of entries that the server creates. The rest is a hash of the name of the image. */
+const NAME_PREFIX = 'cached-';
+const HASH_LENGTH = 32;
+/** Finalizer of an entry that works. Of several entries for one image, only one has it. */
+const CACHE_FINALIZER = 'berth.dev/image-cache';
+/** Limit of entries that the server creates. No quota limits them, because they belong to no namespace. */
+const ENTRIES = 1_000;
+/** Number of unused entries that one request deletes before it creates an entry. */
+const DELETIONS = 10;
+/** Limit of attempts. Each failed attempt means that somebody else wrote the entry at the same time. */
+const ATTEMPTS = 10;
+
+export class Entries {
+  readonly #client: KubeClient;
+  readonly #watches: Watches;
+
+  constructor(client: KubeClient, watches: Watches) {
+    this.#client = client;
+    this.#watches = watches;
+  }
+
+  /** Returns the entry that keeps the image, by the normalized name of the image; undefined without an entry. */
+  find(reference: string): Readonly<ImageCacheEntry> | undefined {
+    return this.#watches.entriesFor(reference).toSorted((a, b) => (rank(a) < rank(b) ? -1 : 1))[0];
+  }
+
+  /**
+   * Changes the targets of the image's entry. If no entry exists and the changed targets select hosts, an entry is created. `change` is
+   * called again when somebody else wrote the entry at the same time.
+   *
+   * @throws StatusError 403 when the server keeps too many entries, and 409 when the entry is being deleted or others write it all the time.
+   */
+  async change(source: CachedSource, change: (targets: CacheTargets) => CacheTargets): Promise<void> {
+    const reference = referenceOf({ spec: source });
+    for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
+      const name = this.find(reference)?.metadata.name ?? nameOf(reference);
+      const entry = await unlessMissing(this.#client.get(IMAGE_CACHE_ENTRIES, { name }));
+      const isDone =
+        entry === undefined
+          ? await this.#create(name, source, change({}))
+          : await this.#update(entry, reference, change(entry.spec.targets ?? {}));
+      if (isDone) {
+        return;
+      }
+    }
+    throw new StatusError(409, `Others change the cache of ${reference} at the same time: try again`);
+  }
+
+  async #create(name: string, source: CachedSource, targets: CacheTargets): Promise<boolean> {
+    if (isEmpty(targets)) {
+      return true;
+    }
+    await this.#makeRoom();
+    const spec = { ...source, targets };
+    const created = this.#client.create(IMAGE_CACHE_ENTRIES, { metadata: { name }, spec });
+    return await doneUnless(isAlreadyExists, created);
+  }
+
+  async #update(entry: ImageCacheEntry, reference: string, targets: CacheTargets): Promise<boolean> {
+    const { name, resourceVersion, deletionTimestamp } = entry.metadata;
+    if (isDeepStrictEqual(entry.spec.targets ?? {}, targets)) {
+      return true;
+    }
+    if (deletionTimestamp !== undefined || referenceOf(entry) !== reference) {
+      throw new StatusError(409, `The ImageCacheEntry ${name} is being deleted: try again later`);
+    }
+    const { nodes, excludeNodes } = targets;
+    const patch = { metadata: { resourceVersion }, spec: { targets: { nodes, excludeNodes } } };
+    return await doneUnless(isConflict, this.#client.mergePatch(IMAGE_CACHE_ENTRIES, { name }, patch));
+  }
+
+  /** Deletes some entries that keep an image on no host any more. @throws StatusError 403 when there are too many others. */
+  async #makeRoom(): Promise<void> {
+    const own = this.#watches.entries().filter(({ metadata }) => metadata.name.startsWith(NAME_PREFIX));
+    for (const { metadata } of own.filter(isUnused).slice(0, DELETIONS)) {
+      const { name, uid, resourceVersion } = metadata;
+      const deleted = this.#client.delete(IMAGE_CACHE_ENTRIES, { name }, { uid, resourceVersion });
+      await doneUnless(isConflict, deleted);
+    }
+    if (own.length >= ENTRIES) {
+      throw new StatusError(403, `The cache has ${ENTRIES} images already: remove an image first`);
+    }
+  }
+}
+
+/** Returns whether the work was done. The result is false after an error for which another attempt may help. */
+async function doneUnless(mayRetry: (error: unknown) => boolean, work: Promise<unknown>): Promise<boolean> {
+  try {
+    await work;
+    return true;
+  } catch (error) {
+    if (!mayRetry(error)) {
+      throw error;
+    }
+    return false;
+  }
+}
+
+function nameOf(reference: string): string {
+  return NAME_PREFIX + createHash('sha256').update(reference).digest('hex').slice(0, HASH_LENGTH);
+}
+
+function isUnused({ metadata, spec, status }: Readonly<ImageCacheEntry>): boolean {
+  return (
+    isEmpty(spec.targets ?? {}) &&
+    status?.observedGeneration === metadata.generation &&
+    (status?.holders ?? []).length === 0
+  );
+}
+
+/** Returns the order of entries for the same image, as the operator has it: an entry that works comes first, then the oldest entry. */
+function rank({ metadata }: Readonly<ImageCacheEntry>): string {
+  const works = metadata.finalizers?.includes(CACHE_FINALIZER) === true;
+  return `${works ? 0 : 1} ${metadata.creationTimestamp} ${metadata.name}`;
+}

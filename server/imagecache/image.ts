@@ -1,0 +1,60 @@
+/** Reads which image a request for the cache names. A reference names an image of a registry, and any other name an Image object. */
+import { cachedObjectName } from '../../api/v1alpha1/cachetargets.ts';
+import { isImageReference, normaliseImageName, readReference } from '../../api/v1alpha1/reference.ts';
+import { isObjectName } from '../../api/v1alpha1/schema.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { findAs } from '../callers/objects.ts';
+import { StatusError } from '../http/errors.ts';
+import { IMAGES } from '../resources.ts';
+import type { CachedSource, Entries } from './entries.ts';
+
+export interface Named {
+  readonly image: string;
+  readonly namespace: string;
+}
+
+/**
+ * Returns the image to cache. An Image object is looked up with the rights of the caller, in the namespace and then in the default namespace.
+ *
+ * @throws StatusError 422 when the reference is wrong, and 404 without the Image object.
+ */
+export async function imageToCache(
+  { image, namespace }: Named,
+  caller: KubeClient,
+  defaultNamespace: string,
+): Promise<CachedSource> {
+  if (isImageReference(image)) {
+    return { reference: checkedReference(image) };
+  }
+  const { metadata } = await findAs(caller, IMAGES, { namespace, name: image }, defaultNamespace);
+  return { imageRef: { namespace: metadata.namespace ?? namespace, name: image } };
+}
+
+/**
+ * Returns an image that may be cached already. The Image object may have been deleted since.
+ *
+ * @throws StatusError 422 when the reference is wrong, and 404 when no Image object can have the name.
+ */
+export function cachedImage(
+  { image, namespace }: Named,
+  entries: Entries,
+  defaultNamespace: string,
+): CachedSource {
+  if (isImageReference(image)) {
+    return { reference: checkedReference(image) };
+  }
+  if (!isObjectName(image)) {
+    throw new StatusError(404, `images.berth.dev ${JSON.stringify(image)} not found`);
+  }
+  const isOwn = entries.find(cachedObjectName(namespace, image)) !== undefined;
+  return { imageRef: { namespace: isOwn ? namespace : defaultNamespace, name: image } };
+}
+
+function checkedReference(text: string): string {
+  const parts = readReference(text);
+  if (typeof parts === 'string') {
+    const cause = { reason: 'FieldValueInvalid', field: 'image', message: parts };
+    throw new StatusError(422, `image: not an image reference: ${parts}`, { causes: [cause] });
+  }
+  return normaliseImageName(text);
+}
