@@ -128,6 +128,8 @@ describe('the table', () => {
       [
         `delete vms.berth.dev in ${OWN}`,
         `patch vms/status.berth.dev in ${OWN}`,
+        // Images with ttlSecondsAfterFinished.
+        `delete images.berth.dev in ${OWN}`,
         `create pods in ${OWN}`,
         `create secrets in ${OWN}`,
         `create jobs.batch in ${SYSTEM}`,
@@ -144,7 +146,8 @@ describe('the table', () => {
         `delete secrets in ${OWN}`,
         `get secrets in ${SYSTEM}`,
         `create vms.berth.dev in ${OWN}`,
-        `delete images.berth.dev in ${OWN}`,
+        `create images.berth.dev in ${OWN}`,
+        `delete isos.berth.dev in ${OWN}`,
         `patch pods/status in ${OWN}`,
         `create pods/exec in ${OWN}`,
         'create nodes',
