@@ -144,11 +144,24 @@ const agent = z.strictObject({
   extraVolumeMounts: z.array(object).meta({ examples: [[{ name: 'data', mountPath: '/srv/images' }]] }),
 });
 
+const groups = z
+  .array(text.regex(/^\S(.{0,251}\S)?$/))
+  .max(64)
+  .meta({ examples: [['oidc:team']] });
+
+const roles = z.strictObject({
+  defaultDev: groups,
+  dev: groups,
+  admin: groups,
+  namespaceAdmin: groups,
+  viewer: groups,
+});
+
 export const valuesSchema = z.strictObject({
   operator,
   server,
   imagePullSecrets: z.array(z.strictObject({ name: text.min(1) })).meta({ examples: [[{ name: 'pull' }]] }),
-  config: without(z.toJSONSchema(operatorConfig, { io: 'input' }), ['namespaces', 'metrics', 'health']),
+  config: without(z.toJSONSchema(operatorConfig, { io: 'input' }), ['namespaces', 'metrics', 'health', 'roles']),
   displayDPIMaximum: z.union([z.literal(240), z.literal(320)]),
   namespaces: z.strictObject({
     default: text.regex(/^[a-z0-9-]{1,63}$/).meta({ examples: ['platform-main'] }),
@@ -156,6 +169,7 @@ export const valuesSchema = z.strictObject({
     createSystem: z.boolean(),
     createDefault: z.boolean(),
   }),
+  roles,
   priorityClass: z.strictObject({
     create: z.boolean(),
     name: text.regex(/^[a-z0-9.-]{1,63}$/),

@@ -75,6 +75,20 @@ export interface Lease extends KubeObject {
   };
 }
 
+/** Subject of a RoleBinding. A ServiceAccount has a namespace, and users and groups have none. */
+export interface Subject {
+  kind: string;
+  name: string;
+  apiGroup?: string;
+  namespace?: string;
+}
+
+/** RoleBinding. Its `roleRef` never changes. */
+export interface RoleBinding extends KubeObject {
+  roleRef: { apiGroup: string; kind: string; name: string };
+  subjects?: Subject[];
+}
+
 export interface ObjectReference {
   apiVersion?: string;
   kind?: string;
@@ -179,6 +193,12 @@ export const CONFIG_MAPS = resource<ConfigMap>({
   apiVersion: CORE,
   kind: 'ConfigMap',
   plural: 'configmaps',
+  namespaced: true,
+});
+export const ROLE_BINDINGS = resource<RoleBinding>({
+  apiVersion: 'rbac.authorization.k8s.io/v1',
+  kind: 'RoleBinding',
+  plural: 'rolebindings',
   namespaced: true,
 });
 export const LEASES = resource<Lease>({

@@ -22,6 +22,7 @@ import { hostStateChanged } from './host/observe.ts';
 import { enqueueEntries, ImageCacheReconciler } from './imagecache/controller.ts';
 import { CacheMetrics } from './imagecache/metrics.ts';
 import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts';
+import { enqueueBindings, RoleReconciler } from './roles/controller.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { exportRunnerMetrics } from './vm/runnermetrics.ts';
 import { isBound, waitingForPortsOf } from './vm/observe.ts';
@@ -65,9 +66,10 @@ export function createControllers(options: OperatorOptions): Controllers {
   const certificates = certificateController(options, watches, approvals);
   const imageCache = imageCacheController(options, watches);
   const emulator = emulatorController(options, watches);
+  const roles = roleController(options, watches);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
-    controllers: [vm, image, iso, removals, imageCache, host, certificates, emulator],
+    controllers: [vm, image, iso, removals, imageCache, host, certificates, emulator, roles],
   };
 }
 
@@ -200,6 +202,15 @@ function emulatorController(options: OperatorOptions, watches: Watches): Control
   const reconciler = new EmulatorReconciler({ ...sources, consistency });
   const controller = controllerFor(options, 'emulator', FEW_WORKERS, reconciler, consistency);
   enqueueEmulators(controller, sources);
+  return controller;
+}
+
+/** Creates the controller that keeps the RoleBindings of served namespaces. */
+function roleController(options: OperatorOptions, watches: Watches): Controller {
+  const consistency = new Consistency();
+  const reconciler = new RoleReconciler({ ...options, ...watches, consistency });
+  const controller = controllerFor(options, 'roles', FEW_WORKERS, reconciler, consistency);
+  enqueueBindings(controller, watches);
   return controller;
 }
 

@@ -9,7 +9,7 @@ import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
 import { API_VERSION, GROUP, HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
-import { CONFIG_MAPS, LEASES, NODES, PODS } from '../kube/core.ts';
+import { CONFIG_MAPS, LEASES, NODES, PODS, ROLE_BINDINGS } from '../kube/core.ts';
 import { isConflict, unlessMissing } from '../kube/errors.ts';
 import { keyOf, type KubeObject, type Resource, resource } from '../kube/objects.ts';
 import { undefinedIf } from '../base/errors.ts';
@@ -33,8 +33,12 @@ const HELD_KINDS: readonly Resource<KubeObject>[] = [IMAGES, ISOS, IMAGE_CACHE_E
 
 const DEPLOYMENTS = workload('Deployment', 'deployments');
 const DAEMON_SETS = workload('DaemonSet', 'daemonsets');
-const CLUSTER_ROLE_BINDINGS = binding('ClusterRoleBinding', 'clusterrolebindings');
-const ROLE_BINDINGS = binding('RoleBinding', 'rolebindings');
+const CLUSTER_ROLE_BINDINGS = resource<KubeObject>({
+  apiVersion: 'rbac.authorization.k8s.io/v1',
+  kind: 'ClusterRoleBinding',
+  plural: 'clusterrolebindings',
+  namespaced: false,
+});
 
 export interface UninstallOptions {
   /** Namespace of the operator and the agents. */
@@ -252,11 +256,6 @@ async function untilNone(look: () => Promise<string[]>, signal: AbortSignal): Pr
     }
     await pause(LOOK_MILLISECONDS);
   }
-}
-
-function binding(kind: string, plural: string): Resource<KubeObject> {
-  const apiVersion = 'rbac.authorization.k8s.io/v1';
-  return resource<KubeObject>({ apiVersion, kind, plural, namespaced: kind === 'RoleBinding' });
 }
 
 function workload(kind: string, plural: string): Resource<KubeObject> {

@@ -2,6 +2,8 @@
 import type { Logger } from 'pino';
 import { referenceOf } from '../api/v1alpha1/cachetargets.ts';
 import {
+  ADMIN_ROLE,
+  DEV_ROLE,
   EMULATOR_UID_LABEL,
   HOST_KEY,
   HOST_VALUE,
@@ -9,7 +11,14 @@ import {
   WORKLOAD_LABEL,
 } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
-import { CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, NAMESPACES, NODES, PODS } from '../kube/core.ts';
+import {
+  CERTIFICATE_SIGNING_REQUESTS,
+  CONFIG_MAPS,
+  NAMESPACES,
+  NODES,
+  PODS,
+  ROLE_BINDINGS,
+} from '../kube/core.ts';
 import { Informer } from '../kube/informer.ts';
 import { JOBS } from '../kube/job.ts';
 import type { OperatorConfig } from './config/config.ts';
@@ -102,6 +111,12 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       indexes: { [PODS_BY_NODE]: nodeOfPod },
     }),
     namespaces: new Informer(client, NAMESPACES, base),
+    // Two watches, because a field selector names one object. The operator may read no other RoleBindings.
+    devBindings: new Informer(client, ROLE_BINDINGS, { ...base, fieldSelector: `metadata.name=${DEV_ROLE}` }),
+    adminBindings: new Informer(client, ROLE_BINDINGS, {
+      ...base,
+      fieldSelector: `metadata.name=${ADMIN_ROLE}`,
+    }),
     requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, {
       ...base,
       indexes: requestIndexes(config),

@@ -142,6 +142,18 @@ export const SCALE_SET_LABEL = 'berth.dev/scale-set';
 export const SYSTEM_NAMESPACE = 'berth-system';
 export const DEFAULT_NAMESPACE = 'platform-default';
 export const NAMESPACE_PREFIX = 'platform-';
+/** ClusterRoles that the operator binds in every served namespace. Each RoleBinding has the name of its role. */
+export const DEV_ROLE = 'berth-role-dev';
+export const ADMIN_ROLE = 'berth-role-admin';
+/** Label of a served namespace. With the value {@link UNMANAGED}, the operator leaves the RoleBindings there to people. */
+export const ROLE_BINDINGS_LABEL = 'berth.dev/role-bindings';
+export const UNMANAGED = 'unmanaged';
+/**
+ * Annotation of such a RoleBinding: a JSON list of the groups that the operator added. It adds groups of its configuration, and removes
+ * them with the configuration. All other subjects belong to people.
+ */
+export const ROLE_GROUPS_ANNOTATION = 'berth.dev/role-groups';
+
 /** Group of every bootstrap token with which a host joins. Members may request a certificate. */
 export const BOOTSTRAP_GROUP = 'system:bootstrappers:berth';
 

@@ -10,6 +10,7 @@ import { FAILURES } from './reasons/failures.ts';
 import { FAULTS, REFUSALS } from './reasons/faults.ts';
 import { HOST_REASONS } from './reasons/host.ts';
 import { IMAGE_REASONS } from './reasons/image.ts';
+import { ROLE_REASONS } from './reasons/roles.ts';
 import { STATES } from './reasons/states.ts';
 
 /** Kinds whose objects have reasons. An ISO has the reasons of an Image. */
@@ -20,7 +21,8 @@ export type ReasonKind =
   | 'Emulator'
   | 'Pod'
   | 'Node'
-  | 'CertificateSigningRequest';
+  | 'CertificateSigningRequest'
+  | 'RoleBinding';
 
 /** Class of a reason: what happens to the object next, and who can change that. `REASON_CLASSES` describes each class for people. */
 export type ReasonClass = keyof typeof REASON_CLASSES;
@@ -60,6 +62,7 @@ export const REASONS = {
   ...CACHE_REASONS,
   ...HOST_REASONS,
   ...EMULATOR_REASONS,
+  ...ROLE_REASONS,
 } satisfies Readonly<Record<string, ReasonEntry>>;
 
 /** A reason in the catalogue. */

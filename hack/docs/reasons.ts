@@ -17,6 +17,7 @@ const TITLES: Readonly<Record<ReasonKind, string>> = {
   Node: 'Node',
   CertificateSigningRequest: 'CertificateSigningRequest',
   Pod: 'Pod',
+  RoleBinding: 'RoleBinding',
 };
 
 const HEAD = `# Reasons

@@ -96,6 +96,24 @@ const hostsSchema = z
   })
   .prefault({});
 
+/** Names of groups, as the API server sees them. The bound keeps the check of an admission policy cheap. */
+const groups = z
+  .array(z.string().regex(/^\S(.{0,251}\S)?$/))
+  .max(64)
+  .default([]);
+
+/** Groups whose members have a role of Berth. The operator keeps them in the RoleBindings of served namespaces. */
+const rolesSchema = z
+  .strictObject({
+    /** Groups with the role dev in the default namespace. */
+    defaultDev: groups,
+    /** Groups with the role dev in every served namespace. */
+    dev: groups,
+    /** Groups with the role admin in every served namespace. */
+    admin: groups,
+  })
+  .prefault({});
+
 export const configSchema = z.strictObject({
   namespaces: z
     .strictObject({
@@ -158,6 +176,7 @@ export const configSchema = z.strictObject({
     })
     .prefault({}),
   health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
+  roles: rolesSchema,
   leaderElection: z
     .strictObject({
       leaseDurationSeconds: seconds(3, 9),

@@ -33,7 +33,12 @@ export class Writer<T extends KubeObject> {
   async patch(
     key: string,
     object: T,
-    change: { readonly metadata?: object; readonly spec?: object; readonly status?: object },
+    change: {
+      readonly metadata?: object;
+      readonly spec?: object;
+      readonly status?: object;
+      readonly subjects?: readonly object[];
+    },
     subresource?: 'status' | 'resize',
   ): Promise<T | undefined> {
     const { client, type } = this.#options;

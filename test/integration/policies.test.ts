@@ -382,6 +382,7 @@ describe('the policies', () => {
       ['berth-jobs', {}],
       ['berth-kinds', {}],
       ['berth-operator-nodes', {}],
+      ['berth-operator-roles', {}],
       ['berth-operator-secrets', {}],
       ['berth-operator-workloads', {}],
       ['berth-pods', {}],

@@ -60,7 +60,8 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- $_ := set $metrics "keyFile" "/etc/berth/tls/tls.key" -}}
 {{- end -}}
 {{- $namespaces := dict "system" .Release.Namespace "default" .Values.namespaces.default "prefix" .Values.namespaces.prefix -}}
-{{- $own := dict "namespaces" $namespaces "metrics" $metrics "health" (dict "address" ":8081") "priorityClassName" (include "berth.priorityClass" .) -}}
+{{- $roles := pick .Values.roles "defaultDev" "dev" "admin" -}}
+{{- $own := dict "namespaces" $namespaces "metrics" $metrics "health" (dict "address" ":8081") "priorityClassName" (include "berth.priorityClass" .) "roles" $roles -}}
 {{- $usual := dict "hosts" (dict "nodeNameSuffix" .Values.agent.nodeNameSuffix) -}}
 {{- toYaml (merge $own (deepCopy .Values.config) $usual) -}}
 {{- end }}

@@ -274,6 +274,8 @@ describe('Berth installed with helm', unless(unfit), () => {
         ...KINDS.map((kind) => `customresourcedefinition/${kind}.berth.dev`),
         'image/platform-default/guest',
         'namespace/platform-default',
+        'rolebinding/platform-default/berth-role-admin',
+        'rolebinding/platform-default/berth-role-dev',
       ]);
       expect(hosts).toEqual(berth.nodes.map(() => NO_TRACES));
       // No operator runs, so the Image must have no finalizer of Berth.

@@ -1,0 +1,10 @@
+/** Reasons of the RoleBindings that the operator keeps in served namespaces. */
+export const ROLE_REASONS = {
+  OtherRoleBound: {
+    seen: { RoleBinding: ['Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The RoleBinding binds another role than its name says, so the operator does not change it',
+    todo: 'Delete the RoleBinding. The operator creates it again',
+  },
+} as const;

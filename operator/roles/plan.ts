@@ -1,0 +1,97 @@
+/** Decides how a RoleBinding of a served namespace has to change. All functions are pure. */
+import {
+  ADMIN_ROLE,
+  DEV_ROLE,
+  ROLE_BINDINGS_LABEL,
+  ROLE_GROUPS_ANNOTATION,
+  UNMANAGED,
+} from '../../api/v1alpha1/names.ts';
+import type { Namespace, RoleBinding, Subject } from '../../kube/core.ts';
+import type { Unsaved } from '../../kube/objects.ts';
+import { isServed, type OperatorConfig } from '../config/config.ts';
+
+const RBAC_GROUP = 'rbac.authorization.k8s.io';
+
+/** Roles that the operator binds in every served namespace. */
+export const BOUND_ROLES = [DEV_ROLE, ADMIN_ROLE] as const;
+export type BoundRole = (typeof BOUND_ROLES)[number];
+
+/** Returns true if the operator keeps the RoleBindings of this namespace. */
+export function isManaged({ metadata, status }: Namespace, config: OperatorConfig): boolean {
+  const isEnding = metadata.deletionTimestamp !== undefined || status?.phase === 'Terminating';
+  return !isEnding && isServed(metadata.name, config) && metadata.labels?.[ROLE_BINDINGS_LABEL] !== UNMANAGED;
+}
+
+/** Returns the groups whose members have the role in the namespace, each once. */
+export function groupsWith(role: BoundRole, namespace: string, config: OperatorConfig): string[] {
+  const { roles, namespaces } = config;
+  if (role === ADMIN_ROLE) {
+    return [...new Set(roles.admin)];
+  }
+  const more = namespace === namespaces.default ? roles.defaultDev : [];
+  return [...new Set([...roles.dev, ...more])];
+}
+
+/** Returns true if a RoleBinding with the name of a role binds that role. */
+export function bindsOwnRole({ metadata, roleRef }: RoleBinding): boolean {
+  return roleRef.apiGroup === RBAC_GROUP && roleRef.kind === 'ClusterRole' && roleRef.name === metadata.name;
+}
+
+export function newBinding(
+  role: BoundRole,
+  namespace: string,
+  groups: readonly string[],
+): Unsaved<RoleBinding> {
+  return {
+    metadata: { name: role, namespace, annotations: { [ROLE_GROUPS_ANNOTATION]: JSON.stringify(groups) } },
+    roleRef: { apiGroup: RBAC_GROUP, kind: 'ClusterRole', name: role },
+    subjects: groups.map(groupSubject),
+  };
+}
+
+export interface BindingChange {
+  readonly metadata: { readonly annotations: Readonly<Record<string, string>> };
+  readonly subjects: readonly Subject[];
+}
+
+/**
+ * Returns the merge patch after which the RoleBinding has all `groups`. Groups that the operator added earlier and that are no longer
+ * configured are removed. All other subjects stay. The result is undefined when nothing has to change.
+ */
+export function bindingChange(binding: RoleBinding, groups: readonly string[]): BindingChange | undefined {
+  const added = groupsAdded(binding);
+  const stale = new Set(added.filter((name) => !groups.includes(name)));
+  const subjects = binding.subjects ?? [];
+  const kept = subjects.filter((subject) => !isGroup(subject) || !stale.has(subject.name));
+  const present = new Set(kept.filter(isGroup).map(({ name }) => name));
+  const missing = groups.filter((name) => !present.has(name));
+  // A configured group that a person added first stays with the person.
+  const own = groups.filter((name) => missing.includes(name) || added.includes(name));
+  const recorded = JSON.stringify(own);
+  const isSame = kept.length === subjects.length && missing.length === 0;
+  if (isSame && (binding.metadata.annotations?.[ROLE_GROUPS_ANNOTATION] ?? '[]') === recorded) {
+    return undefined;
+  }
+  return {
+    metadata: { annotations: { [ROLE_GROUPS_ANNOTATION]: recorded } },
+    subjects: [...kept, ...missing.map(groupSubject)],
+  };
+}
+
+/** Returns the groups that the operator added. Everybody who may write the RoleBinding may write the annotation, so any text is read. */
+function groupsAdded({ metadata }: RoleBinding): string[] {
+  try {
+    const value: unknown = JSON.parse(metadata.annotations?.[ROLE_GROUPS_ANNOTATION] ?? '[]');
+    return Array.isArray(value) ? value.filter((name) => typeof name === 'string') : [];
+  } catch {
+    return [];
+  }
+}
+
+function isGroup({ kind }: Subject): boolean {
+  return kind === 'Group';
+}
+
+function groupSubject(name: string): Subject {
+  return { apiGroup: RBAC_GROUP, kind: 'Group', name };
+}
