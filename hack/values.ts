@@ -155,13 +155,19 @@ const roles = z.strictObject({
   admin: groups,
   namespaceAdmin: groups,
   viewer: groups,
+  customUsersAreClusterAdmins: z.boolean(),
 });
 
 export const valuesSchema = z.strictObject({
   operator,
   server,
   imagePullSecrets: z.array(z.strictObject({ name: text.min(1) })).meta({ examples: [[{ name: 'pull' }]] }),
-  config: without(z.toJSONSchema(operatorConfig, { io: 'input' }), ['namespaces', 'metrics', 'health', 'roles']),
+  config: without(z.toJSONSchema(operatorConfig, { io: 'input' }), [
+    'namespaces',
+    'metrics',
+    'health',
+    'roles',
+  ]),
   displayDPIMaximum: z.union([z.literal(240), z.literal(320)]),
   namespaces: z.strictObject({
     default: text.regex(/^[a-z0-9-]{1,63}$/).meta({ examples: ['platform-main'] }),

@@ -206,11 +206,14 @@ describe('namespaces that exist before the install', () => {
   }
 
   /** Returns the notes that Helm prints at the end of an install into the present cluster. */
-  async function notes(prefix: string): Promise<string> {
+  async function notes(prefix: string, ...profile: string[]): Promise<string> {
     const namespaces = { default: `${prefix}main`, prefix };
     const args = ['install', 'berth', CHART, '--namespace', SYSTEM, '--kubeconfig', cluster.kubeconfig];
     const over = ['--dry-run=server', '--take-ownership', '--force-conflicts', '--values', '-'];
-    const { code, stdout, stderr } = await helm([...args, ...over], JSON.stringify({ namespaces }));
+    const { code, stdout, stderr } = await helm(
+      [...args, ...over, ...profile],
+      JSON.stringify({ namespaces }),
+    );
     expect({ code, stderr }).toMatchObject({ code: 0 });
     return stdout.slice(stdout.indexOf('NOTES:'));
   }
@@ -229,6 +232,9 @@ describe('namespaces that exist before the install', () => {
     const said = await notes('fleet-');
     expect(said).toContain('for VMs:\n  fleet-logs\n  fleet-monitoring\nNew Pods');
     expect(said).toContain('another namespaces.prefix than fleet-');
+    expect(said).toContain('Users who sign in without a managed group are CLUSTER ADMINISTRATORS');
+    const hardened = await notes('fleet-', '--values', join(CHART, 'hardened.yaml'));
+    expect(hardened).toContain('Users who sign in without a managed group have no rights');
   });
 
   test('are named in the notes up to a number of twenty', async () => {

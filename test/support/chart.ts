@@ -90,5 +90,12 @@ export const EVERYTHING = {
   },
   networkPolicy: { enabled: true },
   namespaces: { createSystem: true },
+  roles: {
+    defaultDev: ['oidc:all'],
+    dev: ['oidc:devs'],
+    admin: ['oidc:admins'],
+    namespaceAdmin: ['oidc:admins'],
+    viewer: ['oidc:auditors'],
+  },
   uninstall: { drain: true },
 };
