@@ -13,6 +13,8 @@ import { waitFor } from '../../hack/wait.ts';
 
 const DEFAULT = 'platform-default';
 const BEFORE = 'platform-before';
+/** A served namespace in which the operator keeps no RoleBindings. */
+const OWN = 'platform-own';
 const POLICY = join(CHART, 'files', 'policies', 'operator-roles.yaml');
 const [DEV, ADMIN] = ['berth-role-dev', 'berth-role-admin'] as const;
 const ROLES = { defaultDev: ['oidc:all'], dev: ['oidc:devs'], admin: ['oidc:admins'] };
@@ -24,6 +26,7 @@ let operator: OperatorProcess;
 beforeAll(async () => {
   cluster = await startCluster({ name: `operator-roles-${process.pid}`, hosts: 0 });
   await cluster.createNamespace(BEFORE);
+  await createUnmanaged(OWN);
   await allowGroups(ROLES);
   operator = await cluster.startOperator({ config: { roles: ROLES } });
 });
@@ -31,6 +34,12 @@ beforeAll(async () => {
 afterAll(async () => {
   await cluster?.stop();
 });
+
+async function createUnmanaged(name: string): Promise<void> {
+  const metadata = { name, labels: { 'berth.dev/role-bindings': 'unmanaged' } };
+  const input = JSON.stringify({ apiVersion: 'v1', kind: 'Namespace', metadata });
+  await cluster.kubectl(['create', '-f', '-'], { input });
+}
 
 /** Applies the policy with the groups of a configuration, as the chart does. Resolves when the API server uses it. */
 async function allowGroups(roles: typeof ROLES | typeof LATER): Promise<void> {
@@ -47,7 +56,7 @@ async function allowGroups(roles: typeof ROLES | typeof LATER): Promise<void> {
   const input = documents.map((one) => stringify(one)).join('\n---\n');
   await cluster.kubectl(['apply', '--server-side', '--force-conflicts', '-f', '-'], { input });
   await waitFor('the policy to allow the group', async () => {
-    const { code } = await bindAsOperator(BEFORE, 'berth-role-dev', ['--group', roles.dev[0] ?? '']);
+    const { code } = await bindAsOperator(OWN, DEV, ['--group', roles.dev[0] ?? '']);
     return code === 0;
   });
 }
@@ -119,11 +128,6 @@ describe('people', () => {
   });
 
   it('manage the RoleBindings of a namespace that they label', async () => {
-    const manifest = {
-      metadata: { name: 'platform-own', labels: { 'berth.dev/role-bindings': 'unmanaged' } },
-    };
-    const input = JSON.stringify({ apiVersion: 'v1', kind: 'Namespace', ...manifest });
-    await cluster.kubectl(['create', '-f', '-'], { input });
     await cluster.kubectl(['label', 'namespace', BEFORE, 'berth.dev/role-bindings=unmanaged']);
     // The operator sees changes of one kind in their order. So a later change that it has handled shows that it knows these.
     await cluster.kubectl(['create', 'namespace', 'platform-later']);
@@ -132,18 +136,14 @@ describe('people', () => {
       await cluster.kubectl(['delete', 'rolebinding', DEV, '-n', namespace]);
     }
     await untilBound('platform-later', DEV, ['oidc:devs']);
-    expect(await bindingOf('platform-own', DEV)).toBeUndefined();
+    expect(await bindingOf(OWN, DEV)).toBeUndefined();
     expect(await bindingOf(BEFORE, DEV)).toBeUndefined();
     await cluster.kubectl(['label', 'namespace', BEFORE, 'berth.dev/role-bindings-']);
     await untilBound(BEFORE, DEV, ['oidc:devs']);
   });
 
   it('see by an Event that a RoleBinding binds another role', async () => {
-    const manifest = {
-      metadata: { name: 'platform-other', labels: { 'berth.dev/role-bindings': 'unmanaged' } },
-    };
-    const input = JSON.stringify({ apiVersion: 'v1', kind: 'Namespace', ...manifest });
-    await cluster.kubectl(['create', '-f', '-'], { input });
+    await createUnmanaged('platform-other');
     const other = ['create', 'rolebinding', DEV, '-n', 'platform-other', '--clusterrole=view', '--user=ann'];
     await cluster.kubectl(other);
     await cluster.kubectl(['label', 'namespace', 'platform-other', 'berth.dev/role-bindings-']);
