@@ -3,9 +3,10 @@ import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
 import { pause } from '../base/time.ts';
 import { type KubeClient, query } from './client.ts';
-import { apiErrorFrom, isGone, isRefusal, unlessMissing } from './errors.ts';
+import { apiErrorFrom, isGone, unlessMissing } from './errors.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { type KubeObject, type ObjectMeta, pathOf, type Ref, type Resource } from './objects.ts';
+import { Patience } from './patience.ts';
 import type { Transport } from './transport.ts';
 
 /** Limit of one line of a watch. An object has at most 1.5 MB in etcd, so a longer line is not an object. */
@@ -39,11 +40,13 @@ export interface Following<T extends KubeObject> {
 export async function* follow<T extends KubeObject>(following: Following<T>): AsyncGenerator<T> {
   const { from, signal } = following;
   const backoff = new Backoff(BACKOFF);
+  const patience = new Patience();
   let position = from.resourceVersion;
   for (;;) {
     try {
       for await (const { type, object } of eventsAfter(following, position)) {
         backoff.reset();
+        patience.reset();
         position = object.metadata.resourceVersion;
         if (type === 'DELETED') {
           return;
@@ -54,7 +57,7 @@ export async function* follow<T extends KubeObject>(following: Following<T>): As
       }
     } catch (error) {
       signal.throwIfAborted();
-      if (isRefusal(error)) {
+      if (patience.endsWith(error)) {
         throw error;
       }
       // The API server has compacted the position, so the next attempt reads the object.

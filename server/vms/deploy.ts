@@ -9,8 +9,9 @@ import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { Backoff } from '../../base/backoff.ts';
 import { pause } from '../../base/time.ts';
-import { isConflict, isNotFound, isRefusal } from '../../kube/errors.ts';
+import { isConflict, isNotFound } from '../../kube/errors.ts';
 import { follow } from '../../kube/follow.ts';
+import { Patience } from '../../kube/patience.ts';
 import type { Caller } from '../callers/caller.ts';
 import { createAs } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
@@ -124,6 +125,7 @@ async function keep({ caller }: DeployRequest, vm: VM, signal: AbortSignal): Pro
   const { name, namespace = '', uid } = vm.metadata;
   const patch = { metadata: { uid, annotations: { [ANSWER_BY_ANNOTATION]: null } } };
   const backoff = new Backoff(BACKOFF);
+  const patience = new Patience();
   for (;;) {
     try {
       const kept = await caller.client.mergePatch<VM>(VMS, { name, namespace }, patch, { signal });
@@ -137,7 +139,7 @@ async function keep({ caller }: DeployRequest, vm: VM, signal: AbortSignal): Pro
       if (isNotFound(error) || isConflict(error)) {
         throw deleted(vm);
       }
-      if (isRefusal(error) || error instanceof StatusError) {
+      if (patience.endsWith(error) || error instanceof StatusError) {
         throw error;
       }
     }

@@ -1,0 +1,30 @@
+/** Decides whether an error of the API server is final for somebody who had the right before. */
+import { type ApiError, isRefusal } from './errors.ts';
+
+/**
+ * Time for which a refused token or right may come back. An API server that has just started knows no roles for some seconds, and asks an
+ * identity provider for its keys only every 10 s.
+ */
+const LIMIT_MILLISECONDS = 20_000;
+
+export class Patience {
+  #refusedSince: number | undefined;
+
+  /** Forgets earlier refusals, because the API server has accepted the token again. */
+  reset(): void {
+    this.#refusedSince = undefined;
+  }
+
+  /** Returns whether another attempt makes no sense: the request is refused, or the token or right has been refused for long. */
+  endsWith(error: unknown): error is ApiError {
+    if (!isRefusal(error)) {
+      return false;
+    }
+    if (error.status !== 401 && error.status !== 403) {
+      return true;
+    }
+    const now = performance.now();
+    this.#refusedSince ??= now;
+    return now - this.#refusedSince > LIMIT_MILLISECONDS;
+  }
+}
