@@ -44,19 +44,12 @@ function specOf(body: VMDeployBody): VMSpec {
   const { vmConfig, timeout, reservedPorts, systemSerial } = body;
   return {
     ...machineSpec(body),
-    placement: placementOf(body),
     serialNumber: systemSerial,
     configRef: vmConfig === undefined ? undefined : { name: vmConfig },
     ports: reservedPorts === undefined ? undefined : portsIn(reservedPorts),
     deployTimeoutSeconds: timeout === undefined ? undefined : timeout * 60,
     guestMetadata: guestMetadataOf(body),
   };
-}
-
-function placementOf(body: VMDeployBody): VMSpec['placement'] {
-  const { placement } = machineSpec(body);
-  const { node } = body;
-  return node === undefined ? placement : { ...placement, node };
 }
 
 function portsIn(text: string): string[] {
