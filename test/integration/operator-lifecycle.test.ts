@@ -1,12 +1,17 @@
 import { createHash } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { ANSWER_BY_ANNOTATION, DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import {
+  ANSWER_BY_ANNOTATION,
+  DESIRED_ANNOTATION,
+  MACHINE_CONDITION,
+  SCALE_SET_LABEL,
+} from '../../api/v1alpha1/names.ts';
 import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { VMS } from '../../operator/objects/resources.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
-import { faultsIn } from '../support/operatorlog.ts';
+import { allowMetrics, faultsIn, readMetrics } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { conditionOf, numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -26,7 +31,9 @@ beforeAll(async () => {
   cluster = await startCluster({ name: `operator-lifecycle-${process.pid}`, hosts: 3 });
   history = await PodHistory.start(cluster.client());
   bare = await ActingHost.join(cluster.client(), 'bare', { slots: 16, architecture: 'amd64' });
-  operator = await cluster.startOperator({ config: { defaults: { architecture: 'arm64' } } });
+  const runnerMetrics = { enabled: true, intervalSeconds: 1 };
+  operator = await cluster.startOperator({ config: { defaults: { architecture: 'arm64' }, runnerMetrics } });
+  await allowMetrics(cluster);
   vms = new VMs(cluster);
 });
 
@@ -286,6 +293,17 @@ describe('a VM whose deployer waits for an answer', () => {
     });
     const answered = await vms.waitForPhase('answered', 'Running');
     expect(answered.metadata.deletionTimestamp).toBeUndefined();
+    const line = `berth_vms_unanswered_total{vm_namespace="${vms.namespace}"} 1`;
+    expect((await readMetrics(cluster, operator)).split('\n')).toContain(line);
+  });
+
+  it('is counted in its scale set of runners', async () => {
+    const labels = { [SCALE_SET_LABEL]: 'runners' };
+    await cluster.client().mergePatch(VMS, ref('answered'), { metadata: { labels } });
+    const line = `berth_runner_scale_set_vms{scale_set="runners",vm_namespace="${vms.namespace}",phase="Running"} 1`;
+    await waitFor('the metrics', async () =>
+      (await readMetrics(cluster, operator)).split('\n').includes(line),
+    );
   });
 });
 
