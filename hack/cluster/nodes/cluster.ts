@@ -14,6 +14,8 @@ export interface NodeClusterOptions {
   nodes: number;
   /** Time in which a node may be silent before it counts as lost. The default of Kubernetes is 50 s. */
   nodeMonitorGracePeriodSeconds?: number;
+  /** Identity providers of users, as in `ClusterOptions`. A relay brings a provider on loopback into the namespace of the control plane. */
+  authentication?: string;
 }
 
 /** Cluster with its nodes, which end with the cluster. */
