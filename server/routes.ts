@@ -1,4 +1,5 @@
 /** All routes of the HTTP API. */
+import { addCertificateRoutes } from './certificate/routes.ts';
 import { addClusterRoutes } from './cluster/routes.ts';
 import { addEmulatorRoutes } from './emulators/routes.ts';
 import type { App } from './http/app.ts';
@@ -11,6 +12,7 @@ import { addVMRoutes } from './vms/routes.ts';
 
 export function addRoutes(app: App, services: Services): void {
   addClusterRoutes(app, services);
+  addCertificateRoutes(app, services);
   addNodeRoutes(app, services);
   addImageCacheRoutes(app, services);
   addVMRoutes(app, services);

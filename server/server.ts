@@ -42,12 +42,8 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   const transport = new Transport(connection, { metrics, userAgent: 'berth-server' });
   const ownClient = new KubeClient(transport);
   const authorizer = new Authorizer(ownClient);
-  const own = createOwn({
-    client: ownClient,
-    authorizer,
-    logger,
-    defaultNamespace: config.namespaces.default,
-  });
+  const { namespaces } = config;
+  const own = createOwn({ client: ownClient, authorizer, logger, namespaces });
   const callers = new Callers(connection, metrics);
   const app = await createApp({ callers, logger, version: VERSION });
   addChallenges(app, config.cluster);
@@ -57,8 +53,10 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   await app.ready();
   const ended = new AbortController();
   own.watches.start(ended.signal);
+  await own.certificate.start(ended.signal);
   const certificates = certificateProvider(config);
-  await serveCertificate(app.server, { provider: certificates, logger, signal: ended.signal });
+  const provider = own.certificate.orElse(certificates);
+  await serveCertificate(app.server, { provider, logger, signal: ended.signal });
   const servers: RunningServer[] = [
     await listen(app.server, config.http.address),
     await serveMetrics({ listen: config.metrics.address, metrics, authorizer, certificates, logger }),

@@ -2,6 +2,8 @@
 import type { Logger } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Authorizer } from '../../kube/serving/authorization.ts';
+import type { ServerConfig } from '../config.ts';
+import { UploadedCertificate } from '../certificate/uploaded.ts';
 import { Hosts } from './hosts.ts';
 import { Rights } from './rights.ts';
 import { Watches } from './watches.ts';
@@ -11,16 +13,23 @@ export interface Own {
   readonly rights: Rights;
   readonly watches: Watches;
   readonly hosts: Hosts;
+  readonly certificate: UploadedCertificate;
 }
 
 export interface OwnOptions {
   readonly client: KubeClient;
   readonly authorizer: Authorizer;
   readonly logger: Logger;
-  readonly defaultNamespace: string;
+  readonly namespaces: ServerConfig['namespaces'];
 }
 
-export function createOwn({ client, authorizer, logger, defaultNamespace }: OwnOptions): Own {
+export function createOwn({ client, authorizer, logger, namespaces }: OwnOptions): Own {
   const watches = new Watches(client, logger);
-  return { client, watches, rights: new Rights(authorizer), hosts: new Hosts(watches, defaultNamespace) };
+  return {
+    client,
+    watches,
+    rights: new Rights(authorizer),
+    hosts: new Hosts(watches, namespaces.default),
+    certificate: new UploadedCertificate({ client, logger, namespace: namespaces.system }),
+  };
 }

@@ -1,7 +1,10 @@
 /** Hosts of namespaces in the HTTP API, and the facts that clients read before they sign in. */
 import { randomBytes } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import { connect, type PeerCertificate } from 'node:tls';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { createKey, selfSigned } from '../../kube/certificates/certificate.ts';
 import { NODES, PODS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
@@ -32,14 +35,19 @@ beforeAll(async () => {
     await createHost(name);
   }
   await role('member', 'hosts=list', 'hosts/imagecache=update');
-  await role('admin', 'hosts=list', 'hosts/tags=update', 'hosts/imagecache=update', 'hosts/namespace=update');
+  await createCertificateSecret();
+  await role(
+    'admin',
+    'hosts=list',
+    'hosts/tags=update',
+    'hosts/imagecache=update',
+    'hosts/namespace=update',
+    'certificates=update',
+  );
   member = await accountToken('member', 'member');
   admin = await accountToken('admin', 'admin', true);
   stranger = await accountToken('stranger');
-  server = await cluster.startServer({
-    name: `server-${namespace}`,
-    config: { cluster: { issuer: 'https://login.example', clientID: 'berth-cli' } },
-  });
+  server = await startReplica('one');
   api = new HTTPClient(server);
   await waitFor(
     'the rights to be known',
@@ -59,6 +67,25 @@ afterAll(async () => {
   await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
   await cluster?.disconnect();
 });
+
+/** Starts a replica with the certificate of this test's namespace, because other tests start servers too. */
+function startReplica(name: string): Promise<ServerProcess> {
+  return cluster.startServer({
+    name: `server-${namespace}-${name}`,
+    config: {
+      cluster: { issuer: 'https://login.example', clientID: 'berth-cli' },
+      namespaces: { system: namespace },
+    },
+  });
+}
+
+/** Creates the Secret of uploaded certificates with the server's rights to it, as the chart does in the system namespace. */
+async function createCertificateSecret(): Promise<void> {
+  const documents = readFileSync('charts/berth/files/rbac/server.yaml', 'utf8').split('\n---\n');
+  const own = documents.filter((text) => /^kind: (Secret|Role|RoleBinding)$/m.test(text));
+  const objects = own.map((text) => text.replace('  namespace: berth-system', `  namespace: ${namespace}`));
+  await cluster.kubectl(['create', '-f', '-'], { input: objects.join('\n---\n') });
+}
 
 /** Creates the Node of a host. No agent is there, so it does not become Ready. */
 async function createHost(name: string): Promise<void> {
@@ -311,4 +338,56 @@ it('can change nothing else of a Node with its own account', async () => {
       /the HTTP API of Berth may change only the labels/,
     );
   }
+});
+
+function multipart(files: Record<string, string>): { body: string; headers: Record<string, string> } {
+  const parts = Object.entries(files).map(
+    ([name, content]) =>
+      `--part\r\ncontent-disposition: form-data; name="${name}"; filename="${name}.pem"\r\n\r\n${content}\r\n`,
+  );
+  return {
+    body: `${parts.join('')}--part--\r\n`,
+    headers: { 'content-type': 'multipart/form-data; boundary=part' },
+  };
+}
+
+async function certificateOf({ url }: ServerProcess): Promise<PeerCertificate> {
+  const { hostname, port } = new URL(url);
+  const { promise, resolve, reject } = Promise.withResolvers<PeerCertificate>();
+  const socket = connect({ host: hostname, port: Number(port), rejectUnauthorized: false }, () =>
+    resolve(socket.getPeerCertificate()),
+  );
+  socket.on('error', reject);
+  return await promise.finally(() => socket.destroy());
+}
+
+it('uses an uploaded certificate without a restart, and after one', async () => {
+  const upload = (files: Record<string, string>, token = admin) =>
+    api.call('/api/v1/upload/cert', { method: 'POST', token, ...multipart(files) });
+  const key = await createKey('RSA');
+  const certificate = await selfSigned({ commonName: 'uploaded', key, days: 1 });
+  const pair = { certPath: certificate, keyPath: key.pem };
+  for (const [files, code, token] of [
+    [pair, 403, member],
+    [pair, 401, 'invented'],
+    [{ ...pair, keyPath: (await createKey()).pem }, 422, admin],
+    [{ certPath: certificate }, 422, admin],
+    [{ ...pair, keyPath: 'x'.repeat(100_000) }, 413, admin],
+  ] as const) {
+    const { status, body } = await upload(files, token);
+    expect([status, body.kind]).toEqual([code, 'Status']);
+  }
+  const json = await api.call('/api/v1/upload/cert', { method: 'POST', token: admin, body: pair });
+  expect(json.status).toBe(415);
+  expect((await certificateOf(server)).subject.CN).toBe('berth-server');
+  const { status, body } = await upload(pair);
+  expect([status, body]).toEqual([200, 'The certificate was uploaded']);
+  const second = await startReplica('two');
+  try {
+    expect((await certificateOf(second)).subject.CN).toBe('uploaded');
+  } finally {
+    await second.process.stop();
+  }
+  const isUsed = async () => (await certificateOf(server)).subject.CN === 'uploaded';
+  await waitFor('the first replica to use the certificate', isUsed);
 });

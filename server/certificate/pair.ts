@@ -1,0 +1,93 @@
+/** Checks a certificate and its key that somebody uploaded for the server. */
+import { createPrivateKey, type KeyObject, X509Certificate } from 'node:crypto';
+import { createSecureContext } from 'node:tls';
+import { messageOf } from '../../base/errors.ts';
+import type { Certificate } from '../../kube/certificates/certificate.ts';
+
+/** Limit of certificates in a chain. Public authorities use at most four. */
+const CHAIN = 10;
+const BLOCK = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
+
+/** Error with the mistake in the uploaded files, as a sentence for people. It never contains the key. */
+export class PairError extends Error {
+  override readonly name = 'PairError';
+  readonly field: 'certPath' | 'keyPath';
+
+  constructor(field: 'certPath' | 'keyPath', message: string) {
+    super(message);
+    this.field = field;
+  }
+}
+
+/**
+ * Returns the pair, when a server can use it now. The certificate may have its chain after it, in order. `now` is in milliseconds since 1970.
+ *
+ * @throws PairError when a file is not readable, the files do not belong together, or a certificate is not valid now.
+ */
+export function checkedPair(pair: Certificate, now = Date.now()): Certificate {
+  const [leaf, ...chain] = certificatesIn(pair.certificate);
+  if (leaf === undefined) {
+    throw new PairError('certPath', 'there is no certificate in PEM form');
+  }
+  for (const [index, certificate] of [leaf, ...chain].entries()) {
+    refuseInvalidTime(certificate, now);
+    const issuer = chain[index];
+    if (issuer !== undefined && !certificate.checkIssued(issuer)) {
+      throw new PairError(
+        'certPath',
+        `the chain is not in order: certificate ${index + 2} did not issue the one before it`,
+      );
+    }
+  }
+  if (!leaf.checkPrivateKey(keyIn(pair.key))) {
+    throw new PairError('keyPath', 'the key does not belong to the certificate');
+  }
+  try {
+    createSecureContext({ cert: pair.certificate, key: pair.key });
+  } catch (error) {
+    throw new PairError('certPath', `TLS cannot use the certificate: ${messageOf(error)}`);
+  }
+  return pair;
+}
+
+function certificatesIn(pem: string): X509Certificate[] {
+  const blocks = pem.match(BLOCK) ?? [];
+  if (blocks.length > CHAIN) {
+    throw new PairError('certPath', `the chain has more than ${CHAIN} certificates`);
+  }
+  try {
+    return blocks.map((block) => new X509Certificate(block));
+  } catch {
+    throw new PairError('certPath', 'a certificate is not readable');
+  }
+}
+
+function refuseInvalidTime({ validFromDate, validToDate, subject }: X509Certificate, now: number): void {
+  const name = subject.replaceAll('\n', ', ');
+  if (validToDate.getTime() <= now) {
+    throw new PairError('certPath', `the certificate of ${name} expired at ${validToDate.toISOString()}`);
+  }
+  if (validFromDate.getTime() > now) {
+    throw new PairError(
+      'certPath',
+      `the certificate of ${name} is not valid before ${validFromDate.toISOString()}`,
+    );
+  }
+}
+
+function keyIn(pem: string): KeyObject {
+  let key: KeyObject;
+  try {
+    key = createPrivateKey(pem);
+  } catch {
+    // The message of the library may quote the key.
+    throw new PairError('keyPath', 'there is no readable private key in PEM form without a passphrase');
+  }
+  if (key.asymmetricKeyType !== 'rsa' && key.asymmetricKeyType !== 'ec') {
+    throw new PairError(
+      'keyPath',
+      `keys of the type ${key.asymmetricKeyType ?? ''} are not supported: use RSA or ECDSA`,
+    );
+  }
+  return key;
+}

@@ -1,0 +1,65 @@
+/** Upload of the certificate that the server shows to its clients. */
+import multipart from '@fastify/multipart';
+import type { FastifyRequest } from 'fastify';
+import * as z from 'zod';
+import type { App } from '../http/app.ts';
+import { StatusError } from '../http/errors.ts';
+import type { Services } from '../services.ts';
+import { PairError } from './pair.ts';
+
+/** Limits of an upload. A chain of ten certificates with large keys has 32 KiB. */
+const LIMITS = { fileSize: 64 * 1024, fieldSize: 64 * 1024, files: 2, fields: 2, parts: 4, headerPairs: 32 };
+const FIELDS = ['certPath', 'keyPath'] as const;
+
+export function addCertificateRoutes(app: App, { own }: Services): void {
+  // The reader of multipart bodies is for this route alone.
+  void app.register(async (scope: App) => {
+    await scope.register(multipart, { limits: LIMITS });
+    scope.post(
+      '/api/v1/upload/cert',
+      {
+        schema: {
+          summary: 'Upload the certificate of this API. The files certPath and keyPath have PEM form',
+          tags: ['Cluster'],
+          consumes: ['multipart/form-data'],
+          response: { 200: z.string() },
+        },
+      },
+      async (request, reply) => {
+        await own.rights.require(request.headers, { verb: 'update', resource: 'certificates' });
+        const { certPath, keyPath } = await filesOf(request);
+        try {
+          await own.certificate.store({ certificate: certPath, key: keyPath });
+        } catch (error) {
+          throw error instanceof PairError ? refusal(error.field, error.message) : error;
+        }
+        // Clients read JSON, and the framework sends a text as it is.
+        return await reply
+          .type('application/json; charset=utf-8')
+          .send(JSON.stringify('The certificate was uploaded'));
+      },
+    );
+  });
+}
+
+async function filesOf(request: FastifyRequest): Promise<Record<(typeof FIELDS)[number], string>> {
+  if (!request.isMultipart()) {
+    throw new StatusError(415, 'the body must be multipart/form-data');
+  }
+  const files = new Map<string, string>();
+  for await (const part of request.parts()) {
+    const content = part.type === 'file' ? (await part.toBuffer()).toString('utf8') : String(part.value);
+    files.set(part.fieldname, content);
+  }
+  const missing = FIELDS.find((field) => !files.has(field));
+  if (missing !== undefined) {
+    throw refusal(missing, 'is required');
+  }
+  const [certPath = '', keyPath = ''] = FIELDS.map((field) => files.get(field));
+  return { certPath, keyPath };
+}
+
+function refusal(field: string, message: string): StatusError {
+  const cause = { reason: 'FieldValueInvalid', field, message };
+  return new StatusError(422, `${field}: ${message}`, { causes: [cause] });
+}
