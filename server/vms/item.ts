@@ -77,6 +77,6 @@ function portsOf({
 }
 
 /** Returns a quantity in GiB with two decimals, for example `4.80Gi`. */
-export function gibibytes(quantity: string | number): string {
+function gibibytes(quantity: string | number): string {
   return `${(Number(parseQuantity(String(quantity))) / GIBIBYTE).toFixed(2)}Gi`;
 }

@@ -70,6 +70,6 @@ export function progressOf(vm: VM): string {
   return waiting?.message ?? progress ?? `the phase after ${phase}`;
 }
 
-export function conditionOf({ status }: VM, type: string): Condition | undefined {
+function conditionOf({ status }: VM, type: string): Condition | undefined {
   return status?.conditions?.find((condition) => condition.type === type);
 }
