@@ -5,9 +5,17 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
+import {
+  entryText,
+  PULL_SECRET_KEY,
+  PULL_SECRET_TYPE,
+  registrySecretName,
+  REGISTRIES_CONFIG_MAP,
+} from '../../../api/v1alpha1/registrycredentials.ts';
 import type { GuestArchitecture } from '../../../hack/guest.ts';
-import { NODES } from '../../../kube/core.ts';
-import { ISOS, VMS } from '../../../operator/objects/resources.ts';
+import { CONFIG_MAPS, NODES, SECRETS } from '../../../kube/core.ts';
+import type { Condition } from '../../../kube/objects.ts';
+import { IMAGES, ISOS, VMS } from '../../../operator/objects/resources.ts';
 import { AgentProcess } from '../../../hack/cluster/agent.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { Downloads } from '../../wires/downloads.ts';
@@ -15,7 +23,7 @@ import { guestFile } from '../../fixtures/images.ts';
 import { ProgressHistory } from '../../support/progresshistory.ts';
 import { PASSWORD, startRegistry, type TestRegistry, USER } from '../../wires/registry.ts';
 import { pushTart } from '../../fixtures/tart.ts';
-import { pushContainerDisk } from '../../fixtures/vmimages.ts';
+import { pushContainerDisk, writeRawDisk } from '../../fixtures/vmimages.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { page } from '../../worlds/qemuguest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
@@ -23,6 +31,8 @@ import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 const TEST_MILLISECONDS = 300_000;
 /** Name of the Secret with the registry's password. */
 const SECRET = 'pull';
+/** Namespace beside the default one. */
+const OTHER = 'platform-other';
 const SECTOR_BYTES = 512;
 /** Largest ratio of transferred bytes to the size of an image that is fetched once. The rest is TLS and other requests. */
 const ONCE = 1.1;
@@ -231,3 +241,58 @@ test(
   },
   TEST_MILLISECONDS,
 );
+
+test(
+  'an Image of a registry of an unknown authority: fetched for the namespace that allows it, and for no other',
+  async () => {
+    const strange = await startRegistry({ directory: join(folder, 'strange') });
+    try {
+      const disk = join(folder, 'strange.raw');
+      await writeRawDisk(disk, 4);
+      const reference = await pushContainerDisk(strange, 'team/strange:1', disk);
+      const { namespace } = world.vms;
+      await world.cluster.createNamespace(OTHER);
+      await makeCredential(namespace, strange, true);
+      await makeCredential(OTHER, strange, false);
+      // The Images name no Secret.
+      for (const each of [namespace, OTHER]) {
+        const metadata = { name: 'strange', namespace: each };
+        const spec = { architecture: 'amd64' as const, source: { registry: { reference } } };
+        await world.cluster.client().create(IMAGES, { metadata, spec });
+      }
+      await waitFor('the Image', async () => (await readyOf(namespace))?.status === 'True', BOOT);
+      const refused = await waitFor('the refusal', async () => {
+        const ready = await readyOf(OTHER);
+        return ready?.reason === 'ImageFetchFailed' && ready;
+      });
+      expect(refused.message).toContain('certificate');
+    } finally {
+      await strange.close();
+    }
+  },
+  TEST_MILLISECONDS,
+);
+
+async function readyOf(namespace: string): Promise<Condition | undefined> {
+  const { status } = await world.cluster.client().get(IMAGES, { name: 'strange', namespace });
+  return status?.conditions?.find(({ type }) => type === 'Ready');
+}
+
+async function makeCredential(
+  namespace: string,
+  strange: TestRegistry,
+  allowInsecure: boolean,
+): Promise<void> {
+  const { host } = strange;
+  const secretName = registrySecretName(host);
+  const credential = { scheme: 'https', registry: host, secretName, allowInsecure } as const;
+  await world.cluster.client().create(SECRETS, {
+    metadata: { name: secretName, namespace },
+    type: PULL_SECRET_TYPE,
+    stringData: { [PULL_SECRET_KEY]: strange.dockerConfigJson() },
+  });
+  await world.cluster.client().create(CONFIG_MAPS, {
+    metadata: { name: REGISTRIES_CONFIG_MAP, namespace },
+    data: { [secretName]: entryText(credential) },
+  });
+}
