@@ -1,6 +1,6 @@
 /** Roles of people: each role has its rights and no other, as a real API server answers. The most important rights are also tried. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { SECRETS } from '../../kube/core.ts';
+import { PODS, SECRETS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { type Manifest, manifests } from '../support/chart.ts';
 import { sharedCluster } from '../support/cluster.ts';
@@ -9,6 +9,8 @@ import { waitFor } from '../../hack/wait.ts';
 
 const OWN = 'platform-roles-own';
 const OTHER = 'platform-roles-other';
+/** A namespace that Berth does not serve, so that admission lets the test create a Pod. */
+const ELSEWHERE = 'roles-elsewhere';
 const RBAC = 'rbac.authorization.k8s.io';
 
 let cluster: Cluster;
@@ -27,10 +29,12 @@ beforeAll(async () => {
   cluster = await sharedCluster();
   await cluster.createNamespace(OWN);
   await cluster.createNamespace(OTHER);
+  await cluster.createNamespace(ELSEWHERE);
   const roles = (await manifests()).filter(({ metadata }) => metadata.name.startsWith('berth-role-'));
   await apply(roles.filter(({ kind }) => kind === 'ClusterRole'));
   await apply([
     binding('RoleBinding', 'dev'),
+    binding('RoleBinding', 'dev', ELSEWHERE),
     binding('RoleBinding', 'admin'),
     binding('ClusterRoleBinding', 'namespace-admin'),
     binding('ClusterRoleBinding', 'viewer'),
@@ -38,6 +42,7 @@ beforeAll(async () => {
   await waitFor('the rights to be known', async () => {
     const known = [
       may(PEOPLE.dev, `get vms.berth.dev in ${OWN}`),
+      may(PEOPLE.dev, `create pods/exec in ${ELSEWHERE}`),
       may(PEOPLE.admin, `create configmaps in ${OWN}`),
       may(PEOPLE['namespace-admin'], 'update servers/power.berth.dev'),
       may(PEOPLE.viewer, 'list vms.berth.dev'),
@@ -47,16 +52,20 @@ beforeAll(async () => {
 });
 
 afterAll(async () => {
-  await cluster.kubectl(['delete', 'namespace', OWN, OTHER, '--wait=false']);
+  await cluster.kubectl(['delete', 'namespace', OWN, OTHER, ELSEWHERE, '--wait=false']);
   const names = ['roles-namespace-admin', 'roles-viewer'];
   await cluster.kubectl(['delete', 'clusterrolebinding', ...names, '--ignore-not-found']);
 });
 
-function binding(kind: 'RoleBinding' | 'ClusterRoleBinding', role: keyof typeof PEOPLE): Manifest {
+function binding(
+  kind: 'RoleBinding' | 'ClusterRoleBinding',
+  role: keyof typeof PEOPLE,
+  namespace = OWN,
+): Manifest {
   return {
     apiVersion: `${RBAC}/v1`,
     kind,
-    metadata: { name: `roles-${role}`, ...(kind === 'RoleBinding' && { namespace: OWN }) },
+    metadata: { name: `roles-${role}`, ...(kind === 'RoleBinding' && { namespace }) },
     roleRef: { apiGroup: RBAC, kind: 'ClusterRole', name: `berth-role-${role}` },
     subjects: [{ apiGroup: RBAC, kind: 'User', name: PEOPLE[role].user }],
   };
@@ -135,6 +144,17 @@ test.each(Object.keys(PEOPLE) as (keyof typeof PEOPLE)[])('%s has its rights and
   const answers = await Promise.all(all.map((what) => may(PEOPLE[role], what)));
   const own = new Set(RIGHTS[role]);
   expect(all.filter((_what, index) => answers[index])).toEqual(all.filter((what) => own.has(what)));
+});
+
+test('dev runs commands with kubectl, which tries WebSocket first and needs another right for it', async () => {
+  await cluster.client().create(PODS, {
+    metadata: { name: 'waiting', namespace: ELSEWHERE },
+    // No node has this label, so the Pod stays Pending in every cluster.
+    spec: { nodeSelector: { 'example.com/nowhere': '' }, containers: [{ name: 'main', image: 'any' }] },
+  });
+  const exec = ['-n', ELSEWHERE, 'exec', 'waiting', '--', 'true'];
+  expect((await as(PEOPLE.dev, exec)).said).toContain('does not have a host assigned');
+  expect((await as(PEOPLE.viewer, exec)).said).toContain('forbidden');
 });
 
 describe('an admin', () => {
