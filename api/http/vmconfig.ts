@@ -53,4 +53,3 @@ export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
       path: ['systemSerial'],
     });
 }
-export type VMConfigRequest = z.infer<ReturnType<typeof vmConfigRequestSchema>>;
