@@ -71,10 +71,12 @@ generate: $(PACKAGES) ## Write the generated files: crds/, the chart's schema an
 	node hack/generate.ts
 	node hack/values.ts
 	node hack/docs.ts
+	node hack/openapi.ts
 verify: $(PACKAGES) ## Check that generated files are current, and that each field has a test
 	node hack/generate.ts --check
 	node hack/values.ts --check
 	node hack/docs.ts --check
+	node hack/openapi.ts --check
 	node hack/fields.ts
 manifests: $(PACKAGES) ## Render the chart into dist/install.yaml for kubectl: HELM_ARGS='--set displayDPIMaximum=320'
 	@node hack/manifests.ts $(HELM_ARGS)

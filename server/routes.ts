@@ -10,6 +10,11 @@ import type { Services } from './services.ts';
 import { addVMConfigRoutes } from './vmconfigs/routes.ts';
 import { addVMRoutes } from './vms/routes.ts';
 
+/** Adds the document of all routes. Everybody may read it. */
+function addDocument(app: App): void {
+  app.get('/api/v1/swagger/json', { schema: { hide: true } }, () => app.swagger());
+}
+
 export function addRoutes(app: App, services: Services): void {
   addClusterRoutes(app, services);
   addCertificateRoutes(app, services);
@@ -19,4 +24,5 @@ export function addRoutes(app: App, services: Services): void {
   addVMConfigRoutes(app, services);
   addImageRoutes(app, services);
   addEmulatorRoutes(app, services);
+  addDocument(app);
 }

@@ -8,7 +8,7 @@ import {
   serveCertificate,
 } from '../kube/certificates/serving.ts';
 import { KubeClient } from '../kube/client.ts';
-import { loadConnection } from '../kube/credentials.ts';
+import { type Connection, loadConnection } from '../kube/credentials.ts';
 import { createMetrics } from '../kube/metrics.ts';
 import { Authorizer } from '../kube/serving/authorization.ts';
 import { serveHealth, serveMetrics } from '../kube/serving/endpoints.ts';
@@ -35,15 +35,21 @@ export interface HTTPServer {
   stop(): Promise<void>;
 }
 
-/** Starts the server and resolves when it listens. @throws Error without an API server's address, or with an unusable certificate. */
-export async function startServer({ config, kubeconfigPath, logger }: ServerStart): Promise<HTTPServer> {
-  const connection = await loadConnection({ kubeconfigPath });
+/** Creates the application with all routes, and everything that they need. Nothing listens, and no connection is open. */
+export async function assemble({
+  connection,
+  config,
+  logger,
+}: {
+  connection: Connection;
+  config: ServerConfig;
+  logger: Logger;
+}) {
   const metrics = createMetrics();
   const transport = new Transport(connection, { metrics, userAgent: 'berth-server' });
-  const ownClient = new KubeClient(transport);
-  const authorizer = new Authorizer(ownClient);
-  const { namespaces } = config;
-  const own = createOwn({ client: ownClient, authorizer, logger, namespaces });
+  const client = new KubeClient(transport);
+  const authorizer = new Authorizer(client);
+  const own = createOwn({ client, authorizer, logger, namespaces: config.namespaces });
   const callers = new Callers(connection, metrics);
   const app = await createApp({ callers, logger, version: VERSION });
   addChallenges(app, config.cluster);
@@ -51,6 +57,16 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   const deploys = new Deploys(waiting, logger);
   addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own, deploys, waiting });
   await app.ready();
+  const close = async () => {
+    await Promise.all([callers.close(), transport.close()]);
+  };
+  return { app, metrics, authorizer, own, waiting, close };
+}
+
+/** Starts the server and resolves when it listens. @throws Error without an API server's address, or with an unusable certificate. */
+export async function startServer({ config, kubeconfigPath, logger }: ServerStart): Promise<HTTPServer> {
+  const connection = await loadConnection({ kubeconfigPath });
+  const { app, metrics, authorizer, own, waiting, close } = await assemble({ connection, config, logger });
   const ended = new AbortController();
   own.watches.start(ended.signal);
   await own.certificate.start(ended.signal);
@@ -73,7 +89,7 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
       ended.abort();
       await waiting.stop();
       await Promise.all(servers.map(async (server) => await server.close()));
-      await Promise.all([callers.close(), transport.close()]);
+      await close();
     },
   };
 }

@@ -2,7 +2,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Server } from 'node:https';
 import swagger from '@fastify/swagger';
-import fastify, { type FastifyBaseLogger, type FastifyInstance } from 'fastify';
+import fastify, { type FastifyBaseLogger, type FastifyInstance, LogController } from 'fastify';
 import {
   jsonSchemaTransform,
   jsonSchemaTransformObject,
@@ -58,7 +58,7 @@ export async function createApp({ callers, logger, version }: AppOptions): Promi
       createServer((request, response) => handler(request, response), { logger, tls: {} }),
     loggerInstance,
     // A log of every request would hold nothing that the audit log of the API server does not say better.
-    disableRequestLogging: true,
+    logController: new LogController({ disableRequestLogging: true }),
     bodyLimit: BODY_BYTES,
     // Clients join their configured address and a path, with or without a slash between them.
     routerOptions: {

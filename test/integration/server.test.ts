@@ -86,3 +86,12 @@ it('answers a missing and an invented token with 401, and an unknown path with 4
     expect([path, answer.status, answer.body]).toMatchObject([path, code, { ...status, code }]);
   }
 });
+
+it('shows its OpenAPI document to everybody', async () => {
+  const { status, body } = await api.call('/api/v1/swagger/json');
+  expect([status, body.openapi, Object.keys(body.paths)]).toEqual([
+    200,
+    '3.1.0',
+    expect.arrayContaining(['/api/v1/cluster-info', '/api/v1/namespaces/{namespace}/vms']),
+  ]);
+});
