@@ -11,6 +11,7 @@ import type { MachineState } from '../drivers/driver.ts';
 import type { DiskWish } from './diskguard.ts';
 import { failed } from './failure.ts';
 import type { MachineEnd, MachineFailure, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
+import { isPending, offChange, restsAfter } from './stops.ts';
 
 /** Wait before the second restart of a machine that ends repeatedly; the first is immediate. A kubelet has the same wait and cap. */
 const RESTART_BACKOFF_MILLISECONDS = 10_000;
@@ -124,7 +125,7 @@ function noticed(situation: Situation, now: number): Partial<MachineRecord> | un
   const end = endOf(situation, now);
   const ranFor = record.startedAt === undefined ? 0 : now - Date.parse(record.startedAt);
   return {
-    running: false,
+    ...offChange(record, restsAfter(end, record, situation.desired)),
     startedWith: undefined,
     end,
     endsInARow: ranFor >= FORGIVING_RUN_MILLISECONDS ? 1 : record.endsInARow + 1,
@@ -210,9 +211,4 @@ function backoff(endsInARow: number): number {
   return endsInARow <= 1
     ? 0
     : waitAfter(endsInARow - 1, RESTART_BACKOFF_MILLISECONDS, RESTART_BACKOFF_CAP_MILLISECONDS);
-}
-
-/** Returns whether a requested restart or revert is not done yet. `done` is the request time of the last one that was done. */
-function isPending(asked: string | undefined, done: string | undefined): boolean {
-  return asked !== undefined && asked !== done;
 }

@@ -38,6 +38,7 @@ function factsOf(
     ...defined('desiredHash', desiredHash),
     ...defined('restartedAt', record.restartedAt),
     ...defined('revertedAt', record.revertedAt),
+    ...defined('stops', record.emulator === undefined ? (record.stops ?? 0) : undefined),
     ...record.startedWith,
     ...defined('progressPercent', operation?.progressPercent),
     ...defined('bytesPerSecond', operation?.bytesPerSecond),

@@ -16,6 +16,7 @@ import { launchPlan, machinePlan, prepareStart } from './launch.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
 import { explainPortTaken, holdPorts } from './ports.ts';
 import { meanSpeed } from './speed.ts';
+import { offChange, wantsOff } from './stops.ts';
 import { event, tell, tellPod } from './tell.ts';
 import { keepVncPassword, prepareVnc, requireVncPassword } from './vnc.ts';
 
@@ -148,7 +149,7 @@ function startWords(host: Host, record: MachineRecord): string {
 /** Stops the guest. The intent is saved first, so that an end of the hypervisor during the stop does not count as a crash. */
 async function stop(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   const { graceMilliseconds, hurry } = operation;
-  host.records.update(record, { running: false, end: undefined });
+  host.records.update(record, { ...offChange(record, wantsOff(operation.desired)), end: undefined });
   operation.deadline = Date.now() + graceMilliseconds;
   await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
   host.records.update(record, { startedWith: undefined });
@@ -177,7 +178,7 @@ async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: 
 }
 
 async function suspend(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
-  host.records.update(record, { running: false });
+  host.records.update(record, offChange(record, wantsOff(operation.desired)));
   await driverOf(host, record).suspend(folder);
   tellPod(host, operation, 'Suspended', 'Suspend', 'The machine is suspended to disk');
 }
