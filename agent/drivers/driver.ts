@@ -228,6 +228,11 @@ export interface Driver {
    * or ended meanwhile; `CopyFailed` in all other cases.
    */
   copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy>;
+  /**
+   * Removes the files and the user of a machine that has failed for good and has no process. Its log stays. Absent in drivers whose
+   * machines keep their disks after a failure.
+   */
+  discard?(folder: MachineFolder): Promise<void>;
   /** Ends the machine's process without grace and removes all files of the machine. */
   delete(folder: MachineFolder): Promise<void>;
   inspect(folder: MachineFolder): Promise<MachineState>;

@@ -1,7 +1,7 @@
 /**
  * Plans the next step of a machine from its state and the state that its Pod wants. The function is pure, so that tests can check its
- * guarantees over thousands of random histories. No machine starts while its Pod is being deleted. A disk is removed only with its
- * Pod. The same end of a machine is never counted twice.
+ * guarantees over thousands of random histories. No machine starts while its Pod is being deleted. The disk of a VM is removed only
+ * with its Pod. The same end of a machine is never counted twice.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
@@ -46,7 +46,7 @@ export function plan(situation: Situation, now: number): Step {
     return leave(situation, Math.max(0, deletion.deadline - now));
   }
   if (record.failure !== undefined) {
-    return record.released
+    return record.released && !holdsUser(record)
       ? SETTLED
       : { kind: 'release', graceMilliseconds: record.failure.graceMilliseconds };
   }
@@ -84,6 +84,11 @@ function leave(situation: Situation, graceMilliseconds: number): Step {
     return { kind: 'release', graceMilliseconds };
   }
   return situation.state.kind === 'absent' ? SETTLED : { kind: 'remove' };
+}
+
+/** Returns whether an emulator still has its Linux user. A failed emulator gives it back with its data, also if it was never started. */
+function holdsUser({ emulator, runAs }: Readonly<MachineRecord>): boolean {
+  return emulator !== undefined && runAs !== undefined;
 }
 
 function isAlive(state: MachineState): boolean {

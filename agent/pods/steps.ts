@@ -10,7 +10,7 @@ import type { ImageFormat } from '../images/local/inspect.ts';
 import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import { acceleratorOf, driverOf } from '../drivers/hostdrivers.ts';
-import { createEmulator } from './emulator.ts';
+import { createEmulator, discardFailed } from './emulator.ts';
 import type { Host } from './host.ts';
 import { launchPlan, machinePlan, prepareStart } from './launch.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
@@ -200,8 +200,9 @@ async function revert(host: Host, { record, folder }: Runtime, operation: Operat
   tell(host, record, 'Reverted', 'Revert', 'The disk is again as it was when the machine was created');
 }
 
-/** Ends the machine's process and releases its network and ports. The machine's disk stays. */
-async function release(host: Host, { record, folder, state }: Runtime, operation: Operation): Promise<void> {
+/** Ends the machine's process and releases its network and ports. The disk of a VM stays. A failed emulator keeps only its log. */
+async function release(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+  const { record, folder, state } = runtime;
   const { graceMilliseconds, hurry } = operation;
   const deadline = Date.now() + graceMilliseconds;
   host.records.update(record, { running: false });
@@ -209,9 +210,12 @@ async function release(host: Host, { record, folder, state }: Runtime, operation
   if (state.kind !== 'absent') {
     await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
   }
+  // The failed machine counts until its data is gone: the next one could otherwise fill the disk beside it.
+  const change = await discardFailed(host, runtime);
   await host.network.detach(record.uid);
   const killed = graceMilliseconds === 0 || hurry.signal.aborted || Date.now() >= deadline;
-  host.records.update(record, { released: true, finishedAt: timestamp(Date.now()), killed });
+  const end = record.released ? {} : { released: true, finishedAt: timestamp(Date.now()), killed };
+  host.records.update(record, { ...change, ...end });
 }
 
 async function remove(host: Host, { record, folder }: Runtime): Promise<void> {

@@ -39,6 +39,10 @@ export class StandInEmulators extends StandInDriver implements DriverOfEmulators
     await this.#hangUp(folder.uid);
   }
 
+  async discard(folder: MachineFolder): Promise<void> {
+    this.calls.push(`discard ${folder.uid}`);
+  }
+
   override async delete(folder: MachineFolder): Promise<void> {
     await super.delete(folder);
     await this.#hangUp(folder.uid);

@@ -41,13 +41,8 @@ export interface AvdFiles {
 
 type Described = Pick<EmulatorMachine, 'platform' | 'device' | 'imageType'> & { architecture: Architecture };
 
-/**
- * Returns the files of an AVD. `folder` is the path of the folder of AVDs, as the emulator sees it.
- *
- * @throws ReasonedError `CreateFailed` when the device is unknown. The message lists the known devices.
- */
-export function avdFiles(described: Described, folder: string): AvdFiles {
-  const { platform, device, imageType, architecture } = described;
+/** Returns the screen of a device. @throws ReasonedError `CreateFailed` when it is unknown. The message lists the known devices. */
+export function requireDevice(device: string): Device {
   const known = Object.hasOwn(DEVICES, device) ? DEVICES[device] : undefined;
   if (known === undefined) {
     const names = Object.keys(DEVICES).sort().join(', ');
@@ -56,6 +51,17 @@ export function avdFiles(described: Described, folder: string): AvdFiles {
       `The device ${device} is unknown. The known devices are ${names}`,
     );
   }
+  return known;
+}
+
+/**
+ * Returns the files of an AVD. `folder` is the path of the folder of AVDs, as the emulator sees it.
+ *
+ * @throws ReasonedError as {@link requireDevice}.
+ */
+export function avdFiles(described: Described, folder: string): AvdFiles {
+  const { platform, device, imageType, architecture } = described;
+  const known = requireDevice(device);
   return {
     ini: lines({
       'avd.ini.encoding': 'UTF-8',

@@ -171,6 +171,15 @@ export class EmulatorDriver implements Driver {
     throw new ReasonedError(isThere ? 'NoDisk' : 'NoMachine', NO_DISK_COPY);
   }
 
+  async discard(folder: MachineFolder): Promise<void> {
+    const { state } = this.#of(folder).process;
+    await removeFiles(folder.path);
+    // The next agent would otherwise find the user, which another machine may have by then.
+    if ((await state.read())?.runAs !== undefined) {
+      await state.update({ runAs: undefined });
+    }
+  }
+
   async delete(folder: MachineFolder): Promise<void> {
     const { process, console } = this.#of(folder);
     await process.end();

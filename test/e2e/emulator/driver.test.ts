@@ -80,6 +80,22 @@ describe('a machine of the stand-in for the emulator', () => {
     await expectNothing();
   });
 
+  it('that has failed keeps its log, and nothing that its user wrote', async () => {
+    await create();
+    await start();
+    await host.driver.stop(folder, { graceMilliseconds: 0 });
+    await writeFile(join(folder.path, 'avd', 'berth.avd', 'userdata-qemu.img'), 'data');
+    await host.driver.discard(folder);
+    await host.restartAgent();
+    expect(await state()).toEqual({ kind: 'stopped' });
+    expect(await log()).not.toBe('');
+    const owned = await run('find', [folder.path, '-user', String(user)], COMMAND);
+    const entries = await readdir(folder.path, { withFileTypes: true });
+    const folders = entries.filter((entry) => entry.isDirectory()).map(({ name }) => name);
+    expect([owned, folders]).toEqual(['', ['console']]);
+    expect(await host.driver.list()).toMatchObject([{ ...folder, runAs: undefined }]);
+  });
+
   it.each([
     ['no-acceleration', 'AccelerationMissing', 'requires hardware acceleration'],
     ['image-missing', 'SystemImageMissing', 'Broken AVD system path'],
