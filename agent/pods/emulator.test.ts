@@ -220,6 +220,21 @@ describe('an emulator beside its running VM', () => {
   });
 });
 
+describe('a reason that people can mend', () => {
+  it.each([
+    ['SystemImageMissing', 'retry'],
+    ['NoFreePort', 'retry'],
+    ['AccelerationMissing', 'fail'],
+  ] as const)('%s of an emulator leads to: %s', (reason, kind) => {
+    const { record } = new TestHost().emulator();
+    const error = new ReasonedError(reason, 'in words');
+    for (const step of ['create', 'start'] as const) {
+      const failure = { kind: step, error, record, desired: DESIRED, attempts: 100, now: 0 };
+      expect(consequenceOf(failure)).toMatchObject({ kind });
+    }
+  });
+});
+
 describe('an emulator that has failed', () => {
   const RELEASE = { ...OPERATION, graceMilliseconds: 0, hurry: new AbortController() };
 

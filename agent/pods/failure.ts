@@ -49,13 +49,14 @@ export function consequenceOf(step: FailedStep): Consequence {
   if (reason === 'VMNotRunning') {
     return { ...retry, afterMilliseconds: VM_AWAITED_MILLISECONDS };
   }
-  if (!isFirst(kind) || classOf(reason, 'VM') === 'mendable') {
+  const nature = classOf(reason, record.emulator === undefined ? 'VM' : 'Emulator');
+  if (!isFirst(kind) || nature === 'mendable') {
     return retry;
   }
   if (record.everRan) {
     return kind === 'start' ? afterRun(step, retry) : retry;
   }
-  const passing = reason === undefined || classOf(reason, 'VM') === 'passing';
+  const passing = reason === undefined || nature === 'passing';
   return passing && attempts < FIRST_RUN_ATTEMPTS
     ? retry
     : { kind: 'fail', failure: failed(reason ?? UNNAMED[kind], message) };
