@@ -21,7 +21,7 @@ function runningRecord(): MachineRecord {
 }
 
 function stopsIn(record: MachineRecord): number | undefined {
-  const facts = { accelerator: undefined, desiredHash: undefined, hostAddress: '', message: undefined };
+  const facts = { accelerator: undefined, desiredHash: undefined, forwardAddress: '', message: undefined };
   return reportOf(newRuntime(record, '/none'), facts).stops;
 }
 

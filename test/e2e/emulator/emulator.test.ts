@@ -115,10 +115,10 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
     await world.cluster.kubectl(['apply', '-f', '-'], { input: `${String(vm)}---\n${String(emulator)}` });
   }
 
-  /** Returns where ADB of an emulator answers. With exposure Host, the address is that of the Node, which is not the host's address here. */
+  /** Returns where ADB of an emulator answers. */
   async function adbOf(name: string): Promise<string> {
-    const { spec, status } = await world.emulator(name);
-    return `${spec.exposure === 'Host' ? HOST_ADDRESS : status?.adb?.address}:${status?.adb?.port}`;
+    const { status } = await world.emulator(name);
+    return `${status?.adb?.address}:${status?.adb?.port}`;
   }
 
   async function podUid(name: string): Promise<string> {
