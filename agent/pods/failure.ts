@@ -1,7 +1,7 @@
 /** Decides, with pure functions, if a failed step is tried again, or its machine counts as crashed, or the machine fails for good. */
 import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
-import { classOf, isOfHost, type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
+import { classOf, isOfHost, type Reason, reasonIn, type ReasonKind } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { MachineDocument, MachineEnd, MachineFailure, MachineRecord, OperationKind } from './machine.ts';
 import type { DamagedRecord } from './records.ts';
@@ -49,7 +49,7 @@ export function consequenceOf(step: FailedStep): Consequence {
   if (reason === 'VMNotRunning') {
     return { ...retry, afterMilliseconds: VM_AWAITED_MILLISECONDS };
   }
-  const nature = classOf(reason, record.emulator === undefined ? 'VM' : 'Emulator');
+  const nature = classOf(reason, kindOf(record));
   if (!isFirst(kind) || nature === 'mendable') {
     return retry;
   }
@@ -60,6 +60,10 @@ export function consequenceOf(step: FailedStep): Consequence {
   return passing && attempts < FIRST_RUN_ATTEMPTS
     ? retry
     : { kind: 'fail', failure: failed(reason ?? UNNAMED[kind], message) };
+}
+
+function kindOf({ emulator }: Readonly<MachineDocument>): ReasonKind {
+  return emulator === undefined ? 'VM' : 'Emulator';
 }
 
 /** Returns whether the machine cannot run before a step of this kind succeeds. Steps of other kinds are repeated until they succeed. */
