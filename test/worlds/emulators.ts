@@ -3,7 +3,7 @@
  * network namespace, and another namespace around it, from which clients of ADB come. The emulator is the stand-in of
  * test/standins/emulator, whose guest has the real adbd.
  */
-import { copyFile, readdir, readFile } from 'node:fs/promises';
+import { copyFile, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
@@ -16,7 +16,7 @@ import type { WaitOptions } from '../../hack/wait.ts';
 import { EMULATORS } from '../../operator/objects/resources.ts';
 import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
 import { waitForObject } from '../fixtures/objects.ts';
-import { makeSdk } from '../standins/emulator/sdk.ts';
+import { makeSdk, makeSdkFolder } from '../standins/emulator/sdk.ts';
 import { HOST_ADDRESS, NatWorld, type Worker, WORLD_ADDRESS } from './nat.ts';
 import { hypervisorsBelow } from './vm.ts';
 
@@ -169,8 +169,9 @@ async function startHost(
     const { host: namespace, directory } = net;
     parts.use(await Relay.open({ namespace, direction, port, addressHere: address, directory }));
   }
-  // The users of machines may not enter the cluster's folder.
-  const sdk = await makeSdk(join(net.directory, 'sdk'), { architecture, mode: 'guest' });
+  const sdkFolder = await makeSdkFolder();
+  parts.defer(() => rm(sdkFolder, { recursive: true, force: true }));
+  const sdk = await makeSdk(sdkFolder, { architecture, mode: 'guest' });
   const started = await AgentProcess.start(cluster, {
     nodeName: `host-${architecture}`,
     networkNamespace: net.host,

@@ -1,5 +1,5 @@
 /** The driver for emulators, with the stand-in for the Android emulator without a guest. */
-import { access, mkdir, readdir, readFile, symlink, writeFile } from 'node:fs/promises';
+import { access, mkdir, readdir, readFile, readlink, rm, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { EmulatorLaunchPlan, MachineFolder, MachineState } from '../../../agent/drivers/driver.ts';
@@ -234,6 +234,35 @@ describe('a hostile user of a machine', () => {
     await expectNothing();
     expect(await readdir(target)).toEqual(['kept.lock']);
     expect(await readFile(join(target, 'kept.lock'), 'utf8')).toBe('kept');
+  });
+
+  it('leaves no file and no shared memory in the folders that all users share, and sees none of others', async () => {
+    const shared = ['/tmp', '/var/tmp', '/dev/shm'];
+    const foreign = `berth-foreign-${folder.uid}`;
+    const left = `berth-left-${folder.uid}`;
+    const results = '/run/berth-machine/home/results';
+    await host.wrap([
+      `cat /dev/shm/${foreign} /tmp/${foreign} /var/tmp/${foreign} > ${results} 2>/dev/null`,
+      `readlink /proc/self/ns/ipc >> ${results}`,
+      ...shared.map((one) => `echo x > ${one}/${left} || echo ${one} refuses >> ${results}`),
+      `head -c 128M /dev/zero > /dev/shm/large 2>/dev/null && echo unlimited >> ${results}`,
+      `echo end >> ${results}`,
+    ]);
+    try {
+      await Promise.all(shared.map(async (one) => await writeFile(join(one, foreign), 'foreign')));
+      await create();
+      await start();
+      for (const one of shared) {
+        expect(await readdir(one)).not.toContain(left);
+      }
+    } finally {
+      await Promise.all(shared.map(async (one) => await rm(join(one, foreign), { force: true })));
+    }
+    expect(await readdir(join(folder.path, 'tmp'))).toContain(left);
+    const [ipc = '', ...rest] = (await readFile(join(folder.path, 'home', 'results'), 'utf8')).split('\n');
+    expect(ipc).toMatch(/^ipc:/);
+    expect(ipc).not.toBe(await readlink('/proc/self/ns/ipc'));
+    expect(rest).toEqual(['end', '']);
   });
 
   it('cannot replace its AVD, write beside its own folders, or read those of other machines', async () => {
