@@ -123,8 +123,10 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   const { record } = runtime;
   const { restartRequestedAt: restartedAt } = needed(operation.desired);
   const restart = record.everRan;
+  // The machine keeps its slot from here on, even if its Pod is deleted while the start is prepared.
+  host.records.update(record, { released: false });
   const { plan, change } = await prepareStart(host, runtime, operation);
-  host.records.update(record, { released: false, restartedAt, ...change });
+  host.records.update(record, { restartedAt, ...change });
   host.disk.startsAnew(record.uid);
   await driverOf(host, record).start(runtime.folder, plan);
   runtime.unseen = false;
