@@ -177,10 +177,11 @@ class Model {
     if (name.endsWith('.emulator')) {
       return status?.phase === 'Running' || isWaiting(status) || !this.#runs(name.replace('.emulator', ''));
     }
+    if (isWaiting(status)) {
+      return true;
+    }
     const wanted = this.#powers.get(name) ?? 'Running';
-    return wanted === 'Running'
-      ? isRunning(status) || isWaiting(status)
-      : state !== 'running' && state !== undefined;
+    return wanted === 'Running' ? isRunning(status) : state !== 'running' && state !== undefined;
   }
 
   #expectNoEmulatorAlone(): void {
