@@ -189,7 +189,7 @@ describe('an emulator beside its running VM', () => {
     const runAs = USERS.choose('pod', new Set());
     expect(test.calls).toEqual([
       ['create', { guest, runAs }, undefined],
-      ['attach', { exposedPort: 5555, peer: 'vm-pod', ports: [], runAs }],
+      ['attach', { exposedPort: 5555, peer: 'vm-pod', ports: [] }],
       ['start', { guest, runAs, ...size, network: NETWORK }],
       ['event', 'Emulator phone: The process of the emulator runs, and Android boots'],
     ]);

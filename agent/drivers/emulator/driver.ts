@@ -47,6 +47,9 @@ import {
 import { type Architecture, NATIVE, programOf, scan, type SdkOptions } from './sdk.ts';
 import { newState, STATE_FILE } from './state.ts';
 
+/** Largest number of system images that a message names. */
+const NAMED_IMAGES = 8;
+
 export interface EmulatorDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
   dataDirectory: string;
@@ -263,10 +266,11 @@ export class EmulatorDriver implements Driver {
     }
     const name = systemImageName(emulator);
     if (!offer.systemImages.includes(name)) {
-      const others = offer.systemImages.join(', ');
+      const others = offer.systemImages.slice(0, NAMED_IMAGES).join(', ');
+      const more = offer.systemImages.length > NAMED_IMAGES ? ' and others' : '';
       throw new ReasonedError(
         'SystemImageMissing',
-        `This host has no system image ${name}. It has ${others}`,
+        `This host has no system image ${name}. It has ${others}${more}`,
       );
     }
   }

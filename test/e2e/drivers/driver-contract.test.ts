@@ -32,7 +32,7 @@ import {
   powerOff,
   tell,
 } from '../../worlds/qemuguest.ts';
-import { EmulatorHost } from '../../worlds/emulatorhost.ts';
+import { DriverHost } from '../../worlds/driverhost.ts';
 import { StandInDriver } from '../../worlds/standin.ts';
 
 const UID = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0051';
@@ -131,7 +131,7 @@ async function reach(port: number): Promise<void> {
 
 /** An emulator has no page. The number of starts in its log is that of its boots, and a file beside its disks holds the note. */
 async function emulator(): Promise<Subject> {
-  const host = await EmulatorHost.make();
+  const host = await DriverHost.make();
   const { folder, plan } = host.machine(UID);
   const note = join(folder.path, 'avd', 'berth.avd', 'marker');
   const signal = async (name: NodeJS.Signals): Promise<void> => {

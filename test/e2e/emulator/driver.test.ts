@@ -7,18 +7,18 @@ import { stateFile } from '../../../agent/drivers/emulator/state.ts';
 import { run } from '../../../base/exec.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import type { Cue } from '../../standins/emulator/program/cues.ts';
-import { EmulatorHost, processesOf } from '../../worlds/emulatorhost.ts';
+import { DriverHost, processesOf } from '../../worlds/driverhost.ts';
 
 const GRACE_MILLISECONDS = 30_000;
 const COMMAND = { timeoutMilliseconds: 30_000 };
 
-let host: EmulatorHost;
+let host: DriverHost;
 let folder: MachineFolder;
 let plan: EmulatorLaunchPlan;
 let user: number;
 
 beforeEach(async () => {
-  host = await EmulatorHost.make();
+  host = await DriverHost.make();
   ({ folder, plan } = host.machine());
   user = plan.runAs?.uid ?? 0;
 });

@@ -24,7 +24,7 @@ const [FIRST_USER, LAST_USER] = [61_000, 64_900];
 const MEMORY_BYTES = 2560 * 1024 * 1024;
 const WRAPPER_MODE = 0o755;
 
-export class EmulatorHost implements AsyncDisposable {
+export class DriverHost implements AsyncDisposable {
   readonly directory: string;
   readonly sdk: StandInSdk;
   driver: EmulatorDriver;
@@ -39,7 +39,7 @@ export class EmulatorHost implements AsyncDisposable {
     this.driver = this.#make();
   }
 
-  static async make(): Promise<EmulatorHost> {
+  static async make(): Promise<DriverHost> {
     const directory = await mkdtemp(join(tmpdir(), 'berth-emulators-'));
     const architecture = process.arch === 'arm64' ? 'arm64' : 'amd64';
     const sdk = await makeSdk(join(await makeSdkFolder(), 'sdk'), { architecture, mode: 'sleeping' });
@@ -48,7 +48,7 @@ export class EmulatorHost implements AsyncDisposable {
       stdio: ['ignore', 'pipe', 'inherit'],
     });
     await once(namespace.stdout, 'data');
-    return new EmulatorHost(directory, sdk, namespace);
+    return new DriverHost(directory, sdk, namespace);
   }
 
   /** Closes the driver and makes another one, as a restart of the agent does. */
