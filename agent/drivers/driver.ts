@@ -180,11 +180,6 @@ export type EmulatorOffer =
 export interface Driver {
   readonly name: string;
   /**
-   * Returns the guest architectures that this host can run, with their accelerators. Each was tested with a small guest, within a
-   * time limit. The results are saved until the host's next boot.
-   */
-  probe(): Promise<Accelerator[]>;
-  /**
    * Creates the machine's folder and disk. The disk is a clone of `base`, which takes no longer for a large base. Without `base` the
    * disk is blank and has `diskSizeBytes`. If that is undefined too, the machine has no disk.
    */
@@ -274,6 +269,15 @@ export interface Driver {
   execute(folder: MachineFolder, command: GuestCommand): Promise<GuestCommandResult>;
   /** Closes connections and timers of this process; machines continue to run. */
   close(): Promise<void>;
+}
+
+/** A driver of VMs. A driver of emulators runs only guests of the host's own architecture. */
+export interface DriverOfVMs extends Driver {
+  /**
+   * Returns the guest architectures that this host can run, with their accelerators. Each was tested with a small guest, within a
+   * time limit. The results are saved until the host's next boot.
+   */
+  probe(): Promise<Accelerator[]>;
 }
 
 /** Reasons of a failed start. The error's message contains the last lines of the hypervisor's log. */

@@ -16,7 +16,6 @@ import { MachineCgroups } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import { SHARED_RUN_AS } from '../../processes/users.ts';
 import {
-  type Accelerator,
   type DiskCopy,
   type Driver,
   type EmulatorGuest,
@@ -101,16 +100,6 @@ export class EmulatorDriver implements Driver {
   /** Returns the system images of this host, or the reason why it runs no emulators. It reads the SDK's folders at each call. */
   async offer(): Promise<EmulatorOffer> {
     return await scan(this.#sdk);
-  }
-
-  async probe(): Promise<Accelerator[]> {
-    const offer = await this.offer();
-    if (offer.kind === 'none') {
-      this.#context.logger.info({ why: offer.message }, 'This host runs no emulators');
-      return [];
-    }
-    const accelerator = (await this.#acceleration()) === undefined ? 'tcg' : 'kvm';
-    return [{ architecture: this.#sdk.architecture, accelerator }];
   }
 
   async create(folder: MachineFolder, plan: MachinePlan<EmulatorGuest>): Promise<void> {

@@ -216,10 +216,8 @@ describe.each([
     });
   }
 
-  it('has a name and runs guests here', async () => {
+  it('has a name', () => {
     expect(subject.driver.name).toBe(name);
-    const accelerators = await subject.driver.probe();
-    expect(accelerators.map(({ architecture }) => architecture)).toContain('amd64');
   });
 
   it('reports that a machine that was not created does not exist', async () => {
