@@ -6,6 +6,7 @@
 import { copyFile, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
+import type { MachineRecord } from '../../agent/pods/machine.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
@@ -66,14 +67,21 @@ export class EmulatorHost {
 
   /** Returns the process ids of the host's emulators and hypervisors. All of an emulator's processes have a path of the SDK in their arguments. */
   async processes(): Promise<number[]> {
-    const pids: number[] = [];
-    for (const pid of (await readdir('/proc')).filter((name) => /^\d+$/.test(name))) {
-      const program = await undefinedIf(isOfSystem, readFile(`/proc/${pid}/cmdline`, 'utf8'));
-      if (program?.includes(`${this.#sdk}/`) === true) {
-        pids.push(Number(pid));
+    const pids = await processesWith(`${this.#sdk}/`);
+    return [...pids, ...(await hypervisorsBelow(join(this.agent.dataDirectory, 'machines')))];
+  }
+
+  /** Returns what the host's agent remembers of the machine of a Pod; undefined if it knows none of this key, `NAMESPACE/NAME`. */
+  async record(key: string): Promise<MachineRecord | undefined> {
+    const folder = join(this.agent.dataDirectory, 'pods');
+    for (const name of await entriesOf(folder)) {
+      const text = name.endsWith('.json') ? await readIfThere(join(folder, name)) : undefined;
+      const record = text === undefined ? undefined : (JSON.parse(text) as MachineRecord);
+      if (record?.key === key) {
+        return record;
       }
     }
-    return [...pids, ...(await hypervisorsBelow(join(this.agent.dataDirectory, 'machines')))];
+    return undefined;
   }
 
   /** Returns the mounted network namespaces of the host's agent. */
@@ -149,6 +157,22 @@ interface HostOptions {
   architecture: GuestArchitecture;
   /** Loopback address of the agent's Node. No two Nodes have the same address. */
   address: string;
+}
+
+/** Returns the ids of all processes that have this text in their arguments, which a NUL separates. */
+export async function processesWith(text: string): Promise<number[]> {
+  const pids: number[] = [];
+  for (const pid of (await readdir('/proc')).filter((name) => /^\d+$/.test(name))) {
+    const program = await undefinedIf(isOfSystem, readFile(`/proc/${pid}/cmdline`, 'utf8'));
+    if (program?.includes(text) === true) {
+      pids.push(Number(pid));
+    }
+  }
+  return pids;
+}
+
+async function readIfThere(path: string): Promise<string | undefined> {
+  return await undefinedIf(isMissing, readFile(path, 'utf8'));
 }
 
 async function entriesOf(folder: string): Promise<string[]> {
