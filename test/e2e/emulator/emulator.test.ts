@@ -285,7 +285,7 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
       await world.kubectl('delete', 'emulator', 'tablet', '--wait=false');
       await killWhen('its end to begin', async () => (await amd64.record(key))?.running !== true);
       await waitFor('tablet to be gone', () => isGone(() => world.emulator('tablet')), STEP);
-      expect(await amd64.record(key)).toBeUndefined();
+      await waitFor('its record to be gone', async () => (await amd64.record(key)) === undefined, STEP);
       expect(await processesWith(gone)).toEqual([]);
       await apply('desk', 'amd64', { tablet: 'Host' });
       await killWhen('the agent to know it', async () => (await amd64.record(key)) !== undefined);
