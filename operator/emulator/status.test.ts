@@ -200,7 +200,7 @@ describe('an Emulator that its host refused', () => {
     const { write, blocked } = plan(observedWith({ emulator: tied, pod }));
     expect([write, blocked]).toEqual([undefined, { reason, message: 'full' }]);
     const failure = { reason, message: 'full', time: '2030-01-01T00:09:55Z' };
-    const status = statusOf({ emulator: { ...tied, status: { failure } as EmulatorStatus }, pod });
+    const status = statusOf({ emulator: { ...tied, status: { failure } }, pod });
     expect([status.phase, status.failure]).toEqual(['Pending', undefined]);
   });
 
