@@ -27,6 +27,17 @@ describe('the bytes of a folder', () => {
     expect(await folderBytes(join(folder, 'nothing'))).toBe(0);
   });
 
+  it('are those of a disk beside folders with many files', async () => {
+    for (const name of ['aaa', 'home']) {
+      await mkdir(join(folder, name));
+      const fill = 'chdir $ARGV[0]; for (1 .. 2100) { open(my $f, ">", "l$_") }';
+      await run('perl', ['-e', fill, join(folder, name)], COMMAND);
+    }
+    await mkdir(join(folder, 'avd', 'berth.avd'), { recursive: true });
+    await writeFile(join(folder, 'avd', 'berth.avd', 'userdata-qemu.img'), Buffer.alloc(4 * MEBIBYTE, 1));
+    expect(await folderBytes(folder)).toBeGreaterThanOrEqual(4 * MEBIBYTE);
+  });
+
   it('are counted whatever the user of an emulator puts there', async () => {
     await writeFile(join(folder, 'file'), Buffer.alloc(MEBIBYTE, 1));
     const own = join(folder, 'own');

@@ -19,7 +19,7 @@ const ALIGNMENT_BYTES = 4096;
 /** Step in bytes of the search for an aligned address. Memory is allocated at multiples of 16 bytes. */
 const STEP_BYTES = 16;
 
-/** Largest number of entries of a machine's folder that are counted. A machine has about 30. */
+/** Largest number of entries that are counted in each folder of a machine's folder. A machine has about 30. */
 const ENTRIES_LIMIT = 2_000;
 
 /** Returns the bytes that a file uses on its disk. They are fewer than its length if the file has holes. */
@@ -28,10 +28,20 @@ export async function allocatedBytes(path: string): Promise<number> {
 }
 
 /**
- * Returns the bytes that the files of a folder use on their disk. The folder of an emulator belongs to its user, who may put anything
- * there. So links are not followed, entries that cannot be read add 0, and at most 2,000 entries count, those of upper folders first.
+ * Returns the bytes that the files of a folder use on their disk. The folders in the folder of an emulator belong to its user, who may put
+ * anything there. So links are not followed, and entries that cannot be read add 0. In each of these folders at most 2,000 entries count,
+ * those of upper folders first, so that many files in one of them do not hide the disks in another.
  */
 export async function folderBytes(folder: string): Promise<number> {
+  let bytes = 0;
+  for (const entry of await entriesOf(folder, ENTRIES_LIMIT)) {
+    const path = join(folder, entry.name);
+    bytes += (await ownBytes(path)) + (entry.isDirectory() ? await treeBytes(path) : 0);
+  }
+  return bytes;
+}
+
+async function treeBytes(folder: string): Promise<number> {
   const folders = [folder];
   let bytes = 0;
   let left = ENTRIES_LIMIT;
@@ -40,13 +50,17 @@ export async function folderBytes(folder: string): Promise<number> {
     for (const entry of await entriesOf(one, left)) {
       const path = join(one, entry.name);
       left -= 1;
-      bytes += ((await undefinedIf(isOfSystem, lstat(path)))?.blocks ?? 0) * STAT_BLOCK_BYTES;
+      bytes += await ownBytes(path);
       if (entry.isDirectory()) {
         folders.push(path);
       }
     }
   }
   return bytes;
+}
+
+async function ownBytes(path: string): Promise<number> {
+  return ((await undefinedIf(isOfSystem, lstat(path)))?.blocks ?? 0) * STAT_BLOCK_BYTES;
 }
 
 async function entriesOf(folder: string, limit: number): Promise<Dirent[]> {

@@ -180,11 +180,6 @@ export type EmulatorOffer =
 export interface Driver {
   readonly name: string;
   /**
-   * Returns the guest architectures that this host can run, with their accelerators. Each was tested with a small guest, within a
-   * time limit. The results are saved until the host's next boot.
-   */
-  probe(): Promise<Accelerator[]>;
-  /**
    * Creates the machine's folder and disk. The disk is a clone of `base`, which takes no longer for a large base. Without `base` the
    * disk is blank and has `diskSizeBytes`. If that is undefined too, the machine has no disk.
    */
@@ -228,6 +223,11 @@ export interface Driver {
    * or ended meanwhile; `CopyFailed` in all other cases.
    */
   copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy>;
+  /**
+   * Removes the files and the user of a machine that has failed for good and has no process. Its log stays. Absent in drivers whose
+   * machines keep their disks after a failure.
+   */
+  discard?(folder: MachineFolder): Promise<void>;
   /** Ends the machine's process without grace and removes all files of the machine. */
   delete(folder: MachineFolder): Promise<void>;
   inspect(folder: MachineFolder): Promise<MachineState>;
@@ -269,6 +269,15 @@ export interface Driver {
   execute(folder: MachineFolder, command: GuestCommand): Promise<GuestCommandResult>;
   /** Closes connections and timers of this process; machines continue to run. */
   close(): Promise<void>;
+}
+
+/** A driver of VMs. A driver of emulators runs only guests of the host's own architecture. */
+export interface DriverOfVMs extends Driver {
+  /**
+   * Returns the guest architectures that this host can run, with their accelerators. Each was tested with a small guest, within a
+   * time limit. The results are saved until the host's next boot.
+   */
+  probe(): Promise<Accelerator[]>;
 }
 
 /** Reasons of a failed start. The error's message contains the last lines of the hypervisor's log. */

@@ -12,7 +12,7 @@ import { Transport } from '../../kube/transport.ts';
 import type { AgentConfig } from './config.ts';
 import { EmulatorOffers } from './emulators.ts';
 import { fitDrivers, runtimeVersion, withEmulators } from './fitness.ts';
-import type { Driver } from '../drivers/driver.ts';
+import type { DriverOfVMs } from '../drivers/driver.ts';
 import { folderBytes } from '../disks/diskio.ts';
 import type { Publisher } from '../images/publisher.ts';
 import type { ImageStore } from '../images/store.ts';
@@ -48,7 +48,7 @@ const LAST_EVENTS_MILLISECONDS = 5_000;
 /** The parts that run machines on this host. */
 export interface HostParts {
   /** Drivers of VMs in the order of preference. */
-  drivers: readonly Driver[];
+  drivers: readonly DriverOfVMs[];
   /** Driver of emulators. It exists also on hosts that offer none, so that it removes old machines. */
   emulators: DriverOfEmulators;
   images: ImageStore;

@@ -141,7 +141,7 @@ export const configSchema = z
     /** Android emulators beside VMs. Without this section, the host runs none. They need the network driver nat. */
     emulator: z
       .strictObject({
-        /** Folder of the Android SDK, with its system images. Emulators only read it. */
+        /** Folder of the Android SDK, with its system images. Emulators only read it, and do not see it in `/tmp` or `/var/tmp`. */
         sdk: path,
         /** Program that runs emulators. The default is `emulator/emulator` in the SDK. */
         program: path.optional(),

@@ -1,7 +1,7 @@
 /** Finds out which drivers of VMs can run guests on this host. */
 import type { Logger } from 'pino';
 import { messageOf } from '../../base/errors.ts';
-import type { Accelerator, Driver } from '../drivers/driver.ts';
+import type { Accelerator, DriverOfVMs } from '../drivers/driver.ts';
 import type { DriverOfEmulators, HostDriver } from '../drivers/hostdrivers.ts';
 import { nativeArchitecture } from '../node/facts.ts';
 import type { AgentConfig } from './config.ts';
@@ -19,7 +19,7 @@ export class HostUnfitError extends Error {
  */
 export async function fitDrivers(
   config: Pick<AgentConfig, 'architecture'>,
-  drivers: readonly Driver[],
+  drivers: readonly DriverOfVMs[],
   logger: Logger,
 ): Promise<ReadonlyMap<string, HostDriver>> {
   const wanted = config.architecture ?? nativeArchitecture();
@@ -43,7 +43,11 @@ export async function fitDrivers(
 }
 
 /** Returns the accelerators that a driver can use on this host. If there are none, the list is empty and `problems` gets the reason. */
-async function tryProbe(driver: Driver, problems: string[], logger: Logger): Promise<readonly Accelerator[]> {
+async function tryProbe(
+  driver: DriverOfVMs,
+  problems: string[],
+  logger: Logger,
+): Promise<readonly Accelerator[]> {
   try {
     const accelerators = await driver.probe();
     if (accelerators.length === 0) {

@@ -3,6 +3,7 @@ import type { Duplex } from 'node:stream';
 import { ADB_PORT, SCREEN_PORT } from '../../api/v1alpha1/names.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../drivers/driver.ts';
+import { NO_COMMAND, NO_CONSOLE } from '../drivers/emulator/refusals.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import { connectGuest, SharedForwards } from './guestports.ts';
 import { consoleSource, type ConsoleSources, type LogSource } from './logs.ts';
@@ -20,8 +21,8 @@ export interface StreamTarget {
 
 /** Refusals of streams to an emulator, by kind of stream. */
 const EMULATOR_REFUSALS: Readonly<Record<string, string>> = {
-  attach: 'An emulator has no console for attach; read its log with kubectl logs',
-  exec: `An emulator has no guest agent for exec; forward port ${ADB_PORT} with kubectl port-forward and use adb shell`,
+  attach: NO_CONSOLE,
+  exec: NO_COMMAND,
 };
 
 /** Function that returns the machine of a request. @throws HttpError 400 when it does not run on this host. */

@@ -53,8 +53,6 @@ export interface NamespaceOptions {
   peer: string | undefined;
   /** Ports of this host that lead to the exposed port. */
   ports: MachinePort[];
-  /** Linux user of the program. */
-  runAs?: RunAs;
   /** Whether the program already runs, as found after a restart of the agent. */
   running?: boolean;
 }

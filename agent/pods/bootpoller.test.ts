@@ -138,6 +138,25 @@ describe('Android that has booted', () => {
   });
 });
 
+describe('answers that alternate without end', () => {
+  const repeated = (...answers: BootAnswer[]) => Array.from({ length: 100 }, () => answers).flat();
+
+  it('change the message of an Android that boots a few times, and then no more', async () => {
+    const { changes } = await play(repeated(BOOTING, { kind: 'wrong', message: 'x' }));
+    expect(changes).toBeLessThanOrEqual(2);
+    const { changes: slower } = await play(repeated(BOOTING, BOOTING, SILENT, SILENT));
+    expect(slower).toBeLessThanOrEqual(3);
+  });
+
+  it('take the readiness of an Android that has booted seldom, and less and less', async () => {
+    const { waits } = await play(repeated(BOOTED, ...Array.from({ length: 20 }, () => SILENT)));
+    const losses = waits.filter(({ ready }, at) => ready === false && waits[at - 1]?.ready === true);
+    expect(losses).toHaveLength(3);
+    const { waits: gone } = await play([BOOTED, ...repeated(SILENT)]);
+    expect(gone.at(-1)?.ready).toBe(false);
+  });
+});
+
 it('the end of the process ends the questions, and the next run begins as not ready', () => {
   const runtime = runtimeOf(true);
   let asked = 0;

@@ -12,6 +12,13 @@ const BOOTING_MILLISECONDS = 2_000;
 const BOOTED_MILLISECONDS = 10_000;
 /** Number of failed questions in a row after which a booted Android counts as not ready. It is a kubelet's default. */
 const FAILURES = 3;
+/**
+ * Highest patience with answers that change. The patience doubles with each change, because each one is a write to the API server, and an
+ * Android that comes and goes would cause one every few seconds. At this patience, an Android that ended is noticed after two minutes.
+ */
+const MOST_PATIENCE = 20;
+/** Time after the last change after which the patience is 1 again. */
+const STEADY_MILLISECONDS = 10 * 60_000;
 
 /** Messages for users about an emulator that does not answer as booted. They have no details, which the guest could change at will. */
 const BOOTING: Readonly<Record<Exclude<BootAnswer['kind'], 'booted'>, string>> = {
@@ -79,19 +86,18 @@ export class BootPoller {
 
   async #run(runtime: Runtime, signal: AbortSignal): Promise<void> {
     const { onError, wait = rest } = this.#options;
-    let failures = 0;
+    const answers = new Answers();
     while (!signal.aborted) {
       try {
         // A paused guest cannot answer, which says nothing about Android.
         const answer = isPaused(runtime) ? undefined : await this.#ask(runtime, signal);
         if (answer !== undefined && !signal.aborted) {
-          failures = answer.kind === 'booted' ? 0 : failures + 1;
-          this.#take(runtime, answer, failures);
+          this.#take(runtime, answer, answers);
         }
       } catch (error) {
         onError(runtime.folder.uid, error);
       }
-      const isFine = runtime.record.booted === true && failures === 0;
+      const isFine = runtime.record.booted === true && answers.failures === 0;
       await wait(isFine ? BOOTED_MILLISECONDS : BOOTING_MILLISECONDS, signal);
     }
   }
@@ -102,17 +108,50 @@ export class BootPoller {
       : await this.#options.ask({ host: address, port: ADB_PORT }, signal);
   }
 
-  #take(runtime: Runtime, answer: BootAnswer, failures: number): void {
+  #take(runtime: Runtime, answer: BootAnswer, answers: Answers): void {
     const { record, readiness: before } = runtime;
     const isFirst = answer.kind === 'booted' && record.booted !== true;
     if (isFirst) {
       this.#options.booted(record);
     }
-    const stays = before?.ready === true && failures < FAILURES;
-    runtime.readiness = stays && answer.kind !== 'booted' ? before : readinessOf(answer, record);
+    runtime.readiness = answers.take(answer, readinessOf(answer, record), before);
     if (isFirst || !isDeepStrictEqual(runtime.readiness, before)) {
       this.#options.changed(runtime.folder.uid);
     }
+  }
+}
+
+type Readiness = NonNullable<Runtime['readiness']>;
+
+/** The answers of one emulator in one run. */
+class Answers {
+  /** Number of answers in a row that were not `booted`. */
+  failures = 0;
+  /** Number of answers of the last kind in a row. */
+  #same = 0;
+  #last: BootAnswer['kind'] | undefined;
+  /** Factor of the number of answers that a change needs. */
+  #patience = 1;
+  /** Time of the last change, in milliseconds since the start of this process. */
+  #changedAt = 0;
+
+  /** Returns the readiness after an answer: `next`, or `before` until enough answers in a row say so. Android that has booted is ready at once. */
+  take({ kind }: BootAnswer, next: Readiness, before: Readiness | undefined): Readiness {
+    this.failures = kind === 'booted' ? 0 : this.failures + 1;
+    this.#same = kind === this.#last ? this.#same + 1 : 1;
+    this.#last = kind;
+    if (before === undefined || kind === 'booted' || isDeepStrictEqual(next, before)) {
+      return next;
+    }
+    const now = performance.now();
+    const patience = now - this.#changedAt > STEADY_MILLISECONDS ? 1 : this.#patience;
+    const isEnough = before.ready ? this.failures >= FAILURES * patience : this.#same >= patience;
+    if (!isEnough) {
+      return before;
+    }
+    this.#changedAt = now;
+    this.#patience = Math.min(2 * patience, MOST_PATIENCE);
+    return next;
   }
 }
 
@@ -120,10 +159,7 @@ function isPaused({ state }: Readonly<Runtime>): boolean {
   return state.kind === 'running' && state.paused;
 }
 
-function readinessOf(
-  { kind }: Pick<BootAnswer, 'kind'>,
-  { booted }: Readonly<MachineRecord>,
-): NonNullable<Runtime['readiness']> {
+function readinessOf({ kind }: Pick<BootAnswer, 'kind'>, { booted }: Readonly<MachineRecord>): Readiness {
   if (kind === 'booted') {
     return { ready: true, message: 'Android has booted, and ADB answers' };
   }

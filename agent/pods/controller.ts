@@ -260,7 +260,7 @@ export class PodController {
   #tell(pod: Readonly<Pod>, view: MachineView): void {
     const { uid } = view.runtime.record;
     const isRunning = phaseOf(view) === 'Running';
-    const status = machineStatus(pod, view, this.#host.address, timestamp(Date.now()));
+    const status = machineStatus(pod, view, this.#host, timestamp(Date.now()));
     this.#writer.show(pod, status, {
       finish: view.wanted.deletion !== undefined && view.step.kind === 'settled',
       onTaken: () => {

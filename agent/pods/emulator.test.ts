@@ -14,8 +14,9 @@ import { DESIRED_ANNOTATION, MACHINE_ANNOTATION, MACHINE_CONDITION } from '../..
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
+import { MachineUsers } from '../processes/users.ts';
 import { claimOf } from './admission.ts';
-import { consequenceOf } from './failure.ts';
+import { consequenceOf, failed } from './failure.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, newRecord, newRuntime, type Operation, type Runtime } from './machine.ts';
 import { Machines } from './machines.ts';
@@ -39,6 +40,7 @@ const DOCUMENT: EmulatorMachine = {
   imageType: 'google_apis',
   exposure: 'PairedVM',
 };
+const USERS = new MachineUsers({ first: 1_900_000_000, count: 10 });
 const NETWORK = { kind: 'namespace', path: '/run/netns/x', address: '10.0.0.16', dnsServer: '10.0.0.1' };
 
 function podOf(document: object, message?: string): Pod {
@@ -69,6 +71,8 @@ class TestHost {
   readonly calls: unknown[] = [];
   /** Folders of machines, which the drivers of VMs list as well as the driver of emulators. */
   found: { uid: string }[] = [];
+  /** Removes the data of a failed emulator. */
+  discard = async (): Promise<void> => void this.calls.push(['discard']);
   /** State of the VM's machine. */
   vmState: MachineState = RUNNING;
   readonly host: Host;
@@ -88,6 +92,8 @@ class TestHost {
     const emulators = {
       create: call('create', undefined),
       start: call('start', undefined),
+      stop: call('stop', undefined),
+      discard: async () => await this.discard(),
       inspect: async () => RUNNING,
       list: async () => this.found,
     };
@@ -107,9 +113,11 @@ class TestHost {
         attached: async () => [],
         attach: () => ({ address: undefined }),
         address: async () => undefined,
+        detach: call('detach', undefined),
         isUsable: async () => true,
       },
       ports: { emulators: '5554-5555' },
+      users: USERS,
       boundPods: () => [],
       monitor: { checkOf: () => ({ healthy: true, faults: [], machines: {} }) },
       disk: { startsAnew: () => undefined },
@@ -178,10 +186,11 @@ describe('an emulator beside its running VM', () => {
     await STEPS.start(test.host, runtime, OPERATION);
     const guest = { emulator: DOCUMENT };
     const size = { cpu: 2, memoryBytes: 4 * GIBIBYTE };
+    const runAs = USERS.choose('pod', new Set());
     expect(test.calls).toEqual([
-      ['create', { guest }, undefined],
+      ['create', { guest, runAs }, undefined],
       ['attach', { exposedPort: 5555, peer: 'vm-pod', ports: [] }],
-      ['start', { guest, ...size, network: NETWORK }],
+      ['start', { guest, runAs, ...size, network: NETWORK }],
       ['event', 'Emulator phone: The process of the emulator runs, and Android boots'],
     ]);
     const { record } = runtime;
@@ -208,6 +217,62 @@ describe('an emulator beside its running VM', () => {
     const held = (by: string) => `Port 5555/TCP is held by ${by}, for which this host chose it`;
     expect(awaitedPort(other, ['TCP/5555'], records)).toBe(held('emulator phone'));
     expect(awaitedPort(foreign, ['TCP/5555'], records)).toBe(held('an emulator of another namespace'));
+  });
+});
+
+describe('a reason that people can mend', () => {
+  it.each([
+    ['SystemImageMissing', 'retry'],
+    ['NoFreePort', 'retry'],
+    ['AccelerationMissing', 'fail'],
+  ] as const)('%s of an emulator leads to: %s', (reason, kind) => {
+    const { record } = new TestHost().emulator();
+    const error = new ReasonedError(reason, 'in words');
+    for (const step of ['create', 'start'] as const) {
+      const failure = { kind: step, error, record, desired: DESIRED, attempts: 100, now: 0 };
+      expect(consequenceOf(failure)).toMatchObject({ kind });
+    }
+  });
+});
+
+describe('an emulator that has failed', () => {
+  const RELEASE = { ...OPERATION, graceMilliseconds: 0, hurry: new AbortController() };
+
+  it('counts on its host until its data is gone, and then gives its user back', async () => {
+    const test = new TestHost();
+    const runtime = test.emulator();
+    const { record } = runtime;
+    await STEPS.create(test.host, runtime, OPERATION);
+    expect(record.runAs).toBeDefined();
+    test.host.records.update(record, { released: false, failure: failed('Crashed', 'Power off') });
+    runtime.state = { kind: 'exited', reason: 'GuestShutdown', message: '' };
+    test.calls.length = 0;
+    test.discard = async () => await Promise.reject(new Error('rm did not end'));
+    await expect(STEPS.release(test.host, runtime, RELEASE)).rejects.toThrow('rm did not end');
+    expect(record).toMatchObject({ released: false, runAs: expect.anything() as object });
+    test.discard = async () => void test.calls.push(['discard']);
+    await STEPS.release(test.host, runtime, RELEASE);
+    expect(test.calls.map((call) => (call as string[])[0])).toEqual(['stop', 'stop', 'discard', 'detach']);
+    expect(new RecordStore(join(test.directory, 'pods')).get('pod')).toMatchObject({ released: true });
+    expect(record.runAs).toBeUndefined();
+  });
+
+  it('for its device has never had a user or a port', async () => {
+    const test = new TestHost();
+    const runtime = test.emulator({ device: 'x', exposure: 'Host' });
+    await expect(STEPS.create(test.host, runtime, OPERATION)).rejects.toMatchObject({
+      reason: 'CreateFailed',
+    });
+    expect(runtime.record).toMatchObject({ runAs: undefined, automaticPorts: [] });
+    expect(test.calls).toEqual([]);
+  });
+
+  it('keeps its data while it only stops with its Pod', async () => {
+    const test = new TestHost();
+    const runtime = test.emulator();
+    runtime.state = RUNNING;
+    await STEPS.release(test.host, runtime, RELEASE);
+    expect(test.calls).not.toContainEqual(['discard']);
   });
 });
 

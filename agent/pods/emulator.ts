@@ -1,10 +1,11 @@
 /** The parts of a machine's steps that only emulators have. An emulator needs no image, seed or screen, but the machine of its VM. */
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { EmulatorLaunchPlan } from '../drivers/driver.ts';
+import { requireDevice } from '../drivers/emulator/avd.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import { ownUser } from '../processes/users.ts';
 import type { Host } from './host.ts';
-import { needed, type Operation, type Runtime } from './machine.ts';
+import { type MachineRecord, needed, type Operation, type Runtime } from './machine.ts';
 import { connectNamespace } from './network.ts';
 import { holdPorts } from './ports.ts';
 import { grantedSize } from './resize.ts';
@@ -16,6 +17,7 @@ export async function createEmulator(
   { record, folder, state }: Runtime,
   emulator: EmulatorMachine,
 ): Promise<void> {
+  requireDevice(emulator.device);
   await holdPorts(host, record);
   const driver = driverOf(host, record);
   if (state.kind !== 'absent') {
@@ -24,6 +26,23 @@ export async function createEmulator(
   }
   await driver.create(folder, { guest: { emulator }, runAs: ownUser(host, record) }, undefined);
   host.records.update(record, { created: true });
+}
+
+/**
+ * Removes the data of an emulator that has failed, and returns the change of its record. A failed emulator has no slot and counts in no
+ * quota, so what it kept on the host would have no limit. No process of the machine may live.
+ */
+export async function discardFailed(
+  host: Host,
+  { record, folder, state }: Runtime,
+): Promise<Pick<Partial<MachineRecord>, 'runAs'>> {
+  if (record.failure === undefined || record.emulator === undefined) {
+    return {};
+  }
+  if (state.kind !== 'absent') {
+    await driverOf(host, record).discard?.(folder);
+  }
+  return { runAs: undefined };
 }
 
 /**

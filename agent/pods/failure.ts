@@ -1,9 +1,10 @@
 /** Decides, with pure functions, if a failed step is tried again, or its machine counts as crashed, or the machine fails for good. */
 import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
-import { classOf, isOfHost, type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
+import { classOf, isOfHost, type Reason, reasonIn, type ReasonKind } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
-import type { MachineEnd, MachineFailure, MachineRecord, OperationKind } from './machine.ts';
+import type { MachineDocument, MachineEnd, MachineFailure, MachineRecord, OperationKind } from './machine.ts';
+import type { DamagedRecord } from './records.ts';
 
 /** Wait before the second try of a step. The wait doubles after each failure, up to the cap. */
 const RETRY_FIRST_MILLISECONDS = 1_000;
@@ -48,16 +49,21 @@ export function consequenceOf(step: FailedStep): Consequence {
   if (reason === 'VMNotRunning') {
     return { ...retry, afterMilliseconds: VM_AWAITED_MILLISECONDS };
   }
-  if (!isFirst(kind) || classOf(reason, 'VM') === 'mendable') {
+  const nature = classOf(reason, kindOf(record));
+  if (!isFirst(kind) || nature === 'mendable') {
     return retry;
   }
   if (record.everRan) {
     return kind === 'start' ? afterRun(step, retry) : retry;
   }
-  const passing = reason === undefined || classOf(reason, 'VM') === 'passing';
+  const passing = reason === undefined || nature === 'passing';
   return passing && attempts < FIRST_RUN_ATTEMPTS
     ? retry
     : { kind: 'fail', failure: failed(reason ?? UNNAMED[kind], message) };
+}
+
+function kindOf({ emulator }: Readonly<MachineDocument>): ReasonKind {
+  return emulator === undefined ? 'VM' : 'Emulator';
 }
 
 /** Returns whether the machine cannot run before a step of this kind succeeds. Steps of other kinds are repeated until they succeed. */
@@ -85,11 +91,15 @@ export function failed(reason: Reason, message: string): MachineFailure {
 /** Time for the shutdown of a running guest whose record is unreadable. It is the default grace period of a deleted Pod. */
 const DAMAGED_GRACE_MILLISECONDS = 30_000;
 
-/** Returns the failure of a machine whose record is unreadable. The agent can neither continue the machine nor remove its disk. */
-export function recordDamaged(path: string, message: string): MachineFailure {
+/** Returns the failure of a machine whose record is unreadable. The agent cannot continue the machine, and does not remove a VM's disk. */
+export function recordDamaged(
+  { path, message }: Pick<DamagedRecord, 'path' | 'message'>,
+  { emulator }: Readonly<MachineDocument>,
+): MachineFailure {
+  const disk = emulator === undefined ? '. Its disk stays on the host until the VM is deleted' : '';
   return {
     reason: 'RecordDamaged',
-    message: `The agent's record of this machine cannot be read (${path}: ${message}). Its disk stays on the host until the VM is deleted`,
+    message: `The agent's record of this machine cannot be read (${path}: ${message})${disk}`,
     exitCode: 1,
     graceMilliseconds: DAMAGED_GRACE_MILLISECONDS,
   };

@@ -104,6 +104,8 @@ export interface MachineRecord {
   /** Number of unrequested ends in a row. The back-off between starts depends on it. */
   endsInARow: number;
   restarts: number;
+  /** Number of stops, see `stops.ts`. Undefined until the first stop. */
+  stops?: number;
   restartedAt: string | undefined;
   revertedAt: string | undefined;
   failure: MachineFailure | undefined;

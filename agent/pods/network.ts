@@ -45,7 +45,6 @@ export async function connectNamespace(
   emulator: EmulatorMachine,
 ): Promise<NamespaceNetwork> {
   const { record } = runtime;
-  ownUser(host, record);
   return await connectBy(host, runtime, async () => {
     return await host.network.attachNamespace(record.uid, namespaceOptions(host, record, emulator));
   });
@@ -57,12 +56,10 @@ export function namespaceOptions(
   record: Readonly<MachineRecord>,
   emulator: EmulatorMachine,
 ): NamespaceOptions {
-  const { runAs } = record;
   return {
     exposedPort: ADB_PORT,
     peer: recordOfVM(host, emulator.vm.uid)?.uid,
     ports: portsOf(record),
-    ...(runAs && { runAs }),
   };
 }
 

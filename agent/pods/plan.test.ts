@@ -366,6 +366,15 @@ test('a machine whose folder vanished is not made again', () => {
   expect(model.record.failure?.reason).toBe('DiskLost');
 });
 
+test('an emulator that failed before its first start gives its user back', () => {
+  const model = emulatorModel();
+  const failure = { reason: 'CreateFailed', message: 'x', exitCode: 1, graceMilliseconds: 0 } as const;
+  Object.assign(model.record, { failure, runAs: { uid: 1, gid: 1 } });
+  expect(plan(model.situation(), 0)).toEqual({ kind: 'release', graceMilliseconds: 0 });
+  model.record.runAs = undefined;
+  expect(plan(model.situation(), 0)).toEqual({ kind: 'settled' });
+});
+
 test('a network that cannot be healed fails a machine that has never run, and no other', () => {
   const fresh = new Model();
   fresh.happen({ kind: 'fault', fault: 'no bridge' });

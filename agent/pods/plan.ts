@@ -1,7 +1,7 @@
 /**
  * Plans the next step of a machine from its state and the state that its Pod wants. The function is pure, so that tests can check its
- * guarantees over thousands of random histories. No machine starts while its Pod is being deleted. A disk is removed only with its
- * Pod. The same end of a machine is never counted twice.
+ * guarantees over thousands of random histories. No machine starts while its Pod is being deleted. The disk of a VM is removed only
+ * with its Pod. The same end of a machine is never counted twice.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
@@ -11,6 +11,7 @@ import type { MachineState } from '../drivers/driver.ts';
 import type { DiskWish } from './diskguard.ts';
 import { failed } from './failure.ts';
 import type { MachineEnd, MachineFailure, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
+import { isPending, offChange, restsAfter } from './stops.ts';
 
 /** Wait before the second restart of a machine that ends repeatedly; the first is immediate. A kubelet has the same wait and cap. */
 const RESTART_BACKOFF_MILLISECONDS = 10_000;
@@ -45,7 +46,7 @@ export function plan(situation: Situation, now: number): Step {
     return leave(situation, Math.max(0, deletion.deadline - now));
   }
   if (record.failure !== undefined) {
-    return record.released
+    return record.released && !holdsUser(record)
       ? SETTLED
       : { kind: 'release', graceMilliseconds: record.failure.graceMilliseconds };
   }
@@ -83,6 +84,11 @@ function leave(situation: Situation, graceMilliseconds: number): Step {
     return { kind: 'release', graceMilliseconds };
   }
   return situation.state.kind === 'absent' ? SETTLED : { kind: 'remove' };
+}
+
+/** Returns whether an emulator still has its Linux user. A failed emulator gives it back with its data, also if it was never started. */
+function holdsUser({ emulator, runAs }: Readonly<MachineRecord>): boolean {
+  return emulator !== undefined && runAs !== undefined;
 }
 
 function isAlive(state: MachineState): boolean {
@@ -124,7 +130,7 @@ function noticed(situation: Situation, now: number): Partial<MachineRecord> | un
   const end = endOf(situation, now);
   const ranFor = record.startedAt === undefined ? 0 : now - Date.parse(record.startedAt);
   return {
-    running: false,
+    ...offChange(record, restsAfter(end, record, situation.desired)),
     startedWith: undefined,
     end,
     endsInARow: ranFor >= FORGIVING_RUN_MILLISECONDS ? 1 : record.endsInARow + 1,
@@ -210,9 +216,4 @@ function backoff(endsInARow: number): number {
   return endsInARow <= 1
     ? 0
     : waitAfter(endsInARow - 1, RESTART_BACKOFF_MILLISECONDS, RESTART_BACKOFF_CAP_MILLISECONDS);
-}
-
-/** Returns whether a requested restart or revert is not done yet. `done` is the request time of the last one that was done. */
-function isPending(asked: string | undefined, done: string | undefined): boolean {
-  return asked !== undefined && asked !== done;
 }

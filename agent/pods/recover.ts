@@ -94,7 +94,7 @@ export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): 
     const pod = byUid.get(uid);
     const identity = pod === undefined ? strayIdentity(uid) : identityOf(pod);
     const record = foundRecord(host, { uid, ...identity }, found);
-    const failure = pod === undefined ? undefined : recordDamaged(path, message);
+    const failure = pod === undefined ? undefined : recordDamaged({ path, message }, identity);
     const automaticPorts = pod === undefined ? [] : portsInReport(host, record, pod);
     host.records.replaceDamaged({ ...record, failure, automaticPorts });
   }

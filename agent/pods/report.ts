@@ -17,8 +17,8 @@ interface ReportFacts extends Pick<MachineReport, 'message'> {
   accelerator: string | undefined;
   /** Hash of the wanted state that the machine fulfils; undefined while it does not fulfil it. */
   desiredHash: string | undefined;
-  /** Address of this host. */
-  hostAddress: string;
+  /** Address at which the ports of this host that lead to machines are reached. */
+  forwardAddress: string;
 }
 
 /** Returns the report. Its message is cut so that the report fits into a condition: the operator cannot read a report that was cut. */
@@ -31,13 +31,14 @@ export function reportOf(runtime: Readonly<Runtime>, { message, ...facts }: Repo
 
 function factsOf(
   runtime: Readonly<Runtime>,
-  { accelerator, desiredHash, hostAddress }: ReportFacts,
+  { accelerator, desiredHash, forwardAddress }: ReportFacts,
 ): MachineReport {
   const { record, operation, guest } = runtime;
   return {
     ...defined('desiredHash', desiredHash),
     ...defined('restartedAt', record.restartedAt),
     ...defined('revertedAt', record.revertedAt),
+    ...defined('stops', record.emulator === undefined ? (record.stops ?? 0) : undefined),
     ...record.startedWith,
     ...defined('progressPercent', operation?.progressPercent),
     ...defined('bytesPerSecond', operation?.bytesPerSecond),
@@ -47,12 +48,12 @@ function factsOf(
     ...defined('guest', guest?.facts),
     ...defined('endpoints', chosenPorts(record)),
     ...displayReport(runtime),
-    ...defined('adb', adbOf(runtime, hostAddress)),
+    ...defined('adb', adbOf(runtime, forwardAddress)),
   };
 }
 
-/** Returns the address and port for ADB of a running emulator; undefined for VMs. `hostAddress` is the address of this host. */
-function adbOf({ record, state, address }: Readonly<Runtime>, hostAddress: string): MachineReport['adb'] {
+/** Returns the address and port for ADB of a running emulator; undefined for VMs. `forwardAddress` as in {@link ReportFacts}. */
+function adbOf({ record, state, address }: Readonly<Runtime>, forwardAddress: string): MachineReport['adb'] {
   if (record.emulator === undefined || state.kind !== 'running') {
     return undefined;
   }
@@ -60,7 +61,7 @@ function adbOf({ record, state, address }: Readonly<Runtime>, hostAddress: strin
     return address === undefined ? undefined : { address, port: ADB_PORT };
   }
   const port = record.automaticPorts.find(({ guestPort }) => guestPort === ADB_PORT)?.hostPort;
-  return port === undefined ? undefined : { address: hostAddress, port };
+  return port === undefined ? undefined : { address: forwardAddress, port };
 }
 
 function chosenPorts(record: Readonly<MachineRecord>): number[] | undefined {

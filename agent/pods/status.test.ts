@@ -13,6 +13,7 @@ const POD: Pod = {
   metadata: { name: 'x', namespace: 'ns', uid: 'u' },
   spec: { containers: [{ name: MACHINE_CONTAINER, image: 'x' }] },
 };
+const ADDRESSES = { address: '192.0.2.1', forwardAddress: '192.0.2.2' };
 const DIGEST = `sha256:${'0'.repeat(64)}`;
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
 
@@ -33,7 +34,7 @@ function conditions(
   const runtime = { ...newRuntime(record, '/none'), state, readiness: { ready: true, message: '' }, guest };
   const wanted = { deletion: undefined, desiredHash: undefined };
   const view = { runtime, step, wanted, accelerator: undefined, pendingResize: undefined };
-  const { conditions: all = [] } = machineStatus(POD, view, '127.0.0.1', '2030-01-01T00:00:00Z');
+  const { conditions: all = [] } = machineStatus(POD, view, ADDRESSES, '2030-01-01T00:00:00Z');
   return {
     ready: all.find(({ type }) => type === 'Ready'),
     disk: all.find(({ type }) => type === DISK_CONDITION),
@@ -103,7 +104,6 @@ test('a machine tells whether its guest has the display that its VM asks for, in
 });
 
 describe('an emulator', () => {
-  const HOST = '192.0.2.1';
   const message = 'Android boots; ADB does not answer yet';
 
   /** Returns the status of a Pod whose emulator has a process, with the content of its report. */
@@ -133,7 +133,7 @@ describe('an emulator', () => {
     };
     const wanted = { deletion: undefined, desiredHash: undefined };
     const view = { runtime, step, wanted, accelerator: undefined, pendingResize: undefined };
-    const status = machineStatus(pod, view, HOST, '2030-01-01T00:00:00Z');
+    const status = machineStatus(pod, view, ADDRESSES, '2030-01-01T00:00:00Z');
     const said = status.conditions?.find(({ type }) => type === MACHINE_CONDITION)?.message ?? '';
     return { ...status, report: machineReportSchema.parse(JSON.parse(said)), view };
   }
@@ -179,7 +179,7 @@ describe('an emulator', () => {
   test('with exposure Host answers at its port of the host, and without a process nowhere', () => {
     const port = { name: '5754-tcp', protocol: 'TCP' as const, hostPort: 5754, guestPort: 5555 };
     const open = { emulator: { exposure: 'Host' } as EmulatorMachine, automaticPorts: [port] };
-    expect(statusOf(open).report.adb).toEqual({ address: HOST, port: 5754 });
+    expect(statusOf(open).report.adb).toEqual({ address: '192.0.2.2', port: 5754 });
     expect(statusOf(open, { kind: 'stopped' }).report.adb).toBeUndefined();
     expect(statusOf({}, { kind: 'stopped' }).report.adb).toBeUndefined();
   });

@@ -20,6 +20,7 @@ import {
   type SaidCondition,
 } from '../../kube/podstatus.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
+import type { Host } from './host.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 import { reportOf } from './report.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
@@ -54,8 +55,11 @@ const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
   'Terminating',
 ]);
 
-export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, now: string): PodStatus {
-  const { record, address = hostAddress } = view.runtime;
+/** Addresses of the host: of its Node, and where its ports that lead to machines are reached. */
+type HostAddresses = Pick<Host, 'address' | 'forwardAddress'>;
+
+export function machineStatus(pod: Pod, view: MachineView, host: HostAddresses, now: string): PodStatus {
+  const { record, address = host.address } = view.runtime;
   const phase = phaseOf(view);
   const disk = phase === 'Running' || phase === 'Starting' ? diskTrouble(view) : undefined;
   const { ready, reason: notReady, message } = readinessOf(view, phase, disk);
@@ -66,7 +70,7 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
     condition('Initialized', true),
     condition('Ready', ready, notReady, message),
     condition('ContainersReady', ready, notReady),
-    machineCondition(view, phase, hostAddress),
+    machineCondition(view, phase, host.forwardAddress),
     ...networkCondition(pod, view),
     // The disk condition exists only while a problem of the host's disk affects the machine.
     ...(disk === undefined ? [] : [condition(DISK_CONDITION, false, disk.reason, disk.message)]),
@@ -74,7 +78,7 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
     ...userDataConditions(view.runtime),
   ];
   return {
-    ...frame(pod, podPhase, hostAddress, now),
+    ...frame(pod, podPhase, host.address, now),
     ...(record.failure !== undefined && phase === 'Failed'
       ? { reason: record.failure.reason, message: lastWords(record.failure.message) }
       : {}),
@@ -183,14 +187,14 @@ function readinessOf(
 function machineCondition(
   view: MachineView,
   phase: MachinePhase,
-  hostAddress: string,
+  forwardAddress: string,
 ): SaidCondition<SaidReason> {
   const isOwnEnd = phase === 'Stopped' && view.runtime.record.end?.how === 'GuestShutdown';
   const reason = isOwnEnd ? 'GuestShutdown' : phase;
   const { runtime, wanted, accelerator } = view;
   const report = reportOf(runtime, {
     accelerator,
-    hostAddress,
+    forwardAddress,
     desiredHash: isSettled(view) ? wanted.desiredHash : undefined,
     message: messageOf(runtime, phase),
   });

@@ -42,7 +42,7 @@ function hostOf(directory: string, told: string[]): Host {
   return host as unknown as Host;
 }
 
-it('tells the VM how its machine was made and started, and leaves to the operator what the Pod shows', async () => {
+it('tells the VM how its machine was made and started, leaves to the operator what the Pod shows, and keeps the slot of a start', async () => {
   const directory = mkdtempSync(join(tmpdir(), 'berth-steps-'));
   onTestFinished(() => rmSync(directory, { recursive: true }));
   const machine = {
@@ -71,7 +71,10 @@ it('tells the VM how its machine was made and started, and leaves to the operato
   await STEPS.create(host, runtime, operation);
   // The operator makes a deleted Secret again only before the machine is created.
   host.vncPassword = () => expect.unreachable();
-  await STEPS.start(host, runtime, operation);
+  const started = STEPS.start(host, runtime, operation);
+  // A Pod that is deleted now must not free the slot of a machine that is about to run.
+  expect(record.released).toBe(false);
+  await started;
   await STEPS.suspend(host, runtime, operation);
   expect(record.startedWith).toEqual({ cpu: 1, memoryBytes: 2 ** 27, diskSizeBytes: 2 ** 30 });
   expect(told).toEqual([

@@ -10,12 +10,13 @@ import type { ImageFormat } from '../images/local/inspect.ts';
 import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import { acceleratorOf, driverOf } from '../drivers/hostdrivers.ts';
-import { createEmulator } from './emulator.ts';
+import { createEmulator, discardFailed } from './emulator.ts';
 import type { Host } from './host.ts';
 import { launchPlan, machinePlan, prepareStart } from './launch.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
 import { explainPortTaken, holdPorts } from './ports.ts';
 import { meanSpeed } from './speed.ts';
+import { offChange, wantsOff } from './stops.ts';
 import { event, tell, tellPod } from './tell.ts';
 import { keepVncPassword, prepareVnc, requireVncPassword } from './vnc.ts';
 
@@ -122,8 +123,10 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   const { record } = runtime;
   const { restartRequestedAt: restartedAt } = needed(operation.desired);
   const restart = record.everRan;
+  // The machine keeps its slot from here on, even if its Pod is deleted while the start is prepared.
+  host.records.update(record, { released: false });
   const { plan, change } = await prepareStart(host, runtime, operation);
-  host.records.update(record, { released: false, restartedAt, ...change });
+  host.records.update(record, { restartedAt, ...change });
   host.disk.startsAnew(record.uid);
   await driverOf(host, record).start(runtime.folder, plan);
   runtime.unseen = false;
@@ -148,7 +151,7 @@ function startWords(host: Host, record: MachineRecord): string {
 /** Stops the guest. The intent is saved first, so that an end of the hypervisor during the stop does not count as a crash. */
 async function stop(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   const { graceMilliseconds, hurry } = operation;
-  host.records.update(record, { running: false, end: undefined });
+  host.records.update(record, { ...offChange(record, wantsOff(operation.desired)), end: undefined });
   operation.deadline = Date.now() + graceMilliseconds;
   await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
   host.records.update(record, { startedWith: undefined });
@@ -177,7 +180,7 @@ async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: 
 }
 
 async function suspend(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
-  host.records.update(record, { running: false });
+  host.records.update(record, offChange(record, wantsOff(operation.desired)));
   await driverOf(host, record).suspend(folder);
   tellPod(host, operation, 'Suspended', 'Suspend', 'The machine is suspended to disk');
 }
@@ -199,8 +202,9 @@ async function revert(host: Host, { record, folder }: Runtime, operation: Operat
   tell(host, record, 'Reverted', 'Revert', 'The disk is again as it was when the machine was created');
 }
 
-/** Ends the machine's process and releases its network and ports. The machine's disk stays. */
-async function release(host: Host, { record, folder, state }: Runtime, operation: Operation): Promise<void> {
+/** Ends the machine's process and releases its network and ports. The disk of a VM stays. A failed emulator keeps only its log. */
+async function release(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+  const { record, folder, state } = runtime;
   const { graceMilliseconds, hurry } = operation;
   const deadline = Date.now() + graceMilliseconds;
   host.records.update(record, { running: false });
@@ -208,9 +212,12 @@ async function release(host: Host, { record, folder, state }: Runtime, operation
   if (state.kind !== 'absent') {
     await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
   }
+  // The failed machine counts until its data is gone: the next one could otherwise fill the disk beside it.
+  const change = await discardFailed(host, runtime);
   await host.network.detach(record.uid);
   const killed = graceMilliseconds === 0 || hurry.signal.aborted || Date.now() >= deadline;
-  host.records.update(record, { released: true, finishedAt: timestamp(Date.now()), killed });
+  const end = record.released ? {} : { released: true, finishedAt: timestamp(Date.now()), killed };
+  host.records.update(record, { ...change, ...end });
 }
 
 async function remove(host: Host, { record, folder }: Runtime): Promise<void> {

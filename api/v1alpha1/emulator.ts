@@ -11,7 +11,7 @@ import {
   PHASE_COLUMN,
   wide,
 } from './kind.ts';
-import { ANDROID_NAME } from './emulatormachine.ts';
+import { ANDROID_NAME, EMULATOR_DEVICES } from './emulatormachine.ts';
 import type { ApiObject } from './metadata.ts';
 import { memoryQuantity } from './quantity.ts';
 import { choice, count, documented, immutable, integer, LABEL, report, text, timestamp } from './schema.ts';
@@ -45,10 +45,9 @@ const emulatorSpecSchema = z
       64,
       ANDROID_NAME,
     ).optional(),
-    device: text(
-      'Device to emulate, for example pixel_9, medium_phone or pixel_tablet. It sets the size of the screen. pixel_9 when omitted. Immutable.',
-      64,
-      ANDROID_NAME,
+    device: choice(
+      'Device to emulate. It sets the size of the screen. pixel_9 when omitted. Immutable.',
+      EMULATOR_DEVICES,
     ).optional(),
     imageType: text(
       'Type of the system image, for example google_apis or default. google_apis when omitted. Immutable.',

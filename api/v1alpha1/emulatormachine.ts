@@ -10,6 +10,18 @@ export const EMULATOR_API_VERSION = 'emulator.berth.dev/v1';
 
 /** Pattern of an Android platform, device or image type. Such a name is a part of paths and of lines in configuration files. */
 export const ANDROID_NAME = /^[A-Za-z0-9][-A-Za-z0-9_.]*$/;
+/** Devices that a user may name. The SDK has its own list only in a Java program, which Berth does not need. */
+export const EMULATOR_DEVICES = [
+  'medium_phone',
+  'medium_tablet',
+  'pixel_6',
+  'pixel_7',
+  'pixel_8',
+  'pixel_9',
+  'pixel_9_pro',
+  'pixel_tablet',
+  'small_phone',
+] as const;
 const androidName = z.string().max(64).regex(ANDROID_NAME);
 const owner = z.object({ namespace: z.string(), name: z.string(), uid: z.string() });
 
@@ -24,6 +36,8 @@ export const emulatorMachineSchema = z.object({
   imageType: androidName,
   /** `PairedVM`: only the machine of `vm` reaches ADB. `Host`: a port of the host leads to ADB. */
   exposure: z.enum(['PairedVM', 'Host']),
+  /** `stops` in the report of the VM's machine when the operator wrote this. An emulator with another number outlived a stop of its VM. */
+  stops: z.number().int().min(0).optional(),
 });
 export type EmulatorMachine = z.infer<typeof emulatorMachineSchema>;
 

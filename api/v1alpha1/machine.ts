@@ -159,6 +159,11 @@ export const machineReportSchema = z.object({
   desiredHash: reported(z.string()),
   restartedAt: reported(timeText),
   revertedAt: reported(timeText),
+  /**
+   * Number of times that the machine of a VM was stopped or suspended, or ended by itself and stayed off. A restart does not count. The
+   * number tells that a VM has stopped meanwhile, even if it runs again. Absent for emulators, and from earlier releases of the agent.
+   */
+  stops: reported(z.number().int().min(0).max(Number.MAX_SAFE_INTEGER)),
   /** Values with which the running machine was started. They may differ from `desired` until the next start. */
   cpu: reported(z.number().int()),
   memoryBytes: reported(z.number().int()),

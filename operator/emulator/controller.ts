@@ -125,10 +125,11 @@ export function enqueueEmulators(controller: Controller, sources: Sources): void
     controller.enqueue(emulatorKeyOf(keyOf(object)), { urgent: true }),
   );
   vms.cache.onChange(({ object }) => ofVM(keyOf(object)));
+  // The report of the VM's machine counts stops that the status of the VM never showed. The Pod of a VM has the name of the VM.
+  pods.cache.onChange(({ object }) => ofVM(keyOf(object)));
   nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object) || systemImagesChanged(previous, object)) {
       const { name } = object.metadata;
-      // The Pod of a VM has the name of the VM.
       onNode(pods.cache, name).forEach((pod) => ofVM(keyOf(pod)));
       onNode(emulatorPods.cache, name).forEach((pod) => controller.enqueue(emulatorKeyOf(keyOf(pod))));
     }

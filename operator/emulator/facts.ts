@@ -2,10 +2,13 @@
 import type { EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { timestamp } from '../../base/time.ts';
+import type { Pod } from '../../kube/core.ts';
+import { silentSince } from '../host/observe.ts';
 import { boundTime, endOf, firstRun, lastReport, lostAt } from '../vm/facts.ts';
-import { hasEnded } from '../vm/podstate.ts';
+import { hasEnded, machineCondition } from '../vm/podstate.ts';
 import type { Observed } from './observe.ts';
 import { pairingOf } from './pairing.ts';
+import { refusalOf } from './refusal.ts';
 import { resolveSpec } from './spec.ts';
 
 export type Failure = NonNullable<EmulatorStatus['failure']>;
@@ -33,10 +36,11 @@ function failureOf(observed: Observed): Failure | undefined {
     : (recordedFailure(observed) ?? newFailure(observed));
 }
 
-/** Returns the failure in the status. It is forgotten when somebody deletes the Pod of the failed emulator. */
+/** Returns the failure in the status. It is forgotten when somebody deletes the Pod of the failed emulator. A refusal is no failure. */
 function recordedFailure({ emulator, pod }: Observed): Failure | undefined {
   const recorded = emulator.status?.failure;
-  return recorded?.reason === TIMEOUT || (pod !== undefined && hasEnded(pod)) ? recorded : undefined;
+  const hasFailed = pod !== undefined && hasEnded(pod) && refusalOf(pod) === undefined;
+  return recorded?.reason === TIMEOUT || hasFailed ? recorded : undefined;
 }
 
 function newFailure(observed: Observed): Failure | undefined {
@@ -48,15 +52,45 @@ function newFailure(observed: Observed): Failure | undefined {
   if (deadline !== undefined && now >= deadline) {
     return { reason: TIMEOUT, message: timeoutMessage(observed), time: timestamp(now) };
   }
-  return hasEnded(pod) ? { ...endOf(pod), time: timestamp(now) } : undefined;
+  const hasFailed = hasEnded(pod) && refusalOf(pod) === undefined;
+  return hasFailed ? { ...endOf(pod), time: timestamp(now) } : undefined;
 }
 
-/** Returns when the deployment must be over, in milliseconds since the epoch; undefined while no deployment is under way. */
+/**
+ * Returns when the deployment must be over, in milliseconds since the epoch; undefined while no deployment is under way. The time of a host
+ * that was silent does not count.
+ */
 function deployDeadline(observed: Observed): number | undefined {
-  const { pod } = observed;
-  const isDeploying = pod?.spec.nodeName !== undefined && (pod.status?.phase ?? 'Pending') === 'Pending';
-  const bound = isDeploying ? boundTime(pod) : undefined;
-  return bound === undefined ? undefined : Date.parse(bound) + deploySeconds(observed) * 1000;
+  const { pod, node } = observed;
+  if (pod?.spec.nodeName === undefined || (node !== undefined && silentSince(node) !== undefined)) {
+    return undefined;
+  }
+  const began = deploymentBegan(pod);
+  if (began === undefined) {
+    return undefined;
+  }
+  return Math.max(Date.parse(began), responsiveSince(node)) + deploySeconds(observed) * 1000;
+}
+
+/** Returns when the deployment began that is under way, in RFC 3339. Android boots again after the host has lost its power. */
+function deploymentBegan(pod: Pod): string | undefined {
+  if ((pod.status?.phase ?? 'Pending') === 'Pending') {
+    return boundTime(pod);
+  }
+  const condition = machineCondition(pod);
+  return isBootingAgain(pod) ? condition?.lastTransitionTime : undefined;
+}
+
+/** Returns true if the Pod has run, and Android boots again. */
+export function isBootingAgain(pod: Pod): boolean {
+  return pod.status?.phase === 'Running' && machineCondition(pod)?.reason === 'Starting';
+}
+
+/** Returns since when the host responds, in milliseconds since the epoch; 0 when that is unknown. */
+function responsiveSince(node: Observed['node']): number {
+  const ready = node?.status?.conditions?.find(({ type }) => type === 'Ready');
+  const since = Date.parse(ready?.lastTransitionTime ?? '');
+  return Number.isNaN(since) ? 0 : since;
 }
 
 function deploySeconds({ emulator: { spec } }: Observed): number {
@@ -69,11 +103,12 @@ function timeoutMessage(observed: Observed): string {
 }
 
 /**
- * Returns the milliseconds until the nearest deadline: of the deployment, or of a silent host. The result is undefined when there is no
+ * Returns the milliseconds until the nearest deadline: of the deployment, of a silent host, or of another attempt after a refusal. The result is undefined when there is no
  * deadline, and at least 1, so that no deadline is lost.
  */
 export function untilNextDeadline(observed: Observed): number | undefined {
   const { now } = observed;
-  const future = [deployDeadline(observed), lostAt(observed)].filter((at) => at !== undefined && at > now);
+  const deadlines = [deployDeadline(observed), lostAt(observed), refusalOf(observed.pod)?.retryAt];
+  const future = deadlines.filter((at) => at !== undefined && at > now);
   return future.length === 0 ? undefined : Math.max(1, Math.min(...(future as number[])) - now);
 }

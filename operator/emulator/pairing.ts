@@ -5,7 +5,9 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
+import { machineReport } from '../vm/podstate.ts';
 import type { Observed } from './observe.ts';
+import { stopsOf } from './pod.ts';
 
 /** State of the VM, as far as it concerns the Emulator. */
 export type Pairing =
@@ -23,7 +25,8 @@ export type Pairing =
 /** Phases of a VM between two states in which its machine runs. The VM's Pod and its host stay the same. */
 const BETWEEN: ReadonlySet<string | undefined> = new Set(['Stopping', 'Suspending', 'Resuming', 'Starting']);
 
-export function pairingOf({ emulator, vm, vmPod }: Pick<Observed, 'emulator' | 'vm' | 'vmPod'>): Pairing {
+export function pairingOf(observed: Pick<Observed, 'emulator' | 'vm' | 'vmPod' | 'pod'>): Pairing {
+  const { emulator, vm, vmPod } = observed;
   const { vmName } = emulator.spec;
   if (vm === undefined) {
     const message = `VM ${vmName} was not found in namespace ${emulator.metadata.namespace}`;
@@ -35,7 +38,7 @@ export function pairingOf({ emulator, vm, vmPod }: Pick<Observed, 'emulator' | '
   }
   // The message does not name the phase of the VM, because each phase would then cause a write.
   const message = `VM ${vmName} does not run; the emulator starts when the VM is Running`;
-  if (hasStopped(vm)) {
+  if (hasStopped(vm) || hasStoppedMeanwhile(observed)) {
     return { kind: 'ended', message };
   }
   // The cache of Pods may be behind the status of the VM. If the Pod is really gone, the VM's next status says so.
@@ -58,6 +61,13 @@ function hasStopped(vm: VM): boolean {
   const { phase, failure } = vm.status ?? {};
   const isOver = vm.metadata.deletionTimestamp !== undefined || failure !== undefined;
   return isOver || !(phase === 'Running' || BETWEEN.has(phase) || isHostLost(vm));
+}
+
+/** Returns true if the VM has stopped since the Emulator's Pod was made, also if it runs again. */
+function hasStoppedMeanwhile({ vmPod, pod }: Pick<Observed, 'vmPod' | 'pod'>): boolean {
+  const before = pod && stopsOf(pod);
+  const { stops } = machineReport(vmPod);
+  return before !== undefined && stops !== undefined && before !== stops;
 }
 
 /** Returns the owner reference of the Emulator to its VM; undefined while the Emulator has none. */

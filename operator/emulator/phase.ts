@@ -2,7 +2,7 @@
 import { saidReason, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { hasEnded, machineCondition, waitingState } from '../vm/podstate.ts';
-import type { Facts } from './facts.ts';
+import { type Facts, isBootingAgain } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { hostTrouble, pairingOf } from './pairing.ts';
 
@@ -63,7 +63,7 @@ function podPhase(pod: Pod | undefined): Phase {
   if (nodeName === undefined) {
     return { name: 'Pending', reason: 'Pending', message: 'The Emulator waits for its host' };
   }
-  if (pod.status?.phase === 'Running') {
+  if (pod.status?.phase === 'Running' && !isBootingAgain(pod)) {
     return { name: 'Running', reason: 'Running', message: '' };
   }
   return beforeRunning(pod, nodeName);
@@ -74,7 +74,7 @@ function beforeRunning(pod: Pod, host: string): Phase {
   const isStarting = reason === 'Starting' || machineCondition(pod)?.reason === 'Starting';
   return {
     name: isStarting ? 'Starting' : 'Scheduled',
-    reason: saidReason(reason, 'Scheduled'),
+    reason: saidReason(reason, isStarting ? 'Starting' : 'Scheduled'),
     message: message || `The Emulator is bound to host ${host}`,
   };
 }

@@ -10,6 +10,7 @@ import { hostFault } from './host.ts';
 import type { Observed } from './observe.ts';
 import { belongsToAnother, ownerOf, pairingOf } from './pairing.ts';
 import { hostOfPod } from './pod.ts';
+import { refusalOf } from './refusal.ts';
 
 export type Write =
   /** Adds the finalizer, and the owner reference to the VM. */
@@ -79,6 +80,11 @@ function besideVM(observed: Observed, host: string): Plan {
   const fault = hostFault(vmNode, emulator.spec, config);
   if (pod === undefined) {
     return withoutPod(observed, host, fault);
+  }
+  const refusal = refusalOf(pod);
+  if (refusal !== undefined) {
+    const { reason, message, retryAt } = refusal;
+    return { write: observed.now >= retryAt ? endPod(observed) : undefined, blocked: { reason, message } };
   }
   const waits = pod.spec.nodeName === undefined;
   return waits && fault !== undefined ? { write: endPod(observed), blocked: fault } : {};

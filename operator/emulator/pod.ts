@@ -5,9 +5,10 @@ import {
   EMULATOR_DATA_BYTES,
   EMULATOR_MEMORY_OVERHEAD_BYTES,
   type EmulatorMachine,
+  emulatorMachineSchema,
   systemImageName,
 } from '../../api/v1alpha1/emulatormachine.ts';
-import type { Desired } from '../../api/v1alpha1/machine.ts';
+import { type Desired, parseDocument } from '../../api/v1alpha1/machine.ts';
 import {
   ADB_PORT,
   API_VERSION,
@@ -26,6 +27,7 @@ import type { Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { hostPodSpec } from '../tasks/placement.ts';
 import { REBOOTING } from '../vm/pod.ts';
+import { machineReport } from '../vm/podstate.ts';
 import { diskRequest } from '../vm/size.ts';
 import { resolveSpec } from './spec.ts';
 
@@ -35,6 +37,8 @@ const TERMINATION_GRACE_SECONDS = 30;
 export interface PodOptions {
   readonly emulator: Emulator;
   readonly vm: VM;
+  /** Pod of the VM, whose report has the number of stops. */
+  readonly vmPod?: Pod | undefined;
   /** Host of the VM. */
   readonly host: string;
   readonly config: OperatorConfig;
@@ -71,8 +75,9 @@ export function hostOfPod({ spec }: Pod): string | undefined {
   return spec.nodeName ?? required?.nodeSelectorTerms[0]?.matchFields?.[0]?.values?.[0];
 }
 
-function buildMachine({ emulator, vm }: PodOptions): EmulatorMachine {
+function buildMachine({ emulator, vm, vmPod }: PodOptions): EmulatorMachine {
   const { platform, device, imageType, exposure } = resolveSpec(emulator.spec);
+  const { stops } = machineReport(vmPod);
   return {
     apiVersion: EMULATOR_API_VERSION,
     emulator: identityOf(emulator),
@@ -81,7 +86,14 @@ function buildMachine({ emulator, vm }: PodOptions): EmulatorMachine {
     device,
     imageType,
     exposure,
+    ...(stops === undefined ? {} : { stops }),
   };
+}
+
+/** Returns the number of stops of the VM that the Pod's document has; undefined when it has none. */
+export function stopsOf({ metadata }: Pod): number | undefined {
+  const document = emulatorMachineSchema.safeParse(parseDocument(metadata.annotations?.[MACHINE_ANNOTATION]));
+  return document.success ? document.data.stops : undefined;
 }
 
 function identityOf({ metadata: { namespace = '', name, uid = '' } }: Emulator | VM): EmulatorMachine['vm'] {

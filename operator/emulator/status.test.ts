@@ -1,11 +1,17 @@
 import { describe, expect, it } from 'vitest';
 import type { Emulator, EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
-import { MACHINE_CONDITION, MACHINE_CONTAINER, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import {
+  MACHINE_CONDITION,
+  MACHINE_CONTAINER,
+  VM_FINALIZER,
+  VM_UID_LABEL,
+} from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod, PodCondition } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { parseConfig } from '../config/config.ts';
 import type { Observed } from './observe.ts';
+import { plan } from './plan.ts';
 import { buildPod } from './pod.ts';
 import { isMinorChange, summarize } from './status.ts';
 
@@ -45,7 +51,7 @@ function waitingPod(reason: string, message: string): Pod {
   return podWith({ phase: 'Pending', containerStatuses: [{ name: MACHINE_CONTAINER, state }] });
 }
 
-function statusOf(change: Partial<Observed>): EmulatorStatus {
+function observedWith(change: Partial<Observed>): Observed {
   const vmPod = {
     metadata: { labels: { [VM_UID_LABEL]: 'vm' } },
     spec: { nodeName: 'mac-1' },
@@ -61,7 +67,11 @@ function statusOf(change: Partial<Observed>): EmulatorStatus {
     slotsTaken: () => 0,
     hosts: () => [],
   };
-  return summarize({ ...observed, pod: undefined, isNameTaken: false, ...change }, undefined);
+  return { ...observed, pod: undefined, isNameTaken: false, ...change };
+}
+
+function statusOf(change: Partial<Observed>): EmulatorStatus {
+  return summarize(observedWith(change), undefined);
 }
 
 function silentVM(reason: string, phase: string): VM {
@@ -163,4 +173,106 @@ it('only changes on the way to Running may wait for the next write', () => {
   expect(isMinorChange({ ...starting, phase: 'Scheduled' }, starting)).toBe(true);
   expect(isMinorChange(starting, running)).toBe(false);
   expect(isMinorChange({ ...starting, observedGeneration: 2 }, starting)).toBe(false);
+});
+
+describe('an Emulator that its host refused', () => {
+  const tied: Emulator = {
+    ...emulator,
+    metadata: {
+      ...emulator.metadata,
+      finalizers: [VM_FINALIZER],
+      ownerReferences: [{ apiVersion: 'berth.dev/v1alpha1', kind: 'VM', name: 'desk', uid: 'vm' }],
+    },
+  };
+  const ended = (reason: string, finishedAt: string): Pod =>
+    podWith({
+      phase: 'Failed',
+      containerStatuses: [
+        {
+          name: MACHINE_CONTAINER,
+          state: { terminated: { exitCode: 1, reason, message: 'full', finishedAt } },
+        },
+      ],
+    });
+
+  it.each(['OutOfSlot', 'OutOfcpu', 'OutOfmemory', 'OutOfDisk'])('with %s has not failed', (reason) => {
+    const pod = ended(reason, '2030-01-01T00:09:55Z');
+    const { write, blocked } = plan(observedWith({ emulator: tied, pod }));
+    expect([write, blocked]).toEqual([undefined, { reason, message: 'full' }]);
+    const failure = { reason, message: 'full', time: '2030-01-01T00:09:55Z' };
+    const status = statusOf({ emulator: { ...tied, status: { failure } }, pod });
+    expect([status.phase, status.failure]).toEqual(['Pending', undefined]);
+  });
+
+  it('gets another Pod ten seconds later', () => {
+    const pod = ended('OutOfSlot', '2030-01-01T00:09:50Z');
+    expect(plan(observedWith({ emulator: tied, pod })).write).toEqual({ kind: 'deletePod', force: false });
+    expect(plan(observedWith({ emulator: tied })).write).toEqual({ kind: 'createPod', host: 'mac-1' });
+  });
+
+  it('has failed when it ended for another reason', () => {
+    const pod = ended('Crashed', '2030-01-01T00:09:50Z');
+    expect(statusOf({ emulator: tied, pod })).toMatchObject({
+      phase: 'Failed',
+      failure: { reason: 'Crashed' },
+    });
+  });
+});
+
+describe('an Emulator whose VM runs', () => {
+  const vmPodWith = (report: object) =>
+    ({
+      metadata: { labels: { [VM_UID_LABEL]: 'vm' } },
+      spec: { nodeName: 'mac-1' },
+      status: { conditions: [{ type: MACHINE_CONDITION, status: 'True', message: JSON.stringify(report) }] },
+    }) as unknown as Pod;
+
+  function madeBeside(report: object): Pod {
+    const pod = buildPod({ emulator, vm, vmPod: vmPodWith(report), host: 'mac-1', config }) as Pod;
+    return { ...pod, spec: { ...pod.spec, nodeName: 'mac-1' }, status: { phase: 'Running' } };
+  }
+
+  it.each([
+    ['ends if the VM has stopped meanwhile', { stops: 1 }, { stops: 2 }, 'Stopped'],
+    ['stays if the VM has not stopped', { stops: 1 }, { stops: 1 }, 'Running'],
+    ['stays beside an earlier agent, which does not count', {}, { stops: 2 }, 'Running'],
+    ['stays if the agent has become an earlier one', { stops: 1 }, {}, 'Running'],
+  ])('%s', (_, before, now, phase) => {
+    const change = { pod: madeBeside(before), vmPod: vmPodWith(now) };
+    expect(statusOf(change).phase).toBe(phase);
+    const ends = plan(observedWith(change)).write?.kind === 'deletePod';
+    expect(ends).toBe(phase === 'Stopped');
+  });
+
+  it('is Starting, without an address, while Android boots again, and fails after its time for a start', () => {
+    const booting = (lastTransitionTime: string) =>
+      podWith({
+        phase: 'Running',
+        conditions: [
+          {
+            type: MACHINE_CONDITION,
+            status: 'False',
+            reason: 'Starting',
+            message: JSON.stringify({ adb: ADB }),
+            lastTransitionTime,
+          },
+        ],
+      });
+    const status = statusOf({ pod: booting('2030-01-01T00:05:00Z') });
+    expect([status.phase, status.adb]).toEqual(['Starting', undefined]);
+    expect(statusOf({ pod: booting('2030-01-01T00:00:00Z') }).failure?.reason).toBe('DeployTimeout');
+  });
+
+  it('is not late while its host is silent, and has its whole time after that', () => {
+    const nodeWith = (status: string, lastTransitionTime: string) =>
+      ({
+        ...vmNode,
+        status: { ...vmNode.status, conditions: [{ type: 'Ready', status, lastTransitionTime }] },
+      }) as unknown as Node;
+    const pod = podWith({ phase: 'Pending', startTime: '2029-12-31T23:00:00Z' });
+    const failureOn = (node: Node) => statusOf({ pod, node }).failure?.reason;
+    expect(failureOn(nodeWith('Unknown', '2030-01-01T00:09:00Z'))).toBeUndefined();
+    expect(failureOn(nodeWith('True', '2030-01-01T00:09:00Z'))).toBeUndefined();
+    expect(failureOn(nodeWith('True', '2029-12-31T23:30:00Z'))).toBe('DeployTimeout');
+  });
 });

@@ -29,7 +29,7 @@ export function summarize(observed: Observed, blocked: Blocked | undefined): Emu
     observedGeneration: emulator.metadata.generation ?? 0,
     phase: phase.name,
     nodeName: pod?.spec.nodeName,
-    adb: pod?.status?.phase === 'Running' ? machineReport(pod).adb : undefined,
+    adb: phase.name === 'Running' || phase.reason === 'HostUnreachable' ? machineReport(pod).adb : undefined,
     firstRunningTime: facts.firstRunningTime,
     failure: facts.failure,
     conditions: conditions(observed, { phase, facts, blocked }),

@@ -109,12 +109,12 @@ export class EmulatorWriter {
   }
 
   async #createPod(observed: Observed, host: string): Promise<Executed> {
-    const { emulator, vm, config } = observed;
+    const { emulator, vm, vmPod, config } = observed;
     if (vm === undefined) {
       return { observed };
     }
     try {
-      const built = buildPod({ emulator, vm, host, config });
+      const built = buildPod({ emulator, vm, vmPod, host, config });
       const pod = await this.#pods.create(keyOf(emulator), built);
       return pod === undefined ? await this.#existingPod(observed) : { observed: { ...observed, pod } };
     } catch (error) {

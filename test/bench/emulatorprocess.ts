@@ -100,7 +100,6 @@ class Bench {
       exposedPort: ADB_PORT,
       peer: undefined,
       ports: [],
-      runAs: RUN_AS,
     });
     const attached = performance.now();
     await this.#driver.start(folder, planFor(emulator, network));

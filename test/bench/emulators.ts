@@ -3,10 +3,10 @@
  * for the Android emulator, which boots without a guest.
  */
 import { execFile } from 'node:child_process';
-import { chmod } from 'node:fs/promises';
+import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { makeSdk } from '../standins/emulator/sdk.ts';
+import { makeSdk, makeSdkFolder } from '../standins/emulator/sdk.ts';
 import { NatWorld, whyNotHere } from '../worlds/nat.ts';
 import type { EmulatorErrand, EmulatorStarts } from './emulatorprocess.ts';
 import { withFolder } from './folder.ts';
@@ -24,11 +24,11 @@ export async function measureEmulators(parent: string, runs: number): Promise<Em
     return { byAgent: [], network: [], byHand: [] };
   }
   return await withFolder(parent, async (folder) => {
-    // The users of machines run the program of the SDK.
-    await chmod(folder, 0o755);
     const architecture = process.arch === 'arm64' ? 'arm64' : 'amd64';
-    const sdk = await makeSdk(join(folder, 'sdk'), { architecture, mode: 'sleeping' });
-    await using net = await NatWorld.make('bench');
+    await using parts = new AsyncDisposableStack();
+    const sdkFolder = parts.adopt(await makeSdkFolder(), (one) => rm(one, { recursive: true }));
+    const sdk = await makeSdk(sdkFolder, { architecture, mode: 'sleeping' });
+    const net = parts.use(await NatWorld.make('bench'));
     const errand: EmulatorErrand = {
       folder,
       sdk: sdk.root,

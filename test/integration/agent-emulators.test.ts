@@ -237,6 +237,7 @@ describe('an emulator', () => {
     const failed = await waitForPod(metadata.name, 'Failed', (pod) => pod.status?.phase === 'Failed');
     const state = failed.status?.containerStatuses?.[0]?.state;
     expect(state?.terminated).toMatchObject({ reason: 'Crashed', message: 'FATAL: the last words' });
+    expect(host.emulators.calls).toContain(`discard ${metadata.uid}`);
     await destroy(failed);
   });
 });

@@ -175,21 +175,33 @@ describe('an emulator', () => {
     await remove('slow');
   });
 
-  it.each([
-    ['SystemImageMissing', new ReasonedError('SystemImageMissing', 'The SDK has no system image android-36')],
-    ['AccelerationMissing', new ReasonedError('AccelerationMissing', 'Nobody may use /dev/kvm')],
-  ])('that cannot start for %s has failed with this reason', async (reason, error) => {
-    world.host.emulators.startError = error;
+  it('that may not use the virtualization of its host has failed, and nothing of it stays there', async () => {
+    world.host.emulators.startError = new ReasonedError('AccelerationMissing', 'Nobody may use /dev/kvm');
     await create('unable');
-    // A reason that a person can mend is tried again; others are failures.
-    await waitFor('the reason', async () => {
-      const { status } = await world.emulators.get('unable');
-      const ready = status?.conditions?.find(({ type }) => type === 'Ready');
-      return ready?.reason === reason && ready.message.includes(error.message);
+    const { status } = await world.emulators.waitForPhase('unable', 'Failed');
+    expect(status?.failure).toMatchObject({
+      reason: 'AccelerationMissing',
+      message: 'Nobody may use /dev/kvm',
     });
+    expect(world.host.emulators.calls).toContain(`discard ${await uidOf('unable')}`);
     await remove('unable');
     await expectOnHost(0);
-    world.host.emulators.startError = undefined;
+  });
+
+  it('whose system image is missing waits in its Pod, and starts when somebody installs the image', async () => {
+    const { emulators } = world.host;
+    emulators.createError = new ReasonedError('SystemImageMissing', 'The SDK has no image android-36');
+    await create('early');
+    const { message } = await world.emulators.waitForReason('early', 'Ready', 'SystemImageMissing');
+    expect(message).toContain('The SDK has no image android-36');
+    const { status } = await world.emulators.get('early');
+    expect([status?.phase, status?.failure]).toEqual(['Starting', undefined]);
+    const uid = await uidOf('early');
+    emulators.createError = undefined;
+    await world.emulators.waitForPhase('early', 'Running');
+    expect(await uidOf('early')).toBe(uid);
+    await remove('early');
+    await expectOnHost(0);
   });
 
   it('with exposure Host waits while other programs have all its ports', async () => {

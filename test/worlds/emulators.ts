@@ -3,9 +3,10 @@
  * network namespace, and another namespace around it, from which clients of ADB come. The emulator is the stand-in of
  * test/standins/emulator, whose guest has the real adbd.
  */
-import { copyFile, readdir, readFile } from 'node:fs/promises';
+import { copyFile, readdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
+import type { MachineRecord } from '../../agent/pods/machine.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
@@ -16,7 +17,7 @@ import type { WaitOptions } from '../../hack/wait.ts';
 import { EMULATORS } from '../../operator/objects/resources.ts';
 import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
 import { waitForObject } from '../fixtures/objects.ts';
-import { makeSdk } from '../standins/emulator/sdk.ts';
+import { makeSdk, makeSdkFolder } from '../standins/emulator/sdk.ts';
 import { HOST_ADDRESS, NatWorld, type Worker, WORLD_ADDRESS } from './nat.ts';
 import { hypervisorsBelow } from './vm.ts';
 
@@ -66,14 +67,21 @@ export class EmulatorHost {
 
   /** Returns the process ids of the host's emulators and hypervisors. All of an emulator's processes have a path of the SDK in their arguments. */
   async processes(): Promise<number[]> {
-    const pids: number[] = [];
-    for (const pid of (await readdir('/proc')).filter((name) => /^\d+$/.test(name))) {
-      const program = await undefinedIf(isOfSystem, readFile(`/proc/${pid}/cmdline`, 'utf8'));
-      if (program?.includes(`${this.#sdk}/`) === true) {
-        pids.push(Number(pid));
+    const pids = await processesWith(`${this.#sdk}/`);
+    return [...pids, ...(await hypervisorsBelow(join(this.agent.dataDirectory, 'machines')))];
+  }
+
+  /** Returns what the host's agent remembers of the machine of a Pod; undefined if it knows none of this key, `NAMESPACE/NAME`. */
+  async record(key: string): Promise<MachineRecord | undefined> {
+    const folder = join(this.agent.dataDirectory, 'pods');
+    for (const name of await entriesOf(folder)) {
+      const text = name.endsWith('.json') ? await readIfThere(join(folder, name)) : undefined;
+      const record = text === undefined ? undefined : (JSON.parse(text) as MachineRecord);
+      if (record?.key === key) {
+        return record;
       }
     }
-    return [...pids, ...(await hypervisorsBelow(join(this.agent.dataDirectory, 'machines')))];
+    return undefined;
   }
 
   /** Returns the mounted network namespaces of the host's agent. */
@@ -151,6 +159,22 @@ interface HostOptions {
   address: string;
 }
 
+/** Returns the ids of all processes that have this text in their arguments, which a NUL separates. */
+export async function processesWith(text: string): Promise<number[]> {
+  const pids: number[] = [];
+  for (const pid of (await readdir('/proc')).filter((name) => /^\d+$/.test(name))) {
+    const program = await undefinedIf(isOfSystem, readFile(`/proc/${pid}/cmdline`, 'utf8'));
+    if (program?.includes(text) === true) {
+      pids.push(Number(pid));
+    }
+  }
+  return pids;
+}
+
+async function readIfThere(path: string): Promise<string | undefined> {
+  return await undefinedIf(isMissing, readFile(path, 'utf8'));
+}
+
 async function entriesOf(folder: string): Promise<string[]> {
   return (await undefinedIf(isMissing, readdir(folder))) ?? [];
 }
@@ -169,8 +193,9 @@ async function startHost(
     const { host: namespace, directory } = net;
     parts.use(await Relay.open({ namespace, direction, port, addressHere: address, directory }));
   }
-  // The users of machines may not enter the cluster's folder.
-  const sdk = await makeSdk(join(net.directory, 'sdk'), { architecture, mode: 'guest' });
+  const sdkFolder = await makeSdkFolder();
+  parts.defer(() => rm(sdkFolder, { recursive: true, force: true }));
+  const sdk = await makeSdk(sdkFolder, { architecture, mode: 'guest' });
   const started = await AgentProcess.start(cluster, {
     nodeName: `host-${architecture}`,
     networkNamespace: net.host,

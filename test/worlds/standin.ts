@@ -12,7 +12,7 @@ import {
   type Accelerator,
   type CopyOptions,
   type DiskCopy,
-  type Driver,
+  type DriverOfVMs,
   type ExitReason,
   type FoundMachine,
   type GuestAnswer,
@@ -52,7 +52,7 @@ interface Guest {
 }
 
 /** A driver whose machines are entries of a map. Like a host, the object outlives the agents that use it one after another. */
-export class StandInDriver implements Driver {
+export class StandInDriver implements DriverOfVMs {
   readonly name: string = 'standin';
   readonly machines = new Map<string, MachineState>();
   /** Data that guests keep on their disks, for machines with a disk. */

@@ -14,12 +14,21 @@ export class StandInEmulators extends StandInDriver implements DriverOfEmulators
   override readonly name = 'emulator';
   /** Answer of {@link offer}. A test can change it while agents run. */
   offered: EmulatorOffer = { kind: 'offered', systemImages: ['android-36.google_apis'] };
+  /** Error that each creation throws while it is set. */
+  createError: Error | undefined;
   /** Whether Android of a new emulator boots at once. */
   bootsAtOnce = false;
   readonly #devices = new Map<string, AdbDevice>();
 
   async offer(): Promise<EmulatorOffer> {
     return this.offered;
+  }
+
+  override async create(...call: Parameters<StandInDriver['create']>): Promise<void> {
+    if (this.createError !== undefined) {
+      throw this.createError;
+    }
+    await super.create(...call);
   }
 
   override async start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
@@ -37,6 +46,10 @@ export class StandInEmulators extends StandInDriver implements DriverOfEmulators
   ): Promise<void> {
     await super.stop(folder, o);
     await this.#hangUp(folder.uid);
+  }
+
+  async discard(folder: MachineFolder): Promise<void> {
+    this.calls.push(`discard ${folder.uid}`);
   }
 
   override async delete(folder: MachineFolder): Promise<void> {

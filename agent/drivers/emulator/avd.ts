@@ -2,7 +2,11 @@
  * The description of an emulator for its program: an Android virtual device (AVD). It consists of `NAME.ini`, and of a folder `NAME.avd`
  * with `config.ini`, to which the emulator adds its disks.
  */
-import { type EmulatorMachine, EMULATOR_DATA_BYTES } from '../../../api/v1alpha1/emulatormachine.ts';
+import {
+  type EmulatorMachine,
+  EMULATOR_DATA_BYTES,
+  type EMULATOR_DEVICES,
+} from '../../../api/v1alpha1/emulatormachine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { ABIS, type Architecture, imageFolder } from './sdk.ts';
 
@@ -17,8 +21,8 @@ interface Device {
   density: number;
 }
 
-/** Screens of the devices that users may name. The SDK has its own list only in a Java program, which Berth does not need. */
-const DEVICES: Readonly<Record<string, Device>> = {
+/** Screens of the devices that users may name. */
+const DEVICES: Readonly<Record<(typeof EMULATOR_DEVICES)[number], Device>> = {
   medium_phone: { maker: 'Generic', width: 1080, height: 2400, density: 420 },
   medium_tablet: { maker: 'Generic', width: 2560, height: 1600, density: 320 },
   small_phone: { maker: 'Generic', width: 720, height: 1280, density: 320 },
@@ -41,14 +45,10 @@ export interface AvdFiles {
 
 type Described = Pick<EmulatorMachine, 'platform' | 'device' | 'imageType'> & { architecture: Architecture };
 
-/**
- * Returns the files of an AVD. `folder` is the path of the folder of AVDs, as the emulator sees it.
- *
- * @throws ReasonedError `CreateFailed` when the device is unknown. The message lists the known devices.
- */
-export function avdFiles(described: Described, folder: string): AvdFiles {
-  const { platform, device, imageType, architecture } = described;
-  const known = Object.hasOwn(DEVICES, device) ? DEVICES[device] : undefined;
+/** Returns the screen of a device. @throws ReasonedError `CreateFailed` when it is unknown. The message lists the known devices. */
+export function requireDevice(device: string): Device {
+  const devices: Readonly<Record<string, Device>> = DEVICES;
+  const known = Object.hasOwn(devices, device) ? devices[device] : undefined;
   if (known === undefined) {
     const names = Object.keys(DEVICES).sort().join(', ');
     throw new ReasonedError(
@@ -56,6 +56,17 @@ export function avdFiles(described: Described, folder: string): AvdFiles {
       `The device ${device} is unknown. The known devices are ${names}`,
     );
   }
+  return known;
+}
+
+/**
+ * Returns the files of an AVD. `folder` is the path of the folder of AVDs, as the emulator sees it.
+ *
+ * @throws ReasonedError as {@link requireDevice}.
+ */
+export function avdFiles(described: Described, folder: string): AvdFiles {
+  const { platform, device, imageType, architecture } = described;
+  const known = requireDevice(device);
   return {
     ini: lines({
       'avd.ini.encoding': 'UTF-8',

@@ -1,5 +1,7 @@
+import { join } from 'node:path';
 import { type Duplex, duplexPair } from 'node:stream';
 import { describe, expect, it, vi } from 'vitest';
+import { run } from '../../../base/exec.ts';
 import { ConsoleClient, ConsoleError, killByConsole } from './console.ts';
 
 const GREETING = [
@@ -69,6 +71,19 @@ describe('the console of an emulator', () => {
     act(server);
     server.resume();
     await expect(killByConsole(client, 'secret')).rejects.toThrow(words);
+  });
+
+  it('that cannot be reached because the agent has too many open files does not end the agent', async () => {
+    const program = `
+      import { openSync } from 'node:fs';
+      import { connectInside } from ${JSON.stringify(join(import.meta.dirname, 'console.ts'))};
+      try { for (;;) openSync('/dev/null'); } catch {}
+      try { connectInside('/none', 1).on('error', () => undefined); } catch {}
+      await new Promise((resolve) => setImmediate(resolve));
+      process.stdout.write('goes on');
+      process.exit();`;
+    const command = ['-c', 'ulimit -n 256 && exec "$@"', 'sh', process.execPath, '--input-type=module', '-e'];
+    expect(await run('sh', [...command, program], { timeoutMilliseconds: 30_000 })).toBe('goes on');
   });
 
   it('that says nothing is given up after a time', async () => {

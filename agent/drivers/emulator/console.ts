@@ -60,11 +60,13 @@ export function connectInside(namespace: string, seconds: number): Duplex {
     stdio: ['pipe', 'pipe', 'ignore'],
     env: ENVIRONMENT,
   });
+  // An error that nobody handles would end the agent. The child's comes first: without a program the child has no streams that work.
+  const failed = Promise.withResolvers<Error>();
+  child.on('error', failed.resolve);
   const stream = Duplex.from({ readable: child.stdout, writable: child.stdin });
-  // An error may come before the caller listens, and an error that nobody handles would end the agent.
   stream.on('error', () => undefined);
   stream.once('close', () => void child.kill('SIGKILL'));
-  child.once('error', (error) => stream.destroy(error));
+  void failed.promise.then((error) => stream.destroy(error));
   return stream;
 }
 

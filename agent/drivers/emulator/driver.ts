@@ -16,7 +16,6 @@ import { MachineCgroups } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import { SHARED_RUN_AS } from '../../processes/users.ts';
 import {
-  type Accelerator,
   type DiskCopy,
   type Driver,
   type EmulatorGuest,
@@ -46,6 +45,9 @@ import {
 } from './refusals.ts';
 import { type Architecture, NATIVE, programOf, scan, type SdkOptions } from './sdk.ts';
 import { newState, STATE_FILE } from './state.ts';
+
+/** Largest number of system images that a message names. */
+const NAMED_IMAGES = 8;
 
 export interface EmulatorDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
@@ -98,16 +100,6 @@ export class EmulatorDriver implements Driver {
   /** Returns the system images of this host, or the reason why it runs no emulators. It reads the SDK's folders at each call. */
   async offer(): Promise<EmulatorOffer> {
     return await scan(this.#sdk);
-  }
-
-  async probe(): Promise<Accelerator[]> {
-    const offer = await this.offer();
-    if (offer.kind === 'none') {
-      this.#context.logger.info({ why: offer.message }, 'This host runs no emulators');
-      return [];
-    }
-    const accelerator = (await this.#acceleration()) === undefined ? 'tcg' : 'kvm';
-    return [{ architecture: this.#sdk.architecture, accelerator }];
   }
 
   async create(folder: MachineFolder, plan: MachinePlan<EmulatorGuest>): Promise<void> {
@@ -169,6 +161,15 @@ export class EmulatorDriver implements Driver {
   async copyDisk(folder: MachineFolder): Promise<DiskCopy> {
     const isThere = (await this.inspect(folder)).kind !== 'absent';
     throw new ReasonedError(isThere ? 'NoDisk' : 'NoMachine', NO_DISK_COPY);
+  }
+
+  async discard(folder: MachineFolder): Promise<void> {
+    const { state } = this.#of(folder).process;
+    await removeFiles(folder.path);
+    // The next agent would otherwise find the user, which another machine may have by then.
+    if ((await state.read())?.runAs !== undefined) {
+      await state.update({ runAs: undefined });
+    }
   }
 
   async delete(folder: MachineFolder): Promise<void> {
@@ -254,10 +255,11 @@ export class EmulatorDriver implements Driver {
     }
     const name = systemImageName(emulator);
     if (!offer.systemImages.includes(name)) {
-      const others = offer.systemImages.join(', ');
+      const others = offer.systemImages.slice(0, NAMED_IMAGES).join(', ');
+      const more = offer.systemImages.length > NAMED_IMAGES ? ' and others' : '';
       throw new ReasonedError(
         'SystemImageMissing',
-        `This host has no system image ${name}. It has ${others}`,
+        `This host has no system image ${name}. It has ${others}${more}`,
       );
     }
   }

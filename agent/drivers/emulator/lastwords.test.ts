@@ -25,6 +25,7 @@ describe('the last words of an emulator', () => {
     const output = [`FATAL   | ${key}`, 'ERROR   | qemu.adb.pubkey=abc', '-----BEGIN PRIVATE KEY-----'];
     expect(choose([...output, 'FATAL   | \u001b[2Jred\u0007'].join('\n'))).toBe('FATAL   |  [2Jred');
     expect(choose(`FATAL   | ${'long '.repeat(10_000)}`).length).toBeLessThanOrEqual(2048);
+    expect(choose(`FATAL   | ${'long '.repeat(1_000)} adbkey`), 'only the beginning counts').toMatch(/long/);
     expect(choose('FATAL   | again\n'.repeat(100)).split('\n')).toHaveLength(12);
   });
 });

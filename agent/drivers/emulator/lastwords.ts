@@ -13,6 +13,9 @@ const WORDS_LINES = 12;
 /** Number of lines that a message has if none of them is an error. */
 const OTHER_LINES = 4;
 
+/** Longest part of a line that is looked at, in characters. The time of the pattern for keys grows with the square of the length. */
+const LINE_CHARACTERS = 4 * 1024;
+
 /** Line of the emulator or of the guest's kernel that names an error. */
 const PROBLEM = /^\s*(FATAL|ERROR|PANIC)\b|Kernel panic/;
 /** Line that may hold an ADB key. People show messages to others. */
@@ -23,7 +26,7 @@ const UNPRINTABLE = /[^\x20-\x7e\u00a0-\uffff]/g;
 export function choose(output: string): string {
   const lines = output
     .split('\n')
-    .map((line) => line.replaceAll(UNPRINTABLE, ' ').trim())
+    .map((line) => line.replaceAll(UNPRINTABLE, ' ').trim().slice(0, LINE_CHARACTERS))
     .filter((line) => line !== '' && !KEY.test(line));
   const problems = lines.filter((line) => PROBLEM.test(line)).slice(-WORDS_LINES);
   const words = problems.length > 0 ? problems : lines.slice(-OTHER_LINES);

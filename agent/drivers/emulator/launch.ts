@@ -6,20 +6,27 @@ import type { MachineCgroups } from '../../processes/cgroup.ts';
 import type { EmulatorLaunchPlan, MachineFolder } from '../driver.ts';
 import { launch, type Launched } from '../launch.ts';
 import type { Acceleration } from './acceleration.ts';
-import { commandLine, environment, words } from './arguments.ts';
+import { commandLine, environment, FOLDERS, words } from './arguments.ts';
 import { MACHINE_PLACE } from './files.ts';
 
 /** Limit of the threads of all processes of an emulator, beside one for each virtual processor. An emulator has some hundred. */
 const THREADS = 1024;
 
+/** Size of the file system in memory that an emulator sees as /dev/shm. The size is usual in containers, and counts as memory of the machine. */
+const SHARED_MEMORY = '64m';
+
 /**
  * Program, in Perl without modules, that shows the machine's folder at another path and then becomes its arguments. It runs in a mount
- * namespace of its own, so that no other process sees the mount.
+ * namespace of its own, so that no other process sees the mounts. The folders in which all users of the host may write are replaced by the
+ * machine's own: files there would outlive the machine, count nowhere, and reach other machines.
  */
 const PLACE = String.raw`
-my ($folder, $place, @command) = @ARGV;
+my ($folder, $place, $temporary, $shared, @command) = @ARGV;
 -d $place or mkdir($place, 0755) or -d $place or die "$place: $!\n";
-system('mount', '--bind', $folder, $place) == 0 or die "the folder of the machine cannot be mounted\n";
+sub place { system('mount', @_) == 0 or die "$_[-1] cannot be mounted for the machine\n"; }
+place('--bind', $folder, $place);
+place('--bind', "$place/$temporary", $_) for '/tmp', '/var/tmp';
+place('-t', 'tmpfs', '-o', "nosuid,nodev,mode=1777,size=$shared", 'tmpfs', '/dev/shm');
 chdir $place or die "$place: $!\n";
 exec { $command[0] } @command or die "$command[0]: $!\n";
 `;
@@ -67,8 +74,8 @@ function enclosed(folder: MachineFolder, start: EmulatorStart): [string, ...stri
     'nsenter',
     `--net=${network.path}`,
     ...(isContained ? ['--mount=/proc/1/ns/mnt'] : []),
-    ...words('--', 'unshare', '--mount', '--propagation', 'slave', '--'),
-    ...words('perl', '-e', PLACE, folder.path, MACHINE_PLACE),
+    ...words('--', 'unshare', '--ipc', '--mount', '--propagation', 'slave', '--'),
+    ...words('perl', '-e', PLACE, folder.path, MACHINE_PLACE, FOLDERS.temporary, SHARED_MEMORY),
     ...withLogWriter([...asUser(plan.runAs, acceleration?.groups ?? []), ...own], 'serial'),
   ];
 }

@@ -136,23 +136,22 @@ describe('the SDK of a host', () => {
     expect(await reason()).toContain(words);
   });
 
-  it('offers at most 64 system images, with names that labels can have', async () => {
-    for (let level = 100; level < 120; level += 1) {
-      for (let type = 0; type < 5; type += 1) {
+  it('offers only names that are allowed in paths, and looks at 64 types of a platform', async () => {
+    for (let level = 100; level < 102; level += 1) {
+      for (let type = 0; type < 70; type += 1) {
         const image = { ...IMAGE, platform: `android-${level}`, imageType: `t${type}` };
         const lines = ['Pkg.Revision=1', `AndroidVersion.ApiLevel=${level}`, 'SystemImage.Abi=x86_64'];
         await makeImage(image, [...lines, `SystemImage.TagId=t${type}`]);
       }
     }
-    for (const imageType of ['ends-with-', 'x'.repeat(60), 'with space', '..x']) {
+    for (const imageType of ['with space', '..x']) {
       await makeImage({ ...IMAGE, imageType }, [...PROPERTIES.slice(0, 3), `SystemImage.TagId=${imageType}`]);
     }
     const offer = await offered();
     const names = offer.kind === 'offered' ? offer.systemImages : [];
-    expect(names).toHaveLength(64);
-    for (const name of names) {
-      expect(name).toMatch(/^[A-Za-z0-9][-A-Za-z0-9_.]{0,61}[A-Za-z0-9]$/);
-    }
+    expect(names.filter((name) => name.startsWith('android-100.'))).toHaveLength(64);
+    expect(names.filter((name) => name.startsWith('android-101.'))).toHaveLength(64);
+    expect(names.filter((name) => !/^[A-Za-z0-9][-A-Za-z0-9_.]*$/.test(name))).toEqual([]);
   });
 });
 

@@ -26,12 +26,8 @@ export interface SdkOptions {
 
 /** Largest number of entries of a folder that are looked at. The vendor has about 20 platforms, and about 8 types for each. */
 const ENTRIES_LIMIT = 64;
-/** Largest number of offered system images. Each becomes a label of the Node, whose size is limited. */
-const IMAGES_LIMIT = 64;
 /** Limit of a file `source.properties` in bytes. The vendor's files have about 500 bytes. */
 const PROPERTIES_LIMIT_BYTES = 16 * 1024;
-/** Longest name of a system image: the limit of a label's name without its prefix. */
-const NAME_LIMIT = 63;
 /** Folders without which the emulator does not accept an SDK. */
 const FOLDERS = ['platforms', 'platform-tools'];
 /** Files of a system image without which no emulator boots. */
@@ -84,9 +80,6 @@ export async function scan(options: SdkOptions): Promise<EmulatorOffer> {
       found.push(systemImageName(name));
     }
     first ??= fault;
-    if (found.length === IMAGES_LIMIT) {
-      break;
-    }
   }
   if (found.length > 0) {
     return { kind: 'offered', systemImages: found };
@@ -136,15 +129,11 @@ async function* imagesIn(sdk: string, architecture: Architecture): AsyncGenerato
   for (const platform of await namesIn(root)) {
     for (const imageType of await namesIn(join(root, platform))) {
       const name = { platform, imageType, architecture };
-      if (isLabel(systemImageName(name)) && (await folderMode(join(sdk, imageFolder(name)))) !== undefined) {
+      if ((await folderMode(join(sdk, imageFolder(name)))) !== undefined) {
         yield name;
       }
     }
   }
-}
-
-function isLabel(name: string): boolean {
-  return name.length <= NAME_LIMIT && /[A-Za-z0-9]$/.test(name);
 }
 
 async function namesIn(folder: string): Promise<string[]> {

@@ -17,7 +17,7 @@ import {
   type Accelerator,
   type CopyOptions,
   type DiskCopy,
-  type Driver,
+  type DriverOfVMs,
   type FoundMachine,
   type GuestAnswer,
   type GuestCommand,
@@ -51,7 +51,7 @@ export interface QemuDriverOptions {
   readers?: number | undefined;
 }
 
-export class QemuDriver implements Driver {
+export class QemuDriver implements DriverOfVMs {
   readonly name = 'qemu';
   readonly #root: string;
   readonly #context: MachineContext;

@@ -23,11 +23,11 @@ export const EMULATOR_REASONS = {
     todo: 'Set emulator.sdk in the configuration of the host’s agent, or place the VM on another host',
   },
   SystemImageMissing: {
-    seen: { Emulator: ['Scheduled', 'Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] },
+    seen: { Emulator: ['Scheduled', 'Ready', 'Stalled', 'Event'], Pod: ['waiting'] },
     class: 'mendable',
     by: 'agent and operator',
     says: 'The SDK of the host has no system image of this platform and type',
-    todo: 'Install the system image on the host, or create the emulator with one that the message names',
+    todo: 'Install the system image on the host, and the emulator starts; or create it again with one that the message names',
   },
   AccelerationMissing: {
     seen: { Emulator: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] },

@@ -24,7 +24,7 @@ export const FAILURES = {
     class: 'final',
     by: 'agent',
     says: 'The hypervisor ended unexpectedly; the message has its last output',
-    todo: 'Read the message; restartPolicy OnFailure or Always starts the machine again',
+    todo: 'Read the message; restartPolicy OnFailure or Always starts a VM again; an Emulator starts again with its VM',
   },
   StartFailed: {
     seen: MACHINE_FAILURE,
@@ -54,7 +54,7 @@ export const FAILURES = {
     ofHost: true,
     by: 'agent',
     says: 'The network of the host could not be repaired',
-    todo: 'Remove the rule that the message names, and create the VM again; the host gets no VMs until then',
+    todo: 'Remove the rule that the message names, and create the VM or Emulator again; the host gets no VMs until then',
   },
   NetworkUnavailable: {
     seen: MACHINE_FAILURE,
@@ -89,7 +89,7 @@ export const FAILURES = {
     class: 'final',
     by: 'agent',
     says: 'The status of the Pod was set to ended, but not by the agent',
-    todo: 'Find out who wrote the status of the Pod, and create the VM again',
+    todo: 'Find out who wrote the status of the Pod, and create the VM or Emulator again',
   },
   PodDeleted: {
     seen: { VM: ['Ready', 'Stalled', 'Event'] },
@@ -109,7 +109,7 @@ export const FAILURES = {
     seen: { Emulator: ['Ready', 'Event'], VM: ['Ready', 'Event'], Pod: ['Event'] },
     class: 'passing',
     by: 'agent and operator',
-    says: 'The host of the VM was lost; before its first run the VM gets another host',
+    says: 'The host of the VM was lost; before its first run the VM gets another host, and its emulators follow it',
     todo: 'Bring the host back, or delete the VM and create it again',
   },
   DeadlineExceeded: {

@@ -152,6 +152,9 @@ export const FAULTS = {
   },
 } as const;
 
+/** Places of a refusal. An Emulator stays with the host of its VM and is tried there again. */
+const REFUSED = { ...FAILURE, Emulator: ['Scheduled', 'Ready', 'Event'] } as const;
+
 /** Reasons for which a host refuses a machine that another host may accept. */
 export const REFUSALS = {
   PortTaken: {
@@ -169,29 +172,33 @@ export const REFUSALS = {
     todo: 'Reserve another port, or change ports in the configuration',
   },
   OutOfSlot: {
-    seen: FAILURE,
-    class: 'elsewhere',
+    seen: REFUSED,
+    class: { VM: 'elsewhere', Emulator: 'passing' },
+    ofHost: true,
     by: 'agent',
     says: 'The host has no free slot for the machine',
     todo: 'If all hosts are full, add hosts',
   },
   OutOfcpu: {
-    seen: FAILURE,
-    class: 'elsewhere',
+    seen: REFUSED,
+    class: { VM: 'elsewhere', Emulator: 'passing' },
+    ofHost: true,
     by: 'agent',
     says: 'The host has too few processors free for the machine',
     todo: 'If all hosts are full, add hosts',
   },
   OutOfmemory: {
-    seen: FAILURE,
-    class: 'elsewhere',
+    seen: REFUSED,
+    class: { VM: 'elsewhere', Emulator: 'passing' },
+    ofHost: true,
     by: 'agent',
     says: 'The host has too little memory free for the machine',
     todo: 'If all hosts are full, add hosts',
   },
   OutOfDisk: {
-    seen: FAILURE,
-    class: 'elsewhere',
+    seen: REFUSED,
+    class: { VM: 'elsewhere', Emulator: 'passing' },
+    ofHost: true,
     by: 'agent',
     says: 'The host has too little disk free for the machine',
     todo: 'If all hosts are full, add hosts or remove images',

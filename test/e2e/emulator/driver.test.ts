@@ -1,5 +1,5 @@
 /** The driver for emulators, with the stand-in for the Android emulator without a guest. */
-import { access, mkdir, readdir, readFile, symlink, writeFile } from 'node:fs/promises';
+import { access, mkdir, readdir, readFile, readlink, rm, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { EmulatorLaunchPlan, MachineFolder, MachineState } from '../../../agent/drivers/driver.ts';
@@ -7,18 +7,18 @@ import { stateFile } from '../../../agent/drivers/emulator/state.ts';
 import { run } from '../../../base/exec.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import type { Cue } from '../../standins/emulator/program/cues.ts';
-import { EmulatorHost, processesOf } from '../../worlds/emulatorhost.ts';
+import { DriverHost, processesOf } from '../../worlds/driverhost.ts';
 
 const GRACE_MILLISECONDS = 30_000;
 const COMMAND = { timeoutMilliseconds: 30_000 };
 
-let host: EmulatorHost;
+let host: DriverHost;
 let folder: MachineFolder;
 let plan: EmulatorLaunchPlan;
 let user: number;
 
 beforeEach(async () => {
-  host = await EmulatorHost.make();
+  host = await DriverHost.make();
   ({ folder, plan } = host.machine());
   user = plan.runAs?.uid ?? 0;
 });
@@ -78,6 +78,22 @@ describe('a machine of the stand-in for the emulator', () => {
     expect(await log()).toContain('Wait for emulator to shut down completely');
     await host.driver.delete(folder);
     await expectNothing();
+  });
+
+  it('that has failed keeps its log, and nothing that its user wrote', async () => {
+    await create();
+    await start();
+    await host.driver.stop(folder, { graceMilliseconds: 0 });
+    await writeFile(join(folder.path, 'avd', 'berth.avd', 'userdata-qemu.img'), 'data');
+    await host.driver.discard(folder);
+    await host.restartAgent();
+    expect(await state()).toEqual({ kind: 'stopped' });
+    expect(await log()).not.toBe('');
+    const owned = await run('find', [folder.path, '-user', String(user)], COMMAND);
+    const entries = await readdir(folder.path, { withFileTypes: true });
+    const folders = entries.filter((entry) => entry.isDirectory()).map(({ name }) => name);
+    expect([owned, folders]).toEqual(['', ['console']]);
+    expect(await host.driver.list()).toMatchObject([{ ...folder, runAs: undefined }]);
   });
 
   it.each([
@@ -218,6 +234,35 @@ describe('a hostile user of a machine', () => {
     await expectNothing();
     expect(await readdir(target)).toEqual(['kept.lock']);
     expect(await readFile(join(target, 'kept.lock'), 'utf8')).toBe('kept');
+  });
+
+  it('leaves no file and no shared memory in the folders that all users share, and sees none of others', async () => {
+    const shared = ['/tmp', '/var/tmp', '/dev/shm'];
+    const foreign = `berth-foreign-${folder.uid}`;
+    const left = `berth-left-${folder.uid}`;
+    const results = '/run/berth-machine/home/results';
+    await host.wrap([
+      `cat /dev/shm/${foreign} /tmp/${foreign} /var/tmp/${foreign} > ${results} 2>/dev/null`,
+      `readlink /proc/self/ns/ipc >> ${results}`,
+      ...shared.map((one) => `echo x > ${one}/${left} || echo ${one} refuses >> ${results}`),
+      `head -c 128M /dev/zero > /dev/shm/large 2>/dev/null && echo unlimited >> ${results}`,
+      `echo end >> ${results}`,
+    ]);
+    try {
+      await Promise.all(shared.map(async (one) => await writeFile(join(one, foreign), 'foreign')));
+      await create();
+      await start();
+      for (const one of shared) {
+        expect(await readdir(one)).not.toContain(left);
+      }
+    } finally {
+      await Promise.all(shared.map(async (one) => await rm(join(one, foreign), { force: true })));
+    }
+    expect(await readdir(join(folder.path, 'tmp'))).toContain(left);
+    const [ipc = '', ...rest] = (await readFile(join(folder.path, 'home', 'results'), 'utf8')).split('\n');
+    expect(ipc).toMatch(/^ipc:/);
+    expect(ipc).not.toBe(await readlink('/proc/self/ns/ipc'));
+    expect(rest).toEqual(['end', '']);
   });
 
   it('cannot replace its AVD, write beside its own folders, or read those of other machines', async () => {

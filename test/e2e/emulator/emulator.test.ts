@@ -18,13 +18,15 @@ import { unless } from '../../support/unless.ts';
 import { AdbClient } from '../../wires/adb.ts';
 import { GuestTunnel } from '../../wires/guesttunnel.ts';
 import { Kubectl } from '../../wires/kubectl.ts';
-import { type EmulatorHost, EmulatorWorld, NAMESPACE } from '../../worlds/emulators.ts';
+import { type EmulatorHost, EmulatorWorld, NAMESPACE, processesWith } from '../../worlds/emulators.ts';
 import { HOST_ADDRESS, whyNotHere } from '../../worlds/nat.ts';
 
 const EXAMPLE = join(import.meta.dirname, '..', '..', '..', 'examples', 'vm-with-emulator.yaml');
 /** Emulated guests of two architectures on a busy machine. */
 const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
 const STEP = { deadlineMilliseconds: 60_000, intervalMilliseconds: 100 };
+/** Wait for a state that lasts less than a second. */
+const CATCH = { deadlineMilliseconds: 60_000, intervalMilliseconds: 5 };
 const SETUP_MILLISECONDS = 400_000;
 const TEST_MILLISECONDS = 300_000;
 /** Time limit for a guest's answer about a connection. The guest itself gives up after two seconds. */
@@ -115,10 +117,10 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
     await world.cluster.kubectl(['apply', '-f', '-'], { input: `${String(vm)}---\n${String(emulator)}` });
   }
 
-  /** Returns where ADB of an emulator answers. With exposure Host, the address is that of the Node, which is not the host's address here. */
+  /** Returns where ADB of an emulator answers. */
   async function adbOf(name: string): Promise<string> {
-    const { spec, status } = await world.emulator(name);
-    return `${spec.exposure === 'Host' ? HOST_ADDRESS : status?.adb?.address}:${status?.adb?.port}`;
+    const { status } = await world.emulator(name);
+    return `${status?.adb?.address}:${status?.adb?.port}`;
   }
 
   async function podUid(name: string): Promise<string> {
@@ -162,7 +164,7 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
       const { podIP } = (await vms.pod('desk')).status ?? {};
       expect(phone?.status).toMatchObject({ nodeName: 'host-amd64', adb: { port: 5555 } });
       expect(phone?.status?.adb?.address).not.toBe(podIP);
-      expect(tablet?.status?.adb?.address).toBe('127.0.0.1');
+      expect(tablet?.status?.adb?.address).toBe(HOST_ADDRESS);
       expect(await world.kubectl('get', 'emulator', 'phone')).toMatch(
         /^phone +desk +Running +True +host-amd64 /m,
       );
@@ -264,6 +266,36 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
       expect(await podUid('tablet')).toBe(uid);
       expect(await world.hosts.amd64.processes()).toEqual(running);
       expect(await device.shell('exit 3')).toMatchObject({ code: 3 });
+    },
+    TEST_MILLISECONDS,
+  );
+
+  test(
+    'an agent that is killed while an emulator ends, is created or starts leaves nothing over and doubles nothing',
+    async () => {
+      const { amd64 } = world.hosts;
+      const { agent } = amd64;
+      const key = `${NAMESPACE}/tablet.emulator`;
+      const gone = await podUid('tablet');
+      const killWhen = async (what: string, test: () => Promise<boolean>): Promise<void> => {
+        await waitFor(what, test, CATCH);
+        await agent.kill();
+        await agent.startAgain();
+      };
+      await world.kubectl('delete', 'emulator', 'tablet', '--wait=false');
+      await killWhen('its end to begin', async () => (await amd64.record(key))?.running !== true);
+      await waitFor('tablet to be gone', () => isGone(() => world.emulator('tablet')), STEP);
+      await waitFor('its record to be gone', async () => (await amd64.record(key)) === undefined, STEP);
+      expect(await processesWith(gone)).toEqual([]);
+      await apply('desk', 'amd64', { tablet: 'Host' });
+      await killWhen('the agent to know it', async () => (await amd64.record(key)) !== undefined);
+      const uid = await podUid('tablet');
+      await killWhen('its process', async () => (await processesWith(`-id\0${uid}\0`)).length > 0);
+      await world.waitForPhase('tablet', 'Running', BOOT);
+      expect([await podUid('tablet'), (await amd64.record(key))?.restarts]).toEqual([uid, 0]);
+      expect(await processesWith(`-id\0${uid}\0`)).toHaveLength(1);
+      const device = await adb.connect(await adbOf('tablet'));
+      expect(await device.property('sys.boot_completed')).toBe('1');
     },
     TEST_MILLISECONDS,
   );

@@ -179,7 +179,10 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     expect(text).toContain('recovery complete');
     const numbers = (text.match(/^\d+$/gm) ?? []).map(Number).toSorted((a, b) => a - b);
     const last = numbers.at(-1) ?? 0;
-    expect(numbers.slice(-19)).toEqual(Array.from({ length: 19 }, (_, index) => last - 18 + index));
+    // On a busy machine the guest may have written fewer than 19 numbers.
+    const shown = Math.min(19, last);
+    expect(numbers.slice(-19)).toEqual(Array.from({ length: shown }, (_, index) => last - shown + 1 + index));
+    expect(last).toBeGreaterThan(0);
     expect(last).toBeGreaterThanOrEqual(least);
     expect(last).toBeLessThanOrEqual(most + 1);
   }

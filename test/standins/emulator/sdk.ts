@@ -2,7 +2,7 @@
  * Makes an SDK folder as a host of emulators has it, with the stand-in for the Android emulator in place of the real program. The folder contains
  * all that the stand-in needs, so that any user of the machine can run it.
  */
-import { chmod, copyFile, link, mkdir, realpath, rm, writeFile } from 'node:fs/promises';
+import { chmod, copyFile, link, mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { bundleInto } from '../../../hack/bundle.ts';
 import type { GuestArchitecture } from '../../../hack/guest.ts';
@@ -57,6 +57,16 @@ export interface StandInSdk {
 export async function giveCue(folder: string, cue: Cue, value?: number): Promise<void> {
   await mkdir(join(folder, CUES_FOLDER), { recursive: true });
   await writeFile(join(folder, CUES_FOLDER, cue), value === undefined ? '' : String(value));
+}
+
+/**
+ * Makes an empty folder for an SDK that other users can enter. It is not in the folder for temporary files, because an emulator sees a
+ * folder of its own there.
+ */
+export async function makeSdkFolder(): Promise<string> {
+  const folder = await mkdtemp('/var/lib/berth-sdk-');
+  await chmod(folder, 0o755);
+  return folder;
 }
 
 /** Makes the SDK in `folder`, which is made if it does not exist. Callers let other users into the folders above. */

@@ -2,14 +2,14 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { randomInt, randomUUID } from 'node:crypto';
 import { once } from 'node:events';
-import { chmod, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { pino } from 'pino';
 import type { EmulatorLaunchPlan, MachineFolder } from '../../agent/drivers/driver.ts';
 import { EmulatorDriver } from '../../agent/drivers/emulator/driver.ts';
 import { EMULATOR_API_VERSION, type EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
-import { makeSdk, type StandInSdk } from '../standins/emulator/sdk.ts';
+import { makeSdk, makeSdkFolder, type StandInSdk } from '../standins/emulator/sdk.ts';
 
 const OWNER = {
   namespace: 'platform-default',
@@ -24,7 +24,7 @@ const [FIRST_USER, LAST_USER] = [61_000, 64_900];
 const MEMORY_BYTES = 2560 * 1024 * 1024;
 const WRAPPER_MODE = 0o755;
 
-export class EmulatorHost implements AsyncDisposable {
+export class DriverHost implements AsyncDisposable {
   readonly directory: string;
   readonly sdk: StandInSdk;
   driver: EmulatorDriver;
@@ -39,18 +39,16 @@ export class EmulatorHost implements AsyncDisposable {
     this.driver = this.#make();
   }
 
-  static async make(): Promise<EmulatorHost> {
+  static async make(): Promise<DriverHost> {
     const directory = await mkdtemp(join(tmpdir(), 'berth-emulators-'));
-    // The users of machines must reach the SDK.
-    await chmod(directory, WRAPPER_MODE);
     const architecture = process.arch === 'arm64' ? 'arm64' : 'amd64';
-    const sdk = await makeSdk(join(directory, 'sdk'), { architecture, mode: 'sleeping' });
+    const sdk = await makeSdk(join(await makeSdkFolder(), 'sdk'), { architecture, mode: 'sleeping' });
     const script = 'ip link set lo up && echo up && exec sleep 3600';
     const namespace = spawn('unshare', ['--net', 'sh', '-c', script], {
       stdio: ['ignore', 'pipe', 'inherit'],
     });
     await once(namespace.stdout, 'data');
-    return new EmulatorHost(directory, sdk, namespace);
+    return new DriverHost(directory, sdk, namespace);
   }
 
   /** Closes the driver and makes another one, as a restart of the agent does. */
@@ -94,6 +92,7 @@ export class EmulatorHost implements AsyncDisposable {
     await this.driver.close();
     this.#namespace.kill('SIGKILL');
     await rm(this.directory, { recursive: true, force: true });
+    await rm(dirname(this.sdk.root), { recursive: true, force: true });
   }
 
   #make(): EmulatorDriver {

@@ -1,0 +1,37 @@
+/** Counts the stops of a machine. Emulators end with each stop of their VM, also with one that the operator did not see. */
+import type { Desired } from '../../api/v1alpha1/machine.ts';
+import type { MachineEnd, MachineRecord } from './machine.ts';
+
+/** Returns whether a requested restart or revert is not done yet. `done` is the request time of the last one that was done. */
+export function isPending(asked: string | undefined, done: string | undefined): boolean {
+  return asked !== undefined && asked !== done;
+}
+
+/** Returns whether a machine that does not run stays off. An unreadable wish changes nothing, so the machine stays off. */
+export function wantsOff(desired: Desired | undefined): boolean {
+  return desired?.power !== 'Running';
+}
+
+/** Returns whether a machine that ended by itself stays off, so that its VM is Stopped. */
+export function restsAfter(
+  { how }: MachineEnd,
+  record: Readonly<MachineRecord>,
+  desired: Desired | undefined,
+): boolean {
+  if (desired === undefined || wantsOff(desired)) {
+    return true;
+  }
+  const startsAgain =
+    desired.restartPolicy === 'Always' ||
+    isPending(desired.restartRequestedAt, record.restartedAt) ||
+    isPending(desired.revertRequestedAt, record.revertedAt);
+  return how === 'GuestShutdown' && !startsAgain;
+}
+
+/** Returns the change of a record whose machine runs no longer. A stop counts once, even if its step is repeated. */
+export function offChange(
+  { running, stops = 0 }: Readonly<MachineRecord>,
+  staysOff: boolean,
+): Pick<MachineRecord, 'running' | 'stops'> {
+  return { running: false, ...(running && staysOff && { stops: stops + 1 }) };
+}
