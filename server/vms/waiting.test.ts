@@ -40,6 +40,7 @@ it('stops when each deployment has its answer, and accepts no other', async () =
     stopped = true;
   });
   expect(await answer).toBe('stopping');
+  await new Promise(setImmediate);
   expect(stopped).toBe(false);
   await expect(waiting.run(response(), untilEnd)).rejects.toMatchObject({ status: 503 });
   connection.emit('close');
