@@ -19,6 +19,7 @@ const EDITOR: Person = { user: 'rbac-editor', groups: ['system:authenticated'] }
 const EDITOR_EVERYWHERE: Person = { user: 'rbac-editor-everywhere', groups: ['system:authenticated'] };
 const ADMIN: Person = { user: 'rbac-admin', groups: ['system:authenticated'] };
 const OPERATOR = account(SYSTEM, 'berth-operator');
+const SERVER = account(SYSTEM, 'berth-server');
 const READER = account('monitoring', 'prometheus');
 const UNINSTALL = account(SYSTEM, 'berth-uninstall');
 const BOOTSTRAP: Person = {
@@ -170,6 +171,30 @@ describe('the table', () => {
         // Only the ConfigMap berth-registries.
         `get configmaps in ${OWN}`,
         'get /metrics',
+      ],
+    ],
+    [
+      'HTTP API',
+      SERVER,
+      [
+        'list nodes',
+        'patch nodes',
+        'watch pods',
+        'create imagecacheentries.berth.dev',
+        'create tokenreviews.authentication.k8s.io',
+        'create subjectaccessreviews.authorization.k8s.io',
+      ],
+      [
+        'patch nodes/status',
+        'delete nodes',
+        `create pods in ${OWN}`,
+        `get vms.berth.dev in ${OWN}`,
+        `create vms.berth.dev in ${OWN}`,
+        `patch images.berth.dev in ${OWN}`,
+        `get secrets in ${OWN}`,
+        `list secrets in ${SYSTEM}`,
+        `create secrets in ${SYSTEM}`,
+        'impersonate users',
       ],
     ],
     [

@@ -1,0 +1,84 @@
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import type { KubeClient } from './client.ts';
+import { ApiError } from './errors.ts';
+import { follow } from './follow.ts';
+import type { KubeObject, Resource } from './objects.ts';
+import type { Transport } from './transport.ts';
+
+const TYPE: Resource<KubeObject> = { apiVersion: 'v1', kind: 'Pod', plural: 'pods', namespaced: true };
+
+beforeEach(() => void vi.useFakeTimers({ shouldAdvanceTime: true, advanceTimeDelta: 200 }));
+afterEach(() => void vi.useRealTimers());
+
+function object(resourceVersion: string, uid = 'u'): KubeObject {
+  return { apiVersion: 'v1', kind: 'Pod', metadata: { name: 'a', namespace: 'n', uid, resourceVersion } };
+}
+
+function event(type: string, content: object): string {
+  return `${JSON.stringify({ type, object: content })}\n`;
+}
+
+const GONE = event('ERROR', { kind: 'Status', code: 410, reason: 'Expired', message: 'too old' });
+
+/** Follows an object over watches with these answers: the lines of a watch, or an error. `read` is what a GET returns. */
+async function followed(
+  watches: (string[] | Error)[],
+  read?: KubeObject,
+): Promise<{ versions: string[]; paths: string[] }> {
+  const paths: string[] = [];
+  const stream = (path: string) => {
+    paths.push(path);
+    const answer = watches[paths.length - 1] ?? [];
+    return answer instanceof Error
+      ? Promise.reject(answer)
+      : Promise.resolve(answer.map((line) => Buffer.from(line)));
+  };
+  const get = () =>
+    read === undefined
+      ? Promise.reject(new ApiError('no', { status: 404, reason: 'NotFound' }))
+      : Promise.resolve(read);
+  const versions: string[] = [];
+  for await (const { metadata } of follow({
+    client: { get } as unknown as KubeClient,
+    watches: { stream } as unknown as Transport,
+    type: TYPE,
+    from: object('1').metadata,
+    signal: new AbortController().signal,
+  })) {
+    versions.push(metadata.resourceVersion ?? '');
+  }
+  return { versions, paths };
+}
+
+it('resumes a watch that ended or broke at the last position, which a bookmark moves too', async () => {
+  const { versions, paths } = await followed([
+    [event('MODIFIED', object('2'))],
+    new Error('connection lost'),
+    new ApiError('busy', { status: 429, reason: 'TooManyRequests' }),
+    [event('BOOKMARK', object('9'))],
+    [event('DELETED', object('10'))],
+  ]);
+  expect(versions).toEqual(['2']);
+  expect(paths.map((path) => new URLSearchParams(path.split('?')[1]).get('resourceVersion'))).toEqual([
+    '1',
+    '2',
+    '2',
+    '2',
+    '9',
+  ]);
+});
+
+it('reads the object when its position was compacted', async () => {
+  const last = [event('DELETED', object('8'))];
+  expect((await followed([[GONE], last], object('7'))).versions).toEqual(['7']);
+});
+
+it('ends when the object is gone after a break, or another one has its name', async () => {
+  expect((await followed([[GONE]])).versions).toEqual([]);
+  expect((await followed([[GONE]], object('7', 'another'))).versions).toEqual([]);
+});
+
+it('throws when the API server refuses', async () => {
+  const refusal = new ApiError('no such kind', { status: 404, reason: 'NotFound' });
+  await expect(followed([refusal])).rejects.toBe(refusal);
+});
