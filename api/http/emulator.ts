@@ -1,7 +1,7 @@
 /** Android emulators as the HTTP API shows and accepts them. */
 import * as z from 'zod';
-import { ANDROID_NAME } from '../v1alpha1/emulatormachine.ts';
-import { LABEL, text } from '../v1alpha1/schema.ts';
+import { ANDROID_NAME, EMULATOR_DEVICES } from '../v1alpha1/emulatormachine.ts';
+import { choice, LABEL, text } from '../v1alpha1/schema.ts';
 import { whole } from './fields.ts';
 
 const phaseSchema = z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Terminating']);
@@ -45,8 +45,8 @@ export const emulatorRequestSchema = z
     vm: text('Name of the VM in this namespace to which the emulator belongs. It must run.', 63, LABEL),
     name: text('Name of the emulator. When omitted, a name is generated.', 63, LABEL).optional(),
     platform: androidName('Android platform. android-36 when omitted.'),
-    device: androidName('Device to emulate. pixel_9 when omitted.'),
-    deviceProfile: androidName('Another key for `device`.'),
+    device: choice('Device to emulate. pixel_9 when omitted.', EMULATOR_DEVICES).optional(),
+    deviceProfile: choice('Another key for `device`.', EMULATOR_DEVICES).optional(),
     imageType: androidName('Type of the system image. google_apis when omitted.'),
     cpu: whole(1, 256).optional().meta({ description: 'Number of virtual processors. 2 when omitted.' }),
     memory: whole(MEMORY.minimum, MEMORY.maximum)
