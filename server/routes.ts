@@ -6,6 +6,7 @@ import type { App } from './http/app.ts';
 import { addImageCacheRoutes } from './imagecache/routes.ts';
 import { addNodeRoutes } from './nodes/routes.ts';
 import { addImageRoutes } from './images/routes.ts';
+import { addRegistryCredentialRoutes } from './registrycredentials/routes.ts';
 import type { Services } from './services.ts';
 import { addVMConfigRoutes } from './vmconfigs/routes.ts';
 import { addVMRoutes } from './vms/routes.ts';
@@ -24,5 +25,6 @@ export function addRoutes(app: App, services: Services): void {
   addVMConfigRoutes(app, services);
   addImageRoutes(app, services);
   addEmulatorRoutes(app, services);
+  addRegistryCredentialRoutes(app);
   addDocument(app);
 }
