@@ -19,12 +19,9 @@ export const registryCredentialRequestSchema = z.object({
   server,
   username: text('Name of the user.', REGISTRY_USERNAME_LENGTH),
   password: text('Password of the user.', PASSWORD_LENGTH),
-  allowInsecure: z
-    .boolean()
-    .optional()
-    .meta({
-      description: 'Whether the registry may be without TLS, or with a certificate that nobody checks.',
-    }),
+  allowInsecure: z.boolean().optional().meta({
+    description: 'Whether the registry may be without TLS, or with a certificate that nobody checks.',
+  }),
   replace: z.boolean().optional().meta({ description: 'Whether to replace the credential of the registry.' }),
 });
 export type RegistryCredentialRequest = z.infer<typeof registryCredentialRequestSchema>;
