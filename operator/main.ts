@@ -6,12 +6,11 @@ import '../base/heap.ts';
 import { parseArgs } from 'node:util';
 import { setFlagsFromString } from 'node:v8';
 import { pino } from 'pino';
-import { ConfigError } from '../base/config.ts';
 import { loadConfig } from './config/config.ts';
 import { KubeClient } from '../kube/client.ts';
 import { loadConnection } from '../kube/credentials.ts';
 import { createMetrics } from '../kube/metrics.ts';
-import { surviveRejections } from '../kube/rejections.ts';
+import { exitWith, runUntilSignal } from '../kube/program.ts';
 import { Transport } from '../kube/transport.ts';
 import { Operator } from './operator.ts';
 import { readUninstallOptions, RefusedError, uninstall } from './uninstall.ts';
@@ -22,37 +21,21 @@ if (Number(Reflect.get(process.config.variables, 'v8_enable_maglev')) === 1) {
   setFlagsFromString('--no-turbofan');
 }
 
-/** Exit code after a mistake in the configuration or arguments, which the caller must correct. */
-const EXIT_CONFIGURATION = 2;
-const EXIT_FAILURE = 1;
-
 async function main(): Promise<void> {
   const { values } = parseArgs({ options: { config: { type: 'string' }, kubeconfig: { type: 'string' } } });
   const config = loadConfig(values.config);
   const logger = pino({ name: 'berth-operator', level: config.logLevel });
-  surviveRejections(logger);
-  const exit = (code: number) => {
-    logger.flush();
-    process.exit(code);
-  };
-  const operator = await Operator.start({
-    config,
-    kubeconfigPath: values.kubeconfig,
-    podName: process.env['BERTH_POD_NAME'],
+  await runUntilSignal(
     logger,
-    onLost: () => exit(EXIT_FAILURE),
-  });
-  const stop = () => {
-    operator.stop().then(
-      () => exit(0),
-      (error: unknown) => {
-        logger.error({ err: error }, 'stopped with an error');
-        exit(EXIT_FAILURE);
-      },
-    );
-  };
-  process.once('SIGTERM', stop);
-  process.once('SIGINT', stop);
+    async (fail) =>
+      await Operator.start({
+        config,
+        kubeconfigPath: values.kubeconfig,
+        podName: process.env['BERTH_POD_NAME'],
+        logger,
+        onLost: fail,
+      }),
+  );
 }
 
 async function runUninstall(args: readonly string[]): Promise<void> {
@@ -72,10 +55,5 @@ const [, , command, ...rest] = process.argv;
 try {
   await (command === 'uninstall' ? runUninstall(rest) : main());
 } catch (error) {
-  const isMistake = error instanceof ConfigError || (error instanceof TypeError && 'code' in error);
-  const isForPeople = isMistake || error instanceof RefusedError;
-  process.stderr.write(
-    `${error instanceof Error ? (isForPeople ? error.message : error.stack) : String(error)}\n`,
-  );
-  process.exit(isMistake ? EXIT_CONFIGURATION : EXIT_FAILURE);
+  exitWith(error, (reason) => reason instanceof RefusedError);
 }

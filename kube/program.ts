@@ -1,0 +1,56 @@
+/** The life of a program of the control plane: from its start until a signal, and the report of a start that fails. */
+import type { Logger } from 'pino';
+import { ConfigError } from '../base/config.ts';
+import { surviveRejections } from './rejections.ts';
+
+/** Exit code after a mistake in the configuration or arguments, which the caller must correct. */
+const EXIT_CONFIGURATION = 2;
+const EXIT_FAILURE = 1;
+
+/** A program that was started. */
+export interface Running {
+  /** Ends the work of the program. The process exits afterwards. */
+  stop(): Promise<void>;
+}
+
+/**
+ * Starts a program and stops it at SIGTERM or SIGINT. The exit code is then 0, or 1 when the stop fails. `start` gets a function that ends
+ * the process with a failure at once.
+ *
+ * @throws Error of `start`
+ */
+export async function runUntilSignal(
+  logger: Logger,
+  start: (fail: () => void) => Promise<Running>,
+): Promise<void> {
+  surviveRejections(logger);
+  const exit = (code: number) => {
+    logger.flush();
+    process.exit(code);
+  };
+  const running = await start(() => exit(EXIT_FAILURE));
+  const stop = () => {
+    running.stop().then(
+      () => exit(0),
+      (error: unknown) => {
+        logger.error({ err: error }, 'stopped with an error');
+        exit(EXIT_FAILURE);
+      },
+    );
+  };
+  process.once('SIGTERM', stop);
+  process.once('SIGINT', stop);
+}
+
+/**
+ * Writes why the program could not start, and exits. A mistake of the caller is one message without a stack, and so is an error for which
+ * `isForPeople` is true.
+ */
+export function exitWith(error: unknown, isForPeople: (error: unknown) => boolean = () => false): never {
+  const isMistake = error instanceof ConfigError || (error instanceof TypeError && 'code' in error);
+  const isShort = isMistake || isForPeople(error);
+  process.stderr.write(
+    `${error instanceof Error ? (isShort ? error.message : error.stack) : String(error)}\n`,
+  );
+  process.exit(isMistake ? EXIT_CONFIGURATION : EXIT_FAILURE);
+}
