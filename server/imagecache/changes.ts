@@ -4,7 +4,7 @@ import type { CacheTargets } from '../../api/v1alpha1/cachetargets.ts';
 import { type Hosts, tagsOf } from '../own/hosts.ts';
 import type { CachedSource, Entries } from './entries.ts';
 import { selectedHosts } from './selection.ts';
-import { type Host, withHost, withoutHost } from './targets.ts';
+import { type Host, withHost, withoutHost, withoutNames } from './targets.ts';
 
 type Item = CacheResult['items'][number];
 
@@ -36,13 +36,13 @@ export async function addToHosts(entries: Entries, hosts: Hosts, change: Change)
 /** Lets the selected hosts remove the image. The work is queued, and a host without the image needs none. */
 export async function removeFromHosts(entries: Entries, hosts: Hosts, change: Change): Promise<CacheResult> {
   const { known, missing } = split(hosts, change);
-  const gone = missing.filter((name) => !hosts.exists(name));
-  const leaving = [...known, ...gone.map((name) => ({ name, tags: new Set<string>() }))];
+  const gone = new Set(missing.filter((name) => !hosts.exists(name)));
   await entries.change(change.source, (before) =>
-    leaving.reduce<CacheTargets>((targets, host) => withoutHost(targets, host), before),
+    known.reduce<CacheTargets>((targets, host) => withoutHost(targets, host), withoutNames(before, gone)),
   );
-  const strangers = missing.filter((name) => !gone.includes(name));
-  return result([...leaving.map(({ name }) => done(name)), ...strangers.map((name) => notFound(name))]);
+  const strangers = missing.filter((name) => !gone.has(name));
+  const leaving = [...known.map(({ name }) => name), ...gone];
+  return result([...leaving.map((name) => done(name)), ...strangers.map((name) => notFound(name))]);
 }
 
 /** Separates the selected hosts of the namespace from names that are none. */

@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { isEmpty, withHost, withoutHost } from './targets.ts';
+import { isEmpty, withHost, withoutHost, withoutNames } from './targets.ts';
 
 const host = { name: 'host-1', tags: new Set(['fast']) };
 
@@ -41,4 +41,11 @@ it('is empty only if no host can get the image later', () => {
     false,
     false,
   ]);
+});
+
+it('forgets hosts that do not exist, without excluding a later host of the name', () => {
+  const gone = new Set(['host-2', 'host-3']);
+  expect(withoutNames({ nodes: ['host-1', 'host-2'] }, gone)).toEqual({ nodes: ['host-1'] });
+  const everywhere = { all: true };
+  expect(withoutNames(everywhere, gone)).toBe(everywhere);
 });

@@ -29,6 +29,16 @@ export function withoutHost(targets: CacheTargets, host: Host): CacheTargets {
     : unnamed;
 }
 
+/**
+ * Removes names of hosts that do not exist. They are not excluded: a later host of such a name may belong to another namespace, and the list
+ * of excluded hosts is limited.
+ */
+export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>): CacheTargets {
+  const { nodes = [] } = targets;
+  const kept = nodes.filter((name) => !names.has(name));
+  return kept.length === nodes.length ? targets : { ...targets, nodes: kept };
+}
+
 /** Returns true if the entry wants the image on no host, now and later. */
 export function isEmpty({ all = false, nodes = [], tags = [] }: CacheTargets): boolean {
   return !all && nodes.length === 0 && tags.length === 0;
