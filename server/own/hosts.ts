@@ -32,7 +32,7 @@ export class Hosts {
     this.requireNamespace(namespace);
     const host = this.#watches.host(name);
     if (host === undefined || this.namespaceOf(host) !== namespace) {
-      throw new StatusError(404, `nodes "${name}" not found`);
+      throw hostNotFound(name);
     }
     return host;
   }
@@ -48,6 +48,10 @@ export class Hosts {
       throw new StatusError(404, `namespaces "${name}" not found`);
     }
   }
+}
+
+export function hostNotFound(name: string): StatusError {
+  return new StatusError(404, `nodes "${name}" not found`);
 }
 
 /** Returns the tags of a host by name. */

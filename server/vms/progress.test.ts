@@ -38,8 +38,13 @@ it('ends when the VM runs, or when it is Ready', () => {
 it.each([
   [500, { phase: 'Stopping', failure: { reason: 'Crashed', message: 'qemu ended', time: '' } }],
   [500, { phase: 'Failed', conditions: [condition('Ready', 'False', 'HostLost', 'host is silent')] }],
+  [500, { phase: 'Stopped', conditions: [condition('Ready', 'False', 'Stopped', 'VM is stopped')] }],
+  [500, { phase: 'Suspended' }],
   [422, { phase: 'Pending', conditions: [condition('Stalled', 'True', 'NoImage', 'no image')] }],
-])('ends with %i for %j', (code, status) => {
+  [404, { conditions: [condition('Scheduled', 'False', 'ConfigNotFound', 'VMConfig x was not found')] }],
+  [404, { phase: 'Pending', conditions: [condition('ImageReady', 'False', 'ImageNotFound', 'not found')] }],
+  ['waiting', { phase: 'Pulling', conditions: [condition('ImageReady', 'False', 'ImageNotFound', 'retry')] }],
+])('ends with %s for %j', (code, status) => {
   expect(codeOf(stateOf(vm(status), READY))).toBe(code);
 });
 

@@ -5,6 +5,13 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { StatusError } from '../http/errors.ts';
 import { statusOfPhase } from './item.ts';
 
+/** Statuses in which a deployment has ended without a machine that runs. */
+const ENDS: ReadonlySet<string> = new Set(['Failed', 'Stopped', 'Suspended']);
+/** Conditions with their reasons when the operator knows no object of the name that the VM gives. */
+const MISSING = [
+  ['Scheduled', 'ConfigNotFound'],
+  ['ImageReady', 'ImageNotFound'],
+] as const;
 /** Reason of the condition Scheduled when no host has room. */
 const NO_ROOM = 'Unschedulable';
 
@@ -21,13 +28,11 @@ export function stateOf(
   if (metadata.deletionTimestamp !== undefined) {
     return 'waiting';
   }
-  const full = whenFull === 'fail' ? noRoomFor(vm) : undefined;
-  if (full !== undefined) {
-    return full;
-  }
-  if (statusOfPhase(status.phase) === 'Pending') {
-    return 'waiting';
-  }
+  const blocked = missingFor(vm) ?? (whenFull === 'fail' ? noRoomFor(vm) : undefined);
+  return blocked ?? (statusOfPhase(status.phase) === 'Running' ? stateOfRunning(vm, waitFor) : 'waiting');
+}
+
+function stateOfRunning(vm: VM, waitFor: VMDeployQuery['waitFor']): 'done' | 'waiting' {
   return waitFor === 'running' || conditionOf(vm, 'Ready')?.status === 'True' ? 'done' : 'waiting';
 }
 
@@ -38,8 +43,8 @@ function failureOf(vm: VM): StatusError | undefined {
     return new StatusError(500, message || reason, { causes: [{ reason, message }] });
   }
   const ready = conditionOf(vm, 'Ready');
-  if (status.phase === 'Failed') {
-    return new StatusError(500, `VM ${metadata.name} failed: ${ready?.message ?? ''}`);
+  if (ENDS.has(statusOfPhase(status.phase))) {
+    return new StatusError(500, `VM ${metadata.name} is ${status.phase}: ${ready?.message ?? ''}`);
   }
   const stalled = conditionOf(vm, 'Stalled');
   if (stalled?.status === 'True') {
@@ -49,6 +54,17 @@ function failureOf(vm: VM): StatusError | undefined {
     });
   }
   return undefined;
+}
+
+/** Returns 404 for a VMConfig or an image that does not exist. The VM would wait until somebody makes it. */
+function missingFor(vm: VM): StatusError | undefined {
+  if ((vm.status?.phase ?? 'Pending') !== 'Pending') {
+    return undefined;
+  }
+  const missing = MISSING.map(([type, reason]) => ({ condition: conditionOf(vm, type), reason })).find(
+    ({ condition, reason }) => condition?.status !== 'True' && condition?.reason === reason,
+  )?.condition;
+  return missing && new StatusError(404, `VM ${vm.metadata.name} was deleted: ${missing.message}`);
 }
 
 function noRoomFor(vm: VM): StatusError | undefined {

@@ -117,6 +117,15 @@ describe('a deployment', () => {
     expect((await vms.list()).map(({ metadata }) => metadata.name)).not.toContain('bad');
   });
 
+  it('with a wrong name answers 404 at once, and leaves no VM', async () => {
+    for (const wrong of [{ vmConfig: 'absent' }, { image: 'absent' }, { image: IMAGE, node: 'absent' }]) {
+      const { status, body } = await deploy({ ...wrong, name: 'misspelt' });
+      expect([wrong, status, body.reason]).toEqual([wrong, 404, 'NotFound']);
+      expect(body.message).toMatch(/absent.* not found/);
+      await vms.waitUntilGone('misspelt');
+    }
+  });
+
   it('that fails answers 500 with the words of the hypervisor, and leaves no VM', async () => {
     const answer = deploy({ ...onBare, name: 'failing' });
     await bound('failing', answer);
