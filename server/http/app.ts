@@ -14,7 +14,7 @@ import type { Logger } from 'pino';
 import * as z from 'zod';
 import type { KubeClient } from '../../kube/client.ts';
 import { createServer } from '../../kube/serving/httpserver.ts';
-import type { Caller, Callers } from '../callers/caller.ts';
+import { type Caller, type Callers, tokenOf } from '../callers/caller.ts';
 import { normalizeBody } from './bodies.ts';
 import { sendError, StatusError } from './errors.ts';
 
@@ -86,6 +86,7 @@ export async function createApp({ callers, logger, version }: AppOptions): Promi
     request.fullCaller = () => callers.callerOf(request.headers);
     next();
   });
+  requireTokens(app);
   readBodies(app);
   await app.register(swagger, {
     openapi: {
@@ -98,6 +99,17 @@ export async function createApp({ callers, logger, version }: AppOptions): Promi
     transformObject: jsonSchemaTransformObject,
   });
   return app;
+}
+
+/** Refuses a request without a token before its body is read. Routes whose schema says `security: []` need none. */
+function requireTokens(app: App): void {
+  app.addHook('onRequest', (request, _reply, next) => {
+    const { schema } = request.routeOptions;
+    if (schema !== undefined && schema.security?.length !== 0) {
+      tokenOf(request.headers);
+    }
+    next();
+  });
 }
 
 /** Reads bodies of any content type as JSON. Clients send an empty body with the content type of a form. */

@@ -1,0 +1,52 @@
+/** Rules of the HTTP API that need no API server. */
+import { pino } from 'pino';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import type { App } from './http/app.ts';
+import { loadConfig } from './config.ts';
+import { assemble } from './server.ts';
+
+const NAMESPACE = '/api/v1/namespaces/platform-default';
+const TOKEN = { authorization: 'Bearer some.token' };
+
+let app: App;
+let close: () => Promise<void>;
+
+beforeAll(async () => {
+  const parts = await assemble({
+    // Nothing listens there, and no test gets that far.
+    connection: { server: 'https://127.0.0.1:1' },
+    config: loadConfig(undefined),
+    logger: pino({ level: 'silent' }),
+  });
+  ({ app, close } = parts);
+});
+
+afterAll(async () => {
+  await close?.();
+});
+
+it.each([
+  ['POST', '/vms', '{"image": 5'],
+  ['POST', '/vms', '{"displayWidth": 99999}'],
+  ['DELETE', '/secrets/registrycredentials/remove', 'no JSON'],
+  ['POST', '/images/one/copy', ''],
+  ['POST', '/upload/image', 'a whole disk'],
+  ['HEAD', '/vms', ''],
+] as const)('%s %s without a token is 401 before its body is read', async (method, path, payload) => {
+  const answer = await app.inject({ method, url: NAMESPACE + path, payload });
+  expect([answer.statusCode, answer.headers['www-authenticate']]).toEqual([401, 'Bearer']);
+});
+
+it('facts about the cluster and the document need no token', async () => {
+  for (const url of ['/api/v1/cluster-info', '/api/v1/swagger/json', '//api/v1/cluster-info/']) {
+    for (const headers of [{}, { authorization: 'Bearer' }]) {
+      expect([url, (await app.inject({ url, headers })).statusCode]).toEqual([url, 200]);
+    }
+  }
+});
+
+it('a transfer that is not offered is a Status', async () => {
+  const url = `${NAMESPACE}/images/one/download`;
+  const answer = await app.inject({ url, headers: TOKEN });
+  expect(answer.json()).toMatchObject({ kind: 'Status', code: 501, reason: 'NotImplemented' });
+});
