@@ -6,7 +6,10 @@ import type { App } from './http/app.ts';
 import { addImageCacheRoutes } from './imagecache/routes.ts';
 import { addNodeRoutes } from './nodes/routes.ts';
 import { addImageRoutes } from './images/routes.ts';
+import { addNamespaceRoutes } from './namespaces/routes.ts';
 import { addRegistryCredentialRoutes } from './registrycredentials/routes.ts';
+import { addRoleBindingRoutes } from './rolebindings/routes.ts';
+import { addServiceAccountRoutes } from './serviceaccounts/routes.ts';
 import type { Services } from './services.ts';
 import { addVMConfigRoutes } from './vmconfigs/routes.ts';
 import { addVMRoutes } from './vms/routes.ts';
@@ -19,6 +22,7 @@ function addDocument(app: App): void {
 export function addRoutes(app: App, services: Services): void {
   addClusterRoutes(app, services);
   addCertificateRoutes(app, services);
+  addNamespaceRoutes(app, services);
   addNodeRoutes(app, services);
   addImageCacheRoutes(app, services);
   addVMRoutes(app, services);
@@ -26,5 +30,7 @@ export function addRoutes(app: App, services: Services): void {
   addImageRoutes(app, services);
   addEmulatorRoutes(app, services);
   addRegistryCredentialRoutes(app);
+  addServiceAccountRoutes(app);
+  addRoleBindingRoutes(app);
   addDocument(app);
 }

@@ -18,8 +18,10 @@ import { Callers, WATCHES } from './callers/caller.ts';
 import { addChallenges } from './callers/challenge.ts';
 import { clusterInfo } from './cluster/info.ts';
 import type { ServerConfig } from './config.ts';
+import { addAliases } from './http/aliases.ts';
 import { createApp } from './http/app.ts';
 import { createOwn } from './own/own.ts';
+import { refuseOtherNamespaces } from './http/namespaces.ts';
 import { addRoutes } from './routes.ts';
 import { Deploys } from './vms/deploy.ts';
 import { WaitingDeploys } from './vms/waiting.ts';
@@ -53,8 +55,10 @@ export async function assemble({
   const callers = new Callers(connection, metrics);
   const app = await createApp({ callers, logger, version: VERSION });
   addChallenges(app, config.cluster);
+  addAliases(app, config);
+  refuseOtherNamespaces(app, config.namespaces);
   const waiting = new WaitingDeploys(WATCHES);
-  const deploys = new Deploys(waiting, logger);
+  const deploys = new Deploys({ waiting, logger, fullStatus: config.http.aliases.fullClusterStatus });
   addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own, deploys, waiting });
   await app.ready();
   const close = async () => {

@@ -44,7 +44,7 @@ export class Hosts {
 
   /** @throws StatusError 404 when the namespace does not exist. */
   requireNamespace(name: string): void {
-    if (!this.#watches.hasNamespace(name)) {
+    if (this.#watches.namespace(name) === undefined) {
       throw new StatusError(404, `namespaces "${name}" not found`);
     }
   }

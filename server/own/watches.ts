@@ -72,9 +72,15 @@ export class Watches {
     return this.#pods.cache.byIndex(PODS_BY_NODE, host);
   }
 
-  hasNamespace(name: string): boolean {
+  /** Returns all namespaces of the cluster. */
+  namespaces(): readonly Readonly<Namespace>[] {
     this.#requireFilled();
-    return this.#namespaces.cache.get(name) !== undefined;
+    return this.#namespaces.cache.list();
+  }
+
+  namespace(name: string): Readonly<Namespace> | undefined {
+    this.#requireFilled();
+    return this.#namespaces.cache.get(name);
   }
 
   entries(): readonly Readonly<ImageCacheEntry>[] {

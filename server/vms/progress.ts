@@ -15,11 +15,17 @@ const MISSING = [
 /** Reason of the condition Scheduled when no host has room. */
 const NO_ROOM = 'Unschedulable';
 
+/** Status code of a deployment for which no host has room. */
+const FULL_STATUS = 503;
+
+/** When a deployment has its answer. */
+interface Wanted extends Pick<VMDeployQuery, 'waitFor' | 'whenFull'> {
+  /** Another status code when no host has room. With it, the deployment does not wait for room by default. */
+  readonly fullStatus?: number | undefined;
+}
+
 /** Returns `done` when the deployment has its good answer, `waiting` before, or the error with which it ended. */
-export function stateOf(
-  vm: VM,
-  { waitFor, whenFull }: Pick<VMDeployQuery, 'waitFor' | 'whenFull'>,
-): 'done' | 'waiting' | StatusError {
+export function stateOf(vm: VM, wanted: Wanted): 'done' | 'waiting' | StatusError {
   const { metadata, status = {} } = vm;
   const failed = failureOf(vm);
   if (failed !== undefined) {
@@ -28,8 +34,10 @@ export function stateOf(
   if (metadata.deletionTimestamp !== undefined) {
     return 'waiting';
   }
-  const blocked = missingFor(vm) ?? (whenFull === 'fail' ? noRoomFor(vm) : undefined);
-  return blocked ?? (statusOfPhase(status.phase) === 'Running' ? stateOfRunning(vm, waitFor) : 'waiting');
+  const blocked = missingFor(vm) ?? noRoomFor(vm, wanted);
+  return (
+    blocked ?? (statusOfPhase(status.phase) === 'Running' ? stateOfRunning(vm, wanted.waitFor) : 'waiting')
+  );
 }
 
 function stateOfRunning(vm: VM, waitFor: VMDeployQuery['waitFor']): 'done' | 'waiting' {
@@ -67,14 +75,16 @@ function missingFor(vm: VM): StatusError | undefined {
   return missing && new StatusError(404, `VM ${vm.metadata.name} was deleted: ${missing.message}`);
 }
 
-function noRoomFor(vm: VM): StatusError | undefined {
+/** Returns the error of a deployment that does not wait for room. */
+function noRoomFor(vm: VM, { whenFull, fullStatus }: Wanted): StatusError | undefined {
+  const isPatient = whenFull === undefined ? fullStatus === undefined : whenFull === 'wait';
   const scheduled = conditionOf(vm, 'Scheduled');
-  return scheduled?.reason === NO_ROOM
-    ? new StatusError(
-        503,
+  return isPatient || scheduled?.reason !== NO_ROOM
+    ? undefined
+    : new StatusError(
+        fullStatus ?? FULL_STATUS,
         `VM ${vm.metadata.name} was deleted, because no host has room: ${scheduled.message}`,
-      )
-    : undefined;
+      );
 }
 
 /** Returns the reason why the VM does not run yet, for people. */
