@@ -5,6 +5,7 @@ import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { VMS as VM_OBJECTS } from '../../operator/objects/resources.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
 
@@ -94,4 +95,19 @@ it('shows its OpenAPI document to everybody', async () => {
     '3.1.0',
     expect.arrayContaining(['/api/v1/cluster-info', '/api/v1/namespaces/{namespace}/vms']),
   ]);
+});
+
+it('answers HEAD on every path like GET without a body, and changes nothing', async () => {
+  const { paths } = (await api.call('/api/v1/swagger/json')).body as { paths: object };
+  const stored = { namespace, name: 'one' };
+  const before = await cluster.client().get(VM_OBJECTS, stored);
+  for (const path of Object.keys(paths)) {
+    const filled = path.replaceAll(/\{([^}]+)\}/g, (_all, name: string) =>
+      name === 'namespace' ? namespace : 'one',
+    );
+    const head = await api.call(filled, { method: 'HEAD', token });
+    const { status } = await api.call(filled, { token });
+    expect([path, head.status, head.body]).toEqual([path, status, '']);
+  }
+  expect(await cluster.client().get(VM_OBJECTS, stored)).toEqual(before);
 });
