@@ -16,7 +16,7 @@ const NAME_LENGTH = 63;
 const GENERATED_NAME_LENGTH = NAME_LENGTH - 6;
 const VM_NAME = /^[a-z]([-a-z0-9]*[a-z0-9])?$/;
 /** Ports with the host port, which the VM resource may leave out. The API server checks the numbers. */
-const RESERVED_PORTS = /^ *\d+:\d+(\/[a-zA-Z]+)?( *, *\d+:\d+(\/[a-zA-Z]+)?)* *,? *$/;
+const RESERVED_PORTS = /^ *\d+:\d+(\/[a-zA-Z]+)?( *, *\d+:\d+(\/[a-zA-Z]+)?)* *(, *)?$/;
 
 const metadataSchema = z
   .union([

@@ -23,9 +23,9 @@ export function documented(description: string, ...rules: CelRule[]): Record<str
   return rules.length === 0 ? { description } : { description, 'x-kubernetes-validations': rules };
 }
 
-/** Returns the schema of a text of 1 to `maximum` characters, with an optional pattern. */
+/** Returns the schema of a text of 1 to `maximum` characters, with an optional pattern. The pattern does not read a longer text. */
 export function text(description: string, maximum: number, pattern?: RegExp) {
-  const bounded = z.string().min(1).max(maximum);
+  const bounded = z.string().min(1).max(maximum, { abort: true });
   return (pattern === undefined ? bounded : bounded.regex(pattern)).meta({ description });
 }
 

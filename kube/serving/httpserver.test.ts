@@ -79,3 +79,26 @@ it.each([
   await Promise.all(handled);
   expect(performance.now() - begun).toBeLessThan(AT_ONCE_MILLISECONDS);
 });
+
+it('a client that sends a second request before the answer to the first loses its connection', async () => {
+  const asked: string[] = [];
+  const server = createServer(
+    (_request, response, url) => {
+      asked.push(url.pathname);
+      holdOpen(response);
+      if (url.pathname === '/quick') {
+        response.end('done');
+      }
+    },
+    { logger, tls },
+  );
+  const running = await listen(server, '127.0.0.1:0');
+  try {
+    const socket = await ask(running.port, '/quick');
+    socket.write('GET /one HTTP/1.1\r\nHost: a\r\n\r\nGET /two HTTP/1.1\r\nHost: a\r\n\r\n');
+    await once(socket, 'close');
+    expect(asked).toEqual(['/quick', '/one']);
+  } finally {
+    await running.close();
+  }
+});

@@ -71,7 +71,16 @@ export function createServer(
   server.timeout = STALL_MILLISECONDS;
   // The server has no listeners for `upgrade` (see `upgrades.ts`) and `connect`, because a listener would have to handle the socket's
   // errors. Without it, a request with Upgrade is answered like any other request, and the connection of a CONNECT is closed.
+  const answering = new WeakSet<Socket>();
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
+    const { socket } = request;
+    // No client of ours sends a request before the answer to the last one. Node.js would read such requests without limit.
+    if (answering.has(socket)) {
+      socket.destroy();
+      return;
+    }
+    answering.add(socket);
+    response.once('close', () => answering.delete(socket));
     void answer(handle, logger, request, response);
   });
   // Without a listener, an error of accept(2) would end the process, for example when too many files are open.

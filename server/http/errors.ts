@@ -68,6 +68,9 @@ function statusOfFramework(error: unknown): Status {
     : failure(500, 'Internal error');
 }
 
+/** Largest number of mistakes in an answer. A hostile body has a mistake in each of its thousands of fields. */
+const MISTAKES = 20;
+
 interface Mistake {
   /** Code of zod for the mistake. */
   keyword: string;
@@ -78,7 +81,7 @@ interface Mistake {
 
 /** Returns 400 when a value has the wrong type, and 422 when it is missing or outside its bounds. `given` has the values. */
 function invalid(mistakes: readonly Mistake[], given: unknown): Status {
-  const causes = mistakes.map(({ instancePath, keyword, message = 'is not valid' }) => ({
+  const causes = mistakes.slice(0, MISTAKES).map(({ instancePath, keyword, message = 'is not valid' }) => ({
     reason: isMissing(keyword, message) ? 'FieldValueRequired' : 'FieldValueInvalid',
     field: instancePath.slice(1).replaceAll('/', '.'),
     message: isMissing(keyword, message) ? 'is required' : `${message}${numberAt(instancePath, given)}`,
@@ -97,7 +100,9 @@ function numberAt(instancePath: string, given: unknown): string {
   const parts = instancePath.split('/').slice(1);
   let value = given;
   for (const part of parts) {
-    value = Object.entries(value ?? {}).find(([key]) => key === part)?.[1];
+    const isObject = typeof value === 'object' && value !== null;
+    value =
+      isObject && Object.hasOwn(value as object, part) ? (value as Record<string, unknown>)[part] : undefined;
   }
   return typeof value === 'number' ? `, not ${value}` : '';
 }
