@@ -1,7 +1,8 @@
 /** Rules of the HTTP API that need no API server. */
 import { pino } from 'pino';
-import { afterAll, beforeAll, expect, it } from 'vitest';
+import { afterAll, beforeAll, expect, it, vi } from 'vitest';
 import type { App } from './http/app.ts';
+import type { Own } from './own/own.ts';
 import { loadConfig } from './config.ts';
 import { assemble } from './server.ts';
 
@@ -9,6 +10,7 @@ const NAMESPACE = '/api/v1/namespaces/platform-default';
 const TOKEN = { authorization: 'Bearer some.token' };
 
 let app: App;
+let own: Own;
 let close: () => Promise<void>;
 
 beforeAll(async () => {
@@ -18,7 +20,7 @@ beforeAll(async () => {
     config: loadConfig(undefined),
     logger: pino({ level: 'silent' }),
   });
-  ({ app, close } = parts);
+  ({ app, own, close } = parts);
 });
 
 afterAll(async () => {
@@ -49,4 +51,17 @@ it('a transfer that is not offered is a Status', async () => {
   const url = `${NAMESPACE}/images/one/download`;
   const answer = await app.inject({ url, headers: TOKEN });
   expect(answer.json()).toMatchObject({ kind: 'Status', code: 501, reason: 'NotImplemented' });
+});
+
+it.each([
+  [400, 'multipart/form-data', 'text'],
+  [400, 'multipart/form-data; boundary=', 'text'],
+  [400, 'multipart/form-data; boundary=x', 'text'],
+  [422, 'multipart/form-data; boundary=x', '--x--\r\n'],
+  [415, 'application/json', '{}'],
+])('%i for an upload of a certificate as %s with the body %j', async (code, type, payload) => {
+  vi.spyOn(own.rights, 'require').mockResolvedValue();
+  const headers = { ...TOKEN, 'content-type': type };
+  const answer = await app.inject({ method: 'POST', url: '/api/v1/upload/cert', headers, payload });
+  expect(answer.json()).toMatchObject({ kind: 'Status', code });
 });

@@ -2,6 +2,7 @@
 import multipart from '@fastify/multipart';
 import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';
+import { messageOf } from '../../base/errors.ts';
 import type { App } from '../http/app.ts';
 import { StatusError } from '../http/errors.ts';
 import type { Services } from '../services.ts';
@@ -46,17 +47,30 @@ async function filesOf(request: FastifyRequest): Promise<Record<(typeof FIELDS)[
   if (!request.isMultipart()) {
     throw new StatusError(415, 'the body must be multipart/form-data');
   }
-  const files = new Map<string, string>();
-  for await (const part of request.parts()) {
-    const content = part.type === 'file' ? (await part.toBuffer()).toString('utf8') : String(part.value);
-    files.set(part.fieldname, content);
-  }
+  const files = await partsOf(request);
   const missing = FIELDS.find((field) => !files.has(field));
   if (missing !== undefined) {
     throw refusal(missing, 'is required');
   }
   const [certPath = '', keyPath = ''] = FIELDS.map((field) => files.get(field));
   return { certPath, keyPath };
+}
+
+/** Returns the contents of the parts by the names of their fields. @throws StatusError 400 when the body is not multipart. */
+async function partsOf(request: FastifyRequest): Promise<Map<string, string>> {
+  const contents = new Map<string, string>();
+  try {
+    for await (const part of request.parts()) {
+      const content = part.type === 'file' ? (await part.toBuffer()).toString('utf8') : String(part.value);
+      contents.set(part.fieldname, content);
+    }
+  } catch (error) {
+    // The reader's errors about limits have a status. Those about the form of the body have none.
+    throw error instanceof Error && 'statusCode' in error
+      ? error
+      : new StatusError(400, `the body is not valid: ${messageOf(error)}`);
+  }
+  return contents;
 }
 
 function refusal(field: string, message: string): StatusError {
