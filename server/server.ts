@@ -20,6 +20,7 @@ import { clusterInfo } from './cluster/info.ts';
 import type { ServerConfig } from './config.ts';
 import { addAliases } from './http/aliases.ts';
 import { createApp } from './http/app.ts';
+import { refuseMissingNamespaces } from './own/namespaces.ts';
 import { createOwn } from './own/own.ts';
 import { refuseOtherNamespaces } from './http/namespaces.ts';
 import { addRoutes } from './routes.ts';
@@ -57,6 +58,7 @@ export async function assemble({
   addChallenges(app, config.cluster);
   addAliases(app, config);
   refuseOtherNamespaces(app, config.namespaces);
+  refuseMissingNamespaces(app, own);
   const waiting = new WaitingDeploys(WATCHES);
   const deploys = new Deploys({ waiting, logger, fullStatus: config.http.aliases.fullClusterStatus });
   addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own, deploys, waiting });

@@ -213,6 +213,24 @@ describe('trouble in the middle of a deployment', () => {
   });
 });
 
+it('a namespace that does not exist is not found', async () => {
+  const missing = PATH.replace(namespace, 'platform-missing');
+  const viewer = await memberToken('viewer');
+  await cluster.kubectl([
+    'create',
+    'clusterrolebinding',
+    'viewer',
+    '--clusterrole=berth-role-viewer',
+    `--serviceaccount=${namespace}:viewer`,
+  ]);
+  const rights = async () => (await api.call(missing, { token: viewer })).status !== 403;
+  await waitFor('the rights of the viewer', rights);
+  for (const path of [missing, missing.replace('vms', 'images'), missing.replace('vms', 'pushes')]) {
+    const { status, body } = await api.call(path, { token: viewer });
+    expect([path, status, body.message]).toEqual([path, 404, expect.stringContaining('not found')]);
+  }
+});
+
 describe('actions on a VM', () => {
   const act = async (name: string, action: string, body: object = {}) => {
     const answer = await api.call(`${PATH}/${name}/${action}`, { method: 'POST', token, body });
