@@ -18,7 +18,10 @@ export const tokenRequestSchema = z
   .object({
     duration: z
       .string()
-      .regex(DURATION, 'must be hours, minutes and seconds, for example 8760h or 1h30m')
+      .regex(DURATION, {
+        error: 'must be hours, minutes and seconds, for example 8760h or 1h30m',
+        abort: true,
+      })
       .refine((text) => isLife(secondsIn(text)), {
         error: `must be from ${LIFE_MINIMUM}s to ${LIFE_MAXIMUM}s`,
       })

@@ -7,10 +7,13 @@ import { type Namespace, NAMESPACES } from '../../kube/core.ts';
 import { isForbidden } from '../../kube/errors.ts';
 import type { Watches } from '../own/watches.ts';
 import { callerMay } from '../callers/access.ts';
+import { StatusError } from '../http/errors.ts';
 import { VMS } from '../resources.ts';
 
 /** Limit of questions at once, for all callers. A list asks one question for each namespace, and must leave connections to others. */
 const QUESTIONS = 16;
+/** Limit of waiting questions. More come from callers who do not wait for their answers. */
+const QUESTIONS_WAITING = 8_192;
 
 export class VisibleNamespaces {
   readonly #watches: Pick<Watches, 'namespaces' | 'namespace'>;
@@ -22,7 +25,7 @@ export class VisibleNamespaces {
     this.#isServed = isServed;
   }
 
-  /** Returns the served namespaces that the caller sees, by name. @throws ApiError when the API server refuses. */
+  /** Returns the served namespaces that the caller sees, by name. @throws ApiError when the API server refuses. @throws StatusError 429. */
   async list(client: KubeClient): Promise<Readonly<Namespace>[]> {
     const { items } = (await undefinedIf(isForbidden, client.list(NAMESPACES))) ?? {};
     const all = items ?? this.#watches.namespaces();
@@ -31,6 +34,9 @@ export class VisibleNamespaces {
       .toSorted((a, b) => (a.metadata.name < b.metadata.name ? -1 : 1));
     if (items !== undefined) {
       return served;
+    }
+    if (this.#questions.size > QUESTIONS_WAITING) {
+      throw new StatusError(429, 'Too many callers list namespaces: try again later');
     }
     const seen = await this.#questions.addAll(
       served.map(
