@@ -27,6 +27,9 @@ import { addRoutes } from './routes.ts';
 import { Deploys } from './vms/deploy.ts';
 import { WaitingDeploys } from './vms/waiting.ts';
 
+/** Time in which a stopping server sends the answers under way. Kubernetes kills a Pod 30 s after it was told to stop. */
+const ANSWER_MILLISECONDS = 15_000;
+
 export interface ServerStart {
   readonly config: ServerConfig;
   readonly kubeconfigPath: string | undefined;
@@ -34,7 +37,7 @@ export interface ServerStart {
 }
 
 export interface HTTPServer {
-  /** Ends the process' work: no new requests, then all connections. */
+  /** Ends the process' work: no new connections, then the answers under way, then all connections. */
   stop(): Promise<void>;
 }
 
@@ -60,6 +63,13 @@ export async function assemble({
   refuseOtherNamespaces(app, config.namespaces);
   refuseMissingNamespaces(app, own);
   const waiting = new WaitingDeploys(WATCHES);
+  app.addHook('onSend', (_request, reply, _payload, next) => {
+    if (waiting.isStopping) {
+      // The client then sends its next request to another replica.
+      void reply.header('connection', 'close');
+    }
+    next();
+  });
   const deploys = new Deploys({ waiting, logger, fullStatus: config.http.aliases.fullClusterStatus });
   addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own, deploys, waiting });
   await app.ready();
@@ -79,8 +89,9 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   const certificates = certificateProvider(config);
   const provider = own.certificate.orElse(certificates);
   await serveCertificate(app.server, { provider, logger, signal: ended.signal });
+  const http = await listen(app.server, config.http.address);
   const servers: RunningServer[] = [
-    await listen(app.server, config.http.address),
+    http,
     await serveMetrics({ listen: config.metrics.address, metrics, authorizer, certificates, logger }),
     await serveHealth({
       listen: config.health.address,
@@ -92,8 +103,8 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   logger.info({ http: config.http.address, metrics: config.metrics.address }, 'listening');
   return {
     stop: async () => {
+      await Promise.all([waiting.stop(), http.drain(ANSWER_MILLISECONDS)]);
       ended.abort();
-      await waiting.stop();
       await Promise.all(servers.map(async (server) => await server.close()));
       await close();
     },

@@ -29,6 +29,10 @@ export class WaitingDeploys {
     this.#limit = limit;
   }
 
+  get isStopping(): boolean {
+    return this.#isStopping;
+  }
+
   /**
    * Runs one deployment, which must end soon after the signal of its controller aborts.
    * @throws StatusError 429 when too many deployments wait, 503 when the server stops.
