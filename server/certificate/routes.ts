@@ -4,7 +4,7 @@ import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';
 import { messageOf } from '../../base/errors.ts';
 import type { App } from '../http/app.ts';
-import { StatusError } from '../http/errors.ts';
+import { invalidField, StatusError } from '../http/errors.ts';
 import type { Services } from '../services.ts';
 import { PairError } from './pair.ts';
 
@@ -32,7 +32,7 @@ export function addCertificateRoutes(app: App, { own }: Services): void {
         try {
           await own.certificate.store({ certificate: certPath, key: keyPath });
         } catch (error) {
-          throw error instanceof PairError ? refusal(error.field, error.message) : error;
+          throw error instanceof PairError ? invalidField(error.field, error.message) : error;
         }
         // Clients read JSON, and the framework sends a text as it is.
         return await reply
@@ -50,7 +50,7 @@ async function filesOf(request: FastifyRequest): Promise<Record<(typeof FIELDS)[
   const files = await partsOf(request);
   const missing = FIELDS.find((field) => !files.has(field));
   if (missing !== undefined) {
-    throw refusal(missing, 'is required');
+    throw invalidField(missing, 'is required');
   }
   const [certPath = '', keyPath = ''] = FIELDS.map((field) => files.get(field));
   return { certPath, keyPath };
@@ -71,9 +71,4 @@ async function partsOf(request: FastifyRequest): Promise<Map<string, string>> {
       : new StatusError(400, `the body is not valid: ${messageOf(error)}`);
   }
   return contents;
-}
-
-function refusal(field: string, message: string): StatusError {
-  const cause = { reason: 'FieldValueInvalid', field, message };
-  return new StatusError(422, `${field}: ${message}`, { causes: [cause] });
 }

@@ -18,7 +18,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS, SECRETS } from '../../kube/core.ts';
 import { isAlreadyExists, unlessMissing } from '../../kube/errors.ts';
 import { deleteAs } from '../callers/objects.ts';
-import { StatusError } from '../http/errors.ts';
+import { invalidField, StatusError } from '../http/errors.ts';
 
 type Data = Readonly<Record<string, string>>;
 
@@ -44,7 +44,7 @@ export async function addCredential(
 ): Promise<void> {
   const server = serverOf(url);
   if (server.scheme === 'http' && !allowInsecure) {
-    throw mistakeIn('server', SERVER_NEEDS_INSECURE);
+    throw invalidField('server', SERVER_NEEDS_INSECURE);
   }
   const data = await dataOf(client, namespace);
   const [known, ...others] = secretsFor(data, server);
@@ -136,13 +136,7 @@ async function writeEntries(
 function serverOf(url: string): Server {
   const server = readServer(url);
   if (server === undefined) {
-    throw mistakeIn('server', SERVER_FORM);
+    throw invalidField('server', SERVER_FORM);
   }
   return server;
-}
-
-function mistakeIn(field: string, message: string): StatusError {
-  return new StatusError(422, `${field} ${message}`, {
-    causes: [{ reason: 'FieldValueInvalid', field, message }],
-  });
 }
