@@ -86,12 +86,13 @@ export class Entries {
   /** Deletes some entries that keep an image on no host any more. @throws StatusError 403 when there are too many others. */
   async #makeRoom(): Promise<void> {
     const own = this.#watches.entries().filter(({ metadata }) => metadata.name.startsWith(NAME_PREFIX));
+    let count = own.length;
     for (const { metadata } of own.filter(isUnused).slice(0, DELETIONS)) {
       const { name, uid, resourceVersion } = metadata;
       const deleted = this.#client.delete(IMAGE_CACHE_ENTRIES, { name }, { uid, resourceVersion });
-      await doneUnless(isConflict, deleted);
+      count -= Number(await doneUnless(isConflict, deleted));
     }
-    if (own.length >= ENTRIES) {
+    if (count >= ENTRIES) {
       throw new StatusError(403, `The cache has ${ENTRIES} images already: remove an image first`);
     }
   }

@@ -4,6 +4,7 @@ import type { DeployedVM } from '../../api/http/vmdeploy.ts';
 import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import { shortImageName } from '../../api/v1alpha1/reference.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 
@@ -32,7 +33,7 @@ export function vmItem({ metadata, spec, status = {} }: VM): VMItem {
     node: status.nodeName,
     ip: status.hostAddress,
     ...sizeOf(spec, status),
-    image: status.image?.name ?? spec.image ?? spec.iso,
+    image: imageOf(status) ?? spec.image ?? spec.iso,
     gpuPassthrough: false,
     deployDate: metadata.creationTimestamp,
     ...portsOf(status),
@@ -49,6 +50,12 @@ export function vmItem({ metadata, spec, status = {} }: VM): VMItem {
 export function deployedVM(vm: VM): DeployedVM {
   const { name, node, memory, ip, ssh, vnc, screenshare, status } = vmItem(vm);
   return { name, node, memory, ip, ssh, vnc, screenshare, status };
+}
+
+/** Returns the name of the Image or ISO, or else the whole reference. The name in the status of a VM has no registry. */
+function imageOf({ image: { name, reference } = {} }: VMStatus): string | undefined {
+  const isReference = reference !== undefined && name === shortImageName(reference);
+  return isReference ? reference : name;
 }
 
 /** Returns the status for clients. A newer operator may have phases that this release does not know. */

@@ -11,7 +11,7 @@ const LIMIT_MILLISECONDS = 600_000;
 
 /**
  * Deletes a VM and resolves when nothing of it remains. `end` aborts the wait with a {@link WaitEnd}.
- * @throws ApiError when the API server refuses, StatusError 504 when the deletion goes on.
+ * @throws ApiError when the API server refuses, StatusError 504 when the deletion goes on, 503 when the server stops.
  */
 export async function deleteAndWait(
   { client, watches }: Caller,
@@ -28,7 +28,9 @@ export async function deleteAndWait(
       // The VM still exists.
     }
   } catch (error) {
-    throw error instanceof WaitEnd ? new StatusError(504, `VM ${ref.name} is still being deleted`) : error;
+    throw error instanceof WaitEnd
+      ? new StatusError(error.why === 'stopping' ? 503 : 504, `VM ${ref.name} is still being deleted`)
+      : error;
   } finally {
     clearTimeout(timer);
   }

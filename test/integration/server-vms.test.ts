@@ -271,6 +271,8 @@ describe('actions on a VM', () => {
     expect(list.items).toMatchObject([{ jobName: push.jobName, image: body.imageReference }]);
     expect((await api.call(`${pushes}/${push.jobName}`, { token })).body).toMatchObject(list.items[0]);
     expect((await api.call(`${pushes}/saved`, { token })).status).toBe(404);
+    const { body: images } = await api.call(PATH.replace('vms', 'images'), { token });
+    expect(images.items.map(({ name }: { name: string }) => name)).toEqual(['saved']);
     const { spec } = await cluster.client().get(IMAGES, { namespace, name: push.jobName });
     expect(spec.ttlSecondsAfterFinished).toBe(3600);
   });
