@@ -1,6 +1,10 @@
 /** Rules of the HTTP API that need no API server. */
+import { text } from 'node:stream/consumers';
+import { connect } from 'node:tls';
 import { pino } from 'pino';
 import { afterAll, beforeAll, expect, it, vi } from 'vitest';
+import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
+import { listen } from '../kube/serving/httpserver.ts';
 import type { App } from './http/app.ts';
 import type { Own } from './own/own.ts';
 import { loadConfig } from './config.ts';
@@ -64,4 +68,20 @@ it.each([
   const headers = { ...TOKEN, 'content-type': type };
   const answer = await app.inject({ method: 'POST', url: '/api/v1/upload/cert', headers, payload });
   expect(answer.json()).toMatchObject({ kind: 'Status', code });
+});
+
+it.each([
+  [400, 'no request\r\n\r\n'],
+  [431, `GET / HTTP/1.1\r\nHost: a\r\nX: ${'x'.repeat(20_000)}\r\n\r\n`],
+])('answers bytes that are no request with a Status %i', async (code, bytes) => {
+  const key = await createKey();
+  const cert = await selfSigned({ key, commonName: 'server', ipAddresses: ['127.0.0.1'], days: 1 });
+  app.server.setSecureContext({ cert, key: key.pem });
+  const running = await listen(app.server, '127.0.0.1:0');
+  const socket = connect({ port: running.port, host: '127.0.0.1', rejectUnauthorized: false });
+  socket.write(bytes);
+  const answer = await text(socket);
+  await running.close();
+  expect(answer).toMatch(new RegExp(`^HTTP/1.1 ${code} `));
+  expect(JSON.parse(answer.split('\r\n\r\n')[1] ?? '')).toMatchObject({ kind: 'Status', code });
 });

@@ -16,7 +16,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { createServer } from '../../kube/serving/httpserver.ts';
 import { type Caller, type Callers, tokenOf } from '../callers/caller.ts';
 import { normalizeBody } from './bodies.ts';
-import { sendError, StatusError } from './errors.ts';
+import { refuseMalformed, sendError, StatusError } from './errors.ts';
 
 /** Largest body of a request in bytes. Only uploads are larger, and they are streams. */
 const BODY_BYTES = 1024 * 1024;
@@ -67,6 +67,7 @@ export async function createApp({ callers, logger, version }: AppOptions): Promi
       maxParamLength: PARAMETER_LENGTH,
     },
     frameworkErrors: sendError,
+    clientErrorHandler: refuseMalformed,
   }).withTypeProvider<ZodTypeProvider>();
   app.setValidatorCompiler(validatorCompiler);
   app.setSerializerCompiler(serializerCompiler);

@@ -1,4 +1,6 @@
 /** Turns every error into a Status: errors of handlers, of the API server, of validation and of the router. */
+import { STATUS_CODES } from 'node:http';
+import type { Socket } from 'node:net';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { hasZodFastifySchemaValidationErrors } from 'fastify-type-provider-zod';
 import { type Cause, failure, type Status } from '../../api/http/status.ts';
@@ -11,6 +13,13 @@ import { invalid } from './mistakes.ts';
 const RETRY_AFTER_SECONDS = 5;
 /** Errors of a connection to the API server. */
 const CONNECTION_ERRORS = /^(ECONN|ENOTFOUND|EAI_|EHOST|ENET|EPIPE|ETIMEDOUT|UND_ERR_)/;
+
+/** Answers to what is no request, by the code of the parser's error. */
+const MALFORMED: Readonly<Record<string, { status: number; message: string }>> = {
+  HPE_HEADER_OVERFLOW: { status: 431, message: 'The headers are too long' },
+  ERR_HTTP_REQUEST_TIMEOUT: { status: 408, message: 'The request did not arrive in time' },
+};
+const NO_REQUEST = { status: 400, message: 'This is not a request of HTTP' };
 
 /** Error of a handler with a Status as its answer. */
 export class StatusError extends HttpError {
@@ -28,6 +37,19 @@ export class StatusError extends HttpError {
 export function invalidField(field: string, message: string): StatusError {
   const cause = { reason: 'FieldValueInvalid', field, message };
   return new StatusError(422, `${field}: ${message}`, { causes: [cause] });
+}
+
+/** Answers bytes that are no request of HTTP, or a request that is too long or too slow, and closes the connection. */
+export function refuseMalformed(error: Error & { code?: string }, socket: Socket): void {
+  const { status, message } = MALFORMED[error.code ?? ''] ?? NO_REQUEST;
+  if (socket.writable && error.code !== 'ECONNRESET') {
+    const body = JSON.stringify(failure(status, message));
+    socket.write(
+      `HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\nConnection: close\r\nContent-Type: application/json; charset=utf-8\r\n` +
+        `Content-Length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
+    );
+  }
+  socket.destroySoon();
 }
 
 /** Sends the answer for an error. Only an error that nobody expected is logged. */
