@@ -2,6 +2,7 @@
 import { text } from 'node:stream/consumers';
 import { connect } from 'node:tls';
 import { pino } from 'pino';
+import type { Registry } from 'prom-client';
 import { afterAll, beforeAll, expect, it, vi } from 'vitest';
 import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
 import { listen } from '../kube/serving/httpserver.ts';
@@ -15,6 +16,7 @@ const TOKEN = { authorization: 'Bearer some.token' };
 
 let app: App;
 let own: Own;
+let metrics: Registry;
 let close: () => Promise<void>;
 
 beforeAll(async () => {
@@ -24,7 +26,7 @@ beforeAll(async () => {
     config: loadConfig(undefined),
     logger: pino({ level: 'silent' }),
   });
-  ({ app, own, close } = parts);
+  ({ app, own, metrics, close } = parts);
 });
 
 afterAll(async () => {
@@ -84,4 +86,14 @@ it.each([
   await running.close();
   expect(answer).toMatch(new RegExp(`^HTTP/1.1 ${code} `));
   expect(JSON.parse(answer.split('\r\n\r\n')[1] ?? '')).toMatchObject({ kind: 'Status', code });
+});
+
+it('counts requests by route, and never by the path that a client chose', async () => {
+  await app.inject({ url: '/api/v1/cluster-info' });
+  await app.inject({ url: '/chosen-by-client' });
+  const exposed = await metrics.metrics();
+  expect(exposed).toContain('{method="GET",route="/api/v1/cluster-info",code="200"}');
+  expect(exposed).toContain('{method="GET",route="none",code="404"} 1');
+  expect(exposed).toMatch(/^berth_http_waiting_requests 0$/m);
+  expect(exposed).not.toContain('chosen-by-client');
 });

@@ -21,6 +21,7 @@ import type { ServerConfig } from './config.ts';
 import { addAliases } from './http/aliases.ts';
 import { createApp } from './http/app.ts';
 import { refuseMissingNamespaces } from './own/namespaces.ts';
+import { addMetrics } from './http/metrics.ts';
 import { createOwn } from './own/own.ts';
 import { refuseOtherNamespaces } from './http/namespaces.ts';
 import { addRoutes } from './routes.ts';
@@ -63,6 +64,7 @@ export async function assemble({
   refuseOtherNamespaces(app, config.namespaces);
   refuseMissingNamespaces(app, own);
   const waiting = new WaitingDeploys(WATCHES);
+  addMetrics(app, metrics, () => waiting.size);
   app.addHook('onSend', (_request, reply, _payload, next) => {
     if (waiting.isStopping) {
       // The client then sends its next request to another replica.

@@ -29,6 +29,11 @@ export class WaitingDeploys {
     this.#limit = limit;
   }
 
+  /** Number of requests that wait. */
+  get size(): number {
+    return this.#waiting.size;
+  }
+
   get isStopping(): boolean {
     return this.#isStopping;
   }
