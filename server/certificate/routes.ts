@@ -22,9 +22,9 @@ export function addCertificateRoutes(app: App, { own }: Services): void {
         schema: {
           summary: 'Upload the certificate of this API. The files certPath and keyPath have PEM form',
           tags: ['Cluster'],
-          consumes: ['multipart/form-data'],
           response: { 200: z.string() },
         },
+        config: { files: FIELDS },
       },
       async (request, reply) => {
         await own.rights.require(request.headers, { verb: 'update', resource: 'certificates' });

@@ -1,21 +1,15 @@
 /** The web application: the wire rules that hold for every route, and the routes. */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Server } from 'node:https';
-import swagger from '@fastify/swagger';
 import fastify, { type FastifyBaseLogger, type FastifyInstance, LogController } from 'fastify';
-import {
-  jsonSchemaTransform,
-  jsonSchemaTransformObject,
-  serializerCompiler,
-  validatorCompiler,
-  type ZodTypeProvider,
-} from 'fastify-type-provider-zod';
+import { serializerCompiler, validatorCompiler, type ZodTypeProvider } from 'fastify-type-provider-zod';
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import type { KubeClient } from '../../kube/client.ts';
 import { createServer } from '../../kube/serving/httpserver.ts';
 import { type Caller, type Callers, tokenOf } from '../callers/caller.ts';
 import { normalizeBody } from './bodies.ts';
+import { addDocument } from './openapi.ts';
 import { refuseMalformed, sendError, StatusError } from './errors.ts';
 
 /** Largest body of a request in bytes. Only uploads are larger, and they are streams. */
@@ -89,16 +83,7 @@ export async function createApp({ callers, logger, version }: AppOptions): Promi
   });
   requireTokens(app);
   readBodies(app);
-  await app.register(swagger, {
-    openapi: {
-      openapi: '3.1.0',
-      info: { title: 'Berth', version },
-      components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } } },
-      security: [{ bearer: [] }],
-    },
-    transform: jsonSchemaTransform,
-    transformObject: jsonSchemaTransformObject,
-  });
+  await addDocument(app, version);
   return app;
 }
 
