@@ -38,6 +38,14 @@ const clusterSchema = z
   .strictObject({
     /** URL of the Kubernetes API for clients outside the cluster. When absent, the URL that the server itself uses. */
     apiEndpoint: httpsURL.optional(),
+    /**
+     * Certificate of the authority of that URL, as PEM text. Empty for a public authority. When absent, the authority that the server itself
+     * uses.
+     */
+    certificateAuthority: z
+      .string()
+      .regex(/^$|-----BEGIN CERTIFICATE-----/, 'must be a certificate as PEM text, or empty')
+      .optional(),
     /** OIDC issuer of the users. When absent, users have only tokens of service accounts. */
     issuer: httpsURL.optional(),
     /** Client ID of the `berth` command at the issuer. */
