@@ -21,6 +21,8 @@ const httpSchema = z
   .strictObject({
     /** Address to listen on: `HOST:PORT`, or `:PORT` for all addresses. */
     address: z.string().default(':8443'),
+    /** Whether clients use TLS. Without it, everybody on the network reads their tokens, so something else must protect them. */
+    tls: z.boolean().default(true),
     /** Paths of PEM files, which are read again when they change. Without them, the server creates its own certificate. */
     certificateFile: z.string().optional(),
     keyFile: z.string().optional(),

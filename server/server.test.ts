@@ -1,4 +1,5 @@
 /** Rules of the HTTP API that need no API server. */
+import type { Server } from 'node:https';
 import { text } from 'node:stream/consumers';
 import { connect } from 'node:tls';
 import { pino } from 'pino';
@@ -8,7 +9,7 @@ import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
 import { listen } from '../kube/serving/httpserver.ts';
 import type { App } from './http/app.ts';
 import type { Own } from './own/own.ts';
-import { loadConfig } from './config.ts';
+import { configSchema, loadConfig } from './config.ts';
 import { assemble } from './server.ts';
 
 const NAMESPACE = '/api/v1/namespaces/platform-default';
@@ -78,7 +79,7 @@ it.each([
 ])('answers bytes that are no request with a Status %i', async (code, bytes) => {
   const key = await createKey();
   const cert = await selfSigned({ key, commonName: 'server', ipAddresses: ['127.0.0.1'], days: 1 });
-  app.server.setSecureContext({ cert, key: key.pem });
+  (app.server as Server).setSecureContext({ cert, key: key.pem });
   const running = await listen(app.server, '127.0.0.1:0');
   const socket = connect({ port: running.port, host: '127.0.0.1', rejectUnauthorized: false });
   socket.write(bytes);
@@ -96,4 +97,17 @@ it('counts requests by route, and never by the path that a client chose', async 
   expect(exposed).toContain('{method="GET",route="none",code="404"} 1');
   expect(exposed).toMatch(/^berth_http_waiting_requests 0$/m);
   expect(exposed).not.toContain('chosen-by-client');
+});
+
+it('speaks plain HTTP if the configuration says so', async () => {
+  const parts = await assemble({
+    connection: { server: 'https://127.0.0.1:1' },
+    config: configSchema.parse({ http: { tls: false } }),
+    logger: pino({ level: 'silent' }),
+  });
+  const running = await listen(parts.app.server, '127.0.0.1:0');
+  const answer = await fetch(`http://127.0.0.1:${running.port}/api/v1/cluster-info`);
+  expect(answer.status).toBe(200);
+  await running.close();
+  await parts.close();
 });

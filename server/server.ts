@@ -1,4 +1,5 @@
 /** Starts the parts of the HTTP API in this order: connections, application, servers. Stops them in the reverse order. */
+import { Server as HttpsServer } from 'node:https';
 import type { Logger } from 'pino';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import {
@@ -58,7 +59,7 @@ export async function assemble({
   const authorizer = new Authorizer(client);
   const own = createOwn({ client, authorizer, logger, namespaces: config.namespaces });
   const callers = new Callers(connection, metrics);
-  const app = await createApp({ callers, logger, version: VERSION });
+  const app = await createApp({ callers, logger, tls: config.http.tls, version: VERSION });
   addChallenges(app, config.cluster);
   addAliases(app, config);
   refuseOtherNamespaces(app, config.namespaces);
@@ -90,7 +91,11 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   await own.certificate.start(ended.signal);
   const certificates = certificateProvider(config);
   const provider = own.certificate.orElse(certificates);
-  await serveCertificate(app.server, { provider, logger, signal: ended.signal });
+  if (app.server instanceof HttpsServer) {
+    await serveCertificate(app.server, { provider, logger, signal: ended.signal });
+  } else {
+    logger.warn('clients send their tokens without TLS');
+  }
   const http = await listen(app.server, config.http.address);
   const servers: RunningServer[] = [
     http,

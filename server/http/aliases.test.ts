@@ -21,7 +21,7 @@ const anything = z.object({
 async function appWith(aliases: ServerConfig['http']['aliases']): Promise<App> {
   const { http } = loadConfig(undefined);
   const callers = {} as unknown as Callers;
-  const app = await createApp({ callers, logger: pino({ level: 'silent' }), version: 'test' });
+  const app = await createApp({ callers, logger: pino({ level: 'silent' }), tls: true, version: 'test' });
   addAliases(app, { http: { ...http, aliases }, namespaces });
   refuseOtherNamespaces(app, namespaces);
   const body = z.object({ namespace: z.string().optional(), serviceaccounts: z.array(account).optional() });
