@@ -54,6 +54,15 @@ it('facts about the cluster and the document need no token', async () => {
   }
 });
 
+it.each(['application/x-www-form-urlencoded', 'application/json; charset=utf-8', 'text/plain'])(
+  'an empty body of type %s has no fields',
+  async (type) => {
+    const headers = { ...TOKEN, 'content-type': type };
+    const answer = await app.inject({ method: 'POST', url: `${NAMESPACE}/vms`, headers, payload: '' });
+    expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field: 'image' }] } });
+  },
+);
+
 it('a transfer that is not offered is a Status', async () => {
   const url = `${NAMESPACE}/images/one/download`;
   const answer = await app.inject({ url, headers: TOKEN });

@@ -312,6 +312,17 @@ it('keeps an image on hosts and removes it, in any spelling and encoding of its 
   expect(await targets()).toEqual([[SECOND]]);
   expect((await change('/api/v1/imagecache/remove', { ...removal, nodes: [SECOND] })).status).toBe(207);
   expect(await targets()).toEqual([[]]);
+  await change(`${nodesOf(DEFAULT)}/${FIRST}/tag`, { tag: 'cached' });
+  await waitFor('the tag in the list', async () => (await itemOf(FIRST)).tags.includes('cached'));
+  expect((await change(`${cache}/${encoded}/add`, { tags: ['cached'] })).body.items).toEqual([
+    success(FIRST),
+  ]);
+  expect((await change(`${cache}/${encoded}/remove`, { tags: 'cached,other' })).body.items).toEqual([]);
+  expect(await targets()).toEqual([[FIRST]]);
+  expect((await change(`${cache}/${encoded}/remove`, { tags: 'cached' })).body.items).toEqual([
+    success(FIRST),
+  ]);
+  expect(await targets()).toEqual([[]]);
   for (const [body, code, token] of [
     [{}, 400, admin],
     [{ nodes: [FIRST], all: true }, 400, admin],
@@ -390,4 +401,9 @@ it('uses an uploaded certificate without a restart, and after one', async () => 
   }
   const isUsed = async () => (await certificateOf(server)).subject.CN === 'uploaded';
   await waitFor('the first replica to use the certificate', isUsed);
+  const ecdsa = await createKey();
+  const next = await selfSigned({ commonName: 'next', key: ecdsa, days: 1 });
+  expect((await upload({ certPath: next, keyPath: ecdsa.pem })).status).toBe(200);
+  const isReplaced = async () => (await certificateOf(server)).subject.CN === 'next';
+  await waitFor('the first replica to use the next certificate', isReplaced);
 });

@@ -195,6 +195,10 @@ describe('trouble in the middle of a deployment', () => {
     const { status, body } = await answer;
     expect([status, body.message]).toEqual([401, expect.stringContaining('Unauthorized')]);
     expect((await vms.get('orphaned')).metadata.annotations).toHaveProperty([ANSWER_BY_ANNOTATION]);
+    const annotations = { [ANSWER_BY_ANNOTATION]: '2026-01-01T00:00:00Z' };
+    await cluster.client().mergePatch(VMS, { namespace, name: 'orphaned' }, { metadata: { annotations } });
+    await bare.end({ namespace, name: 'orphaned' });
+    await vms.waitUntilGone('orphaned');
   });
 
   it('a server that stops answers 503 and leaves no VM', async () => {
@@ -262,6 +266,20 @@ describe('actions on a VM', () => {
     expect(await act('known', 'commit')).toBe(409);
   });
 
+  it('replace the image of a VM by its disk', async () => {
+    const base = { namespace, name: 'base' };
+    const spec = { description: 'first', source: { registry: { reference: IMAGE } } };
+    await cluster.client().create(IMAGES, { metadata: base, spec });
+    expect((await deploy({ image: 'base', node: 'bare', name: 'committer' }, '?wait=false')).status).toBe(
+      202,
+    );
+    expect(await act('committer', 'commit', { description: 'second' })).toBe(200);
+    expect((await cluster.client().get(IMAGES, base)).spec).toMatchObject({
+      description: 'second',
+      commit: { vmName: 'committer' },
+    });
+  });
+
   it('push its disk, and tell how far the push is', async () => {
     const body = { imageReference: 'registry.example/team/saved' };
     const { status, body: push } = await api.call(`${PATH}/known/push`, { method: 'POST', token, body });
@@ -271,8 +289,14 @@ describe('actions on a VM', () => {
     expect(list.items).toMatchObject([{ jobName: push.jobName, image: body.imageReference }]);
     expect((await api.call(`${pushes}/${push.jobName}`, { token })).body).toMatchObject(list.items[0]);
     expect((await api.call(`${pushes}/saved`, { token })).status).toBe(404);
+    await waitFor('the push to say that it needs an image storage', async () => {
+      const { body: waiting } = await api.call(`${pushes}/${push.jobName}`, { token });
+      return waiting.status === 'Pending' && /no image storage/.test(waiting.message);
+    });
     const { body: images } = await api.call(PATH.replace('vms', 'images'), { token });
-    expect(images.items.map(({ name }: { name: string }) => name)).toEqual(['saved']);
+    const names = images.items.map(({ name }: { name: string }) => name);
+    expect(names).toEqual(expect.arrayContaining(['base', 'saved']));
+    expect(names).not.toContain(push.jobName);
     const { spec } = await cluster.client().get(IMAGES, { namespace, name: push.jobName });
     expect(spec.ttlSecondsAfterFinished).toBe(3600);
   });

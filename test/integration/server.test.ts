@@ -77,6 +77,8 @@ it('answers a missing and an invented token with 401, and an unknown path with 4
     const { body, headers, ...answer } = await api.call(VMS, { token: wrong });
     expect([answer.status, body]).toMatchObject([401, { ...status, message: 'Unauthorized', code: 401 }]);
     expect(headers['www-authenticate']).toMatch(/^Bearer/);
+    const deployed = await api.call(VMS, { method: 'POST', token: wrong, body: { image: 'image' } });
+    expect([deployed.status, deployed.body.message]).toEqual([401, 'Unauthorized']);
   }
   for (const [path, code] of [
     ['/api/v1/nothing', 404],
@@ -85,6 +87,14 @@ it('answers a missing and an invented token with 401, and an unknown path with 4
   ] as const) {
     const answer = await api.call(path, { token });
     expect([path, answer.status, answer.body]).toMatchObject([path, code, { ...status, code }]);
+  }
+});
+
+it('reads an empty body of any content type', async () => {
+  for (const type of ['application/x-www-form-urlencoded', 'application/json', 'text/plain']) {
+    const call = { method: 'POST', token, body: '', headers: { 'content-type': type } } as const;
+    // The image of the VM is no Image, so there is nothing to replace.
+    expect([type, (await api.call(`${VMS}/one/commit`, call)).status]).toEqual([type, 409]);
   }
 });
 
