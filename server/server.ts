@@ -32,6 +32,9 @@ import { WaitingDeploys } from './vms/waiting.ts';
 /** Time in which a stopping server sends the answers under way. Kubernetes kills a Pod 30 s after it was told to stop. */
 const ANSWER_MILLISECONDS = 15_000;
 
+/** Limits of questions about callers: CI systems with hundreds of tokens may ask at once. */
+const CALLERS = { answers: 8_192, questions: 16, waiting: 1_024 };
+
 export interface ServerStart {
   readonly config: ServerConfig;
   readonly kubeconfigPath: string | undefined;
@@ -56,7 +59,7 @@ export async function assemble({
   const metrics = createMetrics();
   const transport = new Transport(connection, { metrics, userAgent: 'berth-server' });
   const client = new KubeClient(transport);
-  const authorizer = new Authorizer(client);
+  const authorizer = new Authorizer(client, CALLERS);
   const own = createOwn({ client, authorizer, logger, namespaces: config.namespaces });
   const callers = new Callers(connection, metrics);
   const app = await createApp({ callers, logger, tls: config.http.tls, version: VERSION });
