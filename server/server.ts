@@ -27,7 +27,7 @@ import { createOwn } from './own/own.ts';
 import { refuseOtherNamespaces } from './http/namespaces.ts';
 import { addRoutes } from './routes.ts';
 import { Deploys } from './vms/deploy.ts';
-import { WaitingDeploys } from './vms/waiting.ts';
+import { WaitingRequests } from './http/waiting.ts';
 
 /** Time in which a stopping server sends the answers under way. Kubernetes kills a Pod 30 s after it was told to stop. */
 const ANSWER_MILLISECONDS = 15_000;
@@ -67,7 +67,7 @@ export async function assemble({
   addAliases(app, config);
   refuseOtherNamespaces(app, config.namespaces);
   refuseMissingNamespaces(app, own);
-  const waiting = new WaitingDeploys(WATCHES);
+  const waiting = new WaitingRequests(WATCHES);
   addMetrics(app, metrics, () => waiting.size);
   app.addHook('onSend', (_request, reply, _payload, next) => {
     if (waiting.isStopping) {

@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { statusSchema, success } from '../../api/http/status.ts';
 import { serviceAccountListSchema, tokenRequestSchema, tokenSchema } from '../../api/http/serviceaccount.ts';
-import { listQuerySchema } from '../../api/http/vm.ts';
+import { listQuerySchema } from '../../api/http/list.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { SERVICE_ACCOUNTS } from '../../kube/core.ts';
 import { listAs } from '../callers/list.ts';

@@ -18,7 +18,7 @@ import { StatusError } from '../http/errors.ts';
 import { VMS } from '../resources.ts';
 import { progressOf, stateOf } from './progress.ts';
 import { isNamed, timeoutMinutes, vmOf } from './spec.ts';
-import { WaitEnd, type WaitingDeploys } from './waiting.ts';
+import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 
 /** Time after the deployment in which the answer is taken. The clocks of this process and of the operator differ by less. */
 const ANSWER_MILLISECONDS = 60_000;
@@ -35,7 +35,7 @@ export interface DeployRequest {
 }
 
 export interface DeploysOptions {
-  readonly waiting: WaitingDeploys;
+  readonly waiting: WaitingRequests;
   readonly logger: Logger;
   /** Status code when no host has room, from the setting `http.aliases`. With it, deployments do not wait unless the request says so. */
   readonly fullStatus: number | undefined;

@@ -3,12 +3,10 @@ import type { VMItem } from '../../api/http/vm.ts';
 import type { DeployedVM } from '../../api/http/vmdeploy.ts';
 import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
-import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { shortImageName } from '../../api/v1alpha1/reference.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-
-const GIBIBYTE = 1024 ** 3;
+import { gibibytes } from '../machines/memory.ts';
 
 /** Statuses that clients know, by phase. Clients wait while a VM is Pending, and use it while it is Running. */
 const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
@@ -65,7 +63,7 @@ export function statusOfPhase(phase = 'Pending'): VMItem['status'] {
 
 function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memory'> {
   const { cpu = spec.cpu, memory = spec.memory } = status.resources ?? {};
-  return { cpu, memory: memory === undefined ? undefined : gibibytes(memory) };
+  return { cpu, memory: memory === undefined ? undefined : `${gibibytes(memory)}Gi` };
 }
 
 function portsOf({
@@ -81,9 +79,4 @@ function portsOf({
     screenshare: portOf('screen'),
     reservedPorts: reserved.length === 0 ? undefined : reserved.join(','),
   };
-}
-
-/** Returns a quantity in GiB with two decimals, for example `4.80Gi`. */
-function gibibytes(quantity: string | number): string {
-  return `${(Number(parseQuantity(String(quantity))) / GIBIBYTE).toFixed(2)}Gi`;
 }

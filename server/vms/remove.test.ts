@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import type { Caller } from '../callers/caller.ts';
 import { deleteAndWait } from './remove.ts';
-import { WaitEnd } from './waiting.ts';
+import { WaitEnd } from '../http/waiting.ts';
 
 /** A caller whose watches tell nothing. */
 const caller = {

@@ -4,7 +4,7 @@ import type { Caller } from '../callers/caller.ts';
 import { getAs, type NamespacedRef } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
 import { VMS } from '../resources.ts';
-import { WaitEnd } from './waiting.ts';
+import { WaitEnd } from '../http/waiting.ts';
 
 /** Longest wait for the end. A guest has 30 s to shut down, and a silent host can delay a deletion for long. */
 const LIMIT_MILLISECONDS = 600_000;

@@ -1,6 +1,7 @@
 /** VMs of a namespace. */
 import type { IncomingHttpHeaders } from 'node:http';
-import { listQuerySchema, vmItemSchema, vmListSchema } from '../../api/http/vm.ts';
+import { listQuerySchema } from '../../api/http/list.ts';
+import { vmItemSchema, vmListSchema } from '../../api/http/vm.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import { deleteQuery } from '../../api/http/vmaction.ts';
 import { deployedVMSchema, vmDeployBody, vmDeployQuery } from '../../api/http/vmdeploy.ts';
