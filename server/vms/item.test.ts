@@ -16,3 +16,14 @@ it('shows the whole reference of an image of a registry, and the name of an Imag
   );
   expect([imageIn({ image: 'sonoma' }), imageIn({ iso: 'disc' })]).toEqual(['sonoma', 'disc']);
 });
+
+it('shows the architecture of the VM, or else that of its host', () => {
+  const shown = (spec: VM['spec'], nodeName?: string) =>
+    vmItem({ metadata: { name: 'mac' }, spec, status: { nodeName } } as VM, (host) => `of ${host}`)
+      .architecture;
+  expect([shown({ architecture: 'arm64' }, 'mini'), shown({}, 'mini'), shown({})]).toEqual([
+    'arm64',
+    'of mini',
+    undefined,
+  ]);
+});

@@ -25,7 +25,11 @@ const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
   Terminating: 'Terminating',
 };
 
-export function vmItem({ metadata, spec, status = {} }: VM): VMItem {
+/** `architectureOf` returns the architecture of a host. The VM has it too, also if its config or its image says nothing about it. */
+export function vmItem(
+  { metadata, spec, status = {} }: VM,
+  architectureOf: (host: string) => string | undefined = () => undefined,
+): VMItem {
   return {
     name: metadata.name,
     node: status.nodeName,
@@ -38,7 +42,7 @@ export function vmItem({ metadata, spec, status = {} }: VM): VMItem {
     status: statusOfPhase(status.phase),
     powerState: spec.powerState ?? 'Running',
     owner: metadata.annotations?.[CREATED_BY_ANNOTATION],
-    architecture: spec.architecture,
+    architecture: spec.architecture ?? (status.nodeName && architectureOf(status.nodeName)),
     labels: metadata.labels,
     message: status.failure?.message,
   };

@@ -2,6 +2,7 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import { listQuerySchema } from '../../api/http/list.ts';
 import { vmItemSchema, vmListSchema } from '../../api/http/vm.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import { deleteQuery } from '../../api/http/vmaction.ts';
 import { deployedVMSchema, vmDeployBody, vmDeployQuery } from '../../api/http/vmdeploy.ts';
@@ -20,6 +21,7 @@ const VMS_PATH = '/api/v1/namespaces/:namespace/vms';
 const VM_PATH = `${VMS_PATH}/:name`;
 
 export function addVMRoutes(app: App, { deploys, waiting, config, own }: Services): void {
+  const itemOf = (vm: VM) => vmItem(vm, (host) => own.watches.architectureOf(host));
   app.get(
     VMS_PATH,
     {
@@ -31,7 +33,7 @@ export function addVMRoutes(app: App, { deploys, waiting, config, own }: Service
         response: { 200: vmListSchema },
       },
     },
-    async ({ caller, params, query }) => await listAs(caller(), VMS, { ...params, ...query }, vmItem),
+    async ({ caller, params, query }) => await listAs(caller(), VMS, { ...params, ...query }, itemOf),
   );
   app.post(
     VMS_PATH,
@@ -49,7 +51,7 @@ export function addVMRoutes(app: App, { deploys, waiting, config, own }: Service
       await requireHost(own, headers, { namespace: params.namespace, host: body.node });
       const request = { caller: fullCaller(), namespace: params.namespace, query, body };
       if (query.wait === 'false') {
-        return await reply.code(202).send(vmItem(await deploys.create(request)));
+        return await reply.code(202).send(itemOf(await deploys.create(request)));
       }
       return await reply.code(200).send(deployedVM(await deploys.deploy(request, reply.raw)));
     },
@@ -64,7 +66,7 @@ export function addVMRoutes(app: App, { deploys, waiting, config, own }: Service
         response: { 200: vmItemSchema },
       },
     },
-    async ({ caller, params }) => vmItem(await getAs(caller(), VMS, params)),
+    async ({ caller, params }) => itemOf(await getAs(caller(), VMS, params)),
   );
   app.delete(
     VM_PATH,
