@@ -16,7 +16,8 @@ import type { Caller } from '../callers/caller.ts';
 import { createAs } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
 import { VMS } from '../resources.ts';
-import { progressOf, stateOf } from './progress.ts';
+import { progressOf } from './progress.ts';
+import { settledState } from './settled.ts';
 import { isNamed, timeoutMinutes, vmOf } from './spec.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 
@@ -115,9 +116,10 @@ async function untilRunning(
 ): Promise<void> {
   const { client, watches } = caller;
   const from = latest.vm.metadata;
-  for await (const vm of follow<VM>({ client, watches, type: VMS, from, signal })) {
+  const wanted = { ...query, fullStatus };
+  for await (const version of follow<VM>({ client, watches, type: VMS, from, signal })) {
+    const { vm, state } = await settledState(client, version, wanted, signal);
     latest.vm = vm;
-    const state = stateOf(vm, { ...query, fullStatus });
     if (state instanceof StatusError) {
       throw state;
     }
