@@ -8,6 +8,7 @@ import { afterAll, beforeAll, expect, it, vi } from 'vitest';
 import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
 import { listen } from '../kube/serving/httpserver.ts';
 import type { App } from './http/app.ts';
+import { StatusError } from './http/errors.ts';
 import type { Own } from './own/own.ts';
 import { configSchema, loadConfig } from './config.ts';
 import { assemble } from './server.ts';
@@ -119,4 +120,14 @@ it('speaks plain HTTP if the configuration says so', async () => {
   expect(answer.status).toBe(200);
   await running.close();
   await parts.close();
+});
+
+it('tells only users who may create VMs that a host does not exist', async () => {
+  vi.spyOn(own.hosts, 'exists').mockReturnValue(false);
+  const rights = vi.spyOn(own.rights, 'require').mockRejectedValueOnce(new StatusError(403, 'forbidden'));
+  const payload = { image: 'image', node: 'absent' };
+  const call = { method: 'POST', url: `${NAMESPACE}/vms`, headers: TOKEN, payload } as const;
+  expect((await app.inject(call)).statusCode).toBe(403);
+  rights.mockResolvedValueOnce();
+  expect((await app.inject(call)).json()).toMatchObject({ code: 404, message: 'nodes "absent" not found' });
 });
