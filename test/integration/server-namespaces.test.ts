@@ -15,6 +15,7 @@ const ID = randomBytes(4).toString('hex');
 /** Namespace of the accounts of this test, in which `admin` and `member` have their roles. */
 const HOME = `platform-home-${ID}`;
 const MADE = `platform-made-${ID}`;
+const GONE = `platform-gone-${ID}`;
 const FORMER_HOME = `former-home-${ID}`;
 const HOST = `host-${ID}`;
 const DEFAULT = 'platform-default';
@@ -54,7 +55,7 @@ afterAll(async () => {
   await server?.process.stop();
   await cluster?.kubectl(['delete', 'clusterrolebinding', HOME, '--ignore-not-found']);
   await cluster?.kubectl(['delete', 'node', HOST, '--ignore-not-found']);
-  await cluster?.kubectl(['delete', 'namespace', HOME, MADE, '--wait=false', '--ignore-not-found']);
+  await cluster?.kubectl(['delete', 'namespace', HOME, MADE, GONE, '--wait=false', '--ignore-not-found']);
   await cluster?.disconnect();
 });
 
@@ -126,26 +127,27 @@ describe('namespaces', () => {
 
   it('are deleted without hosts and VMs, and stay with them', async () => {
     const client = cluster.client();
-    await client.create(VMS, { metadata: { name: 'one', namespace: MADE }, spec: { image: 'image' } });
+    expect((await call('POST', '', owner, { name: GONE })).status).toBe(200);
+    await client.create(VMS, { metadata: { name: 'one', namespace: GONE }, spec: { image: 'image' } });
     const labels = {
       'berth.node-restriction.kubernetes.io/host': 'true',
-      'berth.node-restriction.kubernetes.io/namespace': MADE,
+      'berth.node-restriction.kubernetes.io/namespace': GONE,
     };
     await client.create(NODES, { metadata: { name: HOST, labels } });
-    const refused = await call('DELETE', MADE, owner);
+    const refused = await call('DELETE', GONE, owner);
     expect([refused.status, refused.body.message]).toEqual([
       409,
-      `Namespace ${MADE} still has hosts (${HOST}), and VMs (one)`,
+      `Namespace ${GONE} still has hosts (${HOST}), and VMs (one)`,
     ]);
     await client.delete(NODES, { name: HOST });
-    expect((await call('DELETE', MADE, owner)).body.message).toBe(`Namespace ${MADE} still has VMs (one)`);
-    await client.delete(VMS, { name: 'one', namespace: MADE });
-    const denied = await call('DELETE', MADE, admin);
+    expect((await call('DELETE', GONE, owner)).body.message).toBe(`Namespace ${GONE} still has VMs (one)`);
+    await client.delete(VMS, { name: 'one', namespace: GONE });
+    const denied = await call('DELETE', GONE, admin);
     expect([denied.status, denied.body.message]).toEqual([403, expect.stringContaining('cannot delete')]);
     expect((await call('DELETE', DEFAULT, owner)).status).toBe(409);
-    expect((await get(MADE, owner)).status).toBe(200);
-    expect((await call('DELETE', MADE, owner)).status).toBe(200);
-    const left = await unlessMissing(client.get(NAMESPACES, { name: MADE }));
+    expect((await get(GONE, owner)).status).toBe(200);
+    expect((await call('DELETE', GONE, owner)).status).toBe(200);
+    const left = await unlessMissing(client.get(NAMESPACES, { name: GONE }));
     expect(left?.metadata.deletionTimestamp ?? 'gone').toBeTruthy();
   });
 });
