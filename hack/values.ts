@@ -59,6 +59,7 @@ const operator = z.strictObject({ image, ...deployment });
 const server = z.strictObject({
   enabled: z.boolean(),
   ...deployment,
+  certificate: z.strictObject({ secretName: text }),
   port,
   config: without(z.toJSONSchema(serverConfig, { io: 'input' }), [
     'namespaces',

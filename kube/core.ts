@@ -176,6 +176,12 @@ export interface SubjectAccessReview extends KubeObject {
 const CORE = 'v1';
 
 export const PODS = resource<Pod>({ apiVersion: CORE, kind: 'Pod', plural: 'pods', namespaced: true });
+export const SERVICE_ACCOUNTS = resource<KubeObject>({
+  apiVersion: CORE,
+  kind: 'ServiceAccount',
+  plural: 'serviceaccounts',
+  namespaced: true,
+});
 export const NODES = resource<Node>({ apiVersion: CORE, kind: 'Node', plural: 'nodes', namespaced: false });
 export const NAMESPACES = resource<Namespace>({
   apiVersion: CORE,

@@ -5,15 +5,30 @@ import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../api/v1
 
 const httpsURL = z.url({ protocol: /^https$/ });
 
+/** Names and codes that clients have fixed in their code. Without them, such clients cannot use another installation. */
+const aliasesSchema = z
+  .strictObject({
+    /** Prefix of namespaces that stands for `namespaces.prefix` in requests, and in the answers to them. */
+    namespacePrefix: z.string().min(1).optional(),
+    /** Name that stands for the RoleBinding of the role dev in a path. */
+    devRoleBinding: z.string().min(1).optional(),
+    /** Status code of a deployment for which no host has room. With it, such a deployment does not wait unless the request says so. */
+    fullClusterStatus: z.int().min(400).max(599).optional(),
+  })
+  .prefault({});
+
 const httpSchema = z
   .strictObject({
     /** Address to listen on: `HOST:PORT`, or `:PORT` for all addresses. */
     address: z.string().default(':8443'),
+    /** Whether clients use TLS. Without it, everybody on the network reads their tokens, so something else must protect them. */
+    tls: z.boolean().default(true),
     /** Paths of PEM files, which are read again when they change. Without them, the server creates its own certificate. */
     certificateFile: z.string().optional(),
     keyFile: z.string().optional(),
     /** DNS names in a certificate that the server creates itself. */
     dnsNames: z.array(z.string()).default(['berth-server.berth-system.svc', 'localhost']),
+    aliases: aliasesSchema,
   })
   .refine(({ certificateFile, keyFile }) => (certificateFile === undefined) === (keyFile === undefined), {
     error: 'certificateFile and keyFile must be set together',
@@ -25,6 +40,14 @@ const clusterSchema = z
   .strictObject({
     /** URL of the Kubernetes API for clients outside the cluster. When absent, the URL that the server itself uses. */
     apiEndpoint: httpsURL.optional(),
+    /**
+     * Certificate of the authority of that URL, as PEM text. Empty for a public authority. When absent, the authority that the server itself
+     * uses.
+     */
+    certificateAuthority: z
+      .string()
+      .regex(/^$|-----BEGIN CERTIFICATE-----/, 'must be a certificate as PEM text, or empty')
+      .optional(),
     /** OIDC issuer of the users. When absent, users have only tokens of service accounts. */
     issuer: httpsURL.optional(),
     /** Client ID of the `berth` command at the issuer. */
@@ -35,22 +58,35 @@ const clusterSchema = z
   })
   .prefault({});
 
-export const configSchema = z.strictObject({
-  http: httpSchema,
-  cluster: clusterSchema,
-  namespaces: z
-    .strictObject({
-      system: z.string().default(SYSTEM_NAMESPACE),
-      default: z.string().default(DEFAULT_NAMESPACE),
-      prefix: z.string().min(1).default(NAMESPACE_PREFIX),
-    })
-    .prefault({}),
-  /** Largest DPI of a display. It is the same as in the installed CRDs. */
-  dpiMaximum: z.union([z.literal(240), z.literal(320)]).default(240),
-  metrics: z.strictObject({ address: z.string().default(':9443') }).prefault({}),
-  health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
-  logLevel: z.enum(['debug', 'info', 'warn', 'error']).default('info'),
-});
+export const configSchema = z
+  .strictObject({
+    http: httpSchema,
+    cluster: clusterSchema,
+    namespaces: z
+      .strictObject({
+        system: z.string().default(SYSTEM_NAMESPACE),
+        default: z.string().default(DEFAULT_NAMESPACE),
+        prefix: z.string().min(1).default(NAMESPACE_PREFIX),
+      })
+      .prefault({}),
+    /** Largest DPI of a display. It is the same as in the installed CRDs. */
+    dpiMaximum: z.union([z.literal(240), z.literal(320)]).default(240),
+    metrics: z.strictObject({ address: z.string().default(':9443') }).prefault({}),
+    health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
+    logLevel: z.enum(['debug', 'info', 'warn', 'error']).default('info'),
+  })
+  .refine(
+    ({
+      http: {
+        aliases: { namespacePrefix: alias },
+      },
+      namespaces: { prefix },
+    }) => alias === undefined || !(alias.startsWith(prefix) || prefix.startsWith(alias)),
+    {
+      path: ['http', 'aliases', 'namespacePrefix'],
+      error: 'must differ from namespaces.prefix, and neither may begin with the other',
+    },
+  );
 
 export type ServerConfig = z.infer<typeof configSchema>;
 

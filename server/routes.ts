@@ -6,19 +6,23 @@ import type { App } from './http/app.ts';
 import { addImageCacheRoutes } from './imagecache/routes.ts';
 import { addNodeRoutes } from './nodes/routes.ts';
 import { addImageRoutes } from './images/routes.ts';
+import { addNamespaceRoutes } from './namespaces/routes.ts';
 import { addRegistryCredentialRoutes } from './registrycredentials/routes.ts';
+import { addRoleBindingRoutes } from './rolebindings/routes.ts';
+import { addServiceAccountRoutes } from './serviceaccounts/routes.ts';
 import type { Services } from './services.ts';
 import { addVMConfigRoutes } from './vmconfigs/routes.ts';
 import { addVMRoutes } from './vms/routes.ts';
 
 /** Adds the document of all routes. Everybody may read it. */
 function addDocument(app: App): void {
-  app.get('/api/v1/swagger/json', { schema: { hide: true } }, () => app.swagger());
+  app.get('/api/v1/swagger/json', { schema: { hide: true, security: [] } }, () => app.swagger());
 }
 
 export function addRoutes(app: App, services: Services): void {
   addClusterRoutes(app, services);
   addCertificateRoutes(app, services);
+  addNamespaceRoutes(app, services);
   addNodeRoutes(app, services);
   addImageCacheRoutes(app, services);
   addVMRoutes(app, services);
@@ -26,5 +30,7 @@ export function addRoutes(app: App, services: Services): void {
   addImageRoutes(app, services);
   addEmulatorRoutes(app, services);
   addRegistryCredentialRoutes(app);
+  addServiceAccountRoutes(app);
+  addRoleBindingRoutes(app);
   addDocument(app);
 }

@@ -1,4 +1,5 @@
 /** Starts the parts of the HTTP API in this order: connections, application, servers. Stops them in the reverse order. */
+import { Server as HttpsServer } from 'node:https';
 import type { Logger } from 'pino';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import {
@@ -18,11 +19,21 @@ import { Callers, WATCHES } from './callers/caller.ts';
 import { addChallenges } from './callers/challenge.ts';
 import { clusterInfo } from './cluster/info.ts';
 import type { ServerConfig } from './config.ts';
+import { addAliases } from './http/aliases.ts';
 import { createApp } from './http/app.ts';
+import { refuseMissingNamespaces } from './own/namespaces.ts';
+import { addMetrics } from './http/metrics.ts';
 import { createOwn } from './own/own.ts';
+import { refuseOtherNamespaces } from './http/namespaces.ts';
 import { addRoutes } from './routes.ts';
 import { Deploys } from './vms/deploy.ts';
-import { WaitingDeploys } from './vms/waiting.ts';
+import { WaitingRequests } from './http/waiting.ts';
+
+/** Time in which a stopping server sends the answers under way. Kubernetes kills a Pod 30 s after it was told to stop. */
+const ANSWER_MILLISECONDS = 15_000;
+
+/** Limits of questions about callers: CI systems with hundreds of tokens may ask at once. */
+const CALLERS = { answers: 8_192, questions: 16, waiting: 1_024 };
 
 export interface ServerStart {
   readonly config: ServerConfig;
@@ -31,7 +42,7 @@ export interface ServerStart {
 }
 
 export interface HTTPServer {
-  /** Ends the process' work: no new requests, then all connections. */
+  /** Ends the process' work: no new connections, then the answers under way, then all connections. */
   stop(): Promise<void>;
 }
 
@@ -48,13 +59,24 @@ export async function assemble({
   const metrics = createMetrics();
   const transport = new Transport(connection, { metrics, userAgent: 'berth-server' });
   const client = new KubeClient(transport);
-  const authorizer = new Authorizer(client);
+  const authorizer = new Authorizer(client, CALLERS);
   const own = createOwn({ client, authorizer, logger, namespaces: config.namespaces });
   const callers = new Callers(connection, metrics);
-  const app = await createApp({ callers, logger, version: VERSION });
+  const app = await createApp({ callers, logger, tls: config.http.tls, version: VERSION });
   addChallenges(app, config.cluster);
-  const waiting = new WaitingDeploys(WATCHES);
-  const deploys = new Deploys(waiting, logger);
+  addAliases(app, config);
+  refuseOtherNamespaces(app, config.namespaces);
+  refuseMissingNamespaces(app, own);
+  const waiting = new WaitingRequests(WATCHES);
+  addMetrics(app, metrics, () => waiting.size);
+  app.addHook('onSend', (_request, reply, _payload, next) => {
+    if (waiting.isStopping) {
+      // The client then sends its next request to another replica.
+      void reply.header('connection', 'close');
+    }
+    next();
+  });
+  const deploys = new Deploys({ waiting, logger, fullStatus: config.http.aliases.fullClusterStatus });
   addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own, deploys, waiting });
   await app.ready();
   const close = async () => {
@@ -72,9 +94,14 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   await own.certificate.start(ended.signal);
   const certificates = certificateProvider(config);
   const provider = own.certificate.orElse(certificates);
-  await serveCertificate(app.server, { provider, logger, signal: ended.signal });
+  if (app.server instanceof HttpsServer) {
+    await serveCertificate(app.server, { provider, logger, signal: ended.signal });
+  } else {
+    logger.warn('clients send their tokens without TLS');
+  }
+  const http = await listen(app.server, config.http.address);
   const servers: RunningServer[] = [
-    await listen(app.server, config.http.address),
+    http,
     await serveMetrics({ listen: config.metrics.address, metrics, authorizer, certificates, logger }),
     await serveHealth({
       listen: config.health.address,
@@ -86,8 +113,8 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   logger.info({ http: config.http.address, metrics: config.metrics.address }, 'listening');
   return {
     stop: async () => {
+      await Promise.all([waiting.stop(), http.drain(ANSWER_MILLISECONDS)]);
       ended.abort();
-      await waiting.stop();
       await Promise.all(servers.map(async (server) => await server.close()));
       await close();
     },

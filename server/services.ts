@@ -3,7 +3,7 @@ import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { ServerConfig } from './config.ts';
 import type { Own } from './own/own.ts';
 import type { Deploys } from './vms/deploy.ts';
-import type { WaitingDeploys } from './vms/waiting.ts';
+import type { WaitingRequests } from './http/waiting.ts';
 
 export interface Services {
   readonly config: ServerConfig;
@@ -12,5 +12,5 @@ export interface Services {
   readonly own: Own;
   readonly deploys: Deploys;
   /** Requests that wait: deployments of VMs and of emulators. */
-  readonly waiting: WaitingDeploys;
+  readonly waiting: WaitingRequests;
 }

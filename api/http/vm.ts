@@ -28,11 +28,3 @@ export const vmItemSchema = z
 export type VMItem = z.infer<typeof vmItemSchema>;
 
 export const vmListSchema = z.object({ items: z.array(vmItemSchema), continue: z.string().optional() });
-
-/** Query of each list: the label selector and the paging of Kubernetes. */
-export const listQuerySchema = z.object({
-  labelSelector: z.string().max(1024).optional(),
-  limit: z.coerce.number().int().min(1).max(500).optional(),
-  continue: z.string().max(4096).optional(),
-});
-export type ListQuery = z.infer<typeof listQuerySchema>;

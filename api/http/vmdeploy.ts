@@ -92,10 +92,9 @@ export const vmDeployQuery = z.object({
     .enum(['running', 'ready'])
     .default('running')
     .meta({ description: 'Whether the answer waits until the VM runs, or until it is Ready.' }),
-  whenFull: z
-    .enum(['wait', 'fail'])
-    .default('wait')
-    .meta({ description: 'With fail, the answer is 503 when no host has room for the VM.' }),
+  whenFull: z.enum(['wait', 'fail']).optional().meta({
+    description: 'With fail, the answer is 503 when no host has room for the VM. It is wait when omitted.',
+  }),
 });
 export type VMDeployQuery = z.infer<typeof vmDeployQuery>;
 

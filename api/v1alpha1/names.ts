@@ -148,6 +148,8 @@ export const ADMIN_ROLE = 'berth-role-admin';
 /** Label of a served namespace. With the value {@link UNMANAGED}, the operator leaves the RoleBindings there to people. */
 export const ROLE_BINDINGS_LABEL = 'berth.dev/role-bindings';
 export const UNMANAGED = 'unmanaged';
+/** Label of a served namespace. With the value `true`, users may have Pods there. */
+export const CUSTOM_PODS_LABEL = 'berth.dev/custom-pods';
 /**
  * Annotation of such a RoleBinding: a JSON list of the groups that the operator added. It adds groups of its configuration, and removes
  * them with the configuration. All other subjects belong to people.

@@ -1,13 +1,9 @@
-/** Requests tokens of ServiceAccounts. The product itself makes neither ServiceAccounts nor tokens. */
+/** Requests tokens of ServiceAccounts. */
 import type { KubeClient } from '../../kube/client.ts';
-import { type KubeObject, pathOf, resource } from '../../kube/objects.ts';
+import { SERVICE_ACCOUNTS } from '../../kube/core.ts';
+import { pathOf } from '../../kube/objects.ts';
 
-export const SERVICE_ACCOUNTS = resource<KubeObject>({
-  apiVersion: 'v1',
-  kind: 'ServiceAccount',
-  plural: 'serviceaccounts',
-  namespaced: true,
-});
+export { SERVICE_ACCOUNTS } from '../../kube/core.ts';
 
 /** Returns a token of the account that is valid for this number of seconds, at least 600. @throws Error with the API server's refusal. */
 export async function requestToken(

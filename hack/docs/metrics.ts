@@ -64,6 +64,7 @@ export async function metricsPage(current: string): Promise<string> {
   for (const [name, folder] of [
     ['operator', 'operator'],
     ['agent', 'agent'],
+    ['server', 'server'],
     ['both', 'kube'],
   ] as const) {
     text = between(text, name, metricsTable(await metricsOf(folder)));

@@ -15,23 +15,32 @@ import { HttpError } from './httpserver.ts';
 
 /** Time for which the API server's answer about a caller is reused. A withdrawn token or right still works for this time. */
 const ANSWER_MILLISECONDS = 10_000;
-/** Limit of stored answers. A caller that guesses tokens must not fill the memory. */
-const ANSWERS = 1_024;
-/** Limit of TokenReviews at once, and also of SubjectAccessReviews. The process has 64 connections to the API server for all requests. */
-const QUESTIONS = 4;
-/** Limit of waiting reviews of each type. Real callers are few. A longer queue comes from strangers with invented tokens. */
-const QUESTIONS_WAITING = 64;
+
+export interface AuthorizerLimits {
+  /** Stored answers. A caller that guesses tokens must not fill the memory. */
+  readonly answers: number;
+  /** TokenReviews at once, and also SubjectAccessReviews. The process has 64 connections to the API server for all requests. */
+  readonly questions: number;
+  /** Waiting reviews of each type. */
+  readonly waiting: number;
+}
+
+/** Limits for servers with few real callers. A longer queue comes from strangers with invented tokens. */
+const FEW_CALLERS: AuthorizerLimits = { answers: 1_024, questions: 4, waiting: 64 };
 
 export type User = NonNullable<NonNullable<TokenReview['status']>['user']>;
 export type Attributes = Pick<SubjectAccessReview['spec'], 'nonResourceAttributes' | 'resourceAttributes'>;
 
 /** Reuses the API server's answers for some seconds. Equal questions at the same time share one request. Errors are not stored. */
 class Answers<V> {
-  readonly #known = new LRUCache<string, Promise<V>>({ max: ANSWERS, ttl: ANSWER_MILLISECONDS });
+  readonly #known: LRUCache<string, Promise<V>>;
   readonly #turns: PQueue;
+  readonly #waiting: number;
 
-  constructor(turns: PQueue) {
-    this.#turns = turns;
+  constructor({ answers, questions, waiting }: AuthorizerLimits) {
+    this.#known = new LRUCache({ max: answers, ttl: ANSWER_MILLISECONDS });
+    this.#turns = new PQueue({ concurrency: questions });
+    this.#waiting = waiting;
   }
 
   /** Returns the stored answer, or calls `ask` when no answer is stored. @throws HttpError 429 when too many questions wait. */
@@ -40,7 +49,7 @@ class Answers<V> {
     if (known !== undefined) {
       return await known;
     }
-    if (this.#turns.size >= QUESTIONS_WAITING) {
+    if (this.#turns.size >= this.#waiting) {
       throw new HttpError(429, 'Too many callers are being looked up: try again later');
     }
     const answer = this.#turns.add(ask);
@@ -64,10 +73,10 @@ export class Authorizer {
   readonly #users: Answers<User | undefined>;
   readonly #rights: Answers<boolean>;
 
-  constructor(client: KubeClient) {
+  constructor(client: KubeClient, limits = FEW_CALLERS) {
     this.#client = client;
-    this.#users = new Answers(new PQueue({ concurrency: QUESTIONS }));
-    this.#rights = new Answers(new PQueue({ concurrency: QUESTIONS }));
+    this.#users = new Answers(limits);
+    this.#rights = new Answers(limits);
   }
 
   /**

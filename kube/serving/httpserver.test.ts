@@ -102,3 +102,42 @@ it('a client that sends a second request before the answer to the first loses it
     await running.close();
   }
 });
+
+it('a server that drains accepts no connection, and waits for the answers under way until its limit', async () => {
+  const { promise: go, resolve } = Promise.withResolvers<void>();
+  const server = createServer(
+    async (_request, response, url) => {
+      response.write('begun');
+      if (url.pathname === '/slow') {
+        await go;
+        response.end('ended');
+      }
+    },
+    { logger, tls },
+  );
+  const running = await listen(server, '127.0.0.1:0');
+  const slow = await ask(running.port, '/slow');
+  const told = once(slow, 'data');
+  let isDrained = false;
+  const draining = running.drain(60_000).then(() => {
+    isDrained = true;
+  });
+  await expect(handshake(running.port)).rejects.toThrow('ECONNREFUSED');
+  expect(isDrained).toBe(false);
+  resolve();
+  await draining;
+  await running.close();
+  expect(String((await told)[0])).toContain('ended');
+});
+
+it('a server that drains does not wait for an answer without end', async () => {
+  const server = createServer((_request, response) => void response.write('begun'), { logger, tls });
+  const running = await listen(server, '127.0.0.1:0');
+  const endless = await ask(running.port, '/');
+  endless.on('error', () => undefined);
+  const closed = once(endless, 'close');
+  await running.drain(10);
+  expect(endless.closed).toBe(false);
+  await running.close();
+  await closed;
+});

@@ -1,4 +1,5 @@
 /** All HTTP servers of Berth use this module. Whatever a client sends, it gets a status or a closed connection. The process continues. */
+import { once } from 'node:events';
 import {
   createServer as createHttpServer,
   type IncomingMessage,
@@ -43,6 +44,11 @@ export interface RunningServer {
   port: number;
   /** Stops the server and closes all connections at once, upgraded ones too. */
   close(): Promise<void>;
+}
+
+export interface ListeningServer extends RunningServer {
+  /** Accepts no more connections. Resolves when the answers under way are sent, or when the time is over. Then `close` may follow. */
+  drain(limitMilliseconds: number): Promise<void>;
 }
 
 /** Creates a server that answers each request with `handle`. With `tls` it is an HTTPS server. */
@@ -90,15 +96,24 @@ export function createServer(
 }
 
 /** Starts to listen. `address` is `host:port`, `[v6]:port`, or `:port`, which means every address. Port 0 chooses a free port. */
-export async function listen(server: Server | HttpsServer, address: string): Promise<RunningServer> {
+export async function listen(server: Server | HttpsServer, address: string): Promise<ListeningServer> {
   const { host, port } = parseAddress(address);
   const sockets = openSockets(server);
+  const answers = openAnswers(server);
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   server.once('error', reject);
   server.listen({ port, ...(host === '' ? {} : { host }) }, resolve);
   await promise;
   return {
     port: (server.address() as AddressInfo).port,
+    drain: async (limitMilliseconds) => {
+      server.close();
+      const signal = AbortSignal.timeout(limitMilliseconds);
+      // The iteration also reaches answers that begin meanwhile, on connections that stay open.
+      for (const response of answers) {
+        await once(response, 'close', { signal }).catch(() => undefined);
+      }
+    },
     close: async () => {
       const closed = Promise.withResolvers<void>();
       server.close(() => closed.resolve());
@@ -121,6 +136,16 @@ function openSockets(server: Server | HttpsServer): ReadonlySet<Socket> {
     socket.once('close', () => sockets.delete(socket));
   });
   return sockets;
+}
+
+/** Returns the answers of a server that are not sent yet. */
+function openAnswers(server: Server | HttpsServer): ReadonlySet<ServerResponse> {
+  const answers = new Set<ServerResponse>();
+  server.on('request', (_request: IncomingMessage, response: ServerResponse) => {
+    answers.add(response);
+    response.once('close', () => answers.delete(response));
+  });
+  return answers;
 }
 
 /** Sends a text as the answer. If an answer has already begun, it is aborted instead. */

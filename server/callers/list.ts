@@ -1,5 +1,5 @@
 /** Lists objects with the rights of the caller. */
-import type { ListQuery } from '../../api/http/vm.ts';
+import type { ListQuery } from '../../api/http/list.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { apiErrorFrom } from '../../kube/errors.ts';
 import { type KubeObject, pathOf, type Resource } from '../../kube/objects.ts';

@@ -111,7 +111,8 @@ export async function deleteAs<T extends KubeObject>(
 /** Refuses a name that no object can have. With a slash in it, the request would be for another path of the API server. */
 export function checked<T extends KubeObject>(type: Resource<T>, ref: NamespacedRef): NamespacedRef {
   if (!isObjectName(ref.name)) {
-    throw new StatusError(404, `${type.plural}.${GROUP} ${JSON.stringify(ref.name)} not found`);
+    const kind = type.apiVersion.includes('/') ? `${type.plural}.${GROUP}` : type.plural;
+    throw new StatusError(404, `${kind} ${JSON.stringify(ref.name)} not found`);
   }
   return ref;
 }

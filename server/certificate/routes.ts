@@ -2,8 +2,9 @@
 import multipart from '@fastify/multipart';
 import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';
+import { messageOf } from '../../base/errors.ts';
 import type { App } from '../http/app.ts';
-import { StatusError } from '../http/errors.ts';
+import { invalidField, StatusError } from '../http/errors.ts';
 import type { Services } from '../services.ts';
 import { PairError } from './pair.ts';
 
@@ -21,9 +22,9 @@ export function addCertificateRoutes(app: App, { own }: Services): void {
         schema: {
           summary: 'Upload the certificate of this API. The files certPath and keyPath have PEM form',
           tags: ['Cluster'],
-          consumes: ['multipart/form-data'],
           response: { 200: z.string() },
         },
+        config: { files: FIELDS },
       },
       async (request, reply) => {
         await own.rights.require(request.headers, { verb: 'update', resource: 'certificates' });
@@ -31,7 +32,7 @@ export function addCertificateRoutes(app: App, { own }: Services): void {
         try {
           await own.certificate.store({ certificate: certPath, key: keyPath });
         } catch (error) {
-          throw error instanceof PairError ? refusal(error.field, error.message) : error;
+          throw error instanceof PairError ? invalidField(error.field, error.message) : error;
         }
         // Clients read JSON, and the framework sends a text as it is.
         return await reply
@@ -46,20 +47,28 @@ async function filesOf(request: FastifyRequest): Promise<Record<(typeof FIELDS)[
   if (!request.isMultipart()) {
     throw new StatusError(415, 'the body must be multipart/form-data');
   }
-  const files = new Map<string, string>();
-  for await (const part of request.parts()) {
-    const content = part.type === 'file' ? (await part.toBuffer()).toString('utf8') : String(part.value);
-    files.set(part.fieldname, content);
-  }
+  const files = await partsOf(request);
   const missing = FIELDS.find((field) => !files.has(field));
   if (missing !== undefined) {
-    throw refusal(missing, 'is required');
+    throw invalidField(missing, 'is required');
   }
   const [certPath = '', keyPath = ''] = FIELDS.map((field) => files.get(field));
   return { certPath, keyPath };
 }
 
-function refusal(field: string, message: string): StatusError {
-  const cause = { reason: 'FieldValueInvalid', field, message };
-  return new StatusError(422, `${field}: ${message}`, { causes: [cause] });
+/** Returns the contents of the parts by the names of their fields. @throws StatusError 400 when the body is not multipart. */
+async function partsOf(request: FastifyRequest): Promise<Map<string, string>> {
+  const contents = new Map<string, string>();
+  try {
+    for await (const part of request.parts()) {
+      const content = part.type === 'file' ? (await part.toBuffer()).toString('utf8') : String(part.value);
+      contents.set(part.fieldname, content);
+    }
+  } catch (error) {
+    // The reader's errors about limits have a status. Those about the form of the body have none.
+    throw error instanceof Error && 'statusCode' in error
+      ? error
+      : new StatusError(400, `the body is not valid: ${messageOf(error)}`);
+  }
+  return contents;
 }

@@ -41,3 +41,15 @@ it('shows the configured address and issuer', () => {
     deviceFlow: true,
   });
 });
+
+it.each([
+  ['the configured authority', PEM('other'), PEM('other')],
+  ['none for a public authority', '', ''],
+  ['the authority of the server when none is configured', undefined, PEM('own')],
+])('shows %s', (_, certificateAuthority, shown) => {
+  const config = configSchema.parse({
+    cluster: { apiEndpoint: 'https://api.example', certificateAuthority },
+  });
+  const info = clusterInfo(config, { server: 'https://10.0.0.1', certificateAuthority: PEM('own') });
+  expect(info.certData).toBe(shown);
+});

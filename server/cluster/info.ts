@@ -19,8 +19,7 @@ export function clusterInfo(
     // Clients read the port from this URL, so it is there even when it is the usual one.
     apiEndpoint: `https://${hostname}:${port || HTTPS_PORT}`,
     apiDomain: ownName ?? hostname.replace(/^\[(.*)\]$/, '$1'),
-    // Clients read exactly one certificate.
-    certData: CERTIFICATE.exec(connection.certificateAuthority ?? '')?.[0] ?? '',
+    certData: firstCertificate(cluster.certificateAuthority ?? connection.certificateAuthority),
     appClientId: clientID,
     baseOauthEndpoint: issuer ?? '',
     gpuPassthroughEnabled: false,
@@ -30,4 +29,9 @@ export function clusterInfo(
     version: VERSION,
     namespaceDefault: namespaces.default,
   };
+}
+
+/** Clients read exactly one certificate. */
+function firstCertificate(pem = ''): string {
+  return CERTIFICATE.exec(pem)?.[0] ?? '';
 }

@@ -8,7 +8,7 @@ import type { Caller } from '../callers/caller.ts';
 import { createAs, getAs } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
 import { EMULATORS, VMS } from '../resources.ts';
-import { WaitEnd } from '../vms/waiting.ts';
+import { WaitEnd } from '../http/waiting.ts';
 
 /** Wait for an emulator when the request gives none. Android boots within two minutes if the system image is on the host. */
 const TIMEOUT_MINUTES = 5;

@@ -1,7 +1,7 @@
 /** Android emulators of a namespace. */
 import { emulatorItemSchema, emulatorListSchema, emulatorRequestSchema } from '../../api/http/emulator.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
-import { listQuerySchema } from '../../api/http/vm.ts';
+import { listQuerySchema } from '../../api/http/list.ts';
 import { listAs } from '../callers/list.ts';
 import { deleteAs, getAs } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';

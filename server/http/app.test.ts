@@ -40,3 +40,20 @@ it('does not match a pattern with a text that is too long', async () => {
   const causes = await causesOf({ image: 'a', reservedPorts: `1:1${' '.repeat(100_000)}x` });
   expect(causes).toMatchObject([{ field: 'reservedPorts', message: expect.stringContaining('<=1088') }]);
 });
+
+it.each([
+  [400, { image: 5 }],
+  [400, { image: 'a', scheduler: 5 }],
+  [400, { image: 'a', gpuPassthrough: 'no' }],
+  [400, { image: 'a', vmMetadata: 5 }],
+  [400, { image: 'a', vmMetadata: { items: 5 } }],
+  [422, { image: 'a', scheduler: 'fastest' }],
+  [422, { image: 'a', gpuPassthrough: true }],
+  [422, { image: 'a', vmMetadata: { items: Array.from({ length: 65 }, () => ({ key: 'a', value: 'b' })) } }],
+  [422, { image: 'a', vmMetadata: { items: [{ key: 'a' }] } }],
+  [422, { image: null }],
+])('answers %i for %j', async (code, payload) => {
+  const headers = { authorization: 'Bearer token' };
+  const answer = await server.app.inject({ method: 'POST', url: VMS, headers, payload });
+  expect(answer.statusCode).toBe(code);
+});

@@ -1,22 +1,16 @@
 /** The web application: the wire rules that hold for every route, and the routes. */
-import type { IncomingMessage, ServerResponse } from 'node:http';
-import type { Server } from 'node:https';
-import swagger from '@fastify/swagger';
+import type { IncomingMessage, Server, ServerResponse } from 'node:http';
+import type { Server as HttpsServer } from 'node:https';
 import fastify, { type FastifyBaseLogger, type FastifyInstance, LogController } from 'fastify';
-import {
-  jsonSchemaTransform,
-  jsonSchemaTransformObject,
-  serializerCompiler,
-  validatorCompiler,
-  type ZodTypeProvider,
-} from 'fastify-type-provider-zod';
+import { serializerCompiler, validatorCompiler, type ZodTypeProvider } from 'fastify-type-provider-zod';
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import type { KubeClient } from '../../kube/client.ts';
-import { createServer } from '../../kube/serving/httpserver.ts';
-import type { Caller, Callers } from '../callers/caller.ts';
+import { createServer, type Handler } from '../../kube/serving/httpserver.ts';
+import { type Caller, type Callers, tokenOf } from '../callers/caller.ts';
 import { normalizeBody } from './bodies.ts';
-import { sendError, StatusError } from './errors.ts';
+import { addDocument } from './openapi.ts';
+import { refuseMalformed, sendError, StatusError } from './errors.ts';
 
 /** Largest body of a request in bytes. Only uploads are larger, and they are streams. */
 const BODY_BYTES = 1024 * 1024;
@@ -26,7 +20,7 @@ const CONNECTIONS = 2_048;
 const PARAMETER_LENGTH = 2_048;
 
 export type App = FastifyInstance<
-  Server,
+  Server | HttpsServer,
   IncomingMessage,
   ServerResponse,
   FastifyBaseLogger,
@@ -45,17 +39,21 @@ declare module 'fastify' {
 export interface AppOptions {
   readonly callers: Callers;
   readonly logger: Logger;
+  /** Whether the server uses TLS. */
+  readonly tls: boolean;
   /** Version of Berth. */
   readonly version: string;
 }
 
-/** Creates the application without routes. `server` of it is an HTTPS server that does not listen yet. */
-export async function createApp({ callers, logger, version }: AppOptions): Promise<App> {
+/** Creates the application without routes. `server` of it does not listen yet. It is an HTTPS server only with `tls`. */
+export async function createApp({ callers, logger, tls, version }: AppOptions): Promise<App> {
   // With the type of pino here, fastify would give its application another type than App.
   const loggerInstance: FastifyBaseLogger = logger;
   const app: App = fastify({
-    serverFactory: (handler) =>
-      createServer((request, response) => handler(request, response), { logger, tls: {} }),
+    serverFactory: (handler) => {
+      const answer: Handler = (request, response) => handler(request, response);
+      return tls ? createServer(answer, { logger, tls: {} }) : createServer(answer, { logger });
+    },
     loggerInstance,
     // A log of every request would hold nothing that the audit log of the API server does not say better.
     logController: new LogController({ disableRequestLogging: true }),
@@ -67,6 +65,7 @@ export async function createApp({ callers, logger, version }: AppOptions): Promi
       maxParamLength: PARAMETER_LENGTH,
     },
     frameworkErrors: sendError,
+    clientErrorHandler: refuseMalformed,
   }).withTypeProvider<ZodTypeProvider>();
   app.setValidatorCompiler(validatorCompiler);
   app.setSerializerCompiler(serializerCompiler);
@@ -86,18 +85,21 @@ export async function createApp({ callers, logger, version }: AppOptions): Promi
     request.fullCaller = () => callers.callerOf(request.headers);
     next();
   });
+  requireTokens(app);
   readBodies(app);
-  await app.register(swagger, {
-    openapi: {
-      openapi: '3.1.0',
-      info: { title: 'Berth', version },
-      components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } } },
-      security: [{ bearer: [] }],
-    },
-    transform: jsonSchemaTransform,
-    transformObject: jsonSchemaTransformObject,
-  });
+  await addDocument(app, version);
   return app;
+}
+
+/** Refuses a request without a token before its body is read. Routes whose schema says `security: []` need none. */
+function requireTokens(app: App): void {
+  app.addHook('onRequest', (request, _reply, next) => {
+    const { schema } = request.routeOptions;
+    if (schema !== undefined && schema.security?.length !== 0) {
+      tokenOf(request.headers);
+    }
+    next();
+  });
 }
 
 /** Reads bodies of any content type as JSON. Clients send an empty body with the content type of a form. */

@@ -1,15 +1,32 @@
 /**
- * Reads request bodies as the clients send them. Keys have any letter case. An optional field may be null, an empty text, or zero if zero is
- * below its minimum: each of them means that the field is not given.
+ * Reads request bodies as the clients send them. Keys have any letter case. A field may be null, and an optional field an empty text, or
+ * zero if zero is below its minimum: each of them means that the field is not given.
  */
 import * as z from 'zod';
 
 /** Returns the body with the keys of the schema, without unknown keys and without fields that are not given. */
 export function normalizeBody(schema: z.ZodType, body: unknown): unknown {
-  const given = body ?? {};
-  if (!(schema instanceof z.ZodObject) || typeof given !== 'object' || Array.isArray(given)) {
-    return given;
+  return normalized(schema, body ?? {});
+}
+
+function normalized(schema: z.ZodType, value: unknown): unknown {
+  if (schema instanceof z.ZodOptional) {
+    return normalized(schema.unwrap() as z.ZodType, value);
   }
+  if (schema instanceof z.ZodArray && Array.isArray(value)) {
+    return value.map((element) => normalized(schema.element as z.ZodType, element));
+  }
+  if (schema instanceof z.ZodUnion) {
+    const forms = schema.options.map((option) => [
+      option as z.ZodType,
+      normalized(option as z.ZodType, value),
+    ]);
+    return forms.find(([option, form]) => (option as z.ZodType).safeParse(form).success)?.[1] ?? value;
+  }
+  return schema instanceof z.ZodObject && isObject(value) ? normalizedObject(schema, value) : value;
+}
+
+function normalizedObject(schema: z.ZodObject, given: object): object {
   const fields = new Map(
     Object.entries(schema.shape as Record<string, z.ZodType>).map(([name, field]) => [
       name.toLowerCase(),
@@ -18,14 +35,21 @@ export function normalizeBody(schema: z.ZodType, body: unknown): unknown {
   );
   const entries = Object.entries(given).flatMap(([key, value]): [string, unknown][] => {
     const known = fields.get(key.toLowerCase());
-    return known === undefined || isAbsent(known.field, value) ? [] : [[known.name, value]];
+    return known === undefined || isAbsent(known.field, value)
+      ? []
+      : [[known.name, normalized(known.field, value)]];
   });
   return Object.fromEntries(entries);
 }
 
+function isObject(value: unknown): value is object {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
 function isAbsent(field: z.ZodType, value: unknown): boolean {
-  if (!field.safeParse(undefined).success) {
-    return false;
+  if (value === null) {
+    return true;
   }
-  return value === null || value === '' || (value === 0 && !field.safeParse(0).success);
+  const mayBeAbsent = (value === '' || value === 0) && field.safeParse(undefined).success;
+  return mayBeAbsent && (value === '' || !field.safeParse(0).success);
 }

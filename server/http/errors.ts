@@ -1,15 +1,25 @@
 /** Turns every error into a Status: errors of handlers, of the API server, of validation and of the router. */
+import { STATUS_CODES } from 'node:http';
+import type { Socket } from 'node:net';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { hasZodFastifySchemaValidationErrors } from 'fastify-type-provider-zod';
 import { type Cause, failure, type Status } from '../../api/http/status.ts';
 import { codeOf } from '../../base/errors.ts';
 import { ApiError, DeadlineError } from '../../kube/errors.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
+import { invalid } from './mistakes.ts';
 
 /** Wait that a client is asked for when the API server does not answer, in seconds. A leader of the control plane changes within it. */
 const RETRY_AFTER_SECONDS = 5;
 /** Errors of a connection to the API server. */
 const CONNECTION_ERRORS = /^(ECONN|ENOTFOUND|EAI_|EHOST|ENET|EPIPE|ETIMEDOUT|UND_ERR_)/;
+
+/** Answers to what is no request, by the code of the parser's error. */
+const MALFORMED: Readonly<Record<string, { status: number; message: string }>> = {
+  HPE_HEADER_OVERFLOW: { status: 431, message: 'The headers are too long' },
+  ERR_HTTP_REQUEST_TIMEOUT: { status: 408, message: 'The request did not arrive in time' },
+};
+const NO_REQUEST = { status: 400, message: 'This is not a request of HTTP' };
 
 /** Error of a handler with a Status as its answer. */
 export class StatusError extends HttpError {
@@ -21,6 +31,25 @@ export class StatusError extends HttpError {
     const { reason, causes } = more;
     this.body = failure(code, message, { reason, ...(causes === undefined ? {} : { details: { causes } }) });
   }
+}
+
+/** Returns 422 for a mistake in a field of the body. The message is a phrase after the name of the field. */
+export function invalidField(field: string, message: string): StatusError {
+  const cause = { reason: 'FieldValueInvalid', field, message };
+  return new StatusError(422, `${field}: ${message}`, { causes: [cause] });
+}
+
+/** Answers bytes that are no request of HTTP, or a request that is too long or too slow, and closes the connection. */
+export function refuseMalformed(error: Error & { code?: string }, socket: Socket): void {
+  const { status, message } = MALFORMED[error.code ?? ''] ?? NO_REQUEST;
+  if (socket.writable && error.code !== 'ECONNRESET') {
+    const body = JSON.stringify(failure(status, message));
+    socket.write(
+      `HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\nConnection: close\r\nContent-Type: application/json; charset=utf-8\r\n` +
+        `Content-Length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
+    );
+  }
+  socket.destroySoon();
 }
 
 /** Sends the answer for an error. Only an error that nobody expected is logged. */
@@ -66,48 +95,4 @@ function statusOfFramework(error: unknown): Status {
   return statusCode >= 400 && statusCode < 500
     ? failure(statusCode, message)
     : failure(500, 'Internal error');
-}
-
-/** Largest number of mistakes in an answer. A hostile body has a mistake in each of its thousands of fields. */
-const MISTAKES = 20;
-
-interface Mistake {
-  /** Code of zod for the mistake. */
-  keyword: string;
-  /** Path of the field, with `/` before each part. */
-  instancePath: string;
-  message?: string | undefined;
-}
-
-/** Returns 400 when a value has the wrong type, and 422 when it is missing or outside its bounds. `given` has the values. */
-function invalid(mistakes: readonly Mistake[], given: unknown): Status {
-  const causes = mistakes.slice(0, MISTAKES).map(({ instancePath, keyword, message = 'is not valid' }) => ({
-    reason: isMissing(keyword, message) ? 'FieldValueRequired' : 'FieldValueInvalid',
-    field: instancePath.slice(1).replaceAll('/', '.'),
-    message: isMissing(keyword, message) ? 'is required' : `${message}${numberAt(instancePath, given)}`,
-  }));
-  const text = causes
-    .map(({ field, message }) => (field === '' ? message : `${field}: ${message}`))
-    .join('; ');
-  const isMalformed = mistakes.some(
-    ({ keyword, message = '' }) => keyword === 'invalid_type' && !isMissing(keyword, message),
-  );
-  return failure(isMalformed ? 400 : 422, text, { details: { causes } });
-}
-
-/** Returns the refused number for a message. Texts are not repeated, because some of them are passwords. */
-function numberAt(instancePath: string, given: unknown): string {
-  const parts = instancePath.split('/').slice(1);
-  let value = given;
-  for (const part of parts) {
-    const isObject = typeof value === 'object' && value !== null;
-    value =
-      isObject && Object.hasOwn(value as object, part) ? (value as Record<string, unknown>)[part] : undefined;
-  }
-  return typeof value === 'number' ? `, not ${value}` : '';
-}
-
-/** Reports whether the field is missing. Zod says so only in its message. */
-function isMissing(keyword: string, message: string): boolean {
-  return keyword === 'invalid_type' && message.endsWith('received undefined');
 }

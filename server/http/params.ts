@@ -2,6 +2,8 @@
 import * as z from 'zod';
 import { LABEL, text } from '../../api/v1alpha1/schema.ts';
 
+export const NAMESPACES_PATH = '/api/v1/namespaces';
+
 /** A namespace. With a slash in its name, the request would be for another path of the API server. */
 export const namespaceParams = z.object({ namespace: text('Namespace.', 63, LABEL) });
 

@@ -1,7 +1,7 @@
 /** Adds an image to hosts, and removes it from hosts. The result has one item for each host. */
 import type { CacheResult, CacheSelection } from '../../api/http/imagecache.ts';
 import type { CacheTargets } from '../../api/v1alpha1/cachetargets.ts';
-import { type Hosts, tagsOf } from '../own/hosts.ts';
+import { hostNotFound, type Hosts, tagsOf } from '../own/hosts.ts';
 import type { CachedSource, Entries } from './entries.ts';
 import { selectedHosts } from './selection.ts';
 import { type Host, withHost, withoutHost, withoutNames } from './targets.ts';
@@ -64,7 +64,7 @@ function done(node: string): Item {
 }
 
 function notFound(node: string): Item {
-  return failed(node, 404, `nodes "${node}" not found`);
+  return failed(node, 404, hostNotFound(node).message);
 }
 
 function failed(node: string, code: number, message: string): Item {

@@ -4,7 +4,7 @@ import { isImageReference, normaliseImageName, readReference } from '../../api/v
 import { isObjectName } from '../../api/v1alpha1/schema.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { findAs } from '../callers/objects.ts';
-import { StatusError } from '../http/errors.ts';
+import { invalidField, StatusError } from '../http/errors.ts';
 import { IMAGES } from '../resources.ts';
 import type { CachedSource, Entries } from './entries.ts';
 
@@ -53,8 +53,7 @@ export function cachedImage(
 function checkedReference(text: string): string {
   const parts = readReference(text);
   if (typeof parts === 'string') {
-    const cause = { reason: 'FieldValueInvalid', field: 'image', message: parts };
-    throw new StatusError(422, `image: not an image reference: ${parts}`, { causes: [cause] });
+    throw invalidField('image', `not an image reference: ${parts}`);
   }
   return normaliseImageName(text);
 }

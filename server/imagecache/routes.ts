@@ -55,8 +55,13 @@ class ImageCache {
     const { namespace } = named;
     const { rights, hosts } = this.#services.own;
     await rights.require(headers, { verb: 'list', resource: 'hosts', namespace });
-    const image = referenceOf({ spec: cachedImage(named, this.#entries, this.#defaultNamespace) });
-    return { image, items: infoItems(image, hosts.of(namespace), this.#entries.find(image)) };
+    const source = cachedImage(named, this.#entries, this.#defaultNamespace);
+    const reference = referenceOf({ spec: source });
+    return {
+      // The list names an Image object in the same way.
+      image: source.imageRef?.name ?? reference,
+      items: infoItems(reference, hosts.of(namespace), this.#entries.find(reference)),
+    };
   }
 
   async change(

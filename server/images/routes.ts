@@ -18,6 +18,7 @@ import type { App } from '../http/app.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
 import { IMAGES, ISOS } from '../resources.ts';
 import type { Services } from '../services.ts';
+import { isPush } from '../vms/pushes.ts';
 import { imageItem, type Stored } from './item.ts';
 import { addTransferRoutes } from './transfers.ts';
 
@@ -55,7 +56,7 @@ function addReadRoutes(app: App, { type, one }: Kind, { config: { namespaces } }
     },
     async ({ caller, params, query }) => {
       const found = await listWithShared(caller(), type, { ...params, ...query }, namespaces.default);
-      return { items: found.map(imageItem) };
+      return { items: found.filter((object) => !isPush(object)).map(imageItem) };
     },
   );
   app.get(

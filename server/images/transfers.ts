@@ -62,10 +62,7 @@ function refuse(app: App, method: 'GET' | 'POST', path: string, { message, ...sc
     method,
     url: `${NAMESPACE}${path}`,
     schema: { ...schema, response: { 501: statusSchema } },
-    onRequest: (request) => {
-      request.caller();
-      answer();
-    },
+    onRequest: answer,
     handler: answer,
   });
 }

@@ -4,6 +4,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { NODES, type Node, type Pod, PODS } from '../../kube/core.ts';
 import { isConflict } from '../../kube/errors.ts';
 import { StatusError } from '../http/errors.ts';
+import { hostNotFound } from '../own/hosts.ts';
 import { hasEnded } from './item.ts';
 
 /** Types of Pods that are machines. Tasks on images do not belong to a namespace. */
@@ -44,7 +45,7 @@ async function label(client: KubeClient, { host, from, to }: Dedication): Promis
   for (let attempt = 1; ; attempt += 1) {
     const { metadata } = await client.get(NODES, { name: host });
     if (metadata.labels?.[DEDICATED_KEY] !== from) {
-      throw new StatusError(404, `nodes "${host}" not found`);
+      throw hostNotFound(host);
     }
     const { resourceVersion } = metadata;
     const patch = { metadata: { resourceVersion, labels: { [DEDICATED_KEY]: to ?? null } } };

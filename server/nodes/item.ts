@@ -14,8 +14,8 @@ export function nodeItem(node: Readonly<Node>, pods: readonly Readonly<Pod>[], n
   const { allocatable = {}, addresses = [], nodeInfo = {} } = status;
   const used = usedOf(pods.filter((pod) => !hasEnded(pod)));
   const cpu = millisOf(allocatable.cpu);
-  const memory = bytesOf(allocatable.memory);
-  const slots = bytesOf(allocatable[SLOT_RESOURCE]);
+  const memory = numberOf(allocatable.memory);
+  const slots = numberOf(allocatable[SLOT_RESOURCE]);
   return {
     name: metadata.name,
     namespace,
@@ -52,18 +52,18 @@ function usedOf(pods: readonly Readonly<Pod>[]): { cpu: number; memory: number; 
   const used = { cpu: 0, memory: 0, slots: 0 };
   for (const { resources: { requests = {} } = {} } of pods.flatMap(({ spec }) => spec.containers)) {
     used.cpu += millisOf(requests.cpu);
-    used.memory += bytesOf(requests.memory);
-    used.slots += bytesOf(requests[SLOT_RESOURCE]);
+    used.memory += numberOf(requests.memory);
+    used.slots += numberOf(requests[SLOT_RESOURCE]);
   }
   return used;
 }
 
 /** Returns thousandths of a CPU. The API server writes fractions of a CPU with the suffix `m`. */
 function millisOf(quantity = '0'): number {
-  return quantity.endsWith('m') ? bytesOf(quantity.slice(0, -1)) : bytesOf(quantity) * 1000;
+  return quantity.endsWith('m') ? numberOf(quantity.slice(0, -1)) : numberOf(quantity) * 1000;
 }
 
-function bytesOf(quantity = '0'): number {
+function numberOf(quantity = '0'): number {
   return Number(parseQuantity(quantity));
 }
 

@@ -5,7 +5,7 @@ import { statusSchema, success } from '../../api/http/status.ts';
 import { TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
 import { NODES } from '../../kube/core.ts';
 import type { App } from '../http/app.ts';
-import { StatusError } from '../http/errors.ts';
+import { invalidField } from '../http/errors.ts';
 import { namespaceParams } from '../http/params.ts';
 import type { Services } from '../services.ts';
 import { dedicate } from './dedication.ts';
@@ -97,7 +97,7 @@ function addNamespace(app: App, { own: { rights, hosts, client }, config }: Serv
       const { name } = hosts.find(namespace, node).metadata;
       const target = body.namespace;
       if (target !== defaultNamespace && !target.startsWith(prefix)) {
-        throw new StatusError(422, `namespace: must be ${defaultNamespace} or begin with ${prefix}`);
+        throw invalidField('namespace', `must be ${defaultNamespace} or begin with ${prefix}`);
       }
       hosts.requireNamespace(target);
       if (target !== namespace) {

@@ -32,7 +32,7 @@ export class Hosts {
     this.requireNamespace(namespace);
     const host = this.#watches.host(name);
     if (host === undefined || this.namespaceOf(host) !== namespace) {
-      throw new StatusError(404, `nodes "${name}" not found`);
+      throw hostNotFound(name);
     }
     return host;
   }
@@ -44,10 +44,14 @@ export class Hosts {
 
   /** @throws StatusError 404 when the namespace does not exist. */
   requireNamespace(name: string): void {
-    if (!this.#watches.hasNamespace(name)) {
+    if (this.#watches.namespace(name) === undefined) {
       throw new StatusError(404, `namespaces "${name}" not found`);
     }
   }
+}
+
+export function hostNotFound(name: string): StatusError {
+  return new StatusError(404, `nodes "${name}" not found`);
 }
 
 /** Returns the tags of a host by name. */

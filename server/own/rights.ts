@@ -5,10 +5,10 @@ import type { Authorizer } from '../../kube/serving/authorization.ts';
 import { tokenOf } from '../callers/caller.ts';
 import { StatusError } from '../http/errors.ts';
 
-/** A right in a namespace, or in the whole cluster without a namespace. RBAC knows its resources, although no CRD defines them. */
+/** A right in a namespace, or in the whole cluster without a namespace. RBAC knows its resources, although no CRD defines most of them. */
 export interface Right {
-  readonly verb: 'get' | 'list' | 'update';
-  readonly resource: 'hosts' | 'certificates';
+  readonly verb: 'create' | 'get' | 'list' | 'update';
+  readonly resource: 'hosts' | 'certificates' | 'vms';
   readonly subresource?: 'imagecache' | 'namespace' | 'tags';
   readonly namespace?: string;
 }

@@ -67,14 +67,26 @@ export class Watches {
     return this.#nodes.cache.get(name);
   }
 
+  /** Returns the architecture of a host, which is also that of its machines; undefined if the host is not known. */
+  architectureOf(name: string): string | undefined {
+    const { metadata, status } = this.#nodes.cache.get(name) ?? {};
+    return status?.nodeInfo?.architecture ?? metadata?.labels?.['kubernetes.io/arch'];
+  }
+
   /** Returns the Pods of machines and tasks that are bound to the host. */
   podsOn(host: string): readonly Readonly<Pod>[] {
     return this.#pods.cache.byIndex(PODS_BY_NODE, host);
   }
 
-  hasNamespace(name: string): boolean {
+  /** Returns all namespaces of the cluster. */
+  namespaces(): readonly Readonly<Namespace>[] {
     this.#requireFilled();
-    return this.#namespaces.cache.get(name) !== undefined;
+    return this.#namespaces.cache.list();
+  }
+
+  namespace(name: string): Readonly<Namespace> | undefined {
+    this.#requireFilled();
+    return this.#namespaces.cache.get(name);
   }
 
   entries(): readonly Readonly<ImageCacheEntry>[] {

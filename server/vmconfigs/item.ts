@@ -1,9 +1,7 @@
 /** Shows a VMConfig as the HTTP API does. */
 import type { VMConfigItem } from '../../api/http/vmconfig.ts';
-import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
-
-const GIBIBYTE = 1024 ** 3;
+import { gibibytes } from '../machines/memory.ts';
 
 export function vmConfigItem({ metadata, spec }: VMConfig): VMConfigItem {
   const { image, iso, cpu, memory, architecture, vnc, displayWidth, displayHeight, displayDPI } = spec;
@@ -13,7 +11,7 @@ export function vmConfigItem({ metadata, spec }: VMConfig): VMConfigItem {
     image,
     iso,
     cpu,
-    memory: memory === undefined ? undefined : gibibytes(memory),
+    memory: memory === undefined ? undefined : Number(gibibytes(memory)),
     type: architecture,
     ...placementOf(spec),
     vncConsole: vnc?.enabled,
@@ -33,9 +31,4 @@ function placementOf({
     tag,
     tagRequired: tag === undefined ? undefined : tagPolicy === 'Required',
   };
-}
-
-/** Returns GiB with at most two decimals. Clients read the number as a float. */
-function gibibytes(quantity: string | number): number {
-  return Number((Number(parseQuantity(quantity)) / GIBIBYTE).toFixed(2));
 }

@@ -7,7 +7,7 @@ import { namespaceParams, objectParams } from '../http/params.ts';
 import { VM_CONFIGS } from '../resources.ts';
 import type { Services } from '../services.ts';
 import { vmConfigItem } from './item.ts';
-import { machineSpec } from './spec.ts';
+import { machineSpec } from '../machines/request.ts';
 
 const COLLECTION = '/api/v1/namespaces/:namespace/vmconfigs';
 const tags = ['VM configs'];

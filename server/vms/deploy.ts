@@ -16,9 +16,10 @@ import type { Caller } from '../callers/caller.ts';
 import { createAs } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
 import { VMS } from '../resources.ts';
-import { progressOf, stateOf } from './progress.ts';
+import { progressOf } from './progress.ts';
+import { settledState } from './settled.ts';
 import { isNamed, timeoutMinutes, vmOf } from './spec.ts';
-import { WaitEnd, type WaitingDeploys } from './waiting.ts';
+import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 
 /** Time after the deployment in which the answer is taken. The clocks of this process and of the operator differ by less. */
 const ANSWER_MILLISECONDS = 60_000;
@@ -34,13 +35,18 @@ export interface DeployRequest {
   readonly query: VMDeployQuery;
 }
 
-export class Deploys {
-  readonly #waiting: WaitingDeploys;
-  readonly #logger: Logger;
+export interface DeploysOptions {
+  readonly waiting: WaitingRequests;
+  readonly logger: Logger;
+  /** Status code when no host has room, from the setting `http.aliases`. With it, deployments do not wait unless the request says so. */
+  readonly fullStatus: number | undefined;
+}
 
-  constructor(waiting: WaitingDeploys, logger: Logger) {
-    this.#waiting = waiting;
-    this.#logger = logger;
+export class Deploys {
+  readonly #options: DeploysOptions;
+
+  constructor(options: DeploysOptions) {
+    this.#options = options;
   }
 
   /** Creates the VM and resolves without waiting. @throws ApiError when the API server refuses. */
@@ -55,7 +61,7 @@ export class Deploys {
    * @throws StatusError or ApiError with the answer for the caller.
    */
   async deploy(request: DeployRequest, response: ServerResponse): Promise<VM> {
-    return await this.#waiting.run(response, async (end) => {
+    return await this.#options.waiting.run(response, async (end) => {
       const { caller, namespace, body } = request;
       const milliseconds = timeoutMinutes(body) * 60_000;
       const answerBy = Date.now() + milliseconds + ANSWER_MILLISECONDS;
@@ -73,7 +79,7 @@ export class Deploys {
   async #answer(request: DeployRequest, created: VM, signal: AbortSignal): Promise<VM> {
     const latest = { vm: created };
     try {
-      await untilRunning(request, latest, signal);
+      await untilRunning(request, latest, { signal, fullStatus: this.#options.fullStatus });
       return await keep(request, latest.vm, signal);
     } catch (error) {
       await this.#giveUp(request, latest.vm, error);
@@ -93,7 +99,10 @@ export class Deploys {
       }
     } catch (failure) {
       if (!isConflict(failure) && !(failure instanceof StatusError)) {
-        this.#logger.warn({ err: failure, vm: `${namespace}/${name}` }, 'the operator will delete the VM');
+        this.#options.logger.warn(
+          { err: failure, vm: `${namespace}/${name}` },
+          'the operator will delete the VM',
+        );
       }
     }
   }
@@ -103,13 +112,14 @@ export class Deploys {
 async function untilRunning(
   { caller, query }: DeployRequest,
   latest: { vm: VM },
-  signal: AbortSignal,
+  { signal, fullStatus }: { signal: AbortSignal; fullStatus: number | undefined },
 ): Promise<void> {
   const { client, watches } = caller;
   const from = latest.vm.metadata;
-  for await (const vm of follow<VM>({ client, watches, type: VMS, from, signal })) {
+  const wanted = { ...query, fullStatus };
+  for await (const version of follow<VM>({ client, watches, type: VMS, from, signal })) {
+    const { vm, state } = await settledState(client, version, wanted, signal);
     latest.vm = vm;
-    const state = stateOf(vm, query);
     if (state instanceof StatusError) {
       throw state;
     }

@@ -1,4 +1,5 @@
 /** Work with the disk of a VM: save it as an image, commit it, push it, and let it grow. */
+import type { Image } from '../../api/v1alpha1/image.ts';
 import { isImageReference } from '../../api/v1alpha1/reference.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -29,7 +30,11 @@ export async function save(
   await createAs(client, IMAGES, { metadata, spec: { description, source: { fromVM: { name: ref.name } } } });
 }
 
-/** Replaces the content of the VM's Image by its disk. @throws StatusError 409 when the VM has no Image of its namespace. */
+/**
+ * Replaces the content of the VM's Image by its disk.
+ *
+ * @throws StatusError 409 when the VM has no Image of its namespace, or when the Image has another content than the VM was made from.
+ */
 export async function commit(client: KubeClient, ref: NamespacedRef, description?: string): Promise<void> {
   const vm = await getAs(client, VMS, ref);
   const image = await imageOf(client, vm, ref.namespace);
@@ -39,11 +44,31 @@ export async function commit(client: KubeClient, ref: NamespacedRef, description
     const cause = `image ${image || '(none)'} of VM ${ref.name} is no Image in namespace ${ref.namespace}`;
     throw new StatusError(409, `The ${cause}. Save the VM as a new image instead`);
   }
+  if (isOther(found, vm)) {
+    throw new StatusError(
+      409,
+      `Image ${image} has another content than the one of VM ${ref.name}. Save the VM as a new image instead`,
+    );
+  }
   const requestedAt = new Date().toISOString();
   await client.mergePatch(IMAGES, target, {
     metadata: { uid: found.metadata.uid },
     spec: { commit: { vmName: ref.name, requestedAt }, ...(description !== undefined && { description }) },
   });
+}
+
+/**
+ * Reports whether the VM was made from another Image of that name, or from an earlier content. A commit would then destroy what somebody
+ * else has stored. The VM itself may commit again.
+ */
+function isOther(image: Image, vm: VM): boolean {
+  const [made = '', deployed = ''] = [image, vm].map(({ metadata }) => metadata.creationTimestamp);
+  return made > deployed || (hasChanged(image, vm) && image.spec.commit?.vmName !== vm.metadata.name);
+}
+
+function hasChanged(image: Image, vm: VM): boolean {
+  const [current, used] = [image.status?.digest, vm.status?.image?.digest];
+  return current !== undefined && used !== undefined && current !== used;
 }
 
 /** Returns the name of the VM's image, as the VM or its config gives it; empty without one. */
@@ -79,11 +104,14 @@ export async function push(client: KubeClient, ref: NamespacedRef, reference: st
 export async function resize(client: KubeClient, ref: NamespacedRef, gigabytes: number): Promise<void> {
   const { metadata, spec, status } = await getAs(client, VMS, ref);
   const wanted = `${gigabytes}G`;
-  const size = status?.resources?.diskSize ?? spec.diskSize;
-  if (size !== undefined && parseQuantity(size) > parseQuantity(wanted)) {
+  // The host may not have followed an earlier resize yet.
+  const larger = [status?.resources?.diskSize, spec.diskSize].find(
+    (size) => size !== undefined && parseQuantity(size) > parseQuantity(wanted),
+  );
+  if (larger !== undefined) {
     throw new StatusError(
       409,
-      `The disk of VM ${ref.name} has ${size}, and a disk can only grow, not to ${wanted}`,
+      `The disk of VM ${ref.name} has ${larger}, and a disk can only grow, not to ${wanted}`,
     );
   }
   await client.mergePatch(VMS, ref, { metadata: { uid: metadata.uid }, spec: { diskSize: wanted } });

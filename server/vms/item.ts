@@ -3,11 +3,10 @@ import type { VMItem } from '../../api/http/vm.ts';
 import type { DeployedVM } from '../../api/http/vmdeploy.ts';
 import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
-import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import { shortImageName } from '../../api/v1alpha1/reference.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-
-const GIBIBYTE = 1024 ** 3;
+import { gibibytes } from '../machines/memory.ts';
 
 /** Statuses that clients know, by phase. Clients wait while a VM is Pending, and use it while it is Running. */
 const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
@@ -26,20 +25,24 @@ const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
   Terminating: 'Terminating',
 };
 
-export function vmItem({ metadata, spec, status = {} }: VM): VMItem {
+/** `architectureOf` returns the architecture of a host. The VM has it too, also if its config or its image says nothing about it. */
+export function vmItem(
+  { metadata, spec, status = {} }: VM,
+  architectureOf: (host: string) => string | undefined = () => undefined,
+): VMItem {
   return {
     name: metadata.name,
     node: status.nodeName,
     ip: status.hostAddress,
     ...sizeOf(spec, status),
-    image: status.image?.name ?? spec.image ?? spec.iso,
+    image: imageOf(status) ?? spec.image ?? spec.iso,
     gpuPassthrough: false,
     deployDate: metadata.creationTimestamp,
     ...portsOf(status),
     status: statusOfPhase(status.phase),
     powerState: spec.powerState ?? 'Running',
     owner: metadata.annotations?.[CREATED_BY_ANNOTATION],
-    architecture: spec.architecture,
+    architecture: spec.architecture ?? (status.nodeName && architectureOf(status.nodeName)),
     labels: metadata.labels,
     message: status.failure?.message,
   };
@@ -51,6 +54,12 @@ export function deployedVM(vm: VM): DeployedVM {
   return { name, node, memory, ip, ssh, vnc, screenshare, status };
 }
 
+/** Returns the name of the Image or ISO, or else the whole reference. The name in the status of a VM has no registry. */
+function imageOf({ image: { name, reference } = {} }: VMStatus): string | undefined {
+  const isReference = reference !== undefined && name === shortImageName(reference);
+  return isReference ? reference : name;
+}
+
 /** Returns the status for clients. A newer operator may have phases that this release does not know. */
 export function statusOfPhase(phase = 'Pending'): VMItem['status'] {
   return STATUS_BY_PHASE[phase as VMPhase] ?? 'Pending';
@@ -58,7 +67,7 @@ export function statusOfPhase(phase = 'Pending'): VMItem['status'] {
 
 function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memory'> {
   const { cpu = spec.cpu, memory = spec.memory } = status.resources ?? {};
-  return { cpu, memory: memory === undefined ? undefined : gibibytes(memory) };
+  return { cpu, memory: memory === undefined ? undefined : `${gibibytes(memory)}Gi` };
 }
 
 function portsOf({
@@ -74,9 +83,4 @@ function portsOf({
     screenshare: portOf('screen'),
     reservedPorts: reserved.length === 0 ? undefined : reserved.join(','),
   };
-}
-
-/** Returns a quantity in GiB with two decimals, for example `4.80Gi`. */
-function gibibytes(quantity: string | number): string {
-  return `${(Number(parseQuantity(String(quantity))) / GIBIBYTE).toFixed(2)}Gi`;
 }

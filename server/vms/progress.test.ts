@@ -3,8 +3,8 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { StatusError } from '../http/errors.ts';
 import { progressOf, stateOf } from './progress.ts';
 
-const RUNNING = { waitFor: 'running', whenFull: 'wait' } as const;
-const READY = { waitFor: 'ready', whenFull: 'wait' } as const;
+const RUNNING = { waitFor: 'running' } as const;
+const READY = { waitFor: 'ready' } as const;
 
 function vm(status: VM['status'], metadata: object = {}): VM {
   return {
@@ -38,8 +38,13 @@ it('ends when the VM runs, or when it is Ready', () => {
 it.each([
   [500, { phase: 'Stopping', failure: { reason: 'Crashed', message: 'qemu ended', time: '' } }],
   [500, { phase: 'Failed', conditions: [condition('Ready', 'False', 'HostLost', 'host is silent')] }],
+  [500, { phase: 'Stopped', conditions: [condition('Ready', 'False', 'Stopped', 'VM is stopped')] }],
+  [500, { phase: 'Suspended' }],
   [422, { phase: 'Pending', conditions: [condition('Stalled', 'True', 'NoImage', 'no image')] }],
-])('ends with %i for %j', (code, status) => {
+  [404, { conditions: [condition('Scheduled', 'False', 'ConfigNotFound', 'VMConfig x was not found')] }],
+  [404, { phase: 'Pending', conditions: [condition('ImageReady', 'False', 'ImageNotFound', 'not found')] }],
+  ['waiting', { phase: 'Pulling', conditions: [condition('ImageReady', 'False', 'ImageNotFound', 'retry')] }],
+])('ends with %s for %j', (code, status) => {
   expect(codeOf(stateOf(vm(status), READY))).toBe(code);
 });
 
@@ -49,10 +54,14 @@ it('does not take a VM that is being deleted for one that runs', () => {
   );
 });
 
-it('ends with 503 on full hosts only if the client wants so, and says what it waits for', () => {
+it('ends on full hosts only if the client or the installation wants so, and says what it waits for', () => {
   const full = vm({ conditions: [condition('Scheduled', 'False', 'Unschedulable', '2 hosts are full')] });
   expect(stateOf(full, RUNNING)).toBe('waiting');
   expect(codeOf(stateOf(full, { ...RUNNING, whenFull: 'fail' }))).toBe(503);
+  const codes = ['wait', 'fail', undefined].map((whenFull) =>
+    codeOf(stateOf(full, { ...RUNNING, whenFull, fullStatus: 500 } as Parameters<typeof stateOf>[1])),
+  );
+  expect(codes).toEqual(['waiting', 500, 500]);
   expect(progressOf(full)).toBe('2 hosts are full');
   expect(progressOf(vm({ phase: 'Pulling', progress: 'Pulling 42 %' }))).toBe('Pulling 42 %');
 });

@@ -5,14 +5,27 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { StatusError } from '../http/errors.ts';
 import { statusOfPhase } from './item.ts';
 
+/** Statuses in which a deployment has ended without a machine that runs. */
+const ENDS: ReadonlySet<string> = new Set(['Failed', 'Stopped', 'Suspended']);
+/** Conditions with their reasons when the operator knows no object of the name that the VM gives. */
+const MISSING = [
+  ['Scheduled', 'ConfigNotFound'],
+  ['ImageReady', 'ImageNotFound'],
+] as const;
 /** Reason of the condition Scheduled when no host has room. */
 const NO_ROOM = 'Unschedulable';
 
+/** Status code of a deployment for which no host has room. */
+const FULL_STATUS = 503;
+
+/** When a deployment has its answer. */
+interface Wanted extends Pick<VMDeployQuery, 'waitFor' | 'whenFull'> {
+  /** Another status code when no host has room. With it, the deployment does not wait for room by default. */
+  readonly fullStatus?: number | undefined;
+}
+
 /** Returns `done` when the deployment has its good answer, `waiting` before, or the error with which it ended. */
-export function stateOf(
-  vm: VM,
-  { waitFor, whenFull }: Pick<VMDeployQuery, 'waitFor' | 'whenFull'>,
-): 'done' | 'waiting' | StatusError {
+export function stateOf(vm: VM, wanted: Wanted): 'done' | 'waiting' | StatusError {
   const { metadata, status = {} } = vm;
   const failed = failureOf(vm);
   if (failed !== undefined) {
@@ -21,13 +34,13 @@ export function stateOf(
   if (metadata.deletionTimestamp !== undefined) {
     return 'waiting';
   }
-  const full = whenFull === 'fail' ? noRoomFor(vm) : undefined;
-  if (full !== undefined) {
-    return full;
-  }
-  if (statusOfPhase(status.phase) === 'Pending') {
-    return 'waiting';
-  }
+  const blocked = missingFor(vm) ?? noRoomFor(vm, wanted);
+  return (
+    blocked ?? (statusOfPhase(status.phase) === 'Running' ? stateOfRunning(vm, wanted.waitFor) : 'waiting')
+  );
+}
+
+function stateOfRunning(vm: VM, waitFor: VMDeployQuery['waitFor']): 'done' | 'waiting' {
   return waitFor === 'running' || conditionOf(vm, 'Ready')?.status === 'True' ? 'done' : 'waiting';
 }
 
@@ -38,8 +51,8 @@ function failureOf(vm: VM): StatusError | undefined {
     return new StatusError(500, message || reason, { causes: [{ reason, message }] });
   }
   const ready = conditionOf(vm, 'Ready');
-  if (status.phase === 'Failed') {
-    return new StatusError(500, `VM ${metadata.name} failed: ${ready?.message ?? ''}`);
+  if (ENDS.has(statusOfPhase(status.phase))) {
+    return new StatusError(500, `VM ${metadata.name} is ${status.phase}: ${ready?.message ?? ''}`);
   }
   const stalled = conditionOf(vm, 'Stalled');
   if (stalled?.status === 'True') {
@@ -51,14 +64,27 @@ function failureOf(vm: VM): StatusError | undefined {
   return undefined;
 }
 
-function noRoomFor(vm: VM): StatusError | undefined {
+/** Returns 404 for a VMConfig or an image that does not exist. The VM would wait until somebody makes it. */
+function missingFor(vm: VM): StatusError | undefined {
+  if ((vm.status?.phase ?? 'Pending') !== 'Pending') {
+    return undefined;
+  }
+  const missing = MISSING.map(([type, reason]) => ({ condition: conditionOf(vm, type), reason })).find(
+    ({ condition, reason }) => condition?.status !== 'True' && condition?.reason === reason,
+  )?.condition;
+  return missing && new StatusError(404, `VM ${vm.metadata.name} was deleted: ${missing.message}`);
+}
+
+/** Returns the error of a deployment that does not wait for room. */
+function noRoomFor(vm: VM, { whenFull, fullStatus }: Wanted): StatusError | undefined {
+  const isPatient = whenFull === undefined ? fullStatus === undefined : whenFull === 'wait';
   const scheduled = conditionOf(vm, 'Scheduled');
-  return scheduled?.reason === NO_ROOM
-    ? new StatusError(
-        503,
+  return isPatient || scheduled?.reason !== NO_ROOM
+    ? undefined
+    : new StatusError(
+        fullStatus ?? FULL_STATUS,
         `VM ${vm.metadata.name} was deleted, because no host has room: ${scheduled.message}`,
-      )
-    : undefined;
+      );
 }
 
 /** Returns the reason why the VM does not run yet, for people. */

@@ -4,14 +4,14 @@ import type { Caller } from '../callers/caller.ts';
 import { getAs, type NamespacedRef } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
 import { VMS } from '../resources.ts';
-import { WaitEnd } from './waiting.ts';
+import { WaitEnd } from '../http/waiting.ts';
 
 /** Longest wait for the end. A guest has 30 s to shut down, and a silent host can delay a deletion for long. */
 const LIMIT_MILLISECONDS = 600_000;
 
 /**
  * Deletes a VM and resolves when nothing of it remains. `end` aborts the wait with a {@link WaitEnd}.
- * @throws ApiError when the API server refuses, StatusError 504 when the deletion goes on.
+ * @throws ApiError when the API server refuses, StatusError 504 when the deletion goes on, 503 when the server stops.
  */
 export async function deleteAndWait(
   { client, watches }: Caller,
@@ -28,7 +28,9 @@ export async function deleteAndWait(
       // The VM still exists.
     }
   } catch (error) {
-    throw error instanceof WaitEnd ? new StatusError(504, `VM ${ref.name} is still being deleted`) : error;
+    throw error instanceof WaitEnd
+      ? new StatusError(error.why === 'stopping' ? 503 : 504, `VM ${ref.name} is still being deleted`)
+      : error;
   } finally {
     clearTimeout(timer);
   }

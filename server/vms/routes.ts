@@ -1,5 +1,8 @@
 /** VMs of a namespace. */
-import { listQuerySchema, vmItemSchema, vmListSchema } from '../../api/http/vm.ts';
+import type { IncomingHttpHeaders } from 'node:http';
+import { listQuerySchema } from '../../api/http/list.ts';
+import { vmItemSchema, vmListSchema } from '../../api/http/vm.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import { deleteQuery } from '../../api/http/vmaction.ts';
 import { deployedVMSchema, vmDeployBody, vmDeployQuery } from '../../api/http/vmdeploy.ts';
@@ -7,6 +10,7 @@ import type { App } from '../http/app.ts';
 import { listAs } from '../callers/list.ts';
 import { deleteAs, getAs } from '../callers/objects.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
+import { hostNotFound } from '../own/hosts.ts';
 import { VMS } from '../resources.ts';
 import type { Services } from '../services.ts';
 import { addActionRoutes } from './actionroutes.ts';
@@ -16,7 +20,8 @@ import { deleteAndWait } from './remove.ts';
 const VMS_PATH = '/api/v1/namespaces/:namespace/vms';
 const VM_PATH = `${VMS_PATH}/:name`;
 
-export function addVMRoutes(app: App, { deploys, waiting, config }: Services): void {
+export function addVMRoutes(app: App, { deploys, waiting, config, own }: Services): void {
+  const itemOf = (vm: VM) => vmItem(vm, (host) => own.watches.architectureOf(host));
   app.get(
     VMS_PATH,
     {
@@ -28,7 +33,7 @@ export function addVMRoutes(app: App, { deploys, waiting, config }: Services): v
         response: { 200: vmListSchema },
       },
     },
-    async ({ caller, params, query }) => await listAs(caller(), VMS, { ...params, ...query }, vmItem),
+    async ({ caller, params, query }) => await listAs(caller(), VMS, { ...params, ...query }, itemOf),
   );
   app.post(
     VMS_PATH,
@@ -42,10 +47,11 @@ export function addVMRoutes(app: App, { deploys, waiting, config }: Services): v
         response: { 200: deployedVMSchema, 202: vmItemSchema },
       },
     },
-    async ({ fullCaller, params, query, body }, reply) => {
+    async ({ fullCaller, headers, params, query, body }, reply) => {
+      await requireHost(own, headers, { namespace: params.namespace, host: body.node });
       const request = { caller: fullCaller(), namespace: params.namespace, query, body };
       if (query.wait === 'false') {
-        return await reply.code(202).send(vmItem(await deploys.create(request)));
+        return await reply.code(202).send(itemOf(await deploys.create(request)));
       }
       return await reply.code(200).send(deployedVM(await deploys.deploy(request, reply.raw)));
     },
@@ -60,7 +66,7 @@ export function addVMRoutes(app: App, { deploys, waiting, config }: Services): v
         response: { 200: vmItemSchema },
       },
     },
-    async ({ caller, params }) => vmItem(await getAs(caller(), VMS, params)),
+    async ({ caller, params }) => itemOf(await getAs(caller(), VMS, params)),
   );
   app.delete(
     VM_PATH,
@@ -84,4 +90,20 @@ export function addVMRoutes(app: App, { deploys, waiting, config }: Services): v
     },
   );
   addActionRoutes(app);
+}
+
+/**
+ * Refuses a VM whose only host does not exist, because it would wait for that host. Only callers who may create a VM learn about hosts.
+ *
+ * @throws StatusError 404 without the host.
+ */
+async function requireHost(
+  { hosts, rights }: Services['own'],
+  headers: IncomingHttpHeaders,
+  { namespace, host }: { namespace: string; host: string | undefined },
+): Promise<void> {
+  if (host !== undefined && !hosts.exists(host)) {
+    await rights.require(headers, { verb: 'create', resource: 'vms', namespace });
+    throw hostNotFound(host);
+  }
 }

@@ -3,7 +3,7 @@ import { guestMetadataOf, type VMDeployBody } from '../../api/http/vmdeploy.ts';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM, VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { Unsaved } from '../../kube/objects.ts';
-import { machineSpec } from '../vmconfigs/spec.ts';
+import { machineSpec } from '../machines/request.ts';
 
 /** Start of the name of a VM to which nobody gave a name. */
 const DEFAULT_NAME = 'vm';

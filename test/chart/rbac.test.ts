@@ -180,6 +180,7 @@ describe('the table', () => {
         'list nodes',
         'patch nodes',
         'watch pods',
+        'list vms.berth.dev',
         'create imagecacheentries.berth.dev',
         'create tokenreviews.authentication.k8s.io',
         'create subjectaccessreviews.authorization.k8s.io',

@@ -312,6 +312,17 @@ it('keeps an image on hosts and removes it, in any spelling and encoding of its 
   expect(await targets()).toEqual([[SECOND]]);
   expect((await change('/api/v1/imagecache/remove', { ...removal, nodes: [SECOND] })).status).toBe(207);
   expect(await targets()).toEqual([[]]);
+  await change(`${nodesOf(DEFAULT)}/${FIRST}/tag`, { tag: 'cached' });
+  await waitFor('the tag in the list', async () => (await itemOf(FIRST)).tags.includes('cached'));
+  expect((await change(`${cache}/${encoded}/add`, { tags: ['cached'] })).body.items).toEqual([
+    success(FIRST),
+  ]);
+  expect((await change(`${cache}/${encoded}/remove`, { tags: 'cached,other' })).body.items).toEqual([]);
+  expect(await targets()).toEqual([[FIRST]]);
+  expect((await change(`${cache}/${encoded}/remove`, { tags: 'cached' })).body.items).toEqual([
+    success(FIRST),
+  ]);
+  expect(await targets()).toEqual([[]]);
   for (const [body, code, token] of [
     [{}, 400, admin],
     [{ nodes: [FIRST], all: true }, 400, admin],
@@ -365,7 +376,7 @@ it('uses an uploaded certificate without a restart, and after one', async () => 
   const upload = (files: Record<string, string>, token = admin) =>
     api.call('/api/v1/upload/cert', { method: 'POST', token, ...multipart(files) });
   const key = await createKey('RSA');
-  const certificate = await selfSigned({ commonName: 'uploaded', key, days: 1 });
+  const certificate = await selfSigned({ commonName: 'uploaded', key, ipAddresses: ['127.0.0.1'], days: 1 });
   const pair = { certPath: certificate, keyPath: key.pem };
   for (const [files, code, token] of [
     [pair, 403, member],
@@ -390,4 +401,13 @@ it('uses an uploaded certificate without a restart, and after one', async () => 
   }
   const isUsed = async () => (await certificateOf(server)).subject.CN === 'uploaded';
   await waitFor('the first replica to use the certificate', isUsed);
+  const ecdsa = await createKey();
+  const next = await selfSigned({ commonName: 'next', key: ecdsa, days: 1 });
+  const trusting = new HTTPClient({ url: server.url, authority: certificate });
+  const files = multipart({ certPath: next, keyPath: ecdsa.pem });
+  const again = await trusting.call('/api/v1/upload/cert', { method: 'POST', token: admin, ...files });
+  expect(again.status).toBe(200);
+  await trusting.close();
+  const isReplaced = async () => (await certificateOf(server)).subject.CN === 'next';
+  await waitFor('the first replica to use the next certificate', isReplaced);
 });

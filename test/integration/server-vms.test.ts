@@ -117,6 +117,15 @@ describe('a deployment', () => {
     expect((await vms.list()).map(({ metadata }) => metadata.name)).not.toContain('bad');
   });
 
+  it('with a wrong name answers 404 at once, and leaves no VM', async () => {
+    for (const wrong of [{ vmConfig: 'absent' }, { image: 'absent' }, { image: IMAGE, node: 'absent' }]) {
+      const { status, body } = await deploy({ ...wrong, name: 'misspelt' });
+      expect([wrong, status, body.reason]).toEqual([wrong, 404, 'NotFound']);
+      expect(body.message).toMatch(/absent.* not found/);
+      await vms.waitUntilGone('misspelt');
+    }
+  });
+
   it('that fails answers 500 with the words of the hypervisor, and leaves no VM', async () => {
     const answer = deploy({ ...onBare, name: 'failing' });
     await bound('failing', answer);
@@ -204,6 +213,24 @@ describe('trouble in the middle of a deployment', () => {
   });
 });
 
+it('a namespace that does not exist is not found', async () => {
+  const missing = PATH.replace(namespace, 'platform-missing');
+  const viewer = await memberToken('viewer');
+  await cluster.kubectl([
+    'create',
+    'clusterrolebinding',
+    'viewer',
+    '--clusterrole=berth-role-viewer',
+    `--serviceaccount=${namespace}:viewer`,
+  ]);
+  const rights = async () => (await api.call(missing, { token: viewer })).status !== 403;
+  await waitFor('the rights of the viewer', rights);
+  for (const path of [missing, missing.replace('vms', 'images'), missing.replace('vms', 'pushes')]) {
+    const { status, body } = await api.call(path, { token: viewer });
+    expect([path, status, body.message]).toEqual([path, 404, expect.stringContaining('not found')]);
+  }
+});
+
 describe('actions on a VM', () => {
   const act = async (name: string, action: string, body: object = {}) => {
     const answer = await api.call(`${PATH}/${name}/${action}`, { method: 'POST', token, body });
@@ -235,15 +262,35 @@ describe('actions on a VM', () => {
     expect(await act('known', 'commit')).toBe(409);
   });
 
+  it('replace the image of a VM by its disk', async () => {
+    const base = { namespace, name: 'base' };
+    const spec = { description: 'first', source: { registry: { reference: IMAGE } } };
+    await cluster.client().create(IMAGES, { metadata: base, spec });
+    expect((await deploy({ image: 'base', name: 'committer' }, '?wait=false')).status).toBe(202);
+    expect(await act('committer', 'commit', { description: 'second' })).toBe(200);
+    expect((await cluster.client().get(IMAGES, base)).spec).toMatchObject({
+      description: 'second',
+      commit: { vmName: 'committer' },
+    });
+  });
+
   it('push its disk, and tell how far the push is', async () => {
     const body = { imageReference: 'registry.example/team/saved' };
     const { status, body: push } = await api.call(`${PATH}/known/push`, { method: 'POST', token, body });
     expect([status, push.jobName]).toEqual([200, expect.stringMatching(/^vm-push-[a-z0-9]{5}$/)]);
     const pushes = PATH.replace('vms', 'pushes');
-    const { body: list } = await api.call(pushes, { token });
-    expect(list.items).toMatchObject([{ jobName: push.jobName, image: body.imageReference }]);
-    expect((await api.call(`${pushes}/${push.jobName}`, { token })).body).toMatchObject(list.items[0]);
+    const item = await waitFor('the push to fail without an image storage', async () => {
+      const { body: one } = await api.call(`${pushes}/${push.jobName}`, { token });
+      return one.status === 'Failed' ? one : undefined;
+    });
+    expect(item).toMatchObject({ jobName: push.jobName, image: body.imageReference });
+    expect(item.message).toMatch(/no image storage/);
+    expect((await api.call(pushes, { token })).body.items).toEqual([item]);
     expect((await api.call(`${pushes}/saved`, { token })).status).toBe(404);
+    const { body: images } = await api.call(PATH.replace('vms', 'images'), { token });
+    const names = images.items.map(({ name }: { name: string }) => name);
+    expect(names).toEqual(expect.arrayContaining(['base', 'saved']));
+    expect(names).not.toContain(push.jobName);
     const { spec } = await cluster.client().get(IMAGES, { namespace, name: push.jobName });
     expect(spec.ttlSecondsAfterFinished).toBe(3600);
   });

@@ -5,6 +5,7 @@ import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { VMS as VM_OBJECTS } from '../../operator/objects/resources.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
 
@@ -76,6 +77,8 @@ it('answers a missing and an invented token with 401, and an unknown path with 4
     const { body, headers, ...answer } = await api.call(VMS, { token: wrong });
     expect([answer.status, body]).toMatchObject([401, { ...status, message: 'Unauthorized', code: 401 }]);
     expect(headers['www-authenticate']).toMatch(/^Bearer/);
+    const deployed = await api.call(VMS, { method: 'POST', token: wrong, body: { image: 'image' } });
+    expect([deployed.status, deployed.body.message]).toEqual([401, 'Unauthorized']);
   }
   for (const [path, code] of [
     ['/api/v1/nothing', 404],
@@ -87,6 +90,14 @@ it('answers a missing and an invented token with 401, and an unknown path with 4
   }
 });
 
+it('reads an empty body of any content type', async () => {
+  for (const type of ['application/x-www-form-urlencoded', 'application/json', 'text/plain']) {
+    const call = { method: 'POST', token, body: '', headers: { 'content-type': type } } as const;
+    // The image of the VM is no Image, so there is nothing to replace.
+    expect([type, (await api.call(`${VMS}/one/commit`, call)).status]).toEqual([type, 409]);
+  }
+});
+
 it('shows its OpenAPI document to everybody', async () => {
   const { status, body } = await api.call('/api/v1/swagger/json');
   expect([status, body.openapi, Object.keys(body.paths)]).toEqual([
@@ -94,4 +105,19 @@ it('shows its OpenAPI document to everybody', async () => {
     '3.1.0',
     expect.arrayContaining(['/api/v1/cluster-info', '/api/v1/namespaces/{namespace}/vms']),
   ]);
+});
+
+it('answers HEAD on every path like GET without a body, and changes nothing', async () => {
+  const { paths } = (await api.call('/api/v1/swagger/json')).body as { paths: object };
+  const stored = { namespace, name: 'one' };
+  const before = await cluster.client().get(VM_OBJECTS, stored);
+  for (const path of Object.keys(paths)) {
+    const filled = path.replaceAll(/\{([^}]+)\}/g, (_all, name: string) =>
+      name === 'namespace' ? namespace : 'one',
+    );
+    const head = await api.call(filled, { method: 'HEAD', token });
+    const { status } = await api.call(filled, { token });
+    expect([path, head.status, head.body]).toEqual([path, status, '']);
+  }
+  expect(await cluster.client().get(VM_OBJECTS, stored)).toEqual(before);
 });

@@ -48,7 +48,12 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- $names := list (printf "berth-server.%s.svc" .Release.Namespace) "localhost" -}}
 {{- $namespaces := dict "system" .Release.Namespace "default" .Values.namespaces.default "prefix" .Values.namespaces.prefix -}}
 {{- $own := dict "namespaces" $namespaces "metrics" (dict "address" ":9443") "health" (dict "address" ":8081") "dpiMaximum" (int .Values.displayDPIMaximum) -}}
-{{- $usual := dict "http" (dict "address" ":8443" "dnsNames" $names) -}}
+{{- $http := dict "address" ":8443" "dnsNames" $names -}}
+{{- if .Values.server.certificate.secretName -}}
+{{- $_ := set $http "certificateFile" "/etc/berth/tls/tls.crt" -}}
+{{- $_ := set $http "keyFile" "/etc/berth/tls/tls.key" -}}
+{{- end -}}
+{{- $usual := dict "http" $http -}}
 {{- toYaml (merge $own (deepCopy .Values.server.config) $usual) -}}
 {{- end }}
 

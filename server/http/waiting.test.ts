@@ -1,7 +1,7 @@
 import { EventEmitter } from 'node:events';
 import type { ServerResponse } from 'node:http';
 import { expect, it } from 'vitest';
-import { type WaitEnd, WaitingDeploys } from './waiting.ts';
+import { type WaitEnd, WaitingRequests } from './waiting.ts';
 
 class Response extends EventEmitter {
   setTimeout(): void {}
@@ -19,7 +19,7 @@ async function untilEnd({ signal }: AbortController): Promise<string> {
 }
 
 it('ends a deployment whose client is gone, and refuses more than its limit', async () => {
-  const waiting = new WaitingDeploys(1);
+  const waiting = new WaitingRequests(1);
   const first = response();
   const answer = waiting.run(first, untilEnd);
   await expect(waiting.run(response(), untilEnd)).rejects.toMatchObject({ status: 429 });
@@ -32,7 +32,7 @@ it('ends a deployment whose client is gone, and refuses more than its limit', as
 });
 
 it('stops when each deployment has its answer, and accepts no other', async () => {
-  const waiting = new WaitingDeploys(2);
+  const waiting = new WaitingRequests(2);
   const connection = response();
   const answer = waiting.run(connection, untilEnd);
   let stopped = false;

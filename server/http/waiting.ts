@@ -1,44 +1,53 @@
-/** Deployments that wait for their VM. All of them end clearly when the server stops. */
+/** Requests that wait: for a VM or an emulator to run, or for the end of a VM. All of them end clearly when the server stops. */
 import type { ServerResponse } from 'node:http';
 import { rest } from '../../base/time.ts';
 import { holdOpen } from '../../kube/serving/httpserver.ts';
-import { StatusError } from '../http/errors.ts';
+import { StatusError } from './errors.ts';
 
 /** Time for the answers of a stopping server. It is longer than a deletion, and Kubernetes kills a Pod 30 s after it was told to stop. */
 const STOP_MILLISECONDS = 15_000;
 
-/** Reason why a deployment waits no longer: the client is gone, the time is over, or the server stops. */
+/** Reason why a request waits no longer: the client is gone, the time is over, or the server stops. */
 export class WaitEnd extends Error {
   override readonly name = 'WaitEnd';
   readonly why: 'gone' | 'late' | 'stopping';
 
   constructor(why: 'gone' | 'late' | 'stopping') {
-    super(`the deployment waits no longer: ${why}`);
+    super(`the request waits no longer: ${why}`);
     this.why = why;
   }
 }
 
-export class WaitingDeploys {
+export class WaitingRequests {
   readonly #limit: number;
-  /** Controller of each deployment, and a promise that resolves when its answer is sent. */
+  /** Controller of each request, and a promise that resolves when its answer is sent. */
   readonly #waiting = new Map<AbortController, Promise<void>>();
   #isStopping = false;
 
-  /** `limit` is the largest number of deployments that wait at once. */
+  /** `limit` is the largest number of requests that wait at once. */
   constructor(limit: number) {
     this.#limit = limit;
   }
 
+  /** Number of requests that wait. */
+  get size(): number {
+    return this.#waiting.size;
+  }
+
+  get isStopping(): boolean {
+    return this.#isStopping;
+  }
+
   /**
-   * Runs one deployment, which must end soon after the signal of its controller aborts.
-   * @throws StatusError 429 when too many deployments wait, 503 when the server stops.
+   * Runs the work of one request, which must end soon after the signal of its controller aborts.
+   * @throws StatusError 429 when too many requests wait, 503 when the server stops.
    */
-  async run<T>(response: ServerResponse, deploy: (end: AbortController) => Promise<T>): Promise<T> {
+  async run<T>(response: ServerResponse, work: (end: AbortController) => Promise<T>): Promise<T> {
     if (this.#isStopping) {
       throw new StatusError(503, 'The HTTP API is stopping. Try again');
     }
     if (this.#waiting.size >= this.#limit) {
-      throw new StatusError(429, `${this.#limit} deployments wait already. Try again later`);
+      throw new StatusError(429, `${this.#limit} requests wait already. Try again later`);
     }
     const end = new AbortController();
     const answered = Promise.withResolvers<void>();
@@ -49,10 +58,10 @@ export class WaitingDeploys {
       this.#waiting.delete(end);
       answered.resolve();
     });
-    return await deploy(end);
+    return await work(end);
   }
 
-  /** Ends all deployments, and resolves when each answer is sent. */
+  /** Ends all waits, and resolves when each answer is sent. */
   async stop(): Promise<void> {
     this.#isStopping = true;
     const answers = Promise.all(this.#waiting.values());

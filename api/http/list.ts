@@ -1,0 +1,10 @@
+/** Lists of the HTTP API. */
+import * as z from 'zod';
+
+/** Query of each list: the label selector and the paging of Kubernetes. */
+export const listQuerySchema = z.object({
+  labelSelector: z.string().max(1024).optional(),
+  limit: z.coerce.number().int().min(1).max(500).optional(),
+  continue: z.string().max(4096).optional(),
+});
+export type ListQuery = z.infer<typeof listQuerySchema>;

@@ -1,0 +1,21 @@
+/** Namespaces as the HTTP API shows and makes them. */
+import * as z from 'zod';
+import { namespaceName } from '../v1alpha1/schema.ts';
+
+export const namespaceItemSchema = z
+  .object({
+    name: z.string(),
+    customPods: z.boolean().meta({ description: 'Whether users may have Pods in the namespace.' }),
+  })
+  .meta({ id: 'Namespace' });
+export type NamespaceItem = z.infer<typeof namespaceItemSchema>;
+
+export const namespaceListSchema = z.object({ items: z.array(namespaceItemSchema) });
+
+export const namespaceRequestSchema = z.object({
+  name: namespaceName('Name, which begins with the prefix of the namespaces of Berth.'),
+  enableCustomPods: z
+    .boolean()
+    .optional()
+    .meta({ description: 'Whether users may have Pods in the namespace. No when omitted.' }),
+});

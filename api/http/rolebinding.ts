@@ -1,0 +1,38 @@
+/** Subjects of a RoleBinding, as the HTTP API shows and changes them. */
+import * as z from 'zod';
+import { namespaceName, objectName } from '../v1alpha1/schema.ts';
+
+/** Largest number of users, and of service accounts, in one request. */
+const SUBJECTS = 256;
+/** Longest name of a user: that of an email address. */
+const USER_LENGTH = 320;
+
+export const subjectListSchema = z.object({
+  items: z.array(
+    z
+      .object({
+        kind: z.string().meta({ description: 'User, Group or ServiceAccount.' }),
+        name: z.string(),
+        namespace: z.string().optional().meta({ description: 'Namespace of a service account.' }),
+      })
+      .meta({ id: 'Subject' }),
+  ),
+});
+
+export const subjectsSchema = z.object({
+  users: z
+    .array(z.string().min(1).max(USER_LENGTH))
+    .max(SUBJECTS)
+    .optional()
+    .meta({ description: 'Users, as the API server names them.' }),
+  serviceaccounts: z
+    .array(
+      z.object({
+        name: objectName('Name of the service account.'),
+        namespace: namespaceName('Namespace of the service account.'),
+      }),
+    )
+    .max(SUBJECTS)
+    .optional(),
+});
+export type Subjects = z.infer<typeof subjectsSchema>;

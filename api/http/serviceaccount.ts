@@ -1,0 +1,71 @@
+/** Service accounts and their tokens, as the HTTP API shows and makes them. */
+import * as z from 'zod';
+import { whole } from './fields.ts';
+
+/** Bounds of the life of a token in seconds, as the API server has them. */
+const LIFE_MINIMUM = 600;
+const LIFE_MAXIMUM = 2 ** 32;
+/** Life of a token in seconds when the request gives none: a year of 365 days. */
+const LIFE_DEFAULT = 8_760 * 3_600;
+const DURATION = /^(?=.)(?:(\d{1,10})h)?(?:(\d{1,10})m)?(?:(\d{1,10})s)?$/;
+
+export const serviceAccountListSchema = z.object({
+  items: z.array(z.object({ name: z.string(), namespace: z.string() }).meta({ id: 'ServiceAccount' })),
+  continue: z.string().optional(),
+});
+
+export const tokenRequestSchema = z
+  .object({
+    duration: z
+      .string()
+      .regex(DURATION, {
+        error: 'must be hours, minutes and seconds, for example 8760h or 1h30m',
+        abort: true,
+      })
+      .refine((text) => isLife(secondsIn(text)), {
+        error: `must be from ${LIFE_MINIMUM}s to ${LIFE_MAXIMUM}s`,
+      })
+      .optional()
+      .meta({ description: 'Life of the token: hours, minutes and seconds, for example 8760h.' }),
+    expirationSeconds: whole(LIFE_MINIMUM, LIFE_MAXIMUM)
+      .optional()
+      .meta({ description: 'Life of the token in seconds.' }),
+    noExpiration: z
+      .boolean()
+      .optional()
+      .meta({ description: 'Whether the token gets the longest life that the API server gives.' }),
+  })
+  .refine(
+    ({ duration, expirationSeconds, noExpiration }) =>
+      [duration !== undefined, expirationSeconds !== undefined, noExpiration === true].filter(Boolean)
+        .length <= 1,
+    { error: 'at most one of duration, expirationSeconds and noExpiration may be given' },
+  )
+  .meta({ description: 'Life of the token. It is 8760h when omitted.' });
+export type TokenLife = z.infer<typeof tokenRequestSchema>;
+
+export const tokenSchema = z.object({
+  token: z.string(),
+  expirationTimestamp: z.string().optional().meta({
+    description:
+      'RFC 3339 time of the end of the token. The API server may give a shorter life than requested.',
+  }),
+});
+export type Token = z.infer<typeof tokenSchema>;
+
+/** Returns the requested life of a token in seconds. */
+export function lifeSeconds({ duration, expirationSeconds, noExpiration }: TokenLife): number {
+  if (noExpiration === true) {
+    return LIFE_MAXIMUM;
+  }
+  return expirationSeconds ?? (duration === undefined ? LIFE_DEFAULT : secondsIn(duration));
+}
+
+function secondsIn(duration: string): number {
+  const [, hours = '0', minutes = '0', seconds = '0'] = DURATION.exec(duration) ?? [];
+  return Number(hours) * 3_600 + Number(minutes) * 60 + Number(seconds);
+}
+
+function isLife(seconds: number): boolean {
+  return seconds >= LIFE_MINIMUM && seconds <= LIFE_MAXIMUM;
+}

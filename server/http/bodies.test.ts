@@ -1,0 +1,41 @@
+import { expect, it } from 'vitest';
+import * as z from 'zod';
+import { vmDeployBody } from '../../api/http/vmdeploy.ts';
+import { normalizeBody } from './bodies.ts';
+
+const schema = z.object({
+  name: z.string(),
+  cpu: z.int().min(1).optional(),
+  free: z.int().min(0).optional(),
+  text: z.string().optional(),
+  description: z.string(),
+});
+
+it.each([
+  [
+    { NAME: 'a', Cpu: 2, other: 1 },
+    { name: 'a', cpu: 2 },
+  ],
+  [{ name: null, cpu: null }, {}],
+  [
+    { cpu: 0, free: 0, text: '', description: '' },
+    { free: 0, description: '' },
+  ],
+  [undefined, {}],
+  [null, {}],
+  [5, 5],
+  [['a'], ['a']],
+])('reads %j as %j', (given, read) => {
+  expect(normalizeBody(schema, given)).toEqual(read);
+});
+
+it.each([
+  [{ Items: [{ Key: 'a', Value: 'b' }] }, { items: [{ key: 'a', value: 'b' }] }],
+  [
+    { Items: 'a text', KEY: 'b' },
+    { Items: 'a text', KEY: 'b' },
+  ],
+  [{ items: [{ key: 'a' }] }, { items: [{ key: 'a' }] }],
+])('reads the metadata %j as %j', (vmMetadata, read) => {
+  expect(normalizeBody(vmDeployBody(240), { VMMetadata: vmMetadata })).toEqual({ vmMetadata: read });
+});

@@ -1,0 +1,43 @@
+/** Metrics of the requests that clients send to the HTTP API. */
+import { Counter, Gauge, Histogram, type Registry } from 'prom-client';
+import type { App } from './app.ts';
+
+/** Buckets in seconds. A request for one object takes milliseconds, and a deployment minutes. */
+const BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 600];
+/** Route of requests whose path no route has. Paths are not labels, because clients choose them. */
+const NO_ROUTE = 'none';
+
+/** Counts requests and their times. `waiting` returns the number of requests that wait for an object. */
+export function addMetrics(app: App, registry: Registry, waiting: () => number): void {
+  const registers = [registry];
+  const labelNames = ['method', 'route'] as const;
+  const durations = new Histogram({
+    name: 'berth_http_request_duration_seconds',
+    help: 'Times of the requests of clients in seconds, until the answer is sent',
+    labelNames,
+    buckets: BUCKETS,
+    registers,
+  });
+  const requests = new Counter({
+    name: 'berth_http_requests_total',
+    help: 'Requests of clients, by route and status code of the answer',
+    labelNames: ['method', 'route', 'code'] as const,
+    registers,
+  });
+  // oxlint-disable-next-line no-new -- The registry keeps the gauge.
+  new Gauge({
+    name: 'berth_http_waiting_requests',
+    help: 'Requests that wait for a VM or an emulator to run, or for the end of a VM',
+    registers,
+    collect() {
+      this.set(waiting());
+    },
+  });
+  app.addHook('onResponse', (request, reply, next) => {
+    const { method } = request;
+    const route = request.routeOptions.url ?? NO_ROUTE;
+    requests.inc({ method, route, code: reply.statusCode });
+    durations.observe({ method, route }, reply.elapsedTime / 1000);
+    next();
+  });
+}

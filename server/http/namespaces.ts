@@ -1,0 +1,21 @@
+/** Namespaces that Berth serves. The HTTP API knows no others, whatever rights a caller has. */
+import type { ServerConfig } from '../config.ts';
+import type { App } from './app.ts';
+import { StatusError } from './errors.ts';
+
+type Namespaces = ServerConfig['namespaces'];
+
+export function isServed(name: string, namespaces: Pick<Namespaces, 'default' | 'prefix'>): boolean {
+  return name === namespaces.default || name.startsWith(namespaces.prefix);
+}
+
+/** Answers requests in other namespaces with 404. */
+export function refuseOtherNamespaces(app: App, namespaces: Namespaces): void {
+  app.addHook('onRequest', (request, _reply, next) => {
+    const { namespace } = request.params as { namespace?: string };
+    if (namespace !== undefined && !isServed(namespace, namespaces)) {
+      throw new StatusError(404, `namespaces ${JSON.stringify(namespace)} not found`);
+    }
+    next();
+  });
+}

@@ -1,0 +1,47 @@
+import { pino } from 'pino';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { loadConfig } from '../config.ts';
+import { assemble } from '../server.ts';
+
+interface Operation {
+  readonly operationId: string;
+  readonly responses: Readonly<Record<string, unknown>>;
+  readonly requestBody?: { readonly content: object };
+}
+
+let server: Awaited<ReturnType<typeof assemble>>;
+let operations: Record<string, Operation>;
+let text: string;
+
+beforeAll(async () => {
+  server = await assemble({
+    connection: { server: 'https://127.0.0.1' },
+    config: loadConfig(undefined),
+    logger: pino({ level: 'silent' }),
+  });
+  const document = server.app.swagger() as unknown as { paths: Record<string, Record<string, Operation>> };
+  text = JSON.stringify(document);
+  const all = Object.entries(document.paths).flatMap(([path, methods]) =>
+    Object.entries(methods).map(([method, operation]) => [`${method} ${path}`, operation] as const),
+  );
+  operations = Object.fromEntries(all);
+});
+
+afterAll(async () => await server.close());
+
+it('gives each operation its own ID and the Status of its errors', () => {
+  const ids = Object.values(operations).map(({ operationId }) => operationId);
+  expect(new Set(ids).size).toBe(ids.length);
+  expect(operations['delete /api/v1/namespaces/{namespace}/vms/{name}']?.operationId).toBe('deleteVmsByName');
+  for (const { responses } of Object.values(operations)) {
+    expect(JSON.stringify(responses['default'])).toContain('"#/components/schemas/Status"');
+  }
+});
+
+it('has the files of an upload, and neither unused schemas nor bounds that nobody wrote', () => {
+  expect(operations['post /api/v1/upload/cert']?.requestBody?.content).toMatchObject({
+    'multipart/form-data': { schema: { required: ['certPath', 'keyPath'] } },
+  });
+  expect(text).not.toContain(String(Number.MAX_SAFE_INTEGER));
+  expect(text).not.toMatch(/"[A-Za-z]+Input":/);
+});

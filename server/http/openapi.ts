@@ -1,0 +1,80 @@
+/** The OpenAPI document of all routes. It is made from their schemas. */
+import swagger from '@fastify/swagger';
+import type { FastifySchema } from 'fastify';
+import { jsonSchemaTransform, jsonSchemaTransformObject } from 'fastify-type-provider-zod';
+import { statusSchema } from '../../api/http/status.ts';
+import type { App } from './app.ts';
+
+const MULTIPART = 'multipart/form-data';
+/** Prefix of paths that operation IDs leave out. */
+const PREFIX = /^\/api\/v1\/(?:namespaces\/:namespace\/(?=.))?/;
+/** Suffix of the names of schemas for requests. Those of answers have no suffix. */
+const INPUT = /Input$/;
+
+type Described = ReturnType<typeof jsonSchemaTransformObject>;
+
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    /** Fields of the files that a route reads from a multipart body. */
+    files?: readonly string[];
+  }
+}
+
+/** Adds the document as `app.swagger()`. `version` is that of Berth. */
+export async function addDocument(app: App, version: string): Promise<void> {
+  await app.register(swagger, {
+    openapi: {
+      openapi: '3.1.0',
+      info: { title: 'Berth', version },
+      components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } } },
+      security: [{ bearer: [] }],
+    },
+    transform: (document) => {
+      const { route, schema, url } = document;
+      // Every error has a Status.
+      const response = { ...(schema.response as object | undefined), default: statusSchema };
+      const operationId = operationIdOf(String(route.method), url);
+      const described = jsonSchemaTransform({
+        ...document,
+        schema: { ...schema, response, operationId },
+      });
+      const { files } = route.config ?? {};
+      return files === undefined ? described : { ...described, schema: withFiles(described.schema, files) };
+    },
+    transformObject: (document) => withoutNoise(jsonSchemaTransformObject(document)),
+  });
+}
+
+/** Returns for example `getVmsByName` for `GET /api/v1/namespaces/:namespace/vms/:name`. */
+function operationIdOf(method: string, url: string): string {
+  const words = url
+    .replace(PREFIX, '')
+    .split(/[^A-Za-z0-9:]+/)
+    .map((word) => (word.startsWith(':') ? `By${capital(word.slice(1))}` : capital(word)));
+  return method.toLowerCase() + words.join('');
+}
+
+function capital(word: string): string {
+  return word.slice(0, 1).toUpperCase() + word.slice(1);
+}
+
+function withFiles(schema: FastifySchema, files: readonly string[]): FastifySchema {
+  const file = { type: 'string', format: 'binary' };
+  const properties = Object.fromEntries(files.map((name) => [name, file]));
+  return { ...schema, consumes: [MULTIPART], body: { type: 'object', properties, required: files } };
+}
+
+/** Leaves out the bounds of JavaScript's integers, and the schemas of requests that no request has. */
+function withoutNoise(document: Described): Described {
+  const text = JSON.stringify(document, (key, value: unknown) =>
+    (key === 'minimum' || key === 'maximum') && Math.abs(Number(value)) === Number.MAX_SAFE_INTEGER
+      ? undefined
+      : value,
+  );
+  const clean = JSON.parse(text) as Described & { components: { schemas: Record<string, object> } };
+  const { schemas } = clean.components;
+  const isUsed = ([name]: [string, object]) =>
+    !INPUT.test(name) || text.includes(`"#/components/schemas/${name}"`);
+  clean.components.schemas = Object.fromEntries(Object.entries(schemas).filter(isUsed));
+  return clean;
+}

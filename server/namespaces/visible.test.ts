@@ -1,0 +1,29 @@
+import { expect, it } from 'vitest';
+import type { KubeClient } from '../../kube/client.ts';
+import type { Namespace } from '../../kube/core.ts';
+import { ApiError } from '../../kube/errors.ts';
+import { VisibleNamespaces } from './visible.ts';
+
+/** More namespaces than questions may wait. */
+const MANY = 8_300;
+
+it('refuses a list while the questions of other callers fill the queue', async () => {
+  const namespaces: Namespace[] = Array.from({ length: MANY }, (_one, index) => ({
+    apiVersion: 'v1',
+    kind: 'Namespace',
+    metadata: { name: `platform-${index}` },
+  }));
+  const visible = new VisibleNamespaces(
+    { namespaces: () => namespaces, namespace: () => undefined },
+    () => true,
+  );
+  const answered = Promise.withResolvers<{ status: { allowed: boolean } }>();
+  const client = {
+    list: () => Promise.reject(new ApiError('no', { status: 403, reason: 'Forbidden' })),
+    create: () => answered.promise,
+  } as unknown as KubeClient;
+  const first = visible.list(client);
+  await expect(visible.list(client)).rejects.toMatchObject({ status: 429 });
+  answered.resolve({ status: { allowed: true } });
+  expect(await first).toHaveLength(MANY);
+});

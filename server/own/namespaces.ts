@@ -1,0 +1,34 @@
+/** Lists of namespaces that do not exist. The API server answers such a list like an empty one. */
+import { NAMESPACES } from '../../kube/core.ts';
+import type { App } from '../http/app.ts';
+import { StatusError } from '../http/errors.ts';
+import type { Own } from './own.ts';
+
+interface Item {
+  readonly namespace?: string;
+}
+
+/**
+ * Answers a list with 404 if its namespace does not exist. The API server has allowed the list before, so strangers learn nothing. Only a
+ * list without objects of the namespace is checked.
+ */
+export function refuseMissingNamespaces(app: App, own: Pick<Own, 'client' | 'watches'>): void {
+  app.addHook('preSerialization', async (request, _reply, payload) => {
+    const { namespace } = request.params as { namespace?: string };
+    const { items } = (payload ?? {}) as { items?: readonly Item[] };
+    const isProof = items?.some((item) => (item.namespace ?? namespace) === namespace) ?? true;
+    if (namespace !== undefined && !isProof && !(await exists(own, namespace))) {
+      throw new StatusError(404, `namespaces ${JSON.stringify(namespace)} not found`);
+    }
+    return payload;
+  });
+}
+
+/** A namespace may be too new for the watch. */
+async function exists({ client, watches }: Pick<Own, 'client' | 'watches'>, name: string): Promise<boolean> {
+  if (watches.namespace(name) !== undefined) {
+    return true;
+  }
+  const { items } = await client.list(NAMESPACES, { fieldSelector: `metadata.name=${name}` });
+  return items.length > 0;
+}

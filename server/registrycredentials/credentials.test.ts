@@ -1,0 +1,117 @@
+import { beforeEach, expect, it, vi } from 'vitest';
+import { REGISTRIES_CONFIG_MAP, registrySecretName } from '../../api/v1alpha1/registrycredentials.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { ApiError } from '../../kube/errors.ts';
+import type { Ref, Resource } from '../../kube/objects.ts';
+import { addCredential, listCredentials, removeCredential } from './credentials.ts';
+
+const NAMESPACE = 'platform-default';
+const SERVER = 'https://registry.example';
+const USUAL = registrySecretName('registry.example');
+const CREDENTIAL = { server: SERVER, username: 'ci', password: 'secret' };
+
+interface Stored {
+  metadata: Ref;
+  data?: Record<string, string | null>;
+}
+
+/** Objects of the namespace by `PLURAL/NAME`. */
+let objects: Map<string, Stored>;
+let client: KubeClient;
+
+function error(status: number, reason: string): ApiError {
+  return new ApiError(reason, { status, reason });
+}
+
+function keyOf(type: Resource<never>, { name }: Ref): string {
+  return `${type.plural}/${name}`;
+}
+
+function found(key: string): Stored {
+  const object = objects.get(key);
+  if (object === undefined) {
+    throw error(404, 'NotFound');
+  }
+  return object;
+}
+
+beforeEach(() => {
+  objects = new Map();
+  client = {
+    get: async (type: Resource<never>, ref: Ref) => found(keyOf(type, ref)),
+    create: async (type: Resource<never>, object: Stored) => {
+      const key = keyOf(type, object.metadata);
+      if (objects.has(key)) {
+        throw error(409, 'AlreadyExists');
+      }
+      objects.set(key, object);
+    },
+    mergePatch: async (type: Resource<never>, ref: Ref, { data }: Stored) => {
+      const object = found(keyOf(type, ref));
+      const merged = Object.entries({ ...object.data, ...data }).filter(([, value]) => value !== null);
+      object.data = Object.fromEntries(merged);
+      return object;
+    },
+    delete: async (type: Resource<never>, ref: Ref) => void objects.delete(keyOf(type, ref)),
+    raw: async (_method: string, path: string) => {
+      const key = path.split('/').slice(-2).join('/');
+      return objects.delete(key) ? { status: 200 } : { status: 404, body: { message: 'not found' } };
+    },
+  } as unknown as KubeClient;
+});
+
+function configMap(data: Record<string, string>): void {
+  objects.set(`configmaps/${REGISTRIES_CONFIG_MAP}`, { metadata: { name: REGISTRIES_CONFIG_MAP }, data });
+}
+
+function secrets(): string[] {
+  return [...objects.keys()].filter((key) => key.startsWith('secrets/'));
+}
+
+async function serversListed(): Promise<string[]> {
+  return (await listCredentials(client, NAMESPACE)).items.map(({ server }) => server);
+}
+
+it('finds a credential under the key that people gave it', async () => {
+  configMap({ regcred: JSON.stringify({ server: SERVER }) });
+  objects.set('secrets/regcred', { metadata: { name: 'regcred' } });
+  await expect(addCredential(client, NAMESPACE, CREDENTIAL)).rejects.toMatchObject({ status: 409 });
+  await addCredential(client, NAMESPACE, { ...CREDENTIAL, replace: true });
+  expect([await serversListed(), secrets()]).toEqual([[SERVER], ['secrets/regcred']]);
+  await removeCredential(client, NAMESPACE, SERVER);
+  expect([await serversListed(), secrets()]).toEqual([[], []]);
+});
+
+it('a removal that was interrupted can be repeated, and what is missing is not found', async () => {
+  await addCredential(client, NAMESPACE, CREDENTIAL);
+  vi.spyOn(client, 'delete').mockRejectedValueOnce(error(500, 'InternalError'));
+  await expect(removeCredential(client, NAMESPACE, SERVER)).rejects.toMatchObject({ status: 500 });
+  expect([await serversListed(), secrets()]).toEqual([[], [`secrets/${USUAL}`]]);
+  await removeCredential(client, NAMESPACE, SERVER);
+  expect(secrets()).toEqual([]);
+  await expect(removeCredential(client, NAMESPACE, SERVER)).rejects.toMatchObject({ status: 404 });
+  configMap({ [USUAL]: JSON.stringify({ server: SERVER }) });
+  await removeCredential(client, NAMESPACE, SERVER);
+  expect(await serversListed()).toEqual([]);
+});
+
+it('two first additions at the same time both stay', async () => {
+  const other = 'https://other.example';
+  await Promise.all([
+    addCredential(client, NAMESPACE, CREDENTIAL),
+    addCredential(client, NAMESPACE, { ...CREDENTIAL, server: other }),
+  ]);
+  expect((await serversListed()).toSorted()).toEqual([other, SERVER]);
+});
+
+it('refuses a credential that would have no effect, because there are too many', async () => {
+  const entries = Array.from({ length: 64 }, (_, n) => [
+    `s${n}`,
+    JSON.stringify({ server: `https://r${n}.example` }),
+  ]);
+  configMap(Object.fromEntries(entries));
+  await expect(addCredential(client, NAMESPACE, CREDENTIAL)).rejects.toMatchObject({ status: 409 });
+  expect(secrets()).toEqual([]);
+  await addCredential(client, NAMESPACE, { ...CREDENTIAL, server: 'https://r7.example', replace: true });
+  expect(secrets()).toEqual(['secrets/s7']);
+});

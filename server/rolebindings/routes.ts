@@ -1,0 +1,77 @@
+/** Members of a namespace. */
+import * as z from 'zod';
+import { subjectListSchema, type Subjects, subjectsSchema } from '../../api/http/rolebinding.ts';
+import { statusSchema, success } from '../../api/http/status.ts';
+import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import type { App } from '../http/app.ts';
+import { StatusError } from '../http/errors.ts';
+import { namespaceParams, NAMESPACES_PATH } from '../http/params.ts';
+import { addSubjects, listSubjects, removeSubjects } from './subjects.ts';
+
+const SUBJECTS_PATH = `${NAMESPACES_PATH}/:namespace/rolebindings/:binding/subjects`;
+const tags = ['Role bindings'];
+const bindingParams = namespaceParams.extend({
+  binding: z.string().meta({ description: `Name of the RoleBinding: ${DEV_ROLE}.` }),
+});
+
+export function addRoleBindingRoutes(app: App): void {
+  app.get(
+    SUBJECTS_PATH,
+    {
+      schema: {
+        summary: 'List the users, groups and service accounts with the role dev in a namespace',
+        tags,
+        params: bindingParams,
+        response: { 200: subjectListSchema },
+      },
+    },
+    async ({ caller, params: { namespace, binding } }) => {
+      const client = caller();
+      requireDev(binding);
+      const subjects = await listSubjects(client, namespace);
+      return { items: subjects.map(({ kind, name, namespace }) => ({ kind, name, namespace })) };
+    },
+  );
+  addChange(app, { method: 'POST', action: 'add', summary: 'Give the role dev', change: addSubjects });
+  addChange(app, {
+    method: 'DELETE',
+    action: 'remove',
+    summary: 'Take the role dev. Absent subjects are no error',
+    change: removeSubjects,
+  });
+}
+
+interface Change {
+  readonly method: 'POST' | 'DELETE';
+  readonly action: string;
+  readonly summary: string;
+  readonly change: (client: KubeClient, namespace: string, subjects: Subjects) => Promise<void>;
+}
+
+function addChange(app: App, { method, action, summary, change }: Change): void {
+  app.route({
+    method,
+    url: `${SUBJECTS_PATH}/${action}`,
+    schema: {
+      summary,
+      tags,
+      params: bindingParams,
+      body: subjectsSchema,
+      response: { 200: statusSchema },
+    },
+    handler: async ({ caller, params: { namespace, binding }, body }) => {
+      const client = caller();
+      requireDev(binding);
+      await change(client, namespace, body);
+      return success();
+    },
+  });
+}
+
+/** @throws StatusError 404 for another RoleBinding. */
+function requireDev(binding: string): void {
+  if (binding !== DEV_ROLE) {
+    throw new StatusError(404, `rolebindings ${JSON.stringify(binding)} not found`);
+  }
+}

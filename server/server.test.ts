@@ -1,0 +1,133 @@
+/** Rules of the HTTP API that need no API server. */
+import type { Server } from 'node:https';
+import { text } from 'node:stream/consumers';
+import { connect } from 'node:tls';
+import { pino } from 'pino';
+import type { Registry } from 'prom-client';
+import { afterAll, beforeAll, expect, it, vi } from 'vitest';
+import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
+import { listen } from '../kube/serving/httpserver.ts';
+import type { App } from './http/app.ts';
+import { StatusError } from './http/errors.ts';
+import type { Own } from './own/own.ts';
+import { configSchema, loadConfig } from './config.ts';
+import { assemble } from './server.ts';
+
+const NAMESPACE = '/api/v1/namespaces/platform-default';
+const TOKEN = { authorization: 'Bearer some.token' };
+
+let app: App;
+let own: Own;
+let metrics: Registry;
+let close: () => Promise<void>;
+
+beforeAll(async () => {
+  const parts = await assemble({
+    // Nothing listens there, and no test gets that far.
+    connection: { server: 'https://127.0.0.1:1' },
+    config: loadConfig(undefined),
+    logger: pino({ level: 'silent' }),
+  });
+  ({ app, own, metrics, close } = parts);
+});
+
+afterAll(async () => {
+  await close?.();
+});
+
+it.each([
+  ['POST', '/vms', '{"image": 5'],
+  ['POST', '/vms', '{"displayWidth": 99999}'],
+  ['DELETE', '/secrets/registrycredentials/remove', 'no JSON'],
+  ['POST', '/images/one/copy', ''],
+  ['POST', '/upload/image', 'a whole disk'],
+  ['HEAD', '/vms', ''],
+] as const)('%s %s without a token is 401 before its body is read', async (method, path, payload) => {
+  const answer = await app.inject({ method, url: NAMESPACE + path, payload });
+  expect([answer.statusCode, answer.headers['www-authenticate']]).toEqual([401, 'Bearer']);
+});
+
+it('facts about the cluster and the document need no token', async () => {
+  for (const url of ['/api/v1/cluster-info', '/api/v1/swagger/json', '//api/v1/cluster-info/']) {
+    for (const headers of [{}, { authorization: 'Bearer' }]) {
+      expect([url, (await app.inject({ url, headers })).statusCode]).toEqual([url, 200]);
+    }
+  }
+});
+
+it.each(['application/x-www-form-urlencoded', 'application/json; charset=utf-8', 'text/plain'])(
+  'an empty body of type %s has no fields',
+  async (type) => {
+    const headers = { ...TOKEN, 'content-type': type };
+    const answer = await app.inject({ method: 'POST', url: `${NAMESPACE}/vms`, headers, payload: '' });
+    expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field: 'image' }] } });
+  },
+);
+
+it('a transfer that is not offered is a Status', async () => {
+  const url = `${NAMESPACE}/images/one/download`;
+  const answer = await app.inject({ url, headers: TOKEN });
+  expect(answer.json()).toMatchObject({ kind: 'Status', code: 501, reason: 'NotImplemented' });
+});
+
+it.each([
+  [400, 'multipart/form-data', 'text'],
+  [400, 'multipart/form-data; boundary=', 'text'],
+  [400, 'multipart/form-data; boundary=x', 'text'],
+  [422, 'multipart/form-data; boundary=x', '--x--\r\n'],
+  [415, 'application/json', '{}'],
+])('%i for an upload of a certificate as %s with the body %j', async (code, type, payload) => {
+  vi.spyOn(own.rights, 'require').mockResolvedValue();
+  const headers = { ...TOKEN, 'content-type': type };
+  const answer = await app.inject({ method: 'POST', url: '/api/v1/upload/cert', headers, payload });
+  expect(answer.json()).toMatchObject({ kind: 'Status', code });
+});
+
+it.each([
+  [400, 'no request\r\n\r\n'],
+  [431, `GET / HTTP/1.1\r\nHost: a\r\nX: ${'x'.repeat(20_000)}\r\n\r\n`],
+])('answers bytes that are no request with a Status %i', async (code, bytes) => {
+  const key = await createKey();
+  const cert = await selfSigned({ key, commonName: 'server', ipAddresses: ['127.0.0.1'], days: 1 });
+  (app.server as Server).setSecureContext({ cert, key: key.pem });
+  const running = await listen(app.server, '127.0.0.1:0');
+  const socket = connect({ port: running.port, host: '127.0.0.1', rejectUnauthorized: false });
+  socket.write(bytes);
+  const answer = await text(socket);
+  await running.close();
+  expect(answer).toMatch(new RegExp(`^HTTP/1.1 ${code} `));
+  expect(JSON.parse(answer.split('\r\n\r\n')[1] ?? '')).toMatchObject({ kind: 'Status', code });
+});
+
+it('counts requests by route, and never by the path that a client chose', async () => {
+  await app.inject({ url: '/api/v1/cluster-info' });
+  await app.inject({ url: '/chosen-by-client' });
+  const exposed = await metrics.metrics();
+  expect(exposed).toContain('{method="GET",route="/api/v1/cluster-info",code="200"}');
+  expect(exposed).toContain('{method="GET",route="none",code="404"} 1');
+  expect(exposed).toMatch(/^berth_http_waiting_requests 0$/m);
+  expect(exposed).not.toContain('chosen-by-client');
+});
+
+it('speaks plain HTTP if the configuration says so', async () => {
+  const parts = await assemble({
+    connection: { server: 'https://127.0.0.1:1' },
+    config: configSchema.parse({ http: { tls: false } }),
+    logger: pino({ level: 'silent' }),
+  });
+  const running = await listen(parts.app.server, '127.0.0.1:0');
+  const answer = await fetch(`http://127.0.0.1:${running.port}/api/v1/cluster-info`);
+  expect(answer.status).toBe(200);
+  await running.close();
+  await parts.close();
+});
+
+it('tells only users who may create VMs that a host does not exist', async () => {
+  vi.spyOn(own.hosts, 'exists').mockReturnValue(false);
+  const rights = vi.spyOn(own.rights, 'require').mockRejectedValueOnce(new StatusError(403, 'forbidden'));
+  const payload = { image: 'image', node: 'absent' };
+  const call = { method: 'POST', url: `${NAMESPACE}/vms`, headers: TOKEN, payload } as const;
+  expect((await app.inject(call)).statusCode).toBe(403);
+  rights.mockResolvedValueOnce();
+  expect((await app.inject(call)).json()).toMatchObject({ code: 404, message: 'nodes "absent" not found' });
+});

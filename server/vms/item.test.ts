@@ -1,0 +1,29 @@
+import { expect, it } from 'vitest';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import { vmItem } from './item.ts';
+
+function imageIn(spec: VM['spec'], image?: NonNullable<VM['status']>['image']): string | undefined {
+  const metadata = { name: 'mac', namespace: 'platform-default' };
+  return vmItem({ metadata, spec, status: { image } } as VM).image;
+}
+
+it('shows the whole reference of an image of a registry, and the name of an Image or ISO', () => {
+  const reference = 'registry.example:5000/team/desktop:1';
+  expect(imageIn({}, { name: 'team/desktop:1', reference })).toBe(reference);
+  expect(imageIn({ image: 'sonoma' }, { name: 'sonoma', reference })).toBe('sonoma');
+  expect(imageIn({}, { name: 'sonoma', reference: 'berth.dev/platform-default/sonoma@sha256:a' })).toBe(
+    'sonoma',
+  );
+  expect([imageIn({ image: 'sonoma' }), imageIn({ iso: 'disc' })]).toEqual(['sonoma', 'disc']);
+});
+
+it('shows the architecture of the VM, or else that of its host', () => {
+  const shown = (spec: VM['spec'], nodeName?: string) =>
+    vmItem({ metadata: { name: 'mac' }, spec, status: { nodeName } } as VM, (host) => `of ${host}`)
+      .architecture;
+  expect([shown({ architecture: 'arm64' }, 'mini'), shown({}, 'mini'), shown({})]).toEqual([
+    'arm64',
+    'of mini',
+    undefined,
+  ]);
+});

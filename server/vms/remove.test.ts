@@ -1,0 +1,28 @@
+import { expect, it } from 'vitest';
+import type { Caller } from '../callers/caller.ts';
+import { deleteAndWait } from './remove.ts';
+import { WaitEnd } from '../http/waiting.ts';
+
+/** A caller whose watches tell nothing. */
+const caller = {
+  client: {
+    get: async () => ({ metadata: { name: 'mac', namespace: 'platform-default', resourceVersion: '1' } }),
+    delete: async () => undefined,
+  },
+  watches: {
+    stream: async (_path: string, signal: AbortSignal) => {
+      signal.throwIfAborted();
+      return [];
+    },
+  },
+} as unknown as Caller;
+
+it.each([
+  ['stopping', 503],
+  ['late', 504],
+] as const)('a deletion that waits no longer because of %s answers %i', async (why, code) => {
+  const end = new AbortController();
+  const answer = deleteAndWait(caller, { namespace: 'platform-default', name: 'mac' }, end);
+  end.abort(new WaitEnd(why));
+  await expect(answer).rejects.toMatchObject({ status: code });
+});
