@@ -90,7 +90,7 @@ export class Entries {
     for (const { metadata } of own.filter(isUnused).slice(0, DELETIONS)) {
       const { name, uid, resourceVersion } = metadata;
       const deleted = this.#client.delete(IMAGE_CACHE_ENTRIES, { name }, { uid, resourceVersion });
-      count -= (await doneUnless(isConflict, deleted)) ? 1 : 0;
+      count -= Number(await doneUnless(isConflict, deleted));
     }
     if (count >= ENTRIES) {
       throw new StatusError(403, `The cache has ${ENTRIES} images already: remove an image first`);
