@@ -19,6 +19,8 @@ const JOINING = `token-joining-${suffix}`;
 const ORDINARY = `token-ordinary-${suffix}`;
 const MARK = 'berth.node-restriction.kubernetes.io/host';
 const DRY = '?dryRun=All';
+/** Without this owner, the API server would delete the object. */
+const OWNER = { apiVersion: 'v1', kind: 'Node', name: 'absent', uid: 'absent' };
 
 let cluster: Cluster;
 let admin: Account;
@@ -226,6 +228,7 @@ describe('Nodes', () => {
     ['the mark and a label', { metadata: { labels: { [MARK]: 'true', zone: 'a' } } }],
     ['the mark and a label away', { metadata: { labels: { [MARK]: 'true', 'berth.dev/host': null } } }],
     ['the mark and an annotation', { metadata: { ...mark, annotations: { zone: 'a' } } }],
+    ['the mark and an owner', { metadata: { ...mark, ownerReferences: [OWNER] } }],
     ['unschedulable', { spec: { unschedulable: true } }],
   ])('that are no hosts do not get %s', async ([what, body], context) => {
     for (const node of [ORDINARY, JOINING]) {

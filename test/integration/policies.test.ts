@@ -381,6 +381,7 @@ describe('the policies', () => {
       ['berth-custom-pods', {}],
       ['berth-jobs', {}],
       ['berth-kinds', {}],
+      ['berth-namespaces', {}],
       ['berth-operator-nodes', {}],
       ['berth-operator-roles', {}],
       ['berth-operator-secrets', {}],

@@ -344,6 +344,7 @@ it('can change nothing else of a Node with its own account', async () => {
     `label node ${FIRST} other=x`,
     `annotate node ${FIRST} other=x`,
     `taint node ${FIRST} other=x:NoSchedule`,
+    `patch node ${FIRST} -p {"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"x","uid":"u"}]}}`,
   ]) {
     await expect(cluster.kubectl([...change.split(' '), account])).rejects.toThrow(
       /the HTTP API of Berth may change only the labels/,

@@ -16,6 +16,8 @@ const ID = randomBytes(4).toString('hex');
 const HOME = `platform-home-${ID}`;
 const MADE = `platform-made-${ID}`;
 const GONE = `platform-gone-${ID}`;
+/** Namespace that Berth does not serve. */
+const OTHER = `other-${ID}`;
 const FORMER_HOME = `former-home-${ID}`;
 const HOST = `host-${ID}`;
 const DEFAULT = 'platform-default';
@@ -55,7 +57,16 @@ afterAll(async () => {
   await server?.process.stop();
   await cluster?.kubectl(['delete', 'clusterrolebinding', HOME, '--ignore-not-found']);
   await cluster?.kubectl(['delete', 'node', HOST, '--ignore-not-found']);
-  await cluster?.kubectl(['delete', 'namespace', HOME, MADE, GONE, '--wait=false', '--ignore-not-found']);
+  await cluster?.kubectl([
+    'delete',
+    'namespace',
+    HOME,
+    MADE,
+    GONE,
+    OTHER,
+    '--wait=false',
+    '--ignore-not-found',
+  ]);
   await cluster?.disconnect();
 });
 
@@ -149,6 +160,27 @@ describe('namespaces', () => {
     expect((await call('DELETE', GONE, owner)).status).toBe(200);
     const left = await unlessMissing(client.get(NAMESPACES, { name: GONE }));
     expect(left?.metadata.deletionTimestamp ?? 'gone').toBeTruthy();
+  });
+
+  it('are deleted by the role only if Berth serves them, also without the HTTP API', async () => {
+    const client = cluster.client();
+    await client.create(NAMESPACES, { metadata: { name: OTHER } });
+    const deletion = async (name: string, ...as: string[]) =>
+      await cluster.kubectl(['delete', 'namespace', name, '--dry-run=server', ...as], { allowFailure: true });
+    const role = [`--as=system:serviceaccount:${HOME}:owner`];
+    for (const name of [OTHER, DEFAULT]) {
+      const { code, stderr } = await deletion(name, ...role);
+      expect([name, code, stderr]).toEqual([
+        name,
+        1,
+        expect.stringContaining('may delete only namespaces whose names begin with platform-'),
+      ]);
+      expect(await deletion(name)).toMatchObject({ code: 0 });
+    }
+    expect(await deletion(HOME, ...role)).toMatchObject({ code: 0 });
+    // The controller of namespaces has no role of Berth, and no right to update namespaces.
+    const controller = '--as=system:serviceaccount:kube-system:namespace-controller';
+    expect(await deletion(OTHER, controller)).toMatchObject({ code: 0 });
   });
 });
 
