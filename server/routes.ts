@@ -1,5 +1,5 @@
 /** All routes of the HTTP API. */
-import { addCertificateRoutes } from './certificate/routes.ts';
+import { addCertificateRoutes } from './cluster/certificateroutes.ts';
 import { addClusterRoutes } from './cluster/routes.ts';
 import { addEmulatorRoutes } from './emulators/routes.ts';
 import type { App } from './http/app.ts';
@@ -12,25 +12,26 @@ import { addRoleBindingRoutes } from './rolebindings/routes.ts';
 import { addServiceAccountRoutes } from './serviceaccounts/routes.ts';
 import type { Services } from './services.ts';
 import { addVMConfigRoutes } from './vmconfigs/routes.ts';
+import type { Deploys } from './vms/deploy.ts';
 import { addVMRoutes } from './vms/routes.ts';
 
 /** Adds the document of all routes. Everybody may read it. */
-function addDocument(app: App): void {
+function addDocumentRoute(app: App): void {
   app.get('/api/v1/swagger/json', { schema: { hide: true, security: [] } }, () => app.swagger());
 }
 
-export function addRoutes(app: App, services: Services): void {
+export function addRoutes(app: App, services: Services, deploys: Deploys): void {
   addClusterRoutes(app, services);
   addCertificateRoutes(app, services);
   addNamespaceRoutes(app, services);
   addNodeRoutes(app, services);
   addImageCacheRoutes(app, services);
-  addVMRoutes(app, services);
+  addVMRoutes(app, services, deploys);
   addVMConfigRoutes(app, services);
   addImageRoutes(app, services);
   addEmulatorRoutes(app, services);
   addRegistryCredentialRoutes(app);
   addServiceAccountRoutes(app);
   addRoleBindingRoutes(app);
-  addDocument(app);
+  addDocumentRoute(app);
 }

@@ -17,12 +17,14 @@ import { listen, type RunningServer } from '../kube/serving/httpserver.ts';
 import { Transport } from '../kube/transport.ts';
 import { Callers, WATCHES } from './callers/caller.ts';
 import { addChallenges } from './callers/challenge.ts';
+import { addCallers } from './callers/requests.ts';
 import { clusterInfo } from './cluster/info.ts';
 import type { ServerConfig } from './config.ts';
 import { addAliases } from './http/aliases.ts';
 import { createApp } from './http/app.ts';
 import { refuseMissingNamespaces } from './own/namespaces.ts';
 import { addMetrics } from './http/metrics.ts';
+import { addDocument } from './http/openapi.ts';
 import { createOwn } from './own/own.ts';
 import { refuseOtherNamespaces } from './http/namespaces.ts';
 import { addRoutes } from './routes.ts';
@@ -62,7 +64,9 @@ export async function assemble({
   const authorizer = new Authorizer(client, CALLERS);
   const own = createOwn({ client, authorizer, logger, namespaces: config.namespaces });
   const callers = new Callers(connection, metrics);
-  const app = await createApp({ callers, logger, tls: config.http.tls, version: VERSION });
+  const app = createApp({ logger, tls: config.http.tls });
+  addCallers(app, callers);
+  await addDocument(app, VERSION);
   addChallenges(app, config.cluster);
   addAliases(app, config);
   refuseOtherNamespaces(app, config.namespaces);
@@ -77,7 +81,7 @@ export async function assemble({
     next();
   });
   const deploys = new Deploys({ waiting, logger, fullStatus: config.http.aliases.fullClusterStatus });
-  addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own, deploys, waiting });
+  addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own, waiting }, deploys);
   await app.ready();
   const close = async () => {
     await Promise.all([callers.close(), transport.close()]);

@@ -2,7 +2,6 @@
 import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { ServerConfig } from './config.ts';
 import type { Own } from './own/own.ts';
-import type { Deploys } from './vms/deploy.ts';
 import type { WaitingRequests } from './http/waiting.ts';
 
 export interface Services {
@@ -10,7 +9,6 @@ export interface Services {
   readonly clusterInfo: ClusterInfo;
   /** What the server does with its own identity. */
   readonly own: Own;
-  readonly deploys: Deploys;
   /** Requests that wait: deployments of VMs and of emulators. */
   readonly waiting: WaitingRequests;
 }

@@ -5,7 +5,7 @@ import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { classOf, type Reason } from '../../api/v1alpha1/reasons.ts';
 import type { ImageFacts } from './facts.ts';
 import type { ObservedImage } from './observe.ts';
-import type { ImageProgress } from './status.ts';
+import type { ImageProgress } from './operation.ts';
 
 /** Reason of an Image that waits for a VM that does not exist. A user may have deleted the VM, and then the wait has no end. */
 const NO_VM: Reason = 'VMNotFound';

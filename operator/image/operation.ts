@@ -16,7 +16,7 @@ import {
   storedContent,
   originKeys,
 } from './content.ts';
-import type { ObservedImage } from './observe.ts';
+import type { ImageJob, ObservedImage } from './observe.ts';
 
 const apiVersion = TASK_API_VERSION;
 /** Number of hash characters in the file names and tags of stored content. They distinguish several contents of one image. */
@@ -43,6 +43,21 @@ export interface BlockedImage {
   readonly requestedAt: string | undefined;
   readonly reason: Reason;
   readonly message: string;
+}
+
+/** Progress of the operation that is due. */
+export interface ImageProgress {
+  readonly operation: ImageOperation | undefined;
+  readonly blocked: BlockedImage | undefined;
+  /** Job of the last attempt. */
+  readonly job: ImageJob | undefined;
+  /**
+   * Time of the next attempt after a failure, in milliseconds since the epoch; undefined without a failure or without another
+   * attempt.
+   */
+  readonly retryAt: number | undefined;
+  /** Message of the API server when it refused the Job of the operation. */
+  readonly refused: string | undefined;
 }
 
 /** Returns the operation that is due, or why it is blocked; undefined when nothing is due. */

@@ -11,7 +11,7 @@ import type { Task } from '../../api/v1alpha1/task.ts';
 import { taskJob } from '../tasks/job.ts';
 import { IMAGE_UID_LABEL } from '../tasks/owner.ts';
 import { credentialsFor, insecureAnnotation, pullSecretNames } from '../tasks/registries.ts';
-import { dueOperation, type ImageOperation } from './operation.ts';
+import { dueOperation, type ImageOperation, type ImageProgress } from './operation.ts';
 import { gatherFacts, type ImageFacts, latest } from './facts.ts';
 import {
   ATTEMPT_LABEL,
@@ -21,7 +21,7 @@ import {
   REQUESTED_AT_ANNOTATION,
 } from './observe.ts';
 import { ttlSecondsOf } from './expiry.ts';
-import { imageStatus, type ImageProgress } from './status.ts';
+import { imageStatus } from './status.ts';
 
 /**
  * First wait in milliseconds between attempts to fetch an image. It doubles up to the cap, so that a registry that works again is

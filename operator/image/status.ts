@@ -5,23 +5,8 @@ import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1a
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
 import { finishedTime } from './expiry.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
-import type { BlockedImage, ImageOperation } from './operation.ts';
+import type { ImageProgress } from './operation.ts';
 import type { ImageFacts } from './facts.ts';
-
-/** Progress of the operation that is due. */
-export interface ImageProgress {
-  readonly operation: ImageOperation | undefined;
-  readonly blocked: BlockedImage | undefined;
-  /** Job of the last attempt. */
-  readonly job: ImageJob | undefined;
-  /**
-   * Time of the next attempt after a failure, in milliseconds since the epoch; undefined without a failure or without another
-   * attempt.
-   */
-  readonly retryAt: number | undefined;
-  /** Message of the API server when it refused the Job of the operation. */
-  readonly refused: string | undefined;
-}
 
 export function imageStatus(
   observed: ObservedImage,

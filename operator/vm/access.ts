@@ -1,7 +1,17 @@
 /** Resolves the credentials with which a host fetches the images of a VM. */
 import { credentialsFor, pullSecretNames } from '../tasks/registries.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { Lookups } from './observe.ts';
-import type { Resolved, ResolvedImage } from './resolve.ts';
+
+/** Access of a host to the images of a VM. */
+export interface ImageAccess {
+  readonly imagePullSecrets: readonly { name: string }[];
+  /** Credentials of the VM's namespace for the registries of its images. Their Secrets are among `imagePullSecrets`. */
+  readonly credentials: readonly RegistryCredential[];
+  /** Sentences about entries with mistakes, if the namespace seems to have no credential for the images. */
+  readonly ignoredEntries: readonly string[];
+}
 
 /**
  * Returns the pull secrets of a VM with those of its namespace for the registries of its images. `own` are the pull secrets that the VM
@@ -9,9 +19,9 @@ import type { Resolved, ResolvedImage } from './resolve.ts';
  */
 export function resolveAccess(
   lookups: Lookups,
-  images: readonly (ResolvedImage | undefined)[],
-  own: Resolved['imagePullSecrets'] = [],
-): Pick<Resolved, 'credentials' | 'ignoredEntries' | 'imagePullSecrets'> {
+  images: readonly ({ readonly source: MachineImageSource } | undefined)[],
+  own: ImageAccess['imagePullSecrets'] = [],
+): ImageAccess {
   const sources = images.map((image) => image?.source);
   const references = sources.flatMap((source) => (source?.type === 'registry' ? [source.reference] : []));
   const known = references.length === 0 ? undefined : lookups.credentials();

@@ -7,13 +7,12 @@ import { isImageReference, normaliseImageName } from '../../api/v1alpha1/referen
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
-import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig, VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
 import { contentOf } from '../image/content.ts';
-import { resolveAccess } from './access.ts';
+import { type ImageAccess, resolveAccess } from './access.ts';
 import type { Observed } from './observe.ts';
 import { reservedPorts, type WantedPorts } from './ports.ts';
 
@@ -26,14 +25,9 @@ export interface ResolvedImage {
   readonly format: 'Auto' | 'Raw' | 'QCOW2';
 }
 
-export interface Resolved extends WantedPorts {
+export interface Resolved extends WantedPorts, ImageAccess {
   readonly image: ResolvedImage | undefined;
   readonly iso: ResolvedImage | undefined;
-  readonly imagePullSecrets: readonly { name: string }[];
-  /** Credentials of the VM's namespace for the registries of its images. Their Secrets are among `imagePullSecrets`. */
-  readonly credentials: readonly RegistryCredential[];
-  /** Sentences about entries with mistakes, if the namespace seems to have no credential for the images. */
-  readonly ignoredEntries: readonly string[];
   readonly architecture: 'amd64' | 'arm64' | undefined;
   readonly cpu: number;
   readonly memoryBytes: bigint;

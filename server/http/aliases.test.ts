@@ -1,7 +1,6 @@
 import { pino } from 'pino';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import * as z from 'zod';
-import type { Callers } from '../callers/caller.ts';
 import { loadConfig, type ServerConfig } from '../config.ts';
 import { addAliases } from './aliases.ts';
 import { type App, createApp } from './app.ts';
@@ -18,10 +17,9 @@ const anything = z.object({
 });
 
 /** Returns an application with two routes that answer what they were asked. */
-async function appWith(aliases: ServerConfig['http']['aliases']): Promise<App> {
+function appWith(aliases: ServerConfig['http']['aliases']): App {
   const { http } = loadConfig(undefined);
-  const callers = {} as unknown as Callers;
-  const app = await createApp({ callers, logger: pino({ level: 'silent' }), tls: true, version: 'test' });
+  const app = createApp({ logger: pino({ level: 'silent' }), tls: true });
   addAliases(app, { http: { ...http, aliases }, namespaces });
   refuseOtherNamespaces(app, namespaces);
   const body = z.object({ namespace: z.string().optional(), serviceaccounts: z.array(account).optional() });
@@ -55,7 +53,7 @@ async function get(app: App, namespace: string): Promise<unknown> {
 describe('with aliases', () => {
   let app: App;
   beforeAll(async () => {
-    app = await appWith({ namespacePrefix: 'former-', devRoleBinding: 'former-dev' });
+    app = appWith({ namespacePrefix: 'former-', devRoleBinding: 'former-dev' });
   });
   afterAll(async () => await app.close());
 
@@ -98,7 +96,7 @@ describe('with aliases', () => {
 
 describe('without aliases', () => {
   it('another prefix is a missing namespace, and names are passed on', async () => {
-    const app = await appWith({});
+    const app = appWith({});
     expect(await post(app, 'former-a', 'former-dev')).toMatchObject({
       statusCode: 404,
       body: { reason: 'NotFound', message: 'namespaces "former-a" not found' },

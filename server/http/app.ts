@@ -5,11 +5,8 @@ import fastify, { type FastifyBaseLogger, type FastifyInstance, LogController } 
 import { serializerCompiler, validatorCompiler, type ZodTypeProvider } from 'fastify-type-provider-zod';
 import type { Logger } from 'pino';
 import * as z from 'zod';
-import type { KubeClient } from '../../kube/client.ts';
 import { createServer, type Handler } from '../../kube/serving/httpserver.ts';
-import { type Caller, type Callers, tokenOf } from '../callers/caller.ts';
 import { normalizeBody } from './bodies.ts';
-import { addDocument } from './openapi.ts';
 import { refuseMalformed, sendError, StatusError } from './errors.ts';
 
 /** Largest body of a request in bytes. Only uploads are larger, and they are streams. */
@@ -27,26 +24,14 @@ export type App = FastifyInstance<
   ZodTypeProvider
 >;
 
-declare module 'fastify' {
-  interface FastifyRequest {
-    /** Returns the client with the rights of the caller. @throws StatusError 401 without a bearer token. */
-    caller: () => KubeClient;
-    /** Returns the client and the watches with the rights of the caller. @throws StatusError 401 without a bearer token. */
-    fullCaller: () => Caller;
-  }
-}
-
 export interface AppOptions {
-  readonly callers: Callers;
   readonly logger: Logger;
   /** Whether the server uses TLS. */
   readonly tls: boolean;
-  /** Version of Berth. */
-  readonly version: string;
 }
 
 /** Creates the application without routes. `server` of it does not listen yet. It is an HTTPS server only with `tls`. */
-export async function createApp({ callers, logger, tls, version }: AppOptions): Promise<App> {
+export function createApp({ logger, tls }: AppOptions): App {
   // With the type of pino here, fastify would give its application another type than App.
   const loggerInstance: FastifyBaseLogger = logger;
   const app: App = fastify({
@@ -78,28 +63,8 @@ export async function createApp({ callers, logger, tls, version }: AppOptions): 
     ),
   );
   app.server.maxConnections = CONNECTIONS;
-  app.decorateRequest('caller');
-  app.decorateRequest('fullCaller');
-  app.addHook('onRequest', (request, _reply, next) => {
-    request.caller = () => callers.clientOf(request.headers);
-    request.fullCaller = () => callers.callerOf(request.headers);
-    next();
-  });
-  requireTokens(app);
   readBodies(app);
-  await addDocument(app, version);
   return app;
-}
-
-/** Refuses a request without a token before its body is read. Routes whose schema says `security: []` need none. */
-function requireTokens(app: App): void {
-  app.addHook('onRequest', (request, _reply, next) => {
-    const { schema } = request.routeOptions;
-    if (schema !== undefined && schema.security?.length !== 0) {
-      tokenOf(request.headers);
-    }
-    next();
-  });
 }
 
 /** Reads bodies of any content type as JSON. Clients send an empty body with the content type of a form. */

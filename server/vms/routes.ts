@@ -14,13 +14,14 @@ import { hostNotFound } from '../own/hosts.ts';
 import { VMS } from '../resources.ts';
 import type { Services } from '../services.ts';
 import { addActionRoutes } from './actionroutes.ts';
+import type { Deploys } from './deploy.ts';
 import { deployedVM, vmItem } from './item.ts';
 import { deleteAndWait } from './remove.ts';
 
 const VMS_PATH = '/api/v1/namespaces/:namespace/vms';
 const VM_PATH = `${VMS_PATH}/:name`;
 
-export function addVMRoutes(app: App, { deploys, waiting, config, own }: Services): void {
+export function addVMRoutes(app: App, { waiting, config, own }: Services, deploys: Deploys): void {
   const itemOf = (vm: VM) => vmItem(vm, (host) => own.watches.architectureOf(host));
   app.get(
     VMS_PATH,

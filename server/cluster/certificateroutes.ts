@@ -6,7 +6,7 @@ import { messageOf } from '../../base/errors.ts';
 import type { App } from '../http/app.ts';
 import { invalidField, StatusError } from '../http/errors.ts';
 import type { Services } from '../services.ts';
-import { PairError } from './pair.ts';
+import { PairError } from '../certificate/pair.ts';
 
 /** Limits of an upload. A chain of ten certificates with large keys has 32 KiB. */
 const LIMITS = { fileSize: 64 * 1024, fieldSize: 64 * 1024, files: 2, fields: 2, parts: 4, headerPairs: 32 };
