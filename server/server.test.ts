@@ -131,3 +131,13 @@ it('tells only users who may create VMs that a host does not exist', async () =>
   rights.mockResolvedValueOnce();
   expect((await app.inject(call)).json()).toMatchObject({ code: 404, message: 'nodes "absent" not found' });
 });
+
+it.each([
+  ['nodes', 'a,'.repeat(4_096)],
+  ['tags', Array.from({ length: 4_097 }, () => 'a')],
+])('refuses too many %s for the cache of images, and says how many are allowed', async (field, names) => {
+  const url = `${NAMESPACE}/cache/images/image/add`;
+  const answer = await app.inject({ method: 'POST', url, headers: TOKEN, payload: { [field]: names } });
+  const message = 'must have at most 4096 names';
+  expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field, message }] } });
+});

@@ -10,9 +10,16 @@ const NAMES_LENGTH = NAMES * (NAME_LENGTH + 1);
 
 function names(description: string) {
   return z
-    .union([z.array(z.string().min(1).max(NAME_LENGTH)).max(NAMES), z.string().max(NAMES_LENGTH)])
+    .union([
+      // Mistakes in a union have no message of their own, so the number is checked below.
+      z.array(z.string().min(1).max(NAME_LENGTH)).meta({ maxItems: NAMES }),
+      z.string().max(NAMES_LENGTH),
+    ])
+    .refine((given) => (typeof given === 'string' ? given.split(',') : given).length <= NAMES, {
+      error: `must have at most ${NAMES} names`,
+    })
     .optional()
-    .meta({ description: `${description} A list, or a text with commas between the names.` });
+    .meta({ description: `${description} A list, or a text with commas between at most ${NAMES} names.` });
 }
 
 const selection = {

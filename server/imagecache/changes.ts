@@ -1,10 +1,9 @@
 /** Adds an image to hosts, and removes it from hosts. The result has one item for each host. */
 import type { CacheResult, CacheSelection } from '../../api/http/imagecache.ts';
-import type { CacheTargets } from '../../api/v1alpha1/cachetargets.ts';
 import { hostNotFound, type Hosts, tagsOf } from '../own/hosts.ts';
 import type { CachedSource, Entries } from './entries.ts';
 import { selectedHosts } from './selection.ts';
-import { type Host, withHost, withoutHost, withoutNames } from './targets.ts';
+import { type Host, withHosts, withoutHosts, withoutNames } from './targets.ts';
 
 type Item = CacheResult['items'][number];
 
@@ -16,17 +15,12 @@ export interface Change {
 
 /** Lets the selected hosts keep the image. The work is queued. */
 export async function addToHosts(entries: Entries, hosts: Hosts, change: Change): Promise<CacheResult> {
-  const { known, missing } = split(hosts, change);
-  const excluded = new Set<string>();
-  await entries.change(change.source, (before) => {
-    excluded.clear();
-    return known.reduce((targets, host) => {
-      const changed = withHost(targets, host);
-      if (changed === undefined) {
-        excluded.add(host.name);
-      }
-      return changed ?? targets;
-    }, before);
+  const { known, missing, own } = split(hosts, change);
+  let excluded: ReadonlySet<string> = new Set();
+  await entries.change(change.source, own, (before) => {
+    const after = withHosts(before, known);
+    ({ excluded } = after);
+    return after.targets;
   });
   const itemOf = ({ name }: Host): Item =>
     excluded.has(name) ? failed(name, 409, 'A tag of the host excludes it from this image') : done(name);
@@ -35,24 +29,25 @@ export async function addToHosts(entries: Entries, hosts: Hosts, change: Change)
 
 /** Lets the selected hosts remove the image. The work is queued, and a host without the image needs none. */
 export async function removeFromHosts(entries: Entries, hosts: Hosts, change: Change): Promise<CacheResult> {
-  const { known, missing } = split(hosts, change);
+  const { known, missing, own } = split(hosts, change);
   const gone = new Set(missing.filter((name) => !hosts.exists(name)));
-  await entries.change(change.source, (before) =>
-    known.reduce<CacheTargets>((targets, host) => withoutHost(targets, host), withoutNames(before, gone)),
-  );
+  await entries.change(change.source, own, (before) => withoutHosts(withoutNames(before, gone), known));
   const strangers = missing.filter((name) => !gone.has(name));
   const leaving = [...known.map(({ name }) => name), ...gone];
   return result([...leaving.map((name) => done(name)), ...strangers.map((name) => notFound(name))]);
 }
 
-/** Separates the selected hosts of the namespace from names that are none. */
-function split(hosts: Hosts, { namespace, selection }: Change): { known: Host[]; missing: string[] } {
-  const own = hosts.of(namespace);
-  const selected = new Set(selectedHosts(selection, own));
-  const known = own
+/** Separates the selected hosts of the namespace from names that are none. `own` has the names of all hosts of the namespace. */
+function split(
+  hosts: Hosts,
+  { namespace, selection }: Change,
+): { known: Host[]; missing: string[]; own: ReadonlySet<string> } {
+  const all = hosts.of(namespace);
+  const selected = new Set(selectedHosts(selection, all));
+  const known = all
     .filter(({ metadata }) => selected.delete(metadata.name))
     .map((node) => ({ name: node.metadata.name, tags: new Set(tagsOf(node)) }));
-  return { known, missing: [...selected] };
+  return { known, missing: [...selected], own: new Set(all.map(({ metadata }) => metadata.name)) };
 }
 
 function result(items: readonly Item[]): CacheResult {

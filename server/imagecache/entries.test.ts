@@ -5,6 +5,8 @@ import type { Watches } from '../own/watches.ts';
 import { Entries } from './entries.ts';
 
 const LIMIT = 1_000;
+/** Limit for the hosts of one namespace. */
+const SHARE = 250;
 const SOURCE = { reference: 'registry.example/new:1' };
 
 /** Returns an entry that the server created. It keeps its image on a host, or on none any more. */
@@ -13,7 +15,7 @@ function entry(index: number, isUnused: boolean): ImageCacheEntry {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'ImageCacheEntry',
     metadata: { name: `cached-${index}`, generation: 1 },
-    spec: { reference: `registry.example/${index}:1`, targets: isUnused ? {} : { all: true } },
+    spec: { reference: `registry.example/${index}:1`, targets: isUnused ? {} : { nodes: ['other'] } },
     status: { observedGeneration: 1 },
   };
 }
@@ -26,7 +28,9 @@ async function create(unused: number) {
     delete: vi.fn().mockResolvedValue(undefined),
   };
   const watches = { entries: () => entries, entriesFor: () => [] } as unknown as Watches;
-  await new Entries(client as unknown as KubeClient, watches).change(SOURCE, () => ({ all: true }));
+  await new Entries(client as unknown as KubeClient, watches).change(SOURCE, new Set(['host']), () => ({
+    nodes: ['host'],
+  }));
   return client;
 }
 
@@ -38,4 +42,21 @@ it('creates an entry in the place of one that it deletes', async () => {
 
 it('refuses an entry when all others are in use', async () => {
   await expect(create(0)).rejects.toMatchObject({ status: 403 });
+});
+
+it('refuses a namespace that has its share, and also counts entries that the watch does not show yet', async () => {
+  const client = { get: () => Promise.resolve(undefined), create: vi.fn().mockResolvedValue({}) };
+  const shown = Array.from({ length: 200 }, (_, index) => entry(index, false));
+  const watches = { entries: () => shown, entriesFor: () => [] } as unknown as Watches;
+  const entries = new Entries(client as unknown as KubeClient, watches);
+  const add = async (index: number, host: string) =>
+    await entries.change({ reference: `registry.example/new:${index}` }, new Set([host]), () => ({
+      nodes: [host],
+    }));
+  for (let index = 0; index < SHARE; index += 1) {
+    await add(index, 'greedy');
+  }
+  await expect(add(SHARE, 'greedy')).rejects.toMatchObject({ status: 403 });
+  await expect(add(SHARE, 'other')).resolves.toBeUndefined();
+  expect(client.create).toHaveBeenCalledTimes(SHARE + 1);
 });

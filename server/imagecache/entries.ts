@@ -1,6 +1,7 @@
 /** Finds, creates and changes ImageCacheEntries. One entry keeps an image on the hosts of all namespaces. */
 import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
+import { LRUCache } from 'lru-cache';
 import { type CacheTargets, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry, ImageCacheEntrySpec } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -19,6 +20,10 @@ const HASH_LENGTH = 32;
 const CACHE_FINALIZER = 'berth.dev/image-cache';
 /** Limit of entries that the server creates. No quota limits them, because they belong to no namespace. */
 const ENTRIES = 1_000;
+/** Limit of entries that keep images on the hosts of one namespace, so that its members leave entries to others. Few hosts have more images. */
+const ENTRIES_OF_NAMESPACE = 250;
+/** Time in which a watch shows a new entry. Until then, the entry counts as one of its namespace anyway. */
+const LEARNING_MILLISECONDS = 60_000;
 /** Number of unused entries that one request deletes before it creates an entry. */
 const DELETIONS = 10;
 /** Limit of attempts. Each failed attempt means that somebody else wrote the entry at the same time. */
@@ -27,6 +32,8 @@ const ATTEMPTS = 10;
 export class Entries {
   readonly #client: KubeClient;
   readonly #watches: Watches;
+  /** Targets of new entries by name, which the watch may not show yet. */
+  readonly #created = new LRUCache<string, CacheTargets>({ max: ENTRIES, ttl: LEARNING_MILLISECONDS });
 
   constructor(client: KubeClient, watches: Watches) {
     this.#client = client;
@@ -40,18 +47,22 @@ export class Entries {
 
   /**
    * Changes the targets of the image's entry. If no entry exists and the changed targets select hosts, an entry is created. `change` is
-   * called again when somebody else wrote the entry at the same time.
+   * called again when somebody else wrote the entry at the same time. `own` has the names of all hosts of the namespace.
    *
-   * @throws StatusError 403 when the server keeps too many entries, and 409 when the entry is being deleted or others write it all the time.
+   * @throws StatusError 403 when there are too many entries, and 409 when the entry is being deleted or others write it all the time.
    */
-  async change(source: CachedSource, change: (targets: CacheTargets) => CacheTargets): Promise<void> {
+  async change(
+    source: CachedSource,
+    own: ReadonlySet<string>,
+    change: (targets: CacheTargets) => CacheTargets,
+  ): Promise<void> {
     const reference = referenceOf({ spec: source });
     for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
       const name = this.find(reference)?.metadata.name ?? nameOf(reference);
       const entry = await unlessMissing(this.#client.get(IMAGE_CACHE_ENTRIES, { name }));
       const isDone =
         entry === undefined
-          ? await this.#create(name, source, change({}))
+          ? await this.#create(name, { ...source, targets: change({}) }, own)
           : await this.#update(entry, reference, change(entry.spec.targets ?? {}));
       if (isDone) {
         return;
@@ -60,14 +71,21 @@ export class Entries {
     throw new StatusError(409, `Others change the cache of ${reference} at the same time: try again`);
   }
 
-  async #create(name: string, source: CachedSource, targets: CacheTargets): Promise<boolean> {
+  async #create(name: string, spec: ImageCacheEntrySpec, own: ReadonlySet<string>): Promise<boolean> {
+    const { targets = {} } = spec;
     if (isEmpty(targets)) {
       return true;
     }
-    await this.#makeRoom();
-    const spec = { ...source, targets };
-    const created = this.#client.create(IMAGE_CACHE_ENTRIES, { metadata: { name }, spec });
-    return await doneUnless(isAlreadyExists, created);
+    this.#requireShare(own);
+    this.#created.set(name, targets);
+    try {
+      await this.#makeRoom();
+      const created = this.#client.create(IMAGE_CACHE_ENTRIES, { metadata: { name }, spec });
+      return await doneUnless(isAlreadyExists, created);
+    } catch (error) {
+      this.#created.delete(name);
+      throw error;
+    }
   }
 
   async #update(entry: ImageCacheEntry, reference: string, targets: CacheTargets): Promise<boolean> {
@@ -83,11 +101,30 @@ export class Entries {
     return await doneUnless(isConflict, this.#client.mergePatch(IMAGE_CACHE_ENTRIES, { name }, patch));
   }
 
+  /** @throws StatusError 403 when too many entries keep images on the hosts with these names. */
+  #requireShare(own: ReadonlySet<string>): void {
+    const known = this.#ownEntries();
+    const names = new Set(known.map(({ metadata }) => metadata.name));
+    const unseen = [...this.#created].filter(([name]) => !names.has(name)).map(([, targets]) => targets);
+    const all = [...known.map(({ spec }) => spec.targets ?? {}), ...unseen];
+    const count = all.filter(({ nodes = [] }) => nodes.some((node) => own.has(node))).length;
+    if (count >= ENTRIES_OF_NAMESPACE) {
+      throw new StatusError(
+        403,
+        `The hosts of the namespace keep ${ENTRIES_OF_NAMESPACE} images already: remove an image first`,
+      );
+    }
+  }
+
+  #ownEntries(): readonly Readonly<ImageCacheEntry>[] {
+    return this.#watches.entries().filter(({ metadata }) => metadata.name.startsWith(NAME_PREFIX));
+  }
+
   /** Deletes some entries that keep an image on no host any more. @throws StatusError 403 when there are too many others. */
   async #makeRoom(): Promise<void> {
-    const own = this.#watches.entries().filter(({ metadata }) => metadata.name.startsWith(NAME_PREFIX));
-    let count = own.length;
-    for (const { metadata } of own.filter(isUnused).slice(0, DELETIONS)) {
+    const known = this.#ownEntries();
+    let count = known.length;
+    for (const { metadata } of known.filter(isUnused).slice(0, DELETIONS)) {
       const { name, uid, resourceVersion } = metadata;
       const deleted = this.#client.delete(IMAGE_CACHE_ENTRIES, { name }, { uid, resourceVersion });
       count -= Number(await doneUnless(isConflict, deleted));

@@ -22,9 +22,11 @@ export function selectedHosts(
   if (named.length > 0) {
     return named;
   }
-  return hosts
-    .filter((host) => tagged.every((tag) => tagsOf(host).includes(tag)))
-    .map(({ metadata }) => metadata.name);
+  return hosts.filter((host) => hasAll(new Set(tagsOf(host)), tagged)).map(({ metadata }) => metadata.name);
+}
+
+function hasAll(own: ReadonlySet<string>, wanted: readonly string[]): boolean {
+  return wanted.every((tag) => own.has(tag));
 }
 
 function namesIn(given: string | readonly string[] = []): string[] {

@@ -1,15 +1,18 @@
 import { expect, it } from 'vitest';
-import { isEmpty, withHost, withoutHost, withoutNames } from './targets.ts';
+import type { CacheTargets } from '../../api/v1alpha1/cachetargets.ts';
+import { isEmpty, withHosts, withoutHosts, withoutNames } from './targets.ts';
 
 const host = { name: 'host-1', tags: new Set(['fast']) };
 
 it('adds a host by name, and ends its exclusion', () => {
-  expect(withHost({}, host)).toEqual({ nodes: ['host-1'], excludeNodes: [] });
-  expect(withHost({ all: true, excludeNodes: ['host-1', 'host-2'] }, host)).toEqual({
+  const added = (targets: CacheTargets) => withHosts(targets, [host]).targets;
+  expect(added({})).toEqual({ nodes: ['host-1'], excludeNodes: [] });
+  expect(added({ all: true, excludeNodes: ['host-1', 'host-2'] })).toEqual({
     all: true,
+    nodes: [],
     excludeNodes: ['host-2'],
   });
-  expect(withHost({ nodes: ['host-1'], excludeNodes: ['host-1'] }, host)).toEqual({
+  expect(added({ nodes: ['host-1'], excludeNodes: ['host-1'] })).toEqual({
     nodes: ['host-1'],
     excludeNodes: [],
   });
@@ -17,21 +20,45 @@ it('adds a host by name, and ends its exclusion', () => {
 
 it('changes nothing for a host that has or lacks the image anyway', () => {
   const everywhere = { tags: ['fast'] };
-  expect(withHost(everywhere, host)).toBe(everywhere);
+  expect(withHosts(everywhere, [host]).targets).toBe(everywhere);
   const nowhere = { nodes: ['host-2'] };
-  expect(withoutHost(nowhere, host)).toBe(nowhere);
+  expect(withoutHosts(nowhere, [host])).toBe(nowhere);
+  const never = { all: true, excludeTags: ['fast'] };
+  expect(withoutHosts(never, [host])).toBe(never);
 });
 
-it('does not add a host that a tag excludes', () => {
-  expect(withHost({ all: true, excludeTags: ['fast'] }, host)).toBeUndefined();
+it('does not add a host that a tag excludes, and adds the others', () => {
+  const slow = { name: 'host-2', tags: new Set(['slow']) };
+  const targets = { excludeTags: ['fast'], excludeNodes: ['host-1'] };
+  expect(withHosts(targets, [host, slow])).toEqual({
+    targets: { ...targets, nodes: ['host-2'] },
+    excluded: new Set(['host-1']),
+  });
 });
 
 it('removes a host by name, and excludes it from a wider selection', () => {
-  expect(withoutHost({ nodes: ['host-1', 'host-2'] }, host)).toEqual({ nodes: ['host-2'] });
+  expect(withoutHosts({ nodes: ['host-1', 'host-2'] }, [host])).toEqual({
+    nodes: ['host-2'],
+    excludeNodes: [],
+  });
   for (const wider of [{ all: true }, { tags: ['fast'] }]) {
-    const targets = withoutHost({ ...wider, nodes: ['host-1'] }, host);
+    const targets = withoutHosts({ ...wider, nodes: ['host-1'] }, [host]);
     expect(targets).toEqual({ ...wider, nodes: [], excludeNodes: ['host-1'] });
   }
+});
+
+it('adds and removes the largest number of hosts without a pause that others notice', () => {
+  const hosts = Array.from({ length: 4_096 }, (_, index) => ({
+    name: `host-${index}`,
+    tags: new Set<string>(),
+  }));
+  const started = performance.now();
+  const { targets } = withHosts({}, hosts);
+  expect(targets.nodes).toHaveLength(4_096);
+  expect(withoutHosts(targets, hosts)).toEqual({ nodes: [], excludeNodes: [] });
+  expect(withoutHosts({ all: true }, hosts).excludeNodes).toHaveLength(4_096);
+  // A look at all names for each name takes 6 s.
+  expect(performance.now() - started).toBeLessThan(1_000);
 });
 
 it('is empty only if no host can get the image later', () => {

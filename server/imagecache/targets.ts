@@ -1,32 +1,63 @@
 /** Changes the targets of an ImageCacheEntry for single hosts. All functions are pure. */
-import { type CacheTargets, isTargeted } from '../../api/v1alpha1/cachetargets.ts';
+import type { CacheTargets } from '../../api/v1alpha1/cachetargets.ts';
 
 export interface Host {
   readonly name: string;
   readonly tags: ReadonlySet<string>;
 }
 
-/** Adds the host. The result is undefined if a tag of the host excludes it, because that is the wish of an administrator. */
-export function withHost(targets: CacheTargets, host: Host): CacheTargets | undefined {
-  if (isTargeted(host, targets)) {
-    return targets;
+/**
+ * Adds hosts. `excluded` has the hosts that keep their targets, because a tag of theirs excludes them. That is the wish of an administrator.
+ */
+export function withHosts(
+  targets: CacheTargets,
+  hosts: readonly Host[],
+): { targets: CacheTargets; excluded: ReadonlySet<string> } {
+  const { isWide, isExcluded } = rulesOf(targets);
+  const [nodes, excludeNodes] = [new Set(targets.nodes), new Set(targets.excludeNodes)];
+  const excluded = new Set(hosts.filter(isExcluded).map(({ name }) => name));
+  for (const host of hosts.filter(({ name }) => !excluded.has(name))) {
+    excludeNodes.delete(host.name);
+    if (!isWide(host)) {
+      nodes.add(host.name);
+    }
   }
-  const { nodes = [], excludeNodes = [] } = targets;
-  const allowed = { ...targets, excludeNodes: excludeNodes.filter((name) => name !== host.name) };
-  const named = isTargeted(host, allowed) ? allowed : { ...allowed, nodes: unique([...nodes, host.name]) };
-  return isTargeted(host, named) ? named : undefined;
+  return { targets: changed(targets, nodes, excludeNodes), excluded };
 }
 
-/** Removes the host. A host that the entry also selects by a tag, or with all others, is excluded by name. */
-export function withoutHost(targets: CacheTargets, host: Host): CacheTargets {
-  if (!isTargeted(host, targets)) {
-    return targets;
+/** Removes hosts. Hosts that the entry also selects by a tag, or with all others, are excluded by name. */
+export function withoutHosts(targets: CacheTargets, hosts: readonly Host[]): CacheTargets {
+  const { isWide, isExcluded } = rulesOf(targets);
+  const [nodes, excludeNodes] = [new Set(targets.nodes), new Set(targets.excludeNodes)];
+  for (const host of hosts) {
+    if (!isExcluded(host) && !excludeNodes.has(host.name)) {
+      nodes.delete(host.name);
+      if (isWide(host)) {
+        excludeNodes.add(host.name);
+      }
+    }
   }
-  const { nodes = [], excludeNodes = [] } = targets;
-  const unnamed = { ...targets, nodes: nodes.filter((name) => name !== host.name) };
-  return isTargeted(host, unnamed)
-    ? { ...unnamed, excludeNodes: unique([...excludeNodes, host.name]) }
-    : unnamed;
+  return changed(targets, nodes, excludeNodes);
+}
+
+/** Returns whether the targets select a host without its name, and whether they exclude it by a tag. */
+function rulesOf({ all = false, tags = [], excludeTags = [] }: CacheTargets) {
+  const [wanted, unwanted] = [new Set(tags), new Set(excludeTags)];
+  return {
+    isWide: ({ tags: own }: Host) => all || [...own].some((tag) => wanted.has(tag)),
+    isExcluded: ({ tags: own }: Host) => [...own].some((tag) => unwanted.has(tag)),
+  };
+}
+
+/** Returns the targets with these names, or the same targets if the names are the same. A change either adds names to a list or removes some. */
+function changed(
+  targets: CacheTargets,
+  nodes: ReadonlySet<string>,
+  excludeNodes: ReadonlySet<string>,
+): CacheTargets {
+  const isSame =
+    nodes.size === (targets.nodes ?? []).length && excludeNodes.size === (targets.excludeNodes ?? []).length;
+  return isSame ? targets : { ...targets, nodes: [...nodes], excludeNodes: [...excludeNodes] };
 }
 
 /**
@@ -42,8 +73,4 @@ export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>):
 /** Returns true if the entry wants the image on no host, now and later. */
 export function isEmpty({ all = false, nodes = [], tags = [] }: CacheTargets): boolean {
   return !all && nodes.length === 0 && tags.length === 0;
-}
-
-function unique(names: readonly string[]): string[] {
-  return [...new Set(names)];
 }
