@@ -86,13 +86,13 @@ export async function assemble({
   const close = async () => {
     await Promise.all([callers.close(), transport.close()]);
   };
-  return { app, metrics, authorizer, own, waiting, close };
+  return { app, metrics, client, own, waiting, close };
 }
 
 /** Starts the server and resolves when it listens. @throws Error without an API server's address, or with an unusable certificate. */
 export async function startServer({ config, kubeconfigPath, logger }: ServerStart): Promise<HTTPServer> {
   const connection = await loadConnection({ kubeconfigPath });
-  const { app, metrics, authorizer, own, waiting, close } = await assemble({ connection, config, logger });
+  const { app, metrics, client, own, waiting, close } = await assemble({ connection, config, logger });
   const ended = new AbortController();
   own.watches.start(ended.signal);
   await own.certificate.start(ended.signal);
@@ -106,7 +106,14 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   const http = await listen(app.server, config.http.address);
   const servers: RunningServer[] = [
     http,
-    await serveMetrics({ listen: config.metrics.address, metrics, authorizer, certificates, logger }),
+    await serveMetrics({
+      listen: config.metrics.address,
+      metrics,
+      // Strangers with invented tokens at one of the two ports do not delay the answers of the other.
+      authorizer: new Authorizer(client),
+      certificates,
+      logger,
+    }),
     await serveHealth({
       listen: config.health.address,
       live: { process: () => undefined },

@@ -8,6 +8,7 @@ import { KubeClient } from '../../kube/client.ts';
 import type { Connection } from '../../kube/credentials.ts';
 import { Transport } from '../../kube/transport.ts';
 import { StatusError } from '../http/errors.ts';
+import { Usernames } from './usernames.ts';
 
 /** Longest accepted token in characters. Headers may have 16 KiB in all. */
 const TOKEN_LENGTH = 12_288;
@@ -17,9 +18,26 @@ const TOKEN_LENGTH = 12_288;
  */
 export const WATCHES = 1_350;
 
+/** Client with the rights of a caller. */
+export class CallerClient extends KubeClient {
+  readonly #token: string;
+  readonly #usernames: Usernames;
+
+  constructor(transport: Transport, token: string, usernames: Usernames) {
+    super(transport);
+    this.#token = token;
+    this.#usernames = usernames;
+  }
+
+  /** Returns the name of the caller. @throws ApiError 401 when the API server does not know the caller. */
+  async username(): Promise<string> {
+    return await this.#usernames.of(this.#token, this);
+  }
+}
+
 /** Caller of a request. */
 export interface Caller {
-  readonly client: KubeClient;
+  readonly client: CallerClient;
   /** Connections for watches, with the rights of the caller. */
   readonly watches: Transport;
 }
@@ -27,6 +45,7 @@ export interface Caller {
 export class Callers {
   readonly #transport: Transport;
   readonly #watches: Transport;
+  readonly #usernames = new Usernames();
 
   /** `connection` says where the API server is. Its credentials are not used. */
   constructor({ server, serverName, certificateAuthority }: Connection, metrics: Registry) {
@@ -36,19 +55,22 @@ export class Callers {
   }
 
   /** Returns the client with the rights of the caller. @throws StatusError 401 when the request has no bearer token. */
-  clientOf(headers: IncomingHttpHeaders): KubeClient {
-    return new KubeClient(this.#transport.as(tokenOf(headers)));
+  clientOf(headers: IncomingHttpHeaders): CallerClient {
+    return this.#client(tokenOf(headers));
   }
 
   /** Returns the caller with their rights. @throws StatusError 401 when the request has no bearer token. */
   callerOf(headers: IncomingHttpHeaders): Caller {
     const token = tokenOf(headers);
-    const client = new KubeClient(this.#transport.as(token));
-    return { client, watches: this.#watches.as(token) };
+    return { client: this.#client(token), watches: this.#watches.as(token) };
   }
 
   async close(): Promise<void> {
     await Promise.all([this.#transport.close(), this.#watches.close()]);
+  }
+
+  #client(token: string): CallerClient {
+    return new CallerClient(this.#transport.as(token), token, this.#usernames);
   }
 }
 

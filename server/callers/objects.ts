@@ -6,16 +6,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { apiErrorFrom, isForbidden, isNotFound } from '../../kube/errors.ts';
 import { type KubeObject, pathOf, type Ref, type Resource, type Unsaved } from '../../kube/objects.ts';
 import { StatusError } from '../http/errors.ts';
-
-interface SelfSubjectReview extends KubeObject {
-  status?: { userInfo?: { username?: string } };
-}
-const SELF_SUBJECT_REVIEWS: Resource<SelfSubjectReview> = {
-  apiVersion: 'authentication.k8s.io/v1',
-  kind: 'SelfSubjectReview',
-  plural: 'selfsubjectreviews',
-  namespaced: false,
-};
+import type { CallerClient } from './caller.ts';
 
 /** Reference to an object in a namespace. */
 export interface NamespacedRef extends Ref {
@@ -24,14 +15,13 @@ export interface NamespacedRef extends Ref {
 
 /** Creates the object with the name of the caller in its annotation. @throws ApiError when the API server refuses. */
 export async function createAs<T extends KubeObject>(
-  client: KubeClient,
+  client: CallerClient,
   type: Resource<T>,
   object: Unsaved<T>,
 ): Promise<T> {
-  const { status } = await client.create(SELF_SUBJECT_REVIEWS, { metadata: {} });
   const annotations = {
     ...object.metadata.annotations,
-    [CREATED_BY_ANNOTATION]: status?.userInfo?.username ?? '',
+    [CREATED_BY_ANNOTATION]: await client.username(),
   };
   return await client.create(type, { ...object, metadata: { ...object.metadata, annotations } });
 }

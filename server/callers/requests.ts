@@ -1,12 +1,11 @@
 /** Gives the handlers of all routes the caller of their request. */
-import type { KubeClient } from '../../kube/client.ts';
 import type { App } from '../http/app.ts';
-import { type Caller, type Callers, tokenOf } from './caller.ts';
+import { type Caller, type CallerClient, type Callers, tokenOf } from './caller.ts';
 
 declare module 'fastify' {
   interface FastifyRequest {
     /** Returns the client with the rights of the caller. @throws StatusError 401 without a bearer token. */
-    caller: () => KubeClient;
+    caller: () => CallerClient;
     /** Returns the client and the watches with the rights of the caller. @throws StatusError 401 without a bearer token. */
     fullCaller: () => Caller;
   }

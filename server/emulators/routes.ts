@@ -54,8 +54,12 @@ export function addEmulatorRoutes(app: App, { waiting }: Services): void {
       },
     },
     async ({ fullCaller, params: { namespace }, body, log }, reply) => {
-      const request = { caller: fullCaller(), namespace, body, logger: log };
-      return emulatorItem(await waiting.run(reply.raw, async (end) => await deployEmulator(request, end)));
+      const caller = fullCaller();
+      const request = { caller, namespace, body, logger: log };
+      const user = await caller.client.username();
+      return emulatorItem(
+        await waiting.run(reply.raw, user, async (end) => await deployEmulator(request, end)),
+      );
     },
   );
   app.delete(

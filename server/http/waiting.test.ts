@@ -4,6 +4,8 @@ import { expect, it } from 'vitest';
 import { type WaitEnd, WaitingRequests } from './waiting.ts';
 
 class Response extends EventEmitter {
+  closed = false;
+
   setTimeout(): void {}
 }
 
@@ -19,22 +21,48 @@ async function untilEnd({ signal }: AbortController): Promise<string> {
 }
 
 it('ends a deployment whose client is gone, and refuses more than its limit', async () => {
-  const waiting = new WaitingRequests(1);
-  const first = response();
-  const answer = waiting.run(first, untilEnd);
-  await expect(waiting.run(response(), untilEnd)).rejects.toMatchObject({ status: 429 });
-  first.emit('close');
-  expect(await answer).toBe('gone');
+  const waiting = new WaitingRequests(3);
+  const connections = ['ann', 'ben', 'cid'].map((user) => ({ user, connection: response() }));
+  const answers = connections.map(({ user, connection }) => waiting.run(connection, user, untilEnd));
+  await expect(waiting.run(response(), 'dan', untilEnd)).rejects.toMatchObject({
+    status: 429,
+    message: '3 requests wait already. Try again later',
+  });
+  connections[0]?.connection.emit('close');
+  expect(await answers[0]).toBe('gone');
   const next = response();
-  const accepted = waiting.run(next, untilEnd);
+  const accepted = waiting.run(next, 'dan', untilEnd);
   next.emit('close');
   expect(await accepted).toBe('gone');
 });
 
+it('gives one user a third of the places, and names the bound', async () => {
+  const waiting = new WaitingRequests(6);
+  const [first] = [response(), response()].map((connection) => {
+    void waiting.run(connection, 'ann', untilEnd);
+    return connection;
+  });
+  await expect(waiting.run(response(), 'ann', untilEnd)).rejects.toMatchObject({
+    status: 429,
+    message: '2 requests of user ann wait already. Try again later',
+  });
+  void waiting.run(response(), 'ben', untilEnd);
+  first?.emit('close');
+  void waiting.run(response(), 'ann', untilEnd);
+  expect(waiting.size).toBe(3);
+});
+
+it('gives no place to a client that is gone already', async () => {
+  const waiting = new WaitingRequests(3);
+  const connection = Object.assign(response(), { closed: true });
+  await expect(waiting.run(connection, 'ann', untilEnd)).rejects.toMatchObject({ status: 408 });
+  expect(waiting.size).toBe(0);
+});
+
 it('stops when each deployment has its answer, and accepts no other', async () => {
-  const waiting = new WaitingRequests(2);
+  const waiting = new WaitingRequests(3);
   const connection = response();
-  const answer = waiting.run(connection, untilEnd);
+  const answer = waiting.run(connection, 'ann', untilEnd);
   let stopped = false;
   const stop = waiting.stop().then(() => {
     stopped = true;
@@ -42,7 +70,7 @@ it('stops when each deployment has its answer, and accepts no other', async () =
   expect(await answer).toBe('stopping');
   await new Promise(setImmediate);
   expect(stopped).toBe(false);
-  await expect(waiting.run(response(), untilEnd)).rejects.toMatchObject({ status: 503 });
+  await expect(waiting.run(response(), 'ben', untilEnd)).rejects.toMatchObject({ status: 503 });
   connection.emit('close');
   await stop;
   expect(stopped).toBe(true);

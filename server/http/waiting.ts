@@ -18,10 +18,18 @@ export class WaitEnd extends Error {
   }
 }
 
+/** Share of one user of all places: another busy user and everybody else still find a place. */
+const USER_SHARE = 1 / 3;
+
+interface Waiting {
+  readonly user: string;
+  /** Resolves when the answer is sent. */
+  readonly answered: Promise<void>;
+}
+
 export class WaitingRequests {
   readonly #limit: number;
-  /** Controller of each request, and a promise that resolves when its answer is sent. */
-  readonly #waiting = new Map<AbortController, Promise<void>>();
+  readonly #waiting = new Map<AbortController, Waiting>();
   #isStopping = false;
 
   /** `limit` is the largest number of requests that wait at once. */
@@ -39,19 +47,23 @@ export class WaitingRequests {
   }
 
   /**
-   * Runs the work of one request, which must end soon after the signal of its controller aborts.
-   * @throws StatusError 429 when too many requests wait, 503 when the server stops.
+   * Runs the work of one request, which must end soon after the signal of its controller aborts. `user` is the name of a caller whom the
+   * API server knows, because strangers get no place.
+   *
+   * @throws StatusError 429 when too many requests wait, 503 when the server stops, 408 when the client is gone already.
    */
-  async run<T>(response: ServerResponse, work: (end: AbortController) => Promise<T>): Promise<T> {
-    if (this.#isStopping) {
-      throw new StatusError(503, 'The HTTP API is stopping. Try again');
-    }
-    if (this.#waiting.size >= this.#limit) {
-      throw new StatusError(429, `${this.#limit} requests wait already. Try again later`);
+  async run<T>(
+    response: ServerResponse,
+    user: string,
+    work: (end: AbortController) => Promise<T>,
+  ): Promise<T> {
+    this.#refuse(user);
+    if (response.closed) {
+      throw new StatusError(408, 'The client is gone');
     }
     const end = new AbortController();
     const answered = Promise.withResolvers<void>();
-    this.#waiting.set(end, answered.promise);
+    this.#waiting.set(end, { user, answered: answered.promise });
     holdOpen(response);
     response.once('close', () => {
       end.abort(new WaitEnd('gone'));
@@ -64,12 +76,26 @@ export class WaitingRequests {
   /** Ends all waits, and resolves when each answer is sent. */
   async stop(): Promise<void> {
     this.#isStopping = true;
-    const answers = Promise.all(this.#waiting.values());
+    const answers = Promise.all([...this.#waiting.values()].map(async ({ answered }) => await answered));
     for (const end of this.#waiting.keys()) {
       end.abort(new WaitEnd('stopping'));
     }
     const limit = new AbortController();
     await Promise.race([answers, rest(STOP_MILLISECONDS, limit.signal)]);
     limit.abort();
+  }
+
+  #refuse(user: string): void {
+    if (this.#isStopping) {
+      throw new StatusError(503, 'The HTTP API is stopping. Try again');
+    }
+    if (this.#waiting.size >= this.#limit) {
+      throw new StatusError(429, `${this.#limit} requests wait already. Try again later`);
+    }
+    const share = Math.floor(this.#limit * USER_SHARE);
+    const own = [...this.#waiting.values()].filter((one) => one.user === user).length;
+    if (own >= share) {
+      throw new StatusError(429, `${share} requests of user ${user} wait already. Try again later`);
+    }
   }
 }

@@ -61,8 +61,9 @@ export class Deploys {
    * @throws StatusError or ApiError with the answer for the caller.
    */
   async deploy(request: DeployRequest, response: ServerResponse): Promise<VM> {
-    return await this.#options.waiting.run(response, async (end) => {
-      const { caller, namespace, body } = request;
+    const { caller, namespace, body } = request;
+    const user = await caller.client.username();
+    return await this.#options.waiting.run(response, user, async (end) => {
       const milliseconds = timeoutMinutes(body) * 60_000;
       const answerBy = Date.now() + milliseconds + ANSWER_MILLISECONDS;
       const timer = setTimeout(() => end.abort(new WaitEnd('late')), milliseconds);

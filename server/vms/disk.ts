@@ -5,6 +5,7 @@ import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { unlessMissing } from '../../kube/errors.ts';
+import type { CallerClient } from '../callers/caller.ts';
 import { createAs, getAs, type NamespacedRef } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
 import { IMAGES, VM_CONFIGS, VMS } from '../resources.ts';
@@ -21,7 +22,7 @@ interface Saved {
 
 /** Makes an Image of the VM's disk. @throws ApiError 404 without the VM, 409 when the image exists. */
 export async function save(
-  client: KubeClient,
+  client: CallerClient,
   ref: NamespacedRef,
   { imageName, description }: Saved,
 ): Promise<void> {
@@ -87,7 +88,7 @@ async function imageOf(client: KubeClient, { spec, status = {} }: VM, namespace:
 }
 
 /** Pushes the VM's disk to a registry, and returns the name of the push. The operator finds the credentials of the namespace. */
-export async function push(client: KubeClient, ref: NamespacedRef, reference: string): Promise<string> {
+export async function push(client: CallerClient, ref: NamespacedRef, reference: string): Promise<string> {
   await getAs(client, VMS, ref);
   const { metadata } = await createAs(client, IMAGES, {
     metadata: { generateName: PUSH_NAME, namespace: ref.namespace },

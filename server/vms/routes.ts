@@ -83,7 +83,8 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
     async ({ fullCaller, params, query }, reply) => {
       const caller = fullCaller();
       if (query.wait === 'true') {
-        await waiting.run(reply.raw, async (end) => await deleteAndWait(caller, params, end));
+        const user = await caller.client.username();
+        await waiting.run(reply.raw, user, async (end) => await deleteAndWait(caller, params, end));
       } else {
         await deleteAs(caller.client, VMS, params);
       }
