@@ -9,9 +9,10 @@
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { copyFile, mkdir, readdir, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { join, relative } from 'node:path';
 import { parseArgs } from 'node:util';
 import packageJson from '../package.json' with { type: 'json' };
+import { FILES, pathOf } from '../server/documentation/page.ts';
 import { bundleInto } from './bundle.ts';
 import { run } from './guest/run.ts';
 import { distributionBase } from './images/base.ts';
@@ -24,6 +25,8 @@ const CONTEXT = join(ROOT, 'dist', 'image');
 const ARCHIVES = join(ROOT, 'dist', 'images');
 const DOCKERFILE = join(ROOT, 'Dockerfile');
 const RECIPES = join(import.meta.dirname, 'images');
+/** Folder of the context with the files of the HTTP API's page. */
+const PAGE_FILES = 'swagger-ui-dist';
 const GIT_TIMEOUT_MILLISECONDS = 10_000;
 
 export const IMAGE_NAMES = ['operator', 'agent'] as const;
@@ -75,6 +78,10 @@ async function makeContext(): Promise<void> {
   const scripts = (await readdir(RECIPES)).filter((file) => file.endsWith('.sh'));
   for (const script of scripts) {
     await copyFile(join(RECIPES, script), join(CONTEXT, script));
+  }
+  await mkdir(join(CONTEXT, PAGE_FILES));
+  for (const file of [...Object.keys(FILES), 'package.json', 'LICENSE', 'NOTICE']) {
+    await copyFile(pathOf(file), join(CONTEXT, PAGE_FILES, file));
   }
   await copyFile(join(ROOT, 'LICENSE'), join(CONTEXT, 'LICENSE'));
   await writeFile(join(CONTEXT, 'sbom.cdx.json'), await billOfMaterials(ROOT, process.versions.node));
@@ -151,7 +158,12 @@ async function inputsOf(name: ImageName, settings: object): Promise<string> {
   const others = IMAGE_NAMES.filter((other) => other !== name)
     .flatMap((other) => PROGRAMS[other])
     .map((program) => `${program}.mjs`);
-  const files = (await readdir(CONTEXT)).filter((file) => !others.includes(file)).sort();
+  const entries = await readdir(CONTEXT, { recursive: true, withFileTypes: true });
+  const files = entries
+    .filter((entry) => entry.isFile())
+    .map((entry) => relative(CONTEXT, join(entry.parentPath, entry.name)))
+    .filter((file) => !others.includes(file))
+    .sort();
   for (const file of files) {
     hash.update(file).update(await readFile(join(CONTEXT, file)));
   }

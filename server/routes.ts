@@ -1,6 +1,7 @@
 /** All routes of the HTTP API. */
 import { addCertificateRoutes } from './cluster/certificateroutes.ts';
 import { addClusterRoutes } from './cluster/routes.ts';
+import { addDocumentationRoutes } from './documentation/routes.ts';
 import { addEmulatorRoutes } from './emulators/routes.ts';
 import type { App } from './http/app.ts';
 import { addImageCacheRoutes } from './imagecache/routes.ts';
@@ -15,11 +16,6 @@ import { addVMConfigRoutes } from './vmconfigs/routes.ts';
 import type { Deploys } from './vms/deploy.ts';
 import { addVMRoutes } from './vms/routes.ts';
 
-/** Adds the document of all routes. Everybody may read it. */
-function addDocumentRoute(app: App): void {
-  app.get('/api/v1/swagger/json', { schema: { hide: true, security: [] } }, () => app.swagger());
-}
-
 export function addRoutes(app: App, services: Services, deploys: Deploys): void {
   addClusterRoutes(app, services);
   addCertificateRoutes(app, services);
@@ -33,5 +29,5 @@ export function addRoutes(app: App, services: Services, deploys: Deploys): void 
   addRegistryCredentialRoutes(app);
   addServiceAccountRoutes(app);
   addRoleBindingRoutes(app);
-  addDocumentRoute(app);
+  addDocumentationRoutes(app);
 }

@@ -4,6 +4,7 @@ import { readdir, readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import packageLock from '../../package-lock.json' with { type: 'json' };
+import { FILES } from '../../server/documentation/page.ts';
 import { image, unfit } from './provided.ts';
 
 const OPERATOR_LIMIT_BYTES = 200e6;
@@ -81,6 +82,16 @@ test('the operator image is small, has no shell, and runs as a user without righ
   }
   expect(programs).toEqual(['/usr/local/bin/node']);
   expect(unsafe).toEqual([]);
+});
+
+test('the operator image has the files of the page of the HTTP API, with their licence', async ({ skip }) => {
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
+  const folder = join(image('operator').root, 'opt', 'berth', 'node_modules', 'swagger-ui-dist');
+  expect(await readdir(folder)).toEqual(
+    expect.arrayContaining(['LICENSE', 'NOTICE', 'package.json', ...Object.keys(FILES)]),
+  );
 });
 
 test('the agent image has the programs that the agent calls', async ({ skip }) => {

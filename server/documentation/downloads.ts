@@ -1,0 +1,29 @@
+/**
+ * Limits what clients without a token can occupy. Node.js encrypts and keeps what a slow client does not take, so large answers to many such
+ * clients would need all memory.
+ */
+import type { FastifyReply } from 'fastify';
+import { StatusError } from '../http/errors.ts';
+
+/** Answers at once. A browser loads three files of the page. */
+const DOWNLOADS = 32;
+/** Time limit of one answer. The largest file has 1.7 MB, so a client with 0.5 Mbit/s gets it in time. */
+const DOWNLOAD_MILLISECONDS = 30_000;
+
+export class Downloads {
+  #open = 0;
+
+  /** Counts an answer until its connection is done with it. @throws StatusError 503 when there are too many. */
+  begin(reply: FastifyReply): void {
+    if (this.#open >= DOWNLOADS) {
+      throw new StatusError(503, 'Too many clients load this page. Try again later');
+    }
+    this.#open += 1;
+    const { raw } = reply;
+    const limit = setTimeout(() => raw.destroy(), DOWNLOAD_MILLISECONDS);
+    raw.once('close', () => {
+      clearTimeout(limit);
+      this.#open -= 1;
+    });
+  }
+}
