@@ -5,8 +5,9 @@ import { serviceAccountListSchema, tokenRequestSchema, tokenSchema } from '../..
 import { listQuerySchema } from '../../api/http/list.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { SERVICE_ACCOUNTS } from '../../kube/core.ts';
+import { isNotFound } from '../../kube/errors.ts';
 import { listAs } from '../callers/list.ts';
-import { deleteAs } from '../callers/objects.ts';
+import { deleteAs, type NamespacedRef } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
 import { namespaceParams, NAMESPACES_PATH } from '../http/params.ts';
 import { addSubjects, removeSubjects } from '../rolebindings/subjects.ts';
@@ -71,9 +72,7 @@ function addChanges(app: App): void {
       },
     },
     async ({ caller, params }) => {
-      const client = caller();
-      await deleteAs(client, SERVICE_ACCOUNTS, params);
-      await removeSubjects(client, params.namespace, { serviceaccounts: [params] });
+      await deleteMember(caller(), params);
       return success();
     },
   );
@@ -99,7 +98,7 @@ function addToken(app: App): void {
 }
 
 /** Creates the account and gives it the role. Without the role, the account goes again, so that the request can be repeated. */
-async function createMember(client: KubeClient, ref: { namespace: string; name: string }): Promise<void> {
+async function createMember(client: KubeClient, ref: NamespacedRef): Promise<void> {
   const { metadata } = await client.create(SERVICE_ACCOUNTS, { metadata: ref });
   try {
     await addSubjects(client, ref.namespace, { serviceaccounts: [ref] });
@@ -107,4 +106,18 @@ async function createMember(client: KubeClient, ref: { namespace: string; name: 
     await client.delete(SERVICE_ACCOUNTS, ref, { uid: metadata.uid });
     throw error;
   }
+}
+
+/** Deletes the account, and then takes the role from its name. A repeated request takes the role that an interrupted one has left. */
+async function deleteMember(client: KubeClient, ref: NamespacedRef): Promise<void> {
+  const takeRole = async () => await removeSubjects(client, ref.namespace, { serviceaccounts: [ref] });
+  try {
+    await deleteAs(client, SERVICE_ACCOUNTS, ref);
+  } catch (error) {
+    if (isNotFound(error)) {
+      await takeRole();
+    }
+    throw error;
+  }
+  await takeRole();
 }

@@ -202,7 +202,10 @@ describe('service accounts', () => {
     expect((await call('DELETE', `${HOME}/serviceaccounts/ci.runner`, admin)).status).toBe(200);
     expect(await subjects()).toEqual([]);
     await waitFor('the tokens to end', async () => (await get(`${HOME}/vms`, unused)).status === 401);
+    const left = { serviceaccounts: [{ namespace: HOME, name: 'ci.runner' }] };
+    expect((await call('POST', `${SUBJECTS}/add`, admin, left)).status).toBe(200);
     expect((await call('DELETE', `${HOME}/serviceaccounts/ci.runner`, admin)).status).toBe(404);
+    expect(await subjects()).toEqual([]);
   });
 
   it('get tokens with the life that the request gives, as long as the API server allows', async () => {
