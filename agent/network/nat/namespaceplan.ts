@@ -1,6 +1,6 @@
 /** Plans the repairs of the network namespaces of programs and of their connections to this host. All functions are pure. */
 import type { NamespaceAttachment } from './attachments.ts';
-import { type DeviceRepair, planAddressed, planWithoutIPv6 } from './deviceplan.ts';
+import { type DeviceRepair, planWithoutIPv6 } from './deviceplan.ts';
 import type { Layout } from './layout.ts';
 import type { Link, Links, Route } from './observe.ts';
 
@@ -23,20 +23,20 @@ export interface NamespacesObserved {
   routes: readonly Route[];
 }
 
-/** Repair of a namespace. `device` is the name of the namespace's file and of its device on both sides. */
+/**
+ * Repair of a namespace. `device` is the name of the namespace's file and of its device on both sides. One repair configures everything on
+ * one side, because the start of a program costs more than all settings. `missing` names the missing settings for users.
+ */
 export type NamespaceRepair =
   | { kind: 'createNamespace'; device: string }
   | { kind: 'removeNamespace'; device: string }
   | { kind: 'createPair'; device: string }
-  | { kind: 'raiseInside'; device: string; inside: string }
-  | { kind: 'disableInsideIPv6'; device: string }
-  | { kind: 'addressInside'; device: string; address: string }
-  | { kind: 'routeInside'; device: string }
-  | { kind: 'leadToLoopback'; device: string }
-  | { kind: 'loadInsideRules'; device: string }
-  | { kind: 'routeToNamespace'; device: string; address: string };
+  | { kind: 'configureOutside'; device: string; address: string; missing: readonly string[] }
+  | { kind: 'configureInside'; device: string; address: string; missing: readonly string[] }
+  | { kind: 'loadInsideRules'; device: string };
 
 const LOOPBACK = 'lo';
+const NEW_NAMESPACE: Inside = { links: new Map(), routes: [], leadsToLoopback: false, rulesCurrent: false };
 
 /** Returns the repairs of all namespaces in the order in which they must be done. */
 export function planNamespaces(
@@ -55,32 +55,32 @@ export function planNamespaces(
   ];
 }
 
-/**
- * Plans the repairs of one namespace. A missing namespace is created first, and a later round plans the rest: only then is it known whether
- * a device of the former namespace is left.
- */
+/** Plans the repairs of one namespace. The contents of a missing namespace are planned with it. */
 function planNamespace(
   layout: Layout,
-  one: NamespaceAttachment,
+  { device, address }: NamespaceAttachment,
   links: Links,
   observed: NamespacesObserved,
 ): (NamespaceRepair | DeviceRepair)[] {
-  const { device, address } = one;
-  const inside = observed.files.get(device);
-  if (inside === undefined) {
-    return [{ kind: 'createNamespace', device }];
-  }
+  const found = observed.files.get(device);
+  const inside = found ?? NEW_NAMESPACE;
   const isPaired = arePaired(links.get(device), inside.links.get(device));
-  const end = isPaired ? links.get(device) : undefined;
-  const hasRoute = end?.up && observed.routes.some(({ dst, dev }) => dst === address && dev === device);
+  // The properties of a device that leads elsewhere do not count: a new one takes its place.
+  const [outer, inner] = isPaired ? [links.get(device), inside.links.get(device)] : [];
+  const outerMissing = missingOutside(layout, { device, address }, outer, observed.routes);
+  const innerMissing = missingInside(layout, { device, address }, inner, inside);
   return [
+    ...(found === undefined ? [{ kind: 'createNamespace', device } as const] : []),
     ...(isPaired ? [] : [{ kind: 'createPair', device } as const]),
-    ...planWithoutIPv6(device, end),
-    ...planAddressed(device, `${layout.namespaces.gateway}/32`, end),
-    ...planInside(layout, one, inside, isPaired),
-    // The kernel removes the route when the device goes down.
-    ...(hasRoute ? [] : [{ kind: 'routeToNamespace', device, address } as const]),
+    ...planWithoutIPv6(device, outer),
+    ...planSide({ kind: 'configureOutside', device, address, missing: outerMissing }),
+    ...planSide({ kind: 'configureInside', device, address, missing: innerMissing }),
+    ...(inside.rulesCurrent ? [] : [{ kind: 'loadInsideRules', device } as const]),
   ];
+}
+
+function planSide(repair: Extract<NamespaceRepair, { missing: readonly string[] }>): NamespaceRepair[] {
+  return repair.missing.length === 0 ? [] : [repair];
 }
 
 /** Returns whether both devices are the ends of one veth pair. */
@@ -93,25 +93,49 @@ function arePaired(outside: Link | undefined, inside: Link | undefined): boolean
   );
 }
 
-function planInside(
-  layout: Layout,
-  { device, address }: NamespaceAttachment,
-  inside: Inside,
-  isPaired: boolean,
-): NamespaceRepair[] {
-  // The properties of a device that is not connected to this host do not count: a new one takes its place.
-  const link = isPaired ? inside.links.get(device) : undefined;
+interface Connection {
+  device: string;
+  address: string;
+}
+
+function missingOutside(
+  { namespaces }: Layout,
+  { device, address }: Connection,
+  link: Link | undefined,
+  routes: readonly Route[],
+): string[] {
   const isUp = link?.up === true;
-  const parts: [isRight: boolean, repair: NamespaceRepair][] = [
-    [inside.links.get(LOOPBACK)?.up === true, { kind: 'raiseInside', device, inside: LOOPBACK }],
-    [link?.ipv6 !== true, { kind: 'disableInsideIPv6', device }],
-    [link?.addresses.includes(`${address}/32`) === true, { kind: 'addressInside', device, address }],
-    [isUp, { kind: 'raiseInside', device, inside: device }],
-    [isUp && isRouted(layout, device, inside.routes), { kind: 'routeInside', device }],
-    [isPaired && inside.leadsToLoopback, { kind: 'leadToLoopback', device }],
-    [inside.rulesCurrent, { kind: 'loadInsideRules', device }],
-  ];
-  return parts.flatMap(([isRight, repair]) => (isRight ? [] : [repair]));
+  return falseIn({
+    [`the address ${namespaces.gateway}/32`]: hasAddress(link, namespaces.gateway),
+    'the state "up"': isUp,
+    // The kernel removes the route when the device goes down.
+    [`the route to ${address}`]: isUp && routes.some(({ dst, dev }) => dst === address && dev === device),
+  });
+}
+
+function missingInside(
+  layout: Layout,
+  { device, address }: Connection,
+  link: Link | undefined,
+  { links, routes, leadsToLoopback }: Inside,
+): string[] {
+  const isUp = link?.up === true;
+  return falseIn({
+    'an active loopback device': links.get(LOOPBACK)?.up === true,
+    'a device without IPv6': link?.ipv6 !== true,
+    [`the address ${address}`]: hasAddress(link, address),
+    'an active device': isUp,
+    'its routes': isUp && isRouted(layout, device, routes),
+    'the way to its loopback address': link !== undefined && leadsToLoopback,
+  });
+}
+
+function falseIn(parts: Readonly<Record<string, boolean>>): string[] {
+  return Object.entries(parts).flatMap(([part, isRight]) => (isRight ? [] : [part]));
+}
+
+function hasAddress(link: Link | undefined, address: string): boolean {
+  return link?.addresses.includes(`${address}/32`) === true;
 }
 
 function isRouted({ namespaces }: Layout, device: string, routes: readonly Route[]): boolean {
@@ -121,22 +145,24 @@ function isRouted({ namespaces }: Layout, device: string, routes: readonly Route
   return isThere(gateway) && isThere('default', gateway);
 }
 
-/** Returns the `ip` commands of a repair in the namespace; empty if it has none. */
-export function insideCommands({ namespaces }: Layout, repair: NamespaceRepair): string[] {
-  const { device } = repair;
-  switch (repair.kind) {
-    case 'raiseInside':
-      return [`link set ${repair.inside} up`];
-    case 'addressInside':
-      return [`address replace ${repair.address}/32 dev ${device}`];
-    case 'routeInside':
-      return [
-        `route replace ${namespaces.gateway}/32 dev ${device}`,
-        `route replace default via ${namespaces.gateway} dev ${device}`,
-      ];
-    default:
-      return [];
-  }
+/** Returns the `ip` commands that configure the device of a namespace on this host. */
+export function outsideCommands({ namespaces }: Layout, { device, address }: Connection): string[] {
+  return [
+    `address replace ${namespaces.gateway}/32 dev ${device}`,
+    `link set ${device} up`,
+    `route replace ${address}/32 dev ${device}`,
+  ];
+}
+
+/** Returns the `ip` commands that configure a namespace, in the namespace. */
+export function insideCommands({ namespaces }: Layout, { device, address }: Connection): string[] {
+  return [
+    `link set ${LOOPBACK} up`,
+    `address replace ${address}/32 dev ${device}`,
+    `link set ${device} up`,
+    `route replace ${namespaces.gateway}/32 dev ${device}`,
+    `route replace default via ${namespaces.gateway} dev ${device}`,
+  ];
 }
 
 /** Sentences for users about the differences that the repairs remove. */
@@ -146,13 +172,8 @@ const DIFFERENCES: {
   createNamespace: ({ device }) => `Network namespace ${device} was missing`,
   removeNamespace: ({ device }) => `Network namespace ${device} was left over`,
   createPair: ({ device }) => `Network namespace ${device} was not connected to this host`,
-  routeToNamespace: ({ device, address }) => `Device ${device} had no route to ${address}`,
-  raiseInside: ({ device, inside }) => `Device ${inside} was down in network namespace ${device}`,
-  disableInsideIPv6: ({ device }) => `Device ${device} had IPv6 in its network namespace`,
-  addressInside: ({ device, address }) =>
-    `Device ${device} did not have the address ${address} in its network namespace`,
-  routeInside: ({ device }) => `The routes in network namespace ${device} were incomplete`,
-  leadToLoopback: ({ device }) => `Network namespace ${device} did not lead packets to its loopback address`,
+  configureOutside: ({ device, missing }) => `Device ${device} did not have ${missing.join(', ')}`,
+  configureInside: ({ device, missing }) => `Network namespace ${device} did not have ${missing.join(', ')}`,
   loadInsideRules: ({ device }) =>
     `The nftables rules in network namespace ${device} were missing or changed`,
 };

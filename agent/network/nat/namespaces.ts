@@ -5,9 +5,10 @@
 import { mkdir, readdir, rm, stat, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
-import { ip, run } from '../commands.ts';
+import { run } from '../commands.ts';
 import { fingerprint, parseRuleset } from '../nftables.ts';
 import type { NamespaceAttachment } from './attachments.ts';
+import { deleteDevice } from './devices.ts';
 import { formatSubnet } from './ipv4.ts';
 import { type Layout, namespaceMacs, namespacePath } from './layout.ts';
 import {
@@ -28,6 +29,18 @@ const MAXIMUM_MOUNTS = 16;
  */
 const READ_ALL =
   'ip -json -details address show && ip -json route show && nft --json list ruleset && { cat "$1" 2> /dev/null || echo 0; }';
+
+/** Switches IPv6 off, unless the kernel has none. The argument is the path of the switch. */
+const DISABLE_IPV6 = '[ ! -e "$1" ] || echo 1 > "$1"';
+
+/** Configures a namespace. The input has commands for `ip`, and the arguments are the paths of the switches for IPv6 and loopback. */
+const CONFIGURE = `ip -batch - && { ${DISABLE_IPV6}; } && echo 1 > "$2"`;
+
+/** Deletes the device that the argument names, if it exists. */
+const DELETE_DEVICE = 'if ip link show dev "$1" > /dev/null 2>&1; then ip link delete "$1"; fi';
+
+/** Replaces the rules and prints them as the kernel has them. The input has the rules. */
+const LOAD_RULES = 'nft -f - && nft --json list ruleset';
 
 const OWN_NAMESPACE = '/proc/self/ns/net';
 const NO_NAMESPACES: NamespacesObserved = { files: new Map(), unreadable: new Map(), routes: [] };
@@ -51,18 +64,18 @@ export class Namespaces {
     const attachments = new Map(wanted.map((one) => [one.device, one]));
     const files = new Map<string, Inside | undefined>();
     const unreadable = new Map<string, string>();
-    await Promise.all(
-      names.map(async (name) => {
+    const range = formatSubnet(this.#layout.probe.outerSubnet);
+    const [routes] = await Promise.all([
+      run('ip', ['-json', 'route', 'show', 'root', range]),
+      ...names.map(async (name) => {
         try {
           files.set(name, await this.#inside(name, attachments.get(name)));
         } catch (error) {
           unreadable.set(name, `Network namespace ${name} could not be read: ${messageOf(error)}`);
         }
       }),
-    );
-    const range = formatSubnet(this.#layout.probe.outerSubnet);
-    const routes = parseRoutes(await run('ip', ['-json', 'route', 'show', 'root', range]));
-    return { files, unreadable, routes };
+    ]);
+    return { files, unreadable, routes: parseRoutes(routes) };
   }
 
   async #inside(name: string, attachment: NamespaceAttachment | undefined): Promise<Inside | undefined> {
@@ -70,7 +83,7 @@ export class Namespaces {
     if (attachment === undefined || !(await holdsNamespace(path))) {
       return undefined;
     }
-    const text = await inNamespace(path, ['sh', '-c', READ_ALL, 'sh', loopbackSwitch(name)]);
+    const text = await inNamespace(path, READ_ALL, [loopbackSwitch(name)]);
     const [links = '', routes = '', ruleset = '', leads] = text.split('\n');
     const loaded = this.#loaded.get(name);
     const isLoaded = loaded?.script === insideScript(this.#layout, attachment);
@@ -86,29 +99,29 @@ export class Namespaces {
   async perform(
     repair: NamespaceRepair,
     wanted: readonly NamespaceAttachment[],
-    links: Links,
+    observed: { links: Links; namespaces: NamespacesObserved },
   ): Promise<void> {
-    const path = namespacePath(this.#layout, repair.device);
+    const { device } = repair;
+    const path = namespacePath(this.#layout, device);
     switch (repair.kind) {
       case 'createNamespace':
         return await create(path);
       case 'removeNamespace':
         return await remove(path);
-      case 'createPair':
-        return await this.#createPair(repair.device, links);
-      case 'leadToLoopback':
-        return await writeSwitch(path, loopbackSwitch(repair.device));
-      case 'disableInsideIPv6':
-        return await writeSwitch(path, ipv6Switch(repair.device));
-      case 'loadInsideRules':
-        return await this.#loadRules(wanted.find(({ device }) => device === repair.device));
-      default: {
+      case 'createPair': {
+        const isThereInside = observed.namespaces.files.get(device)?.links.has(device) === true;
+        return await this.#createPair(device, { outside: observed.links.has(device), inside: isThereInside });
+      }
+      case 'configureInside': {
         const commands = insideCommands(this.#layout, repair);
-        if (commands.length > 0) {
-          await inNamespace(path, ['ip', '-batch', '-'], `${commands.join('\n')}\n`);
-        }
+        const switches = [ipv6Switch(device), loopbackSwitch(device)];
+        await inNamespace(path, CONFIGURE, switches, `${commands.join('\n')}\n`);
         return undefined;
       }
+      case 'loadInsideRules':
+        return await this.#loadRules(wanted.find((one) => one.device === device));
+      default:
+        return undefined;
     }
   }
 
@@ -121,14 +134,16 @@ export class Namespaces {
     await rm(folder, { recursive: true, force: true });
   }
 
-  /** Connects a namespace to this host, in place of devices with the same name. */
-  async #createPair(device: string, links: Links): Promise<void> {
+  /** Connects a namespace to this host, in place of the devices with the same name that were found there. */
+  async #createPair(device: string, found: { outside: boolean; inside: boolean }): Promise<void> {
     const path = namespacePath(this.#layout, device);
     const { outside, inside } = namespaceMacs(device);
-    await ip(links.has(device) ? [`link delete ${device}`] : []);
-    // The device inside disappears with the other end of its pair, so that it is looked for only now.
-    if (parseLinks(await inNamespace(path, ['ip', '-json', 'address', 'show'])).has(device)) {
-      await inNamespace(path, ['ip', 'link', 'delete', device]);
+    if (found.outside) {
+      await deleteDevice(device);
+    }
+    if (found.inside) {
+      // The device inside has disappeared if it was the other end.
+      await inNamespace(path, DELETE_DEVICE, [device]);
     }
     const ends = [
       [device, 'address', outside],
@@ -143,14 +158,19 @@ export class Namespaces {
     }
     const path = namespacePath(this.#layout, attachment.device);
     const script = insideScript(this.#layout, attachment);
-    await inNamespace(path, ['nft', '-f', '-'], script);
-    const ruleset = parseRuleset(await inNamespace(path, ['nft', '--json', 'list', 'ruleset']));
+    const ruleset = parseRuleset(await inNamespace(path, LOAD_RULES, [], script));
     this.#loaded.set(attachment.device, { script, fingerprint: fingerprint(ruleset, this.#tables) });
   }
 }
 
-async function inNamespace(path: string, command: readonly string[], input?: string): Promise<string> {
-  return await run('nsenter', [`--net=${path}`, ...command], input);
+/** Runs a script of the shell in a namespace, and returns its output. */
+async function inNamespace(
+  path: string,
+  script: string,
+  args: readonly string[],
+  input?: string,
+): Promise<string> {
+  return await run('nsenter', [`--net=${path}`, 'sh', '-c', script, 'sh', ...args], input);
 }
 
 /** Returns whether the file holds a network namespace other than that of this process. */
@@ -164,9 +184,8 @@ async function create(path: string): Promise<void> {
   await remove(path);
   await mkdir(dirname(path), { recursive: true, mode: 0o700 });
   await writeFile(path, '');
-  await run('unshare', [`--net=${path}`, 'true']);
-  // New devices of the namespace then never have IPv6. A kernel without IPv6 has no such switch.
-  await writeSwitch(path, ipv6Switch('default')).catch(() => undefined);
+  // New devices of the namespace never have IPv6.
+  await run('unshare', [`--net=${path}`, 'sh', '-c', DISABLE_IPV6, 'sh', ipv6Switch('default')]);
 }
 
 async function remove(path: string): Promise<void> {
@@ -192,8 +211,4 @@ function loopbackSwitch(device: string): string {
 
 function ipv6Switch(device: string): string {
   return `/proc/sys/net/ipv6/conf/${device}/disable_ipv6`;
-}
-
-async function writeSwitch(path: string, file: string): Promise<void> {
-  await inNamespace(path, ['tee', file], '1');
 }

@@ -8,6 +8,7 @@ import {
   isOfNamespace,
   type NamespaceRepair,
   type NamespacesObserved,
+  outsideCommands,
   planNamespaces,
 } from './namespaceplan.ts';
 import type { Link, Links } from './observe.ts';
@@ -192,8 +193,8 @@ export function ipCommands(layout: Layout, repair: Repair): string[] {
         `link set ${repair.device} master ${layout.bridge}`,
         `link set ${repair.device} type bridge_slave isolated on`,
       ];
-    case 'routeToNamespace':
-      return [`route replace ${repair.address}/32 dev ${repair.device}`];
+    case 'configureOutside':
+      return outsideCommands(layout, repair);
     default:
       return [];
   }

@@ -1,8 +1,9 @@
 /** Brings the NAT network of the host to the wanted state: observes, plans, repairs, and observes again. */
 import { writeFile } from 'node:fs/promises';
-import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
+import { messageOf } from '../../../base/errors.ts';
 import type { Wanted } from './attachments.ts';
 import { ip, run } from '../commands.ts';
+import { deleteDevice, disableIPv6 } from './devices.ts';
 import type { Dnsmasq } from './dnsmasq.ts';
 import { type Layout, METADATA } from './layout.ts';
 import type { MetadataServer } from './metadata.ts';
@@ -141,24 +142,14 @@ export class NatState {
     await this.#namespaces.remove();
     // The kernel may delete the probe's devices meanwhile, because the probe's sockets are closed. A missing device is no error.
     for (const device of ownDevices(this.#layout, await readLinks())) {
-      await this.#deleteDevice(device);
-    }
-  }
-
-  async #deleteDevice(device: string): Promise<void> {
-    try {
-      await ip([`link delete ${device}`]);
-    } catch (error) {
-      if ((await readLinks()).has(device)) {
-        throw error;
-      }
+      await deleteDevice(device);
     }
   }
 
   async #perform(repair: Repair, wanted: Wanted, observed: Observed): Promise<void> {
     await ip(ipCommands(this.#layout, repair));
     if (isOfNamespace(repair)) {
-      return await this.#namespaces.perform(repair, wanted.namespaces, observed.links);
+      return await this.#namespaces.perform(repair, wanted.namespaces, observed);
     }
     switch (repair.kind) {
       case 'disableIPv6':
@@ -186,9 +177,4 @@ export class NatState {
     await run('nft', ['-f', '-'], script);
     this.#loaded = { script, fingerprint: fingerprint(await readRuleset(), this.tables) };
   }
-}
-
-/** Switches IPv6 off for a device. A missing file means that the kernel has no IPv6. */
-async function disableIPv6(device: string): Promise<void> {
-  await undefinedIf(isMissing, writeFile(`/proc/sys/net/ipv6/conf/${device}/disable_ipv6`, '1'));
 }
