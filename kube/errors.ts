@@ -87,7 +87,7 @@ export function isGone(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 410;
 }
 
-/** Returns whether the server refused so that another attempt would have the same answer. */
+/** Returns whether the server refused the request for good, so that another attempt would get the same answer. */
 export function isRefusal(error: unknown): error is ApiError {
   return (
     error instanceof ApiError && error.status >= 400 && error.status < 500 && !TEMPORARY.has(error.status)

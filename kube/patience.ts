@@ -2,8 +2,8 @@
 import { type ApiError, isRefusal } from './errors.ts';
 
 /**
- * Time for which a refused token or right may come back. An API server that has just started knows no roles for some seconds, and asks an
- * identity provider for its keys only every 10 s.
+ * Time for which a refusal of a token or right may be temporary. An API server that has just started knows no roles for some seconds, and
+ * asks an identity provider for its keys only every 10 s.
  */
 const LIMIT_MILLISECONDS = 20_000;
 
@@ -15,7 +15,7 @@ export class Patience {
     this.#refusedSince = undefined;
   }
 
-  /** Returns whether another attempt makes no sense: the request is refused, or the token or right has been refused for long. */
+  /** Returns whether another attempt makes no sense. That is so if the request itself was refused, or the token or right for too long. */
   endsWith(error: unknown): error is ApiError {
     if (!isRefusal(error)) {
       return false;

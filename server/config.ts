@@ -5,14 +5,16 @@ import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../api/v1
 
 const httpsURL = z.url({ protocol: /^https$/ });
 
-/** Names and codes that clients have fixed in their code. Without them, such clients cannot use another installation. */
+/** Names and status codes that are fixed in the code of clients. Such clients cannot use another installation without these settings. */
 const aliasesSchema = z
   .strictObject({
-    /** Prefix of namespaces that stands for `namespaces.prefix` in requests, and in the answers to them. */
+    /** Prefix that clients use instead of `namespaces.prefix`, in requests and in the answers to them. */
     namespacePrefix: z.string().min(1).optional(),
-    /** Name that stands for the RoleBinding of the role dev in a path. */
+    /** Name that clients use in a path for the RoleBinding of the role dev. */
     devRoleBinding: z.string().min(1).optional(),
-    /** Status code of a deployment for which no host has room. With it, such a deployment does not wait unless the request says so. */
+    /**
+     * Status code of the answer when no host has room for a VM. If it is set, such a deployment does not wait unless the request says so.
+     */
     fullClusterStatus: z.int().min(400).max(599).optional(),
   })
   .prefault({});

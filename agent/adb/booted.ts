@@ -18,7 +18,7 @@ import {
 const QUESTION_MILLISECONDS = 5_000;
 /** Limit of the command's output in bytes. The expected output is `1` and an end of line. */
 const OUTPUT_BYTES = 256;
-/** Our number of the only stream in a connection. Any number but 0 is allowed. */
+/** Number that the agent gives to the only stream of a connection. Any number but 0 is allowed. */
 const STREAM = 1;
 
 const BANNER = Buffer.from('host::\0');

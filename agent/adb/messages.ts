@@ -1,10 +1,13 @@
 /**
  * Writes and reads the messages of ADB. A message has a header of six words of four bytes, the lowest byte first: command, two arguments,
- * length and sum of the payload's bytes, and the command with all bits inverted. The peer is not trusted: the payloads and the number of
+ * length and checksum of the payload, and the command with all bits inverted. The peer is not trusted: the payloads and the number of
  * messages are bounded.
  */
 
-/** Version of the protocol in which both ends send and check sums. An end with a later version then does so, too. */
+/**
+ * Version of the ADB protocol that the agent announces. In this version both ends send and verify checksums, even if the peer knows a later
+ * version.
+ */
 export const ADB_VERSION = 0x01000000;
 /** Largest payload in bytes of that version. */
 export const LARGEST_PAYLOAD = 4096;
@@ -46,7 +49,7 @@ export function encodeMessage(
 /**
  * Reads the messages of a peer. It ends when the bytes end between two messages.
  *
- * @throws AdbProtocolError when a header or sum is wrong, a payload is too long, there are too many messages, or the bytes end within
+ * @throws AdbProtocolError when a header or checksum is wrong, a payload is too long, there are too many messages, or the bytes end within
  * a message.
  */
 export async function* readMessages(bytes: AsyncIterable<Buffer>): AsyncGenerator<AdbMessage, void> {
@@ -106,7 +109,7 @@ function wordOf(command: AdbCommand): number {
   return Buffer.from(command, 'latin1').readUInt32LE();
 }
 
-/** A payload has at most 4,096 bytes, so the sum fits a word. */
+/** A payload has at most 4,096 bytes, so the checksum, which is the sum of its bytes, fits a word. */
 function sumOf(payload: Buffer): number {
   return payload.reduce((sum, byte) => sum + byte, 0);
 }

@@ -1,4 +1,4 @@
-/** A reader who follows a console: the records that the store has got since the reader came. */
+/** A reader that follows a console: it gets the records that the store receives while the reader exists. */
 import type { EventEmitter } from 'node:events';
 import type { ConsoleRecord } from './records.ts';
 import type { ConsoleText } from './text.ts';
@@ -51,7 +51,10 @@ export class Follower {
     this.#signal?.removeEventListener('abort', this.#onEnd);
   }
 
-  /** Yields the text of new records until the console is closed or the signal aborts. Ends an unfinished line that stands still. */
+  /**
+   * Yields the text of new records until the console is closed or the signal aborts. Adds a line feed to an unfinished line that no longer
+   * grows.
+   */
   async *read(text: ConsoleText): AsyncGenerator<string, void> {
     for (;;) {
       if (this.#queue.length > 0) {

@@ -38,7 +38,10 @@ export class ConsoleText {
     return this.#open;
   }
 
-  /** Returns a line feed for an unfinished line. Its rest becomes a line of its own, and its end makes no further line feed. */
+  /**
+   * Returns a line feed for an unfinished line. The rest of the line, if it comes later, becomes a line of its own. If only the line's end
+   * comes, nothing is added.
+   */
   endLine(): string {
     this.#open = false;
     this.#endedEarly = true;

@@ -138,7 +138,7 @@ export async function* gathered(
  * and the decoding 0.3 s.
  */
 export class DirectFile {
-  /** Handle for direct writes. The bytes must be in one of the `rooms`, and {@link takes} must return true for them. */
+  /** Handle for direct writes. The bytes must be in one of the buffers `rooms`, and {@link takes} must return true for them. */
   readonly file: FileHandle;
   /** Buffers for the bytes to write. Each buffer begins at an address that direct writes accept. */
   readonly rooms: readonly Buffer[];

@@ -12,7 +12,7 @@ import type { MachineFolder } from './driver.ts';
 /** Time limit of the end of all processes after SIGKILL. After 20 s a process is stuck in the kernel. */
 const KILL_TIMEOUT_MILLISECONDS = 20_000;
 const KILL_INTERVAL_MILLISECONDS = 10;
-/** Limit of the rounds in which processes get a signal. A process may start another before its signal comes. */
+/** Limit of the rounds in which processes get a signal. A process may start another process before it gets the signal. */
 const ROUNDS = 10;
 
 export class ProcessGroup {
@@ -79,7 +79,7 @@ export class ProcessGroup {
         found.push(pid);
       }
     }
-    // On a host without control groups, the process group is all that is known. It is named by a negative number.
+    // Without control groups, only the process group is known. A negative number names a process group.
     const isOutside = main !== undefined && !listed.has(main.pid) && (await isAlive(main));
     return isOutside ? [...found, -main.pid] : found;
   }

@@ -7,14 +7,14 @@ import type { DriverOfEmulators } from '../drivers/hostdrivers.ts';
 import type { Network } from '../network/network.ts';
 import type { AgentConfig } from './config.ts';
 
-/** Time between two looks at the SDK. People install system images seldom, and a look reads some hundred small files. */
+/** Time between two reads of the SDK. People install system images seldom, and a read opens some hundred small files. */
 const LOOK_MILLISECONDS = 30_000;
-/** Time limit of a look. A folder on a network may never answer, and the agent must start without it. */
+/** Time limit of a read of the SDK. A folder on a network may never answer, and the agent must start without it. */
 const ANSWER_MILLISECONDS = 10_000;
 
 export class EmulatorOffers {
   readonly #ask: () => Promise<EmulatorOffer>;
-  /** Look under way. A folder that never answers is not asked a second time. */
+  /** Read of the SDK under way. While a folder does not answer, no second read begins. */
   #asked: Promise<EmulatorOffer> | undefined;
   #last: EmulatorOffer | undefined;
 
@@ -43,7 +43,7 @@ export class EmulatorOffers {
     return this.#last;
   }
 
-  /** Asks until the signal aborts, and calls `changed` with each offer that differs from the one before. */
+  /** Reads the SDK regularly until the signal aborts. Calls `changed` with each offer that differs from the last one. */
   async run(signal: AbortSignal, changed: (offer: EmulatorOffer) => void): Promise<void> {
     while (!signal.aborted) {
       await rest(LOOK_MILLISECONDS, signal);

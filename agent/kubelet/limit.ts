@@ -74,7 +74,7 @@ export class OpenLimit {
   }
 }
 
-/** Returns the limit of a namespace beside others that have `others` open. The last place of a host goes to any namespace. */
+/** Returns the limit of a namespace beside others that have `others` open. Any namespace may use the last free place of a host. */
 function shareBeside(others: number): number {
   return Math.max(1, Math.floor((HOST_LIMIT - others) * NAMESPACE_SHARE));
 }

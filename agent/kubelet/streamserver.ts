@@ -22,8 +22,8 @@ const IDLE_MILLISECONDS = 30 * 60_000;
 const CONNECTIONS = 64;
 
 /**
- * Time that clients have for the end of their streams when the agent ends. A client who is not told notices it only by a ping: kubectl
- * after 10 s. Clients close at once, and the agent's successor shall not wait.
+ * Time that clients have to close their streams when the agent ends. Clients that are told close at once, and the agent's successor must
+ * not wait longer. Other clients notice the end only by a ping: kubectl after 10 s.
  */
 const END_MILLISECONDS = 1_000;
 

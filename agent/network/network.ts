@@ -47,8 +47,8 @@ export interface NamespaceOptions {
   /** TCP port on the namespace's loopback address that others may reach. No other port is reachable. */
   exposedPort: number;
   /**
-   * Uid of the only machine that may connect. Its address may change, and it may be detached. Undefined if no machine may. This host's
-   * root may always connect.
+   * Uid of the only machine that may connect. The address of this machine may change, and the machine may be detached. Undefined if no
+   * machine may connect. This host's root may always connect.
    */
   peer: string | undefined;
   /** Ports of this host that lead to the exposed port. */

@@ -13,11 +13,12 @@ const BOOTED_MILLISECONDS = 10_000;
 /** Number of failed questions in a row after which a booted Android counts as not ready. It is a kubelet's default. */
 const FAILURES = 3;
 /**
- * Highest patience with answers that change. The patience doubles with each change, because each one is a write to the API server, and an
- * Android that comes and goes would cause one every few seconds. At this patience, an Android that ended is noticed after two minutes.
+ * Highest patience: the factor by which more answers are needed before the readiness changes. The patience doubles with each change,
+ * because each change is a write to the API server. Otherwise an Android that comes and goes would cause a write every few seconds. With
+ * the highest patience, the end of Android is noticed after two minutes.
  */
 const MOST_PATIENCE = 20;
-/** Time after the last change after which the patience is 1 again. */
+/** Time without a change after which the patience is 1 again. */
 const STEADY_MILLISECONDS = 10 * 60_000;
 
 /** Messages for users about an emulator that does not answer as booted. They have no details, which the guest could change at will. */
@@ -55,7 +56,10 @@ export class BootPoller {
     this.#options = options;
   }
 
-  /** If the Pod's emulator runs, starts its questions, else ends them. If it booted before, the Pod's condition `Ready` applies first. */
+  /**
+   * Starts the questions to the Pod's emulator if it runs, and ends them otherwise. If Android has booted before, the Pod's condition
+   * `Ready` applies at first.
+   */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     const { uid } = runtime.folder;
     if (runtime.state.kind !== 'running') {

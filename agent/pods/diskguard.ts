@@ -105,7 +105,10 @@ export class DiskGuard {
     return this.#wishes.get(uid);
   }
 
-  /** Drops the guard's request to a machine that starts again. The request is from an earlier run, whose end the guard may have missed. */
+  /**
+   * Forgets the guard's request for a machine that starts again. The request is from an earlier run, and the guard may have missed the end
+   * of that run.
+   */
   startsAnew(uid: string): void {
     this.#wishes.delete(uid);
   }

@@ -1,4 +1,7 @@
-/** The parts of a machine's steps that only emulators have. An emulator needs no image, seed or screen, but the machine of its VM. */
+/**
+ * The parts of a machine's steps that only emulators have. An emulator needs no image, seed or screen. It needs the running machine of its
+ * VM.
+ */
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { EmulatorLaunchPlan } from '../drivers/driver.ts';
 import { requireDevice } from '../drivers/emulator/avd.ts';

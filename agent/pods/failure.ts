@@ -15,7 +15,10 @@ const RETRY_CAP_MILLISECONDS = 60_000;
  */
 const FIRST_RUN_ATTEMPTS = 4;
 
-/** Wait of an emulator whose VM does not run. A look is cheap, and the VM may come back at any time, for example after a reboot of the host. */
+/**
+ * Wait of an emulator whose VM does not run. The check is cheap, and the VM may come back at any time, for example after a reboot of the
+ * host.
+ */
 const VM_AWAITED_MILLISECONDS = 2_000;
 
 /** Consequence of a failed step. */

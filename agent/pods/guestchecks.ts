@@ -35,8 +35,8 @@ export class GuestChecks {
   }
 
   /**
-   * If the Pod's machine runs, starts its checks, else ends them. Until the first results, the Pod's last report applies to a machine that
-   * an earlier agent checked. After a stop, the report is about the earlier run, and a Pod in a cache may still have it.
+   * Starts the checks of the Pod's machine if it runs, and ends them otherwise. If an earlier agent checked the machine, the Pod's last
+   * report applies until the first results. A report from before a stop does not apply, although a cached Pod may still have it.
    */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     if (runtime.state.kind !== 'running') {

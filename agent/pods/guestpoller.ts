@@ -18,8 +18,9 @@ const LONGEST_SILENT_MILLISECONDS = 60_000;
 /** Number of unanswered questions in a row after which a guest agent counts as not connected, as for a kubelet's readiness probe. */
 const FAILURES = 3;
 /**
- * Highest such number. It doubles with each loss of the connection, because each change is a write to the API server, and a guest agent
- * that comes and goes would cause one every few seconds. At this number, a guest agent that ended is noticed after a minute.
+ * Highest number of unanswered questions after which a guest agent counts as not connected. The number doubles with each loss of the
+ * connection, because each change is a write to the API server. Otherwise a guest agent that comes and goes would cause a write every few
+ * seconds. With the highest number, the end of a guest agent is noticed after a minute.
  */
 const MOST_FAILURES = 60;
 /** Time after the last loss of the connection after which {@link FAILURES} applies again. */

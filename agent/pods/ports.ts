@@ -71,9 +71,9 @@ function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: Mac
 }
 
 /**
- * Returns the error to throw for a failed start. A program may take a port between its choice and its use. The error then has no reason,
- * so that the start is tried again, and with another port. The program may also have left the port since. Then only a machine without
- * reserved ports shows that the port was a chosen one.
+ * Returns the error to throw for a failed start. A program may take a port between its choice and its use. The error then has no reason, so
+ * that the start is tried again, and with another port. If the program has left the port since, only a machine without reserved ports shows
+ * that the port was a chosen one.
  */
 export async function explainPortTaken(
   host: PortHost,

@@ -17,7 +17,7 @@ interface ReportFacts extends Pick<MachineReport, 'message'> {
   accelerator: string | undefined;
   /** Hash of the wanted state that the machine fulfils; undefined while it does not fulfil it. */
   desiredHash: string | undefined;
-  /** Address at which the ports of this host that lead to machines are reached. */
+  /** Address for connections to the ports of this host that lead to machines. */
   forwardAddress: string;
 }
 

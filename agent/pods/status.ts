@@ -55,7 +55,7 @@ const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
   'Terminating',
 ]);
 
-/** Addresses of the host: of its Node, and where its ports that lead to machines are reached. */
+/** Addresses of the host: that of its Node, and that for connections to ports which lead to machines. */
 type HostAddresses = Pick<Host, 'address' | 'forwardAddress'>;
 
 export function machineStatus(pod: Pod, view: MachineView, host: HostAddresses, now: string): PodStatus {
@@ -118,7 +118,10 @@ export function phaseOf(view: MachineView): MachinePhase {
   return isOnTheWay && isBooting(record) ? 'Starting' : phase;
 }
 
-/** Returns whether the machine is an emulator before its boot. Such a machine starts: it fetches no image, and its process is not enough. */
+/**
+ * Returns whether the machine is an emulator whose Android has not booted. It counts as starting: it fetches no image, and its process
+ * alone is not enough.
+ */
 function isBooting({ emulator, booted }: Readonly<MachineRecord>): boolean {
   return emulator !== undefined && booted !== true;
 }

@@ -212,7 +212,7 @@ async function release(host: Host, runtime: Runtime, operation: Operation): Prom
   if (state.kind !== 'absent') {
     await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
   }
-  // The failed machine counts until its data is gone: the next one could otherwise fill the disk beside it.
+  // The failed machine keeps its slot until its data is gone. Otherwise the next machine could fill the disk beside it.
   const change = await discardFailed(host, runtime);
   await host.network.detach(record.uid);
   const killed = graceMilliseconds === 0 || hurry.signal.aborted || Date.now() >= deadline;

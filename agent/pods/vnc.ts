@@ -44,7 +44,8 @@ export async function readVncPassword(
 /**
  * Returns the password of a machine before its disk is made; undefined if it needs none.
  *
- * @throws ReasonedError `VNCSecretNotFound` when there is none. The operator makes a deleted Secret again only while its host says so.
+ * @throws ReasonedError `VNCSecretNotFound` when there is none. The operator makes a deleted Secret again only while the host reports this
+ * reason.
  */
 export async function requireVncPassword(host: Host, { record }: Runtime): Promise<string | undefined> {
   return vncPortOf(record) === undefined ? undefined : await host.vncPassword(needed(record.machine).vm);

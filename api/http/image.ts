@@ -33,7 +33,7 @@ export type ImageItem = z.infer<typeof imageItemSchema>;
 
 export const imageListSchema = z.object({ items: z.array(imageItemSchema) });
 
-/** Query of the list. The list has two namespaces, so it has no pages. */
+/** Query of the list. It has no pages, because the list combines two namespaces. */
 export const imageListQuerySchema = z.object({ labelSelector: z.string().max(1024).optional() });
 
 /** Longest name of a new image. */
@@ -50,7 +50,7 @@ interface Named {
   destination?: string | undefined;
 }
 
-/** Returns the name of the new object, under whichever key it was given. */
+/** Returns the name of the new object. Clients send the name under different keys. */
 export function nameIn({ imageName, name, destination }: Named): string {
   return imageName ?? name ?? destination ?? '';
 }

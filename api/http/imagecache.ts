@@ -2,10 +2,10 @@
 import * as z from 'zod';
 import { IMAGE_NAME_LENGTH } from '../v1alpha1/reference.ts';
 
-/** Largest number of hosts or tags in a request: that of an ImageCacheEntry. */
+/** Largest number of hosts or tags in a request. An ImageCacheEntry has the same limit. */
 const NAMES = 4096;
 const NAME_LENGTH = 253;
-/** Longest text with names: that of the largest list. */
+/** Longest text with a list of names, in characters. It fits the largest number of the longest names. */
 const NAMES_LENGTH = NAMES * (NAME_LENGTH + 1);
 
 function names(description: string) {

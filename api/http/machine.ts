@@ -5,7 +5,7 @@ import { objectName, text } from '../v1alpha1/schema.ts';
 import { imageName, TAG } from '../v1alpha1/template.ts';
 import { decimal, whole } from './fields.ts';
 
-/** Bounds of memory in GiB. Clients give it to a tenth. The maximum is that of the kinds. */
+/** Bounds of memory in GiB. Clients use steps of 0.1 GiB. The maximum is the same as in the kinds. */
 const MEMORY = { minimum: 0.1, maximum: 16_384 };
 
 /** Returns the fields. The display's DPI may be at most `dpiMaximum`. */
@@ -51,7 +51,7 @@ export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
 /** Request fields of a machine, as a type. */
 export type MachineRequest = z.infer<z.ZodObject<ReturnType<typeof machineRequestFields>>>;
 
-/** Reports whether a request does not name both an image and an ISO. */
+/** Returns false if a request names both an image and an ISO. */
 export function isOneSource({ image, iso }: Pick<MachineRequest, 'image' | 'iso'>): boolean {
   return image === undefined || iso === undefined;
 }

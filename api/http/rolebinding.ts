@@ -4,7 +4,7 @@ import { namespaceName, objectName } from '../v1alpha1/schema.ts';
 
 /** Largest number of users, and of service accounts, in one request. */
 const SUBJECTS = 256;
-/** Longest name of a user: that of an email address. */
+/** Longest name of a user, in characters. Email addresses have the same limit. */
 const USER_LENGTH = 320;
 
 export const subjectListSchema = z.object({

@@ -6,7 +6,7 @@ export const vmItemSchema = z
   .object({
     name: z.string(),
     node: z.string().optional(),
-    /** Address of the host with NAT. */
+    /** Address of the host, because NAT leads its ports to the guest. */
     ip: z.string().optional(),
     cpu: z.int().optional(),
     memory: z.string().optional().meta({ description: 'Memory with two decimals, for example 4.80Gi.' }),

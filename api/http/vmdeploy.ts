@@ -12,10 +12,10 @@ const METADATA_ENTRIES = 64;
 /** Longest text of reserved ports: 64 ports with at most 15 characters, a comma and a space. */
 const PORTS_LENGTH = 1_088;
 const NAME_LENGTH = 63;
-/** Longest given name from which a name is generated. A dash and 5 characters are added. */
+/** Longest name in a request that asks for a generated name. The server adds a dash and 5 characters. */
 const GENERATED_NAME_LENGTH = NAME_LENGTH - 6;
 const VM_NAME = /^[a-z]([-a-z0-9]*[a-z0-9])?$/;
-/** Ports with the host port, which the VM resource may leave out. The API server checks the numbers. */
+/** Reserved ports. Each needs its host port, which the VM resource may leave out. The API server checks the numbers. */
 const RESERVED_PORTS = /^ *\d+:\d+(\/[a-zA-Z]+)?( *, *\d+:\d+(\/[a-zA-Z]+)?)* *(, *)?$/;
 
 const metadataSchema = z

@@ -19,7 +19,9 @@ export const PULL_SECRET_TYPE = 'kubernetes.io/dockerconfigjson';
 export const PULL_SECRET_KEY = '.dockerconfigjson';
 /** Largest number of servers of one namespace. Further entries, in the order of their keys, are ignored. */
 export const REGISTRY_CREDENTIALS_LIMIT = 64;
-/** Largest length of the name of a user, in characters. Registries allow less, but some want a longer key as the name. */
+/**
+ * Largest length of the name of a user, in characters. Names in registries are shorter, but some registries want a longer key as the name.
+ */
 export const REGISTRY_USERNAME_LENGTH = 256;
 
 /** Largest length of an entry, in characters: a server and the name of a user, with escapes. */

@@ -17,11 +17,13 @@ import { HttpError } from './httpserver.ts';
 const ANSWER_MILLISECONDS = 10_000;
 
 export interface AuthorizerLimits {
-  /** Stored answers. A caller that guesses tokens must not fill the memory. */
+  /** Largest number of stored answers. A caller that guesses tokens must not fill the memory. */
   readonly answers: number;
-  /** TokenReviews at once, and also SubjectAccessReviews. The process has 64 connections to the API server for all requests. */
+  /**
+   * Largest number of TokenReviews at once, and of SubjectAccessReviews. The process has 64 connections to the API server for all requests.
+   */
   readonly questions: number;
-  /** Waiting reviews of each type. */
+  /** Largest number of waiting reviews of each type. */
   readonly waiting: number;
 }
 

@@ -80,7 +80,8 @@ export function createServer(
   const answering = new WeakSet<Socket>();
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     const { socket } = request;
-    // No client of ours sends a request before the answer to the last one. Node.js would read such requests without limit.
+    // A client that sends a request before the answer to its last one is cut off. No client of Berth does this, and Node.js would read such
+    // requests without limit.
     if (answering.has(socket)) {
       socket.destroy();
       return;
@@ -109,7 +110,7 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
     drain: async (limitMilliseconds) => {
       server.close();
       const signal = AbortSignal.timeout(limitMilliseconds);
-      // The iteration also reaches answers that begin meanwhile, on connections that stay open.
+      // The loop also waits for answers that begin during it on open connections.
       for (const response of answers) {
         await once(response, 'close', { signal }).catch(() => undefined);
       }

@@ -15,7 +15,9 @@ export type Failure = NonNullable<EmulatorStatus['failure']>;
 
 export interface Facts {
   readonly firstRunningTime: string | undefined;
-  /** Failure of this run of the VM. Undefined while the VM does not run, so that the emulator starts again with the VM. */
+  /**
+   * Failure of the emulator during this run of the VM. Undefined while the VM does not run, so that the emulator starts again with the VM.
+   */
   readonly failure: Failure | undefined;
 }
 
@@ -72,7 +74,7 @@ function deployDeadline(observed: Observed): number | undefined {
   return Math.max(Date.parse(began), responsiveSince(node)) + deploySeconds(observed) * 1000;
 }
 
-/** Returns when the deployment began that is under way, in RFC 3339. Android boots again after the host has lost its power. */
+/** Returns when the present deployment began, in RFC 3339. A new one begins when Android boots again after a loss of the host's power. */
 function deploymentBegan(pod: Pod): string | undefined {
   if ((pod.status?.phase ?? 'Pending') === 'Pending') {
     return boundTime(pod);
@@ -81,7 +83,7 @@ function deploymentBegan(pod: Pod): string | undefined {
   return isBootingAgain(pod) ? condition?.lastTransitionTime : undefined;
 }
 
-/** Returns true if the Pod has run, and Android boots again. */
+/** Returns true if Android boots again in a Pod that has already run. */
 export function isBootingAgain(pod: Pod): boolean {
   return pod.status?.phase === 'Running' && machineCondition(pod)?.reason === 'Starting';
 }

@@ -17,8 +17,8 @@ export interface HostFault {
 }
 
 /**
- * Returns why this host may not run the Emulator; undefined if it may. A host that says nothing about emulators is not judged, because
- * simulated hosts and hosts of earlier releases say nothing.
+ * Returns why this host may not run the Emulator; undefined if it may. A host that says nothing about emulators may run them: simulated
+ * hosts and hosts of earlier releases say nothing.
  */
 export function hostFault(
   node: Node | undefined,

@@ -22,7 +22,7 @@ export interface Observed {
   readonly vmNode: Node | undefined;
   /** Pod of this Emulator. */
   readonly pod: Pod | undefined;
-  /** Whether the Pod of another Emulator has the name of this Emulator's Pod. That Emulator was deleted and its Pod still ends. */
+  /** Whether the Pod of a deleted Emulator with the same name still exists, so that this Emulator cannot have its Pod yet. */
   readonly isNameTaken: boolean;
   /** Node that the Emulator's Pod is bound to; undefined when the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;

@@ -16,8 +16,8 @@ export type Pairing =
   /** The VM does not run, and its emulators must not run either. */
   | { readonly kind: 'ended'; readonly message: string }
   /**
-   * The VM is between two states, or its host is lost. A Pod of the Emulator stays on this host, but none is made. The host is undefined
-   * while the cache does not show the VM's Pod.
+   * The VM is between two states, or its host is lost. An existing Pod of the Emulator stays on this host, but no new Pod is made. The host
+   * is undefined while the cache does not show the VM's Pod.
    */
   | { readonly kind: 'held'; readonly host: string | undefined; readonly message: string }
   | { readonly kind: 'running'; readonly host: string };

@@ -90,7 +90,7 @@ function buildMachine({ emulator, vm, vmPod }: PodOptions): EmulatorMachine {
   };
 }
 
-/** Returns the number of stops of the VM that the Pod's document has; undefined when it has none. */
+/** Returns the number of the VM's stops in the machine document of the Pod; undefined if it has no number. */
 export function stopsOf({ metadata }: Pod): number | undefined {
   const document = emulatorMachineSchema.safeParse(parseDocument(metadata.annotations?.[MACHINE_ANNOTATION]));
   return document.success ? document.data.stops : undefined;
@@ -126,7 +126,7 @@ function buildSpec({ emulator, host, config }: PodOptions): PodSpec {
     containers: [
       {
         name: MACHINE_CONTAINER,
-        // Nobody pulls this name. A Pod needs an image, and people see the system image in it.
+        // A Pod needs the name of an image. Nobody pulls this image, but its name shows people the system image.
         image: systemImageName({ platform, imageType }),
         imagePullPolicy: 'IfNotPresent',
         resources: { requests: { ...requests, ...counted }, limits: counted },

@@ -6,7 +6,7 @@ import { endOf } from '../vm/facts.ts';
 import { hasEnded, terminated } from '../vm/podstate.ts';
 
 /**
- * Time in milliseconds from the refusal until the Pod is replaced. Kubernetes then counts the machines that have the room, so that the next
+ * Time in milliseconds from the refusal until the Pod is replaced. By then, Kubernetes counts the machines that use the room, so the next
  * Pod waits in the scheduler.
  */
 const RETRY_MILLISECONDS = 10_000;

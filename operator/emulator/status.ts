@@ -114,7 +114,7 @@ function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
   const host = hostOfPod(pod) ?? '';
   const slots = slotsOf(observed.vmNode);
   const said = condition.message ?? '';
-  // The caches may be behind the scheduler, which then knows better that the host is full.
+  // The scheduler may know about a full host before the caches show it.
   const isFull = observed.vmNode !== undefined && observed.slotsTaken(host) >= slots;
   if (isFull || said.includes(`Insufficient ${SLOT_RESOURCE}`)) {
     const message = `Host ${host} has ${slots} of ${slots} slots taken`;

@@ -125,7 +125,7 @@ export class EmulatorWriter {
     }
   }
 
-  /** Returns the observed state with the existing Pod if this Pod belongs to the Emulator. Any other Pod is never adopted. */
+  /** Adds the existing Pod to the observed state if it belongs to the Emulator. A foreign Pod blocks the Emulator instead. */
   async #existingPod(observed: Observed): Promise<Executed> {
     const { client, nodes } = this.#options;
     const key = keyOf(observed.emulator);

@@ -11,8 +11,8 @@ import type { ImageProgress } from './operation.ts';
 const NO_VM: Reason = 'VMNotFound';
 
 /**
- * Returns since when an Image has no work left, in RFC 3339; undefined while it has work, and for an ISO. The first time stays until
- * a later commit or push ends.
+ * Returns the time, in RFC 3339, since which an Image has no work left; undefined while it has work, and for an ISO. The time changes only
+ * when a later commit or push ends.
  */
 export function finishedTime(
   { object, kind, now }: ObservedImage,
@@ -24,7 +24,7 @@ export function finishedTime(
   }
   const { finishedTime: known = timestamp(now) } = (object.status ?? {}) as ImageStatus;
   const ends = [known, lastCommit?.finishedAt, lastPush?.finishedAt].filter((time) => time !== undefined);
-  // The operator writes all these times in one form, so their order as texts is their order in time.
+  // All these times have the same format, so a comparison of their texts gives their order.
   return ends.toSorted().at(-1);
 }
 
@@ -41,8 +41,8 @@ export function ttlSecondsOf({ spec }: Pick<Image | ISO, 'spec'>): number | unde
 }
 
 /**
- * Returns when the TTL of a finished Image is over, in milliseconds since the epoch; undefined without a TTL, or while there is work.
- * The time in the stored status counts. `next` is the status that follows from what the operator sees now.
+ * Returns when the TTL of a finished Image is over, in milliseconds since the epoch; undefined without a TTL, or while there is work. The
+ * time in the stored status is used. `next` is the status that follows from what the operator sees now.
  */
 export function expiresAt({ spec, status }: Image | ISO, next: ImageStatus): number | undefined {
   const ttlSeconds = ttlSecondsOf({ spec });

@@ -81,7 +81,8 @@ export class RoleReconciler {
     },
   ): Promise<void> {
     if (!bindsOwnRole(binding)) {
-      // To add the groups would give them a role that nobody configured. To delete the RoleBinding would take rights from people.
+      // This RoleBinding binds another role and stays as it is. Groups that are added to it would get a role that nobody configured. Its
+      // deletion would take rights from people.
       const message = `RoleBinding ${binding.metadata.name} binds ${binding.roleRef.kind} ${binding.roleRef.name}. Delete it, and the operator creates it again`;
       const event = { type: 'Warning', reason: 'OtherRoleBound', action: 'Binding', message } as const;
       this.#options.recorder.event(binding, event);

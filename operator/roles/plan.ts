@@ -65,7 +65,7 @@ export function bindingChange(binding: RoleBinding, groups: readonly string[]): 
   const kept = subjects.filter((subject) => !isGroup(subject) || !stale.has(subject.name));
   const present = new Set(kept.filter(isGroup).map(({ name }) => name));
   const missing = groups.filter((name) => !present.has(name));
-  // A configured group that a person added first stays with the person.
+  // If a person added a configured group before the operator, the group counts as added by the person.
   const own = groups.filter((name) => missing.includes(name) || added.includes(name));
   const recorded = JSON.stringify(own);
   const isSame = kept.length === subjects.length && missing.length === 0;

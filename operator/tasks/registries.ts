@@ -25,7 +25,7 @@ export async function readCredentials(client: KubeClient, namespace: string): Pr
   return readRegistryCredentials(found?.data);
 }
 
-/** Returns those of the credentials whose registries the references name. */
+/** Returns the credentials for the registries that the references name. */
 export function credentialsFor(
   references: readonly string[],
   known: readonly RegistryCredential[],

@@ -26,7 +26,7 @@ export function resolveAccess(
   const references = sources.flatMap((source) => (source?.type === 'registry' ? [source.reference] : []));
   const known = references.length === 0 ? undefined : lookups.credentials();
   const credentials = credentialsFor(references, known?.credentials ?? []);
-  // A mistake matters only if no other entry serves the VM.
+  // Mistakes are reported only if the VM gets no credential at all.
   const ignoredEntries = credentials.length === 0 ? (known?.mistakes ?? []) : [];
   const names = pullSecretNames(
     own.map(({ name }) => name),

@@ -130,7 +130,7 @@ export class VMReconciler {
     return { observed, findings: {}, outcome: { kind: 'done' } };
   }
 
-  /** Records what the status does not show after an executed write. */
+  /** Records facts about an executed write that the status does not show. */
   #tell(observed: Observed, write: Write): void {
     if (write.kind === 'createPod') {
       this.#tellDoubledIdentity(observed);

@@ -35,8 +35,8 @@ export function finishedAndDue(observed: Observed): number | undefined {
 const ANSWER_BY = timestamp('Time by which somebody takes the answer of the deployment.');
 
 /**
- * Returns until when somebody takes the answer of the VM's deployment, in milliseconds since the epoch; undefined when nobody waits
- * for it. Admission refuses other values. A value that exists all the same deletes no VM.
+ * Returns the time until which somebody takes the answer of the VM's deployment, in milliseconds since the epoch; undefined when nobody
+ * waits for it. Admission refuses an annotation with another form. If one exists anyway, it deletes no VM.
  */
 export function answerBy({ vm }: Observed): number | undefined {
   const { success, data } = ANSWER_BY.safeParse(vm.metadata.annotations?.[ANSWER_BY_ANNOTATION]);

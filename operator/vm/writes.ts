@@ -42,7 +42,7 @@ export interface Executed {
   readonly blocked?: Findings['blocked'];
 }
 
-/** Write of a new object, which the API server or a foreign object may prevent. */
+/** Write that creates an object. The API server may refuse it, or a foreign object may already have its name. */
 type Creation = Extract<Write, { kind: 'createPod' | 'createSecret' }>;
 
 export class VMWriter {

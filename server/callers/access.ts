@@ -3,7 +3,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { SubjectAccessReview } from '../../kube/core.ts';
 import type { Resource } from '../../kube/objects.ts';
 
-/** A SubjectAccessReview of the caller, who is not named. Every user may ask it. */
+/** Question of a caller about the caller's own rights. Every user may ask it. */
 const SELF_SUBJECT_ACCESS_REVIEWS: Resource<SubjectAccessReview> = {
   apiVersion: 'authorization.k8s.io/v1',
   kind: 'SelfSubjectAccessReview',

@@ -1,6 +1,6 @@
 /**
- * Says in the header `WWW-Authenticate` of a 401 why a token was refused (RFC 6750). The API server tells this nobody but its log. Only
- * causes that the caller's own token shows are named, and nothing here decides about access.
+ * Says in the header `WWW-Authenticate` of a 401 why a token was refused (RFC 6750). The API server writes the cause only to its own log.
+ * An answer names only causes that the token itself shows. Nothing here decides about access.
  */
 import type { App } from '../http/app.ts';
 
@@ -12,7 +12,7 @@ export interface SignIn {
 
 /** Longest life of a token in seconds, as in the authentication configuration of the API server. */
 const LIFE_SECONDS = 3600;
-/** Time in seconds by which a token may begin later than now. API servers allow it for clocks that differ. */
+/** Seconds by which the begin of a token may be in the future. API servers allow the same, because clocks differ. */
 const BEGIN_LEEWAY_SECONDS = 60;
 /** Latest time that a Date can hold, in seconds. */
 const LAST_SECOND = 8.64e12;
@@ -51,7 +51,10 @@ function claimsOf(token: string): Claims {
   }
 }
 
-/** Texts have no quotation marks and no backslashes, which the header would have to escape, and no text of the token. */
+/**
+ * Returns the cause in words. They contain no quotation marks and no backslashes, which the header would have to escape. They repeat no
+ * text of the token.
+ */
 function causeIn(claims: Claims, signIn: SignIn, now: number): string | undefined {
   const [expiry, begin] = [timeOf(claims['exp']), timeOf(claims['nbf'])];
   if (expiry !== undefined && expiry <= now) {

@@ -36,7 +36,8 @@ export async function getAs<T extends KubeObject>(
 }
 
 /**
- * Returns the object of that name in the namespace, or else in the default namespace. A caller without rights there does not see its objects.
+ * Returns the object of that name in the namespace, or else in the default namespace. A caller without rights in the default namespace gets
+ * none of its objects.
  *
  * @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name.
  */
@@ -63,7 +64,7 @@ export async function findAs<T extends KubeObject>(
 
 /**
  * Returns all objects of the namespace, and those of the default namespace whose names the namespace does not have. A caller without rights
- * in the default namespace gets only the former.
+ * in the default namespace gets only the objects of the namespace.
  *
  * @throws ApiError when the API server refuses.
  */
@@ -98,7 +99,7 @@ export async function deleteAs<T extends KubeObject>(
   }
 }
 
-/** Refuses a name that no object can have. With a slash in it, the request would be for another path of the API server. */
+/** Refuses a name that no object can have. A name with a slash would lead to another path of the API server. */
 export function checked<T extends KubeObject>(type: Resource<T>, ref: NamespacedRef): NamespacedRef {
   if (!isObjectName(ref.name)) {
     const kind = type.apiVersion.includes('/') ? `${type.plural}.${GROUP}` : type.plural;

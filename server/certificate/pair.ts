@@ -20,7 +20,7 @@ export class PairError extends Error {
 }
 
 /**
- * Returns the pair, when a server can use it now. The certificate may have its chain after it, in order. `now` is in milliseconds since 1970.
+ * Returns the pair if a server can use it now. The chain may follow the certificate, in order. `now` is in milliseconds since 1970.
  *
  * @throws PairError when a file is not readable, the files do not belong together, or a certificate is not valid now.
  */

@@ -14,7 +14,7 @@ const NAME = 'berth-server-certificate';
 const CERTIFICATE_KEY = 'tls.crt';
 const PRIVATE_KEY_KEY = 'tls.key';
 /**
- * Time in milliseconds in which a starting server waits for the Secret. After it, the server uses its other certificate, because clients may
+ * Longest time in milliseconds that a starting server waits for the Secret. Then the server uses its other certificate, because clients may
  * ask for cluster-info while the API server does not answer.
  */
 const START_MILLISECONDS = 5_000;
@@ -31,7 +31,7 @@ export class UploadedCertificate {
   readonly #logger: Logger;
   readonly #ref: { namespace: string; name: string };
   readonly #informer: Informer<Secret>;
-  /** Version of the Secret whose content was refused in the log. */
+  /** Version of the last Secret that was logged as unusable. */
   #refused = '';
 
   constructor({ client, logger, namespace }: UploadedCertificateOptions) {
@@ -52,7 +52,7 @@ export class UploadedCertificate {
     await Promise.race([read, rest(START_MILLISECONDS, signal)]);
   }
 
-  /** Returns a provider of the uploaded certificate. Without a usable one, it is the certificate of `other`. */
+  /** Returns a provider of the uploaded certificate. If there is none that is usable, it returns the certificate of `other`. */
   orElse(other: CertificateProvider): CertificateProvider {
     return async () => this.#current() ?? (await other());
   }

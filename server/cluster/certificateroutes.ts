@@ -34,7 +34,7 @@ export function addCertificateRoutes(app: App, { own }: Services): void {
         } catch (error) {
           throw error instanceof PairError ? invalidField(error.field, error.message) : error;
         }
-        // Clients read JSON, and the framework sends a text as it is.
+        // Clients expect JSON. The framework would send the text without quotation marks.
         return await reply
           .type('application/json; charset=utf-8')
           .send(JSON.stringify('The certificate was uploaded'));

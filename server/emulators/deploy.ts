@@ -12,7 +12,7 @@ import { WaitEnd } from '../http/waiting.ts';
 
 /** Wait for an emulator when the request gives none. Android boots within two minutes if the system image is on the host. */
 const TIMEOUT_MINUTES = 5;
-/** Time limit of the deletion of an emulator that nobody will know. A stopping process has less than 15 s for it. */
+/** Time limit of the deletion of an emulator whose name no client knows. A stopping process has less than 15 s for it. */
 const DELETE_MILLISECONDS = 10_000;
 
 export interface EmulatorDeploy {
@@ -23,9 +23,9 @@ export interface EmulatorDeploy {
 }
 
 /**
- * Resolves with the emulator when it runs. It resolves with the waiting emulator when the time of the request is over, or when the server
- * stops: the emulator goes on, and ends with its VM at the latest. If the emulator fails, or if the client is gone without its name, the
- * emulator is deleted. `end` aborts the wait with a {@link WaitEnd}.
+ * Creates the emulator and resolves with it when it runs. If the time of the request is over or the server stops, resolves with the
+ * emulator that does not run yet. Its deployment continues, and it ends with its VM at the latest. A failed emulator is deleted, and so is
+ * an emulator whose client is gone without its name. `end` aborts the wait with a {@link WaitEnd}.
  *
  * @throws StatusError 409 when the VM does not run, 500 when the emulator fails. @throws ApiError when the API server refuses.
  */
@@ -77,7 +77,7 @@ async function untilRunning(
   throw new StatusError(409, `Emulator ${created.metadata.name} was deleted before it ran`);
 }
 
-/** Deletes an emulator whose name nobody will know. If the deletion fails, the emulator stays until its VM is deleted. */
+/** Deletes an emulator whose name no client knows. If the deletion fails, the emulator stays until its VM is deleted. */
 async function deleteUnknown(
   { caller, namespace, logger }: EmulatorDeploy,
   { metadata: { name, uid } }: Emulator,

@@ -1,6 +1,6 @@
 /**
- * Names that clients have fixed in their code. A request may use them in its path and in its body, and the answer then has them too. Without
- * the setting there are none.
+ * Aliases: names that are fixed in the code of clients. If a request uses an alias in its path or body, the answer uses it too. Without the
+ * setting `http.aliases` there are none.
  */
 import type { FastifyRequest } from 'fastify';
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
@@ -11,7 +11,7 @@ import { NAMESPACES_PATH } from './params.ts';
 type Settings = Pick<ServerConfig, 'http' | 'namespaces'>;
 type Fields = Record<string, unknown>;
 
-/** Name of the default namespace after the prefix. */
+/** Text after the alias of the prefix that stands for the default namespace. */
 const DEFAULT = 'default';
 
 export function addAliases(app: App, { http: { aliases }, namespaces }: Settings): void {
@@ -27,7 +27,7 @@ export function addAliases(app: App, { http: { aliases }, namespaces }: Settings
 
 function addNamespaceAliases(app: App, alias: string, namespaces: ServerConfig['namespaces']): void {
   const names = aliasNames(alias, namespaces);
-  /** Requests that use the alias. Their answers use it too. */
+  /** Requests that use the alias, so that their answers use it too. */
   const aliased = new WeakSet<FastifyRequest>();
   const realIn = (request: FastifyRequest) => (name: string) => {
     const real = names.real(name);
@@ -63,7 +63,7 @@ interface AliasNames {
   readonly shown: (name: string) => string;
 }
 
-/** Returns the names for the alias of the prefix of namespaces. The alias and `default` stand for the default namespace. */
+/** Returns the names for the alias of the prefix of namespaces. The alias followed by `default` stands for the default namespace. */
 function aliasNames(alias: string, namespaces: ServerConfig['namespaces']): AliasNames {
   const { prefix } = namespaces;
   return {
@@ -83,7 +83,7 @@ function aliasNames(alias: string, namespaces: ServerConfig['namespaces']): Alia
   };
 }
 
-/** Changes the text in this field of an object. Whatever else a client sends is left to the validation. */
+/** Changes the field of an object if it is a text. The validation judges all other values. */
 function rename(object: unknown, field: string, change: (name: string) => string): void {
   const value = (object as Fields | null | undefined)?.[field];
   if (typeof value === 'string') {

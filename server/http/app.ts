@@ -1,4 +1,4 @@
-/** The web application: the wire rules that hold for every route, and the routes. */
+/** The web application with the rules that hold for every route. */
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import type { Server as HttpsServer } from 'node:https';
 import fastify, { type FastifyBaseLogger, type FastifyInstance, LogController } from 'fastify';
@@ -30,9 +30,9 @@ export interface AppOptions {
   readonly tls: boolean;
 }
 
-/** Creates the application without routes. `server` of it does not listen yet. It is an HTTPS server only with `tls`. */
+/** Creates the application without routes. Its `server` does not listen yet, and it is an HTTPS server only with `tls`. */
 export function createApp({ logger, tls }: AppOptions): App {
-  // With the type of pino here, fastify would give its application another type than App.
+  // With pino's own type here, the type of the application would not be App.
   const loggerInstance: FastifyBaseLogger = logger;
   const app: App = fastify({
     serverFactory: (handler) => {
@@ -40,10 +40,10 @@ export function createApp({ logger, tls }: AppOptions): App {
       return tls ? createServer(answer, { logger, tls: {} }) : createServer(answer, { logger });
     },
     loggerInstance,
-    // A log of every request would hold nothing that the audit log of the API server does not say better.
+    // Requests are not logged, because the audit log of the API server says more about them.
     logController: new LogController({ disableRequestLogging: true }),
     bodyLimit: BODY_BYTES,
-    // Clients join their configured address and a path, with or without a slash between them.
+    // Clients append paths to their configured address, so a slash may be doubled or at the end.
     routerOptions: {
       ignoreTrailingSlash: true,
       ignoreDuplicateSlashes: true,

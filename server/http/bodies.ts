@@ -1,6 +1,6 @@
 /**
- * Reads request bodies as the clients send them. Keys have any letter case. A field may be null, and an optional field an empty text, or
- * zero if zero is below its minimum: each of them means that the field is not given.
+ * Reads request bodies in the forms that clients send. The letter case of keys does not matter. A field that is null counts as not given.
+ * So does an optional field that is empty, or that is zero below its minimum.
  */
 import * as z from 'zod';
 

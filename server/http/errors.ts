@@ -9,12 +9,14 @@ import { ApiError, DeadlineError } from '../../kube/errors.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 import { invalid } from './mistakes.ts';
 
-/** Wait that a client is asked for when the API server does not answer, in seconds. A leader of the control plane changes within it. */
+/**
+ * Seconds after which a client is asked to try again when the API server does not answer. A control plane changes its leader in this time.
+ */
 const RETRY_AFTER_SECONDS = 5;
 /** Errors of a connection to the API server. */
 const CONNECTION_ERRORS = /^(ECONN|ENOTFOUND|EAI_|EHOST|ENET|EPIPE|ETIMEDOUT|UND_ERR_)/;
 
-/** Answers to what is no request, by the code of the parser's error. */
+/** Answers to malformed requests, by the code of the parser's error. */
 const MALFORMED: Readonly<Record<string, { status: number; message: string }>> = {
   HPE_HEADER_OVERFLOW: { status: 431, message: 'The headers are too long' },
   ERR_HTTP_REQUEST_TIMEOUT: { status: 408, message: 'The request did not arrive in time' },
@@ -39,7 +41,7 @@ export function invalidField(field: string, message: string): StatusError {
   return new StatusError(422, `${field}: ${message}`, { causes: [cause] });
 }
 
-/** Answers bytes that are no request of HTTP, or a request that is too long or too slow, and closes the connection. */
+/** Answers bytes that are not an HTTP request, or a request that is too long or too slow. Then it closes the connection. */
 export function refuseMalformed(error: Error & { code?: string }, socket: Socket): void {
   const { status, message } = MALFORMED[error.code ?? ''] ?? NO_REQUEST;
   if (socket.writable && error.code !== 'ECONNRESET') {

@@ -9,7 +9,8 @@ const ENCODINGS = 2;
 const ENCODED = /%[0-9a-f]{2}/i;
 
 /**
- * Returns the name in a parameter of a path, which the router decoded once. No image name has a percent sign, so each one is another encoding.
+ * Returns the image name in a parameter of a path, which the router has decoded once. Image names contain no percent sign, so a percent
+ * sign means a further encoding.
  *
  * @throws StatusError 400 when the encoding is not valid.
  */
@@ -26,8 +27,8 @@ export function decodedImageName(parameter: string): string {
 }
 
 /**
- * Separates an image name with raw slashes from the action after it. A path that ends with none of the actions has no action. Routes with one
- * parameter for the name come first, so an encoded name may end like an action.
+ * Separates an image name with unencoded slashes from the action after it. A path that ends with none of the actions has no action. An
+ * encoded name may end like an action, because it matches an earlier route with one parameter for the name.
  *
  * @throws StatusError 400 when an encoding in the path is not valid.
  */

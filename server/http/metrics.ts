@@ -4,7 +4,7 @@ import type { App } from './app.ts';
 
 /** Buckets in seconds. A request for one object takes milliseconds, and a deployment minutes. */
 const BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 600];
-/** Route of requests whose path no route has. Paths are not labels, because clients choose them. */
+/** Label of requests that match no route. Paths are not labels, because clients choose them. */
 const NO_ROUTE = 'none';
 
 /** Counts requests and their times. `waiting` returns the number of requests that wait for an object. */

@@ -15,10 +15,13 @@ interface Mistake {
   params: Record<string, unknown>;
 }
 
-/** Mistakes of a value by the form that it could have had. */
+/** Mistakes of a value, one list for each form that the schema allows. */
 const formsSchema = z.array(z.array(z.object({ code: z.string(), message: z.string() })));
 
-/** Returns 400 when a value has the wrong type, and 422 when it is missing or outside its bounds. `given` has the values. */
+/**
+ * Returns 400 when a value has the wrong type, and 422 when it is missing or outside its bounds. `given` is the part of the request with
+ * the values.
+ */
 export function invalid(mistakes: readonly Mistake[], given: unknown): Status {
   const causes = mistakes.slice(0, MISTAKES).map(({ instancePath, keyword, message = 'is not valid' }) => ({
     reason: isMissing(keyword, message) ? 'FieldValueRequired' : 'FieldValueInvalid',
@@ -32,7 +35,7 @@ export function invalid(mistakes: readonly Mistake[], given: unknown): Status {
   return failure(isMalformed ? 400 : 422, text, { details: { causes } });
 }
 
-/** Reports whether the field has a value of a type that no value of it has. */
+/** Reports whether the type of the field's value is wrong, so that no other value of this type would be right. */
 function hasWrongType({ keyword, instancePath, message = '', params }: Mistake, given: unknown): boolean {
   switch (keyword) {
     case 'invalid_type':

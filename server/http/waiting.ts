@@ -1,4 +1,4 @@
-/** Requests that wait: for a VM or an emulator to run, or for the end of a VM. All of them end clearly when the server stops. */
+/** Requests that wait: for a VM or an emulator to run, or for the end of a VM. All of them get an answer when the server stops. */
 import type { ServerResponse } from 'node:http';
 import { rest } from '../../base/time.ts';
 import { holdOpen } from '../../kube/serving/httpserver.ts';

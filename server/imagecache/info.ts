@@ -54,7 +54,7 @@ function statusOn(
   return status === undefined ? statusAtRest(host, isThere, entry) : { status, message: row?.message };
 }
 
-/** Returns the status of a host about which the status of the entry says nothing. */
+/** Returns the status of a host that the status of the entry does not list. */
 function statusAtRest(
   host: Readonly<Node>,
   isThere: boolean,

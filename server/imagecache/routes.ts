@@ -58,7 +58,7 @@ class ImageCache {
     const source = cachedImage(named, this.#entries, this.#defaultNamespace);
     const reference = referenceOf({ spec: source });
     return {
-      // The list names an Image object in the same way.
+      // The list of cached images also names an Image object without its namespace.
       image: source.imageRef?.name ?? reference,
       items: infoItems(reference, hosts.of(namespace), this.#entries.find(reference)),
     };

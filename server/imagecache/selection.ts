@@ -5,7 +5,7 @@ import { StatusError } from '../http/errors.ts';
 import { tagsOf } from '../own/hosts.ts';
 
 /**
- * Returns the names of the selected hosts. Names that the request gives itself may be unknown.
+ * Returns the names of the selected hosts. Host names in the request may be unknown.
  *
  * @throws StatusError 400 when not exactly one field selects hosts.
  */

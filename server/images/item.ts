@@ -32,7 +32,7 @@ function stateOf({ phase }: StoredStatus): ImageItem['state'] {
   return phase === 'Ready' || phase === 'Failed' ? phase : 'Updating';
 }
 
-/** Returns why the object failed, or why its last commit did. After a failed commit the object keeps its content and is Ready. */
+/** Returns why the object failed, or why its last commit failed. After a failed commit the object keeps its content and is Ready. */
 function errorOf(
   state: ImageItem['state'],
   { conditions = [], lastCommit }: StoredStatus,

@@ -121,7 +121,7 @@ function addCopyRoute(app: App, { type, one }: Kind, { config: { namespaces } }:
   );
 }
 
-/** Returns the spec of a copy. The pull secrets of another namespace do not exist here. */
+/** Returns the spec of a copy. It leaves out the pull secrets of another namespace, which do not exist in this one. */
 function copyOf({ metadata, spec }: Stored, namespace: string): Stored['spec'] {
   const { description, architecture, os, format, imagePullSecrets } = spec;
   return {

@@ -25,7 +25,7 @@ export function addTransferRoutes(app: App): void {
       },
     },
     async ({ caller, params }) => {
-      // The API server decides by the namespace's images who may ask.
+      // A caller who may not list the images of the namespace gets the refusal of the API server.
       await listAs(caller(), IMAGES, { ...params, limit: 1 }, ({ metadata }) => metadata.name);
       return { items: [] };
     },
@@ -53,7 +53,7 @@ interface Refusal {
   readonly message: string;
 }
 
-/** Adds a route that answers 501. It answers before the body, which is a whole disk in an upload. */
+/** Adds a route that answers 501. It answers before it reads the body, because the body of an upload is a whole disk. */
 function refuse(app: App, method: 'GET' | 'POST', path: string, { message, ...schema }: Refusal): void {
   const answer = () => {
     throw new StatusError(501, message);

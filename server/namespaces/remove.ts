@@ -13,7 +13,8 @@ const NAMED = 5;
 
 /**
  * Deletes the namespace with the rights of `caller`. The API server deletes everything in a namespace, so the server first looks for VMs
- * and hosts itself, because a caller who may delete namespaces may see into none. It looks only if the API server would allow the deletion.
+ * and hosts. It does this with its own identity, because the caller may have no right to list VMs. It looks only if the API server would
+ * allow the deletion.
  *
  * @throws StatusError 409 when hosts or VMs are in the namespace. @throws ApiError when the API server refuses.
  */

@@ -71,7 +71,7 @@ function addCreation(app: App, { config: { namespaces } }: Services): void {
         throw new StatusError(422, `name ${message}, not ${name}`, { causes });
       }
       const labels = {
-        // Machines reserve ports of hosts. Policies hold the Pods of users to the level "baseline".
+        // The Pods of machines use host ports, which need this level. Policies hold the Pods of users to the level "baseline".
         'pod-security.kubernetes.io/enforce': 'privileged',
         ...(enableCustomPods ? { [CUSTOM_PODS_LABEL]: 'true' } : {}),
       };

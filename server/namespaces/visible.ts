@@ -1,4 +1,6 @@
-/** Which namespaces a caller sees: all with a right to them, else those in which the caller may list VMs. */
+/**
+ * Determines which namespaces a caller sees. A caller who may list namespaces sees all, and others see those in which they may list VMs.
+ */
 import PQueue from 'p-queue';
 import { GROUP } from '../../api/v1alpha1/names.ts';
 import { undefinedIf } from '../../base/errors.ts';
@@ -12,7 +14,7 @@ import { VMS } from '../resources.ts';
 
 /** Limit of questions at once, for all callers. A list asks one question for each namespace, and must leave connections to others. */
 const QUESTIONS = 16;
-/** Limit of waiting questions. More come from callers who do not wait for their answers. */
+/** Limit of waiting questions. A longer queue comes from callers who do not wait for their answers. */
 const QUESTIONS_WAITING = 8_192;
 
 export class VisibleNamespaces {

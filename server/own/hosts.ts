@@ -13,7 +13,7 @@ export class Hosts {
     this.#defaultNamespace = defaultNamespace;
   }
 
-  /** Returns the namespace of a host. A host that no namespace was given belongs to the default namespace. */
+  /** Returns the namespace of a host. A host that is not dedicated to a namespace belongs to the default namespace. */
   namespaceOf({ metadata }: Readonly<Node>): string {
     return metadata.labels?.[DEDICATED_KEY] ?? this.#defaultNamespace;
   }

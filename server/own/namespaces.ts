@@ -1,4 +1,4 @@
-/** Lists of namespaces that do not exist. The API server answers such a list like an empty one. */
+/** Refuses lists of objects in namespaces that do not exist. The API server answers such a list with an empty list. */
 import { NAMESPACES } from '../../kube/core.ts';
 import type { App } from '../http/app.ts';
 import { StatusError } from '../http/errors.ts';
@@ -9,8 +9,8 @@ interface Item {
 }
 
 /**
- * Answers a list with 404 if its namespace does not exist. The API server has allowed the list before, so strangers learn nothing. Only a
- * list without objects of the namespace is checked.
+ * Answers a list with 404 if its namespace does not exist. The API server has already allowed the list, so a caller without rights learns
+ * nothing. A list that has objects of the namespace needs no check.
  */
 export function refuseMissingNamespaces(app: App, own: Pick<Own, 'client' | 'watches'>): void {
   app.addHook('preSerialization', async (request, _reply, payload) => {
@@ -24,7 +24,7 @@ export function refuseMissingNamespaces(app: App, own: Pick<Own, 'client' | 'wat
   });
 }
 
-/** A namespace may be too new for the watch. */
+/** The watch may not show a new namespace yet. */
 async function exists({ client, watches }: Pick<Own, 'client' | 'watches'>, name: string): Promise<boolean> {
   if (watches.namespace(name) !== undefined) {
     return true;

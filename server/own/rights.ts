@@ -5,7 +5,7 @@ import type { Authorizer } from '../../kube/serving/authorization.ts';
 import { tokenOf } from '../callers/caller.ts';
 import { StatusError } from '../http/errors.ts';
 
-/** A right in a namespace, or in the whole cluster without a namespace. RBAC knows its resources, although no CRD defines most of them. */
+/** Right in a namespace, or in the whole cluster if there is no namespace. Roles can name its resource even if no CRD defines it. */
 export interface Right {
   readonly verb: 'create' | 'get' | 'list' | 'update';
   readonly resource: 'hosts' | 'certificates' | 'vms';

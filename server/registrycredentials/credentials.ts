@@ -101,7 +101,7 @@ function secretsFor(data: Data, { registry }: Server): string[] {
     .toSorted();
 }
 
-/** An entry after the first ones has no effect. @throws StatusError 409 when there are more keys than the limit. */
+/** Refuses an entry over the limit, because it would have no effect. @throws StatusError 409 when there are more keys than the limit. */
 function refuseTooMany(keys: readonly string[]): void {
   if (new Set(keys).size > REGISTRY_CREDENTIALS_LIMIT) {
     const limit = `The namespace has ${REGISTRY_CREDENTIALS_LIMIT} credentials already`;

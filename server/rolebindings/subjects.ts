@@ -71,7 +71,7 @@ async function write(
 ): Promise<void> {
   const ref = { namespace, name: DEV_ROLE };
   if (binding === undefined) {
-    // The operator has not made it yet, or leaves the RoleBindings of the namespace to people.
+    // There is no RoleBinding: the operator has not made it yet, or leaves the RoleBindings of this namespace to people.
     const roleRef = { apiGroup: RBAC_GROUP, kind: 'ClusterRole', name: DEV_ROLE };
     await client.create(ROLE_BINDINGS, { metadata: ref, roleRef, subjects });
     return;

@@ -1,7 +1,7 @@
 /**
- * Makes tokens of service accounts by the request for a token of Kubernetes. A Secret with a token would have no expiration at all, but
- * somebody would need the right to read Secrets. So a token without expiration gets the longest life, 136 years unless the API server has
- * a limit of its own.
+ * Makes tokens of service accounts with the TokenRequest API of Kubernetes. A token "without expiration" gets the longest life: 136 years,
+ * unless the API server has its own limit. A Secret could have a token that never expires, but somebody would need the right to read
+ * Secrets.
  */
 import { lifeSeconds, type Token, type TokenLife } from '../../api/http/serviceaccount.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -10,7 +10,7 @@ import { apiErrorFrom } from '../../kube/errors.ts';
 import { pathOf } from '../../kube/objects.ts';
 import { checked, type NamespacedRef } from '../callers/objects.ts';
 
-/** Returns a token with the end that the API server gave it. @throws ApiError when the API server refuses. */
+/** Returns a token and the time of its end, which the API server chose. @throws ApiError when the API server refuses. */
 export async function requestToken(client: KubeClient, ref: NamespacedRef, life: TokenLife): Promise<Token> {
   const path = pathOf(SERVICE_ACCOUNTS, checked(SERVICE_ACCOUNTS, ref), 'token');
   const { status, body, retryAfterMilliseconds } = await client.raw('POST', path, {

@@ -32,9 +32,9 @@ export async function save(
 }
 
 /**
- * Replaces the content of the VM's Image by its disk.
+ * Replaces the content of the VM's Image by the disk of the VM.
  *
- * @throws StatusError 409 when the VM has no Image of its namespace, or when the Image has another content than the VM was made from.
+ * @throws StatusError 409 when the VM has no Image of its namespace, or when the VM was not made from the present content of the Image.
  */
 export async function commit(client: KubeClient, ref: NamespacedRef, description?: string): Promise<void> {
   const vm = await getAs(client, VMS, ref);
@@ -59,8 +59,8 @@ export async function commit(client: KubeClient, ref: NamespacedRef, description
 }
 
 /**
- * Reports whether the VM was made from another Image of that name, or from an earlier content. A commit would then destroy what somebody
- * else has stored. The VM itself may commit again.
+ * Reports whether the VM was made from another Image of that name, or from an earlier content. A commit would then destroy content of
+ * somebody else. Content from an earlier commit of this VM does not count.
  */
 function isOther(image: Image, vm: VM): boolean {
   const [made = '', deployed = ''] = [image, vm].map(({ metadata }) => metadata.creationTimestamp);
@@ -83,7 +83,7 @@ async function imageOf(client: KubeClient, { spec, status = {} }: VM, namespace:
   }
   const ref = { namespace: config.namespace ?? namespace, name: config.name };
   const found = await unlessMissing(getAs(client, VM_CONFIGS, ref));
-  // A config that changed may name another image than the one of the VM.
+  // The config may have changed since the deployment, and may name another image.
   return found?.metadata.generation === config.generation ? (found.spec.image ?? '') : '';
 }
 

@@ -25,7 +25,10 @@ const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
   Terminating: 'Terminating',
 };
 
-/** `architectureOf` returns the architecture of a host. The VM has it too, also if its config or its image says nothing about it. */
+/**
+ * `architectureOf` returns the architecture of a host. A VM has the architecture of its host, even if neither its config nor its image
+ * names one.
+ */
 export function vmItem(
   { metadata, spec, status = {} }: VM,
   architectureOf: (host: string) => string | undefined = () => undefined,

@@ -7,7 +7,7 @@ import { statusOfPhase } from './item.ts';
 
 /** Statuses in which a deployment has ended without a machine that runs. */
 const ENDS: ReadonlySet<string> = new Set(['Failed', 'Stopped', 'Suspended']);
-/** Conditions with their reasons when the operator knows no object of the name that the VM gives. */
+/** Types and reasons of the conditions which show that an object that the VM names does not exist. */
 const MISSING = [
   ['Scheduled', 'ConfigNotFound'],
   ['ImageReady', 'ImageNotFound'],
@@ -18,7 +18,7 @@ const NO_ROOM = 'Unschedulable';
 /** Status code of a deployment for which no host has room. */
 const FULL_STATUS = 503;
 
-/** When a deployment has its answer. */
+/** State of the VM for which a deployment waits. */
 interface Wanted extends Pick<VMDeployQuery, 'waitFor' | 'whenFull'> {
   /** Another status code when no host has room. With it, the deployment does not wait for room by default. */
   readonly fullStatus?: number | undefined;

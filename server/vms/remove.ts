@@ -11,7 +11,8 @@ const LIMIT_MILLISECONDS = 600_000;
 
 /**
  * Deletes a VM and resolves when nothing of it remains. `end` aborts the wait with a {@link WaitEnd}.
- * @throws ApiError when the API server refuses, StatusError 504 when the deletion goes on, 503 when the server stops.
+ * @throws ApiError when the API server refuses, StatusError 504 when the time is over before the deletion has ended, 503 when the server
+ * stops.
  */
 export async function deleteAndWait(
   { client, watches }: Caller,

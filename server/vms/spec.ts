@@ -7,12 +7,12 @@ import { machineSpec } from '../machines/request.ts';
 
 /** Start of the name of a VM to which nobody gave a name. */
 const DEFAULT_NAME = 'vm';
-/** Time for a deployment to which nobody gave a time: the default of `deployTimeoutSeconds` too. */
+/** Time for a deployment if the request gives none. `deployTimeoutSeconds` has the same default. */
 const TIMEOUT_MINUTES = 10;
 
 /**
- * Returns the VM for the body. The API server chooses the last characters of a generated name. `answerBy` is the time until which the answer
- * is taken, in milliseconds since the epoch; undefined when nobody waits.
+ * Returns the VM for the body. The API server chooses the last characters of a generated name. `answerBy` is the time until which the
+ * caller takes the answer, in milliseconds since the epoch; undefined when nobody waits.
  */
 export function vmOf(
   body: VMDeployBody,

@@ -4,8 +4,8 @@ import { AVD_NAME } from './avd.ts';
 /** Port of the emulator's console on the loopback address of its network namespace. */
 export const CONSOLE_PORT = 5554;
 /**
- * Port of the ADB server that an emulator looks for at its start. No program listens there. At the usual port, a server of somebody else
- * in the same namespace would show the emulator.
+ * Port of the ADB server that an emulator looks for at its start. No program listens there. A server of somebody else at the usual port
+ * would list the emulator.
  */
 const NO_SERVER_PORT = 5038;
 /** Programs of the system that the emulator starts. */
@@ -38,13 +38,13 @@ export function commandLine(command: EmulatorCommand): [string, ...string[]] {
     ...words('-avd', AVD_NAME, '-id', processMark(command.uid)),
     // There is no screen, no sound and no snapshot: each boot is a cold boot, and nothing is saved.
     ...words('-no-window', '-no-audio', '-no-boot-anim', '-no-snapshot', '-gpu', 'swiftshader_indirect'),
-    // These switches keep away processes that would outlive the emulator, and reports to its vendor.
+    // These switches prevent processes that would outlive the emulator, and reports to the vendor.
     ...words('-no-metrics', '-feature', '-BluetoothEmulation', '-feature', '-Uwb'),
     ...words('-cores', String(command.cpu), '-memory', String(Math.floor(command.memoryBytes / MEBIBYTE))),
     // With `on`, an emulator without virtualization ends at once, and says the reason.
     ...words('-accel', command.isAccelerated ? 'on' : 'auto'),
-    // The network alone guards ADB. There is no gRPC: with a port and no token it has no password.
-    // ADB has the next port. With `-port`, a taken port surely ends the emulator; `-ports` does not say so in all versions.
+    // Only the network protects ADB. The emulator does not serve gRPC, because gRPC would have no password. ADB has the next port. With
+    // `-port`, a taken port surely ends the emulator; `-ports` does not say so in all versions.
     ...words('-port', String(CONSOLE_PORT), '-skip-adb-auth'),
     ...words('-dns-server', command.dnsServer, '-show-kernel'),
   ];

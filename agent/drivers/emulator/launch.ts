@@ -18,7 +18,7 @@ const SHARED_MEMORY = '64m';
 /**
  * Program, in Perl without modules, that shows the machine's folder at another path and then becomes its arguments. It runs in a mount
  * namespace of its own, so that no other process sees the mounts. The folders in which all users of the host may write are replaced by the
- * machine's own: files there would outlive the machine, count nowhere, and reach other machines.
+ * machine's own: files in the shared folders would outlive the machine, count for no quota, and reach other machines.
  */
 const PLACE = String.raw`
 my ($folder, $place, $temporary, $shared, @command) = @ARGV;
@@ -56,8 +56,8 @@ export async function launchEmulator(
 }
 
 /**
- * Returns the whole command. Each program becomes the next one by `exec`, so the process id stays. Mounts of the host that end are also
- * removed from the machine's mount namespace, which would otherwise keep network namespaces of other machines.
+ * Returns the whole command. Each program becomes the next one by `exec`, so the process id stays. If the host removes a mount, the mount
+ * also disappears from the machine's mount namespace. Otherwise this namespace would keep network namespaces of other machines.
  */
 function enclosed(folder: MachineFolder, start: EmulatorStart): [string, ...string[]] {
   const { plan, program, acceleration, isContained } = start;

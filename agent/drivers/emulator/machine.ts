@@ -22,7 +22,7 @@ const START_TIMEOUT_MILLISECONDS = 60_000;
 const EXIT_NOTICE_MILLISECONDS = 500;
 /** Time that the connection to the console of a running emulator may take. */
 const CONNECT_SECONDS = 2;
-/** Time between two looks at the end of the grace. */
+/** Time between two checks whether the grace period was ended early. */
 const STEP_MILLISECONDS = 100;
 
 /** Objects that all machines of the driver share. */
@@ -202,7 +202,7 @@ export class EmulatorProcess {
       !over.aborted &&
       !(await waitForExit(identity, Math.min(STEP_MILLISECONDS, deadline - Date.now())))
     ) {
-      // The wait has steps, because `hurry` may abort.
+      // The process is waited for in short steps, so that an abort of `hurry` ends the wait.
     }
   }
 
@@ -219,7 +219,7 @@ export class EmulatorProcess {
     this.#letGo();
     this.#open(identity);
     this.#context.follow(this.#folder);
-    // An earlier agent may have died between its note and the signals.
+    // An earlier agent may have died after it wrote the state file and before it sent the signals.
     await this.#group.signal(identity, paused ? 'SIGSTOP' : 'SIGCONT');
   }
 

@@ -33,7 +33,7 @@ interface Key {
   credential: Credential;
 }
 
-/** Credentials for registries, and the ways on which they may be sent. */
+/** Credentials for registries, and the routes on which they may be sent. */
 export class Keyring {
   readonly #keys: readonly Key[];
   readonly #insecure: InsecureServers | undefined;
@@ -59,7 +59,7 @@ export class Keyring {
     return new Keyring(keys, insecure);
   }
 
-  /** Returns the insecure way to a registry; undefined if the usual, checked way must be taken. */
+  /** Returns the insecure route to a registry; undefined if the usual, secure route must be used. */
   routeTo(registry: string): InsecureRoute | undefined {
     const { namespace = '', servers = [] } = this.#insecure ?? {};
     const server = servers.find((one) => one.registry === registry);

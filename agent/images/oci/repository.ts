@@ -37,7 +37,10 @@ export class Registries {
     this.#tokens = new Tokens(this.#transport);
   }
 
-  /** Returns a client for one repository on a way to its registry, without sending a request. Tags and digests are given to the client's methods. */
+  /**
+   * Returns a client for one repository and the route to its registry. It sends no request yet. Tags and digests are given to the client's
+   * methods.
+   */
   repository(
     reference: Pick<Reference, 'registry' | 'repository'>,
     credential: Credential | undefined,

@@ -44,7 +44,10 @@ export interface Need {
   /** Scope of the request: `repository:team/image:pull`. */
   scope: string;
   credential: Credential | undefined;
-  /** Empty if the registry proves who it is. Otherwise answers are only for needs with the same text. */
+  /**
+   * Prefix for the names of what is learned on an insecure route; empty if the registry proves its identity. Answers are reused only for
+   * needs with the same prefix.
+   */
   trust: string;
   /** Text at the beginning of error messages. */
   what: string;
@@ -133,7 +136,7 @@ export class Tokens {
   async #ask(need: Need, challenge: Challenge, signal: AbortSignal): Promise<string> {
     const realm = realmOf(need, challenge);
     const what = `${need.what}: the token of ${realm.host}`;
-    // A token server on another host must prove who it is, even if the registry need not.
+    // A token server on another host must prove its identity, even if the registry need not.
     const unverified = need.trust !== '' && realm.origin === need.registry.origin;
     const request = { ...tokenRequest(need, challenge, realm, what), unverified };
     const response = await this.#transport.send(request, signal);

@@ -49,7 +49,7 @@ export interface Exchange {
   body?: (() => Buffer | Readable) | undefined;
   /** Value of the header `Authorization`. It is sent only to the host of `url`, not to hosts of redirects. */
   authorization?: string | undefined;
-  /** True to accept any certificate from the host of `url`. Hosts of redirects must still prove who they are. */
+  /** True to accept any certificate from the host of `url`. Hosts of redirects must still prove their identity. */
   unverified?: boolean;
   /** False to return redirects instead of following them. The default is true. */
   followsRedirects?: boolean;

@@ -124,7 +124,7 @@ function credentialsFor(
   return found.length === 0 ? [undefined] : found;
 }
 
-/** What a registry said on an insecure way counts only for the namespace that took this way. */
+/** An answer on an insecure route counts only for the namespace that uses the route. */
 function keyOf(
   { registry, repository }: Reference,
   credential: Credential | undefined,

@@ -19,7 +19,7 @@ export function namesOf(
     case 'registry': {
       const scope = scopeFor(parseReference(source.reference), keyring);
       const name = normaliseImageName(source.reference);
-      // Other namespaces would find the image by the name of its object.
+      // An image from an insecure route has no object's name, because other namespaces would find the image by it.
       return scope === '' ? [name, ...names] : [`${scope}${name}`];
     }
     case 'storedArtifact':

@@ -24,7 +24,7 @@ const MESSAGE_BYTES = 1024 * 1024;
 const SENT_BYTES = 64 * 1024;
 /** Limit of the bytes that wait in one channel and direction. While a channel is full, its connection is not read. */
 const BUFFERED_BYTES = 64 * 1024;
-/** Time between two pings of the server. See the pings of SPDY. */
+/** Time between two pings of the server, as in spdy/connection.ts. A failed write shows that the client has closed the connection. */
 const PING_MILLISECONDS = 30_000;
 /** Channels of commands. */
 const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, error: 3 } as const;

@@ -1,6 +1,6 @@
 /**
- * Stores the wanted attachments of machines to the NAT network in files, so that they outlive the agent. Network namespaces have a file
- * of their own. An earlier release, which has none, reads and writes only the other file, and both survive a downgrade and an upgrade.
+ * Stores the wanted attachments of machines to the NAT network in files, so that they outlive the agent. Attachments of network namespaces
+ * are in a file of their own, which earlier releases neither read nor write. So both files survive a downgrade and an upgrade.
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';

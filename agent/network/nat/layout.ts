@@ -20,8 +20,8 @@ export interface NatOptions {
   /** Subnet of the guests, for example 10.213.0.0/20. */
   subnet: string;
   /**
-   * Subnet of size /24 with addresses that this host alone uses: of the outer end of the probe (the network's test packets), and of the
-   * network namespaces of programs.
+   * Subnet of size /24 with addresses that only this host uses. They are for the outer end of the probe, which sends test packets, and for
+   * the network namespaces of programs.
    */
   probeSubnet: string;
   /** IPv4 address of the host at which reserved ports are reached; undefined means every address except loopback. */
@@ -79,7 +79,7 @@ export interface NamespaceLayout {
 
 /**
  * Address of the host on the link to each namespace. It is the same on all these links, because it never leaves them. It is not in the
- * configured subnets: an earlier release that finds a subnet's address on an unknown device does not start.
+ * configured subnets, because an earlier release does not start if an unknown device has an address of a subnet.
  */
 const NAMESPACE_GATEWAY = '169.254.213.1';
 

@@ -17,7 +17,9 @@ export interface Inside {
 export interface NamespacesObserved {
   /** Contents of the namespaces by the names of their files. A file that holds no namespace has no contents. */
   files: ReadonlyMap<string, Inside | undefined>;
-  /** Reasons why namespaces could not be read, by the names of their files. They are left as they are, because a program may use them. */
+  /**
+   * Reasons why namespaces could not be read, by the names of their files. Such a namespace is not changed, because a program may use it.
+   */
   unreadable: ReadonlyMap<string, string>;
   /** Routes of this host to addresses of namespaces. */
   routes: readonly Route[];

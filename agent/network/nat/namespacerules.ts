@@ -1,6 +1,6 @@
 /**
- * Makes the nftables scripts for the network namespaces of programs: the table of the host that says who reaches a namespace and what the
- * program reaches, and the rules in the namespace that lead its exposed port to the program on loopback.
+ * Makes the nftables scripts for the network namespaces of programs. A table of the host decides who reaches a namespace, and what its
+ * program reaches. Rules in the namespace lead its exposed port to the program on loopback.
  */
 import type { NamespaceAttachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
@@ -49,9 +49,9 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 }
 
 /**
- * Returns the table of the host for namespaces; empty without namespaces. It is a table of its own because an earlier release, which does
- * not know namespaces, replaces the others: programs that still run stay confined. Packets are looked at twice, because rules of other
- * programs may translate a permitted address, for example of a Service of the cluster, into one that is not.
+ * Returns the table of the host for namespaces; empty without namespaces. It is separate from the other tables, because an earlier release
+ * replaces those without knowing namespaces. Programs that still run thus stay confined. Each packet is checked twice: rules of other
+ * programs may translate a permitted address, for example of a Service, into a forbidden one.
  */
 export function namespaceTable(layout: Layout, wanted: Wanted): string {
   const { bridge, gateway, subnet, probe } = layout;

@@ -1,6 +1,6 @@
 /**
- * The network namespaces of programs in the kernel: reads what they contain, creates and configures them. A file holds each namespace, as
- * `ip netns` does it, but in a folder of the data directory: a new container of the agent finds the namespaces there.
+ * The network namespaces of programs in the kernel: reads what they contain, creates and configures them. As with `ip netns`, a file keeps
+ * each namespace. The files are in the data directory, where a new container of the agent finds them.
  */
 import { mkdir, readdir, rm, stat, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';

@@ -16,7 +16,7 @@ import type { Link, Links } from './observe.ts';
 export interface Observed {
   links: Links;
   forwarding: boolean;
-  /** Whether this process has the sockets of both ends of the probe (which tests the network with packets) open. */
+  /** Whether this process has opened sockets in both ends of the probe, which tests the network with packets. */
   probeEnds: boolean;
   /** Whether Berth's tables contain exactly the rules that were loaded for these attachments. */
   rulesCurrent: boolean;

@@ -8,8 +8,8 @@ import { NOTHING, type StepResult, waitFor } from './step.ts';
 const NAT_FAILURE: Reason = 'NATSelfHealFailed';
 
 /**
- * Deletes a VM whose answer nobody took in time, and a VM that has ended: at once after a NAT failure, otherwise when its TTL is
- * over. Uses only facts that are stored in the API server.
+ * Deletes a VM if nobody took the answer of its deployment in time. Also deletes a VM that has ended: at once after a NAT failure,
+ * otherwise when its TTL is over. Uses only facts that are stored in the API server.
  */
 export function finish(observed: Observed, _facts: Facts): StepResult {
   const until = answerBy(observed);

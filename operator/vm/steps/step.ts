@@ -20,8 +20,8 @@ export type Write =
   /** Stores MAC addresses of given-up machines on the Pod's Node. */
   | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
   /**
-   * A DELETE that fails if the VM has changed since it was read. `unansweredSince` is set if nobody took the answer of the deployment
-   * until then, in milliseconds since the epoch.
+   * A DELETE that fails if the VM has changed since it was read. If nobody took the answer of the deployment in time, `unansweredSince` is
+   * the end of that time, in milliseconds since the epoch.
    */
   | { readonly kind: 'deleteVM'; readonly unansweredSince?: number };
 

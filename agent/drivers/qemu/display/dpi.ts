@@ -182,7 +182,7 @@ async function eachChange(
     }
   });
   dbus.on('close', () => change.resolve());
-  // A change may have come before the listener.
+  // The screen may have changed before the listener was added.
   change.resolve();
   while (!dbus.closed) {
     await change.promise;
