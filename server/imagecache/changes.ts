@@ -37,7 +37,7 @@ export async function removeFromHosts(entries: Entries, hosts: Hosts, change: Ch
   return result([...leaving.map((name) => done(name)), ...strangers.map((name) => notFound(name))]);
 }
 
-/** Separates the selected hosts of the namespace from names that are none. `own` has the names of all hosts of the namespace. */
+/** Separates the selected hosts of the namespace from other names. `own` has the names of all hosts of the namespace. */
 function split(
   hosts: Hosts,
   { namespace, selection }: Change,

@@ -25,7 +25,7 @@ export function withHosts(
   return { targets: changed(targets, nodes, excludeNodes), excluded };
 }
 
-/** Removes hosts. Hosts that the entry also selects by a tag, or with all others, are excluded by name. */
+/** Removes hosts. If the entry selects a host by a tag, or selects all hosts, it excludes the host by name. */
 export function withoutHosts(targets: CacheTargets, hosts: readonly Host[]): CacheTargets {
   const { isWide, isExcluded } = rulesOf(targets);
   const [nodes, excludeNodes] = [new Set(targets.nodes), new Set(targets.excludeNodes)];

@@ -97,7 +97,10 @@ function addToken(app: App): void {
   );
 }
 
-/** Creates the account and gives it the role. Without the role, the account goes again, so that the request can be repeated. */
+/**
+ * Creates the account and gives it the role. If the role cannot be given, the account is deleted again, so that the request can be
+ * repeated.
+ */
 async function createMember(client: KubeClient, ref: NamespacedRef): Promise<void> {
   const { metadata } = await client.create(SERVICE_ACCOUNTS, { metadata: ref });
   try {
