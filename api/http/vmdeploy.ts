@@ -38,7 +38,7 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
       shouldGenerateName: z
         .boolean()
         .optional()
-        .meta({ description: 'Whether the name is NAME, a dash and 5 characters.' }),
+        .meta({ description: 'Whether the server adds a dash and 5 characters to the name.' }),
       reservedPorts: text(
         'Ports HOST:GUEST, with /tcp or /udp, separated by commas.',
         PORTS_LENGTH,
@@ -93,7 +93,8 @@ export const vmDeployQuery = z.object({
     .default('running')
     .meta({ description: 'Whether the answer waits until the VM runs, or until it is Ready.' }),
   whenFull: z.enum(['wait', 'fail']).optional().meta({
-    description: 'With fail, the answer is 503 when no host has room for the VM. It is wait when omitted.',
+    description:
+      'With fail, the answer is 503 when no host has room for the VM. With wait (the default), the VM waits for room.',
   }),
 });
 export type VMDeployQuery = z.infer<typeof vmDeployQuery>;

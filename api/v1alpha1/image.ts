@@ -101,7 +101,7 @@ export const imageStatusSchema = z
     lastCommit: action('The last commit.'),
     lastPush: action('The last push.'),
     finishedTime: timestamp(
-      'Time since which no work is left: the content is there or failed for good, and commit and push have ended. Also while the VM of fromVM is missing.',
+      'Time since which no work is left: the content is complete or failed for good, and commit and push have ended. It is also set while the VM in fromVM is missing.',
     ).optional(),
   })
   .meta({ description: 'Last observed state of the Image, written by the operator.' });

@@ -33,7 +33,7 @@ export function pairingOf(observed: Pick<Observed, 'emulator' | 'vm' | 'vmPod' |
     return { kind: 'missing', message };
   }
   if (belongsToAnother(emulator, vm)) {
-    const message = `VM ${vmName} of the Emulator was deleted; the VM ${vmName} is another VM`;
+    const message = `The VM ${vmName} of this Emulator was deleted, and another VM has its name now`;
     return { kind: 'missing', message };
   }
   // The message does not name the phase of the VM, because each phase would then cause a write.

@@ -86,7 +86,10 @@ async function deleteUnknown(
     const options = { uid, deadlineMilliseconds: DELETE_MILLISECONDS };
     await caller.client.delete(EMULATORS, { namespace, name }, options);
   } catch (error) {
-    logger.warn({ err: error, emulator: `${namespace}/${name}` }, 'the emulator stays with its VM');
+    logger.warn(
+      { err: error, emulator: `${namespace}/${name}` },
+      'an emulator was not deleted, and stays until its VM is deleted',
+    );
   }
 }
 

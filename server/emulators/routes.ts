@@ -46,7 +46,8 @@ export function addEmulatorRoutes(app: App, { waiting }: Services): void {
     {
       schema: {
         summary: 'Deploy an emulator beside a running VM and wait until it runs',
-        description: 'When the time is over, the answer has the status Pending, and the emulator goes on.',
+        description:
+          'If the time is over before, the answer has the status Pending, and the deployment continues.',
         tags,
         params: namespaceParams,
         body: emulatorRequestSchema,

@@ -21,7 +21,7 @@ const MALFORMED: Readonly<Record<string, { status: number; message: string }>> =
   HPE_HEADER_OVERFLOW: { status: 431, message: 'The headers are too long' },
   ERR_HTTP_REQUEST_TIMEOUT: { status: 408, message: 'The request did not arrive in time' },
 };
-const NO_REQUEST = { status: 400, message: 'This is not a request of HTTP' };
+const NO_REQUEST = { status: 400, message: 'This is not an HTTP request' };
 
 /** Error of a handler with a Status as its answer. */
 export class StatusError extends HttpError {

@@ -27,7 +27,7 @@ function addList(app: App, { own: { rights, hosts, watches } }: Services): void 
     {
       schema: {
         summary:
-          'List the hosts of a namespace. The default namespace has the hosts that no namespace was given',
+          'List the hosts of a namespace. Hosts that are not dedicated to a namespace are in the default namespace',
         tags,
         params: namespaceParams,
         response: { 200: nodeListSchema },

@@ -37,7 +37,7 @@ export function addRoleBindingRoutes(app: App): void {
   addChange(app, {
     method: 'DELETE',
     action: 'remove',
-    summary: 'Take the role dev. Absent subjects are no error',
+    summary: 'Take the role dev from subjects. Absent subjects are no error',
     change: removeSubjects,
   });
 }

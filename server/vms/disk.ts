@@ -48,7 +48,7 @@ export async function commit(client: KubeClient, ref: NamespacedRef, description
   if (isOther(found, vm)) {
     throw new StatusError(
       409,
-      `Image ${image} has another content than the one of VM ${ref.name}. Save the VM as a new image instead`,
+      `VM ${ref.name} was not made from the present content of Image ${image}. Save the VM as a new image instead`,
     );
   }
   const requestedAt = new Date().toISOString();
@@ -112,7 +112,7 @@ export async function resize(client: KubeClient, ref: NamespacedRef, gigabytes: 
   if (larger !== undefined) {
     throw new StatusError(
       409,
-      `The disk of VM ${ref.name} has ${larger}, and a disk can only grow, not to ${wanted}`,
+      `The disk of VM ${ref.name} has ${larger}. A disk can only grow, so ${wanted} is refused`,
     );
   }
   await client.mergePatch(VMS, ref, { metadata: { uid: metadata.uid }, spec: { diskSize: wanted } });

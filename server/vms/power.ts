@@ -36,7 +36,7 @@ export async function command(client: KubeClient, ref: NamespacedRef, word: Comm
   const { spec, refusedIn } = COMMANDS[word];
   const phase = phaseOf(vm);
   if ([...ENDED, ...refusedIn].includes(phase)) {
-    throw new StatusError(409, `VM ${ref.name} is ${phase}, so it does not ${word}`);
+    throw new StatusError(409, `VM ${ref.name} is ${phase}, so the command ${word} is refused`);
   }
   await client.mergePatch(VMS, ref, { metadata: { uid: vm.metadata.uid }, spec: spec() });
 }

@@ -135,7 +135,7 @@ describe('a container image', () => {
     ['is compressed', [{ ...file, content: gzipSync(disk) }], 'compressed (gzip)'],
     ['claims 80 GB and has 1 MiB', [{ ...file, size: 80e9 }], 'unpacks to more than'],
     ['claims 20 GB and has 1 MiB', [{ ...file, size: 20e9 }], 'bytes of a file are missing'],
-  ])('whose disk %s', async (_what, items, message) => {
+  ])('whose disk %s is refused', async (_what, items, message) => {
     await expectRefused(await pushed(containerImage([tarOf(items)])), 'ImageInvalid', message);
   });
 
@@ -144,7 +144,7 @@ describe('a container image', () => {
     ['gzip' as const, (tar: Buffer) => gzipSync(tar).subarray(0, -5), 'gzip content is broken'],
     ['gzip' as const, (tar: Buffer) => zstdCompressSync(tar), 'gzip content is broken'],
     ['zstd' as const, (tar: Buffer) => gzipSync(tar), 'does not begin with a zstd frame'],
-  ])('whose %s layer is cut or something else', async (encoding, pack, message) => {
+  ])('whose %s layer is cut or something else is refused', async (encoding, pack, message) => {
     const tag = await pushed(containerImage([pack(tarOf([file]))], encoding));
     await expectRefused(tag, 'ImageInvalid', message);
   });
@@ -156,12 +156,12 @@ describe('a container image', () => {
     await expectDisk(tag);
   });
 
-  it('whose content differs from its configuration', async () => {
+  it('whose content differs from its configuration is refused', async () => {
     const tag = await pushed(containerImage([gzipSync(tarOf([file]))], 'gzip', [sha256(disk)]));
     await expectRefused(tag, 'ImageInvalid', 'but the configuration of the image states');
   });
 
-  it('whose blob differs from its digest, until the registry gives the right blob', async () => {
+  it('whose blob differs from its digest is refused, until the registry gives the right blob', async () => {
     const layer = tarOf([file]);
     const tag = await pushed(containerImage([layer]));
     const hex = sha256(layer).slice('sha256:'.length);
@@ -185,7 +185,7 @@ describe('a container image', () => {
     ['not one below an opaque folder', [[other], [{ name: 'disk/.wh..wh..opq' }]], 'has no disk'],
     ['the one that is left', [[other, file], [{ name: 'disk/.wh.other.img' }]], 'found'],
     ['one above those of a broken layer', [[{ name: '../x' }], [file]], 'found'],
-  ])('of several layers gives %s', async (_what, layers, expected) => {
+  ])('of several layers takes its disk from the right one: %s', async (_what, layers, expected) => {
     const tag = await pushed(containerImage(layers.map((items) => tarOf(items))));
     if (expected === 'found') {
       await expectDisk(tag);
@@ -224,17 +224,17 @@ describe('a Tart image', () => {
 
   const note = 'org.cirruslabs.tart.';
 
-  it('of the old layout', async () => {
+  it('of the old layout is refused', async () => {
     const tag = await pushed(withLayer(1, { mediaType: 'application/vnd.cirruslabs.tart.disk.v1' }));
     await expectRefused(tag, 'ImageInvalid', 'old layout');
   });
 
-  it('whose disk is not raw', async () => {
+  it('whose disk is not raw is refused', async () => {
     const config = Buffer.from('{"diskFormat":"asif"}');
     await expectRefused(await pushed(withLayer(0, { bytes: config })), 'ImageInvalid', 'the format asif');
   });
 
-  it('without NVRAM', async () => {
+  it('without NVRAM is refused', async () => {
     const tag = await pushed({ ...image, layers: image.layers.slice(0, -1) });
     await expectRefused(tag, 'ImageInvalid', 'has 0 layers of type application/vnd.cirruslabs.tart.nvram.v1');
   });
@@ -242,11 +242,11 @@ describe('a Tart image', () => {
   it.each([
     ['without sizes', {}, 'uncompressed-size'],
     ['without digests', { [`${note}uncompressed-size`]: '1048576' }, 'uncompressed-content-digest'],
-  ])('%s', async (_what, annotations, message) => {
+  ])('%s is refused', async (_what, annotations, message) => {
     await expectRefused(await pushed(withLayer(1, { annotations })), 'ImageInvalid', message);
   });
 
-  it('whose sizes contradict each other', async () => {
+  it('whose sizes contradict each other is refused', async () => {
     const annotations = { [`${note}uncompressed-disk-size`]: '5242880' };
     await expectRefused(
       await pushed({ ...image, annotations }),
@@ -255,7 +255,7 @@ describe('a Tart image', () => {
     );
   });
 
-  it('whose layer has other content than declared', async () => {
+  it('whose layer has other content than declared is refused', async () => {
     const annotations = { ...image.layers[1]?.annotations };
     annotations[`${note}uncompressed-content-digest`] = sha256(disk);
     await expectRefused(
@@ -265,12 +265,12 @@ describe('a Tart image', () => {
     );
   });
 
-  it('whose stream is broken', async () => {
+  it('whose stream is broken is refused', async () => {
     const cut = image.layers[1]?.bytes.subarray(0, -6) ?? Buffer.alloc(0);
     await expectRefused(await pushed(withLayer(1, { bytes: cut })), 'ImageInvalid', 'LZ4 stream is broken');
   });
 
-  it('whose blob differs from its digest, until the registry gives the right blob', async () => {
+  it('whose blob differs from its digest is refused, until the registry gives the right blob', async () => {
     const tag = await pushed(image);
     const layer = image.layers[1]?.bytes ?? Buffer.alloc(0);
     const hex = sha256(layer).slice('sha256:'.length);
@@ -346,17 +346,17 @@ describe('a disk of our own', () => {
       'only 2 layers',
     ],
     ['nowhere', [[0]], 'configuration of the disk artifact is invalid at'],
-  ])('with a chunk %s', async (_what, map, message) => {
+  ])('with a chunk %s is refused', async (_what, map, message) => {
     config['dev.berth.disk'].map = map;
     await expectRefused(await pushChanged(), 'ImageInvalid', message);
   });
 
-  it('with chunks of 1 GiB', async () => {
+  it('with chunks of 1 GiB is refused', async () => {
     config['dev.berth.disk'].chunkSize = 1024 * MIB;
     await expectRefused(await pushChanged(), 'ImageInvalid', 'chunkSize');
   });
 
-  it('with a chunk that is shorter than declared', async () => {
+  it('with a chunk that is shorter than declared is refused', async () => {
     config['dev.berth.disk'].map = [
       [0, 1],
       [1, 1],
@@ -364,17 +364,17 @@ describe('a disk of our own', () => {
     await expectRefused(await pushChanged(), 'ImageInvalid', 'bytes instead of');
   });
 
-  it('with a chunk that gives more bytes than allowed', async () => {
+  it('with a chunk that gives more bytes than allowed is refused', async () => {
     config['dev.berth.disk'].map = [[1, 0]];
     await expectRefused(await pushChanged(), 'ImageInvalid', 'unpacks to more than');
   });
 
-  it('with a chunk of another content', async () => {
+  it('with a chunk of another content is refused', async () => {
     config.rootfs.diff_ids[1] = sha256(Buffer.alloc(1));
     await expectRefused(await pushChanged(), 'ImageInvalid', 'has the digest sha256:');
   });
 
-  it('with content of an unknown kind', async () => {
+  it('with fewer digests than layers is refused', async () => {
     config.rootfs.diff_ids.pop();
     await expectRefused(await pushChanged(), 'ImageInvalid', 'digests for 1');
   });

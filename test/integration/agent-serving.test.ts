@@ -123,9 +123,12 @@ beforeAll(async () => {
     'a stranger': {},
     'a stranger with a token that nobody gave out': { token: 'forged' },
     'somebody whom the cluster knows': await tokenFor('somebody'),
-    'who may read metrics of the host': await tokenFor('metrics', { resource: 'metrics', node: NODE }),
-    'who may read logs of the host': await tokenFor('logs', { resource: 'proxy', node: NODE }),
-    'who may read metrics of another host': await tokenFor('other', { resource: 'metrics', node: 'other' }),
+    'a user who may read metrics of the host': await tokenFor('metrics', { resource: 'metrics', node: NODE }),
+    'a user who may read logs of the host': await tokenFor('logs', { resource: 'proxy', node: NODE }),
+    'a user who may read metrics of another host': await tokenFor('other', {
+      resource: 'metrics',
+      node: 'other',
+    }),
     'the API server': await certificateOf(authority, 'kube-apiserver', 'system:masters'),
     'a user with a certificate': await certificateOf(authority, 'somebody', 'people'),
     'the API server, by a certificate of somebody else': await certificateOf(
@@ -149,12 +152,12 @@ it.each([
   ['a stranger', [401, 401, 401, 401, 401]],
   ['a stranger with a token that nobody gave out', [401, 401, 401, 401, 401]],
   ['somebody whom the cluster knows', [403, 403, 403, 403, 403]],
-  ['who may read metrics of the host', [200, 403, 403, 403, 403]],
-  ['who may read logs of the host', [403, 200, 403, 403, 403]],
-  ['who may read metrics of another host', [403, 403, 403, 403, 403]],
+  ['a user who may read metrics of the host', [200, 403, 403, 403, 403]],
+  ['a user who may read logs of the host', [403, 200, 403, 403, 403]],
+  ['a user who may read metrics of another host', [403, 403, 403, 403, 403]],
   ['the API server', [200, 200, 400, 400, 400]],
   ['a user with a certificate', [403, 403, 403, 403, 403]],
   ['the API server, by a certificate of somebody else', [401, 401, 401, 401, 401]],
-])('%s gets %j', async (caller, statuses) => {
+])('%s gets for metrics, logs and streams %j', async (caller, statuses) => {
   expect(await statusesFor(callers[caller] ?? {})).toEqual(statuses);
 });

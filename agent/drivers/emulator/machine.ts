@@ -193,7 +193,10 @@ export class EmulatorProcess {
       await killByConsole(stream, token);
     } catch (error) {
       const { uid } = this.#folder;
-      this.#context.logger.debug({ uid, err: error }, 'The console of an emulator did not end it');
+      this.#context.logger.debug(
+        { uid, err: error },
+        'An emulator did not end when its console was asked to end it',
+      );
       await this.#terminate(identity);
     } finally {
       over.removeEventListener('abort', abandon);

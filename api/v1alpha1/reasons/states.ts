@@ -59,7 +59,7 @@ export const STATES = {
     seen: { Emulator: ['Reconciling', 'Event'], VM: ['Ready', 'Event'], Pod: [...PHASE.Pod, 'Event'] },
     class: 'state',
     by: 'agent',
-    says: 'The machine is off, and its disk is kept; an Emulator keeps no data',
+    says: 'The machine is off; a VM keeps its disk, and an Emulator keeps no data',
   },
   Suspending: {
     seen: PHASE,

@@ -147,7 +147,7 @@ function expectAll(told: Record<string, string>, ...patterns: RegExp[]): void {
 }
 
 test(
-  'a wrong password',
+  'a wrong password: ImageAccessDenied in VM, Image and cache entry',
   async () => {
     const reference = await push('team/locked', containerImage([disk('disk/disk.img')]));
     expectAll(await tell('locked', reference, 'wrong'), /ImageAccessDenied/, /team\/locked/);
@@ -156,7 +156,7 @@ test(
 );
 
 test(
-  'no such tag',
+  'a tag that does not exist: ImageNotFound in all three',
   async () => {
     expectAll(await tell('missing', `${registry.host}/team/locked:none`), /ImageNotFound/, /team\/locked/);
   },
@@ -164,7 +164,7 @@ test(
 );
 
 test(
-  'content that is not what its digest says',
+  'content with another digest: DigestMismatch in all three',
   async () => {
     const reference = await push('team/mismatch', containerImage([disk('disk/mismatch.img')]));
     const blob = await newestBlob();
@@ -175,7 +175,7 @@ test(
 );
 
 test(
-  'a blob that ends too soon',
+  'a blob that ends too soon: all three have a reason with the digest or the bytes',
   async () => {
     const reference = await push('team/truncated', containerImage([disk('disk/truncated.img')]));
     await truncate(await newestBlob(), 4_096);
@@ -189,7 +189,7 @@ test(
 );
 
 test(
-  'a path that leads out of the image',
+  'a path that leads out of the image: ImageInvalid in all three',
   async () => {
     const item = { name: 'disk/../../outside', content: Buffer.alloc(MEBIBYTE) };
     const reference = await push('team/outside', containerImage([tarOf([item])]));
@@ -199,7 +199,7 @@ test(
 );
 
 test(
-  'a layer that is a bomb',
+  'a layer that unpacks to 10 TiB: refused in all three, with the bytes',
   async () => {
     const tar = tarOf([{ name: 'disk/disk.img', size: 10 * 1024 ** 4 }]).subarray(0, 512);
     const bytes = gzipSync(Buffer.concat([tar, Buffer.alloc(64 * MEBIBYTE)]));
@@ -210,7 +210,7 @@ test(
 );
 
 test(
-  'a layer of 1 MB that claims 20 GB',
+  'a layer of 1 MB that claims 20 GB: all three have a reason',
   async () => {
     const image = containerImage([disk('disk/claim.img')]);
     const layers = image.layers.map((layer) => ({ ...layer, describedAs: { size: 20 * 1024 ** 3 } }));
@@ -221,7 +221,7 @@ test(
 );
 
 test(
-  'a host without room for it',
+  'a host without room for the image: DiskFull in VM and cache entry, with the numbers',
   async () => {
     const reference = await pushContainerDisk(registry, 'team/large:1', await guestFile('amd64'));
     const imagePullSecrets = [{ name: 'right' }];
@@ -243,7 +243,7 @@ test(
 );
 
 test(
-  'nothing partial is ever left to be used',
+  'after all these faults, the host has no image that could be used',
   async () => {
     const { dataDirectory } = world.host('host');
     expect(await readdir(join(dataDirectory, 'images', 'sha256'))).toEqual([]);
