@@ -2,6 +2,7 @@ import { pino } from 'pino';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { loadConfig } from '../config.ts';
 import { assemble } from '../server.ts';
+import { createApp } from './app.ts';
 
 const VMS = '/api/v1/namespaces/platform-default/vms';
 let server: Awaited<ReturnType<typeof assemble>>;
@@ -56,4 +57,11 @@ it.each([
   const headers = { authorization: 'Bearer token' };
   const answer = await server.app.inject({ method: 'POST', url: VMS, headers, payload });
   expect(answer.statusCode).toBe(code);
+});
+
+it('keeps no body that no handler reads', async () => {
+  const app = createApp({ logger: pino({ level: 'silent' }), tls: false });
+  app.delete('/one', ({ body }) => ({ kept: body ?? 'nothing' }));
+  const answer = await app.inject({ method: 'DELETE', url: '/one', payload: { large: 'x' } });
+  expect(answer.json()).toEqual({ kept: 'nothing' });
 });

@@ -1,16 +1,20 @@
 /** The web application with the rules that hold for every route. */
 import type { IncomingMessage, Server, ServerResponse } from 'node:http';
 import type { Server as HttpsServer } from 'node:https';
-import fastify, { type FastifyBaseLogger, type FastifyInstance, LogController } from 'fastify';
+import fastify, {
+  type FastifyBaseLogger,
+  type FastifyInstance,
+  type FastifyRequest,
+  LogController,
+} from 'fastify';
 import { serializerCompiler, validatorCompiler, type ZodTypeProvider } from 'fastify-type-provider-zod';
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import { createServer, type Handler } from '../../kube/serving/httpserver.ts';
 import { normalizeBody } from './bodies.ts';
+import { BODY_BYTES, BodyReader } from './bodyreader.ts';
 import { refuseMalformed, sendError, StatusError } from './errors.ts';
 
-/** Largest body of a request in bytes. Only uploads are larger, and they are streams. */
-const BODY_BYTES = 1024 * 1024;
 /** Limit of connections. Each deployment that waits has one, and at most 1,350 of them wait. */
 const CONNECTIONS = 2_048;
 /** Longest parameter of a path: an image reference with each character encoded. */
@@ -69,23 +73,26 @@ export function createApp({ logger, tls }: AppOptions): App {
 
 /** Reads bodies of any content type as JSON. Clients send an empty body with the content type of a form. */
 function readBodies(app: App): void {
+  const reader = new BodyReader();
   app.removeAllContentTypeParsers();
-  app.addContentTypeParser('*', { parseAs: 'string' }, (_request, body, done) => {
-    const text = String(body);
-    if (text.trim() === '') {
-      return done(null, {});
-    }
-    try {
-      return done(null, JSON.parse(text) as unknown);
-    } catch {
-      return done(new StatusError(400, 'the body is not JSON'));
-    }
-  });
+  app.addContentTypeParser('*', async (_request: FastifyRequest, payload: IncomingMessage) =>
+    parsed(await reader.read(payload)),
+  );
   app.addHook('preValidation', (request, _reply, next) => {
     const { body } = request.routeOptions.schema ?? {};
-    if (body instanceof z.ZodType) {
-      request.body = normalizeBody(body, request.body);
-    }
+    // A body that no handler reads would stay in memory while the request waits.
+    request.body = body instanceof z.ZodType ? normalizeBody(body, request.body) : undefined;
     next();
   });
+}
+
+function parsed(text: string): unknown {
+  if (text.trim() === '') {
+    return {};
+  }
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new StatusError(400, 'the body is not JSON');
+  }
 }

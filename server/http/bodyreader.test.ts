@@ -1,0 +1,82 @@
+/** Bodies of requests, sent over real connections. */
+import { connect, type Socket } from 'node:net';
+import { pino } from 'pino';
+import { afterAll, beforeAll, expect, it, vi } from 'vitest';
+import { type ListeningServer, listen } from '../../kube/serving/httpserver.ts';
+import { configSchema } from '../config.ts';
+import { assemble } from '../server.ts';
+
+const PATH = '/api/v1/namespaces/platform-default/vms';
+const MEBIBYTE = 1024 * 1024;
+/** More large bodies at once than the server reads. */
+const MANY = 52;
+const WAIT = { timeout: 30_000, interval: 50 };
+
+let server: Awaited<ReturnType<typeof assemble>>;
+let running: ListeningServer;
+const sockets = new Set<Socket>();
+
+beforeAll(async () => {
+  server = await assemble({
+    // Nothing listens there, and no test gets that far.
+    connection: { server: 'https://127.0.0.1:1' },
+    config: configSchema.parse({ http: { tls: false } }),
+    logger: pino({ level: 'silent' }),
+  });
+  running = await listen(server.app.server, '127.0.0.1:0');
+});
+
+afterAll(async () => {
+  sockets.forEach((socket) => socket.destroy());
+  await running?.close();
+  await server?.close();
+});
+
+async function post(body: string): Promise<Response> {
+  const headers = { authorization: 'Bearer token', 'content-type': 'application/json' };
+  return await fetch(`http://127.0.0.1:${running.port}${PATH}`, { method: 'POST', headers, body });
+}
+
+/** Returns a body of which the server refuses a field. */
+const body = (length: number) => JSON.stringify({ cpu: 1_000, padding: 'x'.repeat(length) });
+
+/** Sends almost all of a body, and then nothing. */
+function hold(chunk: string): Socket {
+  const socket = connect(running.port, '127.0.0.1');
+  sockets.add(socket);
+  socket.on('error', () => undefined);
+  socket.write(
+    `POST ${PATH} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token\r\nTransfer-Encoding: chunked\r\n\r\n`,
+  );
+  socket.write(`${chunk.length.toString(16)}\r\n${chunk}\r\n`);
+  return socket;
+}
+
+it('reads no more large bodies at once than memory allows, and common requests all the time', async () => {
+  const large = body(MEBIBYTE - 100);
+  for (let count = 0; count < MANY; count += 1) {
+    hold(large.slice(0, -1));
+  }
+  const refused = await vi.waitFor(async () => {
+    const answer = await post(large);
+    expect(answer.status).toBe(503);
+    return answer;
+  }, WAIT);
+  expect(refused.headers.get('retry-after')).toMatch(/^\d+$/);
+  expect(await refused.json()).toMatchObject({ kind: 'Status', reason: 'ServiceUnavailable' });
+  expect((await post(body(4_000))).status).toBe(422);
+  sockets.forEach((socket) => socket.destroy());
+  await vi.waitFor(async () => expect((await post(large)).status).toBe(422), WAIT);
+});
+
+it('counts each body once, whatever its end', async () => {
+  for (const [length, code] of [
+    [MEBIBYTE - 100, 422],
+    [MEBIBYTE, 413],
+  ] as const) {
+    for (let count = 0; count < MANY; count += 1) {
+      expect((await post(body(length))).status).toBe(code);
+    }
+  }
+  expect((await post(body(MEBIBYTE - 100))).status).toBe(422);
+});
