@@ -205,17 +205,9 @@ export class Installed implements AsyncDisposable {
     return (await promisify(execFile)('nsenter', inside)).stdout;
   }
 
-  /** Returns the cluster IP of the operator's Service. */
-  async serviceAddress(): Promise<string> {
-    const get = [
-      'get',
-      'service',
-      '--namespace',
-      SYSTEM,
-      'berth-operator',
-      '-o',
-      'jsonpath={.spec.clusterIP}',
-    ];
+  /** Returns the cluster IP of a Service of the release. */
+  async serviceAddress(name = 'berth-operator'): Promise<string> {
+    const get = ['get', 'service', '--namespace', SYSTEM, name, '-o', 'jsonpath={.spec.clusterIP}'];
     return (await this.cluster.kubectl(get)).stdout;
   }
 

@@ -91,6 +91,29 @@ describe('Berth installed with helm', unless(unfit), () => {
       expect(stdout).toContain('Linux version');
     });
 
+    test('the HTTP API shows its page, with all files from the image', async () => {
+      await berth.cluster.kubectl([
+        'rollout',
+        'status',
+        '-n',
+        SYSTEM,
+        'deployment/berth-server',
+        '--timeout=60s',
+      ]);
+      const address = await berth.serviceAddress('berth-server');
+      const fetch = async (path: string, ...more: string[]): Promise<string> =>
+        (await berth.nodes[0]?.run('curl', '--silent', '--insecure', ...more, `https://${address}${path}`)) ??
+        '';
+      const page = await fetch('/api/v1/swagger');
+      const files = [...page.matchAll(/ (?:src|href)="(\/[^"]+)"/g)].map(([, path = '']) => path);
+      expect(files).toHaveLength(3);
+      const told = ['--output', '/dev/null', '--write-out', '%{http_code} %{content_type} %{size_download}'];
+      for (const file of files) {
+        const type = file.endsWith('.css') ? 'css' : 'javascript';
+        expect(await fetch(file, ...told)).toMatch(new RegExp(`^200 text/${type}; charset=utf-8 [1-9]`));
+      }
+    });
+
     test('a VM runs on when its agent is deleted, and the next agent takes it over', async () => {
       const { nodeName } = (await berth.vms.get('steady')).status ?? {};
       const before = await berth.page('steady', PORT);
