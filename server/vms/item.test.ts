@@ -27,3 +27,23 @@ it('shows the architecture of the VM, or else that of its host', () => {
     undefined,
   ]);
 });
+
+it('shows the port for SSH, also if the VM reserves it', () => {
+  const shown = (endpoints: NonNullable<VM['status']>['endpoints']) => {
+    const { ssh, vnc, reservedPorts } = vmItem({
+      metadata: { name: 'mac' },
+      spec: {},
+      status: { endpoints },
+    } as VM);
+    return { ssh, vnc, reservedPorts };
+  };
+  const web = { name: '8080-tcp', protocol: 'TCP', hostPort: 8080, guestPort: 80 };
+  const chosen = { name: 'ssh', purpose: 'ssh', protocol: 'TCP', hostPort: 20_000, guestPort: 22 };
+  const vnc = { name: 'vnc', purpose: 'vnc', protocol: 'TCP', hostPort: 20_001 };
+  expect(shown([web, chosen, vnc])).toEqual({ ssh: 20_000, vnc: 20_001, reservedPorts: '8080:80/tcp' });
+  expect(shown([{ ...chosen, name: '8822-tcp', hostPort: 8822 }])).toEqual({
+    ssh: 8822,
+    vnc: undefined,
+    reservedPorts: '8822:22/tcp',
+  });
+});

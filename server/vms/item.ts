@@ -76,9 +76,11 @@ function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memor
 function portsOf({
   endpoints = [],
 }: VMStatus): Pick<VMItem, 'ssh' | 'vnc' | 'screenshare' | 'reservedPorts'> {
-  const portOf = (wanted: string) => endpoints.find(({ name }) => name === wanted)?.hostPort;
+  // A service whose port the VM reserves has the name of that port.
+  const portOf = (wanted: string) =>
+    endpoints.find(({ name, purpose }) => (purpose ?? name) === wanted)?.hostPort;
   const reserved = endpoints
-    .filter(({ purpose, guestPort }) => purpose === undefined && guestPort !== undefined)
+    .filter(({ name, purpose, guestPort }) => name !== purpose && guestPort !== undefined)
     .map(({ hostPort, guestPort, protocol }) => `${hostPort}:${guestPort}/${protocol.toLowerCase()}`);
   return {
     ssh: portOf('ssh'),
