@@ -4,6 +4,7 @@ import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { rest } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { askBooted, BootAnswer } from '../adb/booted.ts';
+import { GuestLoops } from './loops.ts';
 import type { MachineRecord, Runtime } from './machine.ts';
 
 /** Time between two questions while Android boots, or does not answer. Each question is a short connection. */
@@ -49,7 +50,7 @@ export interface BootPollerOptions {
 }
 
 export class BootPoller {
-  readonly #polls = new Map<string, AbortController>();
+  readonly #loops = new GuestLoops();
   readonly #options: BootPollerOptions;
 
   constructor(options: BootPollerOptions) {
@@ -67,25 +68,19 @@ export class BootPoller {
       runtime.readiness = undefined;
       return;
     }
-    if (!this.#polls.has(uid)) {
-      const end = new AbortController();
-      this.#polls.set(uid, end);
+    if (!this.#loops.has(uid)) {
       runtime.readiness = firstReadiness(pod, runtime.record);
-      void this.#run(runtime, end.signal);
+      this.#loops.start(uid, async (signal) => await this.#run(runtime, signal));
     }
   }
 
   /** Ends the questions to the emulator with this uid. */
   forget(uid: string): void {
-    this.#polls.get(uid)?.abort();
-    this.#polls.delete(uid);
+    this.#loops.end(uid);
   }
 
   close(): void {
-    for (const end of this.#polls.values()) {
-      end.abort();
-    }
-    this.#polls.clear();
+    this.#loops.endAll();
   }
 
   async #run(runtime: Runtime, signal: AbortSignal): Promise<void> {

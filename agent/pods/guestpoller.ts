@@ -4,6 +4,7 @@ import type { GuestFacts } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { GuestAnswer, GuestQuestion } from '../drivers/driver.ts';
+import { GuestLoops } from './loops.ts';
 import type { Runtime } from './machine.ts';
 import { lastReport } from './pod.ts';
 
@@ -42,7 +43,7 @@ export interface GuestPollerOptions {
 }
 
 export class GuestPoller {
-  readonly #polls = new Map<string, AbortController>();
+  readonly #loops = new GuestLoops();
   readonly #options: GuestPollerOptions;
 
   constructor(options: GuestPollerOptions) {
@@ -57,25 +58,19 @@ export class GuestPoller {
       runtime.guest = undefined;
       return;
     }
-    if (!this.#polls.has(uid)) {
-      const end = new AbortController();
-      this.#polls.set(uid, end);
+    if (!this.#loops.has(uid)) {
       runtime.guest = reportedGuest(pod);
-      void this.#run(runtime, end.signal);
+      this.#loops.start(uid, async (signal) => await this.#run(runtime, signal));
     }
   }
 
   /** Ends the questions to the machine with this uid. */
   forget(uid: string): void {
-    this.#polls.get(uid)?.abort();
-    this.#polls.delete(uid);
+    this.#loops.end(uid);
   }
 
   close(): void {
-    for (const end of this.#polls.values()) {
-      end.abort();
-    }
-    this.#polls.clear();
+    this.#loops.endAll();
   }
 
   async #run(runtime: Runtime, signal: AbortSignal): Promise<void> {

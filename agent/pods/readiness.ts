@@ -3,6 +3,7 @@ import { connect, type Socket } from 'node:net';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
+import { GuestLoops } from './loops.ts';
 import type { Runtime } from './machine.ts';
 import { portsOf } from './portclaims.ts';
 
@@ -80,14 +81,11 @@ function readinessOf({ connected }: NonNullable<Runtime['guest']>): Readiness {
     : { ready: false, message: 'The guest agent does not answer' };
 }
 
-interface Watch {
-  target: Target;
-  end: AbortController;
-}
-
 /** Checks guests regularly and reports when the readiness of a guest changes. */
 export class ReadinessProber {
-  readonly #watches = new Map<string, Watch>();
+  readonly #loops = new GuestLoops();
+  /** Address at which each machine is checked, by uid. */
+  readonly #targets = new Map<string, Target>();
   readonly #changed: (uid: string) => void;
   readonly #wait: typeof rest;
 
@@ -119,25 +117,22 @@ export class ReadinessProber {
       return;
     }
     const { target } = question;
-    const known = this.#watches.get(uid)?.target;
+    const known = this.#targets.get(uid);
     if (known?.host !== target.host || known.port !== target.port) {
-      this.forget(uid);
-      const end = new AbortController();
-      this.#watches.set(uid, { target, end });
-      void this.#run(runtime, target, end.signal);
+      this.#targets.set(uid, target);
+      this.#loops.start(uid, async (signal) => await this.#run(runtime, target, signal));
     }
   }
 
   close(): void {
-    for (const uid of this.#watches.keys()) {
-      this.forget(uid);
-    }
+    this.#loops.endAll();
+    this.#targets.clear();
   }
 
   /** Ends the checks of the machine with this uid. */
   forget(uid: string): void {
-    this.#watches.get(uid)?.end.abort();
-    this.#watches.delete(uid);
+    this.#loops.end(uid);
+    this.#targets.delete(uid);
   }
 
   async #run(runtime: Runtime, target: Target, signal: AbortSignal): Promise<void> {

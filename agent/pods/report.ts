@@ -2,7 +2,6 @@
 import type { MachineReport } from '../../api/v1alpha1/machine.ts';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { lastWords, MESSAGE_LENGTH } from '../../kube/podstatus.ts';
-import { displayReport } from './displayreport.ts';
 import type { MachineRecord, Runtime } from './machine.ts';
 import { holdsPorts } from './portclaims.ts';
 
@@ -10,6 +9,8 @@ import { holdsPorts } from './portclaims.ts';
 const REPORT_MESSAGE_LENGTH = 512;
 /** Number of characters with which JSON escapes one character. */
 const LONGEST_ESCAPE = 6;
+/** Limit of the message about the display, in characters. The longest message of the QEMU driver fits. */
+const DISPLAY_MESSAGE_LENGTH = 320;
 /** Characters in the report for the key of the message, its quotes and its comma. */
 const MESSAGE_KEY_LENGTH = 16;
 
@@ -50,6 +51,16 @@ function factsOf(
     ...displayReport(runtime),
     ...defined('adb', adbOf(runtime, forwardAddress)),
   };
+}
+
+/** Returns the part of the report about the display. Its message has only characters that JSON writes as one, so that the machine's whole report is short. */
+function displayReport({ state }: Pick<Runtime, 'state'>): Pick<MachineReport, 'display'> {
+  const display = state.kind === 'running' ? state.display : undefined;
+  if (display === undefined) {
+    return {};
+  }
+  const message = display.message.replaceAll(/[^\w .,:;×'()/-]/g, '?').slice(0, DISPLAY_MESSAGE_LENGTH);
+  return { display: { ...display, message } };
 }
 
 /** Returns the address and port for ADB of a running emulator; undefined for VMs. `forwardAddress` as in {@link ReportFacts}. */

@@ -21,6 +21,14 @@ export interface UserRange {
  */
 export const SHARED_RUN_AS: RunAs = { uid: 65_107, gid: 65_107 };
 
+/**
+ * Returns the user of a machine's process, `own` if the machine has a user of its own. If the agent is root, the result is never
+ * undefined, because no machine runs as root.
+ */
+export function processUser(isRoot: boolean, own: RunAs | undefined): RunAs | undefined {
+  return isRoot ? (own ?? SHARED_RUN_AS) : undefined;
+}
+
 /** Error for a range that cannot be used on this host. */
 export class UserRangeError extends Error {
   override readonly name = 'UserRangeError';

@@ -62,6 +62,8 @@ export const VM_FINALIZER = 'berth.dev/machine';
  * a Pod could run and disappear unnoticed.
  */
 export const POD_FINALIZER = 'berth.dev/observed';
+/** Finalizer of an ImageCacheEntry that keeps its image on hosts. It stays until no host keeps the image for the entry. */
+export const CACHE_FINALIZER = 'berth.dev/image-cache';
 
 /** Name of the only container of a machine's Pod. */
 export const MACHINE_CONTAINER = 'machine';

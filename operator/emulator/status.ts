@@ -6,7 +6,7 @@ import type { Pod } from '../../kube/core.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft as Draft, conditionIn, stampConditions } from '../objects/conditions.ts';
 import { slotsOf } from '../tasks/slots.ts';
-import { machineReport, podCondition } from '../vm/podstate.ts';
+import { machineReport, podCondition, readyByPod } from '../vm/podstate.ts';
 import { condense, describeTaints } from '../vm/scheduling.ts';
 import { type Facts, gatherFacts } from './facts.ts';
 import type { Observed } from './observe.ts';
@@ -64,15 +64,7 @@ function ready({ pod }: Observed, { phase, blocked }: Findings): Draft {
     const said = name === 'Pending' && blocked !== undefined ? blocked : phase;
     return { type, status: 'False', reason: said.reason, message: said.message };
   }
-  const podReady = podCondition(pod, 'Ready');
-  return podReady === undefined || podReady.status === 'True'
-    ? { type, status: 'True', reason: 'Running', message: podReady?.message ?? '' }
-    : {
-        type,
-        status: podReady.status,
-        reason: 'NotReady',
-        message: podReady.message ?? 'ADB of the emulator does not answer',
-      };
+  return readyByPod(pod, 'ADB of the emulator does not answer');
 }
 
 /** Returns the condition of an Emulator on its way to Running or to its end. It stays until the Pod of a stopped emulator is gone. */

@@ -4,7 +4,7 @@
  */
 import { soonest } from '../../base/time.ts';
 import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
-import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { CACHE_FINALIZER, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Cache, Change } from '../../kube/cache.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
@@ -25,7 +25,6 @@ import { recordEntryEvents } from './events.ts';
 import { buildJob } from './job.ts';
 import type { CacheMetrics } from './metrics.ts';
 import {
-  CACHE_FINALIZER,
   ENTRIES_BY_QUEUED_HOST,
   ENTRIES_BY_REFERENCE,
   ENTRIES_BY_UID,

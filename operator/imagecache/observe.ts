@@ -1,5 +1,5 @@
 /** Reads from the caches all that the plan of one ImageCacheEntry needs. */
-import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
+import { keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
@@ -16,9 +16,6 @@ import { hostOfJob, JOBS_BY_HOST } from '../tasks/placement.ts';
 import { resolveImage } from './image.ts';
 import { ATTEMPT_ANNOTATION, PARKED_SECONDS } from './job.ts';
 import type { CacheJob, Host, ObservedEntry, TaskType } from './observed.ts';
-
-/** Finalizer of an entry. It stays until no host keeps an image for the entry. */
-export const CACHE_FINALIZER = 'berth.dev/image-cache';
 
 /** Names of the indexes that this controller uses. */
 export const ENTRIES_BY_UID = 'uid';
@@ -115,20 +112,10 @@ function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
     : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
 }
 
-/**
- * Returns the name of the entry that keeps the image instead of this entry. The result is undefined if this entry keeps it. An
- * entry with a finalizer has begun and continues. If no entry has begun, the oldest one begins. Names decide between entries of
- * the same second.
- */
+/** Returns the name of the entry that keeps the image instead of this entry. The result is undefined if this entry keeps it. */
 function duplicateOf({ entries }: EntrySources, entry: ImageCacheEntry): string | undefined {
-  const rivals = entries.cache.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry));
-  const first = rivals.toSorted((a, b) => (rank(a) < rank(b) ? -1 : 1))[0];
+  const first = keepingEntry(entries.cache.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry)));
   return first === undefined || first.metadata.uid === entry.metadata.uid ? undefined : first.metadata.name;
-}
-
-function rank({ metadata }: ImageCacheEntry): string {
-  const works = metadata.finalizers?.includes(CACHE_FINALIZER) === true;
-  return `${works ? 0 : 1} ${metadata.creationTimestamp} ${metadata.name}`;
 }
 
 function hostOf(node: Node): Host {

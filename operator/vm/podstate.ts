@@ -13,6 +13,7 @@ import {
   MACHINE_CONTAINER,
 } from '../../api/v1alpha1/names.ts';
 import type { ContainerState, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
+import type { ConditionDraft } from '../objects/conditions.ts';
 
 /**
  * Returns the Pod as the operator's cache keeps it. A bound Pod loses fields that only the scheduler reads, and fields of the
@@ -134,6 +135,18 @@ export function podCondition(pod: Pod | undefined, type: string): PodCondition |
   return condition === undefined || STATUSES.has(condition.status)
     ? condition
     : { ...condition, status: 'Unknown' };
+}
+
+/**
+ * Returns the Ready condition of a VM or Emulator that runs, as its Pod is ready or not. `otherwise` is the message if the host gives
+ * none.
+ */
+export function readyByPod(pod: Pod | undefined, otherwise: string): ConditionDraft {
+  const type = 'Ready';
+  const { status, message } = podCondition(pod, type) ?? { status: 'True' };
+  return status === 'True'
+    ? { type, status, reason: 'Running', message: message ?? '' }
+    : { type, status, reason: 'NotReady', message: message ?? otherwise };
 }
 
 /** Returns the agent's report of the machine; empty when there is no report (a simulated host) or it cannot be read. */

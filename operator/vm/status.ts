@@ -11,7 +11,7 @@ import type { Observed } from './observe.ts';
 import { phasesIn } from '../../api/v1alpha1/phases.ts';
 import { type Phase, PENDING_PHASES, phaseOf } from './phase.ts';
 import { machineStatus, nonEmpty } from './machinestatus.ts';
-import { machineReport, podCondition, waitingState } from './podstate.ts';
+import { machineReport, podCondition, readyByPod, waitingState } from './podstate.ts';
 import type { Unresolved } from './resolve.ts';
 import { schedulingReason } from './scheduling.ts';
 import { restartRequired } from './size.ts';
@@ -96,19 +96,7 @@ function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {
   if (phase.name !== 'Running') {
     return { type, status: 'False', reason, message };
   }
-  const paused = pausedByDisk(pod);
-  if (paused !== undefined) {
-    return paused;
-  }
-  const podReady = podCondition(pod, 'Ready');
-  return podReady === undefined || podReady.status === 'True'
-    ? { type, status: 'True', reason: 'Running', message: podReady?.message ?? '' }
-    : {
-        type,
-        status: podReady.status,
-        reason: 'NotReady',
-        message: podReady.message ?? 'The guest is not ready yet',
-      };
+  return pausedByDisk(pod) ?? readyByPod(pod, 'The guest is not ready yet');
 }
 
 const SETTLED = phasesIn('settled');

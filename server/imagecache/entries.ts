@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
 import { LRUCache } from 'lru-cache';
-import { type CacheTargets, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
+import { type CacheTargets, keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry, ImageCacheEntrySpec } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { isAlreadyExists, isConflict, unlessMissing } from '../../kube/errors.ts';
@@ -16,8 +16,6 @@ export type CachedSource = Pick<ImageCacheEntrySpec, 'reference' | 'imageRef'>;
 /** Prefix of the names of entries that the server creates. The rest is a hash of the name of the image. */
 const NAME_PREFIX = 'cached-';
 const HASH_LENGTH = 32;
-/** Finalizer of an entry that works. Of several entries for one image, only one has it. */
-const CACHE_FINALIZER = 'berth.dev/image-cache';
 /** Limit of entries that the server creates. No quota limits them, because they belong to no namespace. */
 const ENTRIES = 1_000;
 /** Limit of entries that keep images on the hosts of one namespace, so that its members leave entries to others. Few hosts have more images. */
@@ -42,7 +40,7 @@ export class Entries {
 
   /** Returns the entry that keeps the image, by the normalized name of the image; undefined without an entry. */
   find(reference: string): Readonly<ImageCacheEntry> | undefined {
-    return this.#watches.entriesFor(reference).toSorted((a, b) => (rank(a) < rank(b) ? -1 : 1))[0];
+    return keepingEntry(this.#watches.entriesFor(reference));
   }
 
   /**
@@ -158,10 +156,4 @@ function isUnused({ metadata, spec, status }: Readonly<ImageCacheEntry>): boolea
     status?.observedGeneration === metadata.generation &&
     (status?.holders ?? []).length === 0
   );
-}
-
-/** Returns the order of entries for the same image, as the operator has it: an entry that works comes first, then the oldest entry. */
-function rank({ metadata }: Readonly<ImageCacheEntry>): string {
-  const works = metadata.finalizers?.includes(CACHE_FINALIZER) === true;
-  return `${works ? 0 : 1} ${metadata.creationTimestamp} ${metadata.name}`;
 }

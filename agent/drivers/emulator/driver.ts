@@ -14,7 +14,7 @@ import { listFolders } from '../../../base/files.ts';
 import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
-import { SHARED_RUN_AS } from '../../processes/users.ts';
+import { processUser } from '../../processes/users.ts';
 import {
   type DiskCopy,
   type Driver,
@@ -269,9 +269,8 @@ export class EmulatorDriver implements Driver {
     return architecture === NATIVE ? await acceleration(hostRoot, isRoot) : undefined;
   }
 
-  /** Returns the Linux user of the machine's process. If the agent is root, the machine never runs as root. */
   #userOf({ runAs }: Pick<MachinePlan, 'runAs'>): RunAs | undefined {
-    return this.#sdk.isRoot ? (runAs ?? SHARED_RUN_AS) : undefined;
+    return processUser(this.#sdk.isRoot, runAs);
   }
 
   async #recordedUser(folder: MachineFolder): Promise<RunAs | undefined> {

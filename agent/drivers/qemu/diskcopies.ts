@@ -5,7 +5,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { convertToRaw, markArgument } from '../../disks/qemuimg.ts';
 import { findByArgument, killForCertain } from '../../processes/process.ts';
-import { SHARED_RUN_AS } from '../../processes/users.ts';
+import { processUser } from '../../processes/users.ts';
 import { Serial } from '../../../base/serial.ts';
 import { type CopyOptions, type DiskCopy, type MachineFolder, type MachineState } from '../driver.ts';
 import { diskNode } from './arguments.ts';
@@ -185,7 +185,7 @@ export class DiskCopies {
       throw new Error('The hypervisor has ended');
     }
     const qmp = await hypervisor.qmp();
-    const runAs = isRoot ? (launched?.runAs ?? SHARED_RUN_AS) : undefined;
+    const runAs = processUser(isRoot, launched?.runAs);
     const drive = await prepareSnapshot(qmp, path, runAs);
     const take = async () => await takeSnapshot(qmp, drive);
     const { frozen, problems } = await this.#whileFrozen(hypervisor.guestAgent, signal, take);

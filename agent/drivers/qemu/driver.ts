@@ -12,7 +12,7 @@ import type { ConsoleLog } from '../../console/store.ts';
 import { logsWritten } from '../../console/logwriter.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import { killForCertain } from '../../processes/process.ts';
-import { SHARED_RUN_AS } from '../../processes/users.ts';
+import { processUser } from '../../processes/users.ts';
 import {
   type Accelerator,
   type CopyOptions,
@@ -276,11 +276,8 @@ export class QemuDriver implements DriverOfVMs {
     return made;
   }
 
-  /**
-   * Returns the plan with the Linux user of the machine's process. If the agent is root and the plan has no user, the shared user is
-   * set, because a machine never runs as root.
-   */
+  /** Returns the plan with the Linux user of the machine's process. */
   #owned<Plan extends VmPlan>(plan: Plan): Plan {
-    return { ...plan, runAs: this.#context.isRoot ? (plan.runAs ?? SHARED_RUN_AS) : undefined };
+    return { ...plan, runAs: processUser(this.#context.isRoot, plan.runAs) };
   }
 }

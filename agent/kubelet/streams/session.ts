@@ -5,6 +5,7 @@
 import type { Duplex, Readable, Writable } from 'node:stream';
 import { finished } from 'node:stream/promises';
 import { rest } from '../../../base/time.ts';
+import { HttpError } from '../../../kube/serving/httpserver.ts';
 
 /** Time limit for a client to read the last data and the result. */
 const FINISH_MILLISECONDS = 10_000;
@@ -75,19 +76,22 @@ export class ClientGoneError extends Error {
 export const COMMAND_PROTOCOLS: readonly string[] = ['v5.channel.k8s.io', 'v4.channel.k8s.io'];
 
 /**
- * Returns the first of our protocols that the client offers in a header; undefined if there is none. The header is split at its commas
- * alone. A pattern with spaces around a comma takes seconds for a long header of spaces.
+ * Returns the first of our protocols that the client offers in a header. The header is split at its commas alone. A pattern with spaces
+ * around a comma takes seconds for a long header of spaces.
+ *
+ * @throws HttpError 400 when the client offers none of our protocols.
  */
-export function chosenProtocol(
-  header: string | string[] | undefined,
-  ours: readonly string[],
-): string | undefined {
+export function chooseProtocol(header: string | string[] | undefined, ours: readonly string[]): string {
   const offered = new Set(
     String(header ?? '')
       .split(',')
       .map((one) => one.trim()),
   );
-  return ours.find((one) => offered.has(one));
+  const chosen = ours.find((one) => offered.has(one));
+  if (chosen === undefined) {
+    throw new HttpError(400, `The client offers none of the protocols ${ours.join(', ')}`);
+  }
+  return chosen;
 }
 
 /** Parses the number of a port. Returns undefined for other texts. */

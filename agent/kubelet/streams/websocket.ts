@@ -4,7 +4,7 @@ import { type WebSocket, WebSocketServer } from 'ws';
 import { HttpError } from '../../../kube/serving/httpserver.ts';
 import type { Upgrade } from '../../../kube/serving/upgrades.ts';
 import {
-  chosenProtocol,
+  chooseProtocol,
   ClientGoneError,
   COMMAND_PROTOCOLS,
   type CommandSession,
@@ -157,10 +157,7 @@ function accept(
   ours: readonly string[],
   limits: SessionLimits,
 ): Channels {
-  const protocol = chosenProtocol(request.headers['sec-websocket-protocol'], ours);
-  if (protocol === undefined) {
-    throw new HttpError(400, `The client offers none of the protocols ${ours.join(', ')}`);
-  }
+  const protocol = chooseProtocol(request.headers['sec-websocket-protocol'], ours);
   const server = new WebSocketServer({
     noServer: true,
     maxPayload: MESSAGE_BYTES,

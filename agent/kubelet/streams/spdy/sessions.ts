@@ -3,7 +3,7 @@ import { rest } from '../../../../base/time.ts';
 import { HttpError } from '../../../../kube/serving/httpserver.ts';
 import type { Upgrade } from '../../../../kube/serving/upgrades.ts';
 import {
-  chosenProtocol,
+  chooseProtocol,
   ClientGoneError,
   type CommandSession,
   COMMAND_PROTOCOLS,
@@ -27,13 +27,8 @@ interface Link extends Session {
   connection: SpdyConnection;
 }
 
-/** Chooses the first of our protocols that the client offers. @throws HttpError 400 when there is none. */
-function chooseProtocol({ request }: Upgrade, ours: readonly string[]): string {
-  const chosen = chosenProtocol(request.headers['x-stream-protocol-version'], ours);
-  if (chosen === undefined) {
-    throw new HttpError(400, `The client offers none of the protocols ${ours.join(', ')}`);
-  }
-  return chosen;
+function protocolOf({ request }: Upgrade, ours: readonly string[]): string {
+  return chooseProtocol(request.headers['x-stream-protocol-version'], ours);
 }
 
 function accept(
@@ -92,7 +87,7 @@ export async function acceptCommand(
       complete.resolve();
     }
   };
-  const protocol = chooseProtocol(upgrade, COMMAND_PROTOCOLS);
+  const protocol = protocolOf(upgrade, COMMAND_PROTOCOLS);
   const link = accept(upgrade, protocol, { streams: names.length, limits, onStream });
   const enough = new AbortController();
   await Promise.race([complete.promise, link.ended, rest(STREAMS_MILLISECONDS, enough.signal)]);
@@ -194,7 +189,7 @@ export function acceptPorts(
   limits: SessionLimits,
   onConnection: (connection: PortConnection) => void,
 ): Session {
-  const protocol = chooseProtocol(upgrade, [PORT_PROTOCOL]);
+  const protocol = protocolOf(upgrade, [PORT_PROTOCOL]);
   const pairs = new PortPairs(onConnection);
   const onStream = (stream: SpdyStream): void => pairs.add(stream);
   const link = accept(upgrade, protocol, { streams: 2 * limits.connections, limits, onStream });
