@@ -263,6 +263,14 @@ describe('an Emulator whose VM runs', () => {
     expect(statusOf({ pod: booting('2030-01-01T00:00:00Z') }).failure?.reason).toBe('DeployTimeout');
   });
 
+  it('fails after its time for a start with the cause that the host named last', () => {
+    const { status, ...pod } = waitingPod('NoFreePort', 'No TCP port is free in the range 5554-5754');
+    const late = { ...pod, status: { ...status, startTime: '2029-12-31T23:00:00Z' } } as Pod;
+    const cause = 'NoFreePort: No TCP port is free in the range 5554-5754';
+    const message = `The emulator was not Running 600 s after it was bound to host mac-1; the host last reported ${cause}`;
+    expect(statusOf({ pod: late }).failure).toMatchObject({ reason: 'DeployTimeout', message });
+  });
+
   it('is not late while its host is silent, and has its whole time after that', () => {
     const nodeWith = (status: string, lastTransitionTime: string) =>
       ({

@@ -211,9 +211,15 @@ describe('an emulator', () => {
     await create('open', { exposure: 'Host' });
     const told = await world.emulators.waitForReason('open', 'Ready', 'NoFreePort');
     expect(told.message).toMatch(/No TCP port .* is free on this host in the range 5554-5754/);
+    await create('late', { exposure: 'Host', deployTimeoutSeconds: 3 });
+    const { status } = await world.emulators.waitForPhase('late', 'Failed');
+    expect(status?.failure).toMatchObject({
+      reason: 'DeployTimeout',
+      message: expect.stringContaining(`; the host last reported NoFreePort: ${told.message}`) as string,
+    });
     network.isUsable = isUsable;
     await world.emulators.waitForPhase('open', 'Running');
-    await remove('open');
+    await Promise.all(['open', 'late'].map(remove));
     await expectOnHost(0);
   });
 

@@ -127,7 +127,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent',
     says: 'All ports in a range from which the host chooses ports are in use; the message names the range',
-    todo: 'Delete VMs on the host, widen the range in ports of its agent, or set network.automaticPorts to false',
+    todo: 'Delete VMs or Emulators on the host, or widen the range in ports of its agent. VMs can also set network.automaticPorts to false',
   },
   VNCSecretNotFound: {
     seen: { VM: ['Ready'], Pod: ['waiting'] },
