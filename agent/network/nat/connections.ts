@@ -18,11 +18,9 @@ export async function forgetFormer(
   hostAddress: string | undefined,
 ): Promise<void> {
   const onHost = hostAddress === undefined ? [] : ['--orig-dst', hostAddress];
-  // The replies of a connection to the machine come from its address, whether its port was forwarded or not. The deletions run one after
-  // another, because two deletions of the same entry at the same time both fail.
-  for (const flag of ['--orig-src', '--reply-src']) {
-    await forgetConnections([flag, address]);
-  }
+  // The replies of a connection to the machine come from its address, whether its port was forwarded or not. No entry matches both
+  // filters, so that these deletions do not disturb each other.
+  await Promise.all(['--orig-src', '--reply-src'].map((flag) => forgetConnections([flag, address])));
   for (const port of ports.filter(({ protocol }) => protocol === 'UDP')) {
     await forgetConnections(['--proto', 'udp', '--orig-port-dst', String(port.hostPort), ...onHost]);
   }
