@@ -9,6 +9,7 @@ import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
 import { listen } from '../kube/serving/httpserver.ts';
 import type { App } from './http/app.ts';
 import { StatusError } from './http/errors.ts';
+import type { WaitingRequests } from './http/waiting.ts';
 import type { Own } from './own/own.ts';
 import { configSchema, loadConfig } from './config.ts';
 import { assemble } from './server.ts';
@@ -18,6 +19,7 @@ const TOKEN = { authorization: 'Bearer some.token' };
 
 let app: App;
 let own: Own;
+let waiting: WaitingRequests;
 let metrics: Registry;
 let close: () => Promise<void>;
 
@@ -28,7 +30,7 @@ beforeAll(async () => {
     config: loadConfig(undefined),
     logger: pino({ level: 'silent' }),
   });
-  ({ app, own, metrics, close } = parts);
+  ({ app, own, waiting, metrics, close } = parts);
 });
 
 afterAll(async () => {
@@ -141,3 +143,17 @@ it.each([
   const message = 'must have at most 4096 names';
   expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field, message }] } });
 });
+
+it.each([
+  ['POST', '/vms', { image: 'image' }],
+  ['POST', '/emulators', { vm: 'mac' }],
+  ['DELETE', '/vms/mac?wait=true', {}],
+] as const)(
+  '%s %s takes no place of waiting requests before the API server knows the caller',
+  async (method, path, payload) => {
+    const run = vi.spyOn(waiting, 'run');
+    const answer = await app.inject({ method, url: NAMESPACE + path, headers: TOKEN, payload });
+    expect([answer.statusCode, answer.headers['retry-after']]).toEqual([503, '5']);
+    expect(run).not.toHaveBeenCalled();
+  },
+);

@@ -150,18 +150,26 @@ export class Cluster {
     const record = readRecord(this.directory, name);
     return {
       pid: record.pid,
-      restart: (signal = 'SIGKILL') => this.#restart(record, signal),
+      restart: (signal = 'SIGKILL', meanwhile = async () => {}) => this.#restart(record, signal, meanwhile),
       signal: async (signal) => {
         await signalProcess(record, signal);
       },
     };
   }
 
-  async #restart(record: ProcessRecord, signal: NodeJS.Signals): Promise<void> {
+  async #restart(
+    record: ProcessRecord,
+    signal: NodeJS.Signals,
+    meanwhile: () => Promise<void>,
+  ): Promise<void> {
     await stopProcess(this.directory, record, signal);
-    const { name, file, arguments: args, image } = record;
-    await launch(this.directory, { name, file, arguments: args, image });
-    await waitUntilReady(this.directory, this.server);
+    try {
+      await meanwhile();
+    } finally {
+      const { name, file, arguments: args, image } = record;
+      await launch(this.directory, { name, file, arguments: args, image });
+      await waitUntilReady(this.directory, this.server);
+    }
   }
 
   /** Ends the connections and timers of this process. The cluster continues to run. */

@@ -11,6 +11,7 @@ export interface ServerOptions {
   config?: Record<string, unknown>;
   /** Name of the server's files. A second replica needs another name. */
   name?: string;
+  environment?: Record<string, string>;
 }
 
 export interface ServerProcess {
@@ -25,7 +26,7 @@ export interface ServerProcess {
 export async function startServer(
   directory: string,
   kubeconfig: string,
-  { config, name = 'server' }: ServerOptions = {},
+  { config, name = 'server', environment }: ServerOptions = {},
 ): Promise<ServerProcess> {
   const [port, metricsPort, healthPort] = (await freePorts(3)) as [number, number, number];
   const authority = await createAuthority('berth-server-authority');
@@ -54,6 +55,7 @@ export async function startServer(
     },
     metricsPort,
     healthPort,
+    environment,
   });
   return { url: `https://127.0.0.1:${port}`, authority: authority.certificate, process };
 }

@@ -24,8 +24,11 @@ export type Component = 'kube-apiserver' | 'etcd' | 'kube-controller-manager' | 
 
 export interface ComponentProcess {
   pid: number;
-  /** Ends the process with `signal` (SIGKILL when absent) and starts it again. Resolves when the API server answers. */
-  restart(signal?: NodeJS.Signals): Promise<void>;
+  /**
+   * Ends the process with `signal` (SIGKILL when absent), waits for `meanwhile` and starts the process again. Resolves when the API server
+   * answers.
+   */
+  restart(signal?: NodeJS.Signals, meanwhile?: () => Promise<void>): Promise<void>;
   /** Sends a signal, for example SIGSTOP. */
   signal(signal: NodeJS.Signals): Promise<void>;
 }

@@ -1,0 +1,73 @@
+import { pino } from 'pino';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { ApiError } from '../../kube/errors.ts';
+import { StatusError } from '../http/errors.ts';
+import { WaitEnd } from '../http/waiting.ts';
+import { answerOf, settle } from './ending.ts';
+
+const TIME = '2030-01-01T00:11:00.000Z';
+const logger = pino({ level: 'silent' });
+const vm = {
+  metadata: { name: 'mac', namespace: 'ci', uid: 'u', annotations: { [ANSWER_BY_ANNOTATION]: TIME } },
+  spec: {},
+} as unknown as VM;
+const AWAY = Object.assign(new Error('connect ECONNREFUSED'), { code: 'ECONNREFUSED' });
+const UNAUTHORIZED = new ApiError('Unauthorized', { status: 401, reason: 'Unauthorized' });
+
+beforeEach(() => void vi.useFakeTimers());
+afterEach(() => void vi.useRealTimers());
+
+type Write = () => Promise<unknown>;
+
+/** A client of an API server that is away until `isBack` is set. */
+function api() {
+  const state = { isBack: false };
+  const write = vi.fn<Write>(async () => {
+    if (!state.isBack) {
+      throw AWAY;
+    }
+    return vm;
+  });
+  return { state, write, client: { delete: write, mergePatch: write } as unknown as KubeClient };
+}
+
+it.each([
+  ['deletes', 'late', false],
+  ['keeps', 'gone', true],
+] as const)(
+  '%s the VM when the API server is back, long after the answer to a client that is %s',
+  async (_, why, stays) => {
+    const { state, write, client } = api();
+    const settled = settle(client, vm, { error: new WaitEnd(why), stays, logger });
+    await vi.advanceTimersByTimeAsync(5_000);
+    expect(await settled).toBe(false);
+    state.isBack = true;
+    await vi.waitFor(() => expect(write).toHaveResolvedWith(vm), { timeout: 10_000 });
+  },
+);
+
+it('writes nothing with a token that is no longer valid', async () => {
+  const { write, client } = api();
+  expect(await settle(client, vm, { error: UNAUTHORIZED, stays: false, logger })).toBe(false);
+  expect(write).not.toHaveBeenCalled();
+});
+
+it.each<[unknown, boolean, number, string]>([
+  [new WaitEnd('late'), true, 504, 'VM mac did not run within 1 minute. VM mac was deleted. It waited for: '],
+  [new WaitEnd('late'), false, 504, `. The operator deletes VM mac at ${TIME}. It waited for: `],
+  [new WaitEnd('stopping'), true, 503, 'The HTTP API is stopping. VM mac was deleted. Try again'],
+  [
+    UNAUTHORIZED,
+    false,
+    401,
+    `Unauthorized: the token is no longer valid. The operator deletes VM mac at ${TIME}`,
+  ],
+  [new ApiError('no right', { status: 403, reason: 'Forbidden' }), true, 403, 'no right. VM mac was deleted'],
+])('after %o the answer tells what becomes of the VM', (error, isDeleted, code, words) => {
+  const answer = answerOf(error, vm, { isDeleted, minutes: 1 });
+  expect(answer).toBeInstanceOf(StatusError);
+  expect((answer as StatusError).body).toMatchObject({ code, message: expect.stringContaining(words) });
+});

@@ -1,0 +1,134 @@
+/**
+ * The end of a deployment: the VM is kept or deleted, and the caller gets the answer. While the API server is away, this last write is
+ * repeated. If it never gets through, the operator deletes the VM at the time in its annotation `berth.dev/answer-by`.
+ */
+import type { Logger } from 'pino';
+import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import { Backoff } from '../../base/backoff.ts';
+import { pause, rest } from '../../base/time.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { ApiError, isConflict, isNotFound, isRefusal } from '../../kube/errors.ts';
+import { Patience } from '../../kube/patience.ts';
+import { StatusError } from '../http/errors.ts';
+import { WaitEnd } from '../http/waiting.ts';
+import { VMS } from '../resources.ts';
+import { progressOf } from './progress.ts';
+
+/** Time for which the answer waits for the last write, which takes milliseconds. A stopping process has less than 15 s for both. */
+const ANSWER_MILLISECONDS = 5_000;
+/** Time for which a last write is repeated. An API server that is away for longer needs people, and the operator deletes the VM. */
+const LIMIT_MILLISECONDS = 300_000;
+/** Waits between two attempts, while the API server is away. */
+const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as const;
+
+/** Takes the annotation from the VM, so that it stays. @throws StatusError when the VM is gone; ApiError; the signal's reason. */
+export async function keep(client: KubeClient, vm: VM, signal: AbortSignal): Promise<VM> {
+  const { name, namespace = '', uid } = vm.metadata;
+  const patch = { metadata: { uid, annotations: { [ANSWER_BY_ANNOTATION]: null } } };
+  const write = async () => await client.mergePatch<VM>(VMS, { name, namespace }, patch, { signal });
+  const kept = await repeated(write, signal).catch((error: unknown) => {
+    throw isNotFound(error) || isConflict(error) ? deleted(vm) : error;
+  });
+  if (kept.metadata.deletionTimestamp !== undefined) {
+    throw deleted(vm);
+  }
+  return kept;
+}
+
+/**
+ * Writes what becomes of a VM without a good answer: with `stays` it is kept, otherwise deleted. Resolves with true when this is done, and
+ * with false when it fails or takes too long for the answer. The write is then repeated in the background.
+ */
+export async function settle(
+  client: KubeClient,
+  vm: VM,
+  { error, stays, logger }: { error: unknown; stays: boolean; logger: Logger },
+): Promise<boolean> {
+  if (error instanceof ApiError && error.status === 401) {
+    // Each further write would have the same token.
+    return false;
+  }
+  const signal = AbortSignal.timeout(LIMIT_MILLISECONDS);
+  const write: Promise<unknown> = stays ? keep(client, vm, signal) : remove(client, vm, signal);
+  const isWritten = write.then(
+    () => true,
+    (failure: unknown) => {
+      const isGone = failure instanceof StatusError;
+      if (!isGone) {
+        const { name, namespace } = vm.metadata;
+        logger.warn({ err: failure, vm: `${namespace}/${name}` }, 'the operator will delete the VM');
+      }
+      return isGone;
+    },
+  );
+  const limit = new AbortController();
+  const isLate = rest(ANSWER_MILLISECONDS, limit.signal).then(() => false);
+  const isSettled = await Promise.race([isWritten, isLate]);
+  limit.abort();
+  return isSettled;
+}
+
+/** Returns the error for the caller of a deployment that ended with `error`. */
+export function answerOf(
+  error: unknown,
+  vm: VM,
+  { isDeleted, minutes }: { isDeleted: boolean; minutes: number },
+): unknown {
+  const left = isDeleted ? `VM ${vm.metadata.name} was deleted` : leftToOperator(vm);
+  if (error instanceof WaitEnd) {
+    return error.why === 'late'
+      ? new StatusError(
+          504,
+          `VM ${vm.metadata.name} did not run within ${minutes === 1 ? '1 minute' : `${minutes} minutes`}. ${left}. It waited for: ${progressOf(vm)}`,
+        )
+      : new StatusError(503, `The HTTP API is stopping. ${left}. Try again`);
+  }
+  if (isRefusal(error)) {
+    const { status, reason, message } = error;
+    const words = status === 401 ? 'Unauthorized: the token is no longer valid' : message;
+    return new StatusError(status, `${words}. ${left}`, { reason });
+  }
+  return error;
+}
+
+export function deleted({ metadata }: VM): StatusError {
+  return new StatusError(409, `VM ${metadata.name} was deleted before it ran`);
+}
+
+function leftToOperator({ metadata }: VM): string {
+  const time = metadata.annotations?.[ANSWER_BY_ANNOTATION];
+  return time === undefined
+    ? `VM ${metadata.name} was not deleted`
+    : `The operator deletes VM ${metadata.name} at ${time}`;
+}
+
+/** Deletes the VM. A VM that others have made under its name stays. @throws ApiError; the signal's reason. */
+async function remove(client: KubeClient, { metadata }: VM, signal: AbortSignal): Promise<void> {
+  const { name, namespace = '', uid } = metadata;
+  const write = async () => await client.delete(VMS, { name, namespace }, { uid, signal });
+  await repeated(write, signal).catch((error: unknown) => {
+    if (!isConflict(error)) {
+      throw error;
+    }
+  });
+}
+
+/** Repeats a write until the API server has answered it finally. @throws ApiError; the signal's reason. */
+async function repeated<T>(write: () => Promise<T>, signal: AbortSignal): Promise<T> {
+  const backoff = new Backoff(BACKOFF);
+  const patience = new Patience();
+  for (;;) {
+    try {
+      const written = await write();
+      signal.throwIfAborted();
+      return written;
+    } catch (error) {
+      signal.throwIfAborted();
+      if (patience.endsWith(error)) {
+        throw error;
+      }
+    }
+    await pause(backoff.next(), signal);
+  }
+}
