@@ -36,20 +36,20 @@ it('ends a deployment whose client is gone, and refuses more than its limit', as
   expect(await accepted).toBe('gone');
 });
 
-it('gives one user a third of the places, and names the bound', async () => {
-  const waiting = new WaitingRequests(6);
-  const [first] = [response(), response()].map((connection) => {
+it('gives one user three quarters of the places, and names the bound', async () => {
+  const waiting = new WaitingRequests(4);
+  const [first] = [response(), response(), response()].map((connection) => {
     void waiting.run(connection, 'ann', untilEnd);
     return connection;
   });
   await expect(waiting.run(response(), 'ann', untilEnd)).rejects.toMatchObject({
     status: 429,
-    message: '2 requests of user ann wait already. Try again later',
+    message: '3 requests of user ann wait already. Try again later',
   });
   void waiting.run(response(), 'ben', untilEnd);
   first?.emit('close');
   void waiting.run(response(), 'ann', untilEnd);
-  expect(waiting.size).toBe(3);
+  expect(waiting.size).toBe(4);
 });
 
 it('gives no place to a client that is gone already', async () => {
