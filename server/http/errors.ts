@@ -22,6 +22,8 @@ const MALFORMED: Readonly<Record<string, { status: number; message: string }>> =
   ERR_HTTP_REQUEST_TIMEOUT: { status: 408, message: 'The request did not arrive in time' },
 };
 const NO_REQUEST = { status: 400, message: 'This is not an HTTP request' };
+/** Time in which the rest of a malformed request is read and dropped. A client that still sends could otherwise not read the answer. */
+const LINGER_MILLISECONDS = 2_000;
 
 /** Error of a handler with a Status as its answer. */
 export class StatusError extends HttpError {
@@ -44,14 +46,19 @@ export function invalidField(field: string, message: string): StatusError {
 /** Answers bytes that are not an HTTP request, or a request that is too long or too slow. Then it closes the connection. */
 export function refuseMalformed(error: Error & { code?: string }, socket: Socket): void {
   const { status, message } = MALFORMED[error.code ?? ''] ?? NO_REQUEST;
-  if (socket.writable && error.code !== 'ECONNRESET') {
-    const body = JSON.stringify(failure(status, message));
-    socket.write(
-      `HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\nConnection: close\r\nContent-Type: application/json; charset=utf-8\r\n` +
-        `Content-Length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
-    );
+  if (!socket.writable || error.code === 'ECONNRESET') {
+    socket.destroy();
+    return;
   }
-  socket.destroySoon();
+  const body = JSON.stringify(failure(status, message));
+  // The parser would report each further piece as an error. A new listener takes the connection away from it.
+  socket.removeAllListeners('data');
+  socket.on('data', () => undefined);
+  socket.end(
+    `HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\nConnection: close\r\nContent-Type: application/json; charset=utf-8\r\n` +
+      `Content-Length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
+  );
+  setTimeout(() => socket.destroy(), LINGER_MILLISECONDS).unref();
 }
 
 /** Sends the answer for an error. Only an error that nobody expected is logged. */
@@ -68,6 +75,9 @@ export function sendError(error: unknown, request: FastifyRequest, reply: Fastif
   if (wait !== undefined || code === 503 || code === 429) {
     void reply.header('retry-after', wait === undefined ? RETRY_AFTER_SECONDS : Math.ceil(wait / 1000));
   }
+  // Fastify would close the connection after an error of a body. A client that still sends could then not read the answer. The rest of the
+  // body is read and dropped, until the time limit of the request.
+  void reply.removeHeader('connection');
   void reply.code(code).type('application/json; charset=utf-8').send(JSON.stringify(status));
 }
 

@@ -1,0 +1,170 @@
+/** Bodies of every size to a real HTTP API, and clients that send or read too slowly. The server must go on with its work. */
+import { randomBytes } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import type { Socket } from 'node:net';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import type { Cluster } from '../../hack/cluster/index.ts';
+import type { ServerProcess } from '../../hack/cluster/server.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { VMS as VM_OBJECTS } from '../../operator/objects/resources.ts';
+import { numbered } from '../fixtures/vms.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { HTTPClient } from '../wires/httpapi.ts';
+import { tried } from './support/attempts.ts';
+import { type Door, knock, outcomeOf, request } from './support/doors.ts';
+
+const BODY_BYTES = 1024 * 1024;
+/** Interval between two bytes of a slow client. It is shorter than each time limit of the server for a quiet connection. */
+const DRIP_MILLISECONDS = 500;
+/** State of an established connection in /proc/net/tcp. */
+const ESTABLISHED = '01';
+/** With 64 labels each, a list of so many VMs is larger than the buffers of both ends of a connection. */
+const LARGE = { vms: 600, labels: 64, length: 63 };
+
+const namespace = `platform-slow-${randomBytes(4).toString('hex')}`;
+const VMS = `/api/v1/namespaces/${namespace}/vms`;
+
+let cluster: Cluster;
+let server: ServerProcess;
+let api: HTTPClient;
+let token: string;
+let door: Door;
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  await cluster.createNamespace(namespace);
+  server = await cluster.startServer({ name: `server-${namespace}` });
+  api = new HTTPClient(server);
+  const { hostname, port } = new URL(server.url);
+  door = { name: 'HTTP API', host: hostname, port: Number(port), tls: true };
+  const account = { namespace, name: 'member' };
+  await cluster.client().create(SERVICE_ACCOUNTS, { metadata: account });
+  const subject = `--serviceaccount=${namespace}:member`;
+  await cluster.kubectl(['-n', namespace, 'create', 'rolebinding', 'member', '--clusterrole=edit', subject]);
+  token = await requestToken(cluster.client(), account, 3600);
+  await waitFor('the rights', async () => (await api.call(VMS, { token })).status === 200);
+});
+
+afterAll(async () => {
+  await api?.close();
+  await server?.process.stop();
+  await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+  await cluster?.disconnect();
+});
+
+function headers(...more: string[]): string[] {
+  return [`Authorization: Bearer ${token}`, 'Content-Type: application/json', ...more];
+}
+
+/** Sends the bytes, all of them before the answer is read, and returns the status. */
+async function sendAll(bytes: string): Promise<string> {
+  const socket = await knock(door);
+  socket.pause();
+  await new Promise<void>((resolve, reject) => {
+    socket.once('error', reject);
+    socket.write(bytes, () => resolve());
+  });
+  return await outcomeOf(socket.resume());
+}
+
+/** Returns a request whose body is an empty object and spaces. */
+function post(bytes: number, isChunked: boolean): string {
+  const body = `{}${' '.repeat(bytes - 2)}`;
+  const framing = isChunked ? 'Transfer-Encoding: chunked' : `Content-Length: ${bytes}`;
+  const head = request('POST', `${VMS}/absent/commit`, headers(framing));
+  return head + (isChunked ? `${bytes.toString(16)}\r\n${body}\r\n0\r\n\r\n` : body);
+}
+
+it('a body of 1 MiB is read, one byte more is refused, and the client can always read the answer', async (context) => {
+  const sizes = [
+    [BODY_BYTES, '404'],
+    [BODY_BYTES + 1, '413'],
+    [16 * BODY_BYTES, '413'],
+  ] as const;
+  for (const isChunked of [false, true]) {
+    for (const [bytes, status] of sizes) {
+      const outcome = await sendAll(post(bytes, isChunked));
+      tried(context, `a body of ${bytes} bytes`, outcome);
+      expect([bytes, isChunked, outcome]).toEqual([bytes, isChunked, status]);
+    }
+  }
+});
+
+it('a client that sends too long headers can read the refusal', async (context) => {
+  for (const bytes of [20_000, 200_000, 2_000_000]) {
+    const outcome = await sendAll(request('GET', VMS, headers(`X-Long: ${'x'.repeat(bytes)}`)));
+    tried(context, `headers of ${bytes} bytes`, outcome);
+    expect([bytes, outcome]).toEqual([bytes, '431']);
+  }
+});
+
+/** Sends the bytes one after the other until the server answers, and returns the status. */
+async function drip(begin: string, rest: string): Promise<string> {
+  const socket = await knock(door);
+  socket.write(begin);
+  let sent = 0;
+  const timer = setInterval(() => {
+    socket.write(rest[sent % rest.length] ?? '');
+    sent += 1;
+  }, DRIP_MILLISECONDS);
+  try {
+    return await outcomeOf(socket);
+  } finally {
+    clearInterval(timer);
+  }
+}
+
+/** Asks for the large list and reads nothing of it. Resolves when the server has given up the connection. */
+async function neverRead(): Promise<string> {
+  const socket = await knock(door);
+  socket.pause();
+  socket.write(request('GET', VMS, headers()));
+  try {
+    await waitFor('the answer to begin', () => isOpen(socket) && socket.bytesWritten > 0);
+    await waitFor('the server to close the connection', () => !isOpen(socket), {
+      deadlineMilliseconds: 90_000,
+    });
+    return 'closed';
+  } finally {
+    socket.destroy();
+  }
+}
+
+/** Whether the server's end of the connection is open. A client that reads nothing does not see its end. */
+function isOpen(socket: Socket): boolean {
+  const hex = (port: number) => port.toString(16).toUpperCase().padStart(4, '0');
+  const ends = new RegExp(`:${hex(door.port)} \\S+:${hex(socket.localPort ?? 0)} (\\S\\S) `);
+  return ends.exec(readFileSync('/proc/net/tcp', 'utf8'))?.[1] === ESTABLISHED;
+}
+
+it('clients that send or read too slowly lose their connection, and others are answered meanwhile', async (context) => {
+  const text = 'x'.repeat(LARGE.length);
+  const labels = Object.fromEntries(
+    numbered('label', LARGE.labels).map((name) => [`${name}-${text}`.slice(0, LARGE.length), text]),
+  );
+  const client = cluster.client();
+  await Promise.all(
+    numbered('large', LARGE.vms).map((name) =>
+      client.create(VM_OBJECTS, { metadata: { name, namespace, labels }, spec: { image: 'image' } }),
+    ),
+  );
+  const length = headers('Content-Length: 1000');
+  const slow = {
+    'headers in drips': drip('GET / HTTP/1.1\r\nHost: berth\r\n', 'X: y\r\n'),
+    'a body in drips': drip(request('POST', VMS, length), '{"image": "image"}'),
+    'an answer that nobody reads': neverRead(),
+  };
+  const outcomes = Object.entries(slow).map(async ([name, outcome]) => {
+    tried(context, name, await outcome);
+    return [name, await outcome];
+  });
+  const [list, ended] = await Promise.all([api.call(`${VMS}?limit=1`, { token }), Promise.all(outcomes)]);
+  expect([list.status, list.body.items.length]).toEqual([200, 1]);
+  expect(Object.fromEntries(ended)).toEqual({
+    'headers in drips': '408',
+    'a body in drips': '408',
+    'an answer that nobody reads': 'closed',
+  });
+  expect((await api.call(VMS, { token })).body.items).toHaveLength(LARGE.vms);
+});
