@@ -108,7 +108,7 @@ class Session {
 }
 
 class ConsoleStream extends Duplex {
-  /** Takes the input. It is set before anybody can write. */
+  /** Connection that takes the input. It is set before anybody can write to this stream. */
   connection: Duplex | undefined;
   #hasInput: boolean;
 

@@ -56,7 +56,7 @@ function untilLeave(leave: () => void): Transform {
   });
 }
 
-/** Takes the output of a caller who does not want it. */
+/** Returns a stream that drops the output, for a caller who did not ask for it. */
 function sink(): Writable {
   return new Writable({ write: (_chunk, _encoding, done) => done() });
 }

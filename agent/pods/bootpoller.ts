@@ -129,7 +129,7 @@ class Answers {
   /** Number of answers of the last kind in a row. */
   #same = 0;
   #last: BootAnswer['kind'] | undefined;
-  /** Factor of the number of answers that a change needs. */
+  /** Factor by which more answers are needed before the readiness changes. */
   #patience = 1;
   /** Time of the last change, in milliseconds since the start of this process. */
   #changedAt = 0;

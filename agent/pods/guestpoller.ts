@@ -50,7 +50,7 @@ export class GuestPoller {
     this.#options = options;
   }
 
-  /** If the Pod's machine runs, starts its questions, else ends them. Until the first answer, the last report in the Pod applies. */
+  /** Starts the questions to the Pod's machine if it runs, and ends them otherwise. Until the first answer, the Pod's last report applies. */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     const { uid } = runtime.folder;
     if (runtime.state.kind !== 'running') {

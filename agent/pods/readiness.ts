@@ -95,7 +95,7 @@ export class ReadinessProber {
     this.#wait = wait;
   }
 
-  /** If the Pod's machine runs, starts its checks, else ends them. Until the first result, the Pod's present condition `Ready` applies. */
+  /** Starts the checks of the Pod's machine if it runs, and ends them otherwise. Until the first result, the Pod's condition `Ready` applies. */
   follow(pod: Readonly<Pod>, runtime: Runtime, forwardAddress: string): void {
     const { machine } = runtime.record;
     if (runtime.state.kind !== 'running' || machine === undefined) {

@@ -82,8 +82,8 @@ export function userDataConditions({
 }
 
 /**
- * Returns the cause if the image or the user data of a machine cannot be fetched yet. For user data, the Pod must be Pending: in a
- * running Pod, an operator takes every reason except the phase as a sign that the machine has run.
+ * Returns the cause if the image or the user data of a machine cannot be fetched yet. A cause in the user data is returned for a Pending
+ * Pod only. In a running Pod, an operator takes every reason except the phase as a sign that the machine has run.
  */
 export function obstacle(
   reason: Reason | undefined,

@@ -71,7 +71,7 @@ export function createApp({ logger, tls }: AppOptions): App {
   return app;
 }
 
-/** Reads bodies of any content type as JSON. Clients send an empty body with the content type of a form. */
+/** Reads bodies of any content type as JSON, because clients send an empty body with the content type of a form. */
 function readBodies(app: App): void {
   const reader = new BodyReader();
   app.removeAllContentTypeParsers();

@@ -7,7 +7,7 @@ import { StatusError } from '../http/errors.ts';
 import { hostNotFound } from '../own/hosts.ts';
 import { hasEnded } from './item.ts';
 
-/** Types of Pods that are machines. Tasks on images do not belong to a namespace. */
+/** Types of Pods that are machines. Pods that work on images do not count, because their work is for no single namespace. */
 const MACHINES = `${WORKLOAD_LABEL} in (vm,emulator)`;
 /** Number of machines that a refusal names. */
 const NAMED = 5;

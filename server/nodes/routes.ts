@@ -45,7 +45,7 @@ function addList(app: App, { own: { rights, hosts, watches } }: Services): void 
 function addTags(app: App, { own: { rights, hosts, client } }: Services): void {
   for (const [action, summary, value] of [
     ['tag', 'Add a tag to a host', ''],
-    ['untag', 'Remove a tag from a host. A tag of the configuration of the host comes back', null],
+    ['untag', 'Remove a tag from a host. A tag from the configuration of the host returns by itself', null],
   ] as const) {
     app.post(
       `${NODES_PATH}/:node/${action}`,

@@ -152,7 +152,7 @@ export const FAULTS = {
   },
 } as const;
 
-/** Places of a refusal. An Emulator stays with the host of its VM and is tried there again. */
+/** Places where a refusal by a host appears. An Emulator also shows it in `Scheduled` and `Ready`, because it waits for this host and for no other. */
 const REFUSED = { ...FAILURE, Emulator: ['Scheduled', 'Ready', 'Event'] } as const;
 
 /** Reasons for which a host refuses a machine that another host may accept. */
