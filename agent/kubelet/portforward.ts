@@ -18,7 +18,7 @@ export async function forward(
     await Promise.all([pipeline(data, guest), pipeline(guest, data)]);
     connection.end();
   } catch (error) {
-    // A connection that one end breaks off has an error with a code. The other end sees that too, and needs no message.
+    // An error with a code means that one end broke the connection off. The other end sees this itself and needs no message.
     if (codeOf(error) !== undefined || error instanceof ClientGoneError) {
       connection.end();
       return;

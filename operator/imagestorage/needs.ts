@@ -12,7 +12,7 @@ import { machineOf } from '../vm/podstate.ts';
 /** Content of the image storage that is needed: keys of single files or artifacts (`placeKey`), and names of whole repositories. */
 export interface Needs {
   readonly keys: ReadonlySet<string>;
-  /** True if a Pod's description of its machine cannot be read, because this machine might then need any content. */
+  /** True if the description of some Pod's machine cannot be read. This machine might need any content, so all content counts as needed. */
   readonly unknown: boolean;
 }
 

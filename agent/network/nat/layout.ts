@@ -180,7 +180,7 @@ interface AddressRange {
   subnet: Subnet;
   /** Number of the first address. */
   first: number;
-  /** Number after that of the last address. */
+  /** Number of the last address, plus 1. */
   end: number;
 }
 

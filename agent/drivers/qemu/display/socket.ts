@@ -10,7 +10,7 @@ import { FILES } from '../state.ts';
 
 /** Numbers of the system call `sendmsg` on Linux, by Node.js's name of the architecture. */
 const SENDMSG: Readonly<Partial<Record<string, number>>> = { x64: 46, arm64: 211 };
-/** Descriptor of the program that QEMU gets. */
+/** File descriptor of the socket in the program. The program sends it to QEMU. */
 const PASSED_DESCRIPTOR = 3;
 /** Time limit of the program. It ends after some 10 ms, on an overloaded host after seconds. */
 const PROGRAM_TIMEOUT_MILLISECONDS = 30_000;
