@@ -254,8 +254,8 @@ it('offers no transfers of files and no remote images, and says what to use inst
     await post(`${namespace}/remoteimages/base/pull`, {}),
     await post(`${namespace}/remoteisos/base/pull`, {}),
   ];
-  expect(refused.map(({ body }) => [body.code, body.reason])).toEqual(
-    refused.map(() => [501, 'NotImplemented']),
+  expect(refused.map(({ body }) => [body.code, body.reason, body.message])).toEqual(
+    refused.map(() => [501, 'NotImplemented', expect.stringMatching(/\. Name .*(source|reference)/)]),
   );
   expect((await api.call(`/api/v1/namespaces/${namespace}/remoteimages/base/pull`)).status).toBe(404);
   const path = `/api/v1/namespaces/${namespace}/upload/image`;

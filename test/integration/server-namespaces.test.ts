@@ -284,7 +284,7 @@ describe('members', () => {
   });
 });
 
-it('names that clients have fixed work in paths and bodies, and in the answers to them', async () => {
+it('names that are fixed in clients work in paths and bodies, and in the answers to them', async () => {
   expect((await get(FORMER_HOME, member)).body).toEqual({ name: FORMER_HOME, customPods: false });
   const path = `${FORMER_HOME}/rolebindings/former-dev/subjects`;
   const account = { name: 'ci', namespace: FORMER_HOME };

@@ -185,7 +185,7 @@ describe('a client that is gone', () => {
 });
 
 describe('trouble in the middle of a deployment', () => {
-  it('a token that is no longer valid answers 401, and the operator will delete the VM', async () => {
+  it('a token that is no longer valid answers 401, and the VM keeps the time until which the answer is taken', async () => {
     const guest = await memberToken('guest');
     const answer = api.call(PATH, { method: 'POST', token: guest, body: { ...onBare, name: 'orphaned' } });
     await bound('orphaned', answer);
@@ -262,7 +262,7 @@ describe('actions on a VM', () => {
     expect(await act('known', 'commit')).toBe(409);
   });
 
-  it('replace the image of a VM by its disk', async () => {
+  it('request that its image gets the content of its disk', async () => {
     const base = { namespace, name: 'base' };
     const spec = { description: 'first', source: { registry: { reference: IMAGE } } };
     await cluster.client().create(IMAGES, { metadata: base, spec });
