@@ -52,7 +52,7 @@ beforeAll(async () => {
   vms = new VMs(cluster);
   const member = ['--clusterrole=berth-role-dev', '--user=dev@berth.test'];
   await cluster.kubectl(['-n', namespace, 'create', 'rolebinding', 'dev', ...member]);
-  [operator, bare, api] = await Promise.all([
+  [operator, bare, { client: api }] = await Promise.all([
     cluster.startOperator(),
     ActingHost.join(cluster.client(), 'bare', { slots: 16 }),
     startReplica('server'),
@@ -70,12 +70,17 @@ afterAll(async () => {
   await provider?.close();
 });
 
+interface Replica {
+  readonly client: HTTPClient;
+  readonly process: ServerProcess['process'];
+}
+
 /** Starts a replica. With `answerBySeconds`, its clock is behind: after this time, its VMs with the shortest time limit are overdue. */
-async function startReplica(name: string, answerBySeconds = ANSWER_BY_SECONDS): Promise<HTTPClient> {
+async function startReplica(name: string, answerBySeconds = ANSWER_BY_SECONDS): Promise<Replica> {
   const environment = clockBehind(ANSWER_BY_SECONDS - answerBySeconds);
   const replica = await cluster.startServer({ name, environment });
   replicas.push(replica);
-  return new HTTPClient(replica);
+  return { client: new HTTPClient(replica), process: replica.process };
 }
 
 const onBare = { image: IMAGE, node: 'bare' };
@@ -117,7 +122,7 @@ async function waitForEnd(name: string): Promise<void> {
 
 describe.concurrent('in the middle of a deployment', () => {
   it('a replica is killed: the operator deletes its VMs when their time is over, and no answered one', async () => {
-    const client = await startReplica('killed', KILLED_SECONDS);
+    const { client, process } = await startReplica('killed', KILLED_SECONDS);
     const answered = await deploy({ image: IMAGE, name: 'answered' }, { client });
     expect(answered.status).toBe(200);
     const answers = [
@@ -126,7 +131,7 @@ describe.concurrent('in the middle of a deployment', () => {
     ];
     const running = await bound('running', answers[1] as Promise<HTTPAnswer>);
     const time = answerBy(running) ?? '';
-    await replicas.at(-1)?.process.kill('SIGKILL');
+    await process.kill('SIGKILL');
     expect((await Promise.allSettled(answers)).map(({ status }) => status)).toEqual(['rejected', 'rejected']);
     await bare.run({ namespace, name: 'running' });
     await vms.waitForPhase('running', 'Running');
@@ -139,7 +144,7 @@ describe.concurrent('in the middle of a deployment', () => {
   });
 
   it('a token expires: the answer is 401 and says when the operator deletes the VM', async () => {
-    const client = await startReplica('expired', EXPIRED_SECONDS);
+    const { client } = await startReplica('expired', EXPIRED_SECONDS);
     const short = provider.forge('dev', { exp: Math.floor(Date.now() / 1000) + TOKEN_SECONDS });
     const answer = deploy({ ...onBare, name: 'expired', timeout: 1 }, { client, token: short });
     const time = answerBy(await bound('expired', answer)) ?? '';
