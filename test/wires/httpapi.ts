@@ -8,6 +8,8 @@ export interface HTTPAnswer {
   /** Parsed JSON, or the text when it is not JSON. */
   // oxlint-disable-next-line typescript/no-explicit-any -- Each test reads other fields of it.
   readonly body: any;
+  /** The body as it came. */
+  readonly text: string;
 }
 
 export interface HTTPCall {
@@ -45,7 +47,7 @@ export class HTTPClient {
       ...(signal === undefined ? {} : { signal }),
     });
     const text = await response.body.text();
-    return { status: response.statusCode, headers: response.headers, body: parsed(text) };
+    return { status: response.statusCode, headers: response.headers, body: parsed(text), text };
   }
 
   async close(): Promise<void> {
