@@ -57,6 +57,8 @@ const TESTS: Packages = {
   'busybox-static': 'busybox',
   adb: 'adb',
   curl: 'curl',
+  // Installs schemathesis.
+  'python3-pip': 'pip3',
   'docker.io': 'dockerd',
   containerd: 'containerd',
   runc: 'runc',
