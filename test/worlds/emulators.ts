@@ -4,16 +4,19 @@
  * test/standins/emulator, whose guest has the real adbd.
  */
 import { copyFile, readdir, readFile, rm } from 'node:fs/promises';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
+import { run } from '../../base/exec.ts';
 import { isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
 import type { MachineRecord } from '../../agent/pods/machine.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
+import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
-import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { Relay } from '../../hack/cluster/relay.ts';
 import type { GuestArchitecture } from '../../hack/guest.ts';
-import type { WaitOptions } from '../../hack/wait.ts';
+import { waitFor, type WaitOptions } from '../../hack/wait.ts';
+import { NODES } from '../../kube/core.ts';
 import { EMULATORS } from '../../operator/objects/resources.ts';
 import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
 import { waitForObject } from '../fixtures/objects.ts';
@@ -24,6 +27,8 @@ import { hypervisorsBelow } from './vm.ts';
 export const NAMESPACE = 'platform-default';
 /** Overcommit that lets guests of VMs and emulators run on a machine with two processors. */
 const CPU_OVERCOMMIT = 16;
+const OPERATOR_CONFIG = { emulators: { architectures: ['amd64', 'arm64'] } };
+const FIND = { timeoutMilliseconds: 10_000 };
 
 /** One host and the networks in which it is. */
 export class EmulatorHost {
@@ -71,6 +76,18 @@ export class EmulatorHost {
     return [...pids, ...(await hypervisorsBelow(join(this.agent.dataDirectory, 'machines')))];
   }
 
+  /** Returns the number of VMs and emulators with a program that runs. An emulator has several processes. */
+  async machines(): Promise<number> {
+    const programs = await allPrograms();
+    const ofEmulators = [...programs].filter(([, program]) => program.includes(`${this.#sdk}/`));
+    const emulators = new Set(
+      ofEmulators.flatMap(([, program]) => /\0-id\0([^\0]+)/.exec(program)?.[1] ?? []),
+    );
+    const hypervisors = await hypervisorsBelow(join(this.agent.dataDirectory, 'machines'));
+    const ofVMs = hypervisors.filter((pid) => ofEmulators.every(([one]) => one !== pid));
+    return emulators.size + ofVMs.length;
+  }
+
   /** Returns what the host's agent remembers of the machine of a Pod; undefined if it knows none of this key, `NAMESPACE/NAME`. */
   async record(key: string): Promise<MachineRecord | undefined> {
     const folder = join(this.agent.dataDirectory, 'pods');
@@ -96,14 +113,15 @@ export class EmulatorHost {
 export class EmulatorWorld implements AsyncDisposable {
   readonly cluster: Cluster;
   readonly hosts: Record<GuestArchitecture, EmulatorHost>;
+  #operator: OperatorProcess;
   readonly #parts: AsyncDisposableStack;
 
   private constructor(
-    cluster: Cluster,
-    hosts: Record<GuestArchitecture, EmulatorHost>,
+    { cluster, operator, hosts }: Pick<EmulatorWorld, 'cluster' | 'hosts'> & { operator: OperatorProcess },
     parts: AsyncDisposableStack,
   ) {
     this.cluster = cluster;
+    this.#operator = operator;
     this.hosts = hosts;
     this.#parts = parts;
   }
@@ -114,7 +132,7 @@ export class EmulatorWorld implements AsyncDisposable {
     const cluster = parts.adopt(await startCluster({ name: `emulators-${process.pid}` }), (one) =>
       one.stop(),
     );
-    await cluster.startOperator({ config: { emulators: { architectures: ['amd64', 'arm64'] } } });
+    const operator = await cluster.startOperator({ config: OPERATOR_CONFIG });
     const shared = await shareGuest(cluster, await guestFile('amd64'));
     await copyFile(await guestFile('arm64'), join(shared, 'guest-arm64.qcow2'));
     parts.defer(() => endMachines(cluster.directory));
@@ -124,11 +142,23 @@ export class EmulatorWorld implements AsyncDisposable {
     ]);
     await createImage(cluster, 'guest-amd64', { sharedFile: { path: 'guest.qcow2' } });
     await createImage(cluster, 'guest-arm64', { sharedFile: { path: 'guest-arm64.qcow2' } });
-    return new EmulatorWorld(cluster, { amd64, arm64 }, parts.move());
+    return new EmulatorWorld({ cluster, operator, hosts: { amd64, arm64 } }, parts.move());
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
     await this.#parts.disposeAsync();
+  }
+
+  /** Gives the amd64 host this number of slots, by an operator with another configuration. */
+  async setSlots(slots: number): Promise<void> {
+    await this.#operator.stop();
+    const config = { ...OPERATOR_CONFIG, x86_node_platform_quota_pod: slots };
+    this.#operator = await this.cluster.startOperator({ config });
+    const { name } = this.hosts.amd64;
+    await waitFor(`${slots} slots on host ${name}`, async () => {
+      const { status } = await this.cluster.client().get(NODES, { name });
+      return status?.allocatable?.[SLOT_RESOURCE] === String(slots);
+    });
   }
 
   /** Returns the output of kubectl in the namespace of the VMs. */
@@ -161,14 +191,24 @@ interface HostOptions {
 
 /** Returns the ids of all processes that have this text in their arguments, which a NUL separates. */
 export async function processesWith(text: string): Promise<number[]> {
-  const pids: number[] = [];
+  return [...(await allPrograms())].flatMap(([pid, program]) => (program.includes(text) ? [pid] : []));
+}
+
+/** Returns the arguments of all processes by their ids. A NUL ends each argument. */
+async function allPrograms(): Promise<Map<number, string>> {
+  const programs = new Map<number, string>();
   for (const pid of (await readdir('/proc')).filter((name) => /^\d+$/.test(name))) {
     const program = await undefinedIf(isOfSystem, readFile(`/proc/${pid}/cmdline`, 'utf8'));
-    if (program?.includes(text) === true) {
-      pids.push(Number(pid));
-    }
+    programs.set(Number(pid), program ?? '');
   }
-  return pids;
+  return programs;
+}
+
+/** Returns the folders of the machines' control groups. */
+export async function controlGroups(uids: Iterable<string>): Promise<string[]> {
+  const known = new Set(uids);
+  const all = await run('find', ['/sys/fs/cgroup', '-path', '*/berth/*', '-type', 'd'], FIND);
+  return all.split('\n').filter((path) => known.has(basename(path)));
 }
 
 async function readIfThere(path: string): Promise<string | undefined> {

@@ -11,14 +11,23 @@ import { parseAllDocuments } from 'yaml';
 import type { GuestArchitecture } from '../../../hack/guest.ts';
 import { makeKey } from '../../../hack/login.ts';
 import { waitFor } from '../../../hack/wait.ts';
-import { PODS } from '../../../kube/core.ts';
+import type { VM } from '../../../api/v1alpha1/vm.ts';
+import { type Pod, PODS } from '../../../kube/core.ts';
+import { Emulators } from '../../fixtures/emulatorobjects.ts';
 import { isGone } from '../../fixtures/objects.ts';
-import { VMs } from '../../fixtures/vms.ts';
+import { conditionOf, VMs } from '../../fixtures/vms.ts';
+import { GreatestCount } from '../../support/greatestcount.ts';
 import { unless } from '../../support/unless.ts';
 import { AdbClient } from '../../wires/adb.ts';
 import { GuestTunnel } from '../../wires/guesttunnel.ts';
 import { Kubectl } from '../../wires/kubectl.ts';
-import { type EmulatorHost, EmulatorWorld, NAMESPACE, processesWith } from '../../worlds/emulators.ts';
+import {
+  controlGroups,
+  type EmulatorHost,
+  EmulatorWorld,
+  NAMESPACE,
+  processesWith,
+} from '../../worlds/emulators.ts';
 import { HOST_ADDRESS, whyNotHere } from '../../worlds/nat.ts';
 
 const EXAMPLE = join(import.meta.dirname, '..', '..', '..', 'examples', 'vm-with-emulator.yaml');
@@ -33,7 +42,22 @@ const TEST_MILLISECONDS = 300_000;
 const CONNECT_MILLISECONDS = 10_000;
 const OTHER_NAMESPACE = 'platform-other';
 /** Ports of the host that lead to each VM's web server. The next port leads to its SSH server. */
-const PORTS = { desk: 8080, neighbour: 8090, stranger: 8100, 'app-tests': 8080, armstranger: 8100 };
+const PORTS = {
+  desk: 8080,
+  neighbour: 8090,
+  stranger: 8100,
+  'app-tests': 8080,
+  armneighbour: 8090,
+  armstranger: 8100,
+};
+/** Slots of the host for eight machines: a VM with its emulators, and other VMs. */
+const SLOTS = 4;
+const HOME = 'home';
+const CROWD_PORT = 8200;
+const CROWD = {
+  vms: ['crowd-a', 'crowd-b', 'crowd-c'],
+  emulators: ['crowd-d', 'crowd-e', 'crowd-f', 'crowd-g'],
+};
 const CONSOLE_PORT = 5554;
 const PUSHED_BYTES = 3_000_000;
 const TUNNEL_PORT = 7001;
@@ -46,6 +70,7 @@ const missing = whyNotHere();
 describe('emulators beside their VMs, with the stand-in for the emulator', unless(missing), () => {
   let world: EmulatorWorld;
   let vms: VMs;
+  let emulators: Emulators;
   let strangers: VMs;
   let folder: string;
   let key: string;
@@ -61,6 +86,7 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
     world = await EmulatorWorld.start();
     await world.cluster.createNamespace(OTHER_NAMESPACE);
     vms = new VMs(world.cluster, NAMESPACE);
+    emulators = new Emulators(world.cluster, NAMESPACE);
     strangers = new VMs(world.cluster, OTHER_NAMESPACE);
     adb = await clientOutside(world.hosts.amd64);
     before = await world.hosts.amd64.traces();
@@ -141,6 +167,54 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
   /** Returns whether a guest can connect to an address and port: open or closed. */
   async function asks(host: EmulatorHost, vm: keyof typeof PORTS, target: string): Promise<string> {
     return (await host.page(PORTS[vm], `/cgi-bin/do?connect=${target}`, CONNECT_MILLISECONDS)).trim();
+  }
+
+  /** Returns the spec of the VM with this number among those that come and go. */
+  function crowdSpec(index: number) {
+    const port = CROWD_PORT + 10 * index;
+    return { ...vmSpec('desk', 'amd64'), ports: [`${port}:80`] };
+  }
+
+  /** Returns the names of those VMs and emulators whose guests are up. */
+  async function up(): Promise<string[]> {
+    const isUp = (vm: VM): boolean => conditionOf(vm, 'Ready')?.status === 'True';
+    const ready = (await vms.list()).filter(isUp).map(({ metadata }) => metadata.name);
+    const running = (await emulators.list()).filter(({ status }) => status?.phase === 'Running');
+    return [...ready, ...running.map(({ metadata }) => metadata.name)];
+  }
+
+  /** Returns the Pods of machines, and of tasks, which have succeeded. */
+  async function pods(): Promise<Pod[]> {
+    return (await world.cluster.client().list(PODS, { namespace: NAMESPACE })).items;
+  }
+
+  async function remove(name: string): Promise<void> {
+    await (CROWD.emulators.includes(name) ? emulators : vms).delete(name);
+  }
+
+  /**
+   * Waits until the guest of each VM and emulator was up. The first ones are deleted to leave their slots, so that the last ones run then.
+   * Returns the names of the last ones, and the uids of all Pods.
+   */
+  async function untilAllWereUp(): Promise<{ last: string[]; uids: Set<string> }> {
+    const all = [HOME, ...CROWD.vms, ...CROWD.emulators];
+    const [seen, left, uids] = [new Set<string>(), new Set<string>(), new Set<string>()];
+    await waitFor(
+      'each of them to have been up',
+      async () => {
+        (await pods()).forEach(({ metadata }) => uids.add(metadata.uid ?? ''));
+        for (const name of await up()) {
+          seen.add(name);
+          if (name !== HOME && !left.has(name) && left.size < all.length - SLOTS) {
+            left.add(name);
+            await remove(name);
+          }
+        }
+        return all.every((name) => seen.has(name));
+      },
+      BOOT,
+    );
+    return { last: all.filter((name) => !left.has(name)), uids };
   }
 
   async function story(name: string, reasons: readonly string[]): Promise<void> {
@@ -350,10 +424,46 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
   );
 
   test(
-    'the example runs on an arm64 host: its VM reaches ADB, and a VM of another namespace does not',
+    'never more than four at work while eight real guests come and go, and nothing is left of those deleted at once',
+    async () => {
+      const { amd64 } = world.hosts;
+      await world.setSlots(SLOTS);
+      await vms.create(HOME, crowdSpec(0));
+      await vms.waitForPhase(HOME, 'Running', undefined, BOOT);
+      const counter = new GreatestCount(() => amd64.machines());
+      await Promise.all([
+        ...CROWD.vms.map(async (name, index) => await vms.create(name, crowdSpec(index + 1))),
+        ...CROWD.emulators.map(
+          async (name) => await emulators.create(name, { vmName: HOME, cpu: 1, memory: '2560Mi' }),
+        ),
+      ]);
+      const { last, uids } = await untilAllWereUp();
+      expect(await controlGroups(uids)).not.toEqual([]);
+      expect([last.length, await amd64.machines()]).toEqual([SLOTS, SLOTS]);
+      await Promise.all(last.map(remove));
+      await waitFor(
+        'nothing to be left',
+        async () => {
+          expect(await emulators.list()).toEqual([]);
+          expect((await pods()).filter(({ status }) => status?.phase !== 'Succeeded')).toEqual([]);
+          expect(await amd64.traces()).toEqual(before);
+          return true;
+        },
+        STEP,
+      );
+      expect(await controlGroups(uids)).toEqual([]);
+      expect(await counter.greatest()).toBe(SLOTS);
+      await counter.stop();
+    },
+    TEST_MILLISECONDS,
+  );
+
+  test(
+    'the example runs on an arm64 host: its VM reaches ADB, and VMs of the same and of another namespace do not',
     async () => {
       const { arm64 } = world.hosts;
       await applyExample();
+      await vms.create('armneighbour', vmSpec('armneighbour', 'arm64'));
       await strangers.create('armstranger', vmSpec('armstranger', 'arm64'));
       await world.waitForPhase('phone', 'Running', BOOT);
       const target = await adbOf('phone');
@@ -363,9 +473,12 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
       const device = await client.connect(`127.0.0.1:${TUNNEL_PORT}`);
       expect(await device.property('sys.boot_completed')).toBe('1');
       expect(await device.property('ro.product.cpu.abi')).toBe('arm64-v8a');
+      await vms.waitForCondition('armneighbour', 'Ready', { status: 'True' }, BOOT);
       await strangers.waitForCondition('armstranger', 'Ready', { status: 'True' }, BOOT);
       expect(await asks(arm64, 'app-tests', target)).toBe('open');
-      expect(await asks(arm64, 'armstranger', target)).toBe('closed');
+      for (const vm of ['armneighbour', 'armstranger'] as const) {
+        expect(await asks(arm64, vm, target)).toBe('closed');
+      }
     },
     TEST_MILLISECONDS,
   );

@@ -1,68 +1,23 @@
 /** Slots of an ARM host with real aarch64 guests: never more machines than the quota. */
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { NODES } from '../../../kube/core.ts';
-import { rest } from '../../../base/time.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { conditionOf } from '../../fixtures/vms.ts';
 import { waitFor } from '../../../hack/wait.ts';
+import { GreatestCount } from '../../support/greatestcount.ts';
 import { page } from '../../worlds/qemuguest.ts';
 import { BOOT, hypervisorsBelow, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 
 const TEST_MILLISECONDS = 600_000;
-/** Much shorter than the start of a machine, so that the counter misses no machine. */
-const COUNT_INTERVAL_MILLISECONDS = 100;
 const NAMES = ['a', 'b', 'c', 'd', 'e'];
 const FULL = 'No host is free: 1 without a free berth';
 
 let world: World;
-let counter: HypervisorCounter;
-
-/** Counts the greatest number of QEMU processes at the same time. */
-class HypervisorCounter {
-  readonly #folder: string;
-  readonly #stopping = new AbortController();
-  readonly #counting: Promise<void>;
-  #most = 0;
-  #looking: Promise<void> = Promise.resolve();
-
-  constructor(folder: string) {
-    this.#folder = folder;
-    this.#counting = this.#count();
-    // `stop` reports an error of the counting. Until then the rejection must not count as unhandled.
-    this.#counting.catch(() => undefined);
-  }
-
-  /** Returns the greatest number since the start, or since the last call. */
-  async greatest(): Promise<number> {
-    // A count that is under way may contain machines that have ended since.
-    await this.#looking;
-    const most = this.#most;
-    this.#most = 0;
-    return most;
-  }
-
-  async stop(): Promise<void> {
-    this.#stopping.abort();
-    await this.#counting;
-  }
-
-  async #count(): Promise<void> {
-    while (!this.#stopping.signal.aborted) {
-      this.#looking = this.#look();
-      await this.#looking;
-      await rest(COUNT_INTERVAL_MILLISECONDS, this.#stopping.signal);
-    }
-  }
-
-  async #look(): Promise<void> {
-    const { length } = await hypervisorsBelow(this.#folder);
-    this.#most = Math.max(this.#most, length);
-  }
-}
+let counter: GreatestCount;
 
 beforeAll(async () => {
   world = await World.start({ name: 'host-quota', architecture: 'arm64', hosts: { host: '127.0.0.1' } });
-  counter = new HypervisorCounter(world.host('host').dataDirectory);
+  counter = new GreatestCount(hypervisors);
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
