@@ -85,4 +85,21 @@ describe('an exchange', () => {
     });
     await expect(exchange(pool, GET, never())).rejects.toThrow('other side closed');
   });
+
+  it('gives the body in pieces, and ends with the error of their reader', async () => {
+    const { pool } = await serve((request, response) => {
+      response.statusCode = request.url === '/' ? 200 : 403;
+      response.end('answer');
+    });
+    const pieces: string[] = [];
+    const read = (piece: Buffer) => void pieces.push(String(piece));
+    expect((await exchange(pool, GET, never(), read)).text).toBe('');
+    const refused = await exchange(pool, { ...GET, path: '/other' }, never(), read);
+    expect([pieces.join(''), refused.text]).toEqual(['answer', 'answer']);
+    const fail = () => {
+      throw new Error('no list');
+    };
+    await expect(exchange(pool, GET, never(), fail)).rejects.toThrow('no list');
+    expect((await exchange(pool, GET, never())).text).toBe('answer');
+  });
 });

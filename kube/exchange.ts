@@ -8,21 +8,22 @@ import type { Dispatcher } from 'undici';
 export interface Exchanged {
   statusCode: number;
   headers: IncomingHttpHeaders;
-  /** Body, decoded as UTF-8. */
+  /** Body, decoded as UTF-8. Empty if `onData` took it. */
   text: string;
 }
 
 /**
  * Sends a request. Rejects with the network's error, or with the signal's reason as soon as the signal aborts, even while the request waits
- * for a connection.
+ * for a connection. `onData` takes the pieces of a body with status 200 as they arrive. If it throws, the request ends with its error.
  */
 export async function exchange(
   dispatcher: Dispatcher,
   options: Dispatcher.DispatchOptions,
   signal: AbortSignal,
+  onData?: (piece: Buffer) => void,
 ): Promise<Exchanged> {
   signal.throwIfAborted();
-  const exchanged = new Exchange();
+  const exchanged = new Exchange(onData);
   const onAbort = () => exchanged.abort(signal.reason);
   signal.addEventListener('abort', onAbort, { once: true });
   try {
@@ -40,6 +41,11 @@ class Exchange implements Dispatcher.DispatchHandler {
   #statusCode = 0;
   #headers: IncomingHttpHeaders = {};
   readonly #chunks: Buffer[] = [];
+  readonly #onData: ((piece: Buffer) => void) | undefined;
+
+  constructor(onData: ((piece: Buffer) => void) | undefined) {
+    this.#onData = onData;
+  }
 
   get answer(): Promise<Exchanged> {
     return this.#resolvers.promise;
@@ -69,7 +75,15 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
-    this.#chunks.push(chunk);
+    if (this.#onData === undefined || this.#statusCode !== 200) {
+      this.#chunks.push(chunk);
+      return;
+    }
+    try {
+      this.#onData(chunk);
+    } catch (error) {
+      this.abort(error as Error);
+    }
   }
 
   onResponseEnd(): void {

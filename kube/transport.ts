@@ -37,6 +37,8 @@ export interface Request {
   deadlineMilliseconds?: number | undefined;
   /** Function that is called just before each attempt. If it throws, the request is not sent. */
   beforeSend?: (() => void) | undefined;
+  /** Function that takes the pieces of a body with status 200 as they arrive. The answer then has an empty body. */
+  onData?: ((piece: Buffer) => void) | undefined;
 }
 
 export interface Answer {
@@ -154,7 +156,9 @@ export class Transport {
       jitter: 1,
     });
     for (let attempt = 1; ; attempt += 1) {
-      const response = await this.#measured(request, (options) => exchange(this.#pool, options, signal));
+      const response = await this.#measured(request, (options) =>
+        exchange(this.#pool, options, signal, request.onData),
+      );
       const body = bodyOf(response, response.text);
       const wait = attempt < ATTEMPTS ? this.#retryWait(response, attempt, backoff) : undefined;
       if (wait === undefined) {
@@ -257,7 +261,9 @@ function deadlineError(request: Request): DeadlineError {
 
 function bodyOf({ headers }: Head, text: string): unknown {
   const type = headers['content-type'];
-  return typeof type === 'string' && type.includes('json') ? parseWithoutManagedFields(text) : text;
+  return typeof type === 'string' && type.includes('json') && text !== ''
+    ? parseWithoutManagedFields(text)
+    : text;
 }
 
 /** Returns Retry-After in milliseconds. The API server sends only whole seconds. A date, which proxies may send, is ignored. */

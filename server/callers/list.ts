@@ -1,7 +1,7 @@
 /** Lists objects with the rights of the caller. */
 import type { ListQuery } from '../../api/http/list.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import { apiErrorFrom } from '../../kube/errors.ts';
+import { readList } from '../../kube/liststream.ts';
 import { type KubeObject, pathOf, type Resource } from '../../kube/objects.ts';
 
 /**
@@ -22,10 +22,9 @@ export async function listAs<T extends KubeObject, I>(
     }
   }
   const path = pathOf(type, namespace === undefined ? {} : { namespace });
-  const { status, body, retryAfterMilliseconds } = await client.raw('GET', `${path}?${query.toString()}`);
-  if (status !== 200) {
-    throw apiErrorFrom(body, status, retryAfterMilliseconds);
-  }
-  const list = body as { items: T[] | null; metadata: { continue?: string } };
-  return { items: (list.items ?? []).map(itemOf), continue: list.metadata.continue || undefined };
+  const items: I[] = [];
+  const { continue: next } = await readList(client, `${path}?${query.toString()}`, (object) => {
+    items.push(itemOf(object as T));
+  });
+  return { items, continue: next || undefined };
 }

@@ -1,0 +1,54 @@
+import * as fc from 'fast-check';
+import { expect, it } from 'vitest';
+import { ListSplitter } from './liststream.ts';
+
+/** Texts with all characters that JSON writes with a backslash, and with brackets. */
+const text = fc.string({ unit: fc.constantFrom('"', '\\', '{', '}', '[', ']', ',', 'é', '🜚', 'a') });
+const value = fc.letrec((tie) => ({
+  any: fc.oneof({ depthSize: 'small' }, text, fc.integer(), tie('list'), tie('object')),
+  list: fc.array(tie('any'), { maxLength: 3 }),
+  object: fc.dictionary(text, tie('any'), { maxKeys: 3 }),
+}));
+const list = fc.record({
+  apiVersion: text,
+  items: fc.array(fc.dictionary(text, value.any, { maxKeys: 4 }), { maxLength: 4 }),
+  kind: text,
+  metadata: fc.record({ continue: text, resourceVersion: text, more: value.object }),
+});
+
+function split(json: Buffer, size: number): { items: unknown[]; rest: unknown } {
+  const items: unknown[] = [];
+  const splitter = new ListSplitter((some) => items.push(...(JSON.parse(some) as unknown[])));
+  for (let at = 0; at < json.length; at += size) {
+    splitter.push(json.subarray(at, at + size));
+  }
+  return { items, rest: JSON.parse(splitter.rest) };
+}
+
+it('gives each object of a list, whatever its texts are and wherever the pieces end', () => {
+  fc.assert(
+    fc.property(list, fc.integer({ min: 1, max: 40 }), fc.boolean(), (whole, size, isIndented) => {
+      const json = Buffer.from(JSON.stringify(whole, undefined, isIndented ? 2 : 0));
+      const { items, ...rest } = whole;
+      expect(split(json, size)).toEqual({ items, rest: { ...rest, items: [] } });
+    }),
+  );
+});
+
+it('gives objects while the list still arrives', () => {
+  const one = JSON.stringify({ name: 'x'.repeat(40_000) });
+  const taken: number[] = [];
+  const splitter = new ListSplitter((some) => taken.push((JSON.parse(some) as unknown[]).length));
+  splitter.push(Buffer.from(`{"items":[${one}`));
+  splitter.push(Buffer.from(`,${one},${one.slice(0, 9)}`));
+  expect(taken).toEqual([2]);
+  splitter.push(Buffer.from(`${one.slice(9)},${one}`));
+  expect(taken).toEqual([2, 2]);
+  splitter.push(Buffer.from(`,${one}]}`));
+  expect([taken, splitter.rest]).toEqual([[2, 2, 1], '{"items":[]}']);
+});
+
+it('keeps a list without objects', () => {
+  const empty = '{"items":null,"metadata":{"resourceVersion":"1"}}';
+  expect(split(Buffer.from(empty), 7)).toEqual({ items: [], rest: JSON.parse(empty) });
+});
