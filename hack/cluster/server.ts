@@ -12,6 +12,8 @@ export interface ServerOptions {
   /** Name of the server's files. A second replica needs another name. */
   name?: string;
   environment?: Record<string, string>;
+  /** Whether to run `dist/server.js`, which `make bundle` writes. */
+  bundle?: boolean;
 }
 
 export interface ServerProcess {
@@ -26,7 +28,7 @@ export interface ServerProcess {
 export async function startServer(
   directory: string,
   kubeconfig: string,
-  { config, name = 'server', environment }: ServerOptions = {},
+  { config, name = 'server', environment, bundle }: ServerOptions = {},
 ): Promise<ServerProcess> {
   const [port, metricsPort, healthPort] = (await freePorts(3)) as [number, number, number];
   const authority = await createAuthority('berth-server-authority');
@@ -56,6 +58,7 @@ export async function startServer(
     metricsPort,
     healthPort,
     environment,
+    bundle,
   });
   return { url: `https://127.0.0.1:${port}`, authority: authority.certificate, process };
 }

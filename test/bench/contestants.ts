@@ -25,7 +25,7 @@ const START_MILLISECONDS = 120_000;
 const BUILD_MILLISECONDS = 900_000;
 
 /** Settings of V8 as in the operator's image (Dockerfile). */
-const IMAGE_ENVIRONMENT = { MALLOC_ARENA_MAX: '1' };
+export const IMAGE_ENVIRONMENT = { MALLOC_ARENA_MAX: '1' };
 
 /** A process that brings VMs to Running. */
 export interface Running {

@@ -1,10 +1,10 @@
 /**
  * Measures VMs on simulated hosts, compared with an operator on Go's usual framework; starts by the agent, compared with QEMU by hand;
  * starts of emulators, compared with their program by hand; streams, compared with reserved ports; pulls, compared with skopeo and the
- * limits of the machine; clones; one image for many simulated hosts; readers of logs. It prints tables for people, a verdict for each
+ * limits of the machine; clones; one image for many simulated hosts; readers of logs; the HTTP API, compared with the API server. It prints tables for people, a verdict for each
  * target, and everything as JSON. The exit code is 1 if a target is missed.
  *
- *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,fanout,logs,workers,streams] [--vms 1000] [--hosts 600]
+ *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,fanout,logs,workers,streams,http] [--vms 1000] [--hosts 600]
  *         [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
@@ -14,6 +14,8 @@ import { emulatorsTable, emulatorsVerdicts, measureEmulators } from './emulators
 import { measureFanOut } from './fanout.ts';
 import { measureFleet } from './fleet.ts';
 import { fleetTable, fleetVerdicts } from './fleetreport.ts';
+import { measureHTTP } from './http.ts';
+import { httpTable, httpVerdicts } from './httpreport.ts';
 import {
   clonesTable,
   clonesVerdicts,
@@ -91,6 +93,7 @@ const PARTS: readonly Part[] = [
     verdicts: logReadsVerdicts,
   }),
   part('fleet', (settings) => measureFleet(settings), { table: fleetTable, verdicts: fleetVerdicts }),
+  part('http', (settings) => measureHTTP(settings), { table: httpTable, verdicts: httpVerdicts }),
   part('workers', () => measureWorkers(), { table: workersTable, verdicts: () => [] }),
   part('streams', ({ rounds }) => measureStreams(rounds), { table: streamsTable, verdicts: streamsVerdicts }),
   part('emulators', ({ folder, starts }) => measureEmulators(folder, starts), {

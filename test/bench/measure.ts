@@ -33,7 +33,16 @@ function statOf(pid: number): string[] {
 
 /** Returns the largest memory that a process has had, in MB of 1024². */
 export function peakMegabytes(pid: number): number {
-  const match = /^VmHWM:\s+(\d+) kB$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'));
+  return megabytesOf(pid, 'VmHWM');
+}
+
+/** Returns the memory that a process has now, in MB of 1024². */
+export function residentMegabytes(pid: number): number {
+  return megabytesOf(pid, 'VmRSS');
+}
+
+function megabytesOf(pid: number, field: 'VmHWM' | 'VmRSS'): number {
+  const match = new RegExp(`^${field}:\\s+(\\d+) kB$`, 'm').exec(readFileSync(`/proc/${pid}/status`, 'utf8'));
   return Number(match?.[1] ?? Number.NaN) / 1024;
 }
 
