@@ -70,8 +70,8 @@ format: $(PACKAGES) ## Format the sources
 generate: $(PACKAGES) ## Write the generated files: crds/, the chart's schema and kinds, docs
 	node hack/generate.ts
 	node hack/values.ts
-	node hack/docs.ts
 	node hack/openapi.ts
+	node hack/docs.ts
 verify: $(PACKAGES) ## Check that generated files are current, and that each field has a test
 	node hack/generate.ts --check
 	node hack/values.ts --check

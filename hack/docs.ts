@@ -13,6 +13,7 @@ import { runCommand } from './command.ts';
 import { configurationPage } from './docs/configuration.ts';
 import { drawSvg, lifecycleDot } from './docs/diagrams.ts';
 import { changelogFeed } from './docs/feed.ts';
+import { httpRightsPage } from './docs/httprights.ts';
 import { kindsPage } from './docs/kinds.ts';
 import { metricsPage } from './docs/metrics.ts';
 import { reasonsPage } from './docs/reasons.ts';
@@ -36,6 +37,7 @@ async function generated(): Promise<Map<string, string>> {
     async (file) => [file.replace(/dot$/, 'svg'), await drawSvg(await read(file))] as const,
   );
   return new Map([
+    ['docs/reference/http-rights.md', httpRightsPage(await read('docs/reference/openapi.json'))],
     ['docs/reference/kinds.md', kindsPage()],
     ['docs/reference/reasons.md', reasonsPage()],
     ['docs/reference/values.md', valuesPage(await read('charts/berth/values.yaml'))],

@@ -2,6 +2,7 @@ import { expect, test } from 'vitest';
 import { configurationPage } from './configuration.ts';
 import { drawSvg, lifecycleDot } from './diagrams.ts';
 import { changelogFeed } from './feed.ts';
+import { HTTP_RIGHTS, httpRightsPage } from './httprights.ts';
 import { kindsPage } from './kinds.ts';
 import { between, fieldsOf, table, typeOf } from './table.ts';
 import { valuesPage } from './values.ts';
@@ -55,6 +56,19 @@ test('fields of a spec say whether they can be changed', () => {
   const [vm = ''] = kindsPage().split('## VMConfig');
   expect(vm).toMatch(/^\| `image` \| string \| no \|/m);
   expect(vm).toMatch(/^\| `powerState` \| `Running`, `Stopped`, `Suspended` \| yes \|/m);
+});
+
+test('every operation of the HTTP API needs its roles', () => {
+  const paths: Record<string, object> = {};
+  for (const operation of Object.keys(HTTP_RIGHTS)) {
+    const [method = '', path = ''] = operation.split(' ');
+    paths[path] = { ...paths[path], [method.toLowerCase()]: { summary: 'does something' } };
+  }
+  expect(httpRightsPage(JSON.stringify({ paths }))).toMatch(
+    /^\| GET `\/api\/v1\/namespaces\/{namespace}\/vms` \| does something \| • \| • \|  \| • \|  \|$/m,
+  );
+  paths['/new'] = { get: {} };
+  expect(() => httpRightsPage(JSON.stringify({ paths }))).toThrow('needs rights for: GET /new; remove: none');
 });
 
 test('the feed has one entry for each version, with its date', () => {

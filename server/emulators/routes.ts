@@ -14,7 +14,7 @@ import { emulatorItem } from './item.ts';
 const COLLECTION = '/api/v1/namespaces/:namespace/emulators';
 const tags = ['Emulators'];
 
-export function addEmulatorRoutes(app: App, { waiting }: Services): void {
+export function addEmulatorRoutes(app: App, { own, waiting }: Services): void {
   app.get(
     COLLECTION,
     {
@@ -54,7 +54,9 @@ export function addEmulatorRoutes(app: App, { waiting }: Services): void {
         response: { 200: emulatorItemSchema },
       },
     },
-    async ({ fullCaller, params: { namespace }, body, log }, reply) => {
+    async ({ fullCaller, headers, params: { namespace }, body, log }, reply) => {
+      // Without this right, a caller who may see the VM would learn about its state instead of the refusal.
+      await own.rights.require(headers, { verb: 'create', resource: 'emulators', namespace });
       const caller = fullCaller();
       const request = { caller, namespace, body, logger: log };
       const user = await caller.client.username();

@@ -8,7 +8,7 @@ import { StatusError } from '../http/errors.ts';
 /** Right in a namespace, or in the whole cluster if there is no namespace. Roles can name its resource even if no CRD defines it. */
 export interface Right {
   readonly verb: 'create' | 'get' | 'list' | 'update';
-  readonly resource: 'hosts' | 'certificates' | 'vms';
+  readonly resource: 'hosts' | 'certificates' | 'vms' | 'emulators';
   readonly subresource?: 'imagecache' | 'namespace' | 'tags';
   readonly namespace?: string;
 }

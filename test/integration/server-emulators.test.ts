@@ -20,21 +20,15 @@ let cluster: Cluster;
 let server: ServerProcess;
 let api: HTTPClient;
 let token: string;
+/** Token of an account that may only see. */
+let viewer: string;
 
 beforeAll(async () => {
   cluster = await sharedCluster();
   await cluster.createNamespace(namespace);
   server = await cluster.startServer({ name: `server-${namespace}` });
   api = new HTTPClient(server);
-  const client = cluster.client();
-  await client.create(SERVICE_ACCOUNTS, { metadata: { name: 'member', namespace } });
-  const subject = `--serviceaccount=${namespace}:member`;
-  await cluster.kubectl(['-n', namespace, 'create', 'rolebinding', 'member', '--clusterrole=edit', subject]);
-  token = await requestToken(client, { namespace, name: 'member' }, 3600);
-  await waitFor(
-    'the rights of the member',
-    async () => (await api.call(COLLECTION, { token })).status === 200,
-  );
+  [token, viewer] = await Promise.all([accountWith('member', 'edit'), accountWith('viewer', 'view')]);
   for (const name of ['runs', 'waits']) {
     await cluster.kubectl(['create', '-f', '-'], { input: JSON.stringify(vm(name)) });
   }
@@ -47,6 +41,20 @@ afterAll(async () => {
   await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
   await cluster?.disconnect();
 });
+
+/** Makes an account with this role, and returns its token when the role holds. */
+async function accountWith(name: string, role: 'edit' | 'view'): Promise<string> {
+  const client = cluster.client();
+  await client.create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
+  const binding = ['rolebinding', name, `--clusterrole=${role}`, `--serviceaccount=${namespace}:${name}`];
+  await cluster.kubectl(['-n', namespace, 'create', ...binding]);
+  const token = await requestToken(client, { namespace, name }, 3600);
+  await waitFor(
+    `the rights of the account ${name}`,
+    async () => (await api.call(COLLECTION, { token })).status === 200,
+  );
+  return token;
+}
 
 function vm(name: string): object {
   return {
@@ -138,6 +146,20 @@ it('refuses an emulator without a running VM, and values that are not offered', 
     expect([body, answer.status, answer.body.message]).toEqual([body, code, expect.stringContaining(words)]);
   }
   expect(await emulators()).toEqual([]);
+});
+
+it('refuses callers who may only see, whatever the state of the VM', async () => {
+  for (const name of ['runs', 'waits']) {
+    const { status, body } = await api.call(COLLECTION, {
+      method: 'POST',
+      token: viewer,
+      body: { vm: name },
+    });
+    expect([status, body.message]).toEqual([
+      403,
+      expect.stringContaining('cannot create resource "emulators"'),
+    ]);
+  }
 });
 
 it('answers with the waiting emulator when the server stops, and leaves it to its VM', async () => {

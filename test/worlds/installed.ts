@@ -90,12 +90,21 @@ export class Installed implements AsyncDisposable {
     this.#parts = parts;
   }
 
-  /** Starts two nodes without any part of Berth. */
-  static async start(name: string): Promise<Installed> {
+  /** Starts two nodes without any part of Berth. Its API server reaches `signIn`, a provider on loopback with this configuration. */
+  static async start(name: string, signIn?: { port: number; authentication: string }): Promise<Installed> {
     const guest = await guestFile('amd64');
     await using parts = new AsyncDisposableStack();
-    const started = await startNodeCluster({ name: `${name}-${process.pid}`, nodes: 2 });
+    const started = await startNodeCluster({
+      name: `${name}-${process.pid}`,
+      nodes: 2,
+      ...(signIn !== undefined && { authentication: signIn.authentication }),
+    });
     parts.adopt(started.cluster, (one) => one.stop());
+    if (signIn !== undefined) {
+      const { namespace, cluster } = started;
+      const { directory } = cluster;
+      parts.use(await Relay.open({ namespace, direction: 'in', port: signIn.port, directory }));
+    }
     const downloads = parts.use(await Downloads.serve(guest));
     parts.use(
       await Relay.open({
@@ -229,7 +238,7 @@ export class Installed implements AsyncDisposable {
     return ready.map(({ targetRef }) => targetRef.name);
   }
 
-  async pods(component: 'operator' | 'agent'): Promise<Pod[]> {
+  async pods(component: 'operator' | 'agent' | 'server'): Promise<Pod[]> {
     const { items } = await this.cluster.client().list(PODS, {
       namespace: SYSTEM,
       labelSelector: `app.kubernetes.io/component=${component}`,
