@@ -28,7 +28,6 @@ const CHART_TOOLS = 'test/support/setup/chart.ts';
 const GUESTS = 'test/support/setup/guests.ts';
 const ADBD = 'test/support/setup/adbd.ts';
 const CLOUD = 'test/support/setup/cloud.ts';
-const SCHEMATHESIS = 'test/support/setup/schemathesis.ts';
 /** In each process of tests that have properties. */
 const PROPERTIES = 'test/support/setup/properties.ts';
 
@@ -153,7 +152,7 @@ export default defineConfig({
           name: 'hostile',
           include: ['test/hostile/**/*.test.ts'],
           setupFiles: [PROPERTIES],
-          globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, SCHEMATHESIS, 'test/support/setup/sharedcluster.ts'],
+          globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, 'test/support/setup/sharedcluster.ts'],
           sequence: { groupOrder: 11 },
           ...twoAtATime,
         },

@@ -1,15 +1,17 @@
 /**
  * Measures VMs on simulated hosts, compared with an operator on Go's usual framework; starts by the agent, compared with QEMU by hand;
  * starts of emulators, compared with their program by hand; streams, compared with reserved ports; pulls, compared with skopeo and the
- * limits of the machine; clones; one image for many simulated hosts; readers of logs; the HTTP API, compared with the API server. It prints tables for people, a verdict for each
- * target, and everything as JSON. The exit code is 1 if a target is missed.
+ * limits of the machine; clones; one image for many simulated hosts; readers of logs; the HTTP API, compared with the API server; deployments
+ * over HTTP that wait. It prints tables for people, a verdict for each target, and everything as JSON. The exit code is 1 if a target is
+ * missed.
  *
- *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,fanout,logs,workers,streams,http] [--vms 1000] [--hosts 600]
- *         [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
+ *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,fanout,logs,deploys,workers,streams,http] [--vms 1000]
+ *         [--hosts 600] [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
 import { measureStarts } from './agent.ts';
 import { measureClones } from './clones.ts';
+import { deploysTable, deploysVerdicts, measureDeploys } from './deploys.ts';
 import { emulatorsTable, emulatorsVerdicts, measureEmulators } from './emulators.ts';
 import { measureFanOut } from './fanout.ts';
 import { measureFleet } from './fleet.ts';
@@ -94,6 +96,7 @@ const PARTS: readonly Part[] = [
   }),
   part('fleet', (settings) => measureFleet(settings), { table: fleetTable, verdicts: fleetVerdicts }),
   part('http', (settings) => measureHTTP(settings), { table: httpTable, verdicts: httpVerdicts }),
+  part('deploys', () => measureDeploys(), { table: deploysTable, verdicts: deploysVerdicts }),
   part('workers', () => measureWorkers(), { table: workersTable, verdicts: () => [] }),
   part('streams', ({ rounds }) => measureStreams(rounds), { table: streamsTable, verdicts: streamsVerdicts }),
   part('emulators', ({ folder, starts }) => measureEmulators(folder, starts), {

@@ -3,6 +3,7 @@ import { afterAll, beforeAll, expect, it, type TestContext } from 'vitest';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import { schemathesis } from '../../hack/schemathesis/install.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { IMAGE, VMs } from '../fixtures/vms.ts';
 import { allowMetrics, readMetrics } from '../support/operatorlog.ts';
@@ -15,6 +16,8 @@ import { snapshotOf } from './support/snapshot.ts';
 const EXAMPLES = 200;
 /** Time limit of the runs of a test at full scale. */
 const TEST_MILLISECONDS = 3_600_000;
+/** Time limit of the cluster, and of an installation of schemathesis over a slow connection. */
+const SET_UP_MILLISECONDS = 900_000;
 /** Namespace of the callers. No request names it, so that none deletes their accounts. */
 const SYSTEM = 'berth-system';
 const namespace = 'platform-default';
@@ -34,11 +37,13 @@ let cluster: Cluster;
 let server: ServerProcess;
 
 beforeAll(async () => {
+  // The first call on a machine installs it.
+  await schemathesis();
   cluster = await startCluster({ name: `hostile-openapi-${process.pid}`, hosts: 2 });
   await cluster.kubectl(['create', '-f', '-'], { input: JSON.stringify(objects()) });
   await allowMetrics(cluster);
   server = await cluster.startServer();
-});
+}, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
   await server?.process.stop();
