@@ -1,7 +1,7 @@
 /**
- * Reads a list while it arrives, some objects after the others. The objects of a long list are then never in memory together, and the work
- * with them is done while the API server still writes. A list that is parsed in one piece would block the event loop, and the garbage
- * collector would copy its objects several times.
+ * Reads a list while it arrives, a few objects at a time. The objects of a long list are then never in memory together, and they are
+ * handled while the API server still writes. A list that is parsed in one piece would block the event loop, and the garbage collector would
+ * copy its objects several times.
  */
 import type { KubeClient } from './client.ts';
 import { apiErrorFrom } from './errors.ts';
@@ -13,9 +13,12 @@ const BACKSLASH = 0x5c;
 const CLOSE_ARRAY = 0x5d;
 const OPEN_OBJECT = 0x7b;
 const CLOSE_OBJECT = 0x7d;
-/** Number of open brackets in the array of the objects: the list's and the array's. */
+/** Number of open brackets inside the array of the objects: one of the list, and one of the array. */
 const ARRAY_DEPTH = 2;
-/** Bytes of objects that are parsed together. That takes less than a millisecond, and much less than each object for itself. */
+/**
+ * Bytes of objects that are parsed together. To parse them takes less than a millisecond, and much less time than to parse each object
+ * alone.
+ */
 const BATCH_BYTES = 64 * 1024;
 
 /** Metadata of a list. */

@@ -109,7 +109,7 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
     await serveMetrics({
       listen: config.metrics.address,
       metrics,
-      // Strangers with invented tokens at one of the two ports do not delay the answers of the other.
+      // This port has an authorizer of its own, so that invented tokens at one port do not delay the answers of the other.
       authorizer: new Authorizer(client),
       certificates,
       logger,

@@ -4,9 +4,9 @@ import { LRUCache } from 'lru-cache';
 import type { KubeClient } from '../../kube/client.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 
-/** Time for which a name is reused. API servers accept a token for as long after its end. */
+/** Time for which a name is reused. API servers also accept a token for this time after its end. */
 const NAME_MILLISECONDS = 10_000;
-/** Stored names. CI systems with hundreds of tokens may call at once, and more callers only cost more questions. */
+/** Largest number of stored names. CI systems with hundreds of tokens may call at once. Further callers only cost further questions. */
 const NAMES = 8_192;
 
 interface SelfSubjectReview extends KubeObject {
@@ -19,7 +19,10 @@ const SELF_SUBJECT_REVIEWS: Resource<SelfSubjectReview> = {
   namespaced: false,
 };
 
-/** Asks the API server for the name of each token, once at a time, and stores the answer for some seconds. Refusals are not stored. */
+/**
+ * Asks the API server for the name of each token, and stores the answer for some seconds. Callers with the same token share one question.
+ * Refusals are not stored.
+ */
 export class Usernames {
   readonly #names = new LRUCache<string, string, KubeClient>({
     max: NAMES,

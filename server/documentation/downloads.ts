@@ -1,11 +1,11 @@
 /**
- * Limits what clients without a token can occupy. Node.js encrypts and keeps what a slow client does not take, so large answers to many such
- * clients would need all memory.
+ * Limits the memory that clients without a token can occupy. Node.js keeps the bytes that a slow client has not taken yet, so large answers
+ * to many such clients would fill the memory.
  */
 import type { FastifyReply } from 'fastify';
 import { StatusError } from '../http/errors.ts';
 
-/** Answers at once. A browser loads three files of the page. */
+/** Largest number of answers at once. A browser loads three files of the page. */
 const DOWNLOADS = 32;
 /** Time limit of one answer. The largest file has 1.7 MB, so a client with 0.5 Mbit/s gets it in time. */
 const DOWNLOAD_MILLISECONDS = 30_000;
@@ -13,7 +13,7 @@ const DOWNLOAD_MILLISECONDS = 30_000;
 export class Downloads {
   #open = 0;
 
-  /** Counts an answer until its connection is done with it. @throws StatusError 503 when there are too many. */
+  /** Counts an answer until it is sent or its connection is closed. @throws StatusError 503 when there are too many. */
   begin(reply: FastifyReply): void {
     if (this.#open >= DOWNLOADS) {
       throw new StatusError(503, 'Too many clients load this page. Try again later');

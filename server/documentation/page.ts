@@ -65,7 +65,8 @@ export const SCRIPT = `SwaggerUIBundle({
 const require = createRequire(import.meta.url);
 
 /**
- * Returns the path of a file of the package. The image has the package beside the bundle, so its name leads to it there too.
+ * Returns the path of a file of the package. The container image has the package beside the bundle, so the package is also found by its
+ * name there.
  * @throws Error when the package is not installed.
  */
 export function pathOf(file: string): string {

@@ -55,7 +55,7 @@ export function addEmulatorRoutes(app: App, { own, waiting }: Services): void {
       },
     },
     async ({ fullCaller, headers, params: { namespace }, body, log }, reply) => {
-      // Without this right, a caller who may see the VM would learn about its state instead of the refusal.
+      // This check comes first. Otherwise a caller without the right would get the state of the VM in place of the refusal.
       await own.rights.require(headers, { verb: 'create', resource: 'emulators', namespace });
       const caller = fullCaller();
       const request = { caller, namespace, body, logger: log };

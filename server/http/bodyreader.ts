@@ -4,7 +4,10 @@ import { StatusError } from './errors.ts';
 
 /** Largest body of a request in bytes. Only uploads are larger, and they are streams. */
 export const BODY_BYTES = 1024 * 1024;
-/** Part of each body that does not count. Common requests are shorter, so nobody can keep them out. 2,048 connections have 16 MiB of it. */
+/**
+ * Number of bytes at the start of each body that do not count for the limit. Common requests are shorter, so nobody can keep them out. All
+ * 2,048 connections together have 16 MiB of such bytes.
+ */
 const FREE_BYTES = 8 * 1024;
 /** Limit of all other bytes. The container of the server has 512 MiB. */
 const TOTAL_BYTES = 48 * 1024 * 1024;

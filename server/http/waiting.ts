@@ -18,7 +18,7 @@ export class WaitEnd extends Error {
   }
 }
 
-/** Share of one user of all places. A CI system deploys a thousand VMs at once as one user, and others still find a place. */
+/** Share of all places that one user may have. A CI system deploys a thousand VMs at once as one user, and others still find a place. */
 const USER_SHARE = 3 / 4;
 
 interface Waiting {

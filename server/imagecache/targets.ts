@@ -6,9 +6,7 @@ export interface Host {
   readonly tags: ReadonlySet<string>;
 }
 
-/**
- * Adds hosts. `excluded` has the hosts that keep their targets, because a tag of theirs excludes them. That is the wish of an administrator.
- */
+/** Adds hosts. `excluded` has the names of hosts that are not added, because an administrator excluded them by a tag. */
 export function withHosts(
   targets: CacheTargets,
   hosts: readonly Host[],

@@ -46,7 +46,7 @@ export async function settle(
   { error, stays, logger }: { error: unknown; stays: boolean; logger: Logger },
 ): Promise<boolean> {
   if (error instanceof ApiError && error.status === 401) {
-    // Each further write would have the same token.
+    // No further write is tried, because it would have the same token.
     return false;
   }
   const signal = AbortSignal.timeout(LIMIT_MILLISECONDS);

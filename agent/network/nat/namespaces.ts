@@ -142,7 +142,7 @@ export class Namespaces {
       await deleteDevice(device);
     }
     if (found.inside) {
-      // The device inside has disappeared if it was the other end.
+      // The device in the namespace has disappeared already if it was the other end of the deleted device.
       await inNamespace(path, DELETE_DEVICE, [device]);
     }
     const ends = [
