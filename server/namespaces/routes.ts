@@ -95,7 +95,7 @@ function addDeletion(app: App, { config: { namespaces }, own }: Services): void 
     async ({ caller, params: { namespace } }) => {
       const client = caller();
       if ([namespaces.default, namespaces.system].includes(namespace)) {
-        throw new StatusError(409, `Namespace ${namespace} belongs to Berth and stays`);
+        throw new StatusError(409, `Namespace ${namespace} belongs to Berth and cannot be deleted`);
       }
       await removeNamespace({ caller: client, own: own.client }, namespace);
       return success();

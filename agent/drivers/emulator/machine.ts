@@ -22,7 +22,7 @@ const START_TIMEOUT_MILLISECONDS = 60_000;
 const EXIT_NOTICE_MILLISECONDS = 500;
 /** Time that the connection to the console of a running emulator may take. */
 const CONNECT_SECONDS = 2;
-/** Time between two checks whether the grace period was ended early. */
+/** Longest step of the wait for the end of the process. The grace period can be ended early after each step. */
 const STEP_MILLISECONDS = 100;
 
 /** Objects that all machines of the driver share. */

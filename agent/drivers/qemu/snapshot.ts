@@ -25,7 +25,7 @@ const EXPORT = 'copy';
 
 /** Time limit of a guest's write that waits until old content is saved. Some guests treat their disk as broken after 60 s. */
 const WRITE_TIMEOUT_SECONDS = 30;
-/** Time limit for the end of the snapshot's NBD export. It ends when the requests in flight are answered, after one disk access. */
+/** Time limit for the end of the snapshot's NBD export. The export ends when its requests in flight are answered, after one disk access. */
 const EXPORT_END_TIMEOUT_MILLISECONDS = 10_000;
 const EXPORT_END_INTERVAL_MILLISECONDS = 10;
 
