@@ -5,7 +5,7 @@ import { undefinedIf } from '../../base/errors.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { apiErrorFrom, isForbidden, isNotFound } from '../../kube/errors.ts';
 import { type KubeObject, pathOf, type Ref, type Resource, type Unsaved } from '../../kube/objects.ts';
-import { StatusError } from '../http/errors.ts';
+import { notFound } from '../http/errors.ts';
 import type { CallerClient } from './caller.ts';
 
 /** Reference to an object in a namespace. */
@@ -62,28 +62,6 @@ export async function findAs<T extends KubeObject>(
   }
 }
 
-/**
- * Returns all objects of the namespace, and those of the default namespace whose names the namespace does not have. A caller without rights
- * in the default namespace gets only the objects of the namespace.
- *
- * @throws ApiError when the API server refuses.
- */
-export async function listWithShared<T extends KubeObject>(
-  client: KubeClient,
-  type: Resource<T>,
-  { namespace, labelSelector }: { namespace: string; labelSelector?: string | undefined },
-  defaultNamespace: string,
-): Promise<T[]> {
-  const { items } = await client.list(type, { namespace, labelSelector });
-  if (namespace === defaultNamespace) {
-    return items;
-  }
-  const shared = client.list(type, { namespace: defaultNamespace, labelSelector });
-  const { items: others = [] } = (await undefinedIf(isForbidden, shared)) ?? {};
-  const own = new Set(items.map(({ metadata }) => metadata.name));
-  return [...items, ...others.filter(({ metadata }) => !own.has(metadata.name))];
-}
-
 /** Deletes the object. @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name. */
 export async function deleteAs<T extends KubeObject>(
   client: KubeClient,
@@ -103,7 +81,7 @@ export async function deleteAs<T extends KubeObject>(
 export function checked<T extends KubeObject>(type: Resource<T>, ref: NamespacedRef): NamespacedRef {
   if (!isObjectName(ref.name)) {
     const kind = type.apiVersion.includes('/') ? `${type.plural}.${GROUP}` : type.plural;
-    throw new StatusError(404, `${kind} ${JSON.stringify(ref.name)} not found`);
+    throw notFound(kind, ref.name);
   }
   return ref;
 }

@@ -37,6 +37,11 @@ export class StatusError extends HttpError {
   }
 }
 
+/** Returns 404 for an object, in the words of the API server. `resource` is its plural name, with the group if it has one. */
+export function notFound(resource: string, name: string): StatusError {
+  return new StatusError(404, `${resource} ${JSON.stringify(name)} not found`);
+}
+
 /** Returns 422 for a mistake in a field of the body. The message is a phrase after the name of the field. */
 export function invalidField(field: string, message: string): StatusError {
   const cause = { reason: 'FieldValueInvalid', field, message };

@@ -13,7 +13,8 @@ import {
 } from '../../api/http/image.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { Resource } from '../../kube/objects.ts';
-import { checked, createAs, deleteAs, findAs, listWithShared } from '../callers/objects.ts';
+import { listWithShared } from '../callers/list.ts';
+import { checked, createAs, deleteAs, findAs } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
 import { IMAGES, ISOS } from '../resources.ts';
@@ -55,8 +56,9 @@ function addReadRoutes(app: App, { type, one }: Kind, { config: { namespaces } }
       },
     },
     async ({ caller, params, query }) => {
-      const found = await listWithShared(caller(), type, { ...params, ...query }, namespaces.default);
-      return { items: found.filter((object) => !isPush(object)).map(imageItem) };
+      const itemOf = (object: Stored) => (isPush(object) ? undefined : imageItem(object));
+      const selection = { ...params, ...query };
+      return { items: await listWithShared(caller(), type, selection, namespaces.default, itemOf) };
     },
   );
   app.get(

@@ -1,7 +1,6 @@
 import { expect, it } from 'vitest';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Namespace } from '../../kube/core.ts';
-import { ApiError } from '../../kube/errors.ts';
 import { VisibleNamespaces } from './visible.ts';
 
 /** More namespaces than questions may wait. */
@@ -19,7 +18,7 @@ it('refuses a list while the questions of other callers fill the queue', async (
   );
   const answered = Promise.withResolvers<{ status: { allowed: boolean } }>();
   const client = {
-    list: () => Promise.reject(new ApiError('no', { status: 403, reason: 'Forbidden' })),
+    raw: () => Promise.resolve({ status: 403, body: {} }),
     create: () => answered.promise,
   } as unknown as KubeClient;
   const first = visible.list(client);

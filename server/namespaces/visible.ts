@@ -9,6 +9,7 @@ import { type Namespace, NAMESPACES } from '../../kube/core.ts';
 import { isForbidden } from '../../kube/errors.ts';
 import type { Watches } from '../own/watches.ts';
 import { callerMay } from '../callers/access.ts';
+import { listAs } from '../callers/list.ts';
 import { StatusError } from '../http/errors.ts';
 import { VMS } from '../resources.ts';
 
@@ -29,7 +30,7 @@ export class VisibleNamespaces {
 
   /** Returns the served namespaces that the caller sees, by name. @throws ApiError when the API server refuses. @throws StatusError 429. */
   async list(client: KubeClient): Promise<Readonly<Namespace>[]> {
-    const { items } = (await undefinedIf(isForbidden, client.list(NAMESPACES))) ?? {};
+    const { items } = (await undefinedIf(isForbidden, listAs(client, NAMESPACES, {}, trimmed))) ?? {};
     const all = items ?? this.#watches.namespaces();
     const served = all
       .filter(({ metadata }) => this.#isServed(metadata.name))
@@ -62,6 +63,11 @@ export class VisibleNamespaces {
       return known;
     }
   }
+}
+
+/** Keeps what the HTTP API shows. */
+function trimmed({ apiVersion, kind, metadata: { name, labels = {} } }: Namespace): Namespace {
+  return { apiVersion, kind, metadata: { name, labels } };
 }
 
 async function isMember(client: KubeClient, namespace: string): Promise<boolean> {

@@ -1,7 +1,8 @@
 /** VM configs of a namespace. All users may use those of the default namespace, so each namespace shows them too. */
 import { success, statusSchema } from '../../api/http/status.ts';
 import { vmConfigItemSchema, vmConfigListSchema, vmConfigRequestSchema } from '../../api/http/vmconfig.ts';
-import { createAs, deleteAs, findAs, listWithShared } from '../callers/objects.ts';
+import { listWithShared } from '../callers/list.ts';
+import { createAs, deleteAs, findAs } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
 import { VM_CONFIGS } from '../resources.ts';
@@ -24,7 +25,7 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
       },
     },
     async ({ caller, params }) => ({
-      items: (await listWithShared(caller(), VM_CONFIGS, params, namespaces.default)).map(vmConfigItem),
+      items: await listWithShared(caller(), VM_CONFIGS, params, namespaces.default, vmConfigItem),
     }),
   );
   app.get(

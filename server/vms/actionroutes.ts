@@ -11,9 +11,11 @@ import {
   saveBody,
 } from '../../api/http/vmaction.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import { listAs } from '../callers/list.ts';
 import { getAs } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
-import { StatusError } from '../http/errors.ts';
+import { notFound } from '../http/errors.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
 import { IMAGES } from '../resources.ts';
 import { commit, push, resize, save } from './disk.ts';
@@ -144,8 +146,9 @@ function addPushRoutes(app: App): void {
       },
     },
     async ({ caller, params }) => {
-      const { items } = await caller().list(IMAGES, params);
-      return { items: items.filter(isPush).map(pushItem) };
+      const itemOf = (image: Image) => (isPush(image) ? pushItem(image) : undefined);
+      const { items } = await listAs(caller(), IMAGES, params, itemOf);
+      return { items };
     },
   );
   app.get(
@@ -161,7 +164,7 @@ function addPushRoutes(app: App): void {
     async ({ caller, params }) => {
       const image = await getAs(caller(), IMAGES, params);
       if (!isPush(image)) {
-        throw new StatusError(404, `push "${params.name}" not found`);
+        throw notFound('pushes', params.name);
       }
       return pushItem(image);
     },
