@@ -18,7 +18,7 @@ import { createMetrics } from '../kube/metrics.ts';
 import { serveHealth, serveMetrics } from '../kube/serving/endpoints.ts';
 import {
   type CertificateProvider,
-  certificateFromFiles,
+  configuredCertificate,
   selfMadeCertificate,
 } from '../kube/certificates/serving.ts';
 import { Transport } from '../kube/transport.ts';
@@ -216,13 +216,13 @@ export class Operator {
 }
 
 function certificateProvider({ metrics }: OperatorConfig): CertificateProvider {
-  const { certificateFile, keyFile, dnsNames, certificateLifetimeSeconds } = metrics;
-  return certificateFile !== undefined && keyFile !== undefined
-    ? certificateFromFiles({ certificateFile, keyFile })
-    : selfMadeCertificate({
-        commonName: dnsNames[0] ?? 'berth-operator',
-        dnsNames,
-        ipAddresses: ['127.0.0.1'],
-        days: certificateLifetimeSeconds / DAY_SECONDS,
-      });
+  const { dnsNames, certificateLifetimeSeconds } = metrics;
+  return configuredCertificate(metrics, () =>
+    selfMadeCertificate({
+      commonName: dnsNames[0] ?? 'berth-operator',
+      dnsNames,
+      ipAddresses: ['127.0.0.1'],
+      days: certificateLifetimeSeconds / DAY_SECONDS,
+    }),
+  );
 }

@@ -1,6 +1,7 @@
 /** Configuration of the HTTP API: one YAML file, checked at start. An error lists every mistake with its path. */
 import * as z from 'zod';
 import { checkConfig, readConfig } from '../base/config.ts';
+import { areFilesTogether, certificateFields, FILES_TOGETHER } from '../base/certificatefiles.ts';
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
 
 const httpsURL = z.url({ protocol: /^https$/ });
@@ -25,16 +26,10 @@ const httpSchema = z
     address: z.string().default(':8443'),
     /** Whether clients use TLS. Without it, everybody on the network reads their tokens, so something else must protect them. */
     tls: z.boolean().default(true),
-    /** Paths of PEM files, which are read again when they change. Without them, the server creates its own certificate. */
-    certificateFile: z.string().optional(),
-    keyFile: z.string().optional(),
-    /** DNS names in a certificate that the server creates itself. */
-    dnsNames: z.array(z.string()).default(['berth-server.berth-system.svc', 'localhost']),
+    ...certificateFields(['berth-server.berth-system.svc', 'localhost']),
     aliases: aliasesSchema,
   })
-  .refine(({ certificateFile, keyFile }) => (certificateFile === undefined) === (keyFile === undefined), {
-    error: 'certificateFile and keyFile must be set together',
-  })
+  .refine(areFilesTogether, FILES_TOGETHER)
   .prefault({});
 
 /** Facts about the cluster that clients read before they sign in. */

@@ -157,3 +157,16 @@ it.each([
     expect(run).not.toHaveBeenCalled();
   },
 );
+
+it('names the field when a new namespace lacks the prefix', async () => {
+  const call = {
+    method: 'POST',
+    url: '/api/v1/namespaces',
+    headers: TOKEN,
+    payload: { name: 'else' },
+  } as const;
+  expect((await app.inject(call)).json()).toMatchObject({
+    code: 422,
+    message: 'name: must begin with platform-',
+  });
+});

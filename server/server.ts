@@ -4,7 +4,7 @@ import type { Logger } from 'pino';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import {
   type CertificateProvider,
-  certificateFromFiles,
+  configuredCertificate,
   selfMadeCertificate,
   serveCertificate,
 } from '../kube/certificates/serving.ts';
@@ -133,9 +133,8 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
 }
 
 function certificateProvider({ http }: ServerConfig): CertificateProvider {
-  const { certificateFile, keyFile, dnsNames } = http;
-  if (certificateFile !== undefined && keyFile !== undefined) {
-    return certificateFromFiles({ certificateFile, keyFile });
-  }
-  return selfMadeCertificate({ commonName: 'berth-server', dnsNames, ipAddresses: ['127.0.0.1'] });
+  const { dnsNames } = http;
+  return configuredCertificate(http, () =>
+    selfMadeCertificate({ commonName: 'berth-server', dnsNames, ipAddresses: ['127.0.0.1'] }),
+  );
 }

@@ -4,6 +4,7 @@ import type { Server } from 'node:https';
 import { createSecureContext } from 'node:tls';
 import type { Logger } from 'pino';
 import { type Certificate, createKey, type KeyAlgorithm, selfSigned, validityOf } from './certificate.ts';
+import type { CertificateFiles } from '../../base/certificatefiles.ts';
 import { rest } from '../../base/time.ts';
 
 /** Interval between two reads of the certificate. It can be short, because reading two small files costs nothing. */
@@ -26,6 +27,16 @@ export function certificateFromFiles(o: { certificateFile: string; keyFile: stri
     ]);
     return { certificate, key };
   };
+}
+
+/** Returns the provider of the certificate from the files, or else from `selfMade`. */
+export function configuredCertificate(
+  { certificateFile, keyFile }: CertificateFiles,
+  selfMade: () => CertificateProvider,
+): CertificateProvider {
+  return certificateFile === undefined || keyFile === undefined
+    ? selfMade()
+    : certificateFromFiles({ certificateFile, keyFile });
 }
 
 /** Returns a provider that makes a self-signed certificate. After two thirds of the validity it makes a new one. `days` is the validity. */

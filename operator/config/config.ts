@@ -1,6 +1,7 @@
 /** Configuration of the operator: one YAML file, checked at start. An error lists every mistake with its path. */
 import * as z from 'zod';
 import { checkConfig, readConfig } from '../../base/config.ts';
+import { areFilesTogether, certificateFields, FILES_TOGETHER } from '../../base/certificatefiles.ts';
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
@@ -36,23 +37,14 @@ const metricsSchema = z
   .strictObject({
     /** Address to listen on: `HOST:PORT`, or `:PORT` for all addresses. */
     address: z.string().default(':443'),
-    /**
-     * Paths of PEM files, which are read again when they change. Without them, the operator creates its own certificate and
-     * rotates it.
-     */
-    certificateFile: z.string().optional(),
-    keyFile: z.string().optional(),
-    /** DNS names in a certificate that the operator creates itself. */
-    dnsNames: z.array(z.string()).default(['berth-operator.berth-system.svc', 'localhost']),
+    ...certificateFields(['berth-operator.berth-system.svc', 'localhost']),
     /**
      * Lifetime in seconds of a certificate that the operator creates itself. The operator replaces it after two thirds of this
      * time.
      */
     certificateLifetimeSeconds: seconds(1, 90 * 24 * 3600),
   })
-  .refine(({ certificateFile, keyFile }) => (certificateFile === undefined) === (keyFile === undefined), {
-    error: 'certificateFile and keyFile must be set together',
-  })
+  .refine(areFilesTogether, FILES_TOGETHER)
   .prefault({});
 
 /** Storage for content that is created in the cluster (copies of VMs' disks, files from web servers). It is a registry or a folder. */

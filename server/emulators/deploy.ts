@@ -39,13 +39,13 @@ export async function deployEmulator(request: EmulatorDeploy, end: AbortControll
   const timer = setTimeout(() => end.abort(new WaitEnd('late')), milliseconds);
   try {
     const created = await createAs(caller.client, EMULATORS, emulatorOf(body, namespace));
-    return await untilRunning(request, created, end.signal);
+    return await untilBooted(request, created, end.signal);
   } finally {
     clearTimeout(timer);
   }
 }
 
-async function untilRunning(
+async function untilBooted(
   request: EmulatorDeploy,
   created: Emulator,
   signal: AbortSignal,

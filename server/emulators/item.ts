@@ -1,6 +1,7 @@
 /** Shows an Emulator as the HTTP API does. */
 import type { EmulatorItem } from '../../api/http/emulator.ts';
 import { EMULATOR_DEFAULTS, type Emulator } from '../../api/v1alpha1/emulator.ts';
+import { notReadyMessage } from '../conditions.ts';
 
 export function emulatorItem({ metadata, spec, status = {} }: Emulator): EmulatorItem {
   const { platform = EMULATOR_DEFAULTS.platform, device = EMULATOR_DEFAULTS.device } = spec;
@@ -16,7 +17,7 @@ export function emulatorItem({ metadata, spec, status = {} }: Emulator): Emulato
     deviceProfile: device,
     ...(phase === 'Running' ? relayOf(status) : {}),
     errorMessage: status.failure?.message,
-    message: phase === 'Pending' ? readyMessage(status) : undefined,
+    message: phase === 'Pending' ? notReadyMessage({ status }) : undefined,
   };
 }
 
@@ -36,8 +37,4 @@ function phaseOf(phase = 'Pending'): EmulatorItem['phase'] {
     default:
       return 'Pending';
   }
-}
-
-function readyMessage({ conditions = [] }: NonNullable<Emulator['status']>): string | undefined {
-  return conditions.find(({ type }) => type === 'Ready')?.message || undefined;
 }

@@ -1,7 +1,7 @@
 /** Namespaces that Berth serves. The HTTP API knows no others, whatever rights a caller has. */
 import type { ServerConfig } from '../config.ts';
 import type { App } from './app.ts';
-import { StatusError } from './errors.ts';
+import { notFound } from './errors.ts';
 
 type Namespaces = ServerConfig['namespaces'];
 
@@ -14,7 +14,7 @@ export function refuseOtherNamespaces(app: App, namespaces: Namespaces): void {
   app.addHook('onRequest', (request, _reply, next) => {
     const { namespace } = request.params as { namespace?: string };
     if (namespace !== undefined && !isServed(namespace, namespaces)) {
-      throw new StatusError(404, `namespaces ${JSON.stringify(namespace)} not found`);
+      throw notFound('namespaces', namespace);
     }
     next();
   });

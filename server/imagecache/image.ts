@@ -4,7 +4,7 @@ import { isImageReference, normaliseImageName, readReference } from '../../api/v
 import { isObjectName } from '../../api/v1alpha1/schema.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { findAs } from '../callers/objects.ts';
-import { invalidField, StatusError } from '../http/errors.ts';
+import { invalidField, notFound } from '../http/errors.ts';
 import { IMAGES } from '../resources.ts';
 import type { CachedSource, Entries } from './entries.ts';
 
@@ -44,7 +44,7 @@ export function cachedImage(
     return { reference: checkedReference(image) };
   }
   if (!isObjectName(image)) {
-    throw new StatusError(404, `images.berth.dev ${JSON.stringify(image)} not found`);
+    throw notFound('images.berth.dev', image);
   }
   const isOwn = entries.find(cachedObjectName(namespace, image)) !== undefined;
   return { imageRef: { namespace: isOwn ? namespace : defaultNamespace, name: image } };

@@ -3,6 +3,7 @@ import type { ImageItem } from '../../api/http/image.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { ApiObject } from '../../api/v1alpha1/metadata.ts';
+import { notReadyMessage } from '../conditions.ts';
 
 /** The parts that an Image and an ISO have in common. */
 export type StoredSpec = Pick<ISO['spec'], 'description' | 'architecture' | 'os' | 'imagePullSecrets'> &
@@ -33,12 +34,10 @@ function stateOf({ phase }: StoredStatus): ImageItem['state'] {
 }
 
 /** Returns why the object failed, or why its last commit failed. After a failed commit the object keeps its content and is Ready. */
-function errorOf(
-  state: ImageItem['state'],
-  { conditions = [], lastCommit }: StoredStatus,
-): string | undefined {
+function errorOf(state: ImageItem['state'], status: StoredStatus): string | undefined {
   if (state === 'Failed') {
-    return conditions.find(({ type }) => type === 'Ready')?.message;
+    return notReadyMessage({ status });
   }
+  const { lastCommit } = status;
   return lastCommit?.result === 'Failed' ? lastCommit.message : undefined;
 }

@@ -9,7 +9,7 @@ import { statusSchema, success } from '../../api/http/status.ts';
 import { CUSTOM_PODS_LABEL } from '../../api/v1alpha1/names.ts';
 import { type Namespace, NAMESPACES } from '../../kube/core.ts';
 import type { App } from '../http/app.ts';
-import { StatusError } from '../http/errors.ts';
+import { invalidField, StatusError } from '../http/errors.ts';
 import { isServed } from '../http/namespaces.ts';
 import { namespaceParams, NAMESPACES_PATH } from '../http/params.ts';
 import type { Services } from '../services.ts';
@@ -66,9 +66,7 @@ function addCreation(app: App, { config: { namespaces } }: Services): void {
     async ({ caller, body: { name, enableCustomPods = false } }) => {
       const client = caller();
       if (!isServed(name, namespaces)) {
-        const message = `must begin with ${namespaces.prefix}`;
-        const causes = [{ reason: 'FieldValueInvalid', field: 'name', message }];
-        throw new StatusError(422, `name ${message}, not ${name}`, { causes });
+        throw invalidField('name', `must begin with ${namespaces.prefix}`);
       }
       const labels = {
         // The Pods of machines use host ports, which need this level. Policies hold the Pods of users to the level "baseline".

@@ -1,7 +1,7 @@
 /** Which hosts belong to a namespace. */
 import { DEDICATED_KEY, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
 import type { Node } from '../../kube/core.ts';
-import { StatusError } from '../http/errors.ts';
+import { notFound, type StatusError } from '../http/errors.ts';
 import type { Watches } from './watches.ts';
 
 export class Hosts {
@@ -45,13 +45,13 @@ export class Hosts {
   /** @throws StatusError 404 when the namespace does not exist. */
   requireNamespace(name: string): void {
     if (this.#watches.namespace(name) === undefined) {
-      throw new StatusError(404, `namespaces "${name}" not found`);
+      throw notFound('namespaces', name);
     }
   }
 }
 
 export function hostNotFound(name: string): StatusError {
-  return new StatusError(404, `nodes "${name}" not found`);
+  return notFound('nodes', name);
 }
 
 /** Returns the tags of a host by name. */

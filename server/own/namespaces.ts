@@ -1,7 +1,7 @@
 /** Refuses lists of objects in namespaces that do not exist. The API server answers such a list with an empty list. */
 import { NAMESPACES } from '../../kube/core.ts';
 import type { App } from '../http/app.ts';
-import { StatusError } from '../http/errors.ts';
+import { notFound } from '../http/errors.ts';
 import type { Own } from './own.ts';
 
 interface Item {
@@ -18,7 +18,7 @@ export function refuseMissingNamespaces(app: App, own: Pick<Own, 'client' | 'wat
     const { items } = (payload ?? {}) as { items?: readonly Item[] };
     const isProof = items?.some((item) => (item.namespace ?? namespace) === namespace) ?? true;
     if (namespace !== undefined && !isProof && !(await exists(own, namespace))) {
-      throw new StatusError(404, `namespaces ${JSON.stringify(namespace)} not found`);
+      throw notFound('namespaces', namespace);
     }
     return payload;
   });

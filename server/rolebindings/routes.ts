@@ -5,7 +5,7 @@ import { statusSchema, success } from '../../api/http/status.ts';
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { App } from '../http/app.ts';
-import { StatusError } from '../http/errors.ts';
+import { notFound } from '../http/errors.ts';
 import { namespaceParams, NAMESPACES_PATH } from '../http/params.ts';
 import { addSubjects, listSubjects, removeSubjects } from './subjects.ts';
 
@@ -72,6 +72,6 @@ function addChange(app: App, { method, action, summary, change }: Change): void 
 /** @throws StatusError 404 for another RoleBinding. */
 function requireDev(binding: string): void {
   if (binding !== DEV_ROLE) {
-    throw new StatusError(404, `rolebindings ${JSON.stringify(binding)} not found`);
+    throw notFound('rolebindings', binding);
   }
 }

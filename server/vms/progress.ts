@@ -1,7 +1,7 @@
 /** Judges how far the deployment of a VM is. */
 import type { VMDeployQuery } from '../../api/http/vmdeploy.ts';
-import type { Condition } from '../../api/v1alpha1/conditions.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import { conditionOf } from '../conditions.ts';
 import { StatusError } from '../http/errors.ts';
 import { statusOfPhase } from './item.ts';
 
@@ -94,8 +94,4 @@ export function progressOf(vm: VM): string {
     .map((type) => conditionOf(vm, type))
     .find((condition) => condition !== undefined && condition.status !== 'True' && condition.message !== '');
   return waiting?.message ?? progress ?? `the phase after ${phase}`;
-}
-
-function conditionOf({ status }: VM, type: string): Condition | undefined {
-  return status?.conditions?.find((condition) => condition.type === type);
 }

@@ -1,6 +1,7 @@
 /** Shows the pushes of a namespace. Each is an Image that exists for an hour after its end. */
 import type { Push } from '../../api/http/vmaction.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
+import { notReadyMessage } from '../conditions.ts';
 import { PUSH_NAME } from './disk.ts';
 
 export function isPush({ metadata, spec }: Image): boolean {
@@ -16,14 +17,8 @@ export function pushItem({ metadata, spec, status = {} }: Image): Push {
     image: reference,
     status: statusOf(last?.result, status.phase),
     progressPercent: status.progressPercent,
-    message: last?.message || messageIn(status),
+    message: last?.message || notReadyMessage({ status }),
   };
-}
-
-/** Returns why the copy of the disk is not ready. */
-function messageIn({ conditions = [] }: NonNullable<Image['status']>): string | undefined {
-  const ready = conditions.find(({ type }) => type === 'Ready');
-  return ready?.status === 'True' ? undefined : ready?.message || undefined;
 }
 
 /** Returns the status from the result of the push, or else from the phase of the copy of the disk. */
