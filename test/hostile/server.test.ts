@@ -92,7 +92,7 @@ it('a body of 1 MiB is read, one byte more is refused, and the client can always
 });
 
 it('a client that sends too long headers can read the refusal', async (context) => {
-  for (const bytes of [20_000, 200_000, 2_000_000]) {
+  for (const bytes of [20_000, 200_000, 8_000_000]) {
     const outcome = await sendAll(request('GET', VMS, headers(`X-Long: ${'x'.repeat(bytes)}`)));
     tried(context, `headers of ${bytes} bytes`, outcome);
     expect([bytes, outcome]).toEqual([bytes, '431']);
