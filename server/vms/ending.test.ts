@@ -42,7 +42,7 @@ it.each([
   async (_, why, stays) => {
     const { state, write, client } = api();
     const settled = settle(client, vm, { error: new WaitEnd(why), stays, logger });
-    await vi.advanceTimersByTimeAsync(5_000);
+    await vi.advanceTimersByTimeAsync(10_000);
     expect(await settled).toBe(false);
     state.isBack = true;
     await vi.waitFor(() => expect(write).toHaveResolvedWith(vm), { timeout: 10_000 });

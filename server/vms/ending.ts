@@ -15,8 +15,11 @@ import { WaitEnd } from '../http/waiting.ts';
 import { VMS } from '../resources.ts';
 import { progressOf } from './progress.ts';
 
-/** Time for which the answer waits for the last write, which takes milliseconds. A stopping process has less than 15 s for both. */
-const ANSWER_MILLISECONDS = 5_000;
+/**
+ * Time for which the answer waits for the last write. One write takes milliseconds, and those of a thousand deployments some seconds. A
+ * stopping process has less than 15 s for both.
+ */
+const ANSWER_MILLISECONDS = 10_000;
 /** Time for which a last write is repeated. An API server that is away for longer needs people, and the operator deletes the VM. */
 const LIMIT_MILLISECONDS = 300_000;
 /** Waits between two attempts, while the API server is away. */
