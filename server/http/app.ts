@@ -11,6 +11,7 @@ import { serializerCompiler, validatorCompiler, type ZodTypeProvider } from 'fas
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import { createServer, type Handler } from '../../kube/serving/httpserver.ts';
+import { UnreadAnswers } from './answers.ts';
 import { normalizeBody } from './bodies.ts';
 import { BODY_BYTES, BodyReader } from './bodyreader.ts';
 import { refuseMalformed, sendError, StatusError } from './errors.ts';
@@ -68,6 +69,11 @@ export function createApp({ logger, tls }: AppOptions): App {
   );
   app.server.maxConnections = CONNECTIONS;
   readBodies(app);
+  const unread = new UnreadAnswers();
+  app.addHook('onSend', async (_request, reply, payload) => {
+    unread.add(reply.raw, payload);
+    return payload;
+  });
   return app;
 }
 

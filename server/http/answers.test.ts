@@ -1,0 +1,77 @@
+/** Long answers over real connections whose clients do not read. */
+import { once } from 'node:events';
+import { connect, type Socket } from 'node:net';
+import { pino } from 'pino';
+import { afterAll, beforeAll, expect, it, vi } from 'vitest';
+import { type ListeningServer, listen } from '../../kube/serving/httpserver.ts';
+import { type App, createApp } from './app.ts';
+
+/** Length of an answer. The kernel takes a part of it, but not all. */
+const LONG = 24 * 1024 * 1024;
+const WAIT = { timeout: 30_000, interval: 50 };
+
+let app: App;
+let running: ListeningServer;
+const sockets = new Set<Socket>();
+/** Number of requests whose answers come too late. */
+let asked = 0;
+
+beforeAll(async () => {
+  app = createApp({ logger: pino({ level: 'silent' }), tls: false });
+  app.get('/long', () => 'x'.repeat(LONG));
+  app.get('/short', () => 'x');
+  app.get('/late', async (request) => {
+    asked += 1;
+    await once(request.raw.socket, 'close');
+    return 'x'.repeat(LONG);
+  });
+  await app.ready();
+  running = await listen(app.server, '127.0.0.1:0');
+});
+
+afterAll(async () => {
+  sockets.forEach((socket) => socket.destroy());
+  await running?.close();
+});
+
+async function get(path: string): Promise<Response> {
+  return await fetch(`http://127.0.0.1:${running.port}${path}`);
+}
+
+/** Asks for a long answer, and reads only its start. */
+async function hold(): Promise<void> {
+  const socket = connect(running.port, '127.0.0.1');
+  sockets.add(socket);
+  socket.on('error', () => undefined);
+  socket.write('GET /long HTTP/1.1\r\nHost: a\r\n\r\n');
+  await once(socket, 'readable');
+}
+
+it('refuses long answers while clients read too slowly, and gives short ones all the time', async () => {
+  for (let count = 0; count < 4; count += 1) {
+    await hold();
+  }
+  const refused = await get('/long');
+  expect([refused.status, refused.headers.get('retry-after')]).toEqual([503, expect.stringMatching(/^\d+$/)]);
+  expect(await refused.json()).toMatchObject({ kind: 'Status', code: 503 });
+  expect((await get('/short')).status).toBe(200);
+  sockets.forEach((socket) => socket.destroy());
+  await vi.waitFor(async () => {
+    const { status, body } = await get('/long');
+    await body?.cancel();
+    expect(status).toBe(200);
+  }, WAIT);
+});
+
+it('does not count the answers of clients that are gone', async () => {
+  for (let count = 0; count < 5; count += 1) {
+    const gone = new AbortController();
+    const answer = fetch(`http://127.0.0.1:${running.port}/late`, { signal: gone.signal });
+    await vi.waitFor(() => expect(asked).toBe(count + 1), WAIT);
+    gone.abort();
+    await expect(answer).rejects.toThrow();
+  }
+  const { status, body } = await get('/long');
+  await body?.cancel();
+  expect(status).toBe(200);
+});
