@@ -3,7 +3,6 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { MACHINE_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { IMAGES } from '../../operator/objects/resources.ts';
@@ -17,6 +16,7 @@ import { checkAddress } from '../fixtures/clients/pipelinehooks.ts';
 import { checkCluster } from '../fixtures/clients/runnersets.ts';
 import { ALIASES, FIXED_NAMESPACE, type Site } from '../fixtures/clients/site.ts';
 import { IMAGE, VMs } from '../fixtures/vms.ts';
+import { accountToken } from '../support/members.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 
@@ -67,13 +67,7 @@ afterAll(async () => {
 
 /** Returns the token of a new account with the role in these namespaces. */
 async function tokenOf(name: string, namespaces: string[], role = 'berth-role-dev'): Promise<string> {
-  const account = { namespace: CI, name };
-  await cluster.client().create(SERVICE_ACCOUNTS, { metadata: account });
-  const binding = ['rolebinding', name, `--clusterrole=${role}`, `--serviceaccount=${CI}:${name}`];
-  for (const namespace of namespaces) {
-    await cluster.kubectl(['-n', namespace, 'create', ...binding]);
-  }
-  return await requestToken(cluster.client(), account, 3600);
+  return await accountToken(cluster, { namespace: CI, name }, { role, in: namespaces });
 }
 
 /** Runs the next VM on the host of the test while the client waits for its deployment. */

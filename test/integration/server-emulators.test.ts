@@ -5,10 +5,10 @@ import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { EMULATOR_RESOURCE } from '../../api/v1alpha1/emulator.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { resource } from '../../kube/objects.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { accountToken } from '../support/members.ts';
 import { type HTTPAnswer, HTTPClient } from '../wires/httpapi.ts';
 
 const EMULATORS = resource<Emulator>(EMULATOR_RESOURCE);
@@ -44,11 +44,7 @@ afterAll(async () => {
 
 /** Makes an account with this role, and returns its token when the role holds. */
 async function accountWith(name: string, role: 'edit' | 'view'): Promise<string> {
-  const client = cluster.client();
-  await client.create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
-  const binding = ['rolebinding', name, `--clusterrole=${role}`, `--serviceaccount=${namespace}:${name}`];
-  await cluster.kubectl(['-n', namespace, 'create', ...binding]);
-  const token = await requestToken(client, { namespace, name }, 3600);
+  const token = await accountToken(cluster, { namespace, name }, { role });
   await waitFor(
     `the rights of the account ${name}`,
     async () => (await api.call(COLLECTION, { token })).status === 200,

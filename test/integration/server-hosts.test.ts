@@ -8,10 +8,10 @@ import { createKey, selfSigned } from '../../kube/certificates/certificate.ts';
 import { NODES, PODS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../operator/objects/resources.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { accountToken } from '../support/members.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
 
 const DEFAULT = 'platform-default';
@@ -44,9 +44,13 @@ beforeAll(async () => {
     'hosts/namespace=update',
     'certificates=update',
   );
-  member = await accountToken('member', 'member');
-  admin = await accountToken('admin', 'admin', true);
-  stranger = await accountToken('stranger');
+  member = await accountToken(cluster, { namespace, name: 'member' }, { role: `${namespace}-member` });
+  admin = await accountToken(
+    cluster,
+    { namespace, name: 'admin' },
+    { role: `${namespace}-admin`, in: 'cluster' },
+  );
+  stranger = await accountToken(cluster, { namespace, name: 'stranger' });
   server = await startReplica('one');
   api = new HTTPClient(server);
   await waitFor(
@@ -115,20 +119,6 @@ async function role(name: string, ...rights: string[]): Promise<void> {
     rules,
   };
   await cluster.kubectl(['create', '-f', '-'], { input: JSON.stringify(manifest) });
-}
-
-/** Returns the token of a new account with the role in its namespace, or in the whole cluster. */
-async function accountToken(name: string, role?: string, isGlobal = false): Promise<string> {
-  const client = cluster.client();
-  await client.create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
-  const subject = `--serviceaccount=${namespace}:${name}`;
-  if (role !== undefined) {
-    const binding = isGlobal
-      ? ['create', 'clusterrolebinding', `${namespace}-${name}`]
-      : ['-n', namespace, 'create', 'rolebinding', name];
-    await cluster.kubectl([...binding, `--clusterrole=${namespace}-${role}`, subject]);
-  }
-  return await requestToken(client, { namespace, name }, 3600);
 }
 
 // oxlint-disable-next-line typescript/no-explicit-any -- Each test reads other fields of it.

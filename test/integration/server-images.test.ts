@@ -3,9 +3,9 @@ import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { accountToken } from '../support/members.ts';
 import { type HTTPAnswer, HTTPClient } from '../wires/httpapi.ts';
 
 const suffix = randomBytes(4).toString('hex');
@@ -29,8 +29,12 @@ beforeAll(async () => {
     config: { namespaces: { default: shared } },
   });
   api = new HTTPClient(server);
-  token = await accountToken('member', [namespace, shared]);
-  localToken = await accountToken('local', [namespace]);
+  token = await accountToken(
+    cluster,
+    { namespace, name: 'member' },
+    { role: 'edit', in: [namespace, shared] },
+  );
+  localToken = await accountToken(cluster, { namespace, name: 'local' }, { role: 'edit' });
   await waitFor('the rights of the members', async () => {
     const answers = [await get(`${shared}/images`), await call('GET', `${namespace}/images`, localToken)];
     return answers.every(({ status }) => status === 200);
@@ -43,16 +47,6 @@ afterAll(async () => {
   await cluster?.kubectl(['delete', 'namespace', namespace, shared, '--wait=false']);
   await cluster?.disconnect();
 });
-
-async function accountToken(name: string, namespaces: string[]): Promise<string> {
-  const client = cluster.client();
-  await client.create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
-  for (const one of namespaces) {
-    const subject = `--serviceaccount=${namespace}:${name}`;
-    await cluster.kubectl(['-n', one, 'create', 'rolebinding', name, '--clusterrole=edit', subject]);
-  }
-  return await requestToken(client, { namespace, name }, 3600);
-}
 
 async function call(
   method: 'GET' | 'POST' | 'DELETE',

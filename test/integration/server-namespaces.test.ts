@@ -1,14 +1,14 @@
 /** Namespaces, service accounts, their tokens and members over the HTTP API, and names that clients have fixed. */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { NAMESPACES, NODES, ROLE_BINDINGS, SERVICE_ACCOUNTS } from '../../kube/core.ts';
+import { NAMESPACES, NODES, ROLE_BINDINGS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
-import { requestToken } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { VMS } from '../../operator/objects/resources.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { accountToken } from '../support/members.ts';
 import { type HTTPAnswer, HTTPClient } from '../wires/httpapi.ts';
 
 const ID = randomBytes(4).toString('hex');
@@ -39,13 +39,12 @@ beforeAll(async () => {
   const aliases = { namespacePrefix: 'former-', devRoleBinding: 'former-dev' };
   server = await cluster.startServer({ name: `server-${HOME}`, config: { http: { aliases } } });
   api = new HTTPClient(server);
-  owner = await accountToken('owner');
-  const subject = `--serviceaccount=${HOME}:owner`;
-  const everywhere = ['create', 'clusterrolebinding', HOME, '--clusterrole=berth-role-namespace-admin'];
-  await cluster.kubectl([...everywhere, subject]);
-  admin = await accountToken('admin', 'berth-role-admin');
-  member = await accountToken('member', DEV);
-  stranger = await accountToken('stranger');
+  const account = (name: string) => ({ namespace: HOME, name });
+  const everywhere = { role: 'berth-role-namespace-admin', in: 'cluster' } as const;
+  owner = await accountToken(cluster, account('owner'), everywhere);
+  admin = await accountToken(cluster, account('admin'), { role: 'berth-role-admin' });
+  member = await accountToken(cluster, account('member'), { role: DEV });
+  stranger = await accountToken(cluster, account('stranger'));
   await waitFor('the rights of the roles', async () => {
     const answers = [await get('', owner), await get(SUBJECTS, admin), await get(`${HOME}/vms`, member)];
     return answers.every(({ status }) => status === 200);
@@ -55,7 +54,7 @@ beforeAll(async () => {
 afterAll(async () => {
   await api?.close();
   await server?.process.stop();
-  await cluster?.kubectl(['delete', 'clusterrolebinding', HOME, '--ignore-not-found']);
+  await cluster?.kubectl(['delete', 'clusterrolebinding', `${HOME}-owner`, '--ignore-not-found']);
   await cluster?.kubectl(['delete', 'node', HOST, '--ignore-not-found']);
   await cluster?.kubectl([
     'delete',
@@ -69,16 +68,6 @@ afterAll(async () => {
   ]);
   await cluster?.disconnect();
 });
-
-async function accountToken(name: string, role?: string): Promise<string> {
-  const client = cluster.client();
-  await client.create(SERVICE_ACCOUNTS, { metadata: { name, namespace: HOME } });
-  if (role !== undefined) {
-    const binding = [name, `--clusterrole=${role}`, `--serviceaccount=${HOME}:${name}`];
-    await cluster.kubectl(['-n', HOME, 'create', 'rolebinding', ...binding]);
-  }
-  return await requestToken(client, { namespace: HOME, name }, 3600);
-}
 
 async function call(
   method: 'GET' | 'POST' | 'DELETE',

@@ -3,9 +3,9 @@ import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { accountToken } from '../support/members.ts';
 import { type HTTPAnswer, HTTPClient } from '../wires/httpapi.ts';
 
 const namespace = `platform-registries-${randomBytes(4).toString('hex')}`;
@@ -24,8 +24,8 @@ beforeAll(async () => {
   await cluster.createNamespace(namespace);
   server = await cluster.startServer({ name: `server-${namespace}` });
   api = new HTTPClient(server);
-  admin = await accountToken('admin');
-  dev = await accountToken('dev');
+  admin = await accountToken(cluster, { namespace, name: 'admin' }, { role: 'berth-role-admin' });
+  dev = await accountToken(cluster, { namespace, name: 'dev' }, { role: 'berth-role-dev' });
   await waitFor('the rights of the roles', async () => {
     const removed = await call('DELETE', '/remove', admin, { server: SERVER });
     return removed.status === 404 && (await call('GET', '', dev)).status === 200;
@@ -38,14 +38,6 @@ afterAll(async () => {
   await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
   await cluster?.disconnect();
 });
-
-async function accountToken(role: string): Promise<string> {
-  const client = cluster.client();
-  await client.create(SERVICE_ACCOUNTS, { metadata: { name: role, namespace } });
-  const binding = [`--clusterrole=berth-role-${role}`, `--serviceaccount=${namespace}:${role}`];
-  await cluster.kubectl(['-n', namespace, 'create', 'rolebinding', role, ...binding]);
-  return await requestToken(client, { namespace, name: role }, 3600);
-}
 
 async function call(
   method: 'GET' | 'POST' | 'DELETE',

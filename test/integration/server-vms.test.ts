@@ -4,10 +4,11 @@ import { ANSWER_BY_ANNOTATION, CREATED_BY_ANNOTATION } from '../../api/v1alpha1/
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { SERVICE_ACCOUNTS } from '../../kube/core.ts';
 import { IMAGES, VMS } from '../../operator/objects/resources.ts';
 import { IMAGE, VMs } from '../fixtures/vms.ts';
+import { accountToken } from '../support/members.ts';
 import { type HTTPAnswer, HTTPClient } from '../wires/httpapi.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 
@@ -48,19 +49,7 @@ afterAll(async () => {
 
 /** Returns the token of a new member of the namespace. */
 async function memberToken(name: string): Promise<string> {
-  const client = cluster.client();
-  await client.create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
-  const subject = `--serviceaccount=${namespace}:${name}`;
-  await cluster.kubectl([
-    '-n',
-    namespace,
-    'create',
-    'rolebinding',
-    name,
-    '--clusterrole=berth-role-dev',
-    subject,
-  ]);
-  const member = await requestToken(client, { namespace, name }, 3600);
+  const member = await accountToken(cluster, { namespace, name }, { role: 'berth-role-dev' });
   await waitFor('the rights', async () => (await api.call(PATH, { token: member })).status === 200);
   return member;
 }

@@ -3,10 +3,10 @@ import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { VMS as VM_OBJECTS } from '../../operator/objects/resources.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { accountToken } from '../support/members.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
 
 const namespace = `platform-http-${randomBytes(4).toString('hex')}`;
@@ -23,8 +23,8 @@ beforeAll(async () => {
   await cluster.createNamespace(namespace);
   server = await cluster.startServer({ name: `server-${namespace}` });
   api = new HTTPClient(server);
-  token = await accountToken('member', ['--clusterrole=edit']);
-  strangerToken = await accountToken('stranger', []);
+  token = await accountToken(cluster, { namespace, name: 'member' }, { role: 'edit' });
+  strangerToken = await accountToken(cluster, { namespace, name: 'stranger' });
   await waitFor('the rights of the member', async () => (await api.call(VMS, { token })).status === 200);
 });
 
@@ -34,16 +34,6 @@ afterAll(async () => {
   await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
   await cluster?.disconnect();
 });
-
-async function accountToken(name: string, role: string[]): Promise<string> {
-  const client = cluster.client();
-  await client.create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
-  if (role.length > 0) {
-    const subject = `--serviceaccount=${namespace}:${name}`;
-    await cluster.kubectl(['-n', namespace, 'create', 'rolebinding', name, ...role, subject]);
-  }
-  return await requestToken(client, { namespace, name }, 3600);
-}
 
 it('lists the VMs of a namespace for a member, and refuses a stranger in the words of the API server', async () => {
   const manifest = {
