@@ -57,7 +57,7 @@ export async function listAs<T extends KubeObject, I>(
 
 /**
  * Returns the items of the namespace, and those of the default namespace whose names the namespace does not have. A caller without rights in
- * the default namespace gets only the former.
+ * the default namespace gets only the items of the namespace.
  *
  * @throws ApiError when the API server refuses. @throws StatusError as {@link listAs}.
  */
