@@ -1,5 +1,6 @@
 import { once } from 'node:events';
 import { connect as connectTcp } from 'node:net';
+import { text } from 'node:stream/consumers';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
 import { pino } from 'pino';
 import { beforeAll, expect, it } from 'vitest';
@@ -78,6 +79,28 @@ it.each([
   // The handler of an upgrade sees the end, too.
   await Promise.all(handled);
   expect(performance.now() - begun).toBeLessThan(AT_ONCE_MILLISECONDS);
+});
+
+it('a client that has its answer may send the next request at once', async () => {
+  const { promise: ended, resolve: end } = Promise.withResolvers<void>();
+  const large = 'x'.repeat(16 * 1024 * 1024);
+  const server = createServer(
+    (_request, response, url) => {
+      response.end(url.pathname === '/large' ? large : 'done');
+      end();
+    },
+    { logger, tls },
+  );
+  const running = await listen(server, '127.0.0.1:0');
+  try {
+    const socket = await handshake(running.port);
+    socket.write('GET /large HTTP/1.1\r\nHost: a\r\n\r\n');
+    await ended;
+    socket.write('GET /next HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n');
+    expect(await text(socket)).toMatch(/done$/);
+  } finally {
+    await running.close();
+  }
 });
 
 it('a client that sends a second request before the answer to the first loses its connection', async () => {

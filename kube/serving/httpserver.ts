@@ -77,17 +77,17 @@ export function createServer(
   server.timeout = STALL_MILLISECONDS;
   // The server has no listeners for `upgrade` (see `upgrades.ts`) and `connect`, because a listener would have to handle the socket's
   // errors. Without it, a request with Upgrade is answered like any other request, and the connection of a CONNECT is closed.
-  const answering = new WeakSet<Socket>();
+  const answers = new WeakMap<Socket, ServerResponse>();
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     const { socket } = request;
     // A client that sends a request before the answer to its last one is cut off. No client of Berth does this, and Node.js would read such
     // requests without limit.
-    if (answering.has(socket)) {
+    // The event `close` of an answer is too late for this: A quick client has the whole answer before, and sends its next request.
+    if (answers.get(socket)?.writableEnded === false) {
       socket.destroy();
       return;
     }
-    answering.add(socket);
-    response.once('close', () => answering.delete(socket));
+    answers.set(socket, response);
     void answer(handle, logger, request, response);
   });
   // Without a listener, an error of accept(2) would end the process, for example when too many files are open.
