@@ -32,18 +32,20 @@ export interface ListMeta {
  * Reads the list at the path, which has its query, and calls `visit` for each object. As in each list, an object may have neither apiVersion
  * nor kind.
  *
- * @throws ApiError when the API server refuses. Then `visit` was not called.
+ * @throws ApiError when the API server refuses. Then `visit` was not called. @throws the reason of the signal when it aborts.
  */
 export async function readList(
   client: KubeClient,
   path: string,
   visit: (object: unknown) => void,
+  signal?: AbortSignal,
 ): Promise<ListMeta> {
   const splitter = new ListSplitter((text) => {
     (parseWithoutManagedFields(text) as unknown[]).forEach(visit);
   });
   const { status, body, retryAfterMilliseconds } = await client.raw('GET', path, {
     onData: (piece) => splitter.push(piece),
+    signal,
   });
   if (status !== 200) {
     throw apiErrorFrom(body, status, retryAfterMilliseconds);

@@ -20,11 +20,14 @@ export const WATCHES = 1_350;
 
 /** Client with the rights of a caller. */
 export class CallerClient extends KubeClient {
+  /** Signal that aborts when the answer of the caller's request is written, or when the client is gone. */
+  readonly ended: AbortSignal;
   readonly #token: string;
   readonly #usernames: Usernames;
 
-  constructor(transport: Transport, token: string, usernames: Usernames) {
+  constructor(transport: Transport, token: string, usernames: Usernames, ended: AbortSignal) {
     super(transport);
+    this.ended = ended;
     this.#token = token;
     this.#usernames = usernames;
   }
@@ -54,23 +57,27 @@ export class Callers {
     this.#watches = new Transport(address, { metrics, userAgent: 'berth-server', watches: WATCHES });
   }
 
-  /** Returns the client with the rights of the caller. @throws StatusError 401 when the request has no bearer token. */
-  clientOf(headers: IncomingHttpHeaders): CallerClient {
-    return this.#client(tokenOf(headers));
+  /**
+   * Returns the client with the rights of the caller. `ended` aborts at the end of the request.
+   *
+   * @throws StatusError 401 when the request has no bearer token.
+   */
+  clientOf(headers: IncomingHttpHeaders, ended: AbortSignal): CallerClient {
+    return this.#client(tokenOf(headers), ended);
   }
 
   /** Returns the caller with their rights. @throws StatusError 401 when the request has no bearer token. */
-  callerOf(headers: IncomingHttpHeaders): Caller {
+  callerOf(headers: IncomingHttpHeaders, ended: AbortSignal): Caller {
     const token = tokenOf(headers);
-    return { client: this.#client(token), watches: this.#watches.as(token) };
+    return { client: this.#client(token, ended), watches: this.#watches.as(token) };
   }
 
   async close(): Promise<void> {
     await Promise.all([this.#transport.close(), this.#watches.close()]);
   }
 
-  #client(token: string): CallerClient {
-    return new CallerClient(this.#transport.as(token), token, this.#usernames);
+  #client(token: string, ended: AbortSignal): CallerClient {
+    return new CallerClient(this.#transport.as(token), token, this.#usernames, ended);
   }
 }
 

@@ -7,12 +7,13 @@ import { pipeline } from 'node:stream/promises';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { Registry } from 'prom-client';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import { KubeClient } from '../../kube/client.ts';
 import { Transport } from '../../kube/transport.ts';
 import { VMS } from '../resources.ts';
+import { CallerClient } from './caller.ts';
 import { listAs, listWithShared } from './list.ts';
+import { Usernames } from './usernames.ts';
 
 const MEBIBYTE = 1024 * 1024;
 
@@ -20,10 +21,14 @@ const MEBIBYTE = 1024 * 1024;
 let objects: { count: Record<string, number>; annotation: number };
 /** Queries of the lists. */
 let queries: string[];
-let held: Promise<void> | undefined;
+/** Namespace whose lists wait for the promise, or all namespaces without a name. */
+let held: { namespace: string | undefined; until: Promise<void> } | undefined;
 let server: Server;
 let transport: Transport;
-let client: KubeClient;
+let usernames: Usernames;
+let caller: CallerClient;
+/** Ends the requests of all callers without another end. */
+let end: AbortController;
 
 beforeEach(async () => {
   objects = { count: { one: 3 }, annotation: 10 };
@@ -33,20 +38,48 @@ beforeEach(async () => {
   await once(server, 'listening');
   const { port } = server.address() as AddressInfo;
   transport = new Transport({ server: `http://127.0.0.1:${port}` }, { metrics: new Registry() });
-  client = new KubeClient(transport);
+  usernames = new Usernames();
+  end = new AbortController();
+  caller = callerOf('ann');
 });
 
 afterEach(async () => {
+  end.abort();
   await transport.close();
   server.closeAllConnections();
   server.close();
 });
 
+/** Returns a caller whose token is the name of the user. */
+function callerOf(user: string, ended = end.signal): CallerClient {
+  return new CallerClient(transport.as(user), user, usernames, ended);
+}
+
+/** Lets lists wait until the returned promise resolves. */
+function hold(namespace?: string): PromiseWithResolvers<void> {
+  const open = Promise.withResolvers<void>();
+  held = { namespace, until: open.promise };
+  return open;
+}
+
+/** Answers with the name of the caller. Nobody knows strangers. */
+function answerName({ headers }: IncomingMessage, response: ServerResponse): void {
+  const username = headers.authorization?.replace('Bearer ', '');
+  response.writeHead(username === 'stranger' ? 401 : 201, { 'content-type': 'application/json' });
+  response.end(JSON.stringify({ status: { userInfo: { username } } }));
+}
+
 async function answer(request: IncomingMessage, response: ServerResponse): Promise<void> {
   const { pathname, search, searchParams } = new URL(request.url ?? '', 'http://localhost');
+  if (request.method === 'POST') {
+    answerName(request, response);
+    return;
+  }
   const namespace = /namespaces\/([^/]+)/.exec(pathname)?.[1] ?? '';
   queries.push(`${namespace}${search}`);
-  await held;
+  if (held !== undefined && (held.namespace ?? namespace) === namespace) {
+    await held.until;
+  }
   const count = objects.count[namespace] ?? 0;
   const first = Number(searchParams.get('continue') ?? 0);
   const end = Math.min(count, first + Number(searchParams.get('limit') ?? count));
@@ -67,25 +100,26 @@ function* listOf(first: number, end: number, metadata: object): Generator<string
 }
 
 const nameOf = ({ metadata: { name } }: VM) => ({ name });
+const annotationsOf = ({ metadata }: VM) => metadata.annotations;
 const namesOf = (items: readonly { name: string }[]) => items.map(({ name }) => name);
 
 it('reads a whole list, and one page with a limit', async () => {
-  const whole = await listAs(client, VMS, { namespace: 'one', labelSelector: 'a=b' }, nameOf);
+  const whole = await listAs(caller, VMS, { namespace: 'one', labelSelector: 'a=b' }, nameOf);
   expect(whole).toEqual({ items: [{ name: 'vm-0' }, { name: 'vm-1' }, { name: 'vm-2' }] });
-  const page = await listAs(client, VMS, { namespace: 'one', limit: 1, continue: '1' }, nameOf);
+  const page = await listAs(caller, VMS, { namespace: 'one', limit: 1, continue: '1' }, nameOf);
   expect(page).toEqual({ items: [{ name: 'vm-1' }], continue: '2' });
   expect(queries).toEqual(['one?labelSelector=a%3Db', 'one?limit=1&continue=1']);
 });
 
 it('keeps the place of a page whose objects are left out', async () => {
   const some = (vm: VM) => (vm.metadata.name === 'vm-0' ? undefined : nameOf(vm));
-  const page = await listAs(client, VMS, { namespace: 'one', limit: 2 }, some);
+  const page = await listAs(caller, VMS, { namespace: 'one', limit: 2 }, some);
   expect(page).toEqual({ items: [{ name: 'vm-1' }], continue: '2' });
 });
 
 it('adds the objects of the default namespace whose names are free', async () => {
   objects.count = { one: 1, shared: 3 };
-  const items = await listWithShared(client, VMS, { namespace: 'one' }, 'shared', nameOf);
+  const items = await listWithShared(caller, VMS, { namespace: 'one' }, 'shared', nameOf);
   expect(namesOf(items)).toEqual(['vm-0', 'vm-1', 'vm-2']);
 });
 
@@ -100,7 +134,7 @@ it('needs a fraction of the memory of large objects', async () => {
   };
   const before = used();
   let [seen, most] = [0, 0];
-  const { items } = await listAs(client, VMS, { namespace: 'one' }, (vm) => {
+  const { items } = await listAs(caller, VMS, { namespace: 'one' }, (vm) => {
     seen += 1;
     most = seen % 50 === 1 ? Math.max(most, used() - before) : most;
     return nameOf(vm);
@@ -111,19 +145,92 @@ it('needs a fraction of the memory of large objects', async () => {
 });
 
 it('refuses a list whose items are too large', async () => {
-  objects = { count: { one: 17 }, annotation: 2 * MEBIBYTE };
-  const whole = listAs(client, VMS, { namespace: 'one' }, ({ metadata }) => metadata.annotations);
+  objects = { count: { one: 5 }, annotation: 2 * MEBIBYTE };
+  const whole = listAs(caller, VMS, { namespace: 'one' }, annotationsOf);
   await expect(whole).rejects.toMatchObject({ status: 422 });
 });
 
+it('holds the items of all lists within a limit until their answers are written', async () => {
+  objects = { count: { one: 3 }, annotation: 2 * MEBIBYTE };
+  const ends = ['ann', 'bob', 'cleo'].map(() => new AbortController());
+  const [ann, bob, cleo] = ends.map(({ signal }, index) => callerOf(`user-${index}`, signal)) as [
+    CallerClient,
+    CallerClient,
+    CallerClient,
+  ];
+  const read = async (by: CallerClient) => await listAs(by, VMS, { namespace: 'one' }, annotationsOf);
+  await read(ann);
+  await expect(read(ann)).rejects.toMatchObject({
+    status: 429,
+    message: expect.stringMatching(/user-0.*8388608 bytes/),
+  });
+  await read(bob);
+  await expect(read(cleo)).rejects.toMatchObject({ status: 503 });
+  ends[0]?.abort();
+  await read(callerOf('user-3', ends[1]?.signal));
+  ends.forEach((one) => one.abort());
+});
+
 it('reads few lists at once, and refuses callers when too many wait', async () => {
-  const open = Promise.withResolvers<void>();
-  held = open.promise;
-  const read = async () => await listAs(client, VMS, { namespace: 'one' }, nameOf);
-  const accepted = Array.from({ length: 8 + 256 }, read);
-  await expect(read()).rejects.toMatchObject({ status: 429 });
-  expect(queries.length).toBeLessThanOrEqual(8);
+  const open = hold();
+  const read = async (user: string) => await listAs(callerOf(user), VMS, { namespace: 'one' }, nameOf);
+  const accepted = Array.from({ length: 8 + 256 }, async (_one, index) => await read(`user-${index % 4}`));
+  await vi.waitFor(() => expect(queries).toHaveLength(8));
+  await expect(read('late')).rejects.toMatchObject({ status: 429 });
+  expect(queries).toHaveLength(8);
   open.resolve();
   const answers = await Promise.all(accepted);
   expect(answers.every(({ items }) => items.length === 3)).toBe(true);
+});
+
+it('reads both lists of a namespace in one place', async () => {
+  objects.count = { one: 1, shared: 1 };
+  const open = hold('shared');
+  const read = async () => await listWithShared(caller, VMS, { namespace: 'one' }, 'shared', nameOf);
+  const lists = Array.from({ length: 40 }, read);
+  await vi.waitFor(() => expect(queries.filter((query) => query === 'shared')).toHaveLength(8));
+  expect(queries.filter((query) => query === 'one')).toHaveLength(8);
+  open.resolve();
+  await Promise.all(lists);
+});
+
+it('leaves places to others when one user reads many lists', async () => {
+  const open = hold();
+  const read = async (user: string) => await listAs(callerOf(user), VMS, { namespace: 'one' }, nameOf);
+  const accepted = Array.from({ length: 66 }, async () => await read('busy'));
+  await vi.waitFor(() => expect(queries).toHaveLength(8));
+  await expect(read('busy')).rejects.toMatchObject({
+    status: 429,
+    message: expect.stringMatching(/^66 lists of user busy /),
+  });
+  const other = read('other');
+  open.resolve();
+  await Promise.all([...accepted, other]);
+});
+
+it('reads no list for strangers', async () => {
+  const list = listAs(callerOf('stranger'), VMS, { namespace: 'one' }, nameOf);
+  await expect(list).rejects.toMatchObject({ status: 401 });
+  expect(queries).toEqual([]);
+});
+
+it('gives the places of clients that are gone to others', async () => {
+  const open = hold();
+  const gone = new AbortController();
+  const read = async (end?: AbortSignal) =>
+    await listAs(callerOf('busy', end), VMS, { namespace: 'one' }, nameOf);
+  const [first, ...others] = [
+    read(gone.signal),
+    ...Array.from({ length: 64 }, async () => await read()),
+    read(gone.signal),
+  ];
+  const last = others.pop();
+  await vi.waitFor(() => expect(queries).toHaveLength(8));
+  const reason = new Error('gone');
+  gone.abort(reason);
+  await expect(first).rejects.toBe(reason);
+  await expect(last).rejects.toBe(reason);
+  const later = [read(), read()];
+  open.resolve();
+  await Promise.all([...others, ...later]);
 });

@@ -1,24 +1,14 @@
-/**
- * Lists objects with the rights of the caller. Callers choose the number and size of objects. So only a few lists are read at once, each
- * object becomes its item at once, and the items have a limit.
- */
-import PQueue from 'p-queue';
+/** Lists objects with the rights of the caller. Each object becomes its item at once, because objects may be much larger than their items. */
 import type { ListQuery } from '../../api/http/list.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { type KubeClient, query } from '../../kube/client.ts';
 import { isForbidden } from '../../kube/errors.ts';
 import { readList } from '../../kube/liststream.ts';
 import { type KubeObject, pathOf, type Resource } from '../../kube/objects.ts';
-import { StatusError } from '../http/errors.ts';
+import type { CallerClient } from './caller.ts';
+import { type Hold, ListPlaces } from './listplaces.ts';
 
-/** Largest list of items, in characters of JSON: some 60,000 VMs. Labels of an object alone may have a million. */
-const LIST_LENGTH = 32 * 1024 * 1024;
-/** Limit of lists that are read at once. One processor reads no more of them in parallel. */
-const LISTS = 8;
-/** Limit of lists that wait. Lists of 1,000 VMs wait for some seconds then. */
-const LISTS_WAITING = 256;
-
-const lists = new PQueue({ concurrency: LISTS });
+const places = new ListPlaces();
 
 interface Selection extends ListQuery {
   readonly namespace?: string;
@@ -31,28 +21,22 @@ export interface ListOf<I> {
 }
 
 /**
- * Returns one page of the list, or the whole list without `limit`. `itemOf` returns undefined for objects that the list leaves out.
+ * Returns one page of the list, or the whole list without `limit`. `itemOf` returns undefined for objects that the list leaves out. `reader`
+ * is the client that reads for the caller.
  *
- * @throws ApiError when the API server refuses. @throws StatusError 429 when too many lists wait, 422 when the list is too large.
+ * @throws ApiError when the API server refuses. @throws StatusError as {@link ListPlaces.run} and {@link Hold}.
  */
 export async function listAs<T extends KubeObject, I>(
-  client: KubeClient,
+  caller: CallerClient,
   type: Resource<T>,
-  { namespace, labelSelector, limit, continue: position }: Selection,
+  selection: Selection,
   itemOf: (object: T) => I | undefined,
+  reader: KubeClient = caller,
 ): Promise<ListOf<I>> {
-  if (lists.size >= LISTS_WAITING) {
-    throw new StatusError(429, 'Too many lists are read at once: try again later');
-  }
-  const path = pathOf(type, namespace === undefined ? {} : { namespace });
-  const items = new Items(itemOf);
-  const { continue: next } = await lists.add(
-    async () =>
-      await readList(client, path + query({ labelSelector, limit, continue: position }), (object) =>
-        items.add(object as T),
-      ),
+  return await places.run(
+    caller,
+    async (hold) => await readItems(reader, pathFor(type, selection), { itemOf, hold, signal: caller.ended }),
   );
-  return { items: items.all, continue: next || undefined };
 }
 
 /**
@@ -62,42 +46,54 @@ export async function listAs<T extends KubeObject, I>(
  * @throws ApiError when the API server refuses. @throws StatusError as {@link listAs}.
  */
 export async function listWithShared<T extends KubeObject, I extends { name: string }>(
-  client: KubeClient,
+  caller: CallerClient,
   type: Resource<T>,
   selection: { namespace: string; labelSelector?: string | undefined },
   defaultNamespace: string,
   itemOf: (object: T) => I | undefined,
 ): Promise<I[]> {
-  const { items } = await listAs(client, type, selection, itemOf);
-  if (selection.namespace === defaultNamespace) {
-    return items;
-  }
-  const shared = listAs(client, type, { ...selection, namespace: defaultNamespace }, itemOf);
-  const { items: others = [] } = (await undefinedIf(isForbidden, shared)) ?? {};
-  const own = new Set(items.map(({ name }) => name));
-  return [...items, ...others.filter(({ name }) => !own.has(name))];
+  // Both lists are read in one place. Otherwise the items of the first would be in memory while the second waits.
+  return await places.run(caller, async (hold) => {
+    const reading = { itemOf, hold, signal: caller.ended };
+    const { items } = await readItems(caller, pathFor(type, selection), reading);
+    if (selection.namespace === defaultNamespace) {
+      return items;
+    }
+    const path = pathFor(type, { ...selection, namespace: defaultNamespace });
+    const shared = readItems(caller, path, reading);
+    const { items: others = [] } = (await undefinedIf(isForbidden, shared)) ?? {};
+    const own = new Set(items.map(({ name }) => name));
+    return [...items, ...others.filter(({ name }) => !own.has(name))];
+  });
 }
 
-/** Items of one list. */
-class Items<T, I> {
-  readonly all: I[] = [];
-  readonly #itemOf: (object: T) => I | undefined;
-  #length = 0;
+interface Reading<T, I> {
+  readonly itemOf: (object: T) => I | undefined;
+  readonly hold: Hold;
+  readonly signal: AbortSignal;
+}
 
-  constructor(itemOf: (object: T) => I | undefined) {
-    this.#itemOf = itemOf;
-  }
+function pathFor<T extends KubeObject>(
+  type: Resource<T>,
+  { namespace, labelSelector, limit, continue: position }: Selection,
+): string {
+  const path = pathOf(type, namespace === undefined ? {} : { namespace });
+  return path + query({ labelSelector, limit, continue: position });
+}
 
-  /** @throws StatusError 422 when the list is too large. */
-  add(object: T): void {
-    const item = this.#itemOf(object);
-    if (item === undefined) {
-      return;
+async function readItems<T, I>(
+  client: KubeClient,
+  path: string,
+  { itemOf, hold, signal }: Reading<T, I>,
+): Promise<ListOf<I>> {
+  const items: I[] = [];
+  const visit = (object: unknown) => {
+    const item = itemOf(object as T);
+    if (item !== undefined) {
+      hold(Buffer.byteLength(JSON.stringify(item)));
+      items.push(item);
     }
-    this.#length += JSON.stringify(item).length;
-    if (this.#length > LIST_LENGTH) {
-      throw new StatusError(422, 'The list is too large: choose fewer objects by limit or labelSelector');
-    }
-    this.all.push(item);
-  }
+  };
+  const { continue: next } = await readList(client, path, visit, signal);
+  return { items, continue: next || undefined };
 }

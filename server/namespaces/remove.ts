@@ -3,7 +3,8 @@ import { DEDICATED_KEY, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.t
 import type { KubeClient } from '../../kube/client.ts';
 import { NAMESPACES, NODES } from '../../kube/core.ts';
 import { apiErrorFrom } from '../../kube/errors.ts';
-import { pathOf } from '../../kube/objects.ts';
+import { type KubeObject, pathOf } from '../../kube/objects.ts';
+import type { CallerClient } from '../callers/caller.ts';
 import { listAs } from '../callers/list.ts';
 import { StatusError } from '../http/errors.ts';
 import { VMS } from '../resources.ts';
@@ -19,14 +20,14 @@ const NAMED = 5;
  * @throws StatusError 409 when hosts or VMs are in the namespace. @throws ApiError when the API server refuses.
  */
 export async function removeNamespace(
-  { caller, own }: { caller: KubeClient; own: KubeClient },
+  { caller, own }: { caller: CallerClient; own: KubeClient },
   name: string,
 ): Promise<void> {
   await deletion(caller, name, '?dryRun=All');
   const labelSelector = `${HOST_MARK}=${HOST_VALUE},${DEDICATED_KEY}=${name}`;
   const [{ items: hosts }, { items: vms }] = await Promise.all([
     own.list(NODES, { labelSelector }),
-    listAs(own, VMS, { namespace: name, limit: NAMED + 1 }, (vm) => vm),
+    listAs(caller, VMS, { namespace: name, limit: NAMED + 1 }, nameOf, own),
   ]);
   const left = [named('hosts', hosts), named('VMs', vms)].filter((text) => text !== undefined);
   if (left.length > 0) {
@@ -41,6 +42,10 @@ async function deletion(client: KubeClient, name: string, query: string): Promis
   if (status >= 400) {
     throw apiErrorFrom(body, status, retryAfterMilliseconds);
   }
+}
+
+function nameOf({ metadata: { name } }: KubeObject): { metadata: { name: string } } {
+  return { metadata: { name } };
 }
 
 function named(what: string, objects: readonly { metadata: { name: string } }[]): string | undefined {

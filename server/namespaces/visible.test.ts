@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
-import type { KubeClient } from '../../kube/client.ts';
 import type { Namespace } from '../../kube/core.ts';
+import type { CallerClient } from '../callers/caller.ts';
 import { VisibleNamespaces } from './visible.ts';
 
 /** More namespaces than questions may wait. */
@@ -20,7 +20,9 @@ it('refuses a list while the questions of other callers fill the queue', async (
   const client = {
     raw: () => Promise.resolve({ status: 403, body: {} }),
     create: () => answered.promise,
-  } as unknown as KubeClient;
+    username: () => Promise.resolve('ann'),
+    ended: new AbortController().signal,
+  } as unknown as CallerClient;
   const first = visible.list(client);
   await expect(visible.list(client)).rejects.toMatchObject({ status: 429 });
   answered.resolve({ status: { allowed: true } });

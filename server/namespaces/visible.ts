@@ -9,6 +9,7 @@ import { type Namespace, NAMESPACES } from '../../kube/core.ts';
 import { isForbidden } from '../../kube/errors.ts';
 import type { Watches } from '../own/watches.ts';
 import { callerMay } from '../callers/access.ts';
+import type { CallerClient } from '../callers/caller.ts';
 import { listAs } from '../callers/list.ts';
 import { StatusError } from '../http/errors.ts';
 import { VMS } from '../resources.ts';
@@ -29,7 +30,7 @@ export class VisibleNamespaces {
   }
 
   /** Returns the served namespaces that the caller sees, by name. @throws ApiError when the API server refuses. @throws StatusError 429. */
-  async list(client: KubeClient): Promise<Readonly<Namespace>[]> {
+  async list(client: CallerClient): Promise<Readonly<Namespace>[]> {
     const { items } = (await undefinedIf(isForbidden, listAs(client, NAMESPACES, {}, trimmed))) ?? {};
     const all = items ?? this.#watches.namespaces();
     const served = all

@@ -28,6 +28,14 @@ it('shows the architecture of the VM, or else that of its host', () => {
   ]);
 });
 
+it('shows a limited number of labels', () => {
+  const shown = (count: number) => {
+    const labels = Object.fromEntries(Array.from({ length: count }, (_one, index) => [`a${index}`, '']));
+    return Object.keys(vmItem({ metadata: { name: 'mac', labels }, spec: {} } as VM).labels ?? {});
+  };
+  expect([shown(2), shown(55_000).length]).toEqual([['a0', 'a1'], 64]);
+});
+
 it('shows the port for SSH, also if the VM reserves it', () => {
   const shown = (endpoints: NonNullable<VM['status']>['endpoints']) => {
     const { ssh, vnc, reservedPorts } = vmItem({

@@ -8,6 +8,9 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { gibibytes } from '../machines/memory.ts';
 
+/** Largest number of labels in an item. An object may have so many short labels that they need a hundred times the memory of the rest. */
+const LABELS = 64;
+
 /** Statuses that clients know, by phase. Clients wait while a VM is Pending, and use it while it is Running. */
 const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
   Pending: 'Pending',
@@ -46,7 +49,7 @@ export function vmItem(
     powerState: spec.powerState ?? 'Running',
     owner: metadata.annotations?.[CREATED_BY_ANNOTATION],
     architecture: spec.architecture ?? (status.nodeName && architectureOf(status.nodeName)),
-    labels: metadata.labels,
+    labels: labelsOf(metadata),
     message: status.failure?.message,
   };
 }
@@ -66,6 +69,10 @@ function imageOf({ image: { name, reference } = {} }: VMStatus): string | undefi
 /** Returns the status for clients. A newer operator may have phases that this release does not know. */
 export function statusOfPhase(phase = 'Pending'): VMItem['status'] {
   return STATUS_BY_PHASE[phase as VMPhase] ?? 'Pending';
+}
+
+function labelsOf({ labels }: VM['metadata']): VMItem['labels'] {
+  return labels && Object.fromEntries(Object.entries(labels).slice(0, LABELS));
 }
 
 function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memory'> {
