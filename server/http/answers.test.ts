@@ -1,9 +1,11 @@
 /** Long answers over real connections whose clients do not read. */
-import { once } from 'node:events';
+import { EventEmitter, once } from 'node:events';
+import type { ServerResponse } from 'node:http';
 import { connect, type Socket } from 'node:net';
 import { pino } from 'pino';
 import { afterAll, beforeAll, expect, it, vi } from 'vitest';
 import { type ListeningServer, listen } from '../../kube/serving/httpserver.ts';
+import { UnreadAnswers } from './answers.ts';
 import { type App, createApp } from './app.ts';
 
 /** Length of an answer. The kernel takes a part of it, but not all. */
@@ -74,4 +76,30 @@ it('does not count the answers of clients that are gone', async () => {
   const { status, body } = await get('/long');
   await body?.cancel();
   expect(status).toBe(200);
+});
+
+class FakeResponse extends EventEmitter {
+  readonly destroyed = false;
+
+  destroy(): void {
+    this.emit('close');
+  }
+}
+
+it('counts the bytes of answers, and ends an answer that takes too long', () => {
+  vi.useFakeTimers();
+  try {
+    const unread = new UnreadAnswers();
+    const add = () => unread.add(new FakeResponse() as unknown as ServerResponse, '€'.repeat(LONG / 3));
+    for (let count = 0; count < 4; count += 1) {
+      add();
+    }
+    expect(add).toThrow(/Too many long answers/);
+    vi.advanceTimersByTime(59_000);
+    expect(add).toThrow(/Too many long answers/);
+    vi.advanceTimersByTime(1_000);
+    expect(add).not.toThrow();
+  } finally {
+    vi.useRealTimers();
+  }
 });

@@ -2,27 +2,35 @@
 import type { ServerResponse } from 'node:http';
 import { StatusError } from './errors.ts';
 
-/** Answers up to this length do not count. They are lists of some hundred VMs, and everything that is no list. */
-const FREE_LENGTH = 64 * 1024;
-/** Limit of all other answers together, in characters of JSON. The container of the server has 512 MiB. */
-const TOTAL_LENGTH = 96 * 1024 * 1024;
+/** Answers up to this number of bytes do not count. They are lists of some hundred VMs, and everything that is no list. */
+const FREE_BYTES = 64 * 1024;
+/** Limit of all other answers together in bytes. The container of the server has 512 MiB. */
+const TOTAL_BYTES = 96 * 1024 * 1024;
+/** Time limit of one answer that counts. A client with 1.2 Mbit/s gets the longest list in time, and 10,000 VMs with half of it. */
+const ANSWER_MILLISECONDS = 60_000;
 
 export class UnreadAnswers {
-  #length = 0;
+  #bytes = 0;
 
-  /** Counts an answer until it is sent or its client is gone. @throws StatusError 503 while clients have not read too many others. */
+  /**
+   * Counts an answer until it is sent or its client is gone. A client that reads too slowly is disconnected.
+   *
+   * @throws StatusError 503 while clients have not read too many others.
+   */
   add(response: ServerResponse, payload: unknown): void {
-    const length = typeof payload === 'string' ? payload.length : 0;
+    const bytes = typeof payload === 'string' ? Buffer.byteLength(payload) : 0;
     // A response that is closed already has no other event.
-    if (length <= FREE_LENGTH || response.destroyed) {
+    if (bytes <= FREE_BYTES || response.destroyed) {
       return;
     }
-    if (this.#length + length > TOTAL_LENGTH) {
+    if (this.#bytes + bytes > TOTAL_BYTES) {
       throw new StatusError(503, 'Too many long answers wait for their clients: try again later');
     }
-    this.#length += length;
+    this.#bytes += bytes;
+    const limit = setTimeout(() => response.destroy(), ANSWER_MILLISECONDS);
     response.once('close', () => {
-      this.#length -= length;
+      clearTimeout(limit);
+      this.#bytes -= bytes;
     });
   }
 }
