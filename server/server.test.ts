@@ -7,6 +7,7 @@ import type { Registry } from 'prom-client';
 import { afterAll, beforeAll, expect, it, vi } from 'vitest';
 import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
 import { listen } from '../kube/serving/httpserver.ts';
+import { CallerClient } from './callers/caller.ts';
 import type { App } from './http/app.ts';
 import { StatusError } from './http/errors.ts';
 import type { WaitingRequests } from './http/waiting.ts';
@@ -138,10 +139,12 @@ it.each([
   ['nodes', 'a,'.repeat(4_096)],
   ['tags', Array.from({ length: 4_097 }, () => 'a')],
 ])('refuses too many %s for the cache of images, and says how many are allowed', async (field, names) => {
+  const username = vi.spyOn(CallerClient.prototype, 'username').mockResolvedValueOnce('ann');
   const url = `${NAMESPACE}/cache/images/image/add`;
   const answer = await app.inject({ method: 'POST', url, headers: TOKEN, payload: { [field]: names } });
   const message = 'must have at most 4096 names';
   expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field, message }] } });
+  username.mockRestore();
 });
 
 it.each([

@@ -8,16 +8,19 @@ const NAME_LENGTH = 253;
 /** Longest text with a list of names, in characters. It fits the largest number of the longest names. */
 const NAMES_LENGTH = NAMES * (NAME_LENGTH + 1);
 
+const TOO_MANY = `must have at most ${NAMES} names`;
+
 function names(description: string) {
   return z
-    .union([
-      // Mistakes in a union have no message of their own, so the number is checked below.
-      z.array(z.string().min(1).max(NAME_LENGTH)).meta({ maxItems: NAMES }),
-      z.string().max(NAMES_LENGTH),
-    ])
-    .refine((given) => (typeof given === 'string' ? given.split(',') : given).length <= NAMES, {
-      error: `must have at most ${NAMES} names`,
-    })
+    .union(
+      [
+        // A list that is too long is refused here, before its names are read. Each bad name would be a mistake that needs memory.
+        z.array(z.string().min(1).max(NAME_LENGTH)).max(NAMES),
+        z.string().max(NAMES_LENGTH),
+      ],
+      { error: ({ input }) => (Array.isArray(input) && input.length > NAMES ? TOO_MANY : undefined) },
+    )
+    .refine((given) => typeof given !== 'string' || given.split(',').length <= NAMES, { error: TOO_MANY })
     .optional()
     .meta({ description: `${description} A list, or a text with commas between at most ${NAMES} names.` });
 }

@@ -9,6 +9,8 @@ import { isOneSource, machineRequestFields, ONE_SOURCE } from './machine.ts';
 const TIMEOUT_MAXIMUM = 1_440;
 /** Limit of the values for the guest, as in the VM resource. */
 const METADATA_ENTRIES = 64;
+/** Limit of labels. They stay in memory while the request waits. */
+const LABELS = 64;
 /** Longest text of reserved ports: 64 ports with at most 15 characters, a comma and a space. */
 const PORTS_LENGTH = 1_088;
 const NAME_LENGTH = 63;
@@ -50,7 +52,13 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
       vmMetadata: metadataSchema.optional(),
       vm_metadata: metadataSchema.optional(),
       customVMMetadata: metadataSchema.optional(),
-      labels: z.record(z.string(), z.string()).optional().meta({ description: 'Labels of the VM.' }),
+      labels: z
+        .record(z.string(), z.string())
+        .refine((labels) => Object.keys(labels).length <= LABELS, {
+          error: `must have at most ${LABELS} labels`,
+        })
+        .optional()
+        .meta({ description: `Labels of the VM, at most ${LABELS}.`, maxProperties: LABELS }),
     })
     .refine(isOneSource, ONE_SOURCE)
     .refine(

@@ -1,5 +1,7 @@
 /** Gives the handlers of all routes the caller of their request. */
+import type { FastifyRequest } from 'fastify';
 import type { App } from '../http/app.ts';
+import { mayBeLarge } from '../http/bodyreader.ts';
 import { StatusError } from '../http/errors.ts';
 import { type Caller, type CallerClient, type Callers, tokenOf } from './caller.ts';
 
@@ -18,7 +20,7 @@ const GONE = new StatusError(408, 'The client is gone');
 
 /**
  * Adds the caller to each request. Refuses a request without a token before its body is read, unless the schema of the route says
- * `security: []`.
+ * `security: []`. Reads a large body only if the API server knows the caller.
  */
 export function addCallers(app: App, callers: Callers): void {
   app.decorateRequest('caller');
@@ -30,8 +32,7 @@ export function addCallers(app: App, callers: Callers): void {
     reply.raw.once('close', () => end.abort(GONE));
     request.caller = () => callers.clientOf(request.headers, end.signal);
     request.fullCaller = () => callers.callerOf(request.headers, end.signal);
-    const { schema } = request.routeOptions;
-    if (schema !== undefined && schema.security?.length !== 0) {
+    if (needsToken(request)) {
       tokenOf(request.headers);
     }
     next();
@@ -41,4 +42,13 @@ export function addCallers(app: App, callers: Callers): void {
     request.end?.abort();
     next();
   });
+  app.addHook('preParsing', async (request) => {
+    if (needsToken(request) && mayBeLarge(request.headers)) {
+      await request.caller().username();
+    }
+  });
+}
+
+function needsToken({ routeOptions: { schema } }: FastifyRequest): boolean {
+  return schema !== undefined && schema.security?.length !== 0;
 }

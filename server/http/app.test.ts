@@ -1,10 +1,15 @@
 import { pino } from 'pino';
-import { afterAll, beforeAll, expect, it } from 'vitest';
+import { afterAll, beforeAll, expect, it, vi } from 'vitest';
+import { KubeClient } from '../../kube/client.ts';
 import { loadConfig } from '../config.ts';
 import { assemble } from '../server.ts';
 import { createApp } from './app.ts';
 
-const VMS = '/api/v1/namespaces/platform-default/vms';
+const NAMESPACE = '/api/v1/namespaces/platform-default';
+const VMS = `${NAMESPACE}/vms`;
+/** Answer of an API server that knows the caller. */
+const REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview', metadata: { name: '' } };
+const TOKEN = { authorization: 'Bearer token' };
 let server: Awaited<ReturnType<typeof assemble>>;
 
 beforeAll(async () => {
@@ -13,23 +18,67 @@ beforeAll(async () => {
     config: loadConfig(undefined),
     logger: pino({ level: 'silent' }),
   });
+  // There is no API server, and large bodies are read only of callers whom it knows.
+  vi.spyOn(KubeClient.prototype, 'create').mockResolvedValue(REVIEW);
 });
 
 afterAll(async () => await server.close());
+
+function mapOf(length: number, value: unknown): Record<string, unknown> {
+  return Object.fromEntries(Array.from({ length }, (_, index) => [`k${index}`, value]));
+}
 
 async function causesOf(body: object): Promise<{ field: string; message: string }[]> {
   const answer = await server.app.inject({
     method: 'POST',
     url: VMS,
-    headers: { authorization: 'Bearer token' },
+    headers: TOKEN,
     payload: body,
   });
   return answer.json<{ details: { causes: { field: string; message: string }[] } }>().details.causes;
 }
 
 it('names at most twenty mistakes of a body', async () => {
-  const labels = Object.fromEntries(Array.from({ length: 3_000 }, (_, index) => [`k${index}`, index]));
-  expect(await causesOf({ image: 'a', labels })).toHaveLength(20);
+  expect(await causesOf({ image: 'a', labels: mapOf(64, 5) })).toHaveLength(20);
+});
+
+it.each(['labels', 'vmMetadata', 'vm_metadata', 'customVMMetadata'])(
+  'refuses %s with thousands of entries before it reads them',
+  async (field) => {
+    const answer = await server.app.inject({
+      method: 'POST',
+      url: VMS,
+      headers: TOKEN,
+      payload: { image: 'a', [field]: mapOf(80_000, 5) },
+    });
+    const message = 'must have at most 1024 entries';
+    expect(answer.json()).toMatchObject({ code: 422, message: `${field}: ${message}` });
+  },
+);
+
+it('refuses more than 64 labels', async () => {
+  const message = 'must have at most 64 labels';
+  expect(await causesOf({ image: 'a', labels: mapOf(65, 'a') })).toMatchObject([
+    { field: 'labels', message },
+  ]);
+});
+
+it.each([
+  [`${NAMESPACE}/cache/images/one/add`, 'nodes'],
+  [`${NAMESPACE}/cache/images/one/remove`, 'tags'],
+  ['/api/v1/imagecache/remove', 'nodes'],
+])('refuses a list of 1 MiB at %s before it reads the %s', async (url, field) => {
+  const payload = { image: 'a', [field]: Array.from({ length: 500_000 }, () => 0) };
+  const answer = await server.app.inject({ method: 'POST', url, headers: TOKEN, payload });
+  const message = 'must have at most 4096 names';
+  expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field, message }] } });
+});
+
+it('reads no body at a path that does not exist', async () => {
+  for (const headers of [{}, TOKEN]) {
+    const answer = await server.app.inject({ method: 'POST', url: '/nope', headers, payload: '{"image": 5' });
+    expect(answer.statusCode).toBe(404);
+  }
 });
 
 it('names a refused number', async () => {
@@ -54,8 +103,7 @@ it.each([
   [422, { image: 'a', vmMetadata: { items: [{ key: 'a' }] } }],
   [422, { image: null }],
 ])('answers %i for %j', async (code, payload) => {
-  const headers = { authorization: 'Bearer token' };
-  const answer = await server.app.inject({ method: 'POST', url: VMS, headers, payload });
+  const answer = await server.app.inject({ method: 'POST', url: VMS, headers: TOKEN, payload });
   expect(answer.statusCode).toBe(code);
 });
 

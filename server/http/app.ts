@@ -81,15 +81,24 @@ export function createApp({ logger, tls }: AppOptions): App {
 function readBodies(app: App): void {
   const reader = new BodyReader();
   app.removeAllContentTypeParsers();
-  app.addContentTypeParser('*', async (_request: FastifyRequest, payload: IncomingMessage) =>
-    parsed(await reader.read(payload)),
-  );
+  app.addContentTypeParser('*', async (request: FastifyRequest, payload: IncomingMessage) => {
+    if (bodySchemaOf(request) !== undefined) {
+      return parsed(await reader.read(payload));
+    }
+    // Nobody needs this body. Clients read an early answer only after they have sent the whole body.
+    payload.resume();
+    return undefined;
+  });
   app.addHook('preValidation', (request, _reply, next) => {
-    const { body } = request.routeOptions.schema ?? {};
+    const schema = bodySchemaOf(request);
     // A body that no handler reads would stay in memory while the request waits.
-    request.body = body instanceof z.ZodType ? normalizeBody(body, request.body) : undefined;
+    request.body = schema === undefined ? undefined : normalizeBody(schema, request.body);
     next();
   });
+}
+
+function bodySchemaOf({ routeOptions: { schema } }: FastifyRequest): z.ZodType | undefined {
+  return schema?.body instanceof z.ZodType ? schema.body : undefined;
 }
 
 function parsed(text: string): unknown {

@@ -3,27 +3,46 @@
  * So does an optional field that is empty, or that is zero below its minimum.
  */
 import * as z from 'zod';
+import { invalidField } from './errors.ts';
 
-/** Returns the body with the keys of the schema, without unknown keys and without fields that are not given. */
+/** Largest number of entries of a map in a body. Zod would keep each mistake in a longer map in memory. */
+const ENTRIES = 1_024;
+
+/**
+ * Returns the body with the keys of the schema, without unknown keys and without fields that are not given.
+ *
+ * @throws StatusError 422 when a map has too many entries.
+ */
 export function normalizeBody(schema: z.ZodType, body: unknown): unknown {
-  return normalized(schema, body ?? {});
+  return normalized(schema, body ?? {}, '');
 }
 
-function normalized(schema: z.ZodType, value: unknown): unknown {
+/** `field` is the name of the field with the value. */
+function normalized(schema: z.ZodType, value: unknown, field: string): unknown {
   if (schema instanceof z.ZodOptional) {
-    return normalized(schema.unwrap() as z.ZodType, value);
+    return normalized(schema.unwrap() as z.ZodType, value, field);
+  }
+  if (schema instanceof z.ZodRecord) {
+    refuseLong(value, field);
+    return value;
   }
   if (schema instanceof z.ZodArray && Array.isArray(value)) {
-    return value.map((element) => normalized(schema.element as z.ZodType, element));
+    return value.map((element) => normalized(schema.element as z.ZodType, element, field));
   }
   if (schema instanceof z.ZodUnion) {
     const forms = schema.options.map((option) => [
       option as z.ZodType,
-      normalized(option as z.ZodType, value),
+      normalized(option as z.ZodType, value, field),
     ]);
     return forms.find(([option, form]) => (option as z.ZodType).safeParse(form).success)?.[1] ?? value;
   }
   return schema instanceof z.ZodObject && isObject(value) ? normalizedObject(schema, value) : value;
+}
+
+function refuseLong(map: unknown, field: string): void {
+  if (isObject(map) && Object.keys(map).length > ENTRIES) {
+    throw invalidField(field, `must have at most ${ENTRIES} entries`);
+  }
 }
 
 function normalizedObject(schema: z.ZodObject, given: object): object {
@@ -37,7 +56,7 @@ function normalizedObject(schema: z.ZodObject, given: object): object {
     const known = fields.get(key.toLowerCase());
     return known === undefined || isAbsent(known.field, value)
       ? []
-      : [[known.name, normalized(known.field, value)]];
+      : [[known.name, normalized(known.field, value, known.name)]];
   });
   return Object.fromEntries(entries);
 }

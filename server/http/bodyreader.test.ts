@@ -1,12 +1,17 @@
 /** Bodies of requests, sent over real connections. */
+import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import { pino } from 'pino';
 import { afterAll, beforeAll, expect, it, vi } from 'vitest';
+import { KubeClient } from '../../kube/client.ts';
+import { ApiError } from '../../kube/errors.ts';
 import { type ListeningServer, listen } from '../../kube/serving/httpserver.ts';
 import { configSchema } from '../config.ts';
 import { assemble } from '../server.ts';
 
 const PATH = '/api/v1/namespaces/platform-default/vms';
+/** Answer of an API server that knows the caller. */
+const REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview', metadata: { name: '' } };
 const MEBIBYTE = 1024 * 1024;
 /** More large bodies at once than the server reads. */
 const MANY = 52;
@@ -15,14 +20,17 @@ const WAIT = { timeout: 30_000, interval: 50 };
 let server: Awaited<ReturnType<typeof assemble>>;
 let running: ListeningServer;
 const sockets = new Set<Socket>();
+/** The question who a caller is. */
+const review = vi.spyOn(KubeClient.prototype, 'create');
 
 beforeAll(async () => {
   server = await assemble({
-    // Nothing listens there, and no test gets that far.
+    // Nothing listens there. The tests say whom the API server knows.
     connection: { server: 'https://127.0.0.1:1' },
     config: configSchema.parse({ http: { tls: false } }),
     logger: pino({ level: 'silent' }),
   });
+  review.mockResolvedValue(REVIEW);
   running = await listen(server.app.server, '127.0.0.1:0');
 });
 
@@ -32,8 +40,8 @@ afterAll(async () => {
   await server?.close();
 });
 
-async function post(body: string): Promise<Response> {
-  const headers = { authorization: 'Bearer token', 'content-type': 'application/json' };
+async function post(body: string, token = 'token'): Promise<Response> {
+  const headers = { authorization: `Bearer ${token}`, 'content-type': 'application/json' };
   return await fetch(`http://127.0.0.1:${running.port}${PATH}`, { method: 'POST', headers, body });
 }
 
@@ -41,12 +49,12 @@ async function post(body: string): Promise<Response> {
 const body = (length: number) => JSON.stringify({ cpu: 1_000, padding: 'x'.repeat(length) });
 
 /** Sends almost all of a body, and then nothing. */
-function hold(chunk: string): Socket {
+function hold(chunk: string, token = 'token'): Socket {
   const socket = connect(running.port, '127.0.0.1');
   sockets.add(socket);
   socket.on('error', () => undefined);
   socket.write(
-    `POST ${PATH} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token\r\nTransfer-Encoding: chunked\r\n\r\n`,
+    `POST ${PATH} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer ${token}\r\nTransfer-Encoding: chunked\r\n\r\n`,
   );
   socket.write(`${chunk.length.toString(16)}\r\n${chunk}\r\n`);
   return socket;
@@ -79,4 +87,17 @@ it('counts each body once, whatever its end', async () => {
     }
   }
   expect((await post(body(MEBIBYTE - 100))).status).toBe(422);
+});
+
+it('reads a large body only of a caller whom the API server knows', async () => {
+  review.mockRejectedValue(new ApiError('Unauthorized', { status: 401, reason: 'Unauthorized' }));
+  const large = body(MEBIBYTE - 100);
+  expect((await post(large, 'invented')).status).toBe(401);
+  expect((await post(body(4_000), 'invented')).status).toBe(422);
+  // These bodies come in chunks, so nobody knows their length.
+  const held = Array.from({ length: MANY }, () => hold(large.slice(0, -1), 'invented'));
+  const answers = await Promise.all(held.map(async (socket) => (await once(socket, 'data')) as Buffer[]));
+  answers.forEach(([answer]) => expect(String(answer)).toMatch(/^HTTP\/1.1 401 /));
+  review.mockResolvedValue(REVIEW);
+  expect((await post(large)).status).toBe(422);
 });

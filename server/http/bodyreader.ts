@@ -1,4 +1,5 @@
 /** Reads the bodies of requests. Thousands of connections may each send one, so all bodies that are being read have a limit together. */
+import type { IncomingHttpHeaders } from 'node:http';
 import type { Readable } from 'node:stream';
 import { StatusError } from './errors.ts';
 
@@ -11,6 +12,11 @@ export const BODY_BYTES = 1024 * 1024;
 const FREE_BYTES = 8 * 1024;
 /** Limit of all other bytes. The container of the server has 512 MiB. */
 const TOTAL_BYTES = 48 * 1024 * 1024;
+
+/** Reports whether the body of a request may have bytes that count. The length of a body in chunks is not known before its end. */
+export function mayBeLarge(headers: IncomingHttpHeaders): boolean {
+  return headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > FREE_BYTES;
+}
 
 export class BodyReader {
   /** Bytes that count, of all bodies that are being read. */
