@@ -16,11 +16,11 @@ const missing = vm({
   ],
 });
 
-function vm(status: NonNullable<VM['status']>): VM {
+function vm(status: NonNullable<VM['status']>, uid = 'u'): VM {
   return {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'VM',
-    metadata: { name: 'mac', namespace: 'platform-default' },
+    metadata: { name: 'mac', namespace: 'platform-default', uid },
     spec: {},
     status,
   };
@@ -33,4 +33,12 @@ it.each([
   const client = { get: async () => later } as unknown as KubeClient;
   const signal = AbortSignal.timeout(60_000);
   expect(await settledState(client, missing, WANTED, signal)).toEqual({ vm: later, state });
+});
+
+it('ends for its own VM when others have made a VM of the same name', async () => {
+  const client = { get: async () => vm({ phase: 'Running' }, 'another') } as unknown as KubeClient;
+  expect(await settledState(client, missing, WANTED, AbortSignal.timeout(60_000))).toEqual({
+    vm: missing,
+    state: expect.objectContaining({ status: 404 }),
+  });
 });

@@ -12,7 +12,7 @@ const LEARNING_MILLISECONDS = 1_000;
 
 /**
  * Returns the state of the deployment with the version of the VM that shows it. If an object seems to be missing, the VM is read again
- * after a moment.
+ * after a moment. A VM that others have made under its name is not looked at.
  *
  * @throws ApiError when the API server does not answer; the signal's reason.
  */
@@ -27,7 +27,9 @@ export async function settledState(
     return { vm, state };
   }
   await pause(LEARNING_MILLISECONDS, signal);
-  const { name, namespace = '' } = vm.metadata;
-  const later = (await unlessMissing(client.get(VMS, { namespace, name }, { signal }))) ?? vm;
-  return { vm: later, state: stateOf(later, wanted) };
+  const { name, namespace = '', uid } = vm.metadata;
+  const later = await unlessMissing(client.get(VMS, { namespace, name }, { signal }));
+  return later === undefined || later.metadata.uid !== uid
+    ? { vm, state }
+    : { vm: later, state: stateOf(later, wanted) };
 }
