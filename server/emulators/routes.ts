@@ -61,7 +61,7 @@ export function addEmulatorRoutes(app: App, { own, waiting }: Services): void {
       const request = { caller, namespace, body, logger: log };
       const user = await caller.client.username();
       return emulatorItem(
-        await waiting.run(reply.raw, user, async (end) => await deployEmulator(request, end)),
+        await waiting.run(reply.raw, { user, namespace }, async (end) => await deployEmulator(request, end)),
       );
     },
   );

@@ -23,15 +23,17 @@ async function untilEnd({ signal }: AbortController): Promise<string> {
 it('ends a deployment whose client is gone, and refuses more than its limit', async () => {
   const waiting = new WaitingRequests(3);
   const connections = ['ann', 'ben', 'cid'].map((user) => ({ user, connection: response() }));
-  const answers = connections.map(({ user, connection }) => waiting.run(connection, user, untilEnd));
-  await expect(waiting.run(response(), 'dan', untilEnd)).rejects.toMatchObject({
+  const answers = connections.map(({ user, connection }) =>
+    waiting.run(connection, { user, namespace: user }, untilEnd),
+  );
+  await expect(waiting.run(response(), { user: 'dan', namespace: 'dan' }, untilEnd)).rejects.toMatchObject({
     status: 429,
     message: '3 requests wait already. Try again later',
   });
   connections[0]?.connection.emit('close');
   expect(await answers[0]).toBe('gone');
   const next = response();
-  const accepted = waiting.run(next, 'dan', untilEnd);
+  const accepted = waiting.run(next, { user: 'dan', namespace: 'dan' }, untilEnd);
   next.emit('close');
   expect(await accepted).toBe('gone');
 });
@@ -39,30 +41,50 @@ it('ends a deployment whose client is gone, and refuses more than its limit', as
 it('gives one user three quarters of the places, and names the bound', async () => {
   const waiting = new WaitingRequests(4);
   const [first] = [response(), response(), response()].map((connection) => {
-    void waiting.run(connection, 'ann', untilEnd);
+    void waiting.run(connection, { user: 'ann', namespace: 'ann' }, untilEnd);
     return connection;
   });
-  await expect(waiting.run(response(), 'ann', async () => 'accepted')).rejects.toMatchObject({
+  await expect(
+    waiting.run(response(), { user: 'ann', namespace: 'ann' }, async () => 'accepted'),
+  ).rejects.toMatchObject({
     status: 429,
     message: '3 requests of user ann wait already. Try again later',
   });
-  void waiting.run(response(), 'ben', untilEnd);
+  void waiting.run(response(), { user: 'ben', namespace: 'ben' }, untilEnd);
   first?.emit('close');
-  void waiting.run(response(), 'ann', untilEnd);
+  void waiting.run(response(), { user: 'ann', namespace: 'ann' }, untilEnd);
   expect(waiting.size).toBe(4);
+});
+
+it('gives the members of one namespace three quarters of the places', async () => {
+  const waiting = new WaitingRequests(4);
+  for (const user of ['ann', 'ben', 'cid']) {
+    void waiting.run(response(), { user, namespace: 'ci' }, untilEnd);
+  }
+  await expect(
+    waiting.run(response(), { user: 'dan', namespace: 'ci' }, async () => 'accepted'),
+  ).rejects.toMatchObject({
+    status: 429,
+    message: '3 requests in namespace ci wait already. Try again later',
+  });
+  expect(await waiting.run(response(), { user: 'ann', namespace: 'other' }, async () => 'accepted')).toBe(
+    'accepted',
+  );
 });
 
 it('gives no place to a client that is gone already', async () => {
   const waiting = new WaitingRequests(3);
   const connection = Object.assign(response(), { closed: true });
-  await expect(waiting.run(connection, 'ann', untilEnd)).rejects.toMatchObject({ status: 408 });
+  await expect(waiting.run(connection, { user: 'ann', namespace: 'ann' }, untilEnd)).rejects.toMatchObject({
+    status: 408,
+  });
   expect(waiting.size).toBe(0);
 });
 
 it('stops when each deployment has its answer, and accepts no other', async () => {
   const waiting = new WaitingRequests(3);
   const connection = response();
-  const answer = waiting.run(connection, 'ann', untilEnd);
+  const answer = waiting.run(connection, { user: 'ann', namespace: 'ann' }, untilEnd);
   let stopped = false;
   const stop = waiting.stop().then(() => {
     stopped = true;
@@ -70,7 +92,9 @@ it('stops when each deployment has its answer, and accepts no other', async () =
   expect(await answer).toBe('stopping');
   await new Promise(setImmediate);
   expect(stopped).toBe(false);
-  await expect(waiting.run(response(), 'ben', untilEnd)).rejects.toMatchObject({ status: 503 });
+  await expect(waiting.run(response(), { user: 'ben', namespace: 'ben' }, untilEnd)).rejects.toMatchObject({
+    status: 503,
+  });
   connection.emit('close');
   await stop;
   expect(stopped).toBe(true);

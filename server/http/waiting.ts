@@ -18,11 +18,21 @@ export class WaitEnd extends Error {
   }
 }
 
-/** Share of all places that one user may have. A CI system deploys a thousand VMs at once as one user, and others still find a place. */
-const USER_SHARE = 3 / 4;
+/**
+ * Share of all places that one user may have, and one namespace with all its users. A CI system deploys a thousand VMs at once as one user,
+ * and others still find a place.
+ */
+const SHARE = 3 / 4;
 
-interface Waiting {
+/** Owner of a request that waits. */
+export interface Owner {
+  /** Name of a caller whom the API server knows, because strangers get no place. */
   readonly user: string;
+  /** Namespace whose members share places. Each of them can have several accounts. */
+  readonly namespace: string;
+}
+
+interface Waiting extends Owner {
   /** Resolves when the answer is sent. */
   readonly answered: Promise<void>;
 }
@@ -47,23 +57,22 @@ export class WaitingRequests {
   }
 
   /**
-   * Runs the work of one request, which must end soon after the signal of its controller aborts. `user` is the name of a caller whom the
-   * API server knows, because strangers get no place.
+   * Runs the work of one request, which must end soon after the signal of its controller aborts.
    *
    * @throws StatusError 429 when too many requests wait, 503 when the server stops, 408 when the client is gone already.
    */
   async run<T>(
     response: ServerResponse,
-    user: string,
+    { user, namespace }: Owner,
     work: (end: AbortController) => Promise<T>,
   ): Promise<T> {
-    this.#refuse(user);
+    this.#refuse({ user, namespace });
     if (response.closed) {
       throw new StatusError(408, 'The client is gone');
     }
     const end = new AbortController();
     const answered = Promise.withResolvers<void>();
-    this.#waiting.set(end, { user, answered: answered.promise });
+    this.#waiting.set(end, { user, namespace, answered: answered.promise });
     holdOpen(response);
     response.once('close', () => {
       end.abort(new WaitEnd('gone'));
@@ -85,17 +94,22 @@ export class WaitingRequests {
     limit.abort();
   }
 
-  #refuse(user: string): void {
+  #refuse({ user, namespace }: Owner): void {
     if (this.#isStopping) {
       throw new StatusError(503, 'The HTTP API is stopping. Try again');
     }
     if (this.#waiting.size >= this.#limit) {
       throw new StatusError(429, `${this.#limit} requests wait already. Try again later`);
     }
-    const share = Math.floor(this.#limit * USER_SHARE);
-    const own = [...this.#waiting.values()].filter((one) => one.user === user).length;
-    if (own >= share) {
-      throw new StatusError(429, `${share} requests of user ${user} wait already. Try again later`);
+    this.#refuseMore(`of user ${user}`, (one) => one.user === user);
+    this.#refuseMore(`in namespace ${namespace}`, (one) => one.namespace === namespace);
+  }
+
+  /** @throws StatusError 429 when the waiting requests that `isOne` selects have their share. `which` describes them. */
+  #refuseMore(which: string, isOne: (waiting: Waiting) => boolean): void {
+    const share = Math.floor(this.#limit * SHARE);
+    if ([...this.#waiting.values()].filter(isOne).length >= share) {
+      throw new StatusError(429, `${share} requests ${which} wait already. Try again later`);
     }
   }
 }

@@ -54,7 +54,7 @@ export class Deploys {
   async deploy(request: DeployRequest, response: ServerResponse): Promise<VM> {
     const { caller, namespace, body } = request;
     const user = await caller.client.username();
-    return await this.#options.waiting.run(response, user, async (end) => {
+    return await this.#options.waiting.run(response, { user, namespace }, async (end) => {
       const milliseconds = timeoutMinutes(body) * 60_000;
       const answerBy = Date.now() + milliseconds + ANSWER_MILLISECONDS;
       const timer = setTimeout(() => end.abort(new WaitEnd('late')), milliseconds);

@@ -86,7 +86,11 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
       const caller = fullCaller();
       if (query.wait === 'true') {
         const user = await caller.client.username();
-        await waiting.run(reply.raw, user, async (end) => await deleteAndWait(caller, params, end));
+        await waiting.run(
+          reply.raw,
+          { user, namespace: params.namespace },
+          async (end) => await deleteAndWait(caller, params, end),
+        );
       } else {
         await deleteAs(caller.client, VMS, params);
       }
