@@ -24,6 +24,7 @@ const GONE = event('ERROR', { kind: 'Status', code: 410, reason: 'Expired', mess
 async function followed(
   watches: (string[] | Error)[],
   read?: KubeObject,
+  trim?: (version: KubeObject) => KubeObject,
 ): Promise<{ versions: string[]; paths: string[] }> {
   const paths: string[] = [];
   const stream = (path: string) => {
@@ -43,6 +44,7 @@ async function followed(
     watches: { stream } as unknown as Transport,
     type: TYPE,
     from: object('1').metadata,
+    ...(trim === undefined ? {} : { trim }),
     signal: new AbortController().signal,
   })) {
     versions.push(metadata.resourceVersion ?? '');
@@ -81,4 +83,13 @@ it('ends when the object is gone after a break, or another one has its name', as
 it('throws when the API server refuses', async () => {
   const refusal = new ApiError('no such kind', { status: 404, reason: 'NotFound' });
   await expect(followed([refusal])).rejects.toBe(refusal);
+});
+
+it('trims the versions of watches and reads, and no error', async () => {
+  const trim = ({ metadata, ...rest }: KubeObject): KubeObject => ({
+    ...rest,
+    metadata: { ...metadata, resourceVersion: `${metadata.resourceVersion} trimmed` },
+  });
+  const watches = [[event('MODIFIED', object('2'))], [GONE], [event('DELETED', object('8'))]];
+  expect((await followed(watches, object('7'), trim)).versions).toEqual(['2 trimmed', '7 trimmed']);
 });

@@ -28,6 +28,8 @@ export interface Following<T extends KubeObject> {
   readonly type: Resource<T>;
   /** Version after which the object is followed. */
   readonly from: ObjectMeta;
+  /** Function that keeps the fields of a version that the caller needs, because the last version stays in memory. When absent, all stay. */
+  readonly trim?: (object: T) => T;
   readonly signal: AbortSignal;
 }
 
@@ -72,12 +74,12 @@ async function* eventsAfter<T extends KubeObject>(
   following: Following<T>,
   position: string | undefined,
 ): AsyncGenerator<WatchEvent<T>> {
-  const { client, type, from, signal } = following;
+  const { from } = following;
   if (position !== undefined) {
     yield* watch(following, position);
     return;
   }
-  const object = await unlessMissing(client.get(type, refOf(from), { signal }));
+  const object = await read(following);
   if (object === undefined || object.metadata.uid !== from.uid) {
     yield { type: 'DELETED', object: { metadata: from } as T };
     return;
@@ -86,10 +88,16 @@ async function* eventsAfter<T extends KubeObject>(
   yield* watch(following, object.metadata.resourceVersion);
 }
 
+async function read<T extends KubeObject>({ client, type, from, signal, trim }: Following<T>) {
+  const object = await unlessMissing(client.get(type, refOf(from), { signal }));
+  return object === undefined || trim === undefined ? object : trim(object);
+}
+
 async function* watch<T extends KubeObject>(
-  { watches, type, from, signal }: Following<T>,
+  following: Following<T>,
   resourceVersion: string | undefined,
 ): AsyncGenerator<WatchEvent<T>> {
+  const { watches, type, from, signal } = following;
   const end = new AbortController();
   const onAbort = () => end.abort(signal.reason);
   signal.addEventListener('abort', onAbort, { once: true });
@@ -103,8 +111,7 @@ async function* watch<T extends KubeObject>(
     const lines = new LineSplitter(LINE_LIMIT_BYTES);
     for await (const chunk of stream) {
       silence.refresh();
-      for (const line of lines.push(chunk)) {
-        const event = parseWithoutManagedFields(line) as WatchEvent<T>;
+      for (const event of eventsIn(lines, chunk, following)) {
         if (event.type === 'ERROR') {
           throw apiErrorFrom(event.object);
         }
@@ -115,6 +122,18 @@ async function* watch<T extends KubeObject>(
     clearTimeout(silence);
     signal.removeEventListener('abort', onAbort);
   }
+}
+
+/** A generator that waits keeps its variables, so the lines and the whole objects are variables of this function only. */
+function eventsIn<T extends KubeObject>(
+  lines: LineSplitter,
+  chunk: Buffer,
+  { trim = (object) => object }: Pick<Following<T>, 'trim'>,
+): WatchEvent<T>[] {
+  return lines.push(chunk).map((line) => {
+    const { type, object } = parseWithoutManagedFields(line) as WatchEvent<T>;
+    return { type, object: type === 'ERROR' ? object : trim(object) };
+  });
 }
 
 function refOf({ name, namespace }: ObjectMeta): Ref {

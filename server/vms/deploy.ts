@@ -14,6 +14,7 @@ import { VMS } from '../resources.ts';
 import { answerOf, deleted, keep, settle } from './ending.ts';
 import { settledState } from './settled.ts';
 import { isNamed, timeoutMinutes, vmOf } from './spec.ts';
+import { trimmed } from './trimmed.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 
 /** Time after the deployment in which the answer is taken. The clocks of this process and of the operator differ by less. */
@@ -59,7 +60,7 @@ export class Deploys {
       const answerBy = Date.now() + milliseconds + ANSWER_MILLISECONDS;
       const timer = setTimeout(() => end.abort(new WaitEnd('late')), milliseconds);
       try {
-        const vm = await createAs(caller.client, VMS, vmOf(body, { namespace, answerBy }));
+        const vm = trimmed(await createAs(caller.client, VMS, vmOf(body, { namespace, answerBy })));
         return await this.#answer(request, vm, end.signal);
       } finally {
         clearTimeout(timer);
@@ -92,9 +93,9 @@ async function untilRunning(
   const { client, watches } = caller;
   const from = latest.vm.metadata;
   const wanted = { ...query, fullStatus };
-  for await (const version of follow<VM>({ client, watches, type: VMS, from, signal })) {
+  for await (const version of follow<VM>({ client, watches, type: VMS, from, trim: trimmed, signal })) {
     const { vm, state } = await settledState(client, version, wanted, signal);
-    latest.vm = vm;
+    latest.vm = trimmed(vm);
     if (state instanceof StatusError) {
       throw state;
     }

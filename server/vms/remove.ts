@@ -5,6 +5,7 @@ import { getAs, type NamespacedRef } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
 import { VMS } from '../resources.ts';
 import { WaitEnd } from '../http/waiting.ts';
+import { trimmed } from './trimmed.ts';
 
 /** Longest wait for the end. A guest has 30 s to shut down, and a silent host can delay a deletion for long. */
 const LIMIT_MILLISECONDS = 600_000;
@@ -19,12 +20,12 @@ export async function deleteAndWait(
   ref: NamespacedRef,
   end: AbortController,
 ): Promise<void> {
-  const { metadata: from } = await getAs(client, VMS, ref);
+  const { metadata: from } = trimmed(await getAs(client, VMS, ref));
   const { signal } = end;
   const timer = setTimeout(() => end.abort(new WaitEnd('late')), LIMIT_MILLISECONDS);
   try {
     await client.delete(VMS, ref, { uid: from.uid });
-    const versions = follow({ client, watches, type: VMS, from, signal });
+    const versions = follow({ client, watches, type: VMS, from, trim: trimmed, signal });
     while ((await versions.next()).done !== true) {
       // The VM still exists.
     }
