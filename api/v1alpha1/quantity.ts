@@ -2,11 +2,13 @@
 import * as z from 'zod';
 import { documented } from './schema.ts';
 
-const QUANTITY =
-  /^([+-]?)(\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i))?$/;
-
 /** Largest length of a quantity's text, in characters. */
 const QUANTITY_LENGTH = 32;
+/** Texts that the API server accepts as a quantity. It bounds only the length, so digits and exponents may begin with many zeros. */
+const QUANTITY =
+  /^([+-]?)(\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE]([+-]?\d{1,32})|([numkMGTPE]|[KMGTPE]i))?$/;
+/** Largest exponent of ten. No field allows a number that needs more in a text of that length. */
+const EXPONENT = 99;
 
 const DECIMAL_EXPONENTS: Readonly<Record<string, number>> = {
   n: -9,
@@ -30,16 +32,35 @@ type Quantity = string | number;
  * @throws RangeError when the text is not a quantity.
  */
 export function parseQuantity(quantity: Quantity): bigint {
-  const match = QUANTITY.exec(String(quantity));
-  if (match === null) {
+  const bytes = bytesIn(String(quantity));
+  if (bytes === undefined) {
     throw new RangeError(`${JSON.stringify(String(quantity).slice(0, QUANTITY_LENGTH))} is not a quantity`);
   }
-  const [, sign, digits = '0', exponent, suffix = ''] = match;
-  const [whole = '', fraction = ''] = digits.split('.');
-  const power = Number(exponent ?? DECIMAL_EXPONENTS[suffix] ?? 0) - fraction.length;
-  const scaled = BigInt(whole + fraction) << BigInt(10 * Math.max(BINARY_SUFFIXES.indexOf(suffix), 0));
-  const bytes = power >= 0 ? scaled * 10n ** BigInt(power) : divideUp(scaled, 10n ** BigInt(-power));
+  return bytes;
+}
+
+/** Returns the bytes of a quantity; undefined when the text is not a quantity. */
+function bytesIn(text: string): bigint | undefined {
+  const match = QUANTITY.exec(text);
+  if (match === null) {
+    return undefined;
+  }
+  const [, sign, digits = '0', exponent = '0', suffix = ''] = match;
+  // The API server keeps the exponent in 32 bits.
+  const ten = DECIMAL_EXPONENTS[suffix] ?? Number(BigInt.asIntN(32, BigInt(exponent)));
+  if (Math.abs(ten) > EXPONENT) {
+    return undefined;
+  }
+  const bytes = scaledUp(digits, suffix, ten);
   return sign === '-' ? -bytes : bytes;
+}
+
+/** Returns the bytes of a decimal number with a suffix and a power of ten, rounded up. */
+function scaledUp(digits: string, suffix: string, ten: number): bigint {
+  const [whole = '', fraction = ''] = digits.split('.');
+  const power = ten - fraction.length;
+  const scaled = BigInt(whole + fraction) << BigInt(10 * Math.max(BINARY_SUFFIXES.indexOf(suffix), 0));
+  return power >= 0 ? scaled * 10n ** BigInt(power) : divideUp(scaled, 10n ** BigInt(-power));
 }
 
 /** Returns the quotient of two numbers, rounded up. Neither number may be negative. */
@@ -71,11 +92,8 @@ export function formatMillis(millis: number): string {
 }
 
 function isWithin(quantity: Quantity, minimum: bigint, maximum: bigint): boolean {
-  if (!QUANTITY.test(String(quantity))) {
-    return false;
-  }
-  const bytes = parseQuantity(quantity);
-  return bytes >= minimum && bytes <= maximum;
+  const bytes = bytesIn(String(quantity));
+  return bytes !== undefined && bytes >= minimum && bytes <= maximum;
 }
 
 /**

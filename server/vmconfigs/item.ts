@@ -5,13 +5,14 @@ import { gibibytes } from '../machines/memory.ts';
 
 export function vmConfigItem({ metadata, spec }: VMConfig): VMConfigItem {
   const { image, iso, cpu, memory, architecture, vnc, displayWidth, displayHeight, displayDPI } = spec;
+  const gib = gibibytes(memory);
   return {
     name: metadata.name,
     namespace: metadata.namespace,
     image,
     iso,
     cpu,
-    memory: memory === undefined ? undefined : Number(gibibytes(memory)),
+    memory: gib === undefined ? undefined : Number(gib),
     type: architecture,
     ...placementOf(spec),
     vncConsole: vnc?.enabled,

@@ -1,5 +1,7 @@
 import { expect, it } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
+import { vmConfigItem } from '../vmconfigs/item.ts';
 import { vmItem } from './item.ts';
 
 function imageIn(spec: VM['spec'], image?: NonNullable<VM['status']>['image']): string | undefined {
@@ -54,4 +56,15 @@ it('shows the port for SSH, also if the VM reserves it', () => {
     vnc: undefined,
     reservedPorts: '8822:22/tcp',
   });
+});
+
+it('shows the memory in GiB, and none if it cannot be read', () => {
+  const shown = (memory: string) => [
+    vmItem({ metadata: { name: 'mac' }, spec: { memory } } as VM).memory,
+    vmConfigItem({ metadata: { name: 'big' }, spec: { memory } } as VMConfig).memory,
+  ];
+  expect([shown('4915Mi'), shown('4.8 GB')]).toEqual([
+    ['4.80Gi', 4.8],
+    [undefined, undefined],
+  ]);
 });

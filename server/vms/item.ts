@@ -77,7 +77,8 @@ function labelsOf({ labels }: VM['metadata']): VMItem['labels'] {
 
 function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memory'> {
   const { cpu = spec.cpu, memory = spec.memory } = status.resources ?? {};
-  return { cpu, memory: memory === undefined ? undefined : `${gibibytes(memory)}Gi` };
+  const gib = gibibytes(memory);
+  return { cpu, memory: gib === undefined ? undefined : `${gib}Gi` };
 }
 
 function portsOf({
