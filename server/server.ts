@@ -8,7 +8,6 @@ import {
   selfMadeCertificate,
   serveCertificate,
 } from '../kube/certificates/serving.ts';
-import { KubeClient } from '../kube/client.ts';
 import { type Connection, loadConnection } from '../kube/credentials.ts';
 import { createMetrics } from '../kube/metrics.ts';
 import { Authorizer } from '../kube/serving/authorization.ts';
@@ -25,6 +24,7 @@ import { createApp } from './http/app.ts';
 import { refuseMissingNamespaces } from './own/namespaces.ts';
 import { addMetrics } from './http/metrics.ts';
 import { addDocument } from './http/openapi.ts';
+import { OwnClient } from './own/client.ts';
 import { createOwn } from './own/own.ts';
 import { refuseOtherNamespaces } from './http/namespaces.ts';
 import { addRoutes } from './routes.ts';
@@ -60,7 +60,7 @@ export async function assemble({
 }) {
   const metrics = createMetrics();
   const transport = new Transport(connection, { metrics, userAgent: 'berth-server' });
-  const client = new KubeClient(transport);
+  const client = new OwnClient(transport);
   const authorizer = new Authorizer(client, CALLERS);
   const own = createOwn({ client, authorizer, logger, namespaces: config.namespaces });
   const callers = new Callers(connection, metrics);

@@ -37,6 +37,9 @@ export class StatusError extends HttpError {
   }
 }
 
+/** Refusal of the identity of the server itself, which has lost its account or a right. The caller can do nothing about it. */
+export class OwnRefusalError extends ApiError {}
+
 /** Returns 404 for an object, in the words of the API server. `resource` is its plural name, with the group if it has one. */
 export function notFound(resource: string, name: string): StatusError {
   return new StatusError(404, `${resource} ${JSON.stringify(name)} not found`);
@@ -69,7 +72,7 @@ export function refuseMalformed(error: Error & { code?: string }, socket: Socket
 /** Sends the answer for an error. Only an error that nobody expected is logged. */
 export function sendError(error: unknown, request: FastifyRequest, reply: FastifyReply): void {
   const status = statusOf(error, request);
-  if (status.code === 500 && !(error instanceof StatusError) && !(error instanceof ApiError)) {
+  if (isUnexpected(error, status)) {
     request.log.error(
       { err: error, method: request.method, route: request.routeOptions.url },
       'request failed',
@@ -86,12 +89,23 @@ export function sendError(error: unknown, request: FastifyRequest, reply: Fastif
   void reply.code(code).type('application/json; charset=utf-8').send(JSON.stringify(status));
 }
 
+function isUnexpected(error: unknown, { code }: Status): boolean {
+  const isAnswer = error instanceof StatusError || error instanceof ApiError;
+  return error instanceof OwnRefusalError || (code === 500 && !isAnswer);
+}
+
 function statusOf(error: unknown, request: FastifyRequest): Status {
   if (error instanceof StatusError) {
     return error.body;
   }
   if (error instanceof HttpError) {
     return failure(error.status, error.message);
+  }
+  if (error instanceof OwnRefusalError) {
+    return failure(
+      503,
+      'The Kubernetes API server refuses the account of the HTTP API. The log of the HTTP API says why',
+    );
   }
   if (error instanceof ApiError) {
     const details = error.details as Status['details'];
