@@ -181,9 +181,15 @@ export const configSchema = z.strictObject({
 
 export type OperatorConfig = z.infer<typeof configSchema>;
 
-/** Returns true if Berth handles the VMs of a namespace and all objects that belong to them. */
-export function isServed(namespace: string, { namespaces }: OperatorConfig): boolean {
-  return namespace === namespaces.default || namespace.startsWith(namespaces.prefix);
+/**
+ * Returns true if Berth handles the VMs of a namespace and all objects that belong to them. The system namespace is never served, because
+ * users with rights in it would be the operator.
+ */
+export function isServed(namespace: string, { namespaces }: Pick<OperatorConfig, 'namespaces'>): boolean {
+  return (
+    namespace !== namespaces.system &&
+    (namespace === namespaces.default || namespace.startsWith(namespaces.prefix))
+  );
 }
 
 /**

@@ -5,7 +5,7 @@ import { parseConfig } from '../config/config.ts';
 import { bindingChange, bindsOwnRole, groupsWith, isManaged, newBinding } from './plan.ts';
 
 const ROLES = { defaultDev: ['oidc:all', 'oidc:devs'], dev: ['oidc:devs'], admin: ['oidc:admins'] };
-const config = parseConfig({ roles: ROLES }, 'test');
+const config = parseConfig({ roles: ROLES, namespaces: { system: 'platform-system' } }, 'test');
 const ANN: Subject = { apiGroup: 'rbac.authorization.k8s.io', kind: 'User', name: 'ann@example.com' };
 const CI: Subject = { kind: 'ServiceAccount', name: 'ci', namespace: 'platform-ci' };
 
@@ -49,6 +49,7 @@ describe('the RoleBindings of a namespace', () => {
     ['of the default namespace', namespace('platform-default'), true],
     ['of a namespace with the prefix', namespace('platform-ci'), true],
     ['of another namespace', namespace('kube-system'), false],
+    ['of the system namespace', namespace('platform-system'), false],
     [
       'of a namespace that people manage',
       namespace('platform-ci', { labels: { [ROLE_BINDINGS_LABEL]: 'unmanaged' } }),

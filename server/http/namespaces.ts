@@ -5,8 +5,9 @@ import { notFound } from './errors.ts';
 
 type Namespaces = ServerConfig['namespaces'];
 
-export function isServed(name: string, namespaces: Pick<Namespaces, 'default' | 'prefix'>): boolean {
-  return name === namespaces.default || name.startsWith(namespaces.prefix);
+/** Returns true if the namespace is served. The system namespace is not, because users with rights in it would be the operator. */
+export function isServed(name: string, namespaces: Namespaces): boolean {
+  return name !== namespaces.system && (name === namespaces.default || name.startsWith(namespaces.prefix));
 }
 
 /** Answers requests in other namespaces with 404. */

@@ -16,6 +16,8 @@ import { HTTPClient } from '../wires/httpapi.ts';
 
 const DEFAULT = 'platform-default';
 const namespace = `platform-hosts-${randomBytes(4).toString('hex')}`;
+/** System namespace of this test's servers. They do not serve it. */
+const SYSTEM = `system-${namespace}`;
 const FIRST = `${namespace}-0`;
 const SECOND = `${namespace}-1`;
 const nodesOf = (name: string) => `/api/v1/namespaces/${name}/nodes`;
@@ -31,6 +33,7 @@ let stranger: string;
 beforeAll(async () => {
   cluster = await sharedCluster();
   await cluster.createNamespace(namespace);
+  await cluster.createNamespace(SYSTEM);
   for (const name of [FIRST, SECOND]) {
     await createHost(name);
   }
@@ -68,17 +71,17 @@ afterAll(async () => {
   await cluster?.kubectl(['delete', 'node', FIRST, SECOND, '--ignore-not-found']);
   await cluster?.kubectl(['delete', 'clusterrole', '-l', `test=${namespace}`]);
   await cluster?.kubectl(['delete', 'clusterrolebinding', `${namespace}-admin`, '--ignore-not-found']);
-  await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+  await cluster?.kubectl(['delete', 'namespace', namespace, SYSTEM, '--wait=false']);
   await cluster?.disconnect();
 });
 
-/** Starts a replica with the certificate of this test's namespace, because other tests start servers too. */
+/** Starts a replica with the certificate of this test's system namespace, because other tests start servers too. */
 function startReplica(name: string): Promise<ServerProcess> {
   return cluster.startServer({
     name: `server-${namespace}-${name}`,
     config: {
       cluster: { issuer: 'https://login.example', clientID: 'berth-cli' },
-      namespaces: { system: namespace },
+      namespaces: { system: SYSTEM },
     },
   });
 }
@@ -87,7 +90,7 @@ function startReplica(name: string): Promise<ServerProcess> {
 async function createCertificateSecret(): Promise<void> {
   const documents = readFileSync('charts/berth/files/rbac/server.yaml', 'utf8').split('\n---\n');
   const own = documents.filter((text) => /^kind: (Secret|Role|RoleBinding)$/m.test(text));
-  const objects = own.map((text) => text.replace('  namespace: berth-system', `  namespace: ${namespace}`));
+  const objects = own.map((text) => text.replace('  namespace: berth-system', `  namespace: ${SYSTEM}`));
   await cluster.kubectl(['create', '-f', '-'], { input: objects.join('\n---\n') });
 }
 

@@ -1,0 +1,13 @@
+import { expect, it } from 'vitest';
+import { isServed } from './namespaces.ts';
+
+const NAMESPACES = { system: 'platform-system', default: 'shared', prefix: 'platform-' };
+
+it.each([
+  ['shared', true],
+  ['platform-ci', true],
+  ['kube-system', false],
+  ['platform-system', false],
+])('namespace %s: served is %s', (name, expected) => {
+  expect(isServed(name, NAMESPACES)).toBe(expected);
+});
