@@ -1,6 +1,10 @@
 /** Finds everything of Berth in a cluster and on its nodes. */
 import { GROUP } from '../../../api/v1alpha1/names.ts';
-import type { Installed } from '../../worlds/installed.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { type Installed, SYSTEM } from '../../worlds/installed.ts';
+
+/** Helm and kubectl do not wait for Pods. Those of the HTTP API end some seconds after their Deployment, when they have no more clients. */
+const ENDING = { deadlineMilliseconds: 90_000, intervalMilliseconds: 500 };
 
 export interface Remains {
   /** Objects of the cluster, as `kind/namespace/name`. */
@@ -42,7 +46,9 @@ const NODE_PROGRAMS = /node\.sh|containerd|kubelet|kube-proxy|prometheus/;
 const DATA = '/var/lib/berth';
 const MACHINES = ['-path', `${DATA}/machines/*`, '-o', '-path', `${DATA}/pods/*`];
 
+/** Returns what is left when the Pods have ended. */
 export async function remains(berth: Installed): Promise<Remains> {
+  await waitFor('the Pods of Berth to end', async () => (await podNames(berth)) === '', ENDING);
   const { stdout } = await berth.cluster.kubectl(['api-resources', '--verbs=list', '--output=name']);
   const kinds = stdout.trim().split('\n').join(',');
   const { items } = JSON.parse(
@@ -56,6 +62,10 @@ export async function remains(berth: Installed): Promise<Remains> {
     .filter(({ isOurs, name }) => isOurs || (OURS.test(name) && !KUBERNETES_OWN.test(name)))
     .map(({ name }) => name);
   return { objects: [...new Set(objects)].toSorted(), hosts: await Promise.all(berth.nodes.map(traces)) };
+}
+
+async function podNames({ cluster }: Installed): Promise<string> {
+  return (await cluster.kubectl(['get', 'pods', '--namespace', SYSTEM, '--output=name'])).stdout;
 }
 
 async function traces(node: Installed['nodes'][number]): Promise<Traces> {
