@@ -57,7 +57,7 @@ mutants: $(PACKAGES) ## Break the product in small ways; each must turn a test r
 prerequisites: $(PACKAGES) ## Install the distribution packages that tests need (asks on a terminal)
 	@node hack/prerequisites.ts
 
-.PHONY: lint format generate verify manifests bundle
+.PHONY: lint format generate verify manifests bundle cli
 lint: $(PACKAGES) ## Check format, lint rules, types, prose and dead code, the programs' also without tests
 	biome format .
 	oxlint --type-aware
@@ -82,6 +82,8 @@ manifests: $(PACKAGES) ## Render the chart into dist/install.yaml for kubectl: H
 	@node hack/manifests.ts $(HELM_ARGS)
 bundle: $(PACKAGES) ## Bundle the programs into dist/
 	node hack/bundle.ts
+cli: $(PACKAGES) ## Make the command dist/berth: PLATFORMS=linux-arm64,darwin-arm64 or all
+	@node hack/cli.ts $(if $(PLATFORMS),--platforms '$(PLATFORMS)')
 
 .PHONY: images audit
 images: $(PACKAGES) ## Build the container images into dist/images/: BASE=image TAG=0.1.0 REGISTRY=localhost

@@ -1,4 +1,5 @@
 import { defineConfig } from 'vitest/config';
+import { LongestFirst } from './hack/vitest/sequencer.ts';
 import { whyNoDocker } from './test/docker/host.ts';
 
 /** A single step of a real cluster or guest; a test that waits longer says so itself. */
@@ -44,13 +45,16 @@ const INTO_CONTAINERS =
 export default defineConfig({
   test: {
     reporters: ['default'],
+    sequence: { sequencer: LongestFirst },
     projects: [
       {
         test: {
           name: 'unit',
-          include: ['{base,api,kube,operator,agent,server,hack}/**/*.test.ts'],
+          include: ['{base,api,kube,operator,agent,server,cli,hack}/**/*.test.ts'],
           setupFiles: [PROPERTIES],
           testTimeout: UNIT_MILLISECONDS,
+          // On two processors, vitest would keep one for itself, which idles.
+          maxWorkers: '100%',
           sequence: { groupOrder: 0 },
         },
       },

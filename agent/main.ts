@@ -1,4 +1,7 @@
-/** `node agent/main.ts --config FILE`: makes this computer a host of VMs until a signal stops the agent. The VMs then continue to run. */
+/**
+ * `node agent/main.ts --config FILE`: makes this computer a host of VMs until a signal stops the agent. The VMs continue to run after the
+ * agent has stopped.
+ */
 import '../base/heap.ts';
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';
@@ -16,7 +19,7 @@ import { JoinError } from './identity/identity.ts';
 import { createParts } from './host/parts.ts';
 
 const EXIT_FAILURE = 1;
-/** Exit code if the configuration or the command line is wrong. A restart without a change would fail again. */
+/** Exit code if the configuration or the command line is wrong. If nothing is changed, a restart fails again. */
 const EXIT_MISUSE = 2;
 
 function readArguments(): string {
@@ -33,7 +36,8 @@ async function run(config: AgentConfig): Promise<number> {
   // Mode 0711 lets helper programs of other users reach their own folders in the data directory. Secrets are in files and folders
   // that only the agent's user can read.
   mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });
-  // The reserve of disk space is made first, because on a full disk the lock file needs its space.
+  // The agent creates its reserve file before the lock file. On a full disk, the agent empties this file, so that the lock file can be
+  // written.
   keepReserve(config.dataDirectory);
   const unlock = lockDataDirectory(config.dataDirectory);
   const stop = new AbortController();

@@ -1,4 +1,4 @@
-/** Configuration files in YAML. The whole file is checked at start, so that a person sees every mistake at once. */
+/** Configuration files in YAML. The whole file is checked at start, so that a person sees all mistakes together. */
 import { readFileSync } from 'node:fs';
 import { parse, YAMLParseError } from 'yaml';
 import type * as z from 'zod';
@@ -9,7 +9,7 @@ export class ConfigError extends Error {
   override readonly name = 'ConfigError';
   readonly mistakes: readonly string[];
 
-  /** `file` is the name of the file with the mistakes. The error's message contains this name. */
+  /** `file` is the name of the configuration file, which the message contains. */
   constructor(file: string, mistakes: readonly string[]) {
     super([`${file} is not usable:`, ...mistakes.map((mistake) => `  ${mistake}`)].join('\n'));
     this.mistakes = mistakes;

@@ -1,6 +1,9 @@
 /** Reads the reason, the message and the code of errors. Callers use them in statuses, logs and decisions. */
 
-/** Returns the machine-readable reason that errors of drivers, images and networks carry. The result is undefined for other errors. */
+/**
+ * Returns the machine-readable reason of an error. Errors of drivers, images and networks have such a reason. The result is undefined for
+ * other errors.
+ */
 export function reasonOf(error: unknown): string | undefined {
   return error instanceof Error && 'reason' in error && typeof error.reason === 'string'
     ? error.reason

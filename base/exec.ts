@@ -4,12 +4,15 @@ import type { FileHandle } from 'node:fs/promises';
 import { Readable, type Writable } from 'node:stream';
 import { codeOf } from './errors.ts';
 
-/** Characters that are kept from the end of a program's standard error. Programs write the reason for a failure last, and it fits. */
+/**
+ * Number of characters that are kept from the end of a program's standard error. Programs write the reason for a failure last, and these
+ * characters are enough for it.
+ */
 const WORDS_LIMIT_CHARACTERS = 2_000;
 /** Default limit of a program's output, in bytes. It is enough for programs with a short output. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 
-/** Time limit for reading the pipes of a killed program, in milliseconds. A child of the killed program may keep the pipes open. */
+/** Time limit for reading the pipes of a killed program, in milliseconds. A child of the killed program can keep the pipes open. */
 const DRAIN_MILLISECONDS = 1_000;
 
 /** User and group of this system, as numbers. */
@@ -31,7 +34,7 @@ export interface StartOptions {
   folder?: string | undefined;
   /** Environment of the program. The default is the environment of this process. */
   environment?: NodeJS.ProcessEnv | undefined;
-  /** User and group under which the program runs. Only root may set this field. */
+  /** User and group under which the program runs. Only root is allowed to set this field. */
   as?: RunAs | undefined;
   /** Open files that the program gets as descriptors 3, 4 and so on. */
   files?: readonly FileHandle[];
@@ -64,7 +67,7 @@ export class ProgramError extends Error {
 
 export interface RunningProgram {
   pid: number | undefined;
-  /** Standard output. The caller has to read this stream, because a program waits while nobody reads its output. */
+  /** Standard output. The caller must read this stream, because the program waits until its output is read. */
   output: Readable;
   /** Resolves when the program has ended with exit code 0 and its output was read. @throws ProgramError when it failed or was killed. */
   ended: Promise<void>;
@@ -87,7 +90,8 @@ export function start(program: string, parameters: readonly string[], o: StartOp
   const ended = endOf(child, o.name ?? program, timeoutMilliseconds).finally(() => {
     signal?.removeEventListener('abort', end);
   });
-  // The caller may read the whole output before it waits for `ended`. A failure before that must not be an unhandled rejection.
+  // The caller can read the whole output before it waits for `ended`. If the program fails before that, the failure must not become an
+  // unhandled rejection.
   ended.catch(() => undefined);
   // If a program ends before it has read its whole input, the write to its input fails. This error is ignored, because the
   // program's standard error has the reason.

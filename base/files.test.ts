@@ -1,5 +1,5 @@
 import { execFile } from 'node:child_process';
-import { mkdir, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -74,6 +74,19 @@ describe('a file that is written as a whole', () => {
     await writeFile(`${file}.tmp`, 'half');
     await writeWhole(file, 'whole');
     expect(await readdir(folder)).toEqual(['file']);
+  });
+
+  it('does not go to a place that another user has prepared', async () => {
+    const other = join(folder, 'other');
+    await writeFile(other, 'mine', { mode: 0o644 });
+    await symlink(other, `${file}.tmp`);
+    await writeWhole(file, 'one');
+    await symlink(other, `${file}.tmp`);
+    writeWholeSync(file, 'two');
+    expect([await readFile(file, 'utf8'), await readFile(other, 'utf8')]).toEqual(['two', 'mine']);
+    await writeFile(`${file}.tmp`, '', { mode: 0o644 });
+    await writeWhole(file, 'three');
+    expect((await stat(file)).mode & 0o777).toBe(0o600);
   });
 
   it('that cannot be written leaves nothing, and does not prevent the next write', async () => {

@@ -5,7 +5,7 @@ import { dirname } from 'node:path';
 import { isMissing, undefinedIf } from './errors.ts';
 import { withReserve } from './reserve.ts';
 
-/** File mode: only the owner may read and write the file. */
+/** File mode: only the owner is allowed to read and write the file. */
 const MODE = 0o600;
 
 /** The last requested write of each path. The write may be queued, under way or finished. */
@@ -62,7 +62,9 @@ export async function listFolders(root: string): Promise<string[]> {
 async function replace(path: string, content: string | Uint8Array, mode: number): Promise<void> {
   const temporary = temporaryOf(path);
   try {
-    await writeFile(temporary, content, { mode, flush: true });
+    // A file that is already there could belong to another user, who would read the content, or be a link to another file.
+    await rm(temporary, { force: true });
+    await writeFile(temporary, content, { mode, flush: true, flag: 'wx' });
     await rename(temporary, path);
   } catch (error) {
     await rm(temporary, { force: true });
@@ -76,7 +78,8 @@ async function replace(path: string, content: string | Uint8Array, mode: number)
 function replaceSync(path: string, content: string | Uint8Array, mode: number): void {
   const temporary = temporaryOf(path);
   try {
-    writeFileSync(temporary, content, { mode, flush: true });
+    rmSync(temporary, { force: true });
+    writeFileSync(temporary, content, { mode, flush: true, flag: 'wx' });
     renameSync(temporary, path);
   } catch (error) {
     rmSync(temporary, { force: true });

@@ -2,7 +2,10 @@
 export class Serial {
   #last: Promise<unknown> = Promise.resolve();
 
-  /** Begins `work` when all earlier pieces of work have ended, whether or not they failed. The result or error is that of `work`. */
+  /**
+   * Begins `work` when all earlier pieces of work have ended, whether or not they failed. The promise has the result or the error of
+   * `work`.
+   */
   async run<T>(work: () => Promise<T>): Promise<T> {
     const result = this.#last.then(work);
     this.#last = result.catch(() => undefined);

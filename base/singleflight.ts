@@ -65,8 +65,8 @@ class SharedWork<T> {
         listener(percent, bytes);
       }
     });
-    // `ended` resolves after a failure too. Each waiting caller gets the failure from `#work`, and the failure may come after the
-    // last caller has left.
+    // `ended` also resolves after a failure. Each waiting caller gets the failure from `#work`, and the failure may come after the last
+    // caller has left.
     this.ended = this.#work.then(
       () => undefined,
       () => undefined,

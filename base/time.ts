@@ -35,7 +35,10 @@ export function soonest(...moments: readonly (number | undefined)[]): number | u
   return first;
 }
 
-/** Formats a time as RFC 3339 with whole seconds, like `metav1.Time`. With fractions, the API server's answer would differ. */
+/**
+ * Formats a time as RFC 3339 with whole seconds, like `metav1.Time`. The API server removes fractions of a second, so its answer would
+ * differ from a time with fractions.
+ */
 export function timestamp(millisecondsSince1970: number): string {
   return `${new Date(millisecondsSince1970).toISOString().slice(0, 19)}Z`;
 }

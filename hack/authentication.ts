@@ -13,9 +13,9 @@ import { parseArgs } from 'node:util';
 import { stringify } from 'yaml';
 import { runCommand } from './command.ts';
 
-/** Longest life of a token in seconds. Nobody can revoke an ID token, so its life limits the use of a stolen one. */
+/** Longest lifetime of a token in seconds. Nobody can revoke an ID token, so its lifetime limits how long a stolen token can be used. */
 const TOKEN_SECONDS = 3600;
-/** Prefix of all groups from a provider. So no provider can name a group of the cluster or of Berth. */
+/** Prefix of all groups from a provider. Because of it, a provider cannot give users a group of the cluster or of Berth. */
 const GROUP_PREFIX = 'oidc:';
 /** Group of users who have no managed group. The chart can bind it to `cluster-admin`. */
 const CLUSTER_ADMINS = 'berth:cluster-admins';
@@ -28,7 +28,7 @@ export interface AuthenticationOptions {
   client: string;
   /** Groups of the provider, without a prefix. Users without one of them become cluster administrators. */
   managedGroups?: readonly string[] | undefined;
-  /** Whether no user becomes a cluster administrator. It excludes managed groups. */
+  /** If true, no user becomes a cluster administrator. It cannot be combined with managed groups. */
   hardened?: boolean | undefined;
   groupsClaim?: string | undefined;
   /** Certificate of the provider's authority as PEM. */
@@ -81,8 +81,9 @@ export function authenticationConfiguration(options: AuthenticationOptions): Rec
 }
 
 /**
- * Returns whether the claim is a list of names, and the groups of the user. The API server computes the groups before it checks the claim.
- * A claim of another form gives no groups, because it would look as if the user had no managed group. A missing claim is an error.
+ * Returns two expressions: whether the claim is a list of names, and the groups of the user. The API server computes the groups before it
+ * checks the claim. If the claim has another form, the user gets no groups. Otherwise the user would seem to have no managed group. A
+ * missing claim is an error.
  */
 function groupsExpressions(claim: string, managed: readonly string[]): { areNames: string; mapped: string } {
   const groups = `dyn(claims[${literal(claim)}])`;
@@ -114,7 +115,7 @@ function checkOptions({
     throw new Error('Use either --managed-group, once for each group with a role, or --hardened');
   }
   if (managedGroups.some((name) => name.startsWith(GROUP_PREFIX))) {
-    // No member would be found, and all of them would be cluster administrators.
+    // With such a name, no user would have a managed group, so all users would be cluster administrators.
     throw new Error(`Name groups as the provider names them, without ${GROUP_PREFIX}`);
   }
   if (authority !== undefined) {
@@ -139,7 +140,7 @@ function checkAuthority(pem: string): void {
   }
 }
 
-/** Returns a text of the Common Expression Language. Its escapes include those of JSON. */
+/** Returns a string literal of the Common Expression Language. This language accepts all escapes of JSON. */
 function literal(text: string): string {
   return JSON.stringify(text);
 }

@@ -3,9 +3,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { bundleInto } from './bundle.ts';
+import { bundleCommand } from './cli/bundle.ts';
 
 const ROOT = join(import.meta.dirname, '..');
-/** Part of zod's messages in one of its forty languages. */
+/** A part of zod's messages in one of its forty languages. It must not be in the bundle. */
 const GERMAN = /Ung(ü|\\xFC|\\u00FC)ltige Eingabe/i;
 
 test.each(['operator', 'agent', 'server'])(
@@ -21,3 +22,16 @@ test.each(['operator', 'agent', 'server'])(
     }
   },
 );
+
+test('the command has only the parts of large libraries that its start needs', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-bundle-'));
+  try {
+    await bundleCommand(folder);
+    const text = await readFile(join(folder, 'berth'), 'utf8');
+    for (const library of ['tdigest', 'llhttp']) {
+      expect(text).not.toContain(library);
+    }
+  } finally {
+    await rm(folder, { recursive: true, force: true });
+  }
+});

@@ -1,4 +1,4 @@
-/** Bundles each program into one file, for images and benchmarks: `dist/operator.js`, `dist/agent.js` and `dist/server.js`. */
+/** Bundles each program into one file: `dist/operator.js`, `dist/agent.js` and `dist/server.js`. */
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { build } from 'esbuild';
@@ -19,7 +19,7 @@ export async function bundle(): Promise<void> {
 export interface BundleFormat {
   /** Extension of the bundles; `.js` when absent. Outside a package of type `module`, Node needs `.mjs` to recognize an ES module. */
   extension?: '.js' | '.mjs';
-  /** Whether source maps are written too; true when absent. */
+  /** Whether to write source maps. The default is true. */
   sourcemap?: boolean;
 }
 
@@ -36,7 +36,7 @@ export async function bundleInto(
     platform: 'node',
     format: 'esm',
     target: 'node22',
-    // V8 keeps the text in memory, and this saves 8 MB. Names stay the same, because people read stack traces.
+    // V8 keeps the source text in memory, and removing whitespace saves 8 MB. Names stay the same, because people read stack traces.
     minifyWhitespace: true,
     minifySyntax: true,
     sourcemap: sourcemap && 'linked',

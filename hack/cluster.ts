@@ -11,7 +11,7 @@ import { startCluster, stopCluster } from './cluster/index.ts';
 import { bundle } from './bundle.ts';
 import { runCommand } from './command.ts';
 
-/** Limit of hosts. The API server itself could store many more objects, but a larger number is a typing error. */
+/** Largest number of hosts. The API server could store many more objects, but a larger number is probably a typing error. */
 const MOST_HOSTS = 10_000;
 
 function wholeNumber(name: string, text: string, most: number): number {

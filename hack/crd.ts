@@ -45,7 +45,10 @@ function printerColumn(column: PrinterColumn): JsonSchema {
   return wide === undefined ? rest : { ...rest, priority: 1 };
 }
 
-/** Longest name of an object in Kubernetes. The schema contains it, so that the API server can compute the cost of a rule on names. */
+/**
+ * Longest name of an object in Kubernetes. The schema contains this limit, because the API server needs it to compute the cost of a rule
+ * about names.
+ */
 const NAME_LENGTH = 253;
 
 /** Returns the whole CustomResourceDefinition of a kind. */

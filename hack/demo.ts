@@ -20,7 +20,7 @@ const NAME = 'demo';
 const NAMESPACE = 'platform-default';
 const VM = 'hello';
 const EXAMPLE = join(import.meta.dirname, '..', 'examples', 'vm.yaml');
-/** Command that shows that the login is in the guest. */
+/** Command whose output proves that the login reached the guest. */
 const LOGIN_COMMAND = 'hostname; uname -sr';
 const PAGE = 'http://127.0.0.1:28080/';
 /** Time limit until the VM is Ready. An emulated guest boots in well under a minute on an idle machine; a busy machine needs more. */
@@ -51,7 +51,7 @@ async function up(): Promise<void> {
   await cluster.disconnect();
 }
 
-/** Applies the example with a new key for root. A VM has its keys from its creation. */
+/** Applies the example with a new key for root. The keys of a VM cannot be added later. */
 async function applyVM(cluster: Cluster): Promise<Guest> {
   say('applying examples/vm.yaml with a key of the demo');
   const key = join(cluster.directory, 'ssh', 'key');
@@ -117,6 +117,7 @@ function whatNext(cluster: Cluster, { key }: Guest, list: string): string {
   kubectl -n ${NAMESPACE} describe vm ${VM}     # its conditions and events
   kubectl -n ${NAMESPACE} patch vm ${VM} --type merge -p '{"spec":{"powerState":"Stopped"}}'
   kubectl explain vm.spec
+  make cli && dist/berth vm list -o wide        # the same by the command: dist/berth --help
   ${list}
   make demo-down
 
@@ -124,8 +125,8 @@ function whatNext(cluster: Cluster, { key }: Guest, list: string): string {
 }
 
 /**
- * Ends the demo. Machines outlive their agent by design, so they are ended first: by deleting the VMs while the cluster answers, and
- * afterwards by killing their processes.
+ * Ends the demo. Machines continue to run when their agent ends, so they are ended first. The VMs are deleted while the cluster answers.
+ * Then the remaining processes are killed.
  */
 async function down(): Promise<void> {
   const directory = directoryOf(NAME, undefined);

@@ -20,7 +20,7 @@ import { fieldsOf, type JsonSchema } from './docs/table.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const TABLE = 'test/fields.yaml';
-const TEST_FILES = '{base,api,kube,operator,agent,server,hack,test}/**/*.test.ts';
+const TEST_FILES = '{base,api,kube,operator,agent,server,cli,hack,test}/**/*.test.ts';
 /** Call of `test`, of `it`, or of the function that `it.each(…)` returns, perhaps with type arguments. The last group is the title. */
 const TITLE = /(?:\b(?:test|it)(?:\.\w+)*(?:<[^(]*>)?|\))\(\s*(['"`])((?:\\.|(?!\1)[^\\])*)\1/g;
 
@@ -50,7 +50,7 @@ export function titlesOf(text: string): Set<string> {
   return new Set([...text.matchAll(TITLE)].map((match) => match[2] ?? ''));
 }
 
-/** Returns one line for each mistake of the table. `titles` has the titles of the tests by file. */
+/** Returns one line for each mistake in the table. `titles` has the titles of the tests by file. */
 export function mistakesOf(
   table: FieldTable,
   fields: ReadonlyMap<string, readonly string[]>,

@@ -35,7 +35,7 @@ export type ImageName = (typeof IMAGE_NAMES)[number];
 const PROGRAMS: Record<ImageName, readonly string[]> = { operator: ['operator', 'server'], agent: ['agent'] };
 
 export interface ImageOptions {
-  /** Base image: Debian with Node.js 24 at /usr/local/bin/node. When absent, one is chosen. */
+  /** Base image: Debian with Node.js 24 at /usr/local/bin/node. If absent, the program chooses one. */
   base?: string | undefined;
   /** Tag of the images; the version in package.json when absent. */
   tag?: string | undefined;
@@ -145,7 +145,7 @@ async function revisionLabels(base: string): Promise<Record<string, string>> {
   return {
     'org.opencontainers.image.version': packageJson.version,
     'org.opencontainers.image.revision': await git('rev-parse', 'HEAD'),
-    // This is the time of the commit and not of the build, so that the same sources give the same label.
+    // The label has the time of the commit and not of the build. The same sources therefore give the same label.
     'org.opencontainers.image.created': await git('log', '-1', '--format=%cI'),
     'org.opencontainers.image.base.name': base,
   };

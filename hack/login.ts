@@ -4,7 +4,7 @@ import { dirname } from 'node:path';
 import { type RunningProgram, run, start } from '../base/exec.ts';
 import { waitFor } from './wait.ts';
 
-/** Time limit for a key, which is made in a moment. */
+/** Time limit in milliseconds for the creation of a key, which usually takes milliseconds. */
 const KEY_TIMEOUT_MILLISECONDS = 30_000;
 /** Time limit of one attempt to log in. An emulated guest needs some seconds for its part of the key exchange. */
 const ATTEMPT_MILLISECONDS = 30_000;
@@ -16,7 +16,7 @@ export interface Guest {
   kubectlPath: string;
   kubeconfig: string;
   namespace: string;
-  /** Name of the VM, which is the name of its Pod too. */
+  /** Name of the VM. Its Pod has the same name. */
   vm: string;
   user: string;
   /** Path of the private key. */
@@ -75,7 +75,7 @@ async function forwardedPort({ output, ended }: RunningProgram): Promise<number>
   throw new Error('kubectl port-forward ended before it forwarded a port');
 }
 
-/** Returns options that use the key alone and remember no host, because each guest makes its own host key. */
+/** Returns options with which ssh uses only the key and does not store host keys. Each guest makes its own host key. */
 export function sshOptions(key: string, port: number): string[] {
   const settings = [
     'IdentitiesOnly=yes',

@@ -18,10 +18,13 @@ import { runVitest } from './vitest/run.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const LOGS = join(ROOT, 'dist', 'mutants');
-/** Time limit of tests that a mutant may block: this many times their usual time, plus a minute. A blocked product counts as killed. */
+/**
+ * Time limit of tests that a mutant may block: this many times their usual time, plus a minute. If the product hangs, the mutant counts as
+ * killed.
+ */
 const PATIENCE = 5;
 const LEAST_PATIENCE_MILLISECONDS = 60_000;
-/** Projects whose tests may run beside other files of tests. Tests of other projects check deadlines or count things. */
+/** Projects whose tests can run at the same time as other tests. Tests of other projects check deadlines or count things. */
 const SIDE_BY_SIDE = new Set(['unit', 'integration', 'hostile', 'e2e']);
 /** Number of files that run at the same time, as in vitest.config.ts. */
 const LANES = 2;
@@ -68,7 +71,7 @@ async function judge(copy: MutantCopy, mutant: Mutant, patience: number): Promis
     const args = ['--bail=1'];
     return await copy.with(mutant, async () => {
       const summary = await runTests(copy, [mutant], { log: mutant.id, args, late });
-      // The limit is checked here, because it may still expire while remaining processes of the tests are ended.
+      // The limit is checked here, because it can expire later, while remaining processes of the tests are being ended.
       return late.aborted ? { killed: true, why: 'the tests stood still' } : verdictOf(mutant, summary);
     });
   } catch (error) {
@@ -78,7 +81,10 @@ async function judge(copy: MutantCopy, mutant: Mutant, patience: number): Promis
 }
 
 /** Returns the verdict. Only a failed test kills a mutant. A product that cannot be loaded proves nothing. */
-function verdictOf({ test, breaks }: Mutant, { failed }: RunSummary): Verdict {
+function verdictOf({ test, breaks, name = '' }: Mutant, { passed, failed }: RunSummary): Verdict {
+  if (passed === 0 && failed.length === 0) {
+    return { killed: false, why: `no test of ${test} has a name with "${name}"` };
+  }
   const killer = failed.find(({ name }) => name.startsWith(`${test} > `));
   if (killer !== undefined) {
     return { killed: true, why: `${killer.name.slice(test.length + 3)}: ${firstLine(killer.reason)}` };

@@ -57,6 +57,7 @@ const TESTS: Packages = {
   'busybox-static': 'busybox',
   adb: 'adb',
   curl: 'curl',
+  jq: 'jq',
   // Installs schemathesis.
   'python3-pip': 'pip3',
   'docker.io': 'dockerd',
@@ -64,6 +65,9 @@ const TESTS: Packages = {
   runc: 'runc',
   buildah: 'buildah',
   'containernetworking-plugins': '/usr/lib/cni/bridge',
+  tmux: 'tmux',
+  zsh: 'zsh',
+  fish: 'fish',
 };
 
 /** Folders with programs that a user's PATH often lacks. */
@@ -139,7 +143,7 @@ function isExecutable(path: string): boolean {
     accessSync(path, constants.X_OK);
     return true;
   } catch {
-    // The file is missing or may not be run. In both cases the next folder is checked.
+    // The file is missing or not executable. In both cases the next folder is checked.
     return false;
   }
 }

@@ -11,7 +11,7 @@ import { parseArgs } from 'node:util';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
-const PRODUCT = '{base,api,kube,operator,agent,server}/**/*.ts';
+const PRODUCT = '{base,api,kube,operator,agent,server,cli}/**/*.ts';
 /** Smallest number of characters of a drawn line of code. A reader could not tell where a shorter line belongs. */
 const LINE_CHARACTERS = 30;
 /** Lines of code shown before and after the drawn line. */

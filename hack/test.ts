@@ -1,29 +1,35 @@
 /**
- * Runs the named test projects, or all projects but `real`, one after the other, and adds up their counts. The last line is `N passed, N failed, N
- * skipped`. The exit code is 1 when a test failed. With CI=true it is also 1 when a test was skipped, because CI must provide everything
+ * Runs the named test projects one after the other, or all projects but `real`, and adds up their counts. The last line is `N passed, N failed,
+ * N skipped`. The exit code is 1 when a test failed. With CI=true it is also 1 when a test was skipped, because CI must provide everything
  * that tests need.
  */
+import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { adbdGuest } from './adbd.ts';
+import { cloudImage } from './cloud.ts';
+import { guestImage } from './guest.ts';
 import type { HistoryCount, RunSummary, TestOutcome } from './vitest/reporter.ts';
 import { runVitest } from './vitest/run.ts';
-import { runCommand } from './command.ts';
+import { runStages, type Stage } from './vitest/stages.ts';
+import { describeError, runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
-const PROJECTS = [
-  'unit',
-  'integration',
-  'images',
-  'chart',
-  'oci',
-  'docker',
-  'harness',
-  'e2e',
-  'installed',
-  'faults',
-  'nat',
-  'hostile',
+/** Step of a whole run that makes the guests. It spends most of its time on downloads. */
+const GUESTS = 'guests';
+/**
+ * A whole run. Projects with two files at a time fill two processors. Those with one file at a time wait much of their time, so two of
+ * them run side by side. Their networks, processes and folders are their own. `oci` builds the images for `installed`.
+ */
+const STAGES: readonly Stage<string>[] = [
+  [['unit', 'integration'], [GUESTS]],
+  [['images', 'chart', 'e2e', 'hostile']],
+  [
+    ['oci', 'installed'],
+    ['docker', 'harness', 'faults', 'nat'],
+  ],
 ];
-/** Projects that run only when they are named, because they need programs that no package registry has. */
+const PROJECTS = STAGES.flat(2).filter((step) => step !== GUESTS);
+/** Projects that run only if the command names them. They need programs that no package registry has. */
 const ON_REQUEST = ['real'];
 /** Length of a message in the summary, enough to see the expected value. The output of the tests contains the whole message. */
 const REASON_CHARACTERS = 1_000;
@@ -35,29 +41,64 @@ interface ProjectResult extends RunSummary {
   seconds: number;
 }
 
-async function runProject(project: string): Promise<ProjectResult> {
-  const summary = join(ROOT, 'dist', 'test', `${project}.json`);
+/** Runs a project. With `isLive` false, its output appears at its end, so that it does not mix with the output of other projects. */
+async function runProject(project: string, isLive: boolean): Promise<ProjectResult> {
+  const results = join(ROOT, 'dist', 'test');
+  const log = join(results, `${project}.log`);
   const started = performance.now();
-  process.stdout.write(`\n== ${project}\n`);
-  const results = await runVitest({ root: ROOT, args: ['--project', project], summary });
-  return { project, seconds: Math.round((performance.now() - started) / 1000), ...results };
+  if (isLive) {
+    process.stdout.write(`\n== ${project}\n`);
+  }
+  const summary = await runVitest({
+    root: ROOT,
+    args: ['--project', project],
+    summary: join(results, `${project}.json`),
+    ...(!isLive && { log }),
+  });
+  if (!isLive) {
+    process.stdout.write(`\n== ${project}\n${readFileSync(log, 'utf8')}`);
+  }
+  return { project, seconds: Math.round((performance.now() - started) / 1000), ...summary };
+}
+
+/** Makes the guests that tests need later. The projects make what is missing, and report why that fails. */
+async function makeGuests(): Promise<void> {
+  const progress = (text: string): void => void process.stderr.write(`guests: ${text}\n`);
+  const isRoot = process.getuid?.() === 0;
+  for (const make of [guestImage, adbdGuest, ...(isRoot ? [cloudImage] : [])]) {
+    for (const architecture of ['amd64', 'arm64'] as const) {
+      await make(architecture, progress).catch((error: unknown) => progress(describeError(error)));
+    }
+  }
+}
+
+async function runAll(): Promise<ProjectResult[]> {
+  const results = await runStages(STAGES, async (step, isFirstLane) =>
+    step === GUESTS ? await makeGuests() : await runProject(step, isFirstLane),
+  );
+  return results.filter((result) => result !== undefined);
+}
+
+/** Returns the lines about the inputs and histories that the tests of a project tried. */
+function describeAttempts({ project, attempts, histories }: ProjectResult): string[] {
+  return [
+    ...attempts.map(({ input, outcome, count }) => `${project}: tried ${count} × ${input}: ${outcome}`),
+    ...histories.map((history) => `${project}: ${describeHistories(history)}`),
+  ];
 }
 
 /** Returns a line for the project and a line for each failed or skipped test. The end of a log then shows the result. */
-function describe(result: ProjectResult): string {
+function describeOutcome(result: ProjectResult): string[] {
   const counts = `${result.passed} passed, ${result.failed.length} failed, ${result.skipped.length} skipped`;
   return [
     `${result.project.padEnd(12)} ${String(result.seconds).padStart(5)} s   ${counts}`,
     ...result.failed.map((test) => describeTest('failed', test)),
     ...result.skipped.map((test) => describeTest('skipped', test)),
-    ...result.attempts.map(({ input, outcome, count }) => `  tried ${count} × ${input}: ${outcome}`),
-    ...result.histories.map(describeHistories),
-    '',
-  ].join('\n');
+  ];
 }
 
 function describeHistories({ test, histories, meanLength, longest }: HistoryCount): string {
-  return `  ${histories} histories of ${meanLength.toFixed(1)} steps, the longest of ${longest}: ${test}`;
+  return `${histories} histories of ${meanLength.toFixed(1)} steps, the longest of ${longest}: ${test}`;
 }
 
 function describeTest(outcome: 'failed' | 'skipped', { name, reason }: TestOutcome): string {
@@ -70,11 +111,9 @@ async function main(projects: readonly string[]): Promise<void> {
   if (unknown.length > 0) {
     throw new Error(`no such project: ${unknown.join(', ')}`);
   }
-  const results: ProjectResult[] = [];
-  for (const project of projects.length > 0 ? projects : PROJECTS) {
-    results.push(await runProject(project));
-  }
-  process.stdout.write(`\n${results.map(describe).join('')}`);
+  const results = projects.length === 0 ? await runAll() : await runStages([[projects]], runProject);
+  const summary = [...results.flatMap(describeAttempts), ...results.flatMap(describeOutcome)];
+  process.stdout.write(`\n${summary.map((line) => `${line}\n`).join('')}`);
   const passed = results.reduce((total, result) => total + result.passed, 0);
   const failed = results.reduce((total, result) => total + result.failed.length, 0);
   const skipped = results.reduce((total, result) => total + result.skipped.length, 0);

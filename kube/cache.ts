@@ -5,12 +5,15 @@ import { type KubeObject, keyOf } from './objects.ts';
 /** Change of the cache. If an object was deleted and created again with the same name, `deleted` comes first, then `added`. */
 export interface Change<T> {
   type: 'added' | 'updated' | 'deleted';
-  /** Object after the change. For `deleted`, its last known state. */
+  /** Object after the change. If the type is `deleted`, it is the last known state of the object. */
   object: Readonly<T>;
   previous?: Readonly<T>;
 }
 
-/** The cache for readers. They must not change the objects, because the cache owns them. In tests the objects are frozen at all levels. */
+/**
+ * The methods of the cache for readers. Readers must not change the objects, because the cache owns them. In tests, the objects are frozen
+ * at all levels.
+ */
 export interface Cache<T> {
   get(key: string): Readonly<T> | undefined;
   list(): Readonly<T>[];

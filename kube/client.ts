@@ -3,7 +3,7 @@ import type { Answer, Method, Request, Transport } from './transport.ts';
 import { apiErrorFrom, FencedError, isGone, isNotFound } from './errors.ts';
 import { type KubeObject, pathOf, type Ref, type Resource, type Unsaved } from './objects.ts';
 
-/** Number of objects in a page, as in client-go's pager: some 2 MB of JSON for objects of the usual size. */
+/** Number of objects in a page. client-go's pager has the same number. A page of objects of usual size has about 2 MB of JSON. */
 const PAGE_SIZE = 500;
 
 export interface CallOptions {
@@ -25,6 +25,11 @@ export interface List<T> {
 export interface WriteOptions extends CallOptions {
   fieldManager?: string | undefined;
   subresource?: string | undefined;
+}
+
+export interface CreateOptions extends Omit<WriteOptions, 'subresource'> {
+  /** `Strict` lets the API server refuse fields that it does not know. It drops them otherwise. */
+  fieldValidation?: 'Strict' | undefined;
 }
 
 export interface ApplyOptions extends WriteOptions {
@@ -51,8 +56,8 @@ export class KubeClient {
   readonly transport: Transport;
   /**
    * Function that is called just before each write is sent. If it returns false, the write is not sent and rejects with a FencedError. It
-   * is for a process that may write only while it leads. If such a process was frozen until its lease had expired, it must write nothing.
-   * The function must only check the local clock, because it is called for each write.
+   * is for a process that is allowed to write only while it is the leader. If such a process was suspended until its lease had expired, it
+   * must not write. The function must only check the local clock, because it is called for each write.
    */
   guard: (() => boolean) | undefined;
 
@@ -77,8 +82,8 @@ export class KubeClient {
       if (!isGone(error)) {
         throw error;
       }
-      // Between two requests, the server compacted the resourceVersion that all pages show. A single request without pages cannot have this
-      // problem.
+      // The server compacted the resourceVersion of the pages between two requests. Therefore all objects are read again with a single
+      // request, which cannot have this problem.
       return await this.#page<T>(type, options, undefined);
     }
     return { items, resourceVersion };
@@ -98,11 +103,12 @@ export class KubeClient {
   async create<T extends KubeObject>(
     type: Resource<T>,
     object: Unsaved<T>,
-    options: Omit<WriteOptions, 'subresource'> = {},
+    { fieldValidation, ...options }: CreateOptions = {},
   ): Promise<T> {
     const body = { ...object, apiVersion: type.apiVersion, kind: type.kind };
     const path = pathOf(type, namespaceOf(object.metadata));
-    return await this.#object<T>('POST', path + query({ fieldManager: options.fieldManager }), {
+    const { fieldManager } = options;
+    return await this.#object<T>('POST', path + query({ fieldManager, fieldValidation }), {
       ...options,
       body,
     });
@@ -149,7 +155,10 @@ export class KubeClient {
     });
   }
 
-  /** Deletes an object. A missing object counts as deleted. If uid or resourceVersion differ from `options`, the status is 409. */
+  /**
+   * Deletes an object. If the object does not exist, the call succeeds. If its uid or resourceVersion differs from `options`, the server
+   * answers with 409.
+   */
   async delete<T extends KubeObject>(
     type: Resource<T>,
     ref: Ref,
@@ -201,7 +210,7 @@ export class KubeClient {
     };
     const items = list.items ?? [];
     for (const item of items) {
-      // In a list, the items have neither apiVersion nor kind.
+      // The items of a list have neither apiVersion nor kind, so both are added here.
       item.apiVersion = type.apiVersion;
       item.kind = type.kind;
     }
@@ -230,7 +239,7 @@ export class KubeClient {
 
   #checkGuard(): void {
     if (this.guard?.() === false) {
-      throw new FencedError('a write was held back: the lease is no longer held');
+      throw new FencedError('a write was not sent, because this process no longer holds the lease');
     }
   }
 }

@@ -2,7 +2,7 @@
 import { BEHIND_MILLISECONDS, type Informer } from './informer.ts';
 import { compareResourceVersions, type KubeObject } from './objects.ts';
 
-/** Part of an informer that this file uses. */
+/** The methods of an informer that this file uses. */
 export type Follower = Pick<Informer<KubeObject>, 'cutIfStale' | 'readSince'> & {
   readonly cache: { readonly resourceVersion: string };
 };
@@ -15,7 +15,7 @@ interface Written {
 
 /**
  * Remembers the newest resourceVersion that this process wrote, for each key of a controller and each informer. Record only writes of
- * objects that match the informer's selectors. The informer gets no event for another object, so its key would wait for the next bookmark.
+ * objects that match the informer's selectors. The informer gets no event for other objects, so their key would wait for the next bookmark.
  */
 export class Consistency {
   readonly #written = new Map<string, Map<Follower, Written>>();
@@ -59,8 +59,8 @@ export class Consistency {
   }
 
   /**
-   * Returns whether the cache contains the write. The cache also contains it if all objects were read again after the write. That case
-   * ignores resourceVersions, because they start lower after a restored backup.
+   * Returns whether the cache contains the write. The cache also contains it if all objects were read again after the write. In that case
+   * resourceVersions are not compared, because they can be lower after a restore from a backup.
    */
   #hasSeen(informer: Follower, written: Written): boolean {
     const caughtUp = compareResourceVersions(informer.cache.resourceVersion, written.resourceVersion) >= 0;

@@ -9,19 +9,22 @@ import { runtimeMetrics } from './metrics.ts';
 import { refOf } from './objects.ts';
 import { type Ready, WorkQueue } from './queue.ts';
 
-/** First wait after an error, as in controller-runtime. It doubles with each error. */
+/** First wait in milliseconds after an error. It doubles with each error. controller-runtime has the same first wait. */
 const BACKOFF_FIRST_MILLISECONDS = 5;
 /**
- * Longest wait after an error. It is far below controller-runtime's 1000 s, because a person who fixed a fault should not wait a quarter of
- * an hour.
+ * Longest wait after an error. It is far below the 1000 s of controller-runtime. Otherwise a person who fixed a fault could wait a quarter
+ * of an hour for the next attempt.
  */
 const BACKOFF_CAP_MILLISECONDS = 60_000;
 /**
  * Time until the controller checks again whether the cache contains the last write of this process. A watch usually reports a write within
- * some milliseconds. Cluster API waits for the same time.
+ * some milliseconds. The controllers of Cluster API wait for the same time.
  */
 const STALE_WAIT_MILLISECONDS = 100;
-/** Time after which a reconcile is counted as too long. It is not ended, because each of its requests has its own deadline of 30 s. */
+/**
+ * Time in milliseconds after which a reconcile is counted as too long. The reconcile is not aborted, because each of its requests has its
+ * own deadline of 30 s.
+ */
 const RECONCILE_LIMIT_MILLISECONDS = 120_000;
 
 /** Result of a reconcile. If it is undefined, there is nothing to do until something changes. */
@@ -80,7 +83,7 @@ export class Controller {
     }
   }
 
-  /** Starts the workers. Keys may be added before this call. When the signal aborts, no further reconcile begins. */
+  /** Starts the workers. Keys can be added before this call. When the signal aborts, no further reconcile begins. */
   start(signal: AbortSignal): void {
     this.#signal = signal;
     signal.addEventListener('abort', () => this.#stop(), { once: true });
@@ -181,7 +184,7 @@ export class Controller {
     if (error instanceof TerminalError) {
       this.#failures.delete(key);
       this.#metrics.terminalErrors.inc();
-      logger.error({ err: error }, 'reconcile failed for good');
+      logger.error({ err: error }, 'reconcile failed and is not tried again');
       return 'error';
     }
     const failures = (this.#failures.get(key) ?? 0) + 1;

@@ -153,6 +153,11 @@ export interface TokenReview extends KubeObject {
   };
 }
 
+/** Request with which users ask the API server for their own name. */
+export interface SelfSubjectReview extends KubeObject {
+  status?: { userInfo?: { username?: string } };
+}
+
 export interface SubjectAccessReview extends KubeObject {
   spec: {
     user?: string;
@@ -253,5 +258,11 @@ export const SUBJECT_ACCESS_REVIEWS = resource<SubjectAccessReview>({
   apiVersion: 'authorization.k8s.io/v1',
   kind: 'SubjectAccessReview',
   plural: 'subjectaccessreviews',
+  namespaced: false,
+});
+export const SELF_SUBJECT_REVIEWS = resource<SelfSubjectReview>({
+  apiVersion: 'authentication.k8s.io/v1',
+  kind: 'SelfSubjectReview',
+  plural: 'selfsubjectreviews',
   namespaced: false,
 });

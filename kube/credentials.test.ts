@@ -80,10 +80,32 @@ describe('kubeconfig', () => {
   });
 
   it('asks a credential plug-in for a token', async () => {
-    const credential = { kind: 'ExecCredential', status: { token: 'from-plugin' } };
-    const exec = { command: process.execPath, args: ['-p', `'${JSON.stringify(credential)}'`] };
+    const apiVersion = 'client.authentication.k8s.io/v1';
+    const credential = { apiVersion, kind: 'ExecCredential', status: { token: 'from-plugin' } };
+    const exec = { apiVersion, command: process.execPath, args: ['-p', `'${JSON.stringify(credential)}'`] };
     const { tokenPlugin } = await loadConnection({ kubeconfigPath: await kubeconfig({ exec }) });
     expect(await tokenPlugin?.()).toBe('from-plugin');
+  });
+
+  it('tells its cluster to a plug-in that wants to know it, and only to such a one', async () => {
+    const apiVersion = 'client.authentication.k8s.io/v1';
+    const script = `const { cluster } = JSON.parse(process.env.KUBERNETES_EXEC_INFO).spec;
+      const token = Buffer.from(JSON.stringify(cluster ?? 'none')).toString('base64url');
+      console.log(JSON.stringify({ apiVersion: '${apiVersion}', kind: 'ExecCredential', status: { token } }));`;
+    const exec = { apiVersion, command: process.execPath, args: ['-e', script] };
+    const extension = { name: 'client.authentication.k8s.io/exec', extension: { audience: 'berth' } };
+    const cluster = { 'certificate-authority-data': base64('AUTHORITY'), extensions: [extension] };
+    const told = async (more: object) => {
+      const kubeconfigPath = await kubeconfig({ exec: { ...exec, ...more } }, cluster);
+      const token = await (await loadConnection({ kubeconfigPath })).tokenPlugin?.();
+      return JSON.parse(Buffer.from(token ?? '', 'base64url').toString()) as unknown;
+    };
+    expect(await told({})).toBe('none');
+    expect(await told({ provideClusterInfo: true })).toEqual({
+      server: 'https://127.0.0.1:6443',
+      'certificate-authority-data': base64('AUTHORITY'),
+      config: { audience: 'berth' },
+    });
   });
 
   it('is found by KUBECONFIG', async () => {
@@ -95,6 +117,7 @@ describe('kubeconfig', () => {
     ['insecure-skip-tls-verify', {}, { 'insecure-skip-tls-verify': true }],
     ['username and password', { username: 'u', password: 'p' }, {}],
     ['impersonation', { as: 'other' }, {}],
+    ['user me: exec.apiVersion', { exec: { command: 'true' } }, {}],
   ])('with %s is refused, not half used', async (what, user, cluster) => {
     const kubeconfigPath = await kubeconfig(user, cluster);
     await expect(loadConnection({ kubeconfigPath })).rejects.toThrow(what);
@@ -103,5 +126,7 @@ describe('kubeconfig', () => {
   it('without the requested context is refused by name', async () => {
     const kubeconfigPath = await kubeconfig({ token: 't' });
     await expect(loadConnection({ kubeconfigPath, context: 'there' })).rejects.toThrow('no context "there"');
+    await writeFile(kubeconfigPath, '{}');
+    await expect(loadConnection({ kubeconfigPath })).rejects.toThrow(/: there is no current context$/);
   });
 });

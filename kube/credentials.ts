@@ -1,10 +1,9 @@
 /**
- * Finds the API server and the credentials for it, from a kubeconfig file or from inside a Pod. The imports name only the parsers and the
- * exec plug-in of `@kubernetes/client-node`, by path. The index and the class KubeConfig of that package load every generated client, which
- * costs some 85 MB of memory.
+ * Finds the API server and the credentials for it, from a kubeconfig file or from inside a Pod. The imports name only the parsers of
+ * `@kubernetes/client-node`, by path. The index and the class KubeConfig of that package load every generated client, which costs some 85 MB
+ * of memory.
  */
 import { access, readFile } from 'node:fs/promises';
-import { homedir } from 'node:os';
 import path from 'node:path';
 import {
   type Cluster,
@@ -13,14 +12,16 @@ import {
   newUsers,
   type User,
 } from '@kubernetes/client-node/dist/config_types.js';
-import { ExecAuth } from '@kubernetes/client-node/dist/exec_auth.js';
 import { parse } from 'yaml';
+import { messageOf } from '../base/errors.ts';
+import { homeFolder } from '../base/home.ts';
+import { execPluginIn, type PluginCluster, type TokenPlugin, tokenPlugin } from './execplugin.ts';
 
 /** The address of an API server and the credentials for it. Certificates and keys are PEM text. */
 export interface Connection {
   /** URL of the API server, `https://host:port` without a trailing slash. */
   server: string;
-  /** Authorities that may sign the server's certificate. If absent, the authorities of the system are used. */
+  /** CA certificates for the check of the server's certificate. If absent, the CA certificates of the system are used. */
   certificateAuthority?: string | undefined;
   /** Name expected in the server's certificate when it differs from the host of `server`. */
   serverName?: string | undefined;
@@ -29,8 +30,8 @@ export interface Connection {
   token?: string | undefined;
   /** File that contains the token. It is read again from time to time, because the token is renewed. It has precedence over `token`. */
   tokenFile?: string | undefined;
-  /** Gets a token from a credential plug-in, which keeps its own cache. */
-  tokenPlugin?: (() => Promise<string>) | undefined;
+  /** Gets a token from a credential plug-in. It has precedence over the other tokens. */
+  tokenPlugin?: TokenPlugin | undefined;
   /** Namespace of the kubeconfig's context, or of the Pod. */
   namespace?: string | undefined;
 }
@@ -66,7 +67,11 @@ export async function loadConnection(options: LoadOptions = {}): Promise<Connect
   if (server !== undefined && (await exists(path.join(SERVICE_ACCOUNT_FOLDER, 'token')))) {
     return await fromServiceAccount(server);
   }
-  return await fromKubeconfig(path.join(homedir(), '.kube', 'config'), options.context, environment);
+  return await fromKubeconfig(
+    path.join(homeFolder(environment), '.kube', 'config'),
+    options.context,
+    environment,
+  );
 }
 
 /** Returns the URL of the API server from the variables that a kubelet sets in its Pods; undefined outside of a Pod. */
@@ -98,11 +103,24 @@ async function fromServiceAccount(server: string): Promise<Connection> {
   };
 }
 
+/** Extension of a cluster in a kubeconfig that is for its plug-in. */
+const PLUGIN_EXTENSION = 'client.authentication.k8s.io/exec';
+
+interface RawCluster {
+  readonly name?: string;
+  readonly cluster?: { readonly extensions?: readonly { name?: string; extension?: unknown }[] };
+}
+
 interface RawKubeconfig {
   clusters?: unknown;
   contexts?: unknown;
   users?: unknown;
   'current-context'?: string;
+}
+
+/** A kubeconfig without the context that somebody wants. */
+export class ContextError extends Error {
+  override readonly name = 'ContextError';
 }
 
 async function fromKubeconfig(
@@ -114,7 +132,11 @@ async function fromKubeconfig(
   const wanted = contextName ?? raw['current-context'];
   const context = newContexts(raw.contexts).find((candidate) => candidate.name === wanted);
   if (context === undefined) {
-    throw new Error(`kubeconfig ${file}: there is no context ${JSON.stringify(wanted ?? '')}`);
+    throw new ContextError(
+      wanted
+        ? `kubeconfig ${file}: there is no context ${JSON.stringify(wanted)}`
+        : `kubeconfig ${file}: there is no current context`,
+    );
   }
   const cluster = newClusters(raw.clusters).find((candidate) => candidate.name === context.cluster);
   if (cluster === undefined) {
@@ -123,12 +145,19 @@ async function fromKubeconfig(
   const folder = path.dirname(path.resolve(file));
   const user = newUsers(raw.users).find((candidate) => candidate.name === context.user);
   refuseUnsupported(file, cluster, user);
-  return {
+  const certificateAuthority = await pem(folder, cluster.caData, cluster.caFile);
+  const address = {
     ...addressOf(cluster, environment),
-    certificateAuthority: await pem(folder, cluster.caData, cluster.caFile),
+    certificateAuthority,
     namespace: context.namespace,
-    ...(user === undefined ? {} : await userCredentials(folder, user, tokenFileOf(raw.users, user.name))),
   };
+  if (user === undefined) {
+    return address;
+  }
+  const credentials = await userCredentials(folder, user, tokenFileOf(raw.users, user.name));
+  const forPlugin = pluginClusterOf(cluster, certificateAuthority, raw.clusters);
+  const plugin = user.exec ? pluginOf(user, folder, forPlugin, environment) : undefined;
+  return { ...address, ...credentials, tokenPlugin: plugin };
 }
 
 function addressOf(
@@ -152,7 +181,7 @@ function refuseUnsupported(file: string, cluster: Cluster, user: User | undefine
   }
 }
 
-/** Reads `tokenFile` in kubectl's spelling, which the parser of client-node does not know. */
+/** Reads the field `tokenFile` in the spelling of kubectl. The parser of client-node does not know this spelling. */
 function tokenFileOf(users: unknown, name: string): string | undefined {
   const entries = Array.isArray(users) ? (users as { name?: string; user?: { tokenFile?: string } }[]) : [];
   return entries.find((entry) => entry.name === name)?.user?.tokenFile;
@@ -168,21 +197,36 @@ async function userCredentials(
     clientKey: await pem(folder, user.keyData, user.keyFile),
     token: user.token,
     tokenFile: tokenFile === undefined ? undefined : path.resolve(folder, tokenFile),
-    tokenPlugin: user.exec ? execPlugin(user) : undefined,
   };
 }
 
-function execPlugin(user: User): () => Promise<string> {
-  const plugin = new ExecAuth();
-  return async () => {
-    const request: { headers: Record<string, string> } = { headers: {} };
-    await plugin.applyAuthentication(user, request);
-    const { Authorization: header } = request.headers;
-    if (header === undefined) {
-      throw new Error(`the credential plug-in of user ${user.name} gave no token`);
-    }
-    return header.replace(/^Bearer /, '');
+/** Returns the cluster as plug-ins get it. The parser of client-node does not know the extension for them. */
+function pluginClusterOf(
+  { name, server, tlsServerName }: Cluster,
+  authority: string | undefined,
+  clusters: unknown,
+): PluginCluster {
+  const entries = Array.isArray(clusters) ? (clusters as RawCluster[]) : [];
+  const extensions = entries.find((entry) => entry.name === name)?.cluster?.extensions ?? [];
+  return {
+    server,
+    'tls-server-name': tlsServerName,
+    'certificate-authority-data': authority && Buffer.from(authority).toString('base64'),
+    config: extensions.find((one) => one.name === PLUGIN_EXTENSION)?.extension,
   };
+}
+
+function pluginOf(
+  user: User,
+  folder: string,
+  cluster: PluginCluster,
+  environment: LoadOptions['environment'],
+): TokenPlugin {
+  try {
+    return tokenPlugin(execPluginIn(user.exec, folder), cluster, environment ?? {});
+  } catch (error) {
+    throw new Error(`kubeconfig: user ${user.name}: ${messageOf(error)}`, { cause: error });
+  }
 }
 
 /** Reads PEM text. Inline base64 has precedence over a file, as in client-go. A relative path is relative to the kubeconfig. */

@@ -1,10 +1,10 @@
-import { undefinedIf } from '../base/errors.ts';
+import { codeOf, undefinedIf } from '../base/errors.ts';
 
 /** Error when the API server refused a request, or sent an answer that could not be understood. */
 export class ApiError extends Error {
   /** HTTP status code. */
   readonly status: number;
-  /** Machine-readable `reason` of the returned Status, for example `NotFound`; empty when there was no reason. */
+  /** Machine-readable `reason` of the returned Status, for example `NotFound`. It is empty if there was no reason. */
   readonly reason: string;
   /** `details` of the returned Status: the object and the causes. */
   readonly details: unknown;
@@ -24,22 +24,37 @@ export class ApiError extends Error {
   }
 }
 
-/** Statuses below 500 after which another attempt may have another answer: time over, version compacted, too many requests. */
+/** Status codes below 500 after which a further attempt can succeed: timeout, compacted version, and too many requests. */
 const TEMPORARY: ReadonlySet<number> = new Set([408, 410, 429]);
+
+/** Codes of errors of the connection. */
+const CONNECTION_ERRORS = /^(ECONN|ENOTFOUND|EAI_|EHOST|ENET|EPIPE|ETIMEDOUT|UND_ERR_)/;
 
 /** Error that another attempt cannot fix. It is counted and logged, but not retried. */
 export class TerminalError extends Error {
   override readonly name = 'TerminalError';
 }
 
-/** Error when this process held back a write, because it no longer holds the lease under which it may write. */
+/** Error when this process did not send a write, because it no longer holds the lease that allows it to write. */
 export class FencedError extends Error {
   override readonly name = 'FencedError';
 }
 
-/** Error when the API server did not answer in time. If the request was a write, the server may still have done it. */
+/** Error when the API server did not answer in time. If the request was a write, the server may have executed it nevertheless. */
 export class DeadlineError extends Error {
   override readonly name = 'DeadlineError';
+}
+
+/** Error when a credential plug-in gave no token. The message has the name of the plug-in and its last output. */
+export class CredentialError extends Error {
+  override readonly name = 'CredentialError';
+  /** Exit code of the plug-in. It is undefined if it did not end by itself with a failure. */
+  readonly exitCode: number | undefined;
+
+  constructor(message: string, exitCode?: number) {
+    super(message);
+    this.exitCode = exitCode;
+  }
 }
 
 export function isNotFound(error: unknown): error is ApiError {
@@ -51,7 +66,10 @@ export async function unlessMissing<T>(asked: Promise<T>): Promise<T | undefined
   return await undefinedIf(isNotFound, asked);
 }
 
-/** Returns whether an error reports a stale resourceVersion or uid. "Object exists already" does not count, although it also has 409. */
+/**
+ * Returns whether an error reports a stale resourceVersion or uid. The result is false for "object exists already", although this error
+ * also has status 409.
+ */
 export function isConflict(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 409 && error.reason !== 'AlreadyExists';
 }
@@ -69,14 +87,15 @@ export function isForbidden(error: unknown): error is ApiError {
 }
 
 /**
- * Returns whether admission refused an object, for example for quota or Pod Security. Refusals by the authorizer do not count: the caller
- * lacks a right, or the server has just started and has no roles yet. Only those refusals name the user right after "is forbidden:".
+ * Returns whether admission refused an object, for example for quota or Pod Security. The result is false for refusals by the authorizer,
+ * which mean that the caller lacks a right, or that a server that has just started has no roles yet. Only these refusals have the name of
+ * the user directly after "is forbidden:".
  */
 export function isRefused(error: unknown): error is ApiError {
-  return isForbidden(error) && !/^[a-z./]+ is forbidden: User "/.test(error.message);
+  return isForbidden(error) && !/^[a-z./]+( "[^"]*")? is forbidden: User "/.test(error.message);
 }
 
-/** Returns whether the namespace is being deleted, so that nothing can be created in it. */
+/** Returns whether the error means that the namespace is being deleted. Nothing can then be created in it. */
 export function isNamespaceTerminating(error: unknown): boolean {
   const details = isForbidden(error) ? (error.details as { causes?: { reason?: string }[] } | undefined) : {};
   return details?.causes?.some(({ reason }) => reason === 'NamespaceTerminating') === true;
@@ -87,11 +106,16 @@ export function isGone(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 410;
 }
 
-/** Returns whether the server refused the request for good, so that another attempt would get the same answer. */
+/** Returns whether another attempt would get the same refusal. */
 export function isRefusal(error: unknown): error is ApiError {
   return (
     error instanceof ApiError && error.status >= 400 && error.status < 500 && !TEMPORARY.has(error.status)
   );
+}
+
+/** Returns whether the API server could not be reached, or did not answer in time. */
+export function isUnreachable(error: unknown): boolean {
+  return error instanceof DeadlineError || CONNECTION_ERRORS.test(codeOf(error) ?? '');
 }
 
 interface StatusLike {
@@ -102,8 +126,8 @@ interface StatusLike {
 }
 
 /**
- * Turns a `Status` object into an ApiError. The Status came with an HTTP error or in a watch's ERROR event. If the body is no Status, for
- * example HTML of a proxy, the message contains its first 512 characters.
+ * Turns a `Status` object into an ApiError. The Status came with an HTTP error or in a watch's ERROR event. If the body is not a Status
+ * (for example, a page of a proxy), the message contains its first 512 characters.
  */
 export function apiErrorFrom(body: unknown, status?: number, retryAfterMilliseconds?: number): ApiError {
   const isObject = typeof body === 'object' && body !== null;

@@ -8,23 +8,26 @@ import { isNamespaceTerminating, isNotFound } from './errors.ts';
 import type { KubeObject, Ref } from './objects.ts';
 import { microTime } from '../base/time.ts';
 
-/** Limit of Events that are remembered to find repetitions, and of objects with a rate limit. client-go's correlator has the same limit. */
+/**
+ * Largest number of Events that are stored to find repetitions. The number of objects with a stored rate limit has the same limit.
+ * client-go's correlator has this limit, too.
+ */
 const REMEMBERED = 4096;
-/** Rate limit of Events about one object, as in client-go: 25 at once, then one in five minutes. */
+/** Rate limit of Events about one object: 25 without a pause, then one in five minutes. client-go has the same limit. */
 const BURST = 25;
 const REFILL_MILLISECONDS = 300_000;
-/** Time in which a repeated Event joins the series of the first, as in client-go: ten minutes. */
+/** If an Event repeats within this time, it increases the count of the first one. client-go has the same time: ten minutes. */
 const SERIES_WINDOW_MILLISECONDS = 600_000;
 /**
- * Limit of Events that wait to be sent. Each has some 1 KB, and 4,000 is twice the number of Events that 1,000 new objects cause at once.
- * If the limit is reached, for example because the API server is unreachable, further Events are dropped and counted.
+ * Limit of Events that wait to be sent. An Event has about 1 KB. 1,000 new objects cause about 2,000 Events. If the limit is reached, for
+ * example because the API server is unreachable, further Events are dropped and counted.
  */
 const WAITING = 4_000;
-/** Limits that the API server has for a note (bytes) and for a reporting instance (characters). */
+/** Limits of the API server: the length of a note in bytes, and the length of a reporting instance in characters. */
 const NOTE_LENGTH = 1024;
 const INSTANCE_LENGTH = 128;
 
-/** Content of an Event. `Reason` is the type of the allowed reasons. */
+/** Content of an Event. The type parameter `Reason` is the type of the allowed reasons. */
 export interface EventText<Reason extends string> {
   type: 'Normal' | 'Warning';
   /** Reason in CamelCase, for programs. */
@@ -97,8 +100,8 @@ export class EventRecorder<Reason extends string> {
   }
 
   /**
-   * Resolves once all Events were sent, after `milliseconds` at the latest. A process calls it at its end. Events that still wait then are
-   * dropped and counted.
+   * Resolves when all Events were sent, or after `milliseconds`. A process calls this function before it ends. Events that were not sent in
+   * this time are dropped and counted.
    */
   async flush(milliseconds: number): Promise<void> {
     const { promise: late, resolve } = Promise.withResolvers<void>();
@@ -113,8 +116,8 @@ export class EventRecorder<Reason extends string> {
   }
 
   /**
-   * Returns whether the rate limit of the object allows another Event. Each object has a token bucket that fills slowly. An object that
-   * changes all the time must not fill etcd.
+   * Returns whether the rate limit of the object allows another Event. Each object has a token bucket that fills slowly. Because of this
+   * limit, an object that changes all the time cannot fill etcd.
    */
   #allowed(object: string): boolean {
     const now = this.#clock();
@@ -210,7 +213,10 @@ export class EventRecorder<Reason extends string> {
     return true;
   }
 
-  /** Sends one Event at a time. In a burst, Events come later than the writes that they describe, but they don't slow down those writes. */
+  /**
+   * Sends one Event at a time. If there are many Events, they are sent later than the writes that they describe, but they do not delay
+   * these writes.
+   */
   async #drain(): Promise<void> {
     this.#isSending = true;
     for (let job = this.#waiting.shift(); job !== undefined; job = this.#waiting.shift()) {

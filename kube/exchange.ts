@@ -5,16 +5,26 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Dispatcher } from 'undici';
 
+/**
+ * Limit in bytes of an answer that has another status than 200. It is a refusal or one object, which has at most 3 MB. The API server also
+ * passes on the refusals of hosts, which may be hostile.
+ */
+const LIMIT_BYTES = 16 * 1024 * 1024;
+
+/** What an exchange needs of a connection. The pool of the command has no more. */
+export type ExchangeController = Pick<Dispatcher.DispatchController, 'abort' | 'pause' | 'resume'>;
+
 export interface Exchanged {
   statusCode: number;
   headers: IncomingHttpHeaders;
-  /** Body, decoded as UTF-8. Empty if `onData` took it. */
+  /** Body, decoded as UTF-8. It is empty if `onData` was called with the body. */
   text: string;
 }
 
 /**
  * Sends a request. Rejects with the network's error, or with the signal's reason as soon as the signal aborts, even while the request waits
- * for a connection. `onData` takes the pieces of a body with status 200 as they arrive. If it throws, the request ends with its error.
+ * for a connection. `onData` takes the pieces of a body with status 200 as they arrive. If it throws, the request ends with its error. A
+ * refusal without an end ends the request too.
  */
 export async function exchange(
   dispatcher: Dispatcher,
@@ -36,11 +46,12 @@ export async function exchange(
 
 class Exchange implements Dispatcher.DispatchHandler {
   readonly #resolvers = Promise.withResolvers<Exchanged>();
-  #controller: Dispatcher.DispatchController | undefined;
+  #controller: ExchangeController | undefined;
   #abortedFor: Error | undefined;
   #statusCode = 0;
   #headers: IncomingHttpHeaders = {};
   readonly #chunks: Buffer[] = [];
+  #bytes = 0;
   readonly #onData: ((piece: Buffer) => void) | undefined;
 
   constructor(onData: ((piece: Buffer) => void) | undefined) {
@@ -57,7 +68,7 @@ class Exchange implements Dispatcher.DispatchHandler {
     this.#resolvers.reject(reason);
   }
 
-  onRequestStart(controller: Dispatcher.DispatchController): void {
+  onRequestStart(controller: ExchangeController): void {
     this.#controller = controller;
     if (this.#abortedFor !== undefined) {
       controller.abort(this.#abortedFor);
@@ -65,24 +76,34 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   /** Called for each status that the server sends. Before the final status, the server may send informational ones (1xx). */
-  onResponseStart(
-    _controller: Dispatcher.DispatchController,
-    statusCode: number,
-    headers: IncomingHttpHeaders,
-  ): void {
+  onResponseStart(_controller: ExchangeController, statusCode: number, headers: IncomingHttpHeaders): void {
     this.#statusCode = statusCode;
     this.#headers = headers;
   }
 
-  onResponseData(_controller: Dispatcher.DispatchController, chunk: Buffer): void {
+  onResponseData(controller: ExchangeController, chunk: Buffer): void {
     if (this.#onData === undefined || this.#statusCode !== 200) {
-      this.#chunks.push(chunk);
+      this.#keep(chunk);
       return;
     }
     try {
       this.#onData(chunk);
     } catch (error) {
       this.abort(error as Error);
+      return;
+    }
+    // A connection delivers up to 2 MiB in one turn of the event loop. This pause lets other work run between two pieces.
+    controller.pause();
+    setImmediate(() => controller.resume());
+  }
+
+  #keep(chunk: Buffer): void {
+    this.#chunks.push(chunk);
+    this.#bytes += chunk.length;
+    if (this.#statusCode !== 200 && this.#bytes > LIMIT_BYTES) {
+      this.abort(
+        new Error(`the answer with HTTP status ${this.#statusCode} has more than ${LIMIT_BYTES} bytes`),
+      );
     }
   }
 
@@ -96,7 +117,7 @@ class Exchange implements Dispatcher.DispatchHandler {
     });
   }
 
-  onResponseError(_controller: Dispatcher.DispatchController, error: Error): void {
+  onResponseError(_controller: ExchangeController, error: Error): void {
     this.#resolvers.reject(error);
   }
 }

@@ -13,8 +13,11 @@ import type { Transport } from './transport.ts';
 const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
 /** Time without data after which a watch is resumed. On a live connection, the API server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
-/** First and longest wait before a watch is resumed. Somebody waits for the object, so the longest wait is short. */
+/** First and longest wait in milliseconds before a watch is resumed. The longest wait is short, because a client waits for the object. */
 const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as const;
+
+/** Placeholder for the name if all objects are followed. No object has this name. */
+const ALL = '';
 
 interface WatchEvent<T> {
   type: 'ADDED' | 'MODIFIED' | 'DELETED' | 'BOOKMARK' | 'ERROR';
@@ -26,35 +29,63 @@ export interface Following<T extends KubeObject> {
   /** Connections of the watch, with the same rights as those of the client. */
   readonly watches: Transport;
   readonly type: Resource<T>;
-  /** Version after which the object is followed. */
+  /** Position after which the object is followed. */
   readonly from: ObjectMeta;
-  /** Function that keeps the fields of a version that the caller needs, because the last version stays in memory. When absent, all stay. */
+  /**
+   * Function that returns an object with only the fields that the caller needs. The last version stays in memory. If absent, all fields are
+   * kept.
+   */
   readonly trim?: (object: T) => T;
   readonly signal: AbortSignal;
 }
 
 /**
- * Yields each new version of the object, and ends when the object is gone. A watch that ends is resumed, so the API server may be away for
- * a time.
+ * Yields each new version of the object, and ends when the object is gone. A watch that ends is resumed, so the API server can be
+ * unavailable for a time.
  *
  * @throws ApiError when the API server refuses, for example because the token is no longer valid. The signal's reason when it aborts.
  */
 export async function* follow<T extends KubeObject>(following: Following<T>): AsyncGenerator<T> {
-  const { from, signal } = following;
+  for await (const { type, object } of resumed(following, (position) => eventsAfter(following, position))) {
+    if (type === 'DELETED') {
+      return;
+    }
+    yield object;
+  }
+}
+
+/**
+ * Yields each new version of all objects of a namespace, from a version of their list on. A deleted object is yielded once more. If the API
+ * server was unavailable for a long time, all objects are yielded again.
+ *
+ * @throws the same errors as {@link follow}.
+ */
+export async function* followAll<T extends KubeObject>(
+  following: Omit<Following<T>, 'from'>,
+  { namespace, resourceVersion }: { namespace: string; resourceVersion: string },
+): AsyncGenerator<T> {
+  const all = { ...following, from: { name: ALL, namespace, resourceVersion } };
+  for await (const { object } of resumed(all, (position) => changesAfter(all, position))) {
+    yield object;
+  }
+}
+
+/** Yields the events of successive watches, without bookmarks. */
+async function* resumed<T extends KubeObject>(
+  { from, signal }: Following<T>,
+  events: (position: string | undefined) => AsyncGenerator<WatchEvent<T>>,
+): AsyncGenerator<WatchEvent<T>> {
   const backoff = new Backoff(BACKOFF);
   const patience = new Patience();
   let position = from.resourceVersion;
   for (;;) {
     try {
-      for await (const { type, object } of eventsAfter(following, position)) {
+      for await (const event of events(position)) {
         backoff.reset();
         patience.reset();
-        position = object.metadata.resourceVersion;
-        if (type === 'DELETED') {
-          return;
-        }
-        if (type !== 'BOOKMARK') {
-          yield object;
+        position = event.object.metadata.resourceVersion;
+        if (event.type !== 'BOOKMARK') {
+          yield event;
         }
       }
     } catch (error) {
@@ -67,6 +98,23 @@ export async function* follow<T extends KubeObject>(following: Following<T>): As
     }
     await pause(backoff.next(), signal);
   }
+}
+
+/** Yields the events of one watch of all objects. Without a position, it lists them first. */
+async function* changesAfter<T extends KubeObject>(
+  following: Following<T>,
+  position: string | undefined,
+): AsyncGenerator<WatchEvent<T>> {
+  const { client, type, from, signal } = following;
+  if (position !== undefined) {
+    yield* watch(following, position);
+    return;
+  }
+  const { items, resourceVersion } = await client.list(type, { namespace: from.namespace, signal });
+  for (const object of items) {
+    yield { type: 'MODIFIED', object };
+  }
+  yield* watch(following, resourceVersion);
 }
 
 /** Yields the events of one watch. Without a position, it reads the object first. */
@@ -103,7 +151,7 @@ async function* watch<T extends KubeObject>(
   signal.addEventListener('abort', onAbort, { once: true });
   const silence = setTimeout(() => end.abort(new Error('the watch is silent')), SILENCE_MILLISECONDS);
   const { name, ...namespace } = refOf(from);
-  const fieldSelector = `metadata.name=${name}`;
+  const fieldSelector = name === ALL ? undefined : `metadata.name=${name}`;
   const parameters = { watch: true, allowWatchBookmarks: true, fieldSelector, resourceVersion };
   try {
     signal.throwIfAborted();
@@ -124,7 +172,10 @@ async function* watch<T extends KubeObject>(
   }
 }
 
-/** A generator that waits keeps its variables, so the lines and the whole objects are variables of this function only. */
+/**
+ * A generator that waits keeps its variables in memory. Therefore only this function, which does not wait, has variables with lines and
+ * whole objects.
+ */
 function eventsIn<T extends KubeObject>(
   lines: LineSplitter,
   chunk: Buffer,

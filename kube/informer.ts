@@ -11,15 +11,17 @@ import { rest } from '../base/time.ts';
 
 /** Limit of one line in the stream of a watch. An object has at most 1.5 MB in etcd, so a longer line is not an object. */
 const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
-/** First and longest wait between attempts, as in client-go's reflector. The jitter at most doubles the wait. */
+/**
+ * First and longest wait in milliseconds between attempts. client-go's reflector has the same values. The jitter at most doubles a wait.
+ */
 const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } as const;
 /** Length of a watch: a random time of 5 to 10 minutes, as in client-go. It spreads the watches over several API servers. */
 const WATCH_SECONDS = { least: 300, spread: 300 } as const;
 /** Time without data after which a watch is ended and resumed. On a live connection, the server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
-/** Time in which the watch should report a write of this process. */
+/** Longest time in milliseconds in which a working watch reports a write of this process. */
 export const BEHIND_MILLISECONDS = 5_000;
-/** Shortest duration of a normal watch. If a watch ends sooner without an event, the server has a fault, and the next attempt waits. */
+/** Shortest normal watch in milliseconds. If one ends earlier and without an event, the server has a fault, and the next one waits. */
 const SHORT_WATCH_MILLISECONDS = 1_000;
 
 const INITIAL_EVENTS_END = 'k8s.io/initial-events-end';
@@ -28,7 +30,7 @@ export interface InformerOptions<T extends KubeObject> {
   namespace?: string;
   labelSelector?: string;
   fieldSelector?: string;
-  /** Function that removes fields that nobody reads. It is called before an object is stored, and may change the object. */
+  /** Function that removes fields that nobody reads. It is called before an object is stored, and is allowed to change the object. */
   transform?: (object: T) => T;
   indexes?: IndexFunctions<T>;
 }
@@ -94,7 +96,7 @@ export class Informer<T extends KubeObject> {
     void this.#run(signal);
   }
 
-  /** Ends and resumes the watch if it has not yet brought `resourceVersion`. A watch that began less than 5 s ago continues. */
+  /** Ends and resumes the watch if it has not yet reached `resourceVersion`. A watch that began less than 5 s ago continues. */
   cutIfStale(resourceVersion: string): void {
     const behind = compareResourceVersions(this.#store.resourceVersion, resourceVersion) < 0;
     if (behind && performance.now() - this.#watchStarted > BEHIND_MILLISECONDS) {
@@ -228,7 +230,7 @@ export class Informer<T extends KubeObject> {
     );
   }
 
-  /** Reads events until the stream ends, and returns their number. While this process is busy, the server waits. */
+  /** Reads events until the stream ends, and returns their number. While this process is busy, it reads nothing, so the server waits. */
   async #consume(stream: AsyncIterable<Buffer>, began: number, onEvent: () => void): Promise<number> {
     const splitter = new LineSplitter(LINE_LIMIT_BYTES);
     let seen = this.#relistReason === undefined ? undefined : new Set<string>();
@@ -251,10 +253,7 @@ export class Informer<T extends KubeObject> {
     return count;
   }
 
-  /**
-   * Handles one event of the watch. `seen` is set for the initial events of WatchList. Initial events have no order in time, so their
-   * resourceVersions do not show how far the watch is.
-   */
+  /** Handles one event. `seen` is set for the initial events of WatchList, whose order is not that of their resourceVersions. */
   #handle({ type, object }: WatchEvent<T>, seen: Set<string> | undefined): void {
     if (type === 'ERROR') {
       throw apiErrorFrom(object);
@@ -286,7 +285,7 @@ export class Informer<T extends KubeObject> {
   }
 }
 
-/** Returns the reason to read all objects again. If the watch can resume (lost connection, 429 or 503), the result is undefined. */
+/** Returns why all objects must be read again. It is undefined if the watch can be resumed: after a lost connection, 429 or 503. */
 function relistReasonOf(error: unknown): string | undefined {
   if (error instanceof ApiError) {
     return error.status === 429 || error.status === 503 ? undefined : String(error.status);

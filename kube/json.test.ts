@@ -2,7 +2,7 @@ import * as fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { parseWithoutManagedFields } from './json.ts';
 
-/** Text that looks like a list of managed fields, with characters that end strings and lists. */
+/** Text that looks like a list of managed fields. It has characters that end strings and lists. */
 const text = fc.string({
   unit: fc.constantFrom('a', '"', '\\', '[', ']', ',', '{', '}', '"managedFields":[', 'é', '😀'),
 });

@@ -10,8 +10,8 @@ const CLOSE = 0x5d;
 const COMMA = 0x2c;
 
 /**
- * Parses the JSON of one object or of a list of objects, without the lists named `managedFields`. Such a list, once parsed, takes 5 to 15
- * times the heap of its object, and Berth does not read it. It is cheaper to cut the list out of the text.
+ * Parses the JSON of one object or of a list of objects, without the lists named `managedFields`. When parsed, such a list takes 5 to 15
+ * times the memory of the rest of its object, and Berth does not read it. It is cheaper to cut the list out of the text.
  *
  * @throws SyntaxError as JSON.parse does.
  */
@@ -32,7 +32,10 @@ export function parseWithoutManagedFields(text: string): unknown {
   return JSON.parse(from === 0 ? text : kept + text.slice(from));
 }
 
-/** Returns the index after a list's closing bracket, or the end of the text without one. `from` is the index after the opening bracket. */
+/**
+ * Returns the index after a list's closing bracket. If there is none, returns the length of the text. `from` is the index after the opening
+ * bracket.
+ */
 function endOfList(text: string, from: number): number {
   let depth = 1;
   let at = from;

@@ -21,11 +21,11 @@ export interface LeaseTimings {
 /** Default times of a lease. A killed leader is replaced within 11 s. With client-go's times (15, 10 and 2 s) it takes up to 24 s. */
 const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, retry: 1_000 };
 
-/** Time limit of a request for the lease, in retry intervals. After a dead connection, a leader still has time for another attempt. */
+/** Time limit of a request for the lease, in retry intervals. If a connection is dead, the leader has time for another attempt. */
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Client without a guard, because a candidate writes before it leads. Its own transport keeps renewals apart from other requests. */
+  /** Client without a guard, because a candidate writes before it is the leader. Other requests cannot delay its own transport. */
   client: KubeClient;
   namespace: string;
   name: string;
@@ -33,7 +33,7 @@ export interface LeaderElectionOptions {
   identity: string;
   lease?: Partial<LeaseTimings>;
   logger: Logger;
-  /** When this signal aborts, a process that does not lead gives up. A leader renews until `release`, so that it can finish its work. */
+  /** When this signal aborts, a process that is not the leader gives up. A leader renews until `release`, so it can finish its work. */
   signal: AbortSignal;
   metrics: Registry;
   onStartedLeading: () => void;
@@ -46,7 +46,7 @@ export interface LeaderElection {
   isHeld(): boolean;
   /** Releases the lease, so that a waiting candidate need not wait until the lease expires. Call this function when all work has ended. */
   release(): Promise<void>;
-  /** Resolves when this process no longer renews the lease. It released or lost the lease, or did not lead when `signal` aborted. */
+  /** Resolves when this process has released or lost the lease, or when `signal` aborts while it is not the leader. */
   readonly done: Promise<void>;
 }
 
@@ -64,9 +64,9 @@ class Candidate {
   readonly #options: LeaderElectionOptions;
   readonly #timings: LeaseTimings;
   readonly #releasing = new AbortController();
-  /** The lease as this process last saw or wrote it. */
+  /** The lease in the version that this process last read or wrote. */
   #lease: Lease | undefined;
-  /** Time when this process saw the last change of the lease, by `performance.now()`. */
+  /** Time when this process noticed the last change of the lease, by `performance.now()`. */
   #changedAt = 0;
   #leading = false;
   /** Time when the last successful renewal was sent. */
@@ -124,7 +124,7 @@ class Candidate {
     runtimeMetrics(this.#options.metrics).leader.set({ name: this.#options.name }, leading ? 1 : 0);
   }
 
-  /** Returns when the candidate leads or the signal aborted. */
+  /** Resolves when the candidate is the leader, or when the signal has aborted. */
   async #standBy(): Promise<void> {
     const { signal, logger } = this.#options;
     const watching = new AbortController();
@@ -139,7 +139,7 @@ class Candidate {
         }
       }
     } finally {
-      watching.abort(new Error('no longer standing by'));
+      watching.abort(new Error('no longer a candidate for the lease'));
     }
   }
 
@@ -168,7 +168,7 @@ class Candidate {
     }
   }
 
-  /** Returns the milliseconds until this candidate may try to acquire the lease. */
+  /** Returns the milliseconds until this candidate is allowed to try to acquire the lease. */
   #waitFor(): number {
     const { holderIdentity, leaseDurationSeconds: seconds } = this.#lease?.spec ?? {};
     if (!holderIdentity || holderIdentity === this.#options.identity) {
@@ -278,7 +278,8 @@ class Candidate {
       if (!isConflict(error)) {
         throw error;
       }
-      // If the answer to an earlier write was lost, the conflict looks like a write by another process. Therefore the holder is checked.
+      // If the answer to an earlier write was lost, the next write causes a conflict, as if another process had written. Therefore the
+      // holder is checked.
       runtimeMetrics(this.#options.metrics).slowPath.inc({ name: this.#options.name });
       await this.#read();
       if (this.#lease?.spec?.holderIdentity !== this.#options.identity) {

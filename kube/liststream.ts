@@ -1,7 +1,7 @@
 /**
- * Reads a list while it arrives, a few objects at a time. The objects of a long list are then never in memory together, and they are
- * handled while the API server still writes. A list that is parsed in one piece would block the event loop, and the garbage collector would
- * copy its objects several times.
+ * Reads a list while it arrives, a few objects at a time. Therefore the objects of a long list are never in memory at the same time, and
+ * they are handled while the API server sends further objects. A list that is parsed in one piece would block the event loop, and the
+ * garbage collector would copy its objects several times.
  */
 import type { KubeClient } from './client.ts';
 import { apiErrorFrom } from './errors.ts';
@@ -13,11 +13,11 @@ const BACKSLASH = 0x5c;
 const CLOSE_ARRAY = 0x5d;
 const OPEN_OBJECT = 0x7b;
 const CLOSE_OBJECT = 0x7d;
-/** Number of open brackets inside the array of the objects: one of the list, and one of the array. */
+/** Number of open brackets inside the array of the objects: the bracket of the list, and the bracket of the array. */
 const ARRAY_DEPTH = 2;
 /**
- * Bytes of objects that are parsed together. To parse them takes less than a millisecond, and much less time than to parse each object
- * alone.
+ * Number of bytes of objects that are parsed together. This takes less than a millisecond, and much less time than to parse each object
+ * separately.
  */
 const BATCH_BYTES = 64 * 1024;
 
@@ -29,8 +29,8 @@ export interface ListMeta {
 }
 
 /**
- * Reads the list at the path, which has its query, and calls `visit` for each object. As in each list, an object may have neither apiVersion
- * nor kind.
+ * Reads the list at the path and calls `visit` for each object. The path includes the query. As in every list, objects can lack apiVersion
+ * and kind.
  *
  * @throws ApiError when the API server refuses. Then `visit` was not called. @throws the reason of the signal when it aborts.
  */
@@ -53,18 +53,18 @@ export async function readList(
   return (JSON.parse(splitter.rest) as { metadata: ListMeta }).metadata;
 }
 
-/** Splits the JSON of a list, which arrives in pieces of any size. It only follows brackets and strings. */
+/** Splits the JSON of a list, which arrives in pieces of any size. It only counts brackets and finds the ends of strings. */
 export class ListSplitter {
   readonly #take: (text: string) => void;
   readonly #rest: Buffer[] = [];
-  /** Bytes of the array that nobody took yet, and their number. */
+  /** Bytes of the array that were not yet passed to `take`, and their number. */
   #array: Buffer[] = [];
   #size = 0;
   /** Number of these bytes up to the end of the last whole object. */
   #whole = 0;
   /** Number of open brackets. */
   #depth = 0;
-  /** Whether the last bracket of this depth began the array of the objects. */
+  /** Whether the last opening bracket at this depth began the array of the objects. */
   #inArray = false;
   #inString = false;
   /** Number of bytes at the start of the next piece that do not end the string. It is 1 after a backslash. */
@@ -75,7 +75,7 @@ export class ListSplitter {
     this.#take = take;
   }
 
-  /** Returns the JSON of the list without its objects. It is whole after the last piece. */
+  /** Returns the JSON of the list without its objects. The JSON is complete after the last piece. */
   get rest(): string {
     return Buffer.concat(this.#rest).toString();
   }
@@ -110,7 +110,7 @@ export class ListSplitter {
     return at;
   }
 
-  /** Handles an opening bracket. Returns the index of the first byte that was not handed on. */
+  /** Handles an opening bracket. Returns the index of the first byte that was not yet added. */
   #open(piece: Buffer, from: number, at: number): number {
     this.#depth += 1;
     if (this.#depth !== ARRAY_DEPTH || piece[at] !== OPEN_ARRAY) {
@@ -121,7 +121,7 @@ export class ListSplitter {
     return next;
   }
 
-  /** Handles a closing bracket. Returns the index of the first byte that was not handed on. */
+  /** Handles a closing bracket. Returns the index of the first byte that was not yet added. */
   #close(piece: Buffer, from: number, at: number): number {
     this.#depth -= 1;
     if (!this.#inArray || this.#depth > ARRAY_DEPTH) {
@@ -151,7 +151,7 @@ export class ListSplitter {
 
   #takeWhole(): void {
     const bytes = Buffer.concat(this.#array);
-    // Between two batches is a comma.
+    // There is a comma between two batches, which belongs to neither.
     const text = bytes.toString('utf8', 0, this.#whole).replace(/^\s*,/, '');
     this.#array = [bytes.subarray(this.#whole)];
     this.#size -= this.#whole;

@@ -13,8 +13,8 @@ const QUEUE_BUCKETS = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 10
 const REQUEST_BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60];
 
 /**
- * Gauges of prom-client whose names end like those of counters. `promtool check metrics` reports such names as mistakes. Other gauges have
- * the same numbers with labels.
+ * Gauges of prom-client whose names have the suffix of counters. They are removed, because `promtool check metrics` reports such names as
+ * mistakes. Other gauges have the same numbers with labels.
  */
 const MISNAMED = [
   'nodejs_active_handles_total',
@@ -83,7 +83,7 @@ function declareReconciles(registers: Registry[], beforeScrape: ReadonlySet<() =
     }),
     panics: new Counter({
       name: 'controller_runtime_reconcile_panics_total',
-      help: 'Total number of reconciliations that failed by a programming error (TypeError and its like) per controller',
+      help: 'Total number of reconciliations that failed by a programming error (for example a TypeError) per controller',
       labelNames,
       registers,
     }),
@@ -120,7 +120,7 @@ function declareReconciles(registers: Registry[], beforeScrape: ReadonlySet<() =
     }),
     staleSkips: new Counter({
       name: 'berth_stale_sync_skips_total',
-      help: 'Reconciliations put off because a cache had not yet seen an own write, per controller',
+      help: 'Reconciliations that were delayed because a cache did not yet contain a write of this process, per controller',
       labelNames,
       registers,
     }),
@@ -187,7 +187,7 @@ function declareClient(registers: Registry[]) {
     }),
     slowPath: new Counter({
       name: 'leader_election_slowpath_total',
-      help: 'Renewals of the lease that had to read it again first',
+      help: 'Renewals of the lease that had to read the lease again first',
       labelNames: ['name'] as const,
       registers,
     }),
@@ -199,13 +199,13 @@ function declareClient(registers: Registry[]) {
     }),
     cuts: new Counter({
       name: 'berth_reflector_cuts_total',
-      help: 'Watches cut and resumed because they fell silent or behind',
+      help: 'Watches that this process ended and resumed, because no data came or because they were late',
       labelNames: ['resource', 'reason'] as const,
       registers,
     }),
     lastEvent: new Gauge({
       name: 'berth_reflector_last_event_timestamp_seconds',
-      help: 'When the watch of a resource last brought an event or bookmark',
+      help: 'Unix time of the last event or bookmark from the watch of a resource',
       labelNames: ['resource'] as const,
       registers,
     }),
@@ -223,13 +223,13 @@ function declareClient(registers: Registry[]) {
     }),
     certificateEnd: new Gauge({
       name: 'berth_certificate_expiration_timestamp_seconds',
-      help: 'End of a certificate of this process: serving is its server certificate, client its identity at the API server',
+      help: 'Unix time when a certificate of this process expires. The label serving means its server certificate, and client means its client certificate for the API server',
       labelNames: ['certificate'] as const,
       registers,
     }),
     unhandledRejections: new Counter({
       name: 'berth_unhandled_rejections_total',
-      help: 'Rejected promises that nobody handled. Each is a fault of the program, which logs it and goes on',
+      help: 'Rejected promises that no code handled. Each one is a fault of the program, which logs it and continues',
       registers,
       collect() {
         this.reset();

@@ -44,7 +44,7 @@ export interface Condition {
 
 /**
  * Resource type of Kubernetes. `plural` is its name in URLs. The parameter `T` is the TypeScript type of its objects. The field `example`
- * is never set; it only lets TypeScript keep `T`.
+ * is never set. TypeScript reads the type `T` from it.
  */
 export interface Resource<T extends KubeObject> {
   readonly apiVersion: string;
@@ -54,7 +54,7 @@ export interface Resource<T extends KubeObject> {
   readonly example?: T;
 }
 
-/** Object that is about to be created. The server adds the missing fields. `name` may be absent when `generateName` is set. */
+/** Object that is about to be created. The server adds the missing fields. `name` can be absent if `generateName` is set. */
 export type Unsaved<T extends KubeObject> = Omit<T, 'apiVersion' | 'kind' | 'metadata'> & {
   apiVersion?: string;
   kind?: string;

@@ -1,9 +1,9 @@
-/** Decides whether an error of the API server is final for somebody who had the right before. */
+/** Decides whether an error of the API server is final for a caller who had the needed right before. */
 import { type ApiError, isRefusal } from './errors.ts';
 
 /**
- * Time for which a refusal of a token or right may be temporary. An API server that has just started knows no roles for some seconds, and
- * asks an identity provider for its keys only every 10 s.
+ * Time in milliseconds for which a refusal of a token or right counts as temporary. An API server that has just started knows no roles for
+ * some seconds, and asks an identity provider for its keys only every 10 s.
  */
 const LIMIT_MILLISECONDS = 20_000;
 
@@ -15,7 +15,10 @@ export class Patience {
     this.#refusedSince = undefined;
   }
 
-  /** Returns whether another attempt makes no sense. That is so if the request itself was refused, or the token or right for too long. */
+  /**
+   * Returns whether a further attempt would be useless. That is the case if the request itself was refused, or if the token or right has
+   * been refused for too long.
+   */
   endsWith(error: unknown): error is ApiError {
     if (!isRefusal(error)) {
       return false;

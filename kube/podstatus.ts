@@ -92,7 +92,7 @@ export function waiting(reason: string, message?: string): ContainerState {
   return { waiting: { reason, ...(message === undefined ? {} : { message }) } };
 }
 
-/** Returns the status of a container about which nothing is known. */
+/** Returns the status of a container if this host has no record of it. */
 export function emptyContainer(container: Container): ContainerStatus {
   return {
     name: container.name,

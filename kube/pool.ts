@@ -2,9 +2,15 @@
 import { Pool } from 'undici';
 import type { Connection } from './credentials.ts';
 
-/** Time limit of a connection attempt. It allows a TLS handshake with a busy server, and is short enough to notice a dead server soon. */
+/**
+ * Time limit of a connection attempt in milliseconds. It is long enough for a TLS handshake with a busy server, and short enough to notice
+ * a dead server soon.
+ */
 const CONNECT_DEADLINE_MILLISECONDS = 10_000;
-/** Time without data after which the kernel begins to probe a connection. It then probes every second, ten times, as set by libuv. */
+/**
+ * Time without data after which the kernel begins to probe a connection. It then sends ten probes, one each second. libuv sets these
+ * numbers.
+ */
 const TCP_KEEP_ALIVE_MILLISECONDS = 5_000;
 /**
  * Time after which an idle connection is closed. The API server closes an idle connection after 90 s. Because this process closes first, no
@@ -12,19 +18,18 @@ const TCP_KEEP_ALIVE_MILLISECONDS = 5_000;
  */
 const IDLE_CONNECTION_MILLISECONDS = 60_000;
 /**
- * Limit of connections. Each watch uses one connection, and requests share the others. The API server runs 600 requests at once for all
- * clients.
+ * Largest number of connections. Each watch uses one connection, and requests share the others. The API server handles 600 requests at the
+ * same time for all clients.
  */
 const CONNECTIONS = 64;
-/** Watches on one HTTP/2 connection. The API server allows 100 streams. */
+/** Largest number of watches on one HTTP/2 connection. The API server allows 100 streams. */
 const WATCHES_PER_CONNECTION = 90;
 
-/** Creates the connections. With `watches`, they are for that many watches at once, and for nothing else. */
+/** Creates the connections. If `watches` is set, they are only for watches, and this is the largest number of watches at the same time. */
 export function createPool(connection: Connection, watches: number | undefined): Pool {
-  const { certificateAuthority, serverName, clientCertificate, clientKey } = connection;
   return new Pool(connection.server, {
-    // On HTTP/1.1, an aborted request closes its connection. On HTTP/2, the next request would use the same dead connection. A measurement
-    // showed the same CPU time for both.
+    // On HTTP/1.1, an aborted request closes its connection. On HTTP/2, the next request would use the same dead connection. HTTP/1.1 and
+    // HTTP/2 need the same CPU time, as a measurement showed.
     ...(watches === undefined
       ? { connections: CONNECTIONS, allowH2: false }
       : {
@@ -38,10 +43,22 @@ export function createPool(connection: Connection, watches: number | undefined):
       timeout: CONNECT_DEADLINE_MILLISECONDS,
       keepAlive: true,
       keepAliveInitialDelay: TCP_KEEP_ALIVE_MILLISECONDS,
-      ...(certificateAuthority === undefined ? {} : { ca: certificateAuthority }),
-      ...(serverName === undefined ? {} : { servername: serverName }),
-      ...(clientCertificate === undefined ? {} : { cert: clientCertificate }),
-      ...(clientKey === undefined ? {} : { key: clientKey }),
+      ...tlsOptionsOf(connection),
     },
   });
+}
+
+/** Returns the TLS options of Node.js: the trusted CA certificates, and the client certificate. */
+export function tlsOptionsOf({
+  certificateAuthority,
+  serverName,
+  clientCertificate,
+  clientKey,
+}: Connection): { ca?: string; servername?: string; cert?: string; key?: string } {
+  return {
+    ...(certificateAuthority === undefined ? {} : { ca: certificateAuthority }),
+    ...(serverName === undefined ? {} : { servername: serverName }),
+    ...(clientCertificate === undefined ? {} : { cert: clientCertificate }),
+    ...(clientKey === undefined ? {} : { key: clientKey }),
+  };
 }

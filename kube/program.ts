@@ -1,4 +1,4 @@
-/** The life of a program of the control plane: from its start until a signal, and the report of a start that fails. */
+/** Starts a program of the control plane, stops it at a signal, and reports a failed start. */
 import type { Logger } from 'pino';
 import { ConfigError } from '../base/config.ts';
 import { surviveRejections } from './rejections.ts';
@@ -43,8 +43,8 @@ export async function runUntilSignal(
 }
 
 /**
- * Writes why the program could not start, and exits. A mistake of the caller is one message without a stack, and so is an error for which
- * `isForPeople` is true.
+ * Writes the reason why the program could not start, and exits. If the caller made a mistake, or if `isForPeople` is true for the error, it
+ * writes only the message without the stack.
  */
 export function exitWith(error: unknown, isForPeople: (error: unknown) => boolean = () => false): never {
   const isMistake = error instanceof ConfigError || (error instanceof TypeError && 'code' in error);

@@ -10,7 +10,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-/** Creates a queue that uses the fake clock and calls nobody. */
+/** Creates a queue that uses the fake clock and has no callback. */
 function createQueue(): WorkQueue {
   return new WorkQueue(
     () => undefined,

@@ -10,7 +10,7 @@ interface Delayed {
   timer: NodeJS.Timeout;
 }
 
-/** If both urgent and other keys are ready, every fourth key that is handed out is not urgent. Thus no key waits for ever. */
+/** If both urgent and other keys are ready, every fourth key that is handed out is not urgent. Therefore no key waits forever. */
 const URGENT_SHARE = 4;
 
 /** Key that is ready to be worked on. */
@@ -21,9 +21,9 @@ export interface Ready {
 }
 
 /**
- * Work queue of keys. A key waits at most once, and it is not handed out while it is being worked on. A key that is added meanwhile becomes
- * ready after that work. If a key is added with several delays, the earliest applies. Urgent keys are usually handed out before others.
- * Within each of these two groups, the key that was added first comes first.
+ * Work queue of keys. A key waits at most once, and it is not handed out while it is being worked on. A key that is added during its own
+ * work becomes ready after that work. If a key is added with several delays, the earliest applies. Urgent keys are usually handed out
+ * before others. Within each of these two groups, the key that was added first comes first.
  */
 export class WorkQueue {
   readonly #urgent = new Map<string, number>();

@@ -7,7 +7,7 @@ import type { Readable } from 'node:stream';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 const ROOT = join(import.meta.dirname, '..');
-/** Rejects a promise as soon as the program says that it survives this. */
+/** Rejects a promise when the program has installed its handler for rejections. */
 const REJECTING = `process.on('newListener', (name) => {
   if (name === 'unhandledRejection') {
     queueMicrotask(() => Promise.reject(new Error('forgotten')));
@@ -86,5 +86,5 @@ it.each([
 ])('the %s is such a program', async (program, config) => {
   await writeFile(join(folder, 'rejecting.mjs'), REJECTING);
   await run('config.yaml', config, '--import', './rejecting.mjs', join(ROOT, program, 'main.ts'), '--config');
-  expect(await outputUntil('nobody handled it')).toContain('"message":"forgotten"');
+  expect(await outputUntil('no code handled it')).toContain('"message":"forgotten"');
 });

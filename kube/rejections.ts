@@ -1,25 +1,25 @@
-/** Keeps a program alive after a rejected promise that nobody handles. */
+/** Keeps a program running after a rejected promise that no code handles. */
 import type { Logger } from 'pino';
 
 let unhandled = 0;
 
-/** Returns the number of rejected promises that nobody has handled since the start of this process. */
+/** Returns the number of rejected promises since the start of this process that no code handled. */
 export function unhandledRejections(): number {
   return unhandled;
 }
 
 /**
- * Logs rejected promises that nobody handles, with their stacks, and goes on. By default, Node.js ends the process for each of them. A
- * forgotten handler in the code for one connection would then end the agent of all machines of a host, or the operator of all VMs, and
- * the same caller could repeat it. A rejection has ended only its own chain of promises, so the rest of the process is sound. An uncaught
- * exception still ends the process, because it may have left shared data half changed.
+ * Logs rejected promises that no code handles, with their stacks, and lets the process continue. By default, Node.js ends the process after
+ * such a rejection. A forgotten handler in the code for one connection would then end the agent of a host, or the operator, and the same
+ * caller could repeat this. A rejection ends only its own chain of promises, so the other parts of the process are not damaged. An uncaught
+ * exception ends the process, because it may have left shared data half changed.
  */
 export function surviveRejections(logger: Logger): void {
   process.on('unhandledRejection', (reason) => {
     unhandled += 1;
     logger.error(
       { err: reason },
-      'A promise was rejected and nobody handled it; this is a fault of the program',
+      'A promise was rejected and no code handled it. This is a fault of the program',
     );
   });
 }

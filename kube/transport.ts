@@ -1,26 +1,35 @@
 /** Sends requests to one API server: plain JSON through one pool of keep-alive connections. */
-import { readFile } from 'node:fs/promises';
 import type { Registry } from 'prom-client';
+import type { Socket } from 'node:net';
 import type { Dispatcher, Pool } from 'undici';
 import { Backoff } from '../base/backoff.ts';
+import type { Channels, ChannelsRequest } from './channels.ts';
 import type { Connection } from './credentials.ts';
-import { apiErrorFrom, DeadlineError } from './errors.ts';
+import { DeadlineError } from './errors.ts';
 import { exchange, type Exchanged } from './exchange.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { type RuntimeMetrics, runtimeMetrics } from './metrics.ts';
 import { createPool } from './pool.ts';
 import { pause } from '../base/time.ts';
+import { TokenSource } from './tokensource.ts';
+import { refusalIn, requestUpgrade } from './upgrade.ts';
 
-/** Time limit of a request. The API server ends a request after 60 s. With half of this time, the caller has time to try again. */
+/**
+ * Time limit of a request. The API server ends a request after 60 s. This limit is half of that, so the caller has time for a second
+ * attempt.
+ */
 const REQUEST_DEADLINE_MILLISECONDS = 30_000;
-/** Limit of attempts of one request, as in client-go. With waits of 1 s the attempts fit into the deadline of a request. */
+/**
+ * Largest number of attempts for one request. client-go has the same number. If each wait is 1 s, all attempts fit into the deadline of a
+ * request.
+ */
 const ATTEMPTS = 10;
-/** Longest Retry-After that a request waits for. If the value is longer, the caller gets the answer at once. */
+/**
+ * Longest value of Retry-After, in milliseconds, for which a request waits. If the value is larger, the caller gets the answer immediately.
+ */
 const RETRY_AFTER_LIMIT_MILLISECONDS = 10_000;
-/** First wait before another attempt, if a 429 or 503 came without Retry-After. */
+/** First wait in milliseconds before another attempt, if an answer with status 429 or 503 has no Retry-After. */
 const RETRY_FIRST_MILLISECONDS = 250;
-/** Interval between two reads of a token file. client-go reads it at most once a minute. */
-const TOKEN_REREAD_MILLISECONDS = 60_000;
 
 export type Method = 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
 
@@ -54,39 +63,40 @@ export interface TransportOptions {
   /** Name of this program in the API server's audit log. */
   userAgent?: string;
   /**
-   * Number of watches at once. If it is set, the transport is for watches alone. They share HTTP/2 connections, because a thousand watches
-   * would else need a thousand connections.
+   * Largest number of watches at the same time. If it is set, the transport is only for watches. The watches share HTTP/2 connections,
+   * because otherwise a thousand watches would need a thousand connections.
    */
   watches?: number;
-  /** Connections of another transport to the same server. When absent, the transport has its own. */
+  /** Connections of another transport to the same server. If absent, the transport has its own connections. */
   pool?: Pool;
 }
 
 /**
  * Client of one API server. It always verifies the server's certificate. Within the deadline it retries a request after `429`, `503`, and
- * every server error with `Retry-After`, whatever the method. These answers mean that the server did nothing.
+ * every server error with `Retry-After`, whatever the method. These answers mean that the server has not executed the request.
  */
 export class Transport {
   readonly host: string;
   #connection: Connection;
   #pool: Pool;
-  #tokenRead: { token: string; at: number } | undefined;
+  #token: TokenSource;
   readonly metrics: RuntimeMetrics;
   readonly #options: TransportOptions;
 
   constructor(connection: Connection, options: TransportOptions) {
     this.#connection = connection;
     this.#options = options;
+    this.#token = new TokenSource(connection);
     this.host = new URL(connection.server).host;
     this.#pool = options.pool ?? createPool(connection, options.watches);
     this.metrics = runtimeMetrics(options.metrics);
   }
 
   /**
-   * Returns a transport that sends the token of another user over the same connections. Close only the first transport.
+   * Returns a transport that sends the token of another user over the same connections. The caller must close only the first transport.
    *
    * @throws Error when the connections have a client certificate. For the API server, a certificate has precedence over a token, so the
-   *     requests would have the rights of the certificate.
+   * requests would have the rights of the certificate.
    */
   as(token: string): Transport {
     const { server, serverName, certificateAuthority, clientCertificate } = this.#connection;
@@ -98,9 +108,10 @@ export class Transport {
   }
 
   /**
-   * Resolves with the server's answer, also when it is an error.
+   * Resolves with the server's answer, even if its status is an error.
    *
-   * @throws DeadlineError, the signal's reason, or the network's error. If the request was a write, the server may still have done it.
+   * @throws DeadlineError, the signal's reason, or the network's error. If the request was a write, the server may have executed it
+   * nevertheless.
    */
   async request(request: Request): Promise<Answer> {
     const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
@@ -118,8 +129,8 @@ export class Transport {
   }
 
   /**
-   * Opens a stream of any length: a watch, or a log that is followed. The server has 30 s until the headers of its answer. After that, the
-   * stream ends only with `signal`, the server or the connection.
+   * Opens a stream of any length: a watch, or a log that is followed. The server has 30 s to send the headers of its answer. After that,
+   * the stream ends only with `signal`, the server or the connection.
    *
    * @throws ApiError when the server refuses.
    */
@@ -128,19 +139,45 @@ export class Transport {
       this.#pool.request({ ...options, signal, headersTimeout: REQUEST_DEADLINE_MILLISECONDS }),
     );
     if (response.statusCode !== 200) {
-      const body = bodyOf(response, await response.body.text());
-      throw apiErrorFrom(body, response.statusCode, retryAfter(response));
+      if (response.statusCode === 401) {
+        this.#token.refuse();
+      }
+      throw await refusalIn(response.body, response.statusCode, retryAfter(response));
     }
     return response.body as AsyncIterable<Buffer>;
+  }
+
+  /**
+   * Opens a separate connection to the target of the path, for example to a Pod by its subresource `attach`. The server passes all bytes on
+   * unchanged. The caller handles the errors of the connection.
+   *
+   * @throws ApiError when the server or the host refuses; the signal's reason; the network's error.
+   */
+  async upgrade(path: string, protocol: string, signal: AbortSignal): Promise<Socket> {
+    const headers = await this.#headers({ method: 'POST', path });
+    return await requestUpgrade(this.#connection, { path, protocol, headers, signal });
+  }
+
+  /**
+   * Opens a WebSocket to a subresource of a Pod: `exec`, `attach` or `portforward`. It is closed when `signal` aborts.
+   *
+   * @throws the same errors as {@link upgrade}.
+   */
+  async channels(request: Omit<ChannelsRequest, 'headers'>): Promise<Channels> {
+    // The library is loaded only when needed, because loading takes time and most programs have no such connection.
+    const { openChannels } = await import('./channels.ts');
+    const headers = await this.#headers({ method: 'GET', path: request.path });
+    return await openChannels(this.#connection, { ...request, headers });
   }
 
   /** Uses other credentials from the next request on. Requests under way end on the old connections. */
   replaceCredentials(connection: Connection): void {
     const old = this.#pool;
     this.#connection = connection;
-    this.#tokenRead = undefined;
+    this.#token = new TokenSource(connection);
     this.#pool = createPool(connection, this.#options.watches);
-    // `close` resolves only when the last watch of the old pool has ended, and does not reject. Therefore nobody waits for it.
+    // `close` resolves only when the last watch of the old pool has ended, and does not reject. Therefore this function does not wait for
+    // it.
     void old.close();
   }
 
@@ -176,9 +213,7 @@ export class Transport {
   /** Returns the wait in milliseconds before another attempt, or undefined when the answer is final. */
   #retryWait(response: Head, attempt: number, backoff: Backoff): number | undefined {
     const status = response.statusCode;
-    if (status === 401 && attempt === 1 && this.#tokenRead !== undefined) {
-      // The file may hold a newer token than the one in memory.
-      this.#tokenRead = undefined;
+    if (status === 401 && attempt === 1 && this.#token.refuse()) {
       return 0;
     }
     if (status !== 429 && status < 500) {
@@ -229,30 +264,15 @@ export class Transport {
     if (request.body !== undefined) {
       headers['content-type'] = request.contentType ?? 'application/json';
     }
-    const token = await this.#token();
+    const token = await this.#token.token();
     if (token !== undefined) {
       headers.authorization = `Bearer ${token}`;
     }
     return headers;
   }
-
-  async #token(): Promise<string | undefined> {
-    const { tokenFile, tokenPlugin, token } = this.#connection;
-    if (tokenPlugin !== undefined) {
-      return await tokenPlugin();
-    }
-    if (tokenFile === undefined) {
-      return token;
-    }
-    const now = performance.now();
-    if (this.#tokenRead === undefined || now - this.#tokenRead.at > TOKEN_REREAD_MILLISECONDS) {
-      this.#tokenRead = { token: (await readFile(tokenFile, 'utf8')).trim(), at: now };
-    }
-    return this.#tokenRead.token;
-  }
 }
 
-/** Parts of an answer that are known before its body. */
+/** Status and headers of an answer, which are known before its body. */
 type Head = Pick<Exchanged, 'statusCode' | 'headers'>;
 
 function deadlineError(request: Request): DeadlineError {

@@ -1,4 +1,4 @@
-/** Creates every controller, and names the changes that concern it. */
+/** Creates every controller, and determines the changes of objects after which each one reconciles. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
@@ -10,7 +10,7 @@ import type { Informer } from '../kube/informer.ts';
 import { keyOf, type KubeObject } from '../kube/objects.ts';
 import { isServed, type OperatorConfig } from './config/config.ts';
 import { VMMetrics } from './vm/metrics.ts';
-import { IMAGES, ISOS } from './objects/resources.ts';
+import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 import { EmulatorReconciler, enqueueEmulators } from './emulator/controller.ts';
 import { exportEmulatorMetrics } from './emulator/metrics.ts';
 import { CertificateReconciler, enqueueRequests } from './certificates/controller.ts';
@@ -29,7 +29,9 @@ import { isBound, waitingForPortsOf } from './vm/observe.ts';
 import { PODS_BY_NODE } from './vm/podstate.ts';
 import { declareWatches, VMS_BY_CONFIG, VMS_BY_IMAGE, type Watches } from './watches.ts';
 
-/** Number of workers for objects that change rarely. With a few workers, a slow response does not delay other objects. */
+/**
+ * Number of workers for objects that change rarely. There are several, so that a slow response for one object does not delay the others.
+ */
 const FEW_WORKERS = 4;
 
 export interface OperatorOptions {
@@ -40,12 +42,12 @@ export interface OperatorOptions {
   readonly logger: Logger;
   /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
-  /** Returns true while this process is the leader. It exports metrics of VMs only then. */
+  /** Returns true while this process is the leader. Only the leader exports metrics of VMs. */
   readonly isLeader: () => boolean;
 }
 
 export interface Controllers {
-  /** All watches. The leader and the standby both start them, so that the caches of the standby stay warm. */
+  /** All watches. The leader and the standby both start them, so that the caches of the standby are always filled. */
   readonly informers: readonly Informer<KubeObject>[];
   /** Controllers that only the leader starts. */
   readonly controllers: readonly Controller[];
@@ -73,7 +75,7 @@ export function createControllers(options: OperatorOptions): Controllers {
   };
 }
 
-/** Creates the controller of a reconciler. `own.ready` reports whether a cache shows the last write for a key. */
+/** Creates the controller of a reconciler. `own.ready` reports whether the cache contains this process's last write for a key. */
 function controllerFor(
   { logger, registry }: OperatorOptions,
   name: string,
@@ -99,21 +101,21 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
   const reconciler = new VMReconciler({ ...watches, client, config, recorder, metrics, consistency, clock });
   const controller = controllerFor(options, 'vm', config.workers, reconciler, consistency);
   watches.vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
-  // A change of a Pod is handled before a burst of new VMs, because the burst would delay VMs that already run.
+  // Changes of Pods have a higher priority than new VMs. Otherwise a large number of new VMs would delay VMs that already run.
   watches.pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
   enqueueDependents(controller, watches);
   return controller;
 }
 
 /**
- * Enqueues VMs after changes of objects that they wait for (VMConfigs, Images, ISOs, Pods with the same ports), and of hosts whose state
- * decides their phase.
+ * Enqueues VMs when an object changes for which they wait: a VMConfig, an Image, an ISO, or a Pod with the same ports. Also enqueues the
+ * VMs of a host when its state changes, because their phase depends on it.
  */
 function enqueueDependents(controller: Controller, watches: Watches): void {
   const { vms } = watches;
   const byImage = ({ object }: { object: KubeObject }) => {
     vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
-    // A VMConfig may also name the image. So every VM with a VMConfig and without a host is enqueued. These VMs are few.
+    // The VMConfig of a VM can name the image. Therefore every VM that has a VMConfig and no host is enqueued. There are only few such VMs.
     vms.cache
       .list()
       .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)
@@ -169,8 +171,8 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
 }
 
 /**
- * Creates the controller for certificates. Its only worker waits for its own writes, because the second of two requests for one
- * name depends on the first decision.
+ * Creates the controller for certificates. It has only one worker, which waits until the cache contains its last write. If two requests
+ * have the same name, the second decision depends on the first.
  */
 function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
   const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });

@@ -26,11 +26,13 @@ import type { OperatorConfig } from './config/config.ts';
 import { type Controllers, createControllers } from './index.ts';
 
 const LEASE_NAME = 'berth-operator';
-/** Time in milliseconds for running reconciles at a clean stop, well below the 30 s that Kubernetes gives a Pod. */
+/**
+ * Time in milliseconds that running reconciles have to end at a clean stop. It is well below the 30 s that Kubernetes gives a Pod to end.
+ */
 const DRAIN_MILLISECONDS = 15_000;
 /**
- * Time in milliseconds to send the last Events at a stop. A burst of Events may need longer, but the next leader must not wait
- * for it.
+ * Time in milliseconds to send the last Events at a stop. A large number of Events may need more time, but the next leader must not wait
+ * for them.
  */
 const LAST_EVENTS_MILLISECONDS = 500;
 const DAY_SECONDS = 24 * 3600;
@@ -88,9 +90,9 @@ export class Operator {
   }
 
   /**
-   * Creates the controller that labels the leading Pod. The Service of the metrics selects only this Pod, because only the leader
-   * knows the numbers of VMs. The process also writes the label when it starts. After a crash, the former leader starts in the
-   * same Pod as a standby and must lose the label.
+   * Creates the controller that labels the leading Pod. The Service of the metrics selects only this Pod, because only the leader knows the
+   * numbers of VMs. The process also corrects the label when it starts. If the leader crashes, it starts again in the same Pod as a
+   * standby, and the Pod must lose the label.
    */
   #labelController(): Controller | undefined {
     const { config, logger, podName: name } = this.#start;
@@ -103,7 +105,7 @@ export class Operator {
       reconcile: async () => {
         const labels = { [LEADER_LABEL]: this.#isWorking ? 'true' : null };
         const pod = { namespace: config.namespaces.system, name };
-        // The lease client may write even while the process does not lead.
+        // The client for leases is allowed to write even if the process is not the leader.
         await this.#leaseClient.mergePatch(PODS, pod, { metadata: { labels } });
         return undefined;
       },
@@ -113,8 +115,8 @@ export class Operator {
   }
 
   /**
-   * Starts an operator. Resolves when the servers listen. At that time, the caches may still be empty. The operator becomes a
-   * candidate for the leader when the caches are filled.
+   * Starts an operator. Resolves when the servers listen. At that time, the caches may be empty. When the caches are filled, the operator
+   * takes part in the leader election.
    */
   static async start(start: OperatorStart): Promise<Operator> {
     const connection = await loadConnection({ kubeconfigPath: start.kubeconfigPath });
@@ -146,7 +148,7 @@ export class Operator {
     logger.info({ metrics: config.metrics.address, health: config.health.address }, 'listening');
   }
 
-  /** Starts the watches. Leader and standby both keep their caches warm, and only the leader's controllers run. */
+  /** Starts the watches. Leader and standby both fill their caches, but only the controllers of the leader run. */
   #watch(): void {
     const { informers } = this.#controllers;
     this.#leaderLabel?.start(this.#watching.signal);
@@ -206,7 +208,7 @@ export class Operator {
       this.#working.abort();
       const drained = Promise.all(this.#controllers.controllers.map((controller) => controller.drained()));
       await Promise.race([drained, delay(DRAIN_MILLISECONDS, undefined, { ref: false })]);
-      // The Events are sent before the lease is released, because only the leader may write.
+      // The Events are sent before the lease is released, because only the leader is allowed to write.
       await this.#recorder.flush(LAST_EVENTS_MILLISECONDS);
       await this.#election?.release();
     }

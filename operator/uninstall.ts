@@ -1,7 +1,7 @@
 /**
- * Implements `node operator/main.ts uninstall`, which the chart's hook runs before Helm deletes anything of the release. The
- * command refuses while VMs exist, or deletes them if `--drain` is set. Then it ends operator and agents and removes their
- * objects: Nodes, Leases, and finalizers of objects that are kept. It can be repeated safely.
+ * Implements `node operator/main.ts uninstall`, which the chart's hook runs before Helm deletes anything of the release. The command
+ * refuses while VMs exist, or deletes them if `--drain` is set. Then it ends operator and agents and removes their objects: Nodes, Leases,
+ * and finalizers of objects that are kept. If it fails, it can be repeated safely.
  */
 import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
@@ -16,19 +16,19 @@ import { undefinedIf } from '../base/errors.ts';
 import { pause } from '../base/time.ts';
 import { APPROVALS_NAME } from './host/approvals.ts';
 import { isReady } from './host/observe.ts';
-import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from './objects/resources.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 
 /** Kinds whose objects have machines. */
 const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator']);
 /** Largest number of objects that an error message names. The message only counts the others. */
 const NAMES_SHOWN = 10;
-/** Time in milliseconds between checks. A deletion includes the guest's own shutdown, which takes seconds at least. */
+/** Time in milliseconds between checks. A deletion waits until the guest has shut down, which takes at least some seconds. */
 const LOOK_MILLISECONDS = 1_000;
 const OPERATOR = 'berth-operator';
 const AGENT = 'berth-agent';
 /** Name of the bindings with the rights that the chart gives to its hook. */
 const RIGHTS = 'berth-uninstall';
-/** Kinds whose objects remain after the uninstallation, and on which the operator puts a finalizer. */
+/** Kinds with finalizers of the operator whose objects remain after the uninstallation. */
 const HELD_KINDS: readonly Resource<KubeObject>[] = [IMAGES, ISOS, IMAGE_CACHE_ENTRIES];
 
 const DEPLOYMENTS = workload('Deployment', 'deployments');
@@ -47,7 +47,7 @@ export interface UninstallOptions {
   readonly instance: string;
   /** Whether to delete VMs instead of refusing. */
   readonly drain: boolean;
-  /** Whether the CRDs are also removed. No object of any kind may then remain, because no operator would remove its finalizers. */
+  /** Whether the CRDs are also removed. If so, no object of any kind must remain, because nobody would remove its finalizers. */
   readonly allKinds: boolean;
   readonly timeoutMilliseconds: number;
 }
@@ -82,8 +82,8 @@ export function readUninstallOptions(args: readonly string[]): UninstallOptions 
 }
 
 /**
- * Removes the objects that operator and agents wrote. Then deletes the rights of the chart's hook.
- * @throws RefusedError when objects exist that must not be removed, or when an object does not end in time
+ * Removes the objects that the operator and the agents wrote. Then deletes the rights of the chart's hook. @throws RefusedError when
+ * objects exist that must not be removed, or when an object does not end in time
  */
 export async function uninstall(
   client: KubeClient,
@@ -98,8 +98,8 @@ export async function uninstall(
 }
 
 /**
- * Deletes the rights of the hook, because Helm does this only after a success. Rights to delete hosts must not remain after a
- * refusal. The next run gets them again. Each binding includes the right to delete itself.
+ * Deletes the rights of the hook, because Helm deletes them only after a success. After a refusal, no rights to delete hosts must remain.
+ * The next run of the hook gets new rights. Each binding includes the right to delete itself.
  */
 async function giveUpRights(
   client: KubeClient,
@@ -140,7 +140,7 @@ async function remove(client: KubeClient, options: UninstallOptions, logger: Log
 function refusal(left: readonly string[]): RefusedError {
   const more = left.length > NAMES_SHOWN ? ` and ${left.length - NAMES_SHOWN} more` : '';
   return new RefusedError(
-    `Berth is not removed while these exist: ${left.slice(0, NAMES_SHOWN).join(', ')}${more}. ` +
+    `Berth is not removed while these objects exist: ${left.slice(0, NAMES_SHOWN).join(', ')}${more}. ` +
       'Delete them and uninstall again. To keep the release, run: helm rollback RELEASE REVISION. ' +
       'If you then upgrade it with uninstall.drain=true, the uninstallation deletes these objects with their disks.',
   );
@@ -180,8 +180,8 @@ async function drain(
 }
 
 /**
- * Ends operator and agents, because agents would create their Nodes again, and the operator its Lease. Helm then finds both
- * already deleted, which it accepts.
+ * Ends the operator and the agents. Otherwise the agents would create their Nodes again, and the operator would create its Lease again.
+ * Helm accepts that both are already deleted.
  */
 async function endPrograms(
   client: KubeClient,
@@ -200,7 +200,7 @@ async function endPrograms(
   }, signal);
 }
 
-/** Returns the names of Nodes that are not Ready. Nobody ends a Pod on such a Node, and an agent there cannot report anything. */
+/** Returns the names of Nodes that are not Ready. On such a Node, nobody ends Pods, and the agent reports nothing. */
 async function silentNodes(client: KubeClient): Promise<Set<string | undefined>> {
   const { items } = await client.list(NODES);
   return new Set(items.filter((node) => !isReady(node)).map(({ metadata }) => metadata.name));
@@ -212,15 +212,17 @@ async function removeHosts(client: KubeClient, logger: Logger): Promise<void> {
   for (const node of items) {
     const { metadata } = node;
     await client.delete(NODES, metadata, { uid: metadata.uid });
-    const note = isReady(node) ? 'host removed; it returns if its agent still runs' : 'host removed';
+    const note = isReady(node)
+      ? 'the Node of a host was removed; a running agent creates it again'
+      : 'host removed';
     logger.info({ node: metadata.name }, note);
   }
 }
 
 /**
- * Removes the operator's finalizers from kept objects, because these objects could otherwise never be deleted without an
- * operator. A later operator adds the finalizers again.
- * @returns descriptions of objects that changed meanwhile and must be checked again
+ * Removes the operator's finalizers from kept objects, because these objects could otherwise never be deleted without an operator. A later
+ * operator adds the finalizers again.
+ * @returns descriptions of objects that somebody changed in the meantime, and that must be checked again
  */
 async function releaseKept(client: KubeClient): Promise<string[]> {
   const changed: string[] = [];

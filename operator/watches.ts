@@ -22,7 +22,7 @@ import {
 import { Informer } from '../kube/informer.ts';
 import { JOBS } from '../kube/job.ts';
 import type { OperatorConfig } from './config/config.ts';
-import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from './objects/resources.ts';
+import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from '../api/v1alpha1/resources.ts';
 import { EMULATORS_BY_VM } from './emulator/controller.ts';
 import { vmKeyOf } from './emulator/observe.ts';
 import { requestIndexes } from './certificates/controller.ts';
@@ -75,7 +75,7 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
         [PODS_BY_PORT]: podPorts,
       },
     }),
-    // Hosts without the mark are included, because the operator also manages the machines on them.
+    // Nodes that lost the label {@link HOST_MARK} are included, because the operator also manages the machines on them.
     nodes: new Informer(client, NODES, {
       ...base,
       labelSelector: `${HOST_KEY}=${HOST_VALUE}`,
@@ -111,7 +111,7 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       indexes: { [PODS_BY_NODE]: nodeOfPod },
     }),
     namespaces: new Informer(client, NAMESPACES, base),
-    // Two watches, because a field selector names one object. The operator may read no other RoleBindings.
+    // There are two watches, because a field selector names only one object, and the operator has no right to read other RoleBindings.
     devBindings: new Informer(client, ROLE_BINDINGS, { ...base, fieldSelector: `metadata.name=${DEV_ROLE}` }),
     adminBindings: new Informer(client, ROLE_BINDINGS, {
       ...base,

@@ -9,12 +9,13 @@ const httpsURL = z.url({ protocol: /^https$/ });
 /** Names and status codes that are fixed in the code of clients. Such clients cannot use another installation without these settings. */
 const aliasesSchema = z
   .strictObject({
-    /** Prefix that clients use instead of `namespaces.prefix`, in requests and in the answers to them. */
+    /** Prefix of namespaces that clients use instead of `namespaces.prefix`. The answer to such a request also has this prefix. */
     namespacePrefix: z.string().min(1).optional(),
     /** Name that clients use in a path for the RoleBinding of the role dev. */
     devRoleBinding: z.string().min(1).optional(),
     /**
-     * Status code of the answer when no host has room for a VM. If it is set, such a deployment does not wait unless the request says so.
+     * Status code of the answer when no host has room for a VM. If it is set, a deployment waits for room only if the request asks for
+     * this.
      */
     fullClusterStatus: z.int().min(400).max(599).optional(),
   })
@@ -24,7 +25,10 @@ const httpSchema = z
   .strictObject({
     /** Address to listen on: `HOST:PORT`, or `:PORT` for all addresses. */
     address: z.string().default(':8443'),
-    /** Whether clients use TLS. Without it, everybody on the network reads their tokens, so something else must protect them. */
+    /**
+     * Whether clients use TLS. Without TLS, everybody on the network can read the tokens of clients. Another program must then encrypt the
+     * connections.
+     */
     tls: z.boolean().default(true),
     ...certificateFields(['berth-server.berth-system.svc', 'localhost']),
     aliases: aliasesSchema,
@@ -35,17 +39,17 @@ const httpSchema = z
 /** Facts about the cluster that clients read before they sign in. */
 const clusterSchema = z
   .strictObject({
-    /** URL of the Kubernetes API for clients outside the cluster. When absent, the URL that the server itself uses. */
+    /** URL of the Kubernetes API for clients outside the cluster. The default is the URL that the server itself uses. */
     apiEndpoint: httpsURL.optional(),
     /**
-     * Certificate of the authority of that URL, as PEM text. Empty for a public authority. When absent, the authority that the server itself
-     * uses.
+     * CA certificate of this Kubernetes API, as PEM text. Empty if a public authority signed the certificate of the API. The default is the
+     * CA certificate that the server itself uses.
      */
     certificateAuthority: z
       .string()
       .regex(/^$|-----BEGIN CERTIFICATE-----/, 'must be a certificate as PEM text, or empty')
       .optional(),
-    /** OIDC issuer of the users. When absent, users have only tokens of service accounts. */
+    /** OIDC issuer of the users. If it is absent, users can sign in only with tokens of service accounts. */
     issuer: httpsURL.optional(),
     /** Client ID of the `berth` command at the issuer. */
     clientID: z.string().default('berth'),

@@ -68,8 +68,8 @@ it.each(['application/x-www-form-urlencoded', 'application/json; charset=utf-8',
 );
 
 it('a transfer that is not offered is a Status', async () => {
-  const url = `${NAMESPACE}/images/one/download`;
-  const answer = await app.inject({ url, headers: TOKEN });
+  const url = `${NAMESPACE}/remoteimages/one/pull`;
+  const answer = await app.inject({ method: 'POST', url, headers: TOKEN });
   expect(answer.json()).toMatchObject({ kind: 'Status', code: 501, reason: 'NotImplemented' });
 });
 
@@ -125,12 +125,16 @@ it('speaks plain HTTP if the configuration says so', async () => {
   await parts.close();
 });
 
-it('tells only users who may create VMs that a host does not exist', async () => {
-  vi.spyOn(own.hosts, 'exists').mockReturnValue(false);
-  const rights = vi.spyOn(own.rights, 'require').mockRejectedValueOnce(new StatusError(403, 'forbidden'));
+it('tells only users who may create VMs whether a host exists', async () => {
+  const exists = vi.spyOn(own.hosts, 'exists');
+  const rights = vi.spyOn(own.rights, 'require');
   const payload = { image: 'image', node: 'absent' };
   const call = { method: 'POST', url: `${NAMESPACE}/vms`, headers: TOKEN, payload } as const;
-  expect((await app.inject(call)).statusCode).toBe(403);
+  for (const isThere of [true, false]) {
+    exists.mockReturnValue(isThere);
+    rights.mockRejectedValueOnce(new StatusError(403, 'forbidden'));
+    expect((await app.inject(call)).json()).toMatchObject({ code: 403, message: 'forbidden' });
+  }
   rights.mockResolvedValueOnce();
   expect((await app.inject(call)).json()).toMatchObject({ code: 404, message: 'nodes "absent" not found' });
 });

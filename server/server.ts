@@ -27,14 +27,18 @@ import { addDocument } from './http/openapi.ts';
 import { OwnClient } from './own/client.ts';
 import { createOwn } from './own/own.ts';
 import { refuseOtherNamespaces } from './http/namespaces.ts';
+import { Downloads, DOWNLOADS } from './images/downloads.ts';
+import { Uploads, UPLOADS } from './images/uploads.ts';
 import { addRoutes } from './routes.ts';
 import { Deploys } from './vms/deploy.ts';
 import { WaitingRequests } from './http/waiting.ts';
 
-/** Time in which a stopping server sends the answers under way. Kubernetes kills a Pod 30 s after it was told to stop. */
+/**
+ * Time in milliseconds in which a stopping server completes its answers. It is shorter than the 30 s after which Kubernetes kills the Pod.
+ */
 const ANSWER_MILLISECONDS = 15_000;
 
-/** Limits of questions about callers: CI systems with hundreds of tokens may ask at once. */
+/** Limits for requests to the API server about tokens. CI systems can call with hundreds of tokens at the same time. */
 const CALLERS = { answers: 8_192, questions: 16, waiting: 1_024 };
 
 export interface ServerStart {
@@ -44,7 +48,7 @@ export interface ServerStart {
 }
 
 export interface HTTPServer {
-  /** Ends the process' work: no new connections, then the answers under way, then all connections. */
+  /** Stops the server: it first refuses new connections, then completes its answers, and then closes all connections. */
   stop(): Promise<void>;
 }
 
@@ -72,27 +76,35 @@ export async function assemble({
   refuseOtherNamespaces(app, config.namespaces);
   refuseMissingNamespaces(app, own);
   const waiting = new WaitingRequests(WATCHES);
+  const transfers = [new WaitingRequests(UPLOADS), new WaitingRequests(DOWNLOADS)] as const;
   addMetrics(app, metrics, () => waiting.size);
   app.addHook('onSend', (_request, reply, _payload, next) => {
     if (waiting.isStopping) {
-      // The client then sends its next request to another replica.
+      // With this header, the client sends its next request over a new connection, which leads to another replica.
       void reply.header('connection', 'close');
     }
     next();
   });
   const deploys = new Deploys({ waiting, logger, fullStatus: config.http.aliases.fullClusterStatus });
-  addRoutes(app, { config, clusterInfo: clusterInfo(config, connection), own, waiting }, deploys);
+  const uploads = new Uploads(transfers[0], logger);
+  const downloads = new Downloads(transfers[1]);
+  const info = clusterInfo(config, connection);
+  addRoutes(app, { config, clusterInfo: info, own, waiting, uploads, downloads }, deploys);
   await app.ready();
   const close = async () => {
     await Promise.all([callers.close(), transport.close()]);
   };
-  return { app, metrics, client, own, waiting, close };
+  return { app, metrics, client, own, waiting, transfers, close };
 }
 
-/** Starts the server and resolves when it listens. @throws Error without an API server's address, or with an unusable certificate. */
+/**
+ * Starts the server and resolves when it listens. @throws Error when the address of the API server is unknown, or when the certificate is
+ * not usable.
+ */
 export async function startServer({ config, kubeconfigPath, logger }: ServerStart): Promise<HTTPServer> {
   const connection = await loadConnection({ kubeconfigPath });
-  const { app, metrics, client, own, waiting, close } = await assemble({ connection, config, logger });
+  const assembled = await assemble({ connection, config, logger });
+  const { app, metrics, client, own, waiting, transfers, close } = assembled;
   const ended = new AbortController();
   own.watches.start(ended.signal);
   await own.certificate.start(ended.signal);
@@ -109,7 +121,7 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
     await serveMetrics({
       listen: config.metrics.address,
       metrics,
-      // This port has an authorizer of its own, so that invented tokens at one port do not delay the answers of the other.
+      // Each port has a separate authorizer. Therefore invalid tokens at one port do not delay the answers of the other port.
       authorizer: new Authorizer(client),
       certificates,
       logger,
@@ -124,7 +136,8 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   logger.info({ http: config.http.address, metrics: config.metrics.address }, 'listening');
   return {
     stop: async () => {
-      await Promise.all([waiting.stop(), http.drain(ANSWER_MILLISECONDS)]);
+      const waits = [waiting, ...transfers].map(async (requests) => await requests.stop());
+      await Promise.all([...waits, http.drain(ANSWER_MILLISECONDS)]);
       ended.abort();
       await Promise.all(servers.map(async (server) => await server.close()));
       await close();

@@ -1,14 +1,18 @@
 /** Parts of the server that the handlers of routes use. */
 import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { ServerConfig } from './config.ts';
+import type { Downloads } from './images/downloads.ts';
+import type { Uploads } from './images/uploads.ts';
 import type { Own } from './own/own.ts';
 import type { WaitingRequests } from './http/waiting.ts';
 
 export interface Services {
   readonly config: ServerConfig;
   readonly clusterInfo: ClusterInfo;
-  /** What the server does with its own identity. */
+  /** Parts with which the server acts with its own identity. */
   readonly own: Own;
   /** Requests that wait: deployments of VMs and of emulators. */
   readonly waiting: WaitingRequests;
+  readonly uploads: Uploads;
+  readonly downloads: Downloads;
 }

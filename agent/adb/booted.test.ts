@@ -1,4 +1,4 @@
-/** Tests the question over ADB against scripted devices, also hostile ones. */
+/** Tests the question over ADB with scripted devices, some of which are hostile. */
 import type { Socket } from 'node:net';
 import * as fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
@@ -25,7 +25,7 @@ async function ask(play?: AdbPlay, signal = NEVER): Promise<BootAnswer> {
   return await askBooted({ host: HOST, port: device.port }, signal);
 }
 
-/** Returns a play that sends these messages without reading. */
+/** Returns a script of a device that sends these messages and reads nothing. */
 function sends(...messages: readonly Buffer[]): AdbPlay {
   return (socket) => void socket.write(Buffer.concat(messages));
 }
@@ -34,7 +34,7 @@ function output(text: string | Buffer): Buffer {
   return encodeMessage('WRTE', 7, 1, Buffer.from(text));
 }
 
-/** Returns the message with another word at this place of its header. */
+/** Returns the message with another 32-bit number at this index of its header. */
 function withWord(message: Buffer, index: number, value: number): Buffer {
   const changed = Buffer.from(message);
   changed.writeUInt32LE(value, index * 4);
@@ -84,8 +84,8 @@ describe('a hostile peer', () => {
     ['with a wrong sum', sends(withWord(CNXN, 4, 0)), /wrong sum/],
     ['with an oversized length', sends(withWord(CNXN, 3, 0xffffffff)), /4294967295 bytes, over 4096/],
     ['with a length over the limit', sends(withWord(CNXN, 3, LARGEST_PAYLOAD + 1)), /over 4096/],
-    ['that begins with a stream', sends(OKAY), /answered OKAY where CNXN must come/],
-    ['that answers for another stream', sends(CNXN, encodeMessage('OKAY', 7, 2)), /must come/],
+    ['that begins with a stream', sends(OKAY), /answered OKAY instead of CNXN/],
+    ['that answers for another stream', sends(CNXN, encodeMessage('OKAY', 7, 2)), /instead of/],
     ['that opens a stream of its own', sends(CNXN, OKAY, encodeMessage('OPEN', 9, 1)), /answered OPEN/],
     ['with a long output', sends(CNXN, OKAY, output('1'.repeat(257))), /longer than 256 bytes/],
     [

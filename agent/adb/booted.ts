@@ -12,8 +12,8 @@ import {
 } from './messages.ts';
 
 /**
- * Time limit of a question, from the connection to the answer. An emulator on this host answers in milliseconds, and an emulated
- * one that boots in about a second.
+ * Time limit of one query over ADB, from the connection to the answer. An emulator on this host answers in milliseconds. While Android
+ * boots on an emulated processor, the emulator answers in about a second.
  */
 const QUESTION_MILLISECONDS = 5_000;
 /** Limit of the command's output in bytes. The expected output is `1` and an end of line. */
@@ -26,7 +26,7 @@ const QUESTION = Buffer.from('shell:getprop sys.boot_completed\0');
 
 export type BootAnswer =
   | { kind: 'booted' }
-  /** ADB answers, and Android has not booted yet. */
+  /** ADB answers that Android has not booted yet. */
   | { kind: 'booting' }
   /** ADB answers, but only users with a key may connect. */
   | { kind: 'wantsKey' }
@@ -35,13 +35,14 @@ export type BootAnswer =
   /** The peer does not speak ADB. */
   | { kind: 'wrong'; message: string };
 
-/** Asks once. The question ends early when the signal aborts. Never rejects. */
+/** Asks the emulator once whether Android has booted. If the signal aborts, the query ends early. The promise never rejects. */
 export async function askBooted(
   { host, port }: { host: string; port: number },
   signal: AbortSignal,
 ): Promise<BootAnswer> {
   const socket = connect({ host, port, noDelay: true });
-  // Errors reach the reader of the messages. Without a listener, an error before or after that would end the process.
+  // The loop that reads the messages gets the socket's errors. Without this listener, an error before or after that loop would end the
+  // agent.
   socket.on('error', () => undefined);
   const end = (): void => {
     socket.destroy(new Error(`ADB did not answer within ${QUESTION_MILLISECONDS / 1000} s`));
@@ -77,7 +78,7 @@ async function converse(socket: Socket): Promise<BootAnswer> {
   return { kind: output.trim() === '1' ? 'booted' : 'booting' };
 }
 
-/** Returns the output of the command. `remote` is the peer's number of the stream. */
+/** Returns the output of the command. `remote` is the number that the peer gave to the stream. */
 async function outputOf(
   socket: Socket,
   messages: AsyncGenerator<AdbMessage, void>,
@@ -105,11 +106,14 @@ async function next(messages: AsyncGenerator<AdbMessage, void>): Promise<AdbMess
   return value;
 }
 
-/** Returns the message. @throws AdbProtocolError when the message is not one of the expected, or is for another stream. */
+/**
+ * Returns the message if its command is one of `expected`. @throws AdbProtocolError when the message has another command or is for another
+ * stream.
+ */
 function demand(message: AdbMessage, expected: readonly AdbMessage['command'][]): AdbMessage {
   const isOfStream = message.command === 'CNXN' || message.arg1 === STREAM;
   if (!expected.includes(message.command) || !isOfStream) {
-    throw new AdbProtocolError(`ADB answered ${message.command} where ${expected.join(' or ')} must come`);
+    throw new AdbProtocolError(`ADB answered ${message.command} instead of ${expected.join(' or ')}`);
   }
   return message;
 }

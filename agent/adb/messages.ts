@@ -9,9 +9,12 @@
  * version.
  */
 export const ADB_VERSION = 0x01000000;
-/** Largest payload in bytes of that version. */
+/** Largest payload of a message in bytes, in the version {@link ADB_VERSION} of the protocol. */
 export const LARGEST_PAYLOAD = 4096;
-/** Number of messages in one conversation. A question takes five; the rest is for output in several parts. */
+/**
+ * Number of messages in one conversation. The query whether Android has booted takes five messages. The other messages are for output in
+ * several parts.
+ */
 const MOST_MESSAGES = 16;
 
 const HEADER_BYTES = 24;
@@ -47,7 +50,7 @@ export function encodeMessage(
 }
 
 /**
- * Reads the messages of a peer. It ends when the bytes end between two messages.
+ * Reads the messages of a peer. The generator ends when `bytes` ends between two messages.
  *
  * @throws AdbProtocolError when a header or checksum is wrong, a payload is too long, there are too many messages, or the bytes end within
  * a message.
@@ -75,7 +78,9 @@ export async function* readMessages(bytes: AsyncIterable<Buffer>): AsyncGenerato
   }
 }
 
-/** Returns the first message; undefined if it is not complete. A wrong header is an error before its payload is complete. */
+/**
+ * Returns the first message; undefined if it is not complete. If the header is wrong, the function throws before the payload is complete.
+ */
 function parseMessage(bytes: Buffer): AdbMessage | undefined {
   if (bytes.length < HEADER_BYTES) {
     return undefined;
@@ -104,12 +109,12 @@ function parseHeader(bytes: Buffer): Omit<AdbMessage, 'payload'> & { length: num
   return { command, arg0: at(1), arg1: at(2), length, sum: at(4) };
 }
 
-/** Returns the four letters of a command as one word. */
+/** Returns the four letters of a command as one 32-bit number. */
 function wordOf(command: AdbCommand): number {
   return Buffer.from(command, 'latin1').readUInt32LE();
 }
 
-/** A payload has at most 4,096 bytes, so the checksum, which is the sum of its bytes, fits a word. */
+/** A payload has at most 4,096 bytes, so the checksum, which is the sum of its bytes, fits into 32 bits. */
 function sumOf(payload: Buffer): number {
   return payload.reduce((sum, byte) => sum + byte, 0);
 }

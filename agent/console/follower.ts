@@ -8,8 +8,8 @@ const FOLLOW_QUEUE_BYTES = 256 * 1024;
 /** Memory that a record uses in addition to its text, in bytes. */
 const RECORD_OVERHEAD_BYTES = 64;
 /**
- * Time after the last piece of an unfinished line until a follower gets a line feed. `kubectl logs -f` prints whole lines only, and a
- * person waits for a prompt (`login: `). The store gives each piece of a line after about 1 s, so a line that still grows is not cut.
+ * Time after the last piece of an unfinished line until a follower gets a line feed. `kubectl logs -f` prints only whole lines, but a
+ * prompt (`login: `) has no line feed. The store gives each piece of a line after about 1 s, so a growing line is not cut.
  */
 const STILL_MILLISECONDS = 2_000;
 
@@ -19,7 +19,7 @@ export interface StoreEvents {
   closed: [];
 }
 
-/** Queues new records from its creation on, so that none is lost between the stored records and the new ones. */
+/** Queues new records from the moment of its creation, so that no record is lost between the stored records and the new records. */
 export class Follower {
   readonly #events: EventEmitter<StoreEvents>;
   readonly #signal: AbortSignal | undefined;

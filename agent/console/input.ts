@@ -1,6 +1,6 @@
 /**
- * Reads the unchanged bytes of a console. Usually they are in the log writer's files. A task appends them to a single file. A
- * hypervisor that an earlier version of the agent started does the same.
+ * Reads the unchanged bytes of a console. The bytes of a machine's console are in the files of the log writer, the process that stores
+ * them. A task (the work of a Job) appends its bytes to a single file. So does a hypervisor that an earlier version of the agent started.
  */
 import {
   closeSync,
@@ -21,12 +21,15 @@ import { isMissing, undefinedIfSync } from '../../base/errors.ts';
 import { appendedLog, listSegments, type LogName, SEGMENT_BYTES, type Segment } from './logwriter.ts';
 
 /**
- * Subfolder of the machine's or task's folder. It holds the bounded store for readers, and the position up to which the console
- * was read.
+ * Subfolder of the machine's or task's folder. The subfolder contains the store for readers, which has a size limit, and the position up to
+ * which the console was read.
  */
 export const CONSOLE_FOLDER = 'console';
 
-/** Limit of unread bytes that are read after a time without an agent. It is as large as the console's store, which could not hold more. */
+/**
+ * Largest number of unread bytes that the agent reads when it starts. The console's store has the same size, so it could not keep more
+ * bytes.
+ */
 const BACKLOG_BYTES = 2 * SEGMENT_BYTES;
 /** Size in bytes at which a console's single file is emptied, if all its bytes have been read. */
 const RAW_LIMIT_BYTES = 1024 * 1024;
@@ -112,7 +115,7 @@ class Segments implements Source {
   #position: number | undefined;
   #committed: number | undefined;
 
-  /** Takes the position of the first byte to read. By default, it is that of the last commit. */
+  /** `position` is the position of the first byte to read. The default is the position of the last commit. */
   constructor(folder: string, log: LogName, position?: number) {
     this.#folder = folder;
     this.#log = log;
@@ -131,8 +134,7 @@ class Segments implements Source {
     let bytes = readSegment(segments, from, length);
     const after = segments.find(({ start }) => start > from);
     if (bytes.length === 0 && after !== undefined) {
-      // A crash of the host may have cut off the end of a file. Reading continues in the next file, whose name contains its
-      // position.
+      // The end of a file can be missing after a crash of the host. Reading continues in the next file, whose name contains its position.
       from = after.start;
       bytes = readSegment(segments, from, length);
     }
@@ -156,8 +158,8 @@ class Segments implements Source {
   }
 
   /**
-   * Returns the committed position, but at most `end`. After a crash of the host, bytes that were read already may be missing.
-   * The log writer then continues at the end of the file.
+   * Returns the committed position, but at most `end`. After a crash of the host, bytes that were already read can be missing. The log
+   * writer then continues at the end of the file.
    */
   #load(end: number): number {
     return Math.min(Number(textOf(this.#file)), end);

@@ -139,7 +139,7 @@ describe('the log writer', () => {
   it('does not begin before the start signal', async () => {
     const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', 'echo begun']);
     const child = spawn(program, parameters, { cwd: folder, stdio: ['pipe', 'ignore', 'ignore'] });
-    // The closed input looks as if the agent died before the process was in its control group.
+    // With the closed input, the process sees the same as if the agent had died before it moved the process into its control group.
     child.stdin?.destroy();
     expect((await once(child, 'exit'))[0]).toBe(1);
     expect(await readdir(folder)).toEqual(['serial.in']);

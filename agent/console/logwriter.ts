@@ -1,10 +1,10 @@
 /**
- * The log writer: a process beside each hypervisor. It stores the output of the guest's console and of the hypervisor in files of
- * bounded size. The process lives as long as the hypervisor. So the files stay bounded and the newest output is kept even while no
- * agent runs.
+ * The log writer: a process beside each hypervisor. The log writer stores the output of the guest's console and of the hypervisor in files
+ * with a size limit. The process lives as long as the hypervisor. Therefore the files stay within their size limit and contain the newest
+ * output, even while no agent runs.
  *
- * The files are `NAME.POSITION.log` in the machine's folder. POSITION is the number of bytes of the log before the file's first
- * byte. A reader therefore knows its next position, and how much it has missed.
+ * The files are `NAME.POSITION.log` in the machine's folder. POSITION is the number of bytes of the log before the file's first byte. From
+ * this number, a reader knows its next position, and how many bytes it has missed.
  */
 import { readdirSync } from 'node:fs';
 import { readFile, rm } from 'node:fs/promises';
@@ -13,12 +13,15 @@ import { pause } from '../../base/time.ts';
 import { isMissing, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
 import { identify } from '../processes/process.ts';
 
-/** Names of a machine's logs. `serial` is the guest's console over all starts. `hypervisor` is the hypervisor's output since its start. */
+/**
+ * Names of a machine's logs. `serial` is the output of the guest's console from all starts of the machine. `hypervisor` is the hypervisor's
+ * output since its last start.
+ */
 export type LogName = 'serial' | 'hypervisor';
 
 /**
- * Size limit of one file of a log, 4 MiB. The log writer keeps two files of each log, the current one and the one before.
- * Together they are as large as the store of a console.
+ * Size limit of one file of a log, 4 MiB. The log writer keeps two files of each log, the current file and the previous file. Together
+ * these files are as large as the store of a console.
  */
 export const SEGMENT_BYTES = 4 * 1024 * 1024;
 
@@ -33,8 +36,8 @@ const SEGMENT = /^(serial|hypervisor)\.(\d{1,15})\.log$/;
 const LOGGING = 'logging';
 
 /**
- * Name of the pipe in the machine's folder that is the standard input of the hypervisor, and so the input of the guest's console. It
- * exists before the process that starts the log writer.
+ * Name of the pipe in the machine's folder that is the standard input of the hypervisor, and so the input of the guest's console. The agent
+ * creates the pipe before it starts the log writer.
  */
 export const TERMINAL = 'serial.in';
 
@@ -121,8 +124,8 @@ unlink '${LOGGING}';
 `;
 
 /**
- * Returns a command line that waits for a byte on standard input, then runs `command` and stores its output in the working directory:
- * the standard output as the log `serial`, and the standard error as the log `errors`.
+ * Returns a command line that waits for a byte on standard input, then runs `command` and stores its output in the working directory: the
+ * standard output as the log `serial`, and the standard error as the log whose name is the parameter `errors`.
  */
 export function withLogWriter(
   command: readonly string[],
@@ -144,20 +147,26 @@ async function isWriting(folder: string): Promise<boolean> {
   return pid !== undefined && (await identify(pid)) !== undefined;
 }
 
-/** Returns the process id of the machine's log writer, or undefined if it has ended in order. */
+/** Returns the process id of the machine's log writer, or undefined if the log writer has stored all output and ended. */
 export async function logWriterPid(folder: string): Promise<number | undefined> {
   const pid = await undefinedIf(isMissing, readFile(join(folder, LOGGING), 'utf8'));
   return pid === undefined ? undefined : Number(pid);
 }
 
-/** Removes the output of the hypervisor's last start. This includes the single file that an earlier version of the agent used. */
+/**
+ * Removes the output of the hypervisor's last start. Also removes the single file that an earlier version of the agent used for this
+ * output.
+ */
 export async function forgetLastWords(folder: string): Promise<void> {
   const segments = listSegments(folder, 'hypervisor').map(({ path }) => path);
   const files = [...segments, join(folder, appendedLog('hypervisor')), join(folder, LOGGING)];
   await Promise.all(files.map(async (path) => await rm(path, { force: true })));
 }
 
-/** Returns the name of a log's single file. Tasks have such a file, and so do machines that an earlier version of the agent started. */
+/**
+ * Returns the name of a log's single file. Tasks have a single file for a log, and so do machines that an earlier version of the agent
+ * started.
+ */
 export function appendedLog(log: LogName): string {
   return `${log}.log`;
 }

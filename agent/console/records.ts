@@ -29,7 +29,7 @@ function parseRecord(line: string): ConsoleRecord | undefined {
 
 /** Time after which a line without a line feed is stored, because a prompt (`login: `) has no line feed. */
 const PARTIAL_MILLISECONDS = 1_000;
-/** Longest piece of a line in one record, because a guest may never end a line. */
+/** Longest piece of a line in one record. The limit is necessary, because a guest can print a line without end. */
 const LINE_LIMIT_CHARACTERS = 16 * 1024;
 
 /** Cuts a stream of bytes into records. */
@@ -95,7 +95,10 @@ function clean(text: string): string {
 /** Files of a console's store, the file with the older records first. */
 export const STORE_FILES = ['previous', 'current'] as const;
 
-/** Size of one read of stored records, in bytes. It has at most some 2,500 records, which take two milliseconds to cut and parse. */
+/**
+ * Size of one read of stored records, in bytes. A piece of this size has at most about 2,500 records. The agent cuts and parses so many
+ * records in two milliseconds.
+ */
 const PIECE_BYTES = 64 * 1024;
 /** Limit of a stored record. A record has at most 16 Ki characters of a line, so a longer text is not a record. */
 const RECORD_LIMIT_BYTES = 1024 * 1024;
@@ -104,8 +107,8 @@ const KIND_OFFSET = 25;
 const [ENDED, NEWLINE] = [0x46, 0x0a];
 
 /**
- * Limits of the number of pieces of stored records that are read at the same time: 4 on this host, and 2 of one console. Between
- * two pieces, other readers and the agent run.
+ * Limits of the number of pieces of stored records that are read at the same time: 4 on this host, and 2 of one console. After each piece,
+ * other readers and other work of the agent get the processor.
  */
 const HOST_READS = new PQueue({ concurrency: 4 });
 const CONSOLE_READS = 2;

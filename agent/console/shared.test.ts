@@ -10,7 +10,7 @@ function consoleOf(): { console: SharedConsole; guests: Duplex[] } {
   const guests: Duplex[] = [];
   const console = new SharedConsole(async () => {
     const [agent, guest] = duplexPair();
-    // A closed end of a socket also closes the other end.
+    // Like the two ends of a real socket, both ends close together.
     agent.once('close', () => guest.destroy());
     guest.once('close', () => agent.destroy());
     guests.push(guest);

@@ -4,7 +4,7 @@
  */
 import { Duplex } from 'node:stream';
 
-/** Limit of the output that one reader has not read yet. It is some seconds of output of a guest that prints without pause. */
+/** Limit of the output that one reader has not read yet. A guest that prints without pause reaches this limit after some seconds. */
 const BACKLOG_BYTES = 1024 * 1024;
 
 export class SharedConsole {
@@ -108,7 +108,7 @@ class Session {
 }
 
 class ConsoleStream extends Duplex {
-  /** Connection that takes the input. It is set before anybody can write to this stream. */
+  /** Connection that takes the input. The connection is set before anybody can write to this stream. */
   connection: Duplex | undefined;
   #hasInput: boolean;
 
@@ -122,7 +122,7 @@ class ConsoleStream extends Duplex {
     }
   }
 
-  /** Whether this stream has the input. It loses the input when it ends its input or is closed. */
+  /** Whether this stream has the input. The stream loses the input when its input ends or the stream is closed. */
   get hasInput(): boolean {
     return this.#hasInput;
   }
@@ -139,7 +139,7 @@ class ConsoleStream extends Duplex {
     }
   }
 
-  /** Ends the stream. Its reader still gets the output that it has not read yet. */
+  /** Ends the stream. The reader of the stream then gets the remaining output that it has not read. */
   finish(): void {
     if (!this.destroyed) {
       this.push(null);
@@ -152,7 +152,7 @@ class ConsoleStream extends Duplex {
   }
 
   override _write(chunk: Buffer, _: BufferEncoding, done: () => void): void {
-    // If the connection ends, its end also ends this stream, so the error of a write is not needed.
+    // If the connection ends, this stream ends too. So the error of a write need not be reported.
     this.connection?.write(chunk, () => done());
   }
 

@@ -10,15 +10,15 @@ import type { ConsoleReadOptions } from './text.ts';
 import { listSegments, SEGMENT_BYTES, segmentName } from './logwriter.ts';
 
 const MEBIBYTE = 1024 * 1024;
-/** Upper bound in bytes for the text that a slow follower gets. It is above the limit of the follower's queue, 256 KiB. */
+/** Upper bound in bytes for the text that a slow follower gets. This bound is above the limit of the follower's queue, 256 KiB. */
 const FOLLOWER_BYTES = 300 * 1024;
 
-/** Appends the way a task does, or the hypervisor of an agent without log writers. */
+/** Appends bytes in the same way as a task, or as a hypervisor that an agent without log writers started. */
 function appendToOneFile(folder: string, bytes: string | Buffer): void {
   appendFileSync(join(folder, 'serial.log'), bytes);
 }
 
-/** Appends the way the log writer does. */
+/** Appends bytes in the same way as the log writer. */
 function appendToSegments(folder: string, bytes: string | Buffer): void {
   const last = listSegments(folder, 'serial').at(-1) ?? { start: 0, path: join(folder, 'serial.0.log') };
   const size = statSync(last.path, { throwIfNoEntry: false })?.size ?? 0;
@@ -64,7 +64,7 @@ describe.each([
     return text;
   }
 
-  /** Returns the number of bytes that this process has read, from all files. */
+  /** Returns the number of bytes that this process has read from all files. */
   async function bytesRead(): Promise<number> {
     const text = await readFile('/proc/self/io', 'utf8');
     return Number(/^rchar: (\d+)$/m.exec(text)?.[1]);
@@ -225,7 +225,7 @@ describe.each([
     const follower = store.read({ follow: true })[Symbol.asyncIterator]();
     expect(await follower.next()).toMatchObject({ value: 'begin\n' });
     const line = `${'x'.repeat(99)}\n`;
-    // The follower listens from this call on.
+    // The follower begins to listen with this call.
     const next = follower.next();
     guestWrites('first\n');
     await read({ tailLines: 0 });

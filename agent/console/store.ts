@@ -1,9 +1,9 @@
 /**
- * The console of a machine or a task. The log writer keeps the guest's bytes unchanged (input.ts). This store moves them
- * into two files of bounded size, and gives each line the time at which the agent read it.
+ * The console of a machine or a task. The log writer keeps the guest's bytes unchanged (input.ts). This store moves the bytes into two
+ * files with a size limit, and gives each line the time at which the agent read it.
  *
- * A stored line is `TIME F|P TEXT`, the format of container runtimes. F means a line that the guest has ended; P means a piece of a
- * line that the guest had not yet ended.
+ * A stored line is `TIME F|P TEXT`, the format of container runtimes. F means a line that the guest has ended. P means a piece of a line
+ * that the guest had not yet ended.
  */
 import { EventEmitter } from 'node:events';
 import { appendFileSync, mkdirSync, renameSync } from 'node:fs';
@@ -117,7 +117,7 @@ export class ConsoleStore implements ConsoleLog {
     await this.#catchingUp;
   }
 
-  /** Moves output into the store until no bytes are waiting. It has a time limit, because a guest may write without end. */
+  /** Moves output into the store until no bytes are waiting. The function has a time limit, because a guest can write without end. */
   async #catchUp(): Promise<void> {
     const deadline = performance.now() + CATCH_UP_MILLISECONDS;
     while (!this.#closed && this.#poll() && performance.now() < deadline) {
@@ -186,7 +186,7 @@ export class ConsoleStore implements ConsoleLog {
   }
 }
 
-/** Yields pieces that are not empty, up to the reader's limit. */
+/** Yields the pieces of text that are not empty, up to the reader's limit of bytes. */
 async function* pieces(texts: AsyncIterable<string>, text: ConsoleText): AsyncGenerator<string, void> {
   for await (const piece of texts) {
     if (piece !== '') {

@@ -1,6 +1,7 @@
 /**
  * Connects to the serial console of a running machine: reads the log writer's files from their present end, and writes to the named pipe
- * that is the hypervisor's standard input. The guest never waits for a reader, because the log writer takes its output in any case.
+ * that is the hypervisor's standard input. The guest never waits for a reader, because the log writer reads the guest's output even if
+ * nobody else reads it.
  */
 import { constants, openSync } from 'node:fs';
 import { rm } from 'node:fs/promises';
@@ -14,9 +15,9 @@ import { logsWritten, TERMINAL } from './logwriter.ts';
 
 /** Time between two reads of the log. A user who types does not notice 20 ms, and a read costs some tens of microseconds. */
 const POLL_MILLISECONDS = 20;
-/** Limit of one read. With it, one connection reads 3 MiB a second, which is more than a guest prints. */
+/** Limit of one read. With this limit, one connection reads 3 MiB a second, which is more than a guest prints. */
 const READ_BYTES = 64 * 1024;
-/** Number of reads between two checks whether the machine still runs: one second. */
+/** Number of reads between two checks whether the machine runs. These reads take one second. */
 const READS_PER_CHECK = 50;
 /** Time limit of the program mkfifo, which ends after some milliseconds. */
 const PROGRAM = { timeoutMilliseconds: 10_000 };

@@ -73,7 +73,7 @@ it('whenever lines stand still, each character comes once, and each line of the 
         }
         const wanted = steps.map(({ record: one }) => `${one.text}${one.ended ? '\n' : ''}`).join('');
         expect(out.replaceAll('\n', '')).toBe(wanted.replaceAll('\n', ''));
-        // Breaks only split lines: they add no empty line, and lose none.
+        // Inserted line feeds only split lines, and neither add nor remove empty lines.
         const empty = (all: string): number => all.split('\n').filter((line) => line === '').length;
         expect(empty(out)).toBeLessThanOrEqual(empty(wanted) + 1);
         expect(out.split('\n').length - wanted.split('\n').length).toBeLessThanOrEqual(breaks);

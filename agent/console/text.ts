@@ -39,8 +39,8 @@ export class ConsoleText {
   }
 
   /**
-   * Returns a line feed for an unfinished line. The rest of the line, if it comes later, becomes a line of its own. If only the line's end
-   * comes, nothing is added.
+   * Returns a line feed for an unfinished line. If the rest of the line comes later, it becomes a separate line. If only a line feed comes
+   * later, the text gets no second line feed.
    */
   endLine(): string {
     this.#open = false;
@@ -61,7 +61,7 @@ export class ConsoleText {
   }
 
   #textOf({ time, ended, text }: ConsoleRecord): string {
-    // The rest of a line may be nothing but its end, and a piece nothing but a carriage return.
+    // The rest of a line can be only its line feed. A piece of a line can be only a carriage return, which was removed.
     const isNothing = text === '' && (this.#endedEarly || !ended);
     this.#endedEarly &&= isNothing && !ended;
     if (isNothing) {

@@ -5,7 +5,7 @@ export type DiskFormat = 'qcow2' | 'raw';
 /** Size of a sector. The size of every disk is a multiple of it. */
 export const SECTOR_BYTES = 512;
 /**
- * Largest accepted size of a disk. It is far above the size of any desktop system. The limit is needed because the header of an
+ * Largest accepted size of a disk. This size is far above the size of any desktop system. The limit is needed because the header of an
  * image may claim 2^63 bytes.
  */
 export const DISK_LIMIT_BYTES = 64 * 1024 ** 4;

@@ -5,32 +5,33 @@ import { constants, type FileHandle, lstat, open, opendir, rm, stat } from 'node
 import { join } from 'node:path';
 import { codeOf, isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
 
-/** Unit of the field `blocks` in the result of stat(). It is the same for every file system. */
+/** Unit of the field `blocks` in the result of stat(). The unit is the same for every file system. */
 const STAT_BLOCK_BYTES = 512;
 /** Number of bytes that are hashed at a time. */
 const READ_BYTES = 1024 ** 2;
 /** A buffer of at least this size in bytes has memory of its own. Smaller buffers may share their memory with other buffers. */
 const OWN_MEMORY_BYTES = 64 * 1024;
 /**
- * Alignment of direct writes in bytes, one memory page. The position in memory, the position in the file and the length must be
- * multiples of it.
+ * Alignment of direct writes in bytes, one memory page. The position in memory, the position in the file and the length must be multiples
+ * of this number.
  */
 const ALIGNMENT_BYTES = 4096;
 /** Step in bytes of the search for an aligned address. Memory is allocated at multiples of 16 bytes. */
 const STEP_BYTES = 16;
 
-/** Largest number of entries that are counted in each folder of a machine's folder. A machine has about 30. */
+/** Largest number of entries that are counted in each folder inside a machine's folder. A machine has about 30. */
 const ENTRIES_LIMIT = 2_000;
 
-/** Returns the bytes that a file uses on its disk. They are fewer than its length if the file has holes. */
+/** Returns the bytes that a file uses on its disk. The result is less than the file's length if the file has holes. */
 export async function allocatedBytes(path: string): Promise<number> {
   return (await stat(path)).blocks * STAT_BLOCK_BYTES;
 }
 
 /**
  * Returns the bytes that the files of a folder use on their disk. The folders in the folder of an emulator belong to its user, who may put
- * anything there. So links are not followed, and entries that cannot be read add 0. In each of these folders at most 2,000 entries count,
- * those of upper folders first, so that many files in one of them do not hide the disks in another.
+ * anything there. So links are not followed, and entries that cannot be read add 0. In each of these folders, only the first 2,000 entries
+ * are counted, and entries of upper folders come first. Thus many files in one folder do not prevent the count of the disks in another
+ * folder.
  */
 export async function folderBytes(folder: string): Promise<number> {
   let bytes = 0;
@@ -65,7 +66,7 @@ async function ownBytes(path: string): Promise<number> {
 
 async function entriesOf(folder: string, limit: number): Promise<Dirent[]> {
   const entries: Dirent[] = [];
-  // A folder in too many others cannot be opened by its path.
+  // If a folder is nested too deeply, its path is too long to open it.
   const opened = limit > 0 ? await undefinedIf(isOfSystem, opendir(folder)) : undefined;
   for await (const entry of opened ?? []) {
     entries.push(entry);
@@ -91,8 +92,8 @@ export async function fileDigest(path: string, signal?: AbortSignal): Promise<st
 }
 
 /**
- * Releases the memory of a large buffer at once. The garbage collector would release it later, and twice as much memory would be in
- * use. The buffer is empty afterwards, and no code may still use it. A buffer that is a part of another buffer stays unchanged.
+ * Releases the memory of a large buffer at once. The garbage collector would release the memory later, so twice as much memory would be in
+ * use. Afterwards the buffer is empty, and the caller must not use it again. A buffer that is a part of another buffer stays unchanged.
  */
 export function freeBuffer({ buffer, byteLength }: Buffer): void {
   const isOwn = buffer instanceof ArrayBuffer && buffer.byteLength === byteLength;
@@ -133,12 +134,12 @@ export async function* gathered(
 }
 
 /**
- * A file whose writes bypass the page cache. Through the cache, an image of many gigabytes would displace the pages that running
- * guests need. The copy into the cache also costs more processor time than decoding the image. For 2 GiB, the copy takes 1.2 to 4 s
- * and the decoding 0.3 s.
+ * A file whose writes bypass the page cache. If an image of many gigabytes went through the cache, it would displace the pages that running
+ * guests need. The copy into the cache also costs more processor time than decoding the image. For 2 GiB, the copy takes 1.2 to 4 s and the
+ * decoding 0.3 s.
  */
 export class DirectFile {
-  /** Handle for direct writes. The bytes must be in one of the buffers `rooms`, and {@link takes} must return true for them. */
+  /** Handle for direct writes. The bytes must be in one of the buffers `rooms`, and {@link takes} must return true for these bytes. */
   readonly file: FileHandle;
   /** Buffers for the bytes to write. Each buffer begins at an address that direct writes accept. */
   readonly rooms: readonly Buffer[];

@@ -15,8 +15,8 @@ const LONG = 15;
 const SHORT_COPY = 32;
 
 /**
- * Largest numbers of bytes that one sequence reads and writes if both its lengths fit into its token. The input includes the first
- * byte of the next sequence.
+ * Largest numbers of bytes that the decoder reads and writes for one sequence whose two lengths fit into its token. The input includes the
+ * first byte of the next sequence.
  */
 const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
 const SHORT_OUTPUT_BYTES = 14 + 14 + MIN_MATCH;
@@ -126,9 +126,9 @@ export class AppleLz4Decoder {
   }
 
   /**
-   * Decodes sequences whose two lengths fit into their tokens, while a whole sequence fits into the rest of the input and of the
-   * output. Most sequences are of this kind, and this loop decodes them several times faster than the states do. The states decode
-   * all other sequences, and refuse invalid ones.
+   * Decodes sequences whose two lengths fit into their tokens, while a whole sequence fits into the rest of the input and of the output.
+   * Most sequences are of this kind, and this loop decodes such sequences several times faster than the states of the decoder. The states
+   * decode all other sequences, and refuse invalid ones.
    */
   #shortSequences(): void {
     const [input, out, begin, start] = [this.#input, this.#out, this.#at, this.#position];
@@ -222,7 +222,7 @@ export class AppleLz4Decoder {
     this.#left -= count;
   }
 
-  /** Chooses the state after literals. A match follows them, except at the end of an LZ4 block and in a stored block. */
+  /** Chooses the state after literals. A match follows literals, except at the end of an LZ4 block and in a stored block. */
   #afterLiterals(): void {
     if (this.#blockInput > 0) {
       this.#state = OFFSET_LOW;

@@ -16,8 +16,8 @@ const COMPRESSION_TYPE_AT = 104;
 const CLUSTER_BITS = { least: 9, most: 21 };
 const TABLE_ENTRY_BYTES = 8;
 /**
- * Largest accepted L1 table and refcount table. They are QEMU's own limits (QCOW_MAX_L1_SIZE, QCOW_MAX_REFTABLE_SIZE), because QEMU
- * reads both tables whole into memory.
+ * Largest accepted sizes of the L1 table and of the refcount table, in bytes. QEMU has the same limits (QCOW_MAX_L1_SIZE,
+ * QCOW_MAX_REFTABLE_SIZE), because it reads both whole tables into memory.
  */
 const L1_LIMIT_BYTES = 32 * 1024 ** 2;
 const REFCOUNT_TABLE_LIMIT_BYTES = 8 * 1024 ** 2;
@@ -45,7 +45,7 @@ export interface Qcow2Rules {
   backingIgnored?: boolean;
 }
 
-/** Reads and checks the header of a qcow2 file, but no other part. It opens no file that the header names. */
+/** Reads and checks the header of a qcow2 file, but no other part. The function opens no file that the header names. */
 export async function readQcow2(file: FileHandle, rules: Qcow2Rules = {}): Promise<Qcow2Verdict> {
   const { size } = await file.stat();
   const { buffer, bytesRead } = await file.read(Buffer.alloc(2 ** CLUSTER_BITS.most), 0, undefined, 0);
@@ -126,8 +126,8 @@ function refusalOfForm(head: Buffer, header: Header): string | undefined {
 }
 
 /**
- * Refuses a header that names another file to read (a backing file or a data file). Refuses also content other than a plain disk:
- * encryption, snapshots, corruption and unknown features.
+ * Refuses a header that names another file to read (a backing file or a data file). Also refuses a header that shows encryption, snapshots,
+ * corruption or unknown features.
  */
 function refusalOfNames(head: Buffer, header: Header, { backingIgnored }: Qcow2Rules): string | undefined {
   const { incompatible } = header;
@@ -172,7 +172,7 @@ function refusalOfTables(header: Header, fileBytes: number): string | undefined 
   ]);
 }
 
-/** Checks the header extensions. QEMU reads them up to the name of the backing file, or to the end of the first cluster. */
+/** Checks the header extensions. QEMU reads extensions up to the name of the backing file, or to the end of the first cluster. */
 function refusalOfExtensions(
   head: Buffer,
   { length, clusterBits, backingOffset }: Header,

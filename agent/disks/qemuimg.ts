@@ -54,7 +54,8 @@ interface Options {
  * the content of `base` and stores the guest's writes. @throws ProgramError when qemu-img fails.
  */
 export async function createQcow2(path: string, sizeBytes: number, base?: BaseImage): Promise<void> {
-  // With -u, qemu-img does not open the base. The agent checked the base when it came into the store, and it states the size.
+  // With -u, qemu-img does not open the base. The agent checked the base when it stored the image, and the arguments of the call state the
+  // disk's size.
   const backing = base === undefined ? [] : ['-u', '-F', base.format, '-b', base.path];
   const parameters = ['-q', '-f', 'qcow2', ...backing, path, String(sizeBytes)];
   await runQemuImg(['create', ...parameters], METADATA_LIMITS);
@@ -122,7 +123,7 @@ export interface ConvertOptions {
  * Reads the disk `source` and writes it as a raw file with holes to the absolute path `target`. When the promise resolves, the file
  * is not yet flushed to the disk. When the promise rejects, no process is left, but the bytes already written stay.
  *
- * @throws ProgramError when qemu-img fails, or the reason of the signal when that aborts.
+ * @throws ProgramError when qemu-img fails, or the reason of the signal when the signal aborts.
  */
 export async function convertToRaw(
   source: BlockNode,
@@ -140,8 +141,8 @@ export async function convertToRaw(
       await to.chown(as.uid, as.gid);
     }
     const name = as === undefined ? target : fileName(files.length - 1);
-    // The copy makes one request to the disk at a time, because guests share the disk and its hypervisor. Thus a guest's request
-    // waits for at most one request of the copy.
+    // The copy makes one request at a time, because guests use the same host disk, and the copy can read through the guest's hypervisor.
+    // Thus a guest's request waits for at most one request of the copy.
     const parameters = ['-p', '-m', '1', '-O', 'raw', jsonOf(from.node), name];
     const options = { as, files: as === undefined ? [] : files, folder, mark, signal };
     const { output, ended, pid } = startQemuImg(['convert', ...parameters], options);
@@ -173,7 +174,7 @@ export interface Extent {
 const extentSchema = z.object({ start: z.number(), length: z.number(), data: z.boolean() });
 
 /**
- * Yields the parts of a raw disk that are not holes, in order. It does not return a list, because a file may have any number of
+ * Yields the parts of a raw disk that are not holes, in order. The function does not return a list, because a file can have any number of
  * parts. @throws ProgramError when qemu-img fails.
  */
 export async function* dataExtents(

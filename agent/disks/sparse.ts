@@ -3,8 +3,8 @@ import type { FileHandle } from 'node:fs/promises';
 import type { DirectFile } from './diskio.ts';
 
 /**
- * Size of a hole in a file; holes begin at multiples of it. It is qcow2's default cluster size, and a multiple of the block size of
- * every file system.
+ * Size of a hole in a file, in bytes. Each hole begins at a multiple of this size. The size is qcow2's default cluster size, and a multiple
+ * of the block size of every file system.
  */
 const HOLE_BYTES = 64 * 1024;
 const ZEROS = Buffer.alloc(1024 * 1024);

@@ -5,7 +5,7 @@ interface Written {
   name: string;
   type?: string;
   content?: string;
-  /** Bytes of the size field, in place of the length of the content. */
+  /** Content of the size field. The default is the length of the content. */
   size?: Buffer;
   prefix?: string;
 }
@@ -148,7 +148,7 @@ describe('a tar archive', () => {
     [
       'is given to all entries',
       entry({ name: 'p', type: 'g', content: pax({ path: 'disk/x' }) }),
-      'one name or size for all entries',
+      'a header for all entries sets a name or a size',
     ],
     [
       'is 10 MiB long',

@@ -1,18 +1,21 @@
-/** Reads tar archives of strangers (ustar, GNU and PAX) as a stream, with the checks that safe extraction needs. */
+/** Reads untrusted tar archives (ustar, GNU and PAX) as a stream, with the checks that safe extraction needs. */
 import { DiskError } from './disk.ts';
 
 const BLOCK_BYTES = 512;
-/** Largest accepted size of one long name, or of the PAX attributes of one entry. In practice the largest are path names. */
+/** Largest accepted size of one long name, or of the PAX attributes of one entry. In practice, the largest such values are path names. */
 const EXTENSION_LIMIT_BYTES = 1024 * 1024;
 
 type EntryType = 'file' | 'folder' | 'link' | 'device' | 'sparse' | 'other';
 
 export interface TarEntry {
-  /** Path without `./` at the start and without `/` at the end. It is never absolute and never contains `..`. */
+  /** Path without `./` at the start and without `/` at the end. The path is never absolute and never contains `..`. */
   path: string;
   type: EntryType;
   size: number;
-  /** Yields the content of the entry. The caller reads it before it asks for the next entry; other bytes are skipped. */
+  /**
+   * Yields the content of the entry. The caller must read the content before it asks for the next entry. Bytes that the caller has not read
+   * by then are skipped.
+   */
   content(): AsyncGenerator<Buffer, void, undefined>;
 }
 
@@ -183,17 +186,14 @@ async function readExtension(reader: ByteReader, { type, size }: Header): Promis
     return {};
   }
   const extension = paxExtension(content);
-  // In entries of type `g`, Git and other programs store comments for all entries. A common name or size makes no sense.
+  // In entries of type `g`, Git and other programs store comments for all entries. One name or size for all entries makes no sense.
   if (type === 'g' && Object.keys(extension).length > 0) {
-    throw invalid('it sets one name or size for all entries');
+    throw invalid('a header for all entries sets a name or a size');
   }
   return extension;
 }
 
-/**
- * Parses PAX attributes, which are records of the form `length key=value\n`. The length is that of the whole record, including its
- * own digits.
- */
+/** Parses PAX attributes: records of the form `length key=value\n`. The length is that of the whole record, with its own digits. */
 function paxExtension(content: Buffer): Extension {
   const extension: Extension = {};
   for (let at = 0; at < content.length; ) {
@@ -242,7 +242,7 @@ function safePath(path: string): string {
   return parts.join('/');
 }
 
-/** Quotes a name from a stranger for a message, and cuts the name after 200 characters. */
+/** Quotes an untrusted name for a message, and cuts the name after 200 characters. */
 export function shown(path: string): string {
   return JSON.stringify(path.slice(0, 200));
 }

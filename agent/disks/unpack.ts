@@ -24,8 +24,9 @@ const MAGIC_BYTES = 6;
 
 const PIECE_BYTES = 1024 * 1024;
 /**
- * Size that all content may have unpacked: a file from a web server, and all layers of a container image together. Most of a disk
- * is empty, so a small file may become a large disk. A disk of this size does no harm, because its zeros use no space.
+ * Unpacked size in bytes that is allowed for any content, even if the compressed content is very small. Content is one file from a web
+ * server, or all layers of one container image together. Most of a disk is empty, so a small file can become a large disk. A disk of this
+ * size does no harm, because its zeros use no space on the host's disk.
  */
 const EXPANSION_FREE_BYTES = 64 * 1024 ** 3;
 /**
@@ -33,7 +34,7 @@ const EXPANSION_FREE_BYTES = 64 * 1024 ** 3;
  * desktop systems unpack to 2 to 30 times their size.
  */
 const EXPANSION_LIMIT = 400;
-/** Memory limit of the program xz. The highest preset needs 65 MiB. Only files made for an attack need more. */
+/** Memory limit of the program xz. The highest preset of xz needs 65 MiB. Only files made for an attack need more than the limit. */
 const XZ_MEMORY_LIMIT_BYTES = 512 * 1024 * 1024;
 /** Time limit of the program fallocate, which reads the whole file once. */
 const DIG_TIMEOUT_MILLISECONDS = 600_000;

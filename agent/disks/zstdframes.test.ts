@@ -51,7 +51,7 @@ describe('zstd as it is published', () => {
   it('gives the encoded content, wherever it is cut', async () => {
     const content = tuple(
       uint8Array({ maxLength: 300 }),
-      // These numbers of zeros give blocks of several kinds, and several blocks.
+      // With these numbers of zeros, the content has several blocks of different kinds.
       constantFrom(0, 1, 700, 200_000),
       boolean(),
       boolean(),

@@ -8,8 +8,8 @@ import { constants, createZstdDecompress, type ZstdDecompress } from 'node:zlib'
 import { DiskError } from './disk.ts';
 
 /**
- * Largest window (2^27 bytes, 128 MiB) that a frame may require. `zstd --ultra -22` and `--long` use it, and it is the decoder's
- * own default. A frame may claim 2^31 bytes, and the decoder would allocate all of them.
+ * Largest window (2^27 bytes, 128 MiB) that a frame may require. `zstd --ultra -22` and `--long` use this size, and it is the default limit
+ * of the decoder. A frame can claim 2^31 bytes. Without a limit, the decoder would allocate all of them.
  */
 const LONGEST_WINDOW_LOG = 27;
 
@@ -34,11 +34,11 @@ const DICTIONARY_ID_BYTES = [0, 1, 2, 4];
 const CONTENT_SIZE_BYTES = [0, 2, 4, 8];
 
 type Header = 'magic' | 'skipSize' | 'descriptor' | 'block';
-/** State of the parser. It tells what the next bytes mean. */
+/** State of the parser, which determines the meaning of the next bytes. */
 type State =
   /** A header follows. `need` is the number of bytes that the parser must see together. */
   | { at: Header; need: number }
-  /** The next `left` bytes are not parsed. The header `next` follows them. */
+  /** The next `left` bytes are not parsed. The header `next` follows these bytes. */
   | { at: 'body' | 'skipped'; left: number; next: Header };
 
 /**
@@ -157,7 +157,7 @@ export class ZstdFrames extends Transform {
     if (type === 3) {
       throw invalid('a block has an unknown type');
     }
-    // A run-length block (type 1) has one byte of content, whatever its decoded length is.
+    // A run-length block (type 1) has one byte of content, for any decoded length.
     const size = type === 1 ? 1 : word >> 3;
     if (!last) {
       return body('body', size, 'block');

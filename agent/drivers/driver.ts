@@ -19,8 +19,8 @@ export interface MachineFolder {
 export interface VmGuest {
   vm: Machine;
   /**
-   * Wanted size of the disk in bytes. A smaller disk is grown before the start; a larger disk is not shrunk. If undefined, the disk has
-   * the size of its image.
+   * Wanted size of the disk in bytes. A smaller disk is grown before the start. A larger disk is not shrunk. If undefined, the disk has the
+   * size of its image.
    */
   diskSizeBytes: number | undefined;
   /** Path of an ISO image. The guest gets it as a read-only drive. The firmware boots from it if the disk does not boot. */
@@ -35,7 +35,7 @@ export interface EmulatorGuest {
 /** All values that determine the disk of a machine. */
 export interface MachinePlan<Guest = VmGuest | EmulatorGuest> {
   guest: Guest;
-  /** Linux user of this machine alone, as which its hypervisor runs; undefined if the agent is not root. */
+  /** Linux user as which the machine's hypervisor runs. No other machine has this user. Undefined if the agent is not root. */
   runAs?: RunAs | undefined;
 }
 
@@ -47,7 +47,10 @@ interface GuestSize {
 /** All values that determine the process of a VM's machine. */
 export interface VmLaunchPlan extends MachinePlan<VmGuest>, GuestSize {
   network: GuestNetwork;
-  /** Files of the machine's seed. Undefined if the machine has none. A resume does not read it, but uses the files of its start. */
+  /**
+   * Files of the machine's seed (its data for cloud-init or Ignition). Undefined if the machine has no seed. A resume ignores this field
+   * and uses the files of the machine's last start.
+   */
   seed?: SeedFiles | undefined;
   /** Address and port of this host on which the screen is served, and the file with its password, relative to the machine's folder. */
   vnc?: { address: string; port: number; passwordFile: string } | undefined;
@@ -64,8 +67,8 @@ export type VmPlan = MachinePlan<VmGuest>;
 export type LaunchPlan = VmLaunchPlan | EmulatorLaunchPlan;
 
 /**
- * A machine of this host, with values from its folder. If the agent's record of the machine is lost, the values are only in the
- * folder.
+ * A machine of this host, with values that the driver reads from the machine's folder. If the agent's record of the machine is lost, only
+ * the folder has these values.
  */
 export interface FoundMachine extends MachineFolder {
   /** Linux user of the machine's process. */
@@ -77,12 +80,13 @@ export interface FoundMachine extends MachineFolder {
 export type MachineState =
   /** The machine has no folder. */
   | { kind: 'absent' }
-  /** The machine has a folder and no process. It was never started, or it was stopped on purpose. */
+  /** The machine has a folder, but no process. The machine was never started, or the agent stopped it. */
   | { kind: 'stopped' }
   /**
-   * The hypervisor runs. `guestStarted` means that the hypervisor reported running virtual CPUs; the guest's system may not work yet.
-   * `paused` means that the virtual CPUs stand still until {@link Driver.unpause}. The cause is {@link Driver.pause}, or a write of
-   * the guest while the host's disk was full. `display` is absent if the VM asks for no display, or before the driver knows its state.
+   * The hypervisor runs. `guestStarted` means that the hypervisor reported running virtual CPUs. The operating system of the guest has
+   * perhaps not booted yet. `paused` means that the virtual CPUs do not run until {@link Driver.unpause}. The cause is {@link
+   * Driver.pause}, or a write of the guest while the host's disk was full. `display` is absent if the VM asks for no display, or if the
+   * driver does not know the display's state yet.
    */
   | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean; display?: DisplayState }
   | { kind: 'suspended' }
@@ -108,15 +112,15 @@ export interface Accelerator {
 export interface CopyOptions {
   target: string;
   signal: AbortSignal;
-  /** Called with 0 when the moment that the copy shows has passed: the copy will not contain later writes of the guest. */
+  /** Called with the progress in percent. From the value 0 on, the content of the copy is fixed, without later writes of the guest. */
   onProgress: (percent: number) => void;
 }
 
 export interface DiskCopy {
   /**
-   * State of the copied disk. `Stopped` means that the machine did not run. `FileSystem` means that the guest had frozen its file
-   * systems. `Crash` means a state as after a loss of power. This includes a machine that crashed, and a suspended machine, whose
-   * memory is not in the copy.
+   * State of the copied disk. `Stopped` means that the machine did not run. `FileSystem` means that the guest had frozen its file systems.
+   * `Crash` means that the disk is in the same state as after a loss of power. A copy of a crashed machine has the value `Crash`. A copy of
+   * a suspended machine has this value too, because the copy does not contain the machine's memory.
    */
   consistency: 'FileSystem' | 'Crash' | 'Stopped';
   virtualSizeBytes: number;
@@ -127,7 +131,7 @@ export class StreamRefused extends Error {
   override readonly name = 'StreamRefused';
 }
 
-/** Question to a guest agent: whether it answers, and if `facts` is true, also for facts about the guest. */
+/** Question to a guest agent. It asks whether the guest agent answers. If `facts` is true, it also asks for facts about the guest. */
 export interface GuestQuestion {
   facts: boolean;
   signal: AbortSignal;
@@ -138,7 +142,7 @@ export type GuestAnswer =
   /** The guest agent answers. `facts` is undefined if the caller did not ask for facts. */
   | { kind: 'answers'; facts: GuestFacts | undefined }
   | { kind: 'silent' }
-  /** The question was not asked, because others use the guest agent, or because the guest is paused. */
+  /** The question was not sent, because the guest agent is in use or the guest is paused. */
   | { kind: 'busy' };
 
 /** Command that the guest agent runs in a guest. */
@@ -157,31 +161,33 @@ export interface GuestCommandResult {
   exitCode: number;
   stdout: Buffer;
   stderr: Buffer;
-  /** Whether the output is incomplete. It is cut at nearly 4 MiB for each stream. */
+  /** Whether the output is incomplete. The output of each stream is cut at nearly 4 MiB. */
   truncated: boolean;
 }
 
 /** TCP port of the host's loopback address that leads to a port of a guest. */
 export interface PortForward {
   port: number;
-  /** Removes the forward. Connections through the port stay open until one of their ends closes them. Never rejects. */
+  /** Removes the forward. Connections through the port stay open until the caller or the guest closes them. Never rejects. */
   close(): Promise<void>;
 }
 
-/** System images for emulators on this host, by {@link systemImageName}, or the reason why the host runs no emulators. */
+/**
+ * The names of the system images for emulators on this host (see {@link systemImageName}), or the reason why the host runs no emulators.
+ */
 export type EmulatorOffer =
   | { kind: 'offered'; systemImages: readonly string[] }
   | { kind: 'none'; message: string };
 
 /**
- * A driver of one hypervisor. Calls for one machine must not overlap, because the agent does one step of a machine at a time.
- * If the agent dies during a call, the next agent may repeat the call.
+ * A driver of one hypervisor. Calls for one machine must not overlap, because the agent does one step of a machine at a time. If the agent
+ * dies during a call, the agent can repeat the call after its restart.
  */
 export interface Driver {
   readonly name: string;
   /**
-   * Creates the machine's folder and disk. The disk is a clone of `base`, which takes no longer for a large base. Without `base` the
-   * disk is blank and has `diskSizeBytes`. If that is undefined too, the machine has no disk.
+   * Creates the machine's folder and disk. The disk is a clone of `base`. The time for a clone does not depend on the size of `base`.
+   * Without `base`, the disk is blank and has the size `diskSizeBytes`. If `diskSizeBytes` is undefined too, the machine has no disk.
    */
   create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
   /**
@@ -190,21 +196,24 @@ export interface Driver {
    */
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
-   * Ends a machine. Asks the guest agent first, if there is one, to shut the guest down. Presses the guest's power button if the guest
-   * still runs. If the process still runs after the grace period, the driver ends it. The signal `hurry` ends the grace period early,
-   * because a Pod's grace can be shortened. No process is left when the promise resolves. A suspended machine loses its suspended
-   * memory. A paused machine has no grace, because its guest does not react to the power button.
+   * Ends a machine. If the guest has a guest agent, the driver first asks it to shut the guest down. If the guest continues to run, the
+   * driver presses the guest's power button. If the process runs after the grace period, the driver ends the process. The signal `hurry`
+   * ends the grace period early, because a Pod's grace period can be shortened. No process is left when the promise resolves. A suspended
+   * machine loses its suspended memory. A paused machine has no grace period, because its guest does not react to the power button.
    */
   stop(folder: MachineFolder, options: { graceMilliseconds: number; hurry?: AbortSignal }): Promise<void>;
-  /** Pauses the guest of a running machine. The guest stays paused even if the agent restarts. A copy of its disk under way fails. */
+  /**
+   * Pauses the guest of a running machine. The guest stays paused even if the agent restarts. If a copy of its disk is under way, the copy
+   * fails.
+   */
   pause(folder: MachineFolder): Promise<void>;
   /** Continues a paused guest from the point at which it was stopped. */
   unpause(folder: MachineFolder): Promise<void>;
   /** Suspends a machine to disk: writes its memory and the state of its devices into the machine's folder, and ends its process. */
   suspend(folder: MachineFolder): Promise<void>;
   /**
-   * Continues a machine after {@link suspend}, with the CPU and memory size that it had then. After an error the machine is still
-   * suspended. @throws ReasonedError when the machine does not resume.
+   * Continues a machine after {@link suspend}, with the number of CPUs and the memory size from before the suspension. After an error, the
+   * machine stays suspended. @throws ReasonedError when the machine does not resume.
    */
   resume(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /** Creates the disk of a stopped machine again, as {@link create} does. */
@@ -215,8 +224,9 @@ export interface Driver {
    * Copies the machine's whole disk, as it is at one moment, into a raw file with holes. `target` is the file's absolute path, on any
    * file system. The guest continues meanwhile. The file is not flushed, and it is removed when the promise rejects.
    *
-   * Other calls may come during a copy. A second copy, create, start, unpause, resume and revert wait until the copy ends. Stop, pause
-   * and suspend of a running machine, delete and close make the copy fail, and wait until it has ended.
+   * The agent can call other functions during a copy. A second copy, `create`, `start`, `unpause`, `resume` and `revert` wait until the
+   * copy ends. `delete` and `close` make the copy fail, and wait until it has ended. For a running machine, `stop`, `pause` and `suspend`
+   * do the same.
    *
    * @throws the signal's reason when the signal aborted.
    * @throws ReasonedError `NoMachine` or `NoDisk` when there is nothing to copy; `Interrupted` when the machine stopped, was suspended
@@ -224,58 +234,60 @@ export interface Driver {
    */
   copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy>;
   /**
-   * Removes the files and the user of a machine that has failed for good and has no process. Its log stays. Absent in drivers whose
-   * machines keep their disks after a failure.
+   * Removes the files and the user of a machine that has failed permanently and has no process. The machine's log stays. A driver does not
+   * have this function if its machines keep their disks after a failure.
    */
   discard?(folder: MachineFolder): Promise<void>;
-  /** Ends the machine's process without grace and removes all files of the machine. */
+  /** Ends the machine's process without a grace period, and removes all files of the machine. */
   delete(folder: MachineFolder): Promise<void>;
   inspect(folder: MachineFolder): Promise<MachineState>;
-  /** Returns every machine of this driver on this host, also machines that an earlier agent created. */
+  /** Returns every machine of this driver on this host. This includes machines that the agent created before its restart. */
   list(): Promise<FoundMachine[]>;
-  /** Registers a handler, called with a machine's uid when its state may have changed without a step of the agent. */
+  /**
+   * Registers a handler. The driver calls it with a machine's uid when the machine's state may have changed without a step of the agent.
+   */
   onChange(handler: (uid: string) => void): void;
   console(folder: MachineFolder): ConsoleLog;
   /**
-   * Connects to the serial console of a running machine. The stream gives what the guest prints from now on, and takes what the guest
-   * reads if `input` is true. A machine has any number of readers, but only one of them has input. The stream ends with the
-   * machine's process. A reader who is too slow gets an error, because the guest must not wait for readers.
+   * Connects to the serial console of a running machine. The stream gives the guest's output from now on. If `input` is true, it also takes
+   * input for the guest. A machine has any number of readers, but only one reader can send input. The stream ends with the machine's
+   * process. If a reader is too slow, its stream ends with an error, because the guest must not wait for readers.
    *
-   * @throws StreamRefused when the machine does not run, another stream has the input, or an agent without consoles for input started
-   * the machine.
+   * @throws StreamRefused when the machine does not run, another stream has the input, or an early release of the agent started the machine
+   * without input for its console.
    */
   connectConsole(folder: MachineFolder, options: { input: boolean }): Promise<Duplex>;
   /** Connects to the VNC server of a running machine. @throws StreamRefused when the machine does not run or has no screen. */
   connectScreen(folder: MachineFolder): Promise<Duplex>;
   /**
-   * Opens a port on the host's loopback address that leads to a TCP port of the guest, until the caller closes the forward. It is
-   * for guests in a network inside the hypervisor, which have no address on the host.
+   * Opens a port on the host's loopback address that leads to a TCP port of the guest, until the caller closes the forward. The function is
+   * for guests whose network is inside the hypervisor, because such guests have no address on the host.
    *
    * @throws StreamRefused when the machine does not run, its network is not inside the hypervisor, or it has too many forwards.
    */
   forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward>;
   /**
-   * Asks the guest agent of a running machine. The call may come during other calls. All other uses of the guest agent go first. An
-   * error means that no guest agent answered, and states the reason.
+   * Asks the guest agent of a running machine a question. The agent can call this function during other calls. All other uses of the guest
+   * agent come first. If no guest agent answers, the promise rejects with the reason.
    */
   askGuest(folder: MachineFolder, question: GuestQuestion): Promise<GuestAnswer>;
   /**
-   * Runs a command in the guest by its guest agent, and resolves when the command has ended. The output comes at the end, because a
-   * guest agent has no streams. Several commands may run at once, also during other calls.
+   * Runs a command in the guest by its guest agent, and resolves when the command has ended. The output comes at the end, because a guest
+   * agent has no streams. Several commands can run at once, and during other calls.
    *
    * @throws StreamRefused when the machine does not run, no guest agent answers, or the guest agent refuses the command; the signal's
    * reason when the signal aborted.
    */
   execute(folder: MachineFolder, command: GuestCommand): Promise<GuestCommandResult>;
-  /** Closes connections and timers of this process; machines continue to run. */
+  /** Closes the connections and timers of this process. Machines continue to run. */
   close(): Promise<void>;
 }
 
-/** A driver of VMs. A driver of emulators runs only guests of the host's own architecture. */
+/** A driver of VMs. Only drivers of VMs can run guests of another architecture than the host's architecture. */
 export interface DriverOfVMs extends Driver {
   /**
-   * Returns the guest architectures that this host can run, with their accelerators. Each was tested with a small guest, within a
-   * time limit. The results are saved until the host's next boot.
+   * Returns the guest architectures that this host can run, with their accelerators. Each accelerator was tested with a small guest, within
+   * a time limit. The results are saved until the host's next boot.
    */
   probe(): Promise<Accelerator[]>;
 }

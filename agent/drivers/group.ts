@@ -1,6 +1,6 @@
 /**
- * All processes of a machine together: its main process and the processes that it started. They may outlive the main process, and may
- * leave its process group. They cannot leave the machine's control group.
+ * All processes of a machine together: its main process and the processes that it started. The other processes can outlive the main
+ * process, and can leave its process group. No process can leave the machine's control group.
  */
 import { hasCode, undefinedIfSync } from '../../base/errors.ts';
 import { pause } from '../../base/time.ts';
@@ -9,10 +9,13 @@ import type { MachineCgroups } from '../processes/cgroup.ts';
 import { identify, isAlive, type ProcessIdentity } from '../processes/process.ts';
 import type { MachineFolder } from './driver.ts';
 
-/** Time limit of the end of all processes after SIGKILL. After 20 s a process is stuck in the kernel. */
+/** Time limit for the end of all processes after SIGKILL. A process that exists 20 s after SIGKILL is stuck in the kernel. */
 const KILL_TIMEOUT_MILLISECONDS = 20_000;
 const KILL_INTERVAL_MILLISECONDS = 10;
-/** Limit of the rounds in which processes get a signal. A process may start another process before it gets the signal. */
+/**
+ * Largest number of times that the signal is sent to all processes. A process can start another process before it gets the signal, so one
+ * time is not enough.
+ */
 const ROUNDS = 10;
 
 export class ProcessGroup {
@@ -25,7 +28,7 @@ export class ProcessGroup {
   }
 
   /**
-   * Ends all processes, also if the main process `main` has already ended. The log writer ends last, so that it stores the last output.
+   * Ends all processes, even if the main process `main` has already ended. The log writer ends last, so that it stores the last output.
    *
    * @throws Error when the kernel has not ended a process after 20 s.
    */
@@ -69,7 +72,10 @@ export class ProcessGroup {
     }
   }
 
-  /** Returns the live processes, for `kill`. A dead process whose parent has not noticed its end may still be listed in the control group. */
+  /**
+   * Returns the live processes, for `kill`. If a process is dead but its parent has not noticed this, the control group may continue to
+   * list the process.
+   */
   async #members(main: ProcessIdentity | undefined, except: number | undefined): Promise<number[]> {
     const listed = new Set(await this.#cgroups.processes(this.#folder.uid));
     listed.delete(except ?? 0);

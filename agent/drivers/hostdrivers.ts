@@ -6,10 +6,10 @@ import type { Accelerator, Driver, EmulatorOffer } from './driver.ts';
 /** Name of the driver that runs all emulators of a host. */
 const EMULATOR_DRIVER = 'emulator';
 
-/** Driver of emulators. Its guests have the architecture of the host, and it has no accelerators of its own. */
+/** Driver of emulators. The guests of this driver have the architecture of the host. The driver has no accelerators. */
 export interface DriverOfEmulators extends Driver {
   readonly name: typeof EMULATOR_DRIVER;
-  /** Returns the system images in the SDK of the host. It reads the SDK each time, because people may change it. */
+  /** Returns the system images in the SDK of the host. The driver reads the SDK at each call, because people can change the SDK. */
   offer(): Promise<EmulatorOffer>;
 }
 
@@ -26,7 +26,7 @@ export interface HostDrivers {
   readonly architecture: Accelerator['architecture'];
 }
 
-/** Document of a VM or of an emulator. */
+/** The `Machine` or `EmulatorMachine` of a VM or of an emulator. */
 interface Document {
   machine: Machine | undefined;
   emulator?: EmulatorMachine | undefined;
@@ -46,7 +46,7 @@ export function driverOf(
   return found.driver;
 }
 
-/** Calls `changed` with the uid of a machine when its state may have changed without the agent's doing. */
+/** Calls `changed` with the uid of a machine when the machine's state may have changed without a step of the agent. */
 export function onMachineChange(
   { drivers }: Pick<HostDrivers, 'drivers'>,
   changed: (uid: string) => void,
@@ -58,7 +58,7 @@ export function onMachineChange(
 
 /**
  * Returns the name of the driver for a new machine. For a VM, it is the first driver that can run the machine's architecture. If no driver
- * can, the first driver is returned, because its error then gives the reason.
+ * can run it, the result is the first driver, because the error of this driver then gives the reason.
  */
 export function chooseDriver(
   { drivers, architecture }: HostDrivers,

@@ -1,4 +1,4 @@
-/** Starts the process of a machine. It outlives the agent. */
+/** Starts the process of a machine. The process continues to run when the agent ends. */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -10,7 +10,7 @@ import type { MachineCgroups, MachineLimits } from '../processes/cgroup.ts';
 import { identify, type ProcessIdentity } from '../processes/process.ts';
 import type { MachineFolder } from './driver.ts';
 
-/** Exit status of a process that this agent started. The agent gets no status of a process that an earlier agent started. */
+/** Exit status of a process that this agent started. The agent gets no exit status of a process that it started before its own restart. */
 export interface ExitStatus {
   code: number | null;
   signal: NodeJS.Signals | null;
@@ -24,7 +24,10 @@ export interface Launched {
 export interface LaunchOptions {
   /** Name of the program in messages: `hypervisor` or `emulator`. */
   name: string;
-  /** Program and arguments, with the log writer (`withLogWriter`). The started process must become the machine by `exec` alone. */
+  /**
+   * Program and arguments, with the log writer (`withLogWriter`). The started process must become the machine's process by `exec`, without
+   * a new process.
+   */
   command: readonly [string, ...string[]];
   environment: NodeJS.ProcessEnv;
   limits: MachineLimits;
@@ -41,7 +44,7 @@ export async function launch(
 ): Promise<Launched> {
   await logsWritten(folder.path);
   await Promise.all([forgetLastWords(folder.path), makeTerminal(folder.path)]);
-  // This file gets the output before the log writer runs; the log writer then continues the file.
+  // Before the log writer runs, the output goes into this file. The log writer then continues the file.
   const log = await open(join(folder.path, segmentName('hypervisor', 0)), 'a', 0o600);
   try {
     const child = spawn(program, parameters, {
@@ -79,14 +82,14 @@ async function pidOf(child: ChildProcess, name: string): Promise<number> {
 }
 
 /**
- * Sets the OOM score adjustment of the process to 0. The process inherits the agent's value. A higher value, as containers have, would
- * make the kernel kill machines first when the host lacks memory.
+ * Sets the OOM score adjustment of the process to 0. The process inherits the agent's value. Processes in containers have a higher value.
+ * With such a value, the kernel would kill machines first when the host lacks memory.
  */
 async function forgetOomScore(pid: number): Promise<void> {
   if (process.platform !== 'linux') {
     return;
   }
-  // Only root may lower the score. If the process has just ended, the caller notices this because the process does not answer.
+  // Only root has the right to lower the score. If the process has just ended, the caller notices this because the process does not answer.
   await undefinedIf(
     hasCode('EACCES', 'EPERM', 'ENOENT', 'ESRCH'),
     writeFile(`/proc/${pid}/oom_score_adj`, '0'),

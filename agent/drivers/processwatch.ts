@@ -1,8 +1,11 @@
-/** Watches the process of a machine, which this agent started or found, for its end. */
+/** Watches the process of a machine, and notices the end of this process. The agent started the process, or found it after a restart. */
 import { isAlive, type ProcessIdentity } from '../processes/process.ts';
 import type { ExitStatus } from './launch.ts';
 
-/** Time between two checks whether the process lives. The checks are for a process that an earlier agent started. */
+/**
+ * Time between two checks whether the process lives. The checks are necessary for a process that the agent started before its restart,
+ * because such a process is no child of the agent.
+ */
 const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
 
 export class ProcessWatch {
@@ -30,15 +33,15 @@ export class ProcessWatch {
   }
 
   /**
-   * Ends the watch of the process, because the caller will end the process and record that. Otherwise a late notice could count as the
-   * end of the machine's next process.
+   * Ends the watch of the process, because the caller will end the process and record its end. Otherwise a late report of this end could
+   * count as the end of the machine's next process.
    */
   expectExit(): void {
     this.#isOver = true;
     clearInterval(this.#timer);
   }
 
-  /** Returns the exit status of an ended process; undefined for a process that another agent started. */
+  /** Returns the exit status of an ended process; undefined for a process that the agent started before its restart. */
   async exitStatus(): Promise<ExitStatus | undefined> {
     return await this.#exitStatus;
   }

@@ -8,8 +8,8 @@ import { keepReserve } from '../../base/reserve.ts';
 import { Serial } from '../../base/serial.ts';
 
 /**
- * Mode of a machine's folder. It lets the hypervisor, which is not root, reach sockets in the folder. The parent folder keeps all
- * other users out.
+ * Mode of a machine's folder. With this mode, the hypervisor, which is not root, can reach sockets in the folder. No other user can enter
+ * the parent folder.
  */
 const MACHINE_FOLDER_MODE = 0o711;
 const PARENT_MODE = 0o700;
@@ -29,9 +29,7 @@ export async function readParsed<T>(path: string, schema: z.ZodType<T>): Promise
 /** Fields to set. A field that is set to undefined is removed. */
 export type Change<State> = { [Key in keyof State]?: State[Key] | undefined };
 
-/**
- * A machine's state file. Changes are made one at a time, because requested steps and events of the process both change the file.
- */
+/** A machine's state file. Changes are made one at a time, because both the agent's steps and events of the process change the file. */
 export class StateFile<State extends object> {
   readonly #folder: string;
   readonly #path: string;
@@ -56,7 +54,7 @@ export class StateFile<State extends object> {
     return await this.change(() => change);
   }
 
-  /** Writes the change that `decide` returns for the present state; an empty change writes nothing. */
+  /** Calls `decide` with the present state, and writes the change that it returns. If the change is empty, nothing is written. */
   async change(decide: (state: State) => Change<State>): Promise<State> {
     return await this.#serial.run(async () => {
       const state = await this.read();

@@ -42,19 +42,21 @@ import { readVncPassword } from '../pods/vnc.ts';
 import { TaskRunner } from '../tasks/runner.ts';
 import { taskWork } from '../tasks/work.ts';
 
-/** Time limit for sending the last Events. They give the reasons why machines ended. A kubelet allows the agent's Pod 30 s to end. */
+/**
+ * Time limit for sending the last Events. These Events give the reasons why machines ended. A kubelet allows the agent's Pod 30 s to end.
+ */
 const LAST_EVENTS_MILLISECONDS = 5_000;
 
 /** The parts that run machines on this host. */
 export interface HostParts {
   /** Drivers of VMs in the order of preference. */
   drivers: readonly DriverOfVMs[];
-  /** Driver of emulators. It exists also on hosts that offer none, so that it removes old machines. */
+  /** Driver of emulators. The driver exists even on hosts that offer no emulators, because it removes the machines of old emulators. */
   emulators: DriverOfEmulators;
   images: ImageStore;
   publisher: Publisher;
   network: Network;
-  /** Users for hypervisors. The field is undefined if the agent does not run as root. */
+  /** Linux users as which hypervisors run. The field is undefined if the agent does not run as root. */
   users?: MachineUsers | undefined;
   /** Registry of the metrics of these parts and of the agent. */
   metrics: Registry;
@@ -202,7 +204,7 @@ export async function runAgent(
   ]);
 }
 
-/** Sets the network up, and takes over the machines of an earlier agent. */
+/** Sets up the network, and takes over the machines that continued to run during a restart of the agent. */
 async function takeOver(host: Host, { machines }: PodController): Promise<void> {
   await host.network.setUp();
   await adoptMachines(host, machines);
@@ -233,7 +235,9 @@ function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): 
   }
 }
 
-/** Waits for the last writes, then sends the last Events, which report on these writes. Finally it closes all parts. */
+/**
+ * Waits for the last writes to the cluster. After these writes, sends the last Events, which report on the writes, and closes all parts.
+ */
 async function drainAndClose(
   busy: readonly { drained: () => Promise<unknown> }[],
   recorder: EventRecorder<SaidReason>,

@@ -16,20 +16,23 @@ import { clusterNetworks } from '../network/reach.ts';
 const SHORTEST_CERTIFICATE_SECONDS = 600;
 /** Default lifetime of a certificate that the agent requests, in seconds (30 days). The signer may issue a shorter lifetime. */
 const CERTIFICATE_SECONDS = 30 * 24 * 3600;
-/** Default seconds after which a host without contact to the API server counts as cut off (fenced). A Node's Lease expires then too. */
+/**
+ * Default time in seconds after which a host without contact to the API server counts as cut off (fenced). A Node's Lease expires after the
+ * same time.
+ */
 const FENCE_AFTER_SECONDS = 40;
 /** Default time between checks of the network, in seconds. Two checks and their duration fit into 5 s, the limit for reporting a fault. */
 const NETWORK_CHECK_SECONDS = 2;
 
-/** Lowest number for users of machines. People, system users and dynamic users of systemd (61184–65519) have lower numbers. */
+/** Lowest user id that a machine can get. People, system users and dynamic users of systemd (61184–65519) have lower numbers. */
 const FIRST_MACHINE_USER = 65_536;
-/** Highest number for users of machines. Some programs read larger numbers as negative. */
+/** Highest user id that a machine can get. Some programs read larger numbers as negative. */
 const LAST_MACHINE_USER = 2 ** 31 - 1;
 /** Smallest number of users: one for the programs that read images, and one for a machine. */
 const LEAST_MACHINE_USERS = 2;
 
 const MOVED_CIDRS =
-  'Write these networks as clusterCIDRs at the top level of the file. Images come from there only if images.registries names the server';
+  'Write these networks as clusterCIDRs at the top level of the file. The agent fetches images from these networks only if images.registries names the server';
 
 const nodeName = z
   .string()
@@ -58,7 +61,7 @@ const certificateSeconds = z.int().min(SHORTEST_CERTIFICATE_SECONDS).default(CER
 const registry = z.strictObject({
   /** Host and port of the registry, as in image references: `registry.example:5000`. */
   host: z.string().regex(/^[a-z0-9.-]+(:\d{1,5})?$/, 'Use a host name, with a port if the registry has one'),
-  /** PEM file with the authorities of this registry, which replace the public authorities. */
+  /** PEM file with the certificate authorities of this registry, which replace the public authorities. */
   caFile: path.optional(),
   plainHttp: z.boolean().default(false),
   /** Docker config with credentials. The agent uses it only for the cluster's own image storage. */
@@ -71,8 +74,8 @@ export const configSchema = z
     nodeName,
     dataDirectory: path,
     /**
-     * Kubeconfig for clusters that sign no certificates for nodes. The agent uses it unchanged. Unlike a node's certificate, its
-     * user is not restricted to this host's Node.
+     * Kubeconfig for clusters that sign no certificates for nodes. The agent uses it unchanged. Unlike the user of a node's certificate,
+     * the user of this kubeconfig is not restricted to this host's Node.
      */
     kubeconfig: path.optional(),
     /** Kubeconfig that the agent uses only to join. Afterwards the agent uses the credentials in the data directory. */
@@ -104,7 +107,7 @@ export const configSchema = z
     ports: hostPortsSchema,
     images: z
       .strictObject({
-        /** Folders whose files may be used as images. */
+        /** Folders whose files can be used as images. */
         sharedRoots: z.array(path).max(16).default([]),
         allowLoopbackHttp: z.boolean().default(false),
         /** Settings for special registries, the image storage, and image servers within `clusterCIDRs`. Other registries need no entry. */
@@ -123,9 +126,8 @@ export const configSchema = z
     machines: z
       .strictObject({
         /**
-         * Range of numbers for users and groups. If the agent runs as root, each machine has a number of its own. The first
-         * number is for programs that read images. The default is above the ranges of distributions for containers (up to
-         * 600100000) and of systemd (up to 1879048191).
+         * Range of user ids and group ids. If the agent runs as root, each machine has a separate id. The first id is for programs that
+         * read images. The default is above the ranges of distributions for containers (up to 600100000) and of systemd (up to 1879048191).
          */
         users: z
           .strictObject({
@@ -138,21 +140,27 @@ export const configSchema = z
           .prefault({}),
       })
       .prefault({}),
-    /** Android emulators beside VMs. Without this section, the host runs none. They need the network driver nat. */
+    /**
+     * Settings for Android emulators, which run beside VMs. Without this section, the host runs no emulators. Emulators need the network
+     * driver `nat`.
+     */
     emulator: z
       .strictObject({
-        /** Folder of the Android SDK, with its system images. Emulators only read it, and do not see it in `/tmp` or `/var/tmp`. */
+        /**
+         * Folder of the Android SDK, with its system images. Emulators only read this folder. Emulators cannot see a folder in `/tmp` or
+         * `/var/tmp`.
+         */
         sdk: path,
         /** Program that runs emulators. The default is `emulator/emulator` in the SDK. */
         program: path.optional(),
       })
       .optional(),
-    /** Resources that are kept for the host itself. The Node does not offer them. */
+    /** Resources that are kept for the host itself. The Node does not offer these resources. */
     reserved: z
       .strictObject({ cpu: z.number().min(0).default(0), memory: bytes.prefault('512Mi') })
       .prefault({}),
     /**
-     * Largest resources that the Node offers to machines. If the agent runs in a Pod, set them to the requests of that Pod.
+     * Largest resources that the Node offers to machines. If the agent runs in a Pod, set these values to the requests of that Pod.
      * Otherwise two Nodes would offer the same memory.
      */
     offered: z.strictObject({ cpu: z.number().positive().optional(), memory: bytes.optional() }).prefault({}),
@@ -176,7 +184,7 @@ export const configSchema = z
 
 export type AgentConfig = z.infer<typeof configSchema>;
 
-/** Returns the configured rules for reserved ports, and also denies the agent's own port. No machine may reserve that port. */
+/** Returns the configured rules for reserved ports. The rules also deny the agent's own port, so no machine can reserve it. */
 export function portRules({ ports, kubelet }: AgentConfig): PortRules {
   return kubelet.port === 0 ? ports : { ...ports, denied: [...ports.denied, String(kubelet.port)] };
 }
@@ -184,10 +192,9 @@ export function portRules({ ports, kubelet }: AgentConfig): PortRules {
 type Environment = Readonly<Record<string, string | undefined>>;
 
 /**
- * Reads and checks a configuration file. Relative paths begin in the folder of the file. If the file does not set `nodeName` or
- * `address`, the environment variable BERTH_NODE_NAME or BERTH_ADDRESS is used. A DaemonSet needs these variables, because it has
- * one file for all hosts. If the agent runs as root, the file must name the network's driver. Otherwise the default driver is
- * `user`.
+ * Reads and checks a configuration file. Relative paths are relative to the folder of the file. If the file does not set `nodeName` or
+ * `address`, the environment variable BERTH_NODE_NAME or BERTH_ADDRESS is used. A DaemonSet needs these variables, because it has one file
+ * for all hosts. If the agent runs as root, the file must name the network's driver. Otherwise the default driver is `user`.
  *
  * @throws ConfigError when the file cannot be read or has mistakes.
  */
@@ -206,7 +213,7 @@ export function loadConfig(
 }
 
 /**
- * Adds the Node's name and address from the environment. Dots in the name become dashes, although names of Kubernetes Nodes may
+ * Adds the Node's name and address from the environment variables. Dots in the name become dashes, although names of Kubernetes Nodes may
  * have dots. The reason is that a host's name is also a label's value and a part of a certificate's name.
  */
 function withEnvironment(document: unknown, environment: Environment): unknown {

@@ -1,4 +1,4 @@
-/** Finds out regularly whether this host can run emulators, and with which system images. */
+/** Regularly finds out whether this host can run emulators, and which system images they can use. */
 import { isDeepStrictEqual } from 'node:util';
 import { messageOf } from '../../base/errors.ts';
 import { rest } from '../../base/time.ts';
@@ -9,12 +9,12 @@ import type { AgentConfig } from './config.ts';
 
 /** Time between two reads of the SDK. People install system images seldom, and a read opens some hundred small files. */
 const LOOK_MILLISECONDS = 30_000;
-/** Time limit of a read of the SDK. A folder on a network may never answer, and the agent must start without it. */
+/** Time limit of a read of the SDK. A folder on a network file system can fail to answer, and the agent must start even then. */
 const ANSWER_MILLISECONDS = 10_000;
 
 export class EmulatorOffers {
   readonly #ask: () => Promise<EmulatorOffer>;
-  /** Read of the SDK under way. While a folder does not answer, no second read begins. */
+  /** The read of the SDK that is under way. While a folder does not answer, no second read begins. */
   #asked: Promise<EmulatorOffer> | undefined;
   #last: EmulatorOffer | undefined;
 
@@ -26,7 +26,10 @@ export class EmulatorOffers {
     this.#ask = async () => refusal ?? (await emulators.offer());
   }
 
-  /** Returns the present offer. Never rejects: a fault is the reason why the host offers none. */
+  /**
+   * Returns the emulators that the host offers now. Never rejects. If the SDK cannot be read, the result is the reason why the host offers
+   * no emulators.
+   */
   async ask(): Promise<EmulatorOffer> {
     this.#asked ??= this.#ask()
       .catch((error: unknown) => none(`The SDK of the host cannot be read: ${messageOf(error)}`))

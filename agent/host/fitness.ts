@@ -12,8 +12,8 @@ export class HostUnfitError extends Error {
 }
 
 /**
- * Checks all drivers and returns them by name. A driver that cannot run guests on this host is included, because it still removes
- * old machines.
+ * Checks all drivers and returns them by name. The result also contains drivers that cannot run guests on this host, because such a driver
+ * must remove its old machines.
  *
  * @throws HostUnfitError when no driver can run guests.
  */
@@ -67,7 +67,7 @@ export function runtimeVersion(drivers: ReadonlyMap<string, HostDriver>): string
   return `${name}://${accelerators.map(({ accelerator }) => accelerator).join('-')}`;
 }
 
-/** Adds the driver of emulators. It comes last, and it has no accelerators, so that it never gets a VM. */
+/** Adds the driver of emulators. This driver comes last and has no accelerators, so it never gets a VM. */
 export function withEmulators(
   drivers: ReadonlyMap<string, HostDriver>,
   driver: DriverOfEmulators,

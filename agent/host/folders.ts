@@ -10,7 +10,7 @@ interface Folders {
 }
 
 /**
- * Returns a message for each shared root or SDK that overlaps with a folder of the agent. Anybody may use files of shared roots as
+ * Returns a message for each shared root or SDK that overlaps with a folder of the agent. Every user can use files of shared roots as
  * images, and each emulator can read the SDK. The agent's own folders contain its keys and the disks of VMs. Symbolic links are followed.
  */
 export function folderMistakes({ dataDirectory, images, emulator }: Folders): string[] {
@@ -38,7 +38,7 @@ function holds(folder: string, path: string): boolean {
   return way !== '..' && !way.startsWith('../');
 }
 
-/** Returns the path with symbolic links resolved. If the end of the path does not exist yet, only the existing part is resolved. */
+/** Returns the path with symbolic links resolved. If the last part of the path does not exist, only the existing part is resolved. */
 function realPath(path: string): string {
   try {
     return realpathSync(path);

@@ -7,7 +7,10 @@ import { startTimeIn } from '../processes/process.ts';
 
 interface Holder {
   pid: number;
-  /** Start time of the process. A later process with the same pid has another one. It is empty if the system reports no start times. */
+  /**
+   * Start time of the process. A later process with the same pid has another start time. The text is empty if the system reports no start
+   * times.
+   */
   startTime: string;
 }
 
@@ -71,6 +74,6 @@ function describe(pid: number): Holder {
   if (!existsSync(file)) {
     return { pid, startTime: '' };
   }
-  // A zombie no longer holds the lock. It is a killed process whose parent has not yet waited for it.
+  // A zombie (an ended process whose parent has not yet waited for it) no longer has the lock.
   return { pid, startTime: startTimeIn(readFileSync(file, 'utf8')) ?? 'ended' };
 }

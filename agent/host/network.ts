@@ -15,15 +15,16 @@ const subnet = z.cidrv4();
 const hostAddress = z.ipv4().optional();
 
 /**
- * Default limit of tracked connections per guest. A desktop has some hundreds. With this limit, 128 guests fill the 262,144
- * entries of the kernel's table on hosts of 4 GiB and more. For each new connection the kernel searches the guest's list, which
+ * Default limit of tracked connections per guest. A desktop guest has some hundreds of connections. With this limit, 128 guests fill the
+ * 262,144 entries of the kernel's table on hosts of 4 GiB and more. For each new connection the kernel searches the guest's list, which
  * takes about a millisecond at this limit.
  */
 const CONNECTIONS_PER_GUEST = 2048;
 
-const WHICH_DRIVER = 'An agent that runs as root needs one. Set nat, or set user if you trust all guests';
+const WHICH_DRIVER =
+  'An agent that runs as root needs a network driver. Set nat, or set user if you trust all guests';
 
-/** Schema of the network section. It accepts unknown keys, because the agent's configuration adds keys of its own to this section. */
+/** Schema of the network section. The schema accepts unknown keys, because the agent's configuration adds further keys to this section. */
 export const networkSchema = z.discriminatedUnion(
   'driver',
   [
@@ -32,7 +33,10 @@ export const networkSchema = z.discriminatedUnion(
       /** Address on which reserved ports listen. The default is the Node's address; 0.0.0.0 means all addresses. */
       hostAddress,
       ...reachSettings,
-      /** If true, an agent with root rights sets no rules that keep guests from the host's addresses. For hosts without nftables. */
+      /**
+       * If true, an agent with root rights sets no rules that keep guests from the host's addresses. Use this setting on hosts without
+       * nftables.
+       */
       guestsMayReachHost: z.boolean().default(false),
     }),
     z.looseObject({
@@ -44,15 +48,18 @@ export const networkSchema = z.discriminatedUnion(
       /** Addresses of the guests: a private network that the host does not use otherwise. */
       subnet: subnet.default('10.213.0.0/20'),
       /**
-       * Network that the agent uses for its own probe of guest traffic. It connects the host with the outer end of the probe,
-       * which acts as a computer beyond the host. Its addresses 16 to 127 are for emulators. The default is in the range for tests of
-       * network devices (RFC 2544).
+       * Network that the agent uses for its own probe of guest traffic. This network connects the host with the outer end of the probe,
+       * which acts as a computer beyond the host. The addresses 16 to 127 of the network are for emulators. The default is in the range for
+       * tests of network devices (RFC 2544).
        */
       probeSubnet: subnet.default('198.18.213.0/24'),
       /** Upstream DNS servers. If the list is empty, the servers in the host's resolv.conf are used. */
       dnsServers: z.array(z.ipv4()).max(8).default([]),
       ...reachSettings,
-      /** Largest number of tracked connections of one guest. There is a limit, because all guests share the host's table of connections. */
+      /**
+       * Largest number of tracked connections of one guest. Connections have a limit, because all guests share the host's table of
+       * connections.
+       */
       connectionsPerGuest: z.int().min(16).max(1_000_000).default(CONNECTIONS_PER_GUEST),
     }),
   ],
@@ -68,7 +75,7 @@ export interface NetworkSurroundings {
   nodeAddress: string;
   /** Rules for the ports that machines may reserve. */
   ports: PortRules;
-  /** Networks of the cluster, which guests may not reach. */
+  /** Networks of the cluster, which are blocked for guests. */
   clusterCIDRs: readonly string[];
   /**
    * Ranges of users under which hypervisors run, for example `10-19`. If the agent does not run as root, the field is undefined
@@ -82,7 +89,10 @@ export interface NetworkSurroundings {
   logger: Logger;
 }
 
-/** Creates the network driver; the host does not change. @throws ReasonedError `NetworkUnavailable` when a name or subnet is unusable. */
+/**
+ * Creates the network driver, but changes nothing on the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet is
+ * unusable.
+ */
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
   const { dataDirectory, nodeAddress, ports, clusterCIDRs, metadata, logger } = surroundings;
   const directory = join(dataDirectory, 'network');

@@ -72,7 +72,9 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   };
 }
 
-/** Returns the user numbers of machines. The last one is the shared user of machines that an earlier version of the agent started. */
+/**
+ * Returns the ranges of user ids of machines. The last entry is the shared user of machines that an earlier version of the agent started.
+ */
 function userNumbers({ machines: { users } }: AgentConfig): string[] {
   return [`${users.first}-${users.first + users.count - 1}`, String(SHARED_RUN_AS.uid)];
 }

@@ -58,7 +58,10 @@ class CertificateRefusedError extends Error {
   override readonly name = 'CertificateRefusedError';
 }
 
-/** Lifetime of the self-signed certificate, in days. It is made at each start and used until a serving certificate is approved. */
+/**
+ * Lifetime of the self-signed certificate, in days. The agent makes this certificate at each start, and uses it until a serving certificate
+ * is approved.
+ */
 const SELF_SIGNED_DAYS = 365;
 
 const SIGNERS = {
@@ -135,7 +138,10 @@ function fingerprint(key: Key): string {
   return createHash('sha256').update(publicKey).digest('hex').slice(0, FINGERPRINT_DIGITS);
 }
 
-/** Waits for a request's certificate. If the request is gone, the result is undefined. Open requests are deleted after a day. */
+/**
+ * Waits for a request's certificate. If the request is gone, the result is undefined. After a day, the cluster deletes a request that
+ * nobody has decided.
+ */
 async function waitForCertificate(
   client: KubeClient,
   name: string,
@@ -164,8 +170,8 @@ async function waitForCertificate(
 }
 
 /**
- * Reports whether the certificate request has failed and a repetition would not help. An unreachable API server is no such
- * failure, because the request may still be decided.
+ * Reports whether the certificate request has failed and a repetition would not help. If the API server cannot be reached, the request has
+ * not failed, because it can be decided later.
  */
 export function isFinal(error: unknown): boolean {
   const refused = error instanceof ApiError && error.status < 500;

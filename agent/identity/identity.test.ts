@@ -32,9 +32,9 @@ let issued: Certificate;
 let server: Server;
 let url: string;
 let directory: string;
-/** Answers by request. The status is 404 for all other requests. */
+/** Answers of the API server by request. All other requests get the status 404. */
 let answers: Record<string, { status: number; body?: unknown }>;
-/** Requests, each with the common name of the client's certificate or with its token. */
+/** Requests that the API server received, each with the common name or the token of its client. */
 let asked: string[];
 let log: string[];
 
@@ -111,7 +111,7 @@ function files(): ReturnType<typeof identityFiles> {
   return identityFiles(join(directory, 'data'));
 }
 
-/** Writes the files of a host that joined a cluster at NOWHERE, under another authority. */
+/** Writes the files of a host that joined a cluster at NOWHERE with another certificate authority. */
 function haveJoined(): void {
   writePair(files().client, stored);
   writePair(files().serving, stored);

@@ -43,9 +43,15 @@ export class JoinError extends Error {
 
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 30_000;
-/** Time limit for checking the stored certificate with the API server, in milliseconds. At start, the work on machines waits for it. */
+/**
+ * Time limit for checking the stored certificate with the API server, in milliseconds. When the agent starts, the work on machines waits
+ * for this check.
+ */
 const REVIEW_MILLISECONDS = 10_000;
-/** Request for the agent's own identity. Only its authentication matters, which the API server does before it checks permissions. */
+/**
+ * Request that asks the API server for the agent's own identity. Only its authentication matters. The API server authenticates a request
+ * before it checks permissions.
+ */
 const SELF_REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } as const;
 const UNAUTHORIZED = 401;
 
@@ -80,7 +86,10 @@ export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
   return await joinWith(bootstrap, o);
 }
 
-/** Reads the bootstrap kubeconfig. If it cannot be read, the result is undefined. A host that has joined may no longer have its token. */
+/**
+ * Reads the bootstrap kubeconfig. If it cannot be read, the result is undefined. After a host has joined, administrators often remove the
+ * file with the bootstrap token.
+ */
 async function readBootstrap({ config, logger }: IdentityOptions): Promise<Connection | undefined> {
   try {
     return await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig });
@@ -94,8 +103,8 @@ async function readBootstrap({ config, logger }: IdentityOptions): Promise<Conne
 }
 
 /**
- * Returns a connection with the stored certificate. The server is that of the bootstrap kubeconfig, or else the stored one.
- * Without a usable certificate the result is undefined.
+ * Returns a connection with the stored certificate. The server is that of the bootstrap kubeconfig. If that kubeconfig cannot be read, the
+ * stored server is used. Without a usable certificate the result is undefined.
  */
 async function storedConnection(
   config: IdentitySettings,
@@ -147,8 +156,8 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
     const pair = await join(new KubeClient(transport), o);
-    // The old serving certificate may be from another cluster, and this cluster may not know its authority. The agent removes the
-    // certificate before it writes the files below, because the host has joined as soon as they are written.
+    // The old serving certificate can be from another cluster, whose certificate authority this cluster perhaps does not know. The agent
+    // removes the certificate before it writes the files below, because the host has joined as soon as they are written.
     rmSync(files.serving, { force: true });
     writePair(files.client, pair);
     writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));

@@ -25,14 +25,14 @@ import {
  */
 const RENEW_FROM_SHARE = 0.7;
 const RENEW_SPREAD_SHARE = 0.2;
-/** Longest single wait, in milliseconds. Timers of Node.js hold at most 24.8 days. */
+/** Longest single wait, in milliseconds. A timer of Node.js can wait at most 24.8 days. */
 const LONGEST_SLEEP_MILLISECONDS = 24 * 3600 * 1000;
 const RETRY_FIRST_MILLISECONDS = 1_000;
 /** Longest wait between two attempts, in milliseconds. Usually a person has to act first, and wants to see the result within minutes. */
 const RETRY_CAP_MILLISECONDS = 60_000;
 /**
- * Longest lifetime of the first certificate, with which a host joins, in milliseconds. 5 minutes are added, because signers set
- * the begin of a certificate 5 minutes back.
+ * Longest lifetime of the first certificate, with which a host joins, in milliseconds. 5 minutes are added, because signers issue
+ * certificates that begin 5 minutes in the past.
  */
 const FIRST_MILLISECONDS = (FIRST_CERTIFICATE_SECONDS + 300) * 1000;
 
@@ -143,7 +143,7 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   ];
 }
 
-/** Reports whether a certificate is the one from joining, whose lifetime is short, although a longer lifetime is wanted. */
+/** Reports whether a certificate is the short-lived certificate from joining the cluster, and the configuration wants a longer lifetime. */
 function isShort(current: Certificate | undefined, wantedSeconds: number): boolean {
   if (current === undefined || wantedSeconds <= FIRST_CERTIFICATE_SECONDS) {
     return false;

@@ -17,12 +17,12 @@ import type { Repository } from './oci/types.ts';
 
 const FOLDER_MODE = 0o700;
 /**
- * Annotation of manifests in the cluster's image storage. Its value is the reference with the tag under which this version of an
- * image was stored.
+ * Annotation of manifests in the cluster's image storage. The annotation's value is the reference with the tag under which this version of
+ * an image was stored.
  */
 const VERSION_ANNOTATION = 'dev.berth.storage.version';
 
-/** A disk in a raw file. The file may be sparse, and nobody writes to it. */
+/** A disk in a raw file. The file can be sparse, and nobody writes to it. */
 export interface RawDisk {
   path: string;
   virtualSizeBytes: number;
@@ -50,7 +50,7 @@ export interface PublisherOptions {
   /** Returns the credentials of the cluster's own image storage, which are used for that storage only. */
   storageKeyring: () => Keyring;
   storageFolder: string | undefined;
-  /** Id of the group that may read images when the agent runs as root. */
+  /** Id of the group with the right to read images when the agent runs as root. */
   readers?: number | undefined;
 }
 
@@ -65,8 +65,8 @@ export class Publisher {
   async store(target: StorageTarget, disk: RawDisk, options: PublishingOptions): Promise<Published> {
     return target.type === 'registry'
       ? await this.push(
-          // Each version of an image's content has a tag of its own. Its manifest contains the tag, so that no two versions share a
-          // digest. If two versions shared a digest, removing one version would remove both.
+          // Each version of an image's content has a tag of its own. The manifest of each version contains its tag, so that no two versions
+          // share a digest. If two versions shared a digest, removing one version would remove both.
           {
             reference: target.reference,
             keyring: this.#options.storageKeyring(),
@@ -98,7 +98,7 @@ export class Publisher {
     const { answer } = await ask(this.#options.registries, { reference, keyring }, isRemoved);
     return answer
       ? undefined
-      : `The registry of ${registry}/${name} removes nothing: allow deletes in its configuration`;
+      : `The registry of ${registry}/${name} does not allow deletes: allow them in its configuration`;
   }
 
   /** Publishes a disk to a registry. Blobs that the registry already has are not sent again. */

@@ -22,7 +22,7 @@ import { HttpSource } from './sources/http.ts';
 import { namesOf } from './sources/names.ts';
 import { RegistrySource } from './sources/registry.ts';
 
-/** Interval in milliseconds between checks for changes that nobody reports: growing disks, abandoned fetches, unneeded images. */
+/** Interval in milliseconds between checks for changes that cause no event: growing disks, abandoned fetches, unneeded images. */
 const TIDY_MILLISECONDS = 60_000;
 
 /** Source of an image with content. An empty disk is excluded because it has no base image. */
@@ -50,15 +50,18 @@ export interface ImageStore {
    * @throws ReasonedError when the image cannot be used.
    */
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
-  /** Records that a machine was cloned from this file. It is for machines that the agent finds when it starts. */
+  /** Records that a machine was cloned from this file. This function is for machines that the agent finds when it starts. */
   adopt(holder: Holder, path: string): void;
-  /** Records that the holder has completed its clone. It still needs the file, but {@link remove} no longer waits for it. */
+  /**
+   * Records that the holder has completed its clone. The holder continues to need the file, but {@link remove} no longer waits for this
+   * holder.
+   */
   cloned(holder: Holder): void;
   /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
   release(holder: Holder): void;
   /**
-   * Removes the images that only this cache entry needed. Waits while a machine is between the pull and the clone of such an image.
-   * If machines run from an image, it loses its names now. Its file is removed when the last of these machines releases it.
+   * Removes the images that only this cache entry needed. Waits while a machine is between the pull and the clone of such an image. If
+   * machines run from an image, the image loses its names at once. The image's file is removed when the last of these machines releases it.
    */
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
   /** Removes fetches that do not run and images that nobody needs, while less than `minimumFree` bytes are free on the disk. */
@@ -81,7 +84,7 @@ export interface HostImageStoreOptions extends SpaceLimits {
   dataDirectory: string;
   /** Architecture of guests when a request states none. */
   architecture: 'amd64' | 'arm64';
-  /** Folders below which files may be used as images. */
+  /** Folders below which all files can be used as images. */
   sharedRoots: readonly string[];
   /** Folder of the cluster's own image storage, if that is a folder. */
   storageFolder?: string | undefined;
@@ -89,11 +92,11 @@ export interface HostImageStoreOptions extends SpaceLimits {
   reader?: RunAs | undefined;
   /** True to fetch also from loopback and link-local addresses. */
   allowLoopbackHttp: boolean;
-  /** Networks of the cluster's Pods, Services and Nodes. Only servers named in `registries` may be there. */
+  /** Networks of the cluster's Pods, Services and Nodes. Images from these networks are allowed only if `registries` names their server. */
   clusterCIDRs?: readonly string[];
   /** Addresses of this host that none of its network interfaces has. */
   ownAddresses?: readonly string[];
-  /** Servers that may have any address. `credentialsFile` is used for the cluster's own storage only. */
+  /** Servers for which any address is allowed. `credentialsFile` is used for the cluster's own storage only. */
   registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];
   /** Clock for tests, in milliseconds like `performance.now()`. */
   clock?: () => number;
@@ -134,7 +137,10 @@ export class HostImageStore implements ImageStore {
     };
   }
 
-  /** Opens the store with the images on the disk. The next request for an image resumes its import that an earlier agent began. */
+  /**
+   * Opens the store with the images on the disk. If the agent ended during an import, the next request for the same image resumes this
+   * import.
+   */
   static async open(options: HostImageStoreOptions): Promise<HostImageStore> {
     const layout = new Layout(options.dataDirectory, options.reader?.gid);
     await layout.prepare();
@@ -156,7 +162,7 @@ export class HostImageStore implements ImageStore {
       const stored = await this.#find(source, options, asked);
       const base = this.#catalog.baseOf(stored);
       const { format = 'Auto' } = options;
-      // A file may be requested in another format than before, so it is inspected again, except for a known qcow2 with `Auto`.
+      // A request can state another format than before, so the file is inspected again, except for a known qcow2 with `Auto`.
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
       await this.#catalog.assign(stored, asked);
@@ -263,7 +269,7 @@ export class HostImageStore implements ImageStore {
     }
   }
 
-  /** Returns the credentials of the cluster's own storage. The files are read at each use, because they may have changed. */
+  /** Returns the credentials of the cluster's own storage. The files are read at each use, because their content can change. */
   storageKeyring(): Keyring {
     const files = this.#options.registries.flatMap(({ credentialsFile }) => credentialsFile ?? []);
     return Keyring.parse(files.map((file) => readFileSync(file, 'utf8')));
@@ -278,7 +284,10 @@ export class HostImageStore implements ImageStore {
 
   #beside(work: () => Promise<void>): void {
     work().catch((error: unknown) => {
-      this.#options.logger.error({ err: error }, 'tidying the image store failed; it is tried again later');
+      this.#options.logger.error(
+        { err: error },
+        'The image store could not be tidied; the agent tries again later',
+      );
     });
   }
 }

@@ -5,7 +5,7 @@ import { describe, expect, it } from 'vitest';
 import { attach } from './attach.ts';
 import { ClientGoneError, type CommandSession, type Status } from './streams/session.ts';
 
-/** A console whose guest prints `shown`, and what was typed into it. */
+/** A console whose guest prints `shown`. It records the input that was typed. */
 class Console extends Duplex {
   typed = '';
 

@@ -4,12 +4,12 @@ import { pipeline } from 'node:stream/promises';
 import { messageOf } from '../../base/errors.ts';
 import { type CommandSession, failure, type Status, SUCCESS } from './streams/session.ts';
 
-/** The character of Ctrl+]. kubectl has no keys to leave a console; the consoles of other hypervisors use this one. */
+/** The character of Ctrl+]. kubectl has no key to leave a console, so the agent uses the key of other hypervisors' consoles. */
 const LEAVE = 0x1d;
 
 /**
- * Connects the caller to the console, until the caller leaves or the machine ends. With `tty`, the caller has a terminal, whose Ctrl+C
- * goes to the guest; Ctrl+] leaves.
+ * Connects the caller to the console, until the caller leaves or the machine ends. With `tty`, the caller has a terminal. Ctrl+C in this
+ * terminal goes to the guest, and Ctrl+] ends the session.
  */
 export async function attach(
   session: CommandSession,
@@ -23,8 +23,8 @@ export async function attach(
     stdout.write(`Connected to the console of VM ${name}. Press Ctrl+] to leave.\r\n`);
   }
   const keys = tty ? [untilLeave(() => left.abort())] : [];
-  // The end of the input does not end the session, because a caller may pipe some lines into it and read on.
-  // A client may close its input long before the output ends, so the error of the input is handled at once.
+  // The end of the input does not end the session, because a caller can send some lines from a pipe and then only read. A client can close
+  // its input long before the output ends. So an error of the input is handled at once.
   const input = Promise.allSettled([stdin && pipeline([stdin, ...keys, console], options)]);
   const [output] = await Promise.allSettled([pipeline(console, stdout, options)]);
   const hasLeft = left.signal.aborted;

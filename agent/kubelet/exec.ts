@@ -1,13 +1,16 @@
-/** `kubectl exec`: a command that the guest agent runs. Its output comes at the end. */
+/** `kubectl exec`: a command that the guest agent runs. The output of the command comes at its end. */
 import { addAbortSignal, type Readable } from 'node:stream';
 import { StreamRefused } from '../drivers/driver.ts';
 import { type CommandSession, exited, failure, type Status } from './streams/session.ts';
 import type { StreamTarget } from './targets.ts';
 
-/** Limit of the standard input in bytes. The guest agent takes it as a whole, so it is read to its end before the command begins. */
+/**
+ * Limit of the standard input in bytes. The guest agent takes the input only as a whole, so the input is read to its end before the command
+ * begins.
+ */
 const INPUT_BYTES = 1024 * 1024;
 
-/** Runs the command and sends its output and its exit code. @throws Error for a fault of the agent. */
+/** Runs the command and sends its output and its exit code. @throws Error when the agent itself fails. */
 export async function execute(
   session: CommandSession,
   target: StreamTarget,

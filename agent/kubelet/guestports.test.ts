@@ -6,7 +6,7 @@ import { SharedForwards } from './guestports.ts';
 
 let guest: Server;
 let forwards: SharedForwards;
-/** Forwards that were opened and closed. */
+/** Record of the forwards that were opened and closed, in order. */
 let log: string[];
 
 beforeEach(async () => {

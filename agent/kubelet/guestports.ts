@@ -4,16 +4,26 @@ import { connect, type Socket } from 'node:net';
 import { codeOf } from '../../base/errors.ts';
 import { type PortForward, StreamRefused } from '../drivers/driver.ts';
 
-/** Time limit for a guest to accept a connection. A guest on this host needs milliseconds; one that starts may need some seconds. */
+/**
+ * Time limit for a guest to accept a connection. A running guest on this host needs milliseconds. A guest that is starting can need some
+ * seconds.
+ */
 const CONNECT_MILLISECONDS = 10_000;
-/** Time without data after which the kernel asks whether the guest still has the connection. It closes the connection 10 s later. */
+/**
+ * Time without data after which the kernel checks with a packet that the guest has not lost the connection. If the guest does not answer,
+ * the kernel closes the connection 10 s later.
+ */
 const KEEP_ALIVE_MILLISECONDS = 30_000;
 
-/** Connects to a port. `guestPort` is the port in the guest, for the message. @throws StreamRefused when nothing accepts the connection. */
+/**
+ * Connects to a port. `guestPort` is the port in the guest, which error messages show. @throws StreamRefused when nothing accepts the
+ * connection.
+ */
 export async function connectGuest(host: string, port: number, guestPort: number): Promise<Socket> {
   const keepAlive = { keepAlive: true, keepAliveInitialDelay: KEEP_ALIVE_MILLISECONDS };
   const socket = connect({ host, port, allowHalfOpen: true, noDelay: true, ...keepAlive });
-  // Users of the connection see its errors in their pipeline. Without a listener, an error before that would end the process.
+  // The pipeline that uses the connection reports its errors. Without this listener, an error before the pipeline exists would end the
+  // agent.
   socket.on('error', () => undefined);
   try {
     await once(socket, 'connect', { signal: AbortSignal.timeout(CONNECT_MILLISECONDS) });
@@ -34,7 +44,10 @@ interface Shared {
 export class SharedForwards {
   readonly #shared = new Map<string, Shared>();
 
-  /** Connects through the forward of `key`. `open` makes the forward for the first connection. @throws StreamRefused. */
+  /**
+   * Connects through the forward of `key`. `open` makes the forward for the first connection. @throws StreamRefused when the guest or
+   * `open` refuses the connection.
+   */
   async connect(key: string, guestPort: number, open: () => Promise<PortForward>): Promise<Socket> {
     const shared = this.#shared.get(key) ?? { forward: open(), users: 0 };
     this.#shared.set(key, shared);

@@ -64,7 +64,7 @@ describe('open logs', () => {
 
   it('of a host are bounded', async () => {
     const readers = new OpenLimit('logs');
-    // Each namespace takes half of what the others leave, and the last ones take one each.
+    // Each namespace gets half of the part that the other namespaces leave. Each of the last namespaces gets one.
     const taken = [32, 16, 8, 4, 2, 1, 1];
     const { all, end } = startAll(
       readers,

@@ -7,19 +7,19 @@ import { HttpError } from '../../kube/serving/httpserver.ts';
  */
 const HOST_LIMIT = 64;
 /**
- * Share of one namespace: half of what other namespaces leave of the host's limit. With this share, several namespaces together do not block
- * callers of all others. A namespace alone has 32, the next one 16.
+ * Share of the host's limit that one namespace can use: half of the part that other namespaces do not use. Thus a few namespaces together
+ * do not block callers of all other namespaces. The first namespace can have 32 open logs or streams, and the next namespace 16.
  */
 const NAMESPACE_SHARE = 1 / 2;
 /** Limit for one Pod. With this limit, callers of one VM do not block callers of other VMs. */
 const POD_LIMIT = 16;
-/** Key of the count for this host. It is neither a namespace nor a Pod with its namespace. */
+/** Key of the count for this host. This text cannot be the key of a namespace or of a Pod. */
 const HOST = '';
 
-/** Counts what callers have open of one kind. */
+/** Counts the open logs or the open streams of callers. */
 export class OpenLimit {
   readonly #what: 'logs' | 'streams';
-  /** Numbers of open logs or streams by Pod with its namespace, by namespace, and of this host. */
+  /** Number of open logs or streams by key. A key is a Pod with its namespace, a namespace, or {@link HOST}. */
   readonly #open = new Map<string, number>();
 
   constructor(what: 'logs' | 'streams') {
@@ -29,7 +29,7 @@ export class OpenLimit {
   /**
    * Runs `work` while it counts for the Pod. `name` is the name of the Pod.
    *
-   * @throws HttpError 429 when the Pod, its namespace or the host has too many open.
+   * @throws HttpError 429 when the Pod, its namespace or the host has too many open logs or streams.
    */
   async count(namespace: string, name: string, work: () => Promise<void>): Promise<void> {
     const pod = `${namespace}/${name}`;
@@ -63,7 +63,7 @@ export class OpenLimit {
     return this.#open.get(key) ?? 0;
   }
 
-  /** Forgets keys that have nothing open, because Pods and namespaces come and go. */
+  /** Removes keys without open logs or streams, because Pods and namespaces come and go. */
   #end(key: string): void {
     const left = this.#of(key) - 1;
     if (left > 0) {
@@ -74,7 +74,10 @@ export class OpenLimit {
   }
 }
 
-/** Returns the limit of a namespace beside others that have `others` open. Any namespace may use the last free place of a host. */
+/**
+ * Returns the limit of a namespace if all other namespaces together have `others` open logs or streams. The limit is at least 1, so any
+ * namespace can open the last log or stream of a host.
+ */
 function shareBeside(others: number): number {
   return Math.max(1, Math.floor((HOST_LIMIT - others) * NAMESPACE_SHARE));
 }

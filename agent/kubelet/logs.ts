@@ -16,7 +16,10 @@ export interface LogRequest {
   container: string;
   follow: boolean;
   timestamps: boolean;
-  /** Whether the caller wants the log of the previous container. There is no such log: a machine has one console for all its runs. */
+  /**
+   * Whether the caller wants the log of the previous container. A previous log does not exist, because a machine has one console for all
+   * its runs.
+   */
   previous: boolean;
   tailLines: number | undefined;
   limitBytes: number | undefined;

@@ -1,4 +1,4 @@
-/** Finds the Pods that callers name. Refusals are answers 400, because kubectl shows their text unchanged. */
+/** Finds the Pods that callers name. Refusals have the HTTP status 400, because kubectl shows the text of this status unchanged. */
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 

@@ -23,7 +23,7 @@ import { OpenLimit } from './limit.ts';
 import { type LogSource, parseLogRequest } from './logs.ts';
 import { isStreamKind } from './streamrequest.ts';
 import { StreamServer } from './streamserver.ts';
-import type { StreamTargets } from './targets.ts';
+import type { StreamTargets, Transfers } from './targets.ts';
 
 /** Subresource of the Node for which a caller needs a permission: `metrics`, or `proxy` for all access to machines. */
 type Subresource = 'proxy' | 'metrics';
@@ -32,13 +32,16 @@ export interface KubeletServerOptions {
   nodeName: string;
   listenAddress: string;
   port: number;
-  /** File with the authority of the API server's client certificate. */
+  /** File with the certificate authority that signed the API server's client certificate. */
   clientCAFile: string | undefined;
   certificate: Certificate;
   authorizer: Authorizer;
   logs: LogSource;
   streams: StreamTargets;
-  /** Returns the reason why a joined host accepts no VMs, or undefined if it accepts them. Every caller may read the reason. */
+  transfers: Transfers;
+  /**
+   * Returns the reason why a joined host accepts no VMs, or undefined if it accepts them. Every caller has the right to read the reason.
+   */
   unready: () => string | undefined;
   metrics: Registry;
   logger: Logger;
@@ -68,8 +71,8 @@ export class KubeletServer {
 
   constructor(options: KubeletServerOptions) {
     this.#options = options;
-    const { certificate, streams: targets, metrics, logger } = options;
-    this.#streams = new StreamServer({ targets, metrics, logger });
+    const { certificate, streams: targets, transfers, metrics, logger } = options;
+    this.#streams = new StreamServer({ targets, transfers, metrics, logger });
     this.#server = createServer((request, response, url) => this.#handle(request, response, url), {
       logger,
       // TLS accepts callers without a valid certificate, because they may have a token. Each request is checked later.
@@ -143,11 +146,11 @@ export class KubeletServer {
     throw new HttpError(403, `Forbidden (${what})`);
   }
 
-  /** Serves a stream. The caller needs the right `create`, even if the request is a GET, as WebSockets demand. */
+  /** Serves a stream. The caller needs the right `create`, even if the request is a GET. WebSocket clients always send a GET. */
   async #upgrade(upgrade: Upgrade): Promise<void> {
     const [, kind = ''] = upgrade.url.pathname.split('/');
     if (!isStreamKind(kind)) {
-      throw new HttpError(400, 'This path has no upgrade');
+      throw new HttpError(400, 'A request to this path cannot upgrade the connection');
     }
     await this.#admit(upgrade.request, 'proxy', 'create');
     await this.#streams.serve(kind, upgrade);
@@ -177,8 +180,7 @@ export class KubeletServer {
     await this.#readers.count(asked.namespace, asked.pod, async () => {
       const lines = await this.#options.logs(asked, signal);
       response.writeHead(200, { 'Content-Type': 'text/plain; charset=utf-8' });
-      // A quiet console may send nothing for a long time. The headers are sent at once, so that the caller knows that the log is
-      // open.
+      // A quiet console sends nothing for a long time. The headers are sent at once, so that the caller knows that the log is open.
       holdOpen(response);
       response.flushHeaders();
       await pipeline(Readable.from(lines), response, { signal });
@@ -193,7 +195,10 @@ export class KubeletServer {
   }
 }
 
-/** Returns the authorities for callers' certificates. If the list were absent, not empty, Node.js would trust the public authorities. */
+/**
+ * Returns the authorities for callers' certificates. Without a file, the list is empty. The result is never undefined, because Node.js
+ * would then trust the public authorities.
+ */
 function authoritiesIn(file: string | undefined): Buffer[] {
   return file === undefined ? [] : [readFileSync(file)];
 }

@@ -41,7 +41,7 @@ export function parseStreamRequest(kind: StreamKind, { pathname, searchParams }:
   };
 }
 
-/** @throws HttpError 400 when `exec` asks for something that guest agents do not have. */
+/** @throws HttpError 400 when `exec` asks for a terminal, which guest agents do not have, or when the command is empty. */
 export function checkCommand({ kind, command: [path], tty }: StreamRequest): void {
   if (kind !== 'exec') {
     return;

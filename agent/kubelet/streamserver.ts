@@ -1,4 +1,6 @@
-/** Serves the streams of machines: `kubectl exec`, `attach` and `port-forward`. The caller's rights are checked before. */
+/**
+ * Serves the streams of machines: `kubectl exec`, `attach` and `port-forward`. The HTTPS server has already checked the caller's rights.
+ */
 import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import { Gauge, type Registry } from 'prom-client';
@@ -14,21 +16,30 @@ import { checkCommand, parseStreamRequest, type StreamKind, type StreamRequest }
 import { acceptCommand, acceptPorts } from './streams/accept.ts';
 import type { Session, SessionLimits } from './streams/session.ts';
 import { ProtocolError } from './streams/spdy/frames.ts';
-import type { StreamTarget, StreamTargets } from './targets.ts';
+import type { StreamTarget, StreamTargets, Transfers } from './targets.ts';
+import { isTransfer, transfer } from './transfer.ts';
 
-/** A stream that nobody uses for so long was probably forgotten. It would hold the input of a console, or connections of a guest. */
+/**
+ * Time without data after which a stream ends, in milliseconds. Such a stream was probably forgotten. A forgotten stream would block the
+ * input of a console for other callers, or keep connections of a guest open.
+ */
 const IDLE_MILLISECONDS = 30 * 60_000;
-/** Limit of open connections in one session of `port-forward`. A browser opens 6 for each host name; a load test opens dozens. */
+/**
+ * Limit of open connections in one session of `port-forward`. A browser opens 6 connections for each host name. A load test opens dozens of
+ * connections.
+ */
 const CONNECTIONS = 64;
 
 /**
- * Time that clients have to close their streams when the agent ends. Clients that are told close at once, and the agent's successor must
- * not wait longer. Other clients notice the end only by a ping: kubectl after 10 s.
+ * Time that clients have to close their streams when the agent ends. Clients that receive the message about the end close their streams at
+ * once. Other clients notice the end only by a ping, for example kubectl after 10 s. The agent does not wait for these clients, because the
+ * next agent must start soon.
  */
 const END_MILLISECONDS = 1_000;
 
 export interface StreamServerOptions {
   targets: StreamTargets;
+  transfers: Transfers;
   metrics: Registry;
   logger: Logger;
 }
@@ -67,13 +78,14 @@ export class StreamServer {
   /** Serves one stream until its end. @throws HttpError when the stream is refused, with a text for the caller. */
   async serve(kind: StreamKind, upgrade: Upgrade): Promise<void> {
     const request = parseStreamRequest(kind, upgrade.url);
-    const target = this.#options.targets(request);
-    checkCommand(request);
+    const run = isTransfer(request, upgrade)
+      ? this.#transfer(request, upgrade)
+      : this.#stream(request, upgrade);
     await this.#open.count(request.namespace, request.pod, async () => {
       this.#gauge.inc({ kind });
       this.#follow(upgrade.socket);
       try {
-        await this.#run(request, target, upgrade);
+        await run();
       } finally {
         this.#gauge.dec({ kind });
       }
@@ -87,6 +99,17 @@ export class StreamServer {
       this.#connections.delete(promise);
       resolve();
     });
+  }
+
+  #transfer(request: StreamRequest, upgrade: Upgrade): () => Promise<void> {
+    const take = this.#options.transfers(request);
+    return async () => await transfer(upgrade, take, this.#stop.signal);
+  }
+
+  #stream(request: StreamRequest, upgrade: Upgrade): () => Promise<void> {
+    const target = this.#options.targets(request);
+    checkCommand(request);
+    return async () => await this.#run(request, target, upgrade);
   }
 
   async #run(request: StreamRequest, target: StreamTarget, upgrade: Upgrade): Promise<void> {
@@ -120,7 +143,7 @@ export class StreamServer {
   }
 
   async #attach(request: StreamRequest, target: StreamTarget, upgrade: Upgrade): Promise<Session> {
-    // The console is opened first, so that a refusal is an answer that kubectl shows.
+    // The console is opened before the stream is accepted. So a refusal becomes the answer to the request, which kubectl shows.
     const console = await openConsole(target, request.streams.stdin);
     try {
       const session = await acceptCommand(upgrade, request.streams, this.#limits);
@@ -136,7 +159,8 @@ export class StreamServer {
 async function openConsole(target: StreamTarget, input: boolean): Promise<Duplex> {
   try {
     const console = await target.console(input);
-    // Errors of the console reach the caller by its pipeline. Without a listener, an error before that would end the process.
+    // The pipeline from the console to the caller reports the console's errors. Without this listener, an error before the pipeline exists
+    // would end the agent.
     console.on('error', () => undefined);
     return console;
   } catch (error) {

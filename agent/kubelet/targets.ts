@@ -1,4 +1,5 @@
 /** Finds the machines to which callers of streams want to connect. */
+import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { ADB_PORT, SCREEN_PORT } from '../../api/v1alpha1/names.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
@@ -10,7 +11,7 @@ import { consoleSource, type ConsoleSources, type LogSource } from './logs.ts';
 import { ownPod } from './lookup.ts';
 import type { StreamRequest } from './streamrequest.ts';
 
-/** Ways to connect to one running machine. All throw StreamRefused when the machine does not allow them. */
+/** Ways to connect to one running machine. Each function throws StreamRefused when the machine does not allow the connection. */
 export interface StreamTarget {
   /** Connects to the serial console. Only one connection of a machine has input. */
   console(input: boolean): Promise<Duplex>;
@@ -25,12 +26,34 @@ const EMULATOR_REFUSALS: Readonly<Record<string, string>> = {
   exec: NO_COMMAND,
 };
 
-/** Function that returns the machine of a request. @throws HttpError 400 when it does not run on this host. */
+/** Function that returns the machine of a request. @throws HttpError 400 when the machine does not run on this host. */
 export type StreamTargets = (request: StreamRequest) => StreamTarget;
 
+/**
+ * Function that finds the task of a request. It returns the function that gives the connection of a caller to this task.
+ *
+ * @throws HttpError 400 when the Pod is not on this host. The returned function throws HttpError 400 when the task takes no caller.
+ */
+export type Transfers = (request: StreamRequest) => (caller: Socket) => void;
+
 /** Returns the access of callers to the machines of this host. */
-export function machineAccess(sources: ConsoleSources): { logs: LogSource; streams: StreamTargets } {
-  return { logs: consoleSource(sources), streams: streamTargets(sources) };
+export function machineAccess(sources: ConsoleSources): {
+  logs: LogSource;
+  streams: StreamTargets;
+  transfers: Transfers;
+} {
+  return { logs: consoleSource(sources), streams: streamTargets(sources), transfers: transfers(sources) };
+}
+
+function transfers({ tasks, podOf }: ConsoleSources): Transfers {
+  return (request) => {
+    const { name, uid = '' } = ownPod(request, podOf).metadata;
+    return (caller) => {
+      if (!tasks.connect(uid, caller)) {
+        throw new HttpError(400, `Pod ${name} does not wait for a file`);
+      }
+    };
+  };
 }
 
 function streamTargets({ host, machines, podOf }: ConsoleSources): StreamTargets {
@@ -71,11 +94,14 @@ function streamTargets({ host, machines, podOf }: ConsoleSources): StreamTargets
   };
 }
 
-/** Connects to ADB of an emulator, the only port that its network lets in. @throws StreamRefused for other ports. */
+/**
+ * Connects to the ADB port of an emulator. The emulator's network allows connections to no other port. @throws StreamRefused for other
+ * ports.
+ */
 async function connectAdb(address: string | undefined, port: number): Promise<Duplex> {
   if (port !== ADB_PORT) {
     throw new StreamRefused(
-      `Port ${port} of the emulator cannot be reached: only ADB, port ${ADB_PORT}, can`,
+      `Port ${port} of the emulator cannot be reached. Only port ${ADB_PORT}, for ADB, can be reached`,
     );
   }
   if (address === undefined) {

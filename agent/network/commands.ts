@@ -3,12 +3,15 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../base/errors.ts';
 import { ProgramError, run as runProgram } from '../../base/exec.ts';
 
-/** Time limit of a program. All programs answer in milliseconds; a longer wait means that a broken process holds a lock. */
+/** Time limit of a program. All programs answer in milliseconds. A longer wait means that a broken process keeps a lock. */
 const COMMAND_TIMEOUT_MILLISECONDS = 10_000;
 /** Limit of a program's output. An nftables ruleset with ten thousand rules of other programs is about 5 MB as JSON. */
 const MAXIMUM_OUTPUT_BYTES = 64 * 1024 * 1024;
 
-/** Runs a program and returns its output. @throws ProgramError when it fails; ReasonedError `NetworkUnavailable` when it is missing. */
+/**
+ * Runs a program and returns its output. @throws ProgramError when the program fails; ReasonedError `NetworkUnavailable` when the program
+ * is missing.
+ */
 export async function run(program: string, parameters: readonly string[], input?: string): Promise<string> {
   try {
     return await runProgram(program, parameters, {
@@ -32,7 +35,10 @@ export async function ip(commands: readonly string[]): Promise<void> {
   await run('ip', ['-batch', '-'], `${commands.join('\n')}\n`);
 }
 
-/** Limit of runs of conntrack. It fails if an entry disappears while it reads the list; the next run no longer finds that entry. */
+/**
+ * Largest number of runs of the program conntrack. conntrack fails if an entry disappears while it reads the list. The next run no longer
+ * finds this entry.
+ */
 const FORGET_PASSES = 5;
 
 /** Deletes every tracked connection that matches the filter, which has options of `conntrack -D`. No match is no error. */

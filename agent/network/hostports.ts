@@ -31,7 +31,9 @@ function describePort(port: MachinePort): string {
   return `${port.hostPort}/${port.protocol}`;
 }
 
-/** Checks that this host's configuration allows all ports. @throws ReasonedError `PortNotReservable` when it denies some. */
+/**
+ * Checks that this host's configuration allows all ports. @throws ReasonedError `PortNotReservable` when the configuration denies a port.
+ */
 function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
   const message = faultsOf(rules, ports);
   if (message !== undefined) {
@@ -39,7 +41,10 @@ function requireReservable(rules: PortRules, ports: readonly MachinePort[]): voi
   }
 }
 
-/** Returns a message with each port that this host's configuration denies, and the setting; undefined if it allows all. */
+/**
+ * Returns a message with each port that this host's configuration denies, and with the setting that denies it. Returns undefined if all
+ * ports are allowed.
+ */
 export function faultsOf(rules: PortRules, ports: readonly MachinePort[]): string | undefined {
   const faults = ports.flatMap((port) => faultOf(rules, port) ?? []);
   const denied = 'The configuration of this host does not allow the reserved ports';
@@ -59,7 +64,7 @@ function faultOf(rules: PortRules, { automatic, hostPort }: MachinePort): string
  */
 async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
   if (!isIPv4(address)) {
-    const message = `The address "${address}" is not an IPv4 address; set network.hostAddress to one of this host`;
+    const message = `The address "${address}" is not an IPv4 address; set network.hostAddress to an IPv4 address of this host`;
     throw new ReasonedError('NetworkUnavailable', message);
   }
   for (const port of ports) {
@@ -96,12 +101,12 @@ function requireUnreserved(
   }
 }
 
-/** Host ports of all machines of a network, with everything that decides about a further port. */
+/** Host ports of all machines of a network, and the other data that decides whether a further port can be used. */
 export interface PortChecks {
   rules: PortRules;
   /** IPv4 address at which reserved ports are reached; 0.0.0.0 means all addresses. */
   address: string;
-  /** Reserved ports of all machines, by uid. */
+  /** Reserved ports of all machines. The key is the machine's uid. */
   reserved: Iterable<readonly [string, readonly MachinePort[]]>;
 }
 
@@ -137,7 +142,7 @@ export async function isUsable(uid: string, port: MachinePort, checks: PortCheck
   }
 }
 
-/** Socket of the host on a reserved port. It would receive the packets if they were not forwarded to a guest. */
+/** Socket of the host on a reserved port. The socket would receive the port's packets if they were not forwarded to a guest. */
 interface Listener {
   /** Name of the port in the form of {@link portName}. */
   name: string;
@@ -153,7 +158,7 @@ const LISTS = [
   { file: 'udp6', protocol: 'UDP', state: '07' },
 ] as const;
 
-/** Bytes per read of a list of sockets in /proc/net, which is about a hundred sockets. */
+/** Number of bytes that are read at once from a list of sockets in /proc/net. They describe about a hundred sockets. */
 const CHUNK_BYTES = 16 * 1024;
 
 const EVERY_IPV4 = '00000000';
@@ -210,7 +215,7 @@ async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
     for (;;) {
       const { bytesRead, buffer } = await file.read({ buffer: Buffer.alloc(CHUNK_BYTES) });
       text += buffer.toString('latin1', 0, bytesRead);
-      // The last line of the text so far may be incomplete.
+      // The last line of the text that was read so far can be incomplete.
       const lines = text.split('\n').slice(0, -1).map(parseLine);
       const found = lines.filter((one) => one?.state === list.state);
       const isComplete = list.protocol === 'TCP' && found.length < lines.length - 1;
@@ -242,7 +247,10 @@ export class PortWatch {
     this.#rules = rules;
   }
 
-  /** Returns the faults of ports that are denied or in use, by {@link portName}. Works on Linux only, because it reads /proc/net. */
+  /**
+   * Returns the faults of ports that are denied or in use. The key is the {@link portName} of the port. Works on Linux only, because it
+   * reads /proc/net.
+   */
   async look(ports: readonly MachinePort[]): Promise<Map<string, string>> {
     if (ports.length === 0) {
       return new Map();
@@ -259,7 +267,10 @@ export class PortWatch {
     return faults;
   }
 
-  /** Returns the names of ports with a listener. A UDP socket counts at its second check, because a UDP client briefly has one, too. */
+  /**
+   * Returns the names of ports with a listener. A UDP socket counts only from its second check on, because a UDP client also has such a
+   * socket for a short time.
+   */
   async #held(): Promise<Set<string>> {
     const lists = await Promise.all(LISTS.map((list) => listeners(list, this.#reached)));
     const all = lists.flat();
@@ -269,7 +280,10 @@ export class PortWatch {
     return new Set(lasting.map(({ name }) => name));
   }
 
-  /** Returns the fault if the port is in use. Tries to bind it, because only the kernel knows whether an IPv6 socket accepts IPv4. */
+  /**
+   * Returns the fault if the port is in use. The function tries to bind the port, because only the kernel knows whether an IPv6 socket
+   * accepts IPv4.
+   */
   async #whyTaken(port: MachinePort): Promise<string | undefined> {
     try {
       await requireFreePorts(this.#reached ?? '0.0.0.0', [port]);

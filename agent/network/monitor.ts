@@ -14,7 +14,7 @@ export interface MonitorOptions {
 }
 
 export class NetworkMonitor {
-  /** Called after every check with its report. */
+  /** Called after every check with the report of the check. */
   onReport: (report: NetworkReport) => void = () => undefined;
   readonly #options: MonitorOptions;
   readonly #repairs: Counter;
@@ -73,8 +73,9 @@ export class NetworkMonitor {
   }
 
   /**
-   * Resolves with a check that includes this machine, or with a fault of all machines. A check under way may have started before the
-   * machine was attached. A faulty check is not repeated, because faults in a row count.
+   * Resolves with the report of a check that includes this machine, or that found a fault of all machines. A check under way may have begun
+   * before the machine was attached, so a second check can follow. A faulty check is not repeated, because the number of consecutive faulty
+   * checks matters.
    */
   async checkOf(uid: string): Promise<NetworkReport> {
     const report = await this.check();
@@ -113,7 +114,7 @@ export class NetworkMonitor {
     }
     this.#countRefused(report);
     const faults = report.faults.length > 0;
-    // A fault lasts for many checks. It is logged only when it begins and when it changes.
+    // A fault lasts for many checks. A fault is logged only when it begins and when it changes.
     if (faults && !isDeepStrictEqual(report.faults, this.#report?.faults)) {
       logger.error({ faults: report.faults }, 'The network has faults');
     }

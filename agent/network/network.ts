@@ -44,11 +44,11 @@ export interface NamespaceNetwork {
 }
 
 export interface NamespaceOptions {
-  /** TCP port on the namespace's loopback address that others may reach. No other port is reachable. */
+  /** TCP port on the namespace's loopback address that can be reached from outside. No other port can be reached. */
   exposedPort: number;
   /**
-   * Uid of the only machine that may connect. The address of this machine may change, and the machine may be detached. Undefined if no
-   * machine may connect. This host's root may always connect.
+   * Uid of the only machine that may connect. The address of this machine can change, and the machine can be detached. Undefined if no
+   * machine may connect. The root user of this host can always connect.
    */
   peer: string | undefined;
   /** Ports of this host that lead to the exposed port. */
@@ -84,7 +84,10 @@ export interface NetworkReport {
   faults: string[];
   /** Health by machine uid. A fault can affect a single machine. */
   machines: Record<string, NetworkHealth>;
-  /** Packets dropped since the last check because a guest has reached its limit of connections, by machine uid. */
+  /**
+   * Number of packets dropped since the last check because a guest has reached its limit of connections. The key is the uid of the guest's
+   * machine.
+   */
   refusedConnections: Record<string, number>;
 }
 
@@ -111,11 +114,14 @@ export interface Network {
   /** Removes the attachment completely: tap, rules, lease and tracked connections. Idempotent. */
   detach(uid: string): Promise<void>;
   address(uid: string): Promise<string | undefined>;
-  /** Compares the wanted with the actual state, repairs differences, and sends test packets. @throws Error when this fails. */
+  /** Compares the wanted with the actual state, repairs differences, and sends test packets. @throws Error when the check fails. */
   check(): Promise<NetworkReport>;
-  /** Returns the uids of attached machines. The `nat` driver saves its attachments, so it also returns those of an earlier agent. */
+  /**
+   * Returns the uids of attached machines. The `nat` driver saves its attachments, so it also returns those from before a restart of the
+   * agent.
+   */
   attached(): Promise<string[]>;
-  /** Releases the resources of this process. If no machine is attached, removes the network from the host; otherwise the network stays. */
+  /** Releases the resources of this process. If no machine is attached, removes the network from the host. Otherwise the network stays. */
   close(): Promise<void>;
 }
 

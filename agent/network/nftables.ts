@@ -19,7 +19,7 @@ export async function readRuleset(): Promise<RulesetEntry[]> {
   return parseRuleset(await run('nft', ['--json', 'list', 'ruleset']));
 }
 
-/** Parses the output of `nft --json list ruleset`. @throws Error when it is no such output. */
+/** Parses the output of `nft --json list ruleset`. @throws Error when the text is not such output. */
 export function parseRuleset(text: string): RulesetEntry[] {
   return rulesetSchema.parse(JSON.parse(text)).nftables;
 }
@@ -40,7 +40,7 @@ export function tableOf(entry: RulesetEntry): string | undefined {
   return typeof family === 'string' && typeof table === 'string' ? `${family} ${table}` : undefined;
 }
 
-/** Returns the number of packets of each counter in a table, by the counter's name. */
+/** Returns the number of packets of each counter in a table. The key is the counter's name. */
 export function countedPackets(ruleset: readonly RulesetEntry[], table: string): Map<string, number> {
   const counters = ruleset.flatMap((entry) =>
     'counter' in entry && tableOf(entry) === table ? [entry] : [],
@@ -72,7 +72,7 @@ function byText(values: unknown[]): unknown[] {
   return values.toSorted((a, b) => JSON.stringify(a).localeCompare(JSON.stringify(b)));
 }
 
-/** Returns a hash of the given tables. Two hashes are equal exactly if all chains, rules, sets and maps are equal. */
+/** Returns a hash of the given tables. Two hashes are equal if and only if all chains, rules, sets and maps are equal. */
 export function fingerprint(ruleset: readonly RulesetEntry[], tables: readonly string[]): string {
   const ours = ruleset.filter((entry) => tables.includes(tableOf(entry) ?? ''));
   return createHash('sha256')

@@ -1,23 +1,23 @@
 /**
  * Chooses host ports for guest ports that name none. The functions are pure, so that tests can check over random histories that no port
- * has two holders.
+ * belongs to two machines.
  */
 import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { bounds, type PortRanges, type PortRules, whyDenied } from '../../api/v1alpha1/reservable.ts';
 
-/** Ports of a machine that the host chose before, and whether a port, by {@link portName}, has another holder. */
+/** Ports that the host chose for a machine before, and whether another machine or program has a port, by {@link portName}. */
 export interface Ledger {
   kept: readonly MachinePort[];
   isHeld: (name: string) => boolean;
 }
 
 /**
- * Returns one host port for each guest port, in the same order. A port that the machine had before stays, if it has no other holder.
- * Other ports are taken from the last port of their range downwards.
+ * Returns one host port for each guest port, in the same order. The machine keeps a port that it had before, unless the port now has
+ * another holder (a machine or program that uses it). Other ports are taken from the last port of their range downwards.
  *
- * @throws ReasonedError `NoFreePort` with the range when all of its ports are held.
+ * @throws ReasonedError `NoFreePort`, which names the range, when all ports of a range have holders.
  */
 export function planPorts(
   asked: readonly AutomaticPort[],
@@ -26,7 +26,7 @@ export function planPorts(
 ): MachinePort[] {
   const given = new Set<string>();
   const isTaken = (name: string): boolean => given.has(name) || isHeld(name);
-  // Ports that stay come first, so that no other guest port gets one of them.
+  // Ports that stay are chosen first, so that no other guest port gets one of these ports.
   const stays = asked.map((one) => {
     const port = kept.find((had) => leadsTo(had, one) && !isTaken(portName(had)));
     return port && note(given, port);
@@ -44,8 +44,8 @@ function leadsTo(port: MachinePort, { protocol, guestPort }: AutomaticPort): boo
 }
 
 /**
- * Returns the host ports that the host reported for each guest port. If one of them is outside its range or has a holder, or some are
- * missing, the result is empty: a part of the ports would have another order than the guest ports.
+ * Returns the host ports that the host reported for each guest port. If a port is missing, is outside its range or has a holder (a machine
+ * or program that uses it), the result is empty. Otherwise the order of the ports would not match the order of the guest ports.
  *
  * @param isHeld whether a port, by {@link portName}, has a holder.
  */
@@ -64,7 +64,7 @@ export function reportedPorts(
   return areDistinct && ports.length === asked.length ? ports : [];
 }
 
-/** Purposes that have a range of their own. */
+/** Purposes that each have a separate range of ports. */
 const SETTINGS = ['ssh', 'screen', 'vnc', 'emulators'] as const;
 
 /** Returns the range for a guest port: its setting, its text, and its first and last port. */

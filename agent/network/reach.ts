@@ -1,4 +1,7 @@
-/** Defines the networks that guests may not reach. The agent's configuration names them, and nftables rules of the host block them. */
+/**
+ * Defines the networks that are blocked for guests. The agent's configuration names these networks, and nftables rules of the host block
+ * them.
+ */
 import * as z from 'zod';
 
 /**
@@ -17,14 +20,15 @@ export const METADATA_NETWORKS = [
 const networks = z.array(z.union([z.cidrv4(), z.cidrv6()])).max(256);
 
 /**
- * Networks of the cluster's Pods, Services and Nodes. They are configured because an agent has no right to read them. Guests may not
- * reach these networks. The agent pulls images from there only if `images.registries` names the server.
+ * Networks of the cluster's Pods, Services and Nodes. These networks are configured, because the agent has no right to read them from the
+ * cluster. These networks are blocked for guests. The agent pulls images from servers in these networks only if `images.registries` names
+ * the server.
  */
 export const clusterNetworks = networks.meta({ examples: [['10.244.0.0/16', 'fd00:10:244::/56']] });
 
 /** Settings of the section `network` that apply to every driver. */
 export const reachSettings = {
-  /** Networks that guests may not reach; by default the metadata services of clouds. A configured list replaces the whole default. */
+  /** Networks that are blocked for guests. The default is the metadata services of clouds. A configured list replaces the whole default. */
   guestsMayNotReach: networks
     .default(METADATA_NETWORKS)
     .meta({ examples: [['192.0.2.0/24', '2001:db8::/32']] }),
@@ -35,7 +39,7 @@ export interface Reach {
   clusterCIDRs: readonly string[];
 }
 
-/** Returns all networks that guests may not reach, separated by IP version as nftables needs them. */
+/** Returns all networks that are blocked for guests, separated by IP version as nftables needs them. */
 export function forbiddenNetworks({ guestsMayNotReach, clusterCIDRs }: Reach): {
   ipv4: string[];
   ipv6: string[];

@@ -24,7 +24,7 @@ it('an image whose name is no label is left out and named', () => {
   expect(Object.keys(emulatorLabels(images))).toEqual([`${PREFIX}android-36.default`]);
   expect(emulatorCondition(images)).toEqual({
     offered: true,
-    message: `The host has 1 system image for emulators. It does not list "android-36.bad_", "${long}": names must fit a label, and at most 64 images are listed`,
+    message: `The host has 1 system image for emulators. Its Node does not list "android-36.bad_", "${long}": a name must fit into a label, and a Node lists at most 64 images`,
   });
 });
 
@@ -35,7 +35,7 @@ it('of many images the first 64 are listed, and the condition says so', () => {
   );
   const { message } = emulatorCondition(offer(...names));
   expect(message).toMatch(
-    /^The host has 64 system images for emulators\. It does not list "android-164\.default", /,
+    /^The host has 64 system images for emulators\. Its Node does not list "android-164\.default", /,
   );
   expect(message).toMatch(/ and 8 more: /);
 });

@@ -2,7 +2,7 @@
 import { SYSTEM_IMAGE_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
 import type { EmulatorOffer } from '../drivers/driver.ts';
 
-/** Largest number of system images that a Node lists. An SDK with all images has about as many for one architecture. */
+/** Largest number of system images that a Node lists. A complete SDK has about 64 system images for one architecture. */
 const LISTED_IMAGES = 64;
 /** Number of left-out system images that the condition names, so that its message stays readable. */
 const NAMED_IMAGES = 8;
@@ -44,6 +44,6 @@ function leftOutWords(names: readonly string[]): string {
     .slice(0, NAMED_IMAGES)
     .map((name) => JSON.stringify(name.slice(0, LABEL_NAME_LENGTH + 1)));
   const more = names.length > NAMED_IMAGES ? ` and ${names.length - NAMED_IMAGES} more` : '';
-  const why = `names must fit a label, and at most ${LISTED_IMAGES} images are listed`;
-  return `. It does not list ${named.join(', ')}${more}: ${why}`;
+  const why = `a name must fit into a label, and a Node lists at most ${LISTED_IMAGES} images`;
+  return `. Its Node does not list ${named.join(', ')}${more}: ${why}`;
 }

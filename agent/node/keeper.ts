@@ -1,4 +1,7 @@
-/** Keeps this host's Node in the cluster up to date. A missing Node is created. If others overwrite the Node, it is written again. */
+/**
+ * Keeps this host's Node in the cluster up to date. A missing Node is created. If another program overwrites the Node, the agent writes it
+ * again.
+ */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { pause, timestamp } from '../../base/time.ts';
@@ -27,8 +30,8 @@ const LOOK_MILLISECONDS = 30_000;
 const REGISTERED_LOOK_MILLISECONDS = 20;
 
 /**
- * Two shares of free disk space. Disk pressure begins below the first, which is a kubelet's threshold. It ends above the second.
- * The gap prevents frequent changes.
+ * Two shares of free disk space. Disk pressure begins below the first share, which is a kubelet's threshold. Disk pressure ends above the
+ * second share. The difference prevents frequent changes.
  */
 const PRESSED_BELOW = 0.05;
 const FINE_ABOVE = 0.08;
@@ -89,7 +92,7 @@ export class NodeKeeper {
     signal.throwIfAborted();
   }
 
-  /** Changes the state of the host in memory. If the Node shows another state, the Node is then written. */
+  /** Changes the state of the host in memory. If the Node in the cluster shows another state, the agent then writes the Node. */
   update(change: Partial<HostState>): void {
     this.#state = { ...this.#state, ...change };
     this.#controller.enqueue(this.#options.config.nodeName);

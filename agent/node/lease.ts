@@ -1,4 +1,7 @@
-/** Renews the Node's Lease, which shows the cluster that this host is alive. The host measures by it how long it has been cut off. */
+/**
+ * Renews the Node's Lease, which shows the cluster that this host is alive. The time since the last renewal tells the host how long it has
+ * been cut off.
+ */
 import type { Logger } from 'pino';
 import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -15,7 +18,10 @@ const RETRY_MILLISECONDS = 2_000;
  * single failure would fence the host. A kubelet has the same number.
  */
 const RENEWALS_PER_FENCE = 4;
-/** Time limit of one renewal of the Lease, in milliseconds. It is shorter than their interval, so no renewal delays the next one. */
+/**
+ * Time limit of one renewal of the Lease, in milliseconds. This limit is shorter than the time between two renewals, so no renewal delays
+ * the next renewal.
+ */
 const REQUEST_MILLISECONDS = 8_000;
 /** Time between two checks whether the last renewal is too old, in milliseconds. */
 const FENCE_LOOK_MILLISECONDS = 500;
@@ -27,8 +33,8 @@ export interface LeaseOptions {
   node: () => Readonly<Node> | undefined;
   fenceAfterMilliseconds: number;
   /**
-   * Returns whether this host has read its Pods again since it was cut off. The function is called after a renewal. Until the
-   * result is true the host counts as cut off (fenced). Meanwhile another host may run a VM whose machine is still on this host.
+   * Returns whether this host has read its Pods again since it was cut off. The function is called after a renewal. Until the result is
+   * true the host counts as cut off (fenced). During this time, perhaps another host runs a VM whose machine is also on this host.
    */
   isUpToDate: (signal: AbortSignal) => Promise<boolean>;
   /**

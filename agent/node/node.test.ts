@@ -78,7 +78,7 @@ test('the disk is offered without what is to stay free and the images that someb
   const gib = 2 ** 30;
   const { capacity, allocatable } = offered(30 * gib);
   expect(capacity).toMatchObject({ 'ephemeral-storage': '1Ti' });
-  // 2Gi stay free.
+  // 2Gi of the disk stay free for `minimumFree`.
   expect(allocatable).toMatchObject({ 'ephemeral-storage': `${1024 - 2 - 30}Gi` });
   expect(offered(1023 * gib).allocatable).toMatchObject({ 'ephemeral-storage': '0' });
 });

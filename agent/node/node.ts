@@ -17,11 +17,17 @@ import type { EmulatorOffer } from '../drivers/driver.ts';
 import { emulatorCondition, emulatorLabels } from './emulators.ts';
 import type { HostFacts } from './facts.ts';
 
-/** Number of Pods that the Node offers, as in a kubelet. Its slots (rights to run one machine each) limit the number of machines. */
+/**
+ * Number of Pods that the Node offers, as in a kubelet. The slots of the Node (rights to run one machine each) limit the number of
+ * machines.
+ */
 const PODS = 110;
-/** Largest number of images in the Node's status, about 50 KiB. A kubelet lists 50, which could leave out an image of a cache entry. */
+/**
+ * Largest number of images in the Node's status, about 50 KiB. A kubelet lists 50 images, but that limit could leave out an image of an
+ * ImageCacheEntry.
+ */
 const IMAGES_LISTED = 200;
-/** Time after which the status is written even if it has not changed, in milliseconds. It is a kubelet's period. */
+/** Time after which the status is written even if it has not changed, in milliseconds. A kubelet has the same period. */
 export const HEARTBEAT_MILLISECONDS = 300_000;
 
 /** The settings of the agent that its Node shows. */
@@ -43,7 +49,7 @@ export interface NodeSettings {
 export interface HostState {
   kubeletPort: number;
   images: readonly ContainerImage[];
-  /** State of the network. It is undefined if the network driver has no host-wide part to repair. */
+  /** State of the network. The field is undefined if the network driver has no host-wide part to repair. */
   nat: { healthy: boolean; message: string } | undefined;
   diskPressure: boolean;
   /** System images for emulators, or the reason why the host runs none. */
@@ -147,7 +153,10 @@ function resourceList(amounts: Amounts): Record<string, string> {
   };
 }
 
-/** Returns an image for the Node's list. The API server leaves out a size of 0 (of a file used in place), so the result has none either. */
+/**
+ * Returns an image for the Node's list. A file that is used without a copy has the size 0. The API server leaves out a size of 0, so the
+ * result has no size either.
+ */
 function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
   return sizeBytes === 0 ? { names } : { names, sizeBytes };
 }

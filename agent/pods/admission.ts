@@ -1,6 +1,6 @@
 /**
- * Decides, as a kubelet does, whether the host has enough free resources for a Pod. The host checks this itself because the scheduler
- * can bind too many Pods to it. The causes are a race, a stale view, or a Pod that sets `spec.nodeName`.
+ * Decides, as a kubelet does, whether the host has enough free resources for a Pod. The host checks this itself because the scheduler can
+ * bind too many Pods to it. This happens because of a race, an old view of the scheduler, or a Pod that sets `spec.nodeName`.
  */
 import { EMULATOR_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/emulatormachine.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
@@ -61,7 +61,7 @@ const AMOUNTS: readonly {
   {
     amount: 'slots',
     reason: 'OutOfSlot',
-    words: (_, taken, all) => `${taken} of ${all} slots of this host are taken`,
+    words: (_, taken, all) => `${taken} of ${all} slots of this host are in use`,
   },
   {
     amount: 'cpuMillis',
@@ -83,7 +83,7 @@ const AMOUNTS: readonly {
   },
 ];
 
-/** Returns the memory in bytes that the process of a machine needs beside the guest's memory. */
+/** Returns the memory in bytes that the process of a machine needs in addition to the guest's memory. */
 export function overheadOf({ emulator }: Readonly<MachineDocument>): number {
   return emulator === undefined ? MACHINE_MEMORY_OVERHEAD_BYTES : EMULATOR_MEMORY_OVERHEAD_BYTES;
 }
@@ -104,7 +104,7 @@ function millis(quantity: string): number {
 }
 
 /**
- * Decides whether the host has room for a claim.
+ * Decides whether the host has enough free resources for a claim.
  *
  * @param alive claims of machines that are not being removed
  * @param leaving claims of machines that are being removed; their resources become free only after the removal
@@ -116,7 +116,7 @@ export function admit(
   capacity: HostCapacity,
 ): Admission {
   if (claim.slots > 0 && capacity.slots === undefined) {
-    return { kind: 'wait', message: 'The operator has not given this host its slots yet' };
+    return { kind: 'wait', message: 'The operator has not set the number of slots of this host yet' };
   }
   const refusal = refuse(claim, alive, capacity);
   if (refusal !== undefined) {
@@ -155,7 +155,7 @@ export interface Claimants {
   host: { readonly records: RecordStore; capacity(): HostCapacity };
   /** All Pods bound to this host. */
   pods: readonly Readonly<Pod>[];
-  /** States of the tasks that this agent started, by the uid of their Pod. */
+  /** States of the tasks that this agent started. The key is the uid of the task's Pod. */
   tasks: Pick<TaskRunner, 'state'>;
 }
 
@@ -211,8 +211,8 @@ function heldBy(record: Readonly<MachineRecord>): Claim {
 }
 
 /**
- * Returns the claims of all other Pods whose tasks run. This includes a Pod in phase Running whose task an earlier agent started,
- * because this agent starts that task again.
+ * Returns the claims of all other Pods whose tasks run. This includes a Pod in phase Running whose task began before a restart of the
+ * agent, because the agent starts this task again.
  */
 function taskClaims(pod: Readonly<Pod>, { pods, tasks }: Claimants): Claim[] {
   return pods

@@ -42,7 +42,7 @@ interface Story {
   changes: number;
 }
 
-/** Plays answers one after another, and ends when there is no further answer. */
+/** Gives the poller the answers one after another, and ends after the last answer. */
 async function play(
   answers: readonly BootAnswer[],
   o: { booted?: boolean; pod?: Pod; before?: (asked: number, runtime: Runtime) => void } = {},

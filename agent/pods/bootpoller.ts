@@ -1,4 +1,4 @@
-/** Asks running emulators over ADB whether Android has booted, and afterwards whether it still answers. */
+/** Asks running emulators over ADB whether Android has booted. After the boot, it continues to ask whether Android answers. */
 import { isDeepStrictEqual } from 'node:util';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { rest } from '../../base/time.ts';
@@ -7,22 +7,25 @@ import type { askBooted, BootAnswer } from '../adb/booted.ts';
 import { GuestLoops } from './loops.ts';
 import type { MachineRecord, Runtime } from './machine.ts';
 
-/** Time between two questions while Android boots, or does not answer. Each question is a short connection. */
+/** Time between two questions while Android boots or does not answer. Each question is a short connection. */
 const BOOTING_MILLISECONDS = 2_000;
-/** Time between two questions to Android that answers. It is the default of a kubelet's readiness probe. */
+/** Time between two questions while Android answers. A kubelet's readiness probe has the same default. */
 const BOOTED_MILLISECONDS = 10_000;
-/** Number of failed questions in a row after which a booted Android counts as not ready. It is a kubelet's default. */
+/** Number of failed questions in a row after which a booted Android counts as not ready. A kubelet has the same default. */
 const FAILURES = 3;
 /**
- * Highest patience: the factor by which more answers are needed before the readiness changes. The patience doubles with each change,
- * because each change is a write to the API server. Otherwise an Android that comes and goes would cause a write every few seconds. With
- * the highest patience, the end of Android is noticed after two minutes.
+ * Largest patience. The patience is the factor that multiplies the number of answers needed before the readiness changes. The patience
+ * doubles with each change, because each change is a write to the API server. Otherwise an Android that repeatedly stops answering would
+ * cause a write every few seconds. With the largest patience, the agent notices after two minutes that Android no longer answers.
  */
 const MOST_PATIENCE = 20;
 /** Time without a change after which the patience is 1 again. */
 const STEADY_MILLISECONDS = 10 * 60_000;
 
-/** Messages for users about an emulator that does not answer as booted. They have no details, which the guest could change at will. */
+/**
+ * Messages for users about an emulator that does not answer as booted. These messages contain no details from the guest, because the guest
+ * could change such details at will.
+ */
 const BOOTING: Readonly<Record<Exclude<BootAnswer['kind'], 'booted'>, string>> = {
   silent: 'Android boots; ADB does not answer yet',
   booting: 'Android boots; ADB answers, and the boot is not complete yet',
@@ -58,7 +61,7 @@ export class BootPoller {
   }
 
   /**
-   * Starts the questions to the Pod's emulator if it runs, and ends them otherwise. If Android has booted before, the Pod's condition
+   * If the Pod's emulator runs, starts the questions to it. Otherwise ends the questions. If Android has booted before, the Pod's condition
    * `Ready` applies at first.
    */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
@@ -88,7 +91,7 @@ export class BootPoller {
     const answers = new Answers();
     while (!signal.aborted) {
       try {
-        // A paused guest cannot answer, which says nothing about Android.
+        // A paused guest cannot answer, so a missing answer says nothing about Android.
         const answer = isPaused(runtime) ? undefined : await this.#ask(runtime, signal);
         if (answer !== undefined && !signal.aborted) {
           this.#take(runtime, answer, answers);
@@ -129,12 +132,15 @@ class Answers {
   /** Number of answers of the last kind in a row. */
   #same = 0;
   #last: BootAnswer['kind'] | undefined;
-  /** Factor by which more answers are needed before the readiness changes. */
+  /** Factor that multiplies the number of answers needed before the readiness changes. */
   #patience = 1;
   /** Time of the last change, in milliseconds since the start of this process. */
   #changedAt = 0;
 
-  /** Returns the readiness after an answer: `next`, or `before` until enough answers in a row say so. Android that has booted is ready at once. */
+  /**
+   * Returns the readiness after an answer. The result is `before` until enough consecutive answers require a change, and then `next`. An
+   * Android that has just booted is ready at once.
+   */
   take({ kind }: BootAnswer, next: Readiness, before: Readiness | undefined): Readiness {
     this.failures = kind === 'booted' ? 0 : this.failures + 1;
     this.#same = kind === this.#last ? this.#same + 1 : 1;

@@ -1,4 +1,4 @@
-/** Turns each Pod bound to this host into a machine or a task (a Job's work). If a Pod becomes neither, its status gives the reason. */
+/** Makes a machine or a task (a Job's work) from each Pod bound to this host. If a Pod becomes neither, its status has the reason. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -26,7 +26,7 @@ import { StatusWriter } from './statuswriter.ts';
 
 /** Number of Pods reconciled at once. Four suffice: long steps run in the background, and one reconciliation takes milliseconds. */
 const WORKERS = 4;
-/** Time between two admission checks of a Pod that waits for resources of the host. Some become free without an event. */
+/** Time between two admission checks of a Pod that waits for resources of the host. Some resources become free without an event. */
 const ADMISSION_LOOK_MILLISECONDS = 1_000;
 /** Time between two reconciliations of all machines. Like a kubelet, the agent does not rely on events alone. */
 const RELIST_MILLISECONDS = 30_000;
@@ -77,7 +77,7 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Starts reconciliation when the list of Pods is known, because machines without a Pod are removed. Before, only `#fence` acts. */
+  /** Starts reconciliation when the list of Pods is known, because machines without a Pod are removed. Before that, only `#fence` acts. */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);
@@ -103,7 +103,7 @@ export class PodController {
     signal.addEventListener('abort', end, { once: true });
   }
 
-  /** Returns whether every Pod in the cache still exists. This reads the API server because the watch may lag. */
+  /** Returns whether every Pod in the cache still exists. The function reads the Pods from the API server, because the watch may lag. */
   async isUpToDate(signal: AbortSignal): Promise<boolean> {
     const { client, nodeName } = this.#options;
     const { items } = await client.list(PODS, { fieldSelector: boundTo(nodeName), signal });
@@ -152,7 +152,7 @@ export class PodController {
     return next === undefined ? undefined : { requeueAfterMilliseconds: Math.max(1, next - Date.now()) };
   }
 
-  /** If this host's Lease has expired, ends machines that the API server does not know as running. Needs no list of Pods. */
+  /** If this host's Lease has expired, ends machines that the API server does not know as running. The function needs no list of Pods. */
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {
@@ -161,7 +161,7 @@ export class PodController {
     }
   }
 
-  /** Removes a machine whose Pod no longer exists, with its disk and without grace. */
+  /** Removes a machine whose Pod no longer exists, and the machine's disk. The guest has no grace period. */
   async #dismiss(record: MachineRecord): Promise<number | undefined> {
     this.#guests.forget(record.uid);
     const wanted = wantedWithoutPod({ deadline: Date.now() });
@@ -222,7 +222,7 @@ export class PodController {
       this.#park(pod, { reason: 'Starting', ...admission });
       return Date.now() + ADMISSION_LOOK_MILLISECONDS;
     }
-    // No await may stand between the admission and these lines, because two Pods could then get the last slot.
+    // There must be no `await` between the admission and these lines. Otherwise two Pods could get the last slot.
     if (role.kind === 'task') {
       this.#tasks.start(pod, keyOf(pod), role.task);
       return this.#serve(pod);
@@ -287,7 +287,7 @@ export class PodController {
     this.#writer.show(pod, status);
   }
 
-  /** Sets a Pod without machine and task on this host to ended. If the Pod is being deleted, this also finishes its deletion. */
+  /** Sets a Pod to ended that has no machine and no task on this host. If the Pod is being deleted, this completes its deletion. */
   #end(pod: Readonly<Pod>, why: { reason: Reason; message: string; exitCode: number }): undefined {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     this.#writer.show(pod, status, { finish: pod.metadata.deletionTimestamp !== undefined });

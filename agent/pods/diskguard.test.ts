@@ -1,4 +1,4 @@
-/** Tests the guard with a model of a disk. Guests write, pause and continue as requested, and people make room. */
+/** Tests the guard with a model of a disk. Guests write, pause and continue as the guard requests, and people free disk space. */
 import * as fc from 'fast-check';
 import { pino } from 'pino';
 import { describe, expect, test } from 'vitest';

@@ -1,29 +1,40 @@
 /**
- * Keeps space free on the host's disk, which all machines share. When that disk is full, QEMU stops every guest that writes. The guard
- * acts earlier: each check pauses at most one machine, the one whose files have grown most. The other machines continue to write.
+ * Keeps space free on the host's disk, which all machines share. When that disk is full, QEMU stops every guest that writes. The guard acts
+ * earlier. Each check pauses at most one machine, namely the machine whose files have grown most. The other machines continue to write.
  */
 import type { Logger } from 'pino';
 import { rest } from '../../base/time.ts';
 
-/** Time between two checks of the free disk space. In this time, writes of 2 GiB/s use up half of the default `images.minimumFree`. */
+/** Time between two checks of the free disk space. In this time, writes at 2 GiB/s use half of the default `images.minimumFree`. */
 const LOOK_MILLISECONDS = 500;
-/** Multiple of `minimumFree`. While more than that is free, the guard measures no disk sizes, because it will pause no machine soon. */
+/**
+ * Multiple of `minimumFree`. While more space than this multiple is free, the guard measures no disk sizes, because it will pause no
+ * machine soon.
+ */
 const NEAR_FACTOR = 2;
 /**
  * After a pause, free space must shrink by `minimumFree / STEPS` before the next pause. Otherwise small writes of other machines would
  * pause those machines, too.
  */
 const STEPS = 16;
-/** Multiple of `minimumFree` that must be free before paused machines continue. With less, they would soon be paused again. */
+/**
+ * Multiple of `minimumFree` that must be free before paused machines continue. With less free space, these machines would soon be paused
+ * again.
+ */
 const ROOM_FACTOR = 1.25;
-/** Bytes that must be free before paused machines continue, even if `minimumFree` is smaller. With less, QEMU would stop a guest again. */
+/**
+ * Bytes that must be free before paused machines continue, even if `minimumFree` is smaller. With less free space, QEMU would stop a guest
+ * again.
+ */
 const LEAST_ROOM_BYTES = 64 * 1024 * 1024;
-/** Time after one paused machine continues until the next may continue, so that the guard sees how much the first writes. */
+/**
+ * Shortest time between the moments at which two paused machines continue. In this time, the guard sees how much the first machine writes.
+ */
 const UNPAUSE_MILLISECONDS = 5_000;
 
 /** Message that tells users why a machine is paused. */
 export const PAUSED_MESSAGE =
-  'The machine is paused: its disk grew while the host had less than images.minimumFree free. It continues when there is room';
+  'The machine is paused, because its disk grew while the host had less free space than images.minimumFree. It continues when the host has enough free space';
 
 export type DiskWish = 'pause' | 'unpause';
 
@@ -38,7 +49,7 @@ export interface DiskGuardOptions {
   freeBytes: () => Promise<number>;
   /** Returns the bytes on disk of all files of a machine. */
   sizeOf: (uid: string) => Promise<number>;
-  /** Returns the machines whose guests may write or are paused. */
+  /** Returns the machines whose guests are paused or can write. */
   machines: () => readonly GuardedMachine[];
   /** Removes images that no machine, cache entry or task uses, until `minimumFree` bytes are free. */
   relieve: () => Promise<void>;
@@ -55,7 +66,7 @@ const WINDOW_MILLISECONDS = 10_000;
 interface Sample {
   /** Time in milliseconds, on the clock of `performance.now()`. */
   readonly at: number;
-  /** Sizes of the machines in bytes, by uid. */
+  /** Sizes of the machines in bytes. The key is the machine's uid. */
   readonly sizes: ReadonlyMap<string, number>;
 }
 
@@ -87,7 +98,7 @@ export class DiskGuard {
   readonly #options: DiskGuardOptions;
   readonly #wishes = new Map<string, DiskWish>();
   readonly #growth = new Growth();
-  /** Time at which each machine was first seen paused, by uid, on the clock of `performance.now()`. */
+  /** Time at which each machine was first seen paused, on the clock of `performance.now()`. The key is the machine's uid. */
   #pausedSince: ReadonlyMap<string, number> = new Map();
   #roomBytes = 0;
   /** Number of free bytes below which the next machine is paused. */
@@ -100,14 +111,17 @@ export class DiskGuard {
     this.#pauseBelow = options.minimumFree;
   }
 
-  /** Returns the guard's request to the machine with this uid. Returns undefined if there is no request, or the machine has done it. */
+  /**
+   * Returns the guard's request to the machine with this uid. Returns undefined if there is no request, or the machine has already done
+   * what the guard requests.
+   */
   wish(uid: string): DiskWish | undefined {
     return this.#wishes.get(uid);
   }
 
   /**
-   * Forgets the guard's request for a machine that starts again. The request is from an earlier run, and the guard may have missed the end
-   * of that run.
+   * Removes the guard's request for a machine that starts again. The request is from an earlier run of the machine, whose end the guard has
+   * perhaps not noticed.
    */
   startsAnew(uid: string): void {
     this.#wishes.delete(uid);
@@ -156,7 +170,10 @@ export class DiskGuard {
     }
   }
 
-  /** When a machine was paused since the last check, by the guard, an earlier agent or QEMU, lowers `#pauseBelow`. */
+  /**
+   * Lowers `#pauseBelow` if a machine was paused since the last check. The guard, the agent before its restart, or QEMU can have paused the
+   * machine.
+   */
   #noticePauses(machines: readonly GuardedMachine[], free: number, now: number): void {
     const before = this.#pausedSince;
     const paused = machines.filter((machine) => machine.paused);
@@ -182,7 +199,7 @@ export class DiskGuard {
     this.#growth.note(sizes, now);
   }
 
-  /** Drops the guard's requests that are fulfilled or no longer necessary, and those to machines that are not in the list. */
+  /** Drops the guard's requests that are fulfilled or no longer necessary, and requests to machines that are not in the list. */
   #forgetOthers(machines: readonly GuardedMachine[]): void {
     const byUid = new Map(machines.map((machine) => [machine.uid, machine]));
     for (const [uid, wish] of this.#wishes) {
@@ -227,7 +244,7 @@ export class DiskGuard {
       return;
     }
     this.#nextUnpause = now + UNPAUSE_MILLISECONDS;
-    logger.info({ uid: next, free }, 'The disk has room again, so a machine continues');
+    logger.info({ uid: next, free }, 'The disk has enough free space again, so a machine continues');
     this.#ask(next, 'unpause');
   }
 

@@ -69,7 +69,7 @@ class TestHost {
   readonly directory = mkdtempSync(join(tmpdir(), 'berth-emulator-'));
   /** Calls of the parts of the host, with their arguments. */
   readonly calls: unknown[] = [];
-  /** Folders of machines, which the drivers of VMs list as well as the driver of emulators. */
+  /** Folders of machines. Both the drivers of VMs and the driver of emulators list them. */
   found: { uid: string }[] = [];
   /** Removes the data of a failed emulator. */
   discard = async (): Promise<void> => void this.calls.push(['discard']);
@@ -106,7 +106,7 @@ class TestHost {
         ['qemu', { driver: vms, accelerators: [{ architecture: 'amd64', accelerator: 'kvm' }] }],
         ['emulator', { driver: emulators, accelerators: [] }],
       ]),
-      // Images, seeds and passwords are only for VMs: without these parts, a use of them is an error.
+      // Images, seeds and passwords are only for VMs. The host has none of these parts, so their use would be an error.
       images: { adopt: () => undefined },
       network: {
         attachNamespace: async (_: string, options: object) => call('attach', NETWORK)(_, options),
@@ -214,7 +214,7 @@ describe('an emulator beside its running VM', () => {
     const other = { ...podOf(DOCUMENT), metadata: { uid: 'other', name: 'other', namespace: NAMESPACE } };
     const foreign = { ...other, metadata: { ...other.metadata, namespace: 'platform-else' } };
     const records = test.host.records.list();
-    const held = (by: string) => `Port 5555/TCP is held by ${by}, for which this host chose it`;
+    const held = (by: string) => `Port 5555/TCP is held by ${by}, because this host chose the port for it`;
     expect(awaitedPort(other, ['TCP/5555'], records)).toBe(held('emulator phone'));
     expect(awaitedPort(foreign, ['TCP/5555'], records)).toBe(held('an emulator of another namespace'));
   });

@@ -1,6 +1,5 @@
 /**
- * The parts of a machine's steps that only emulators have. An emulator needs no image, seed or screen. It needs the running machine of its
- * VM.
+ * The parts of a machine's steps that only emulators have. An emulator needs no image, seed or screen, but the machine of its VM must run.
  */
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { EmulatorLaunchPlan } from '../drivers/driver.ts';
@@ -24,7 +23,7 @@ export async function createEmulator(
   await holdPorts(host, record);
   const driver = driverOf(host, record);
   if (state.kind !== 'absent') {
-    // An earlier agent process ended before it had completed the machine's folder.
+    // The agent was restarted before it had completed the machine's folder.
     await driver.delete(folder);
   }
   await driver.create(folder, { guest: { emulator }, runAs: ownUser(host, record) }, undefined);
@@ -33,7 +32,8 @@ export async function createEmulator(
 
 /**
  * Removes the data of an emulator that has failed, and returns the change of its record. A failed emulator has no slot and counts in no
- * quota, so what it kept on the host would have no limit. No process of the machine may live.
+ * quota. If it kept its data, nothing would limit the data of failed emulators. Call this function only while no process of the machine
+ * lives.
  */
 export async function discardFailed(
   host: Host,

@@ -3,7 +3,10 @@ import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { newRecord } from './machine.ts';
 import { type Consequence, consequenceOf } from './failure.ts';
 
-/** Returns the consequence if the disk could not be created `attempts` times in a row. A machine that ran before gets its disk again. */
+/**
+ * Returns the consequence if the disk could not be created `attempts` times in a row. If `everRan` is true, the machine has run before, and
+ * its disk is created again.
+ */
 function after(reason: Reason, attempts: number, everRan = false): Consequence {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = {

@@ -1,4 +1,7 @@
-/** Decides, with pure functions, if a failed step is tried again, or its machine counts as crashed, or the machine fails for good. */
+/**
+ * Decides the consequence of a failed step with pure functions. Either the step is tried again, or the machine counts as crashed, or the
+ * machine fails permanently.
+ */
 import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { classOf, isOfHost, type Reason, reasonIn, type ReasonKind } from '../../api/v1alpha1/reasons.ts';
@@ -10,14 +13,14 @@ import type { DamagedRecord } from './records.ts';
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 60_000;
 /**
- * Number of tries of a step for a machine that has never run. The waits between the tries take 7 s in total. Then the machine fails, so
- * that its VM can move to another host.
+ * Number of tries of a step for a machine that has never run. The waits between the tries take 7 s in total. After the last try, the
+ * machine fails, so that its VM can move to another host.
  */
 const FIRST_RUN_ATTEMPTS = 4;
 
 /**
- * Wait of an emulator whose VM does not run. The check is cheap, and the VM may come back at any time, for example after a reboot of the
- * host.
+ * Time between two starts of an emulator whose VM does not run. A try costs little, and the VM can run again at any time, for example after
+ * a reboot of the host.
  */
 const VM_AWAITED_MILLISECONDS = 2_000;
 
@@ -27,7 +30,7 @@ export type Consequence =
   | { kind: 'end'; end: MachineEnd }
   | { kind: 'fail'; failure: MachineFailure };
 
-/** Reason of the machine's failure, by step, if the error of the step has no reason of its own. */
+/** Reason of the machine's failure if the error of the step has no reason. The key is the kind of the step. */
 const UNNAMED = { create: 'CreateFailed', start: 'StartFailed' } as const;
 
 export interface FailedStep {
@@ -91,7 +94,7 @@ export function failed(reason: Reason, message: string): MachineFailure {
   return { reason, message, exitCode: 1, graceMilliseconds: 0 };
 }
 
-/** Time for the shutdown of a running guest whose record is unreadable. It is the default grace period of a deleted Pod. */
+/** Time for the shutdown of a running guest whose record is unreadable. This time is the default grace period of a deleted Pod. */
 const DAMAGED_GRACE_MILLISECONDS = 30_000;
 
 /** Returns the failure of a machine whose record is unreadable. The agent cannot continue the machine, and does not remove a VM's disk. */
@@ -109,12 +112,12 @@ export function recordDamaged(
 }
 
 /**
- * Failure of a machine whose Pod the control plane has set to ended. The guest has no grace period, because another Pod may already have
- * the machine's slot and ports.
+ * Failure of a machine whose Pod has a status that the control plane has set to ended. The guest has no grace period, because another Pod
+ * may already have the machine's slot and ports.
  */
 export const ENDED_FROM_OUTSIDE: MachineFailure = {
   reason: 'PodEnded',
-  message: 'The Pod was set to ended, and not by the agent of its host',
+  message: 'The status of the Pod was set to ended, but not by the agent of its host',
   exitCode: 137,
   graceMilliseconds: 0,
 };

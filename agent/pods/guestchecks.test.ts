@@ -8,7 +8,7 @@ import type { Host } from './host.ts';
 import { newRecord, newRuntime, type Runtime } from './machine.ts';
 
 const RUNNING = { kind: 'running', pid: 1, guestStarted: true, paused: false } as const;
-/** Pod of a machine whose guest agent answered, as an informer's cache has it. */
+/** Pod, from an informer's cache, of a machine whose guest agent has answered. */
 const READY: Pod = {
   apiVersion: 'v1',
   kind: 'Pod',

@@ -35,8 +35,9 @@ export class GuestChecks {
   }
 
   /**
-   * Starts the checks of the Pod's machine if it runs, and ends them otherwise. If an earlier agent checked the machine, the Pod's last
-   * report applies until the first results. A report from before a stop does not apply, although a cached Pod may still have it.
+   * If the Pod's machine runs, starts its checks. Otherwise ends the checks. If the agent checked the machine before its restart, the Pod's
+   * last report applies until the first results. A report from before a stop of the machine does not apply, although the cached Pod can
+   * contain it for some time.
    */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     if (runtime.state.kind !== 'running') {
@@ -52,7 +53,7 @@ export class GuestChecks {
     this.#prober.follow(known, runtime, this.#host.forwardAddress);
   }
 
-  /** Ends the checks of a machine whose Pod no longer exists. Its address may soon belong to another machine. */
+  /** Ends the checks of a machine whose Pod no longer exists. The address of the machine may soon belong to another machine. */
   forget(uid: string): void {
     this.#poller.forget(uid);
     this.#prober.forget(uid);

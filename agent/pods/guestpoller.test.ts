@@ -56,7 +56,7 @@ interface Round {
 
 interface Polled {
   rounds: Round[];
-  /** Whether each question was also for facts. */
+  /** For each question, whether it also asked for facts. */
   askedFacts: boolean[];
   runtime: Runtime;
 }
@@ -146,7 +146,7 @@ describe('a guest agent that answers', () => {
   test('that comes and goes changes its state less and less often, and more often after 10 quiet minutes', async () => {
     const flap = [ANSWERS, SILENT, SILENT, SILENT];
     const { rounds } = await poll([...flap, ...flap, SILENT, SILENT, SILENT, ANSWERS]);
-    // The second loss needs six silences instead of three.
+    // For the second loss of the connection, six questions must have no answer instead of three.
     const states = rounds.map(({ connected }) => (connected === true ? '+' : '-')).join('');
     expect(states).toBe('+++-++++++-+');
     const quiet = Array.from({ length: 70 }, () => ANSWERS);

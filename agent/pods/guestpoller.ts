@@ -8,11 +8,12 @@ import { GuestLoops } from './loops.ts';
 import type { Runtime } from './machine.ts';
 import { lastReport } from './pod.ts';
 
-/** Time between two questions to a guest agent that answers. It is the default of a kubelet's readiness probe. */
+/** Time between two questions to a guest agent that answers. A kubelet's readiness probe has the same default. */
 const CONNECTED_MILLISECONDS = 10_000;
 /**
- * Time between two questions to a guest agent whose answer users wait for, or which has just become silent. If nobody waits, the time
- * doubles with each question, so a guest agent is found soon after its guest's boot, and a guest without one costs nearly nothing.
+ * Time between two questions to a guest agent that has just become silent, or for whose answer users wait. If no user waits, the time
+ * doubles with each question. So a guest agent is found soon after the boot of its guest, and a guest without a guest agent costs nearly
+ * nothing.
  */
 const SILENT_MILLISECONDS = 1_000;
 const LONGEST_SILENT_MILLISECONDS = 60_000;
@@ -20,8 +21,8 @@ const LONGEST_SILENT_MILLISECONDS = 60_000;
 const FAILURES = 3;
 /**
  * Highest number of unanswered questions after which a guest agent counts as not connected. The number doubles with each loss of the
- * connection, because each change is a write to the API server. Otherwise a guest agent that comes and goes would cause a write every few
- * seconds. With the highest number, the end of a guest agent is noticed after a minute.
+ * connection, because each change is a write to the API server. Otherwise a guest agent that repeatedly stops answering would cause a write
+ * every few seconds. With the highest number, the agent notices after a minute that a guest agent no longer answers.
  */
 const MOST_FAILURES = 60;
 /** Time after the last loss of the connection after which {@link FAILURES} applies again. */
@@ -50,7 +51,10 @@ export class GuestPoller {
     this.#options = options;
   }
 
-  /** Starts the questions to the Pod's machine if it runs, and ends them otherwise. Until the first answer, the Pod's last report applies. */
+  /**
+   * If the Pod's machine runs, starts the questions to its guest agent. Otherwise ends the questions. Until the first answer, the Pod's
+   * last report applies.
+   */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     const { uid } = runtime.folder;
     if (runtime.state.kind !== 'running') {
@@ -110,7 +114,7 @@ class Poll {
   /** Whether users wait for the guest agent. */
   readonly #isAwaited: boolean;
   #failures = 0;
-  /** Number of unanswered questions in a row for the next loss of the connection. */
+  /** Number of unanswered questions in a row after which the connection counts as lost again. */
   #neededFailures = FAILURES;
   /** Time of the last loss of the connection, in milliseconds since the start of this process. */
   #lastLoss = 0;
@@ -149,7 +153,7 @@ class Poll {
     return { connected: true, facts: facts ?? guest?.facts };
   }
 
-  /** A guest that never had a guest agent has no state, except if users wait for one. */
+  /** A guest that never had a guest agent has no state, except if users wait for its guest agent. */
   #silent(guest: Runtime['guest']): Runtime['guest'] {
     this.#failures += 1;
     if (guest?.connected === true) {
@@ -177,7 +181,7 @@ class Poll {
   }
 }
 
-/** Returns the state of the guest from the Pod's last report, which an earlier agent may have written. */
+/** Returns the state of the guest from the Pod's last report. The agent may have written this report before its restart. */
 function reportedGuest(pod: Readonly<Pod>): Runtime['guest'] {
   const { guestAgentConnected: connected, guest: facts } = lastReport(pod);
   return connected === undefined ? undefined : { connected, facts };

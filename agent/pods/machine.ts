@@ -86,32 +86,38 @@ export interface MachineRecord {
   running: boolean;
   /** Whether the machine has run at least once. */
   everRan: boolean;
-  /** Whether the API server has accepted a Pod status that shows the machine as running. From then on, its disk may have users' data. */
+  /**
+   * Whether the API server has accepted a Pod status that shows the machine as running. From then on, the disk of the machine can contain
+   * users' data.
+   */
   acknowledged: boolean;
-  /** Whether the machine has no process and no network attachment. It becomes false when a start is attempted. */
+  /** Whether the machine has no process and no network attachment. The field becomes false when a start is attempted. */
   released: boolean;
   /** Start of the present or last run, in RFC 3339. */
   startedAt: string | undefined;
   /** Time at which a failed or deleted machine was released, in RFC 3339. */
   finishedAt: string | undefined;
-  /** Whether the guest used up its grace period when the machine was released, or had none. */
+  /** Whether the guest had no grace period, or had not shut down at the end of it, when the machine was released. */
   killed: boolean;
-  /** Size of a machine that runs or is suspended. It may differ from `claim`, which has the size for the next start. */
+  /** Size of a machine that runs or is suspended. This size can differ from `claim`, which has the size for the next start. */
   startedWith: StartedSize | undefined;
   /** Whether the last start gave the guest a seed. Undefined if an earlier release of the agent started the machine. */
   seeded?: boolean;
   end: MachineEnd | undefined;
-  /** Number of unrequested ends in a row. The back-off between starts depends on it. */
+  /** Number of consecutive ends that nobody requested. The back-off between starts depends on this number. */
   endsInARow: number;
   restarts: number;
-  /** Number of stops, see `stops.ts`. Undefined until the first stop. */
+  /** Number of times that the machine was stopped, see `stops.ts`. Undefined until the first stop. */
   stops?: number;
   restartedAt: string | undefined;
   revertedAt: string | undefined;
   failure: MachineFailure | undefined;
 }
 
-/** Document that describes a machine: of a VM or of an emulator. A machine that the agent found without its document has none. */
+/**
+ * Document that describes a machine: of a VM or of an emulator. Both fields are undefined for a machine that the agent found without its
+ * document.
+ */
 export type MachineDocument = Pick<MachineRecord, 'machine' | 'emulator'>;
 
 export function newRecord(
@@ -213,7 +219,7 @@ export interface Runtime {
   operation: Operation | undefined;
   /** State of the machine at its last inspection by the driver. */
   state: MachineState;
-  /** Whether the record says that the machine runs, but this process has not yet seen it run. */
+  /** Whether the record says that the machine runs, but this process of the agent has not yet seen it run. */
   unseen: boolean;
   /** Number of failures of the present step in a row. */
   attempts: number;
@@ -221,7 +227,7 @@ export interface Runtime {
   notBefore: number;
   /** Cause of the last failed step. The Pod's status shows it until a step succeeds. */
   trouble: { reason: Reason | undefined; message: string } | undefined;
-  /** Shortest grace of the Pod's deletion so far, in seconds, and its end in milliseconds since the epoch. */
+  /** Shortest grace period of the Pod's deletion so far, in seconds, and the end of this period, in milliseconds since the epoch. */
   leaving: { graceSeconds: number; deadline: number } | undefined;
   /** Result of the VM's readiness check; undefined before the first result. */
   readiness: { ready: boolean; message: string } | undefined;
@@ -261,7 +267,7 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
 const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
 /** Bytes of the host's disk for the pictures that a guest keeps in its graphics card. The driver of QEMU sets the same limit. */
 const SUSPENDED_SCREEN_BYTES = 256 * 1024 * 1024;
-/** Overhead of suspended memory, as a share of the memory. QEMU adds eight bytes to each page of 4 KiB; this share is twice as large. */
+/** Overhead of suspended memory, as a share of the memory. QEMU adds eight bytes to each page of 4 KiB. This share is twice as large. */
 const SUSPENDED_SHARE = 1 / 256;
 
 /** Returns an upper limit for the bytes of the host's disk that the suspended state of a machine uses. */
@@ -273,7 +279,7 @@ export function suspendedBytes({ startedWith, claim, machine }: Readonly<Machine
 }
 
 /**
- * Returns a value that long steps need. The planner plans them only for machines with a document, so the value is normally defined.
+ * Returns a value that long steps need. The planner plans such steps only for machines with a document, so the value is normally defined.
  * @throws TypeError when the value is undefined.
  */
 export function needed<T>(value: T | undefined): T {

@@ -1,4 +1,7 @@
-/** Drives machines: inspects each machine, plans one step and starts it. Long steps run in the background and call `changed` at the end. */
+/**
+ * Brings machines to their wanted state: inspects each machine, plans one step and starts this step. Long steps run in the background and
+ * call `changed` at the end.
+ */
 import { reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { soonest } from '../../base/time.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
@@ -20,11 +23,11 @@ import {
 import { plan, type Situation } from './plan.ts';
 import { STEPS } from './steps.ts';
 
-/** Limit of planned steps in a row that only change the machine's record. More would mean that the planner loops. */
+/** Limit of planned steps in a row that only change the machine's record. A larger number would mean that the planner loops without end. */
 const ROUNDS = 8;
 /**
- * After this number of network checks in a row that found a fault, a machine that has never run fails. A single check may coincide with
- * a repair of the network.
+ * After this number of network checks in a row that found a fault, a machine that has never run fails. A single check is not enough,
+ * because it can coincide with a repair of the network.
  */
 const FAULTY_CHECKS = 2;
 
@@ -41,14 +44,16 @@ const PHASES: Readonly<Record<OperationKind, MachinePhase>> = {
   remove: 'Terminating',
 };
 
-/** Operations that stop a guest. Until they end, the guest may write to the disk, and no other step of the machine can start. */
+/**
+ * Operations that stop a guest. Until such an operation ends, the guest can write to the disk, and no other step of the machine can start.
+ */
 const ENDING: ReadonlySet<OperationKind> = new Set(['stop', 'release']);
 
 /** Progress of a machine towards the wanted state. */
 export interface Progress {
-  /** Step that was started or waits to be started; `settled` if the machine is already as wanted. */
+  /** Step that was started or waits for its start. The step `settled` means that the machine is already as wanted. */
   step: Step;
-  /** Time of the next check of the machine if nothing changes before, in milliseconds since the epoch. Undefined if none is needed. */
+  /** Time of the next check of the machine if nothing changes earlier, in milliseconds since the epoch. Undefined if no check is needed. */
   again: number | undefined;
 }
 
@@ -57,7 +62,7 @@ export class Machines {
   readonly #changed: (key: string) => void;
   readonly #runtimes = new Map<string, Runtime>();
 
-  /** `changed` is called with the Pod's key (`namespace/name`) of each machine that must be driven again. */
+  /** `changed` is called with the Pod's key (`namespace/name`) of each machine that must be inspected again. */
   constructor(host: Host, changed: (key: string) => void) {
     this.#host = host;
     this.#changed = changed;
@@ -80,7 +85,7 @@ export class Machines {
     this.#host.images.release(`machine/${record.uid}`);
   }
 
-  /** Returns the machines whose guests may write or are paused. */
+  /** Returns the machines whose guests are paused or can write. */
   guarded(): GuardedMachine[] {
     return [...this.#runtimes.values()].flatMap(({ record: { uid }, state, operation }) =>
       state.kind === 'running' && (operation === undefined || ENDING.has(operation.kind))
@@ -123,8 +128,8 @@ export class Machines {
   }
 
   /**
-   * If the host's disk has too little free space to suspend the machine, returns a message about that. Space that other machines need
-   * for their suspension in progress does not count as free.
+   * Returns a message if the host's disk has too little free space to suspend the machine. Space that other machines need for a suspension
+   * that is under way does not count as free.
    */
   #noRoomToSuspend(record: Readonly<MachineRecord>): string | undefined {
     const suspending = [...this.#runtimes.values()].filter(({ operation }) => operation?.kind === 'suspend');
@@ -132,7 +137,7 @@ export class Machines {
     const needed = suspendedBytes(record);
     return needed <= this.#host.disk.roomBytes - promised
       ? undefined
-      : `its memory needs ${needed} bytes, and the disk of the host has less than that above images.minimumFree`;
+      : `its memory needs ${needed} bytes of disk, but the host has fewer free bytes in addition to images.minimumFree`;
   }
 
   /** Carries out a planned step. Returns undefined if the step only changed the record, so that the caller plans again. */
@@ -161,7 +166,7 @@ export class Machines {
     }
   }
 
-  /** Plans again while an operation runs, because the operation may be no longer necessary or may have to end sooner. */
+  /** Plans again while an operation runs. Perhaps the operation is no longer necessary, or its grace period must end sooner. */
   #underWay(runtime: Runtime, wanted: Wanted, operation: Operation): Progress {
     const now = Date.now();
     const step = plan(this.#situation(runtime, wanted), now);
@@ -174,7 +179,7 @@ export class Machines {
 
   /**
    * Ends the grace period of a stop if the deadline of the Pod's deletion has passed, or if the guest fills the disk. Returns the
-   * deletion's deadline if it is still ahead and before the operation's own deadline.
+   * deletion's deadline if it is in the future and before the operation's own deadline.
    */
   #hurry(
     { uid }: Readonly<MachineRecord>,
@@ -233,7 +238,7 @@ export class Machines {
     const { record, attempts } = runtime;
     const now = Date.now();
     const consequence = consequenceOf({ kind, error, record, desired: wanted.desired, attempts, now });
-    // An emulator waits for its VM in many short tries, which is no fault.
+    // An emulator waits for its VM with many short tries, and their failure is no fault.
     const level = reasonIn(error) === 'VMNotRunning' ? 'debug' : 'warn';
     this.#host.logger[level](
       { err: error, uid: record.uid, pod: record.key, step: kind, consequence: consequence.kind },

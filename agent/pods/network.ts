@@ -13,11 +13,14 @@ import { portsOf } from './portclaims.ts';
 import { holdPorts } from './ports.ts';
 import { recordOfVM } from './vmmachine.ts';
 
-/** Number of further network checks after a first faulty one, before a start fails. Each check also repairs the network. */
+/**
+ * Number of further network checks after the first check that found a fault. After these checks, a start fails. Each check also repairs the
+ * network.
+ */
 const HEAL_ATTEMPTS = 3;
 const HEAL_PAUSE_MILLISECONDS = 500;
 /**
- * Time after which a start no longer waits for a repair of the network. A check that loses packets takes 2 s, so the fault is reported
+ * Time after which a start no longer waits for a repair of the network. A check whose packets are lost takes 2 s, so a fault is reported
  * within the required 5 s.
  */
 const HEAL_MILLISECONDS = 2_750;
@@ -50,7 +53,10 @@ export async function connectNamespace(
   });
 }
 
-/** Returns the options for the network namespace of an emulator. The machine of its VM may connect, also with exposure Host. */
+/**
+ * Returns the options for the network namespace of an emulator. The machine of its VM has the right to connect, even if the emulator has
+ * the exposure Host.
+ */
 export function namespaceOptions(
   host: Pick<Host, 'records'>,
   record: Readonly<MachineRecord>,
@@ -63,7 +69,9 @@ export function namespaceOptions(
   };
 }
 
-/** Attaches by `once` and resolves when the network works. `once` is called again after a repair of the network. */
+/**
+ * Attaches the machine with the function `once`, and resolves when the network works. `once` is called again after a repair of the network.
+ */
 async function connectBy<Connection extends { address: string | undefined }>(
   host: Host,
   runtime: Runtime,
@@ -95,7 +103,7 @@ function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): s
   return own?.healthy === false && !everRan ? own.message : undefined;
 }
 
-/** Returns whether the error is about reserved ports, so that no repair of the network can help. */
+/** Returns whether the error is about reserved ports. In this case, no repair of the network can help. */
 function isAboutPorts(error: unknown): boolean {
   return classOf(reasonIn(error), 'VM') === 'elsewhere';
 }
@@ -106,7 +114,7 @@ async function attach<Connection>(
   once: () => Promise<Connection>,
 ): Promise<Connection> {
   await holdPorts(host, record);
-  // The record is written before the attempt, so that an incomplete attachment is released, too.
+  // The record is written before the attempt, so that an incomplete attachment is also released later.
   host.records.update(record, { released: false });
   try {
     return await once();

@@ -1,6 +1,6 @@
 /**
- * Tests the planner's promises over thousands of histories. Wishes of the Pod, actions of the machine and faults of the host come in any
- * order. A model machine follows the steps.
+ * Tests the planner's guarantees over thousands of histories. Changes of the wanted state, actions of the machine and faults of the host
+ * come in any order. A model of a machine carries out the steps.
  */
 import * as fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
@@ -13,7 +13,7 @@ import { type MachineRecord, newRecord, type Step } from './machine.ts';
 import { plan, type Situation } from './plan.ts';
 
 const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
-/** Limit of steps that is higher than any sequence of steps towards one wish. */
+/** Limit of steps. No sequence of steps towards one wanted state is as long as this. */
 const MOST_STEPS = 12;
 
 type Happening =
@@ -222,7 +222,7 @@ class Model {
   }
 }
 
-/** Happenings of an emulator. Its Pod always wants it to run, without restarts. */
+/** Events in the history of an emulator. The Pod of an emulator always wants it to run, without restarts. */
 const happeningOfEmulator = happening.filter(({ kind }) => kind !== 'desire' && kind !== 'room');
 
 function emulatorModel(): Model {

@@ -1,7 +1,7 @@
 /**
  * Plans the next step of a machine from its state and the state that its Pod wants. The function is pure, so that tests can check its
- * guarantees over thousands of random histories. No machine starts while its Pod is being deleted. The disk of a VM is removed only
- * with its Pod. The same end of a machine is never counted twice.
+ * guarantees over thousands of random histories. The guarantees are: No machine starts while its Pod is being deleted. The disk of a VM is
+ * removed only with its Pod. The same end of a machine is never counted twice.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
@@ -13,10 +13,15 @@ import { failed } from './failure.ts';
 import type { MachineEnd, MachineFailure, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 import { isPending, offChange, restsAfter } from './stops.ts';
 
-/** Wait before the second restart of a machine that ends repeatedly; the first is immediate. A kubelet has the same wait and cap. */
+/**
+ * Wait before the second restart of a machine that ends repeatedly. The first restart is immediate. A kubelet has the same wait and the
+ * same longest wait.
+ */
 const RESTART_BACKOFF_MILLISECONDS = 10_000;
 const RESTART_BACKOFF_CAP_MILLISECONDS = 300_000;
-/** Time until the next check if the host's disk has too little space to suspend a machine. No event announces free space. */
+/**
+ * Time until the next check if the host's disk has too little space to suspend a machine. The agent gets no event when space becomes free.
+ */
 const ROOM_MILLISECONDS = 5_000;
 /** If a machine runs this long, its earlier unrequested ends no longer lengthen the wait before its next restart. */
 const FORGIVING_RUN_MILLISECONDS = 600_000;
@@ -27,7 +32,10 @@ const DISK_LOST: Reason = 'DiskLost';
 /** Input of the plan. */
 export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Runtime, 'state' | 'unseen'> {
   record: Readonly<MachineRecord>;
-  /** Whether the host's Lease has expired. Another host may then get machines that the API server does not know as running. */
+  /**
+   * Whether the host's Lease has expired. In this case, another host may get the VMs of machines that the API server does not know as
+   * running.
+   */
   fenced: boolean;
   /** Reason why the machine's network is unusable; undefined while the network is usable. */
   networkFault: string | undefined;
@@ -86,7 +94,10 @@ function leave(situation: Situation, graceMilliseconds: number): Step {
   return situation.state.kind === 'absent' ? SETTLED : { kind: 'remove' };
 }
 
-/** Returns whether an emulator still has its Linux user. A failed emulator gives it back with its data, also if it was never started. */
+/**
+ * Returns whether an emulator still has its Linux user. When the data of a failed emulator is removed, the user becomes free, even if the
+ * emulator was never started.
+ */
 function holdsUser({ emulator, runAs }: Readonly<MachineRecord>): boolean {
   return emulator !== undefined && runAs !== undefined;
 }
@@ -114,11 +125,11 @@ function failureOf(situation: Situation, now: number): MachineFailure | undefine
   return undefined;
 }
 
-/** Returns the changes of the record if the machine runs or has ended, and the record does not know that yet. */
+/** Returns the changes of the record if the machine runs or has ended and the record does not show this yet. */
 function noticed(situation: Situation, now: number): Partial<MachineRecord> | undefined {
   const { record, state } = situation;
   if (state.kind === 'running') {
-    // If the record has no start, an earlier agent started the machine and ended before it saved the start.
+    // If the record has no start, the agent started the machine, and was restarted before it saved the start.
     const startedAt = record.startedAt ?? timestamp(now);
     return record.running
       ? undefined
@@ -176,7 +187,10 @@ function towardsSuspended({ noRoomToSuspend }: Situation, now: number): Step {
     : { kind: 'wait', until: now + ROOM_MILLISECONDS, noRoomToSuspend };
 }
 
-/** Returns the step for a machine that is off, as wanted. Records a requested restart as done, and forgets the machine's last end. */
+/**
+ * Returns the step for a machine that is off and must stay off. The step records a requested restart as done, and removes the machine's
+ * last end from the record.
+ */
 function settledAfter(record: Readonly<MachineRecord>, desired: Desired): Step {
   const restartedAt = desired.restartRequestedAt;
   if (record.end !== undefined || isPending(restartedAt, record.restartedAt)) {
@@ -206,7 +220,7 @@ function afterEnd(record: Readonly<MachineRecord>, end: MachineEnd, desired: Des
     const until = end.at + backoff(record.endsInARow);
     return now >= until ? { kind: 'start' } : { kind: 'wait', until };
   }
-  // An emulator has no state Stopped, in which it would keep its slot: its own end is a failure.
+  // An emulator has no state Stopped in which it keeps its slot. So if an emulator ends by itself, this is a failure.
   const mayRest = end.how === 'GuestShutdown' && record.emulator === undefined;
   return mayRest ? SETTLED : { kind: 'fail', failure: failed('Crashed', end.message) };
 }

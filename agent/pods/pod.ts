@@ -23,7 +23,7 @@ import type { Pod } from '../../kube/core.ts';
 import type { MachineDocument, Runtime, Wanted } from './machine.ts';
 
 export type PodRole =
-  /** A Pod without Berth's annotations. It is on this Node because it tolerates all taints or sets `spec.nodeName`. */
+  /** A Pod without Berth's annotations. Such a Pod is on this Node because it tolerates all taints or sets `spec.nodeName`. */
   | { kind: 'foreign' }
   /** A Pod of an operator that is newer than this agent. */
   | { kind: 'tooNew'; version: string }
@@ -54,7 +54,10 @@ export function roleOf(pod: Pod): PodRole {
   return taskText === undefined ? { kind: 'foreign' } : taskRole(taskText);
 }
 
-/** Returns the last report in a Pod's status, which an earlier agent may have written; empty if there is none that can be read. */
+/**
+ * Returns the last report in a Pod's status. Perhaps the agent wrote this report before its restart. The result is empty if there is no
+ * readable report.
+ */
 export function lastReport(pod: Readonly<Pod>): MachineReport {
   const said = pod.status?.conditions?.find(({ type }) => type === MACHINE_CONDITION);
   return machineReportSchema.safeParse(parseDocument(said?.message)).data ?? {};
@@ -115,7 +118,7 @@ function emulatorDocument(text: unknown): MachineDocument | { issues: Issues } {
   return error ?? { machine: undefined, emulator: data };
 }
 
-/** Returns the document of a Pod's machine; empty if the Pod has none that can be read. */
+/** Returns the document of a Pod's machine. The result is empty if the Pod has no readable document. */
 export function documentOf(role: PodRole): MachineDocument {
   const { machine, emulator } = role.kind === 'machine' ? role : { machine: undefined };
   return emulator === undefined ? { machine } : { machine, emulator };
@@ -181,9 +184,9 @@ export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
 }
 
 /**
- * Returns the deadline of a Pod's deletion; undefined while the Pod is not being deleted. The grace period begins when this agent
- * first sees the deletion, because its clock may differ from the API server's. If the period is shortened later, the new period
- * begins when the agent sees it, and the earlier of both deadlines applies.
+ * Returns the deadline of a Pod's deletion; undefined while the Pod is not being deleted. The grace period begins when the agent first sees
+ * the deletion, because the clock of the host may differ from that of the API server. If the grace period is shortened later, the new
+ * period begins when the agent sees the change. The earlier of both deadlines applies.
  */
 function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['deletion'] {
   const { deletionTimestamp, deletionGracePeriodSeconds: graceSeconds = GRACE_SECONDS } = pod.metadata;

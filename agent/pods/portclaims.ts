@@ -1,4 +1,4 @@
-/** Reads which machine has which port of the host, from the records of machines. */
+/** Reads from the records of machines which ports of the host belong to which machine. */
 import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
@@ -7,7 +7,7 @@ import type { MachineDocument, MachineRecord } from './machine.ts';
 
 const ADB_OF_EMULATOR: AutomaticPort = { purpose: 'emulators', protocol: 'TCP', guestPort: ADB_PORT };
 
-/** Returns the ports of a machine's guest for which this host chooses ports of its own. */
+/** Returns the ports of a machine's guest for which this host chooses the host ports. */
 export function automaticPortsOf({ machine, emulator }: Readonly<MachineDocument>): readonly AutomaticPort[] {
   return emulator?.exposure === 'Host' ? [ADB_OF_EMULATOR] : (machine?.automaticPorts ?? []);
 }
@@ -22,7 +22,7 @@ export function vncPortOf({ automaticPorts }: Readonly<MachineRecord>): number |
   return automaticPorts.find(({ guestPort }) => guestPort === 0)?.hostPort;
 }
 
-/** Returns whether the machine has its ports. They stay with a machine until it is removed, or has failed and has no process. */
+/** Returns whether the machine has its ports. A machine keeps its ports until it is removed, or until it has failed and has no process. */
 export function holdsPorts({ failure, released }: Readonly<MachineRecord>): boolean {
   return failure === undefined || !released;
 }
@@ -43,8 +43,8 @@ export function nameOfClaim(claimed: string): string {
 }
 
 /**
- * Returns why a Pod waits for a port that this host chose for another machine; undefined if it does not wait. Users may not know the VMs
- * and emulators of other namespaces.
+ * Returns why a Pod waits for a port that this host chose for another machine; undefined if it does not wait. The message does not name VMs
+ * and emulators of other namespaces, because users must not learn these names.
  *
  * @param claimed reserved ports of the Pod, in the form `TCP/8822`.
  */
@@ -58,7 +58,7 @@ export function awaitedPort(
     const taken = other.automaticPorts.find((port) => wanted.includes(portName(port)));
     if (taken !== undefined) {
       const holder = holderFor(namespace, other);
-      return `Port ${taken.hostPort}/${taken.protocol} is held by ${holder}, for which this host chose it`;
+      return `Port ${taken.hostPort}/${taken.protocol} is held by ${holder}, because this host chose the port for it`;
     }
   }
   return undefined;

@@ -1,4 +1,4 @@
-/** Tests the ledger of host ports over histories in which machines come and go, agents end, and programs take ports. */
+/** Tests the choice of host ports over histories. In these histories, machines come and go, agents end, and other programs take ports. */
 import * as fc from 'fast-check';
 import { pino } from 'pino';
 import { describe, expect, test } from 'vitest';
@@ -110,7 +110,7 @@ class Model {
     this.#pods.push(podOf(`fixed-${(this.#made += 1)}`, hostPort));
   }
 
-  /** Admits the bound Pods whose port no machine has. */
+  /** Admits the bound Pods whose reserved port no machine has. */
   admit(): void {
     for (const pod of this.#pods) {
       const claim = claimOf(pod);
@@ -253,7 +253,7 @@ test('a Pod waits for a chosen port of another machine, and does not learn of ot
   const pod = podOf('wants', 9003);
   const claimed = claimOf(pod).ports;
   expect(awaitedPort(pod, claimed, [holder])).toBe(
-    'Port 9003/TCP is held by VM holder, for which this host chose it',
+    'Port 9003/TCP is held by VM holder, because this host chose the port for it',
   );
   const foreign = { ...pod, metadata: { ...pod.metadata, namespace: 'platform-qa' } };
   expect(awaitedPort(foreign, claimed, [holder])).toContain('held by a VM of another namespace');

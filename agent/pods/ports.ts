@@ -1,6 +1,6 @@
 /**
- * Keeps the ledger of host ports: the reserved ports of bound Pods, and the ports that this host chose for machines. The records of the
- * machines are the ledger, so that it survives the agent.
+ * Keeps account of the host ports in use: the reserved ports of bound Pods, and the ports that this host chose for machines. The account
+ * consists of the records of machines, so that it survives a restart of the agent.
  */
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
@@ -16,8 +16,8 @@ import { automaticPortsOf, nameOfClaim, namesOfHeld } from './portclaims.ts';
 type PortHost = Pick<Host, 'records' | 'network' | 'ports' | 'boundPods' | 'logger'>;
 
 /**
- * Chooses the machine's automatic ports and saves them in its record before their use. Ports that the machine has stay, unless another
- * program uses them. Call it only while the machine has no process.
+ * Chooses the machine's automatic ports and saves them in its record before their use. The machine keeps the ports that it has, unless
+ * another program uses them. Call this function only while the machine has no process.
  *
  * @throws ReasonedError `NoFreePort` when a range has no free port left.
  */
@@ -29,7 +29,7 @@ export async function holdPorts(host: PortHost, record: MachineRecord): Promise<
   const usable = new Set<string>();
   const unusable = new Set<string>();
   for (;;) {
-    // No await may stand between the plan and the save, because another machine could then get the same port.
+    // There must be no `await` between the plan and the save. Otherwise another machine could get the same port.
     const held = portsToAvoid(host, record);
     const isHeld = (name: string): boolean => held.has(name) || unusable.has(name);
     const planned = planPorts(asked, { kept: record.automaticPorts, isHeld }, host.ports);
@@ -60,8 +60,8 @@ function saveChoice(host: PortHost, record: MachineRecord, planned: MachinePort[
 }
 
 /**
- * Returns the names of all ports that other machines have or will get, and of those that the machine reserves. Ports stay with a machine
- * until it is removed, or has failed.
+ * Returns the names of all ports that other machines have or will get, and of the ports that this machine reserves. A machine keeps its
+ * ports until it is removed or has failed.
  */
 function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: MachineRecord): Set<string> {
   const others = records.list().filter((record) => record.uid !== uid);
@@ -71,9 +71,9 @@ function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: Mac
 }
 
 /**
- * Returns the error to throw for a failed start. A program may take a port between its choice and its use. The error then has no reason, so
- * that the start is tried again, and with another port. If the program has left the port since, only a machine without reserved ports shows
- * that the port was a chosen one.
+ * Returns the error to throw for a failed start. Another program can take a port after the agent has chosen the port and before the machine
+ * uses it. In this case, the error has no reason, so that the start is tried again with another port. If that program has released the port
+ * meanwhile, the agent knows only for machines without reserved ports that the port was a chosen port.
  */
 export async function explainPortTaken(
   host: PortHost,

@@ -16,7 +16,7 @@ import { readSecret } from './secrets.ts';
  * Returns the credentials of all pull secrets that the Pod names, in the same order. Throws the client's error if the API server is
  * unreachable.
  *
- * @throws ReasonedError `PullSecretMissing` when a secret does not exist, may not be read, or has another type.
+ * @throws ReasonedError `PullSecretMissing` when a secret does not exist, this host has no right to read it, or it has another type.
  */
 export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promise<Keyring> {
   const texts: string[] = [];
@@ -36,7 +36,9 @@ export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promi
 async function read(client: KubeClient, ref: { name: string; namespace: string }): Promise<string> {
   const secret = await readSecret(client, ref);
   if (secret === undefined) {
-    throw missing(`There is no pull secret ${ref.name} in ${ref.namespace} that this host may read`);
+    throw missing(
+      `The pull secret ${ref.name} in ${ref.namespace} does not exist, or this host has no right to read it`,
+    );
   }
   const { type, data } = secret;
   const text = data?.[KEY];

@@ -83,7 +83,7 @@ test('a port that nobody listens on says so', async () => {
   });
 });
 
-/** Port of the loopback address on which a server listens or not. */
+/** Guest with one port on the loopback address. The test starts and stops the server on this port. */
 class Guest {
   #server: Server | undefined;
   #port = 0;

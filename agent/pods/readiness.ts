@@ -9,13 +9,19 @@ import { portsOf } from './portclaims.ts';
 
 type Readiness = NonNullable<Runtime['readiness']>;
 
-/** Time between two checks of a guest that is not ready, short because users wait for it. A ready guest has the default of a kubelet. */
+/**
+ * Time between two checks of a guest that is not ready. This time is short, because users wait for the guest. The time for a ready guest is
+ * a kubelet's default.
+ */
 const NOT_READY_MILLISECONDS = 1_000;
 const READY_MILLISECONDS = 10_000;
-/** Number of failed checks in a row after which a ready guest counts as not ready. It is the default of a kubelet's readiness probe. */
+/** Number of failed checks in a row after which a ready guest counts as not ready. A kubelet's readiness probe has the same default. */
 const FAILURES = 3;
 const CONNECT_MILLISECONDS = 1_000;
-/** Time to see whether a forwarded connection stays open. The hypervisor accepts each connection, and closes it if the guest refuses. */
+/**
+ * Time in which the agent watches whether a forwarded connection stays open. The hypervisor accepts each connection, and closes the
+ * connection if the guest refuses it.
+ */
 const HOLD_MILLISECONDS = 300;
 /** Time limit for the guest's answer after the agent has closed its half of the connection. */
 const ANSWER_MILLISECONDS = 2_000;
@@ -24,13 +30,19 @@ const ANSWER_MILLISECONDS = 2_000;
 export interface Target {
   host: string;
   port: number;
-  /** Port in the guest, for messages. */
+  /** Port in the guest, which messages show. */
   guestPort: number;
-  /** Whether the hypervisor forwards the connection. If so, the hypervisor accepts connections even if no program in the guest does. */
+  /**
+   * Whether the hypervisor forwards the connection. If true, the hypervisor accepts connections even if no program in the guest accepts
+   * them.
+   */
   forwarded: boolean;
 }
 
-/** Way to find the readiness of a machine: a known answer, or a check of the guest. No answer is known before the first result. */
+/**
+ * Way to find the readiness of a machine: an answer that is already known, or a check of the guest. The answer is undefined until the first
+ * result.
+ */
 export type Question =
   | { kind: 'answer'; readiness: Readiness | undefined }
   | { kind: 'probe'; target: Target };
@@ -84,18 +96,22 @@ function readinessOf({ connected }: NonNullable<Runtime['guest']>): Readiness {
 /** Checks guests regularly and reports when the readiness of a guest changes. */
 export class ReadinessProber {
   readonly #loops = new GuestLoops();
-  /** Address at which each machine is checked, by uid. */
+  /** Address at which each machine is checked. The key is the machine's uid. */
   readonly #targets = new Map<string, Target>();
   readonly #changed: (uid: string) => void;
   readonly #wait: typeof rest;
 
-  /** Takes the callback for changes and the function that waits between two checks, in milliseconds. */
+  /**
+   * `changed` is called with a machine's uid when its readiness has changed. `wait` waits between two checks for a number of milliseconds.
+   */
   constructor(changed: (uid: string) => void, wait = rest) {
     this.#changed = changed;
     this.#wait = wait;
   }
 
-  /** Starts the checks of the Pod's machine if it runs, and ends them otherwise. Until the first result, the Pod's condition `Ready` applies. */
+  /**
+   * If the Pod's machine runs, starts its checks. Otherwise ends the checks. Until the first result, the Pod's condition `Ready` applies.
+   */
   follow(pod: Readonly<Pod>, runtime: Runtime, forwardAddress: string): void {
     const { machine } = runtime.record;
     if (runtime.state.kind !== 'running' || machine === undefined) {

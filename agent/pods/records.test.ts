@@ -106,7 +106,7 @@ describe('users of machines', () => {
   }
 
   it('a machine keeps its user over restarts of the agent, and no other machine gets it before the record is gone', () => {
-    // A range of three numbers has two users for machines.
+    // A range of three user ids has two users for machines, because the first id is for the programs that read images.
     const users = new MachineUsers({ first: 1_900_000_000, count: 3 });
     const earlier = new RecordStore(directory);
     const given = ['a', 'b'].map((uid) => ownUser({ users, records: earlier }, recordOf(uid, earlier))?.uid);

@@ -10,7 +10,7 @@ import type { MachineRecord } from './machine.ts';
 /** Version of the format of record files. An agent that finds a higher version was downgraded, and treats the file as unreadable. */
 const VERSION = 1;
 
-/** Record that is unreadable. The machine may run, and the machine's disk may be the only copy of a user's data. */
+/** Record that is unreadable. The machine perhaps runs, and its disk is perhaps the only copy of a user's data. */
 export interface DamagedRecord {
   uid: string;
   path: string;
@@ -20,7 +20,8 @@ export interface DamagedRecord {
 
 /**
  * Schema of a record's fields. All releases of the agent write the required fields. The content of `machine`, `emulator` and `base` is not
- * validated again, because an agent has accepted it before. If a rule has become stricter since then, the machine must still keep its Pod.
+ * validated again, because the agent accepted it when it wrote the record. Even if a rule has become stricter since then, the machine must
+ * keep its Pod.
  */
 const recordSchema = z.looseObject({
   /** Absent if an early release of the agent wrote the file. */
@@ -50,7 +51,7 @@ const recordSchema = z.looseObject({
 });
 
 export class RecordStore {
-  /** Files that were unreadable at the start of the agent. They stay unchanged until {@link replaceDamaged}. */
+  /** Files that were unreadable at the start of the agent. The files stay unchanged until {@link replaceDamaged}. */
   readonly damaged: readonly DamagedRecord[];
   readonly #directory: string;
   readonly #records = new Map<string, MachineRecord>();
@@ -102,7 +103,10 @@ export class RecordStore {
     this.save(record);
   }
 
-  /** Saves a record in place of a damaged record. A copy of the damaged file stays for people until the machine is removed. */
+  /**
+   * Saves a record in place of a damaged record. A copy of the damaged file stays until the machine is removed, so that people can examine
+   * it.
+   */
   replaceDamaged(record: MachineRecord): void {
     const path = this.#path(record.uid);
     copyFileSync(path, damagedPath(path));

@@ -17,7 +17,7 @@ import { wantedWithoutPod } from './pod.ts';
 import { RecordStore } from './records.ts';
 import { adoptDamaged, adoptMachines } from './recover.ts';
 
-/** Path of data folders that agents of earlier commits wrote. Each contains one running machine. */
+/** Path of the data folders that earlier versions of the agent wrote. Each contains one running machine. */
 const FOLDERS = join(import.meta.dirname, '..', '..', 'test', 'fixtures', 'datafolders');
 const IMAGE = '/var/lib/berth/images/guest.qcow2';
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };

@@ -1,4 +1,7 @@
-/** Takes over the machines that an earlier agent process left. Creates a record for each folder or network attachment that has none. */
+/**
+ * Takes over the machines that continued to run during a restart of the agent. Creates a record for each machine folder or network
+ * attachment that has no record.
+ */
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { FoundMachine } from '../drivers/driver.ts';
@@ -56,7 +59,7 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
   }
 }
 
-/** Attaches a machine again that was found on this host. A running machine uses its ports, so they are not checked. */
+/** Attaches a machine again that was found on this host. The ports are not checked, because a running machine already uses its ports. */
 async function attachAgain(host: Host, { record, state }: Runtime): Promise<{ address: string | undefined }> {
   const { uid, machine, emulator, runAs } = record;
   const running = state.kind === 'running';
@@ -84,8 +87,8 @@ async function adoptStrays(host: Host, found: Found): Promise<void> {
 }
 
 /**
- * Replaces unreadable records of machines after the list of Pods is known. A machine with a Pod fails and keeps its disk. It keeps its
- * ports until its guest is shut down. A machine without a Pod is removed.
+ * Replaces unreadable records of machines after the list of Pods is known. A machine with a Pod fails and keeps its disk. Such a machine
+ * keeps its ports until its guest is shut down. A machine without a Pod is removed.
  */
 export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): Promise<void> {
   const byUid = new Map(pods.map((pod) => [pod.metadata.uid, pod]));
@@ -100,7 +103,7 @@ export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): 
   }
 }
 
-/** Returns the ports that the host chose for a machine, from the last report in its Pod. Other machines keep the ports that they have. */
+/** Returns the ports that the host chose for a machine, from the last report in its Pod. Ports that another machine has are left out. */
 function portsInReport(
   { records, ports }: Host,
   record: MachineRecord,
@@ -127,8 +130,8 @@ function identityOf(pod: Readonly<Pod>): MachineIdentity {
 }
 
 /**
- * Machines of all drivers of this host, by uid, with the name of their driver. The driver of QEMU lists all folders, so a driver that comes
- * later in the map has priority.
+ * Machines of all drivers of this host, with the name of their driver. The key is the machine's uid. The driver of QEMU lists all folders,
+ * so a driver that comes later in the map has priority.
  */
 type Found = ReadonlyMap<string, FoundMachine & { driver: string }>;
 
@@ -140,7 +143,10 @@ async function findMachines({ drivers }: Host): Promise<Found> {
   return new Map((await Promise.all(lists)).flat());
 }
 
-/** Returns a new record for a machine that was found on the host. The machine may run, so the record has the user of its process. */
+/**
+ * Returns a new record for a machine that was found on the host. Perhaps the machine runs, so the record has the Linux user of the
+ * machine's process.
+ */
 function foundRecord(
   host: Host,
   { uid, ...identity }: MachineIdentity & { uid: string },

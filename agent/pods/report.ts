@@ -7,22 +7,25 @@ import { holdsPorts } from './portclaims.ts';
 
 /** Limit of the message in the report, in characters. */
 const REPORT_MESSAGE_LENGTH = 512;
-/** Number of characters with which JSON escapes one character. */
+/** Largest number of characters that JSON needs for one escaped character. */
 const LONGEST_ESCAPE = 6;
-/** Limit of the message about the display, in characters. The longest message of the QEMU driver fits. */
+/** Limit of the message about the display, in characters. The longest message of the QEMU driver is not longer than this. */
 const DISPLAY_MESSAGE_LENGTH = 320;
 /** Characters in the report for the key of the message, its quotes and its comma. */
 const MESSAGE_KEY_LENGTH = 16;
 
 interface ReportFacts extends Pick<MachineReport, 'message'> {
   accelerator: string | undefined;
-  /** Hash of the wanted state that the machine fulfils; undefined while it does not fulfil it. */
+  /** Hash of the wanted state that the machine fulfils. Undefined while the machine does not fulfil its wanted state. */
   desiredHash: string | undefined;
   /** Address for connections to the ports of this host that lead to machines. */
   forwardAddress: string;
 }
 
-/** Returns the report. Its message is cut so that the report fits into a condition: the operator cannot read a report that was cut. */
+/**
+ * Returns the report. The report's message is cut so that the report fits into a condition. The operator could not read a report that was
+ * cut.
+ */
 export function reportOf(runtime: Readonly<Runtime>, { message, ...facts }: ReportFacts): MachineReport {
   const report = factsOf(runtime, facts);
   const room = MESSAGE_LENGTH - MESSAGE_KEY_LENGTH - JSON.stringify(report).length;
@@ -53,7 +56,10 @@ function factsOf(
   };
 }
 
-/** Returns the part of the report about the display. Its message has only characters that JSON writes as one, so that the machine's whole report is short. */
+/**
+ * Returns the part of the report about the display. The message of this part contains only characters that JSON writes without an escape,
+ * so that the machine's whole report is short.
+ */
 function displayReport({ state }: Pick<Runtime, 'state'>): Pick<MachineReport, 'display'> {
   const display = state.kind === 'running' ? state.display : undefined;
   if (display === undefined) {

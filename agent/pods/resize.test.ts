@@ -1,4 +1,4 @@
-/** Tests the sizes that a host promises to resized machines, and the sizes with which it starts them. */
+/** Tests the sizes that a host allocates to resized machines, and the sizes with which it starts these machines. */
 import * as fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { MACHINE_MEMORY_OVERHEAD_BYTES as OVERHEAD } from '../../api/v1alpha1/machine.ts';
@@ -32,7 +32,7 @@ class Model {
     }));
   }
 
-  /** Resizes the Pod. The host may promise the new size. */
+  /** Resizes the Pod. The host allocates the new size if it has enough resources. */
   resize(index: number, cpu: number, gibibytes: number) {
     this.pods[index] = podOf(`uid-${index}`, cpu, gibibytes);
     return this.look(index);
@@ -46,7 +46,7 @@ class Model {
     return allocate(this.pod(index), this.record(index), claimants);
   }
 
-  /** Restarts the machine. The desired size is larger than any promise, so the promise limits the size. */
+  /** Restarts the machine. The desired size is larger than any allocated size, so the allocated size limits the start. */
   restart(index: number): void {
     const record = this.record(index);
     record.startedWith = grantedSize(record, { cpu: 256, memoryBytes: 2 ** 44 });

@@ -85,7 +85,10 @@ export function resourceStatus(
   };
 }
 
-/** Writes the claim as container requests. An amount equal to that of the Pod's spec keeps its spelling there (`1` or `1000m`). */
+/**
+ * Writes the claim as requests of a container. If an amount equals that of the Pod's spec, it is written in the same way as there (`1` or
+ * `1000m`).
+ */
 function requestsOf(
   { cpuMillis, memoryBytes }: Pick<Claim, 'cpuMillis' | 'memoryBytes'>,
   said: Readonly<Record<string, string>>,

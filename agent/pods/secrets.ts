@@ -1,17 +1,21 @@
-/** Reads Secrets that a Pod names. The agent has a Node's rights: it may read only Secrets that its Node's Pods name. */
+/** Reads Secrets that a Pod names. The agent has the rights of a Node. It can read only Secrets that Pods of its Node name. */
 import { Backoff } from '../../base/backoff.ts';
 import { pause } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
 
-/** Time limit for retries after the API server refuses a secret. Its Node authorizer may learn of a Pod milliseconds after the host. */
+/**
+ * Time limit for retries after the API server refuses a secret. The API server's Node authorizer can learn of a Pod some milliseconds after
+ * the host.
+ */
 const LAG_MILLISECONDS = 10_000;
 const LAG_FIRST_MILLISECONDS = 50;
 const LAG_CAP_MILLISECONDS = 1_000;
 
 /**
- * Returns a Secret; undefined if there is none that this host may read. Throws the client's error if the API server is unreachable.
+ * Returns a Secret, or undefined if it does not exist or this host has no right to read it. Throws the client's error if the API server is
+ * unreachable.
  */
 export async function readSecret(
   client: Pick<KubeClient, 'get'>,

@@ -33,8 +33,8 @@ export async function prepareSeed(
 }
 
 /**
- * Returns the user data of a machine. If the Secret cannot be read, but an earlier start of the machine had user data, the result is
- * that data. So a machine that has run does not depend on the Secret any more.
+ * Returns the user data of a machine. If the Secret cannot be read, but an earlier start of the machine had user data, the result is that
+ * data. So a machine that has run no longer depends on the Secret.
  */
 async function userDataOf(
   host: Host,
@@ -66,7 +66,7 @@ function isOfUserData(reason: Reason | undefined): boolean {
   return USER_DATA_REASONS.has(reason);
 }
 
-/** Returns the condition of a Pod whose machine has user data. The list is empty before the first try to start the machine. */
+/** Returns the condition `UserDataReady` in a list, which is empty without user data and before the first start of the machine. */
 export function userDataConditions({
   record,
   trouble,
@@ -83,7 +83,7 @@ export function userDataConditions({
 
 /**
  * Returns the cause if the image or the user data of a machine cannot be fetched yet. A cause in the user data is returned for a Pending
- * Pod only. In a running Pod, an operator takes every reason except the phase as a sign that the machine has run.
+ * Pod only. In a running Pod, the operator takes every reason other than the phase as a sign that the machine has run.
  */
 export function obstacle(
   reason: Reason | undefined,

@@ -1,11 +1,11 @@
-/** Measures how fast an image is fetched, for people who wait for it. */
+/** Measures how fast an image is fetched. People who wait for the image see this speed. */
 
-/** Shortest time over which a speed is measured. A shorter time gives figures that mean nothing. */
+/** Shortest time over which a speed is measured. Over a shorter time, the measured speed would be too inaccurate. */
 const SHORTEST_MILLISECONDS = 500;
 
 /**
  * Returns a function that takes the number of bytes fetched so far, and returns the mean speed in bytes per second since its first call.
- * Bytes of an earlier attempt were there at the first call and do not count. The result is undefined until the speed is known. `now` is
+ * Bytes that an earlier attempt had fetched before the first call do not count. The result is undefined until the speed is known. `now` is
  * a clock in milliseconds.
  */
 export function meanSpeed(now = () => performance.now()): (bytes: number | undefined) => number | undefined {

@@ -55,7 +55,7 @@ const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
   'Terminating',
 ]);
 
-/** Addresses of the host: that of its Node, and that for connections to ports which lead to machines. */
+/** Addresses of the host: the address of its Node, and the address for connections to host ports that lead to machines. */
 type HostAddresses = Pick<Host, 'address' | 'forwardAddress'>;
 
 export function machineStatus(pod: Pod, view: MachineView, host: HostAddresses, now: string): PodStatus {
@@ -119,8 +119,8 @@ export function phaseOf(view: MachineView): MachinePhase {
 }
 
 /**
- * Returns whether the machine is an emulator whose Android has not booted. It counts as starting: it fetches no image, and its process
- * alone is not enough.
+ * Returns whether the machine is an emulator whose Android has not booted. Such an emulator is in the phase Starting, because a running
+ * process alone does not make it usable.
  */
 function isBooting({ emulator, booted }: Readonly<MachineRecord>): boolean {
   return emulator !== undefined && booted !== true;
@@ -253,7 +253,7 @@ function containerState(
   return waiting(reason, messageOf(runtime, phase) ?? percent(operation?.progressPercent));
 }
 
-/** Returns why a machine does not start yet, if the Pod's container is to show that instead of the phase. */
+/** Returns the cause why a machine does not start yet. The result is undefined if the Pod's container must show the phase instead. */
 function causeOfWait(
   { record, trouble }: Readonly<Runtime>,
   phase: MachinePhase,
@@ -264,8 +264,8 @@ function causeOfWait(
 }
 
 /**
- * Returns the final state of the machine's container. A machine without a failure ended because its Pod was deleted. The exit code is
- * not 0 even then, because a Job would take 0 for success.
+ * Returns the final state of the machine's container. A machine without a failure ended because its Pod was deleted. Even in this case, the
+ * exit code is not 0, because a Job would take 0 for success.
  */
 function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState['terminated']> {
   const { failure, killed } = record;

@@ -14,13 +14,19 @@ import { ApiError, isConflict, isInvalid, isNotFound, TerminalError } from '../.
 import { compareResourceVersions, keyOf, refOf } from '../../kube/objects.ts';
 import { isEnded } from './pod.ts';
 
-/** Number of writes at the same time. A single slow write must not delay the writes for the other Pods of the host, a few dozen. */
+/**
+ * Number of writes at the same time. A single slow write must not delay the writes for the other Pods of the host. A host has a few dozen
+ * Pods.
+ */
 const WORKERS = 8;
 
 interface AfterStatus {
-  /** Whether the writer then deletes the Pod with grace 0, because the Pod is being deleted and has nothing left on the host. */
+  /**
+   * Whether the writer deletes the Pod with grace period 0 after the write. The value is true if the Pod is being deleted and has nothing
+   * left on the host.
+   */
   finish?: boolean;
-  /** Called when the API server has accepted the status, or already had it. */
+  /** Called when the API server has accepted the status or already has the same status. */
   onTaken?: () => void;
 }
 
@@ -41,9 +47,9 @@ export class StatusWriter {
   readonly #options: StatusWriterOptions;
   readonly #controller: Controller;
   readonly #wishes = new Map<string, StatusWish>();
-  /** Answers of the API server to the last writes of a status, by the Pod's uid. */
+  /** Answers of the API server to the last writes of a status. The key is the Pod's uid. */
   readonly #written = new Map<string, Pod>();
-  /** Uids of the Pods that this agent has deleted with grace 0. */
+  /** Uids of the Pods that this agent has deleted with grace period 0. */
   readonly #finished = new Set<string>();
 
   constructor(options: StatusWriterOptions) {
@@ -79,7 +85,7 @@ export class StatusWriter {
       this.#written.delete(uid);
       return pod;
     }
-    // In the answer to the write, only the status is newer. The Pod's deadlines and annotations come from the watch.
+    // Only the status comes from the answer to the write. The Pod's deadlines and annotations come from the watch, which may be newer.
     return { ...pod, ...(written.status === undefined ? {} : { status: written.status }) };
   }
 
@@ -134,7 +140,10 @@ export class StatusWriter {
     }
   }
 
-  /** Deletes the Pod with grace 0. A Pod with finalizers still exists afterwards; its grace is then 0, so it is not deleted again. */
+  /**
+   * Deletes the Pod with grace period 0. A Pod with finalizers exists even after that. The grace period of such a Pod is then 0, so the Pod
+   * is not deleted again.
+   */
   async #finish(pod: Readonly<Pod>): Promise<void> {
     const { uid = '', deletionGracePeriodSeconds } = pod.metadata;
     if (deletionGracePeriodSeconds === 0 || this.#finished.has(uid)) {
@@ -148,15 +157,18 @@ export class StatusWriter {
 }
 
 /**
- * Returns whether the API server rejects the content of the status, so that a retry would fail, too. It answers 500 if the content
- * breaks the schema, and 422 if the uid is wrong.
+ * Returns whether the API server rejects the content of the status. In this case, a retry would fail too. The API server answers 500 if the
+ * content does not match the schema, and 422 if the uid is wrong.
  */
 function isOurMistake(error: unknown): error is Error {
   const untyped = error instanceof ApiError && error.message.includes('failed to create typed patch object');
   return isInvalid(error) || untyped;
 }
 
-/** Returns whether the Pod's status already has all fields and conditions of `wanted`. Further ones, of other writers, are ignored. */
+/**
+ * Returns whether the Pod's status already has all fields and conditions of `wanted`. Other fields and conditions, which other programs
+ * write, are ignored.
+ */
 export function showsAlready(pod: Pod, wanted: PodStatus): boolean {
   const { conditions: wantedConditions = [], ...rest } = wanted;
   const current: Record<string, unknown> = { ...pod.status };

@@ -69,7 +69,7 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
   } as unknown as Operation;
   const runtime = newRuntime(record, directory);
   await STEPS.create(host, runtime, operation);
-  // The operator makes a deleted Secret again only before the machine is created.
+  // The operator creates a deleted Secret again only before the machine is created.
   host.vncPassword = () => expect.unreachable();
   const started = STEPS.start(host, runtime, operation);
   // A Pod that is deleted now must not free the slot of a machine that is about to run.

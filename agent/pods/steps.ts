@@ -1,4 +1,7 @@
-/** Implements each long step of a machine as a function, which saves its intent, then changes the host, then saves the result. */
+/**
+ * Implements each long step of a machine as a function. The function first saves its intent, then changes the host, and then saves the
+ * result.
+ */
 import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -63,7 +66,7 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   operation.bytesPerSecond = undefined;
   operation.changed();
   if (runtime.state.kind !== 'absent') {
-    // An earlier agent process ended before it had completed the machine's folder.
+    // The agent was restarted before it had completed the machine's folder.
     await driverOf(host, record).delete(folder);
   }
   record.isoPath = iso?.path;
@@ -148,7 +151,7 @@ function startWords(host: Host, record: MachineRecord): string {
   return `The machine runs with ${accelerator}`;
 }
 
-/** Stops the guest. The intent is saved first, so that an end of the hypervisor during the stop does not count as a crash. */
+/** Stops the guest. The intent is saved first, so that the end of the hypervisor during the stop does not count as a crash. */
 async function stop(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   const { graceMilliseconds, hurry } = operation;
   host.records.update(record, { ...offChange(record, wantsOff(operation.desired)), end: undefined });
@@ -236,7 +239,7 @@ function withPorts(step: StepFunction): StepFunction {
   };
 }
 
-/** Functions of the long steps, by the step's kind. */
+/** Functions of the long steps. The key is the kind of the step. */
 export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
   create,
   start: withPorts(start),

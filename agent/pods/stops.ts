@@ -1,13 +1,15 @@
-/** Counts the stops of a machine. Emulators end with each stop of their VM, also with one that the operator did not see. */
+/** Counts how often a machine has stopped. Emulators end with each stop of their VM, including stops that the operator did not notice. */
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineEnd, MachineRecord } from './machine.ts';
 
-/** Returns whether a requested restart or revert is not done yet. `done` is the request time of the last one that was done. */
+/**
+ * Returns whether a requested restart or revert is not done yet. `done` is the request time of the last restart or revert that was done.
+ */
 export function isPending(asked: string | undefined, done: string | undefined): boolean {
   return asked !== undefined && asked !== done;
 }
 
-/** Returns whether a machine that does not run stays off. An unreadable wish changes nothing, so the machine stays off. */
+/** Returns whether a machine that does not run stays off. If the wanted state is unreadable, the machine stays off. */
 export function wantsOff(desired: Desired | undefined): boolean {
   return desired?.power !== 'Running';
 }
@@ -28,7 +30,7 @@ export function restsAfter(
   return how === 'GuestShutdown' && !startsAgain;
 }
 
-/** Returns the change of a record whose machine runs no longer. A stop counts once, even if its step is repeated. */
+/** Returns the change of the record of a machine that no longer runs. A stop counts once, even if its step is repeated. */
 export function offChange(
   { running, stops = 0 }: Readonly<MachineRecord>,
   staysOff: boolean,

@@ -13,7 +13,7 @@ function clientOf(answer: () => unknown): Pick<KubeClient, 'get'> {
   return { get: async () => answer() } as unknown as Pick<KubeClient, 'get'>;
 }
 
-/** Returns a client that has the Secret with these bytes at the key `user-data`. */
+/** Returns a client that reads a Secret with these bytes at the key `key`. */
 function secret(bytes: Buffer | string, key = REF.key): Pick<KubeClient, 'get'> {
   return clientOf(() => ({ data: { [key]: Buffer.from(bytes).toString('base64') } }));
 }

@@ -1,4 +1,4 @@
-/** Reads the user data of a machine from a Secret. No message has a part of the value. */
+/** Reads the user data of a machine from a Secret. No message contains any part of the value. */
 import { isUtf8 } from 'node:buffer';
 import { SECRET_USER_DATA_BYTES } from '../../api/v1alpha1/guestdata.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
@@ -23,7 +23,7 @@ export async function readUserData(client: Pick<KubeClient, 'get'>, ref: SecretK
   const { namespace, name, key } = ref;
   const secret = await read(client, ref);
   if (secret === undefined) {
-    const message = `The host waits for the Secret ${name} in ${namespace}, which has the user data; create it`;
+    const message = `The host waits for the Secret ${name} in ${namespace}, which must have the user data. Create the Secret`;
     throw new ReasonedError('SecretNotFound', message);
   }
   const value = secret.data?.[key];

@@ -1,4 +1,4 @@
-/** Prepares the service of a machine's screen on a port of the host, with the password from the Secret of its VM. */
+/** Prepares a machine for the access to its screen (VNC) on a port of the host. The password comes from the Secret of the machine's VM. */
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
@@ -15,7 +15,7 @@ import { readSecret } from './secrets.ts';
 
 /** File with the password in the machine's folder, so that a later start needs no API server. */
 const PASSWORD_FILE = 'vnc.password';
-/** Characters of a VNC password. VNC ignores any further ones, so a longer password would be weaker than it looks. */
+/** Characters of a VNC password. VNC ignores all characters after the eighth, so a longer password would be weaker than it looks. */
 const PASSWORD = /^[!-~]{8}$/;
 
 /**
@@ -35,7 +35,7 @@ export async function readVncPassword(
   }
   const password = Buffer.from(secret.data?.[VNC_SECRET_KEY] ?? '', 'base64').toString('latin1');
   if (!PASSWORD.test(password)) {
-    const message = `The key ${VNC_SECRET_KEY} of the Secret ${name} in ${namespace} must have 8 characters of ASCII; delete the Secret`;
+    const message = `The key ${VNC_SECRET_KEY} of the Secret ${name} in ${namespace} must have 8 ASCII characters. Delete the Secret, and the operator creates it again`;
     throw new ReasonedError('VNCSecretNotFound', message);
   }
   return password;
@@ -44,8 +44,8 @@ export async function readVncPassword(
 /**
  * Returns the password of a machine before its disk is made; undefined if it needs none.
  *
- * @throws ReasonedError `VNCSecretNotFound` when there is none. The operator makes a deleted Secret again only while the host reports this
- * reason.
+ * @throws ReasonedError `VNCSecretNotFound` when there is no password. If somebody deleted the Secret, the operator creates it again only
+ *     while the host reports this reason.
  */
 export async function requireVncPassword(host: Host, { record }: Runtime): Promise<string | undefined> {
   return vncPortOf(record) === undefined ? undefined : await host.vncPassword(needed(record.machine).vm);
@@ -58,7 +58,10 @@ export async function keepVncPassword({ folder }: Runtime, password: string | un
   }
 }
 
-/** Writes the password into the machine's folder, if it is not there, and returns where the hypervisor serves the screen. */
+/**
+ * Writes the password into the machine's folder, unless the folder already has it. Returns the address and port at which the hypervisor
+ * serves the screen.
+ */
 export async function prepareVnc(
   host: Host,
   { record, folder }: Pick<Runtime, 'record' | 'folder'>,

@@ -10,22 +10,27 @@ import { pause } from '../../base/time.ts';
 import { hasCode, isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
 
 /**
- * Possible paths of the host's tree of control groups, tried in this order. In a privileged container with the host's process
- * ids, /sys/fs/cgroup is the container's own tree. Therefore the view of the host's first process comes first, but not every
- * container may read it.
+ * Possible paths of the host's tree of control groups, tried in this order. In a privileged container with the host's process ids,
+ * /sys/fs/cgroup is the container's own tree. Therefore the tree that the host's first process sees is tried first. Not every container has
+ * the right to read it.
  */
 const ROOTS = ['/proc/1/root/sys/fs/cgroup', '/sys/fs/cgroup'];
 const GROUP = 'berth';
-/** Attempts to remove a control group, 5 s in total. The kernel releases a process's last thread some time after the process has ended. */
+/**
+ * Largest number of attempts to remove a control group. All attempts together take 5 s. The kernel releases a process's last thread some
+ * time after the process has ended.
+ */
 const REMOVE_ATTEMPTS = 200;
 const REMOVE_INTERVAL_MILLISECONDS = 25;
 
-/** Limits of the host's resources that a machine may use. */
+/** Limits of the host's resources for one machine. */
 export interface MachineLimits {
   memoryBytes: number;
   /** Largest number of threads of all the machine's processes together. */
   processes: number;
-  /** Number of processors of the machine. If the host has too few for all machines, this number determines the machine's share. */
+  /**
+   * Number of processors of the machine. If the host has too few processors for all machines, this number determines the machine's share.
+   */
   cpu: number;
 }
 
@@ -129,11 +134,11 @@ export class MachineCgroups {
     return [...pids];
   }
 
-  /** Prevents the machine's processes from starting others, until the next {@link add} sets the limits again. */
+  /** Prevents the machine's processes from starting other processes, until the next {@link add} sets the limits again. */
   async forbidForks(machineUid: string): Promise<void> {
     for (const { path, controllers } of await this.#roots()) {
       if (controllers.includes('pids')) {
-        // The group may be missing.
+        // The error is ignored if the group is missing.
         await undefinedIf(isOfSystem, writeFile(join(path, GROUP, machineUid, 'pids.max'), '0'));
       }
     }
@@ -196,8 +201,8 @@ async function findHierarchies(roots: readonly string[]): Promise<Hierarchy[]> {
     const hierarchies: Hierarchy[] = [];
     for (const name of names) {
       const path = join(root, name);
-      // In version 1 of control groups a name like "cpu" may be a link to "cpu,cpuacct". Both lead to the same group, so the
-      // limits are written twice, which is harmless.
+      // In version 1 of control groups a name like "cpu" may be a link to "cpu,cpuacct". Both names lead to the same group. So the limits
+      // are written twice, but this does no harm.
       if (await isHierarchy(path)) {
         hierarchies.push({ path, version: 1, controllers: namedIn(name.split(',')) });
       }
@@ -213,7 +218,7 @@ function namedIn(names: readonly string[]): Controller[] {
   return CONTROLLERS.filter((controller) => names.includes(controller));
 }
 
-/** Enables a controller in the parents of machines' groups. In cgroups version 2, a group has a controller's files only after that. */
+/** Enables a controller in the parents of machines' groups. In cgroups version 2, a group has a controller's files only after this step. */
 async function delegate(root: string, controller: Controller): Promise<void> {
   for (const group of [root, join(root, GROUP)]) {
     await writeFile(join(group, 'cgroup.subtree_control'), `+${controller}`);

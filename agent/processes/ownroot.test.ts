@@ -1,5 +1,6 @@
 /**
- * Tests the copy of the image's files that machines run from: it is made once, repaired, and kept as long as a machine needs it.
+ * Tests the copy of the image's files that machines use. The copy is made once, repaired if it is damaged, and kept as long as a machine
+ * needs it.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';

@@ -1,7 +1,7 @@
 /**
- * A root file system for machines, separate from the agent's. When the agent's container is removed, its files are removed too,
- * while machines would still use them. Therefore the files that the hypervisor needs are copied to the data directory, once for
- * each version of the agent's image.
+ * Makes a root file system for machines, separate from that of the agent. When the agent's container is removed, its files are removed too,
+ * although running machines need them. Therefore the files that the hypervisor needs are copied to the data directory, once for each
+ * version of the agent's image.
  */
 import { listFolders } from '../../base/files.ts';
 import { createHash } from 'node:crypto';
@@ -40,22 +40,25 @@ export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefi
 }
 
 /**
- * Returns whether machines can outlive this container. They can if the container has the host's process ids. Then process 1 is
- * the host's first process, whose mount namespace differs from the container's.
+ * Returns whether machines can outlive this container. Machines can outlive the container if it has the host's PID namespace. In this case,
+ * process 1 is the host's first process, whose mount namespace differs from that of the container.
  */
 async function canOutlive(logger: Logger): Promise<boolean> {
-  const consequence = 'machines end with this container';
+  const consequence = 'machines end when this container ends';
   try {
     const [own, host] = await Promise.all([readlink('/proc/self/ns/mnt'), readlink('/proc/1/ns/mnt')]);
     if (own === host) {
-      logger.warn(`The container has process ids of its own, so ${consequence}`);
+      logger.warn(`The container has a separate PID namespace, so ${consequence}`);
     }
     return own !== host;
   } catch (error) {
     if (!(error instanceof Error && 'code' in error)) {
       throw error;
     }
-    logger.warn({ err: error }, `The container may not look at its host, so ${consequence}`);
+    logger.warn(
+      { err: error },
+      `The container has no right to read the namespaces of its host, so ${consequence}`,
+    );
     return false;
   }
 }
@@ -82,7 +85,10 @@ async function prepare({ list, script }: ImageFiles, options: OwnRootOptions): P
   };
 }
 
-/** Copies the listed files to a folder in `runtimes`, unless it already has all of them undamaged. Returns the path of this folder. */
+/**
+ * Copies the listed files to a folder in `runtimes`, unless this folder already has undamaged copies of all files. Returns the path of this
+ * folder.
+ */
 export async function installRuntime(list: string, runtimes: string): Promise<string> {
   const text = await readFile(list, 'utf8');
   const name = createHash('sha256').update(text).digest('hex').slice(0, 16);
@@ -117,8 +123,8 @@ async function isWhole(target: string, files: readonly { sum: string; path: stri
 }
 
 /**
- * Removes the folders in `runtimes` that no process uses, except `keep`, and returns their names. A machine that started from an
- * earlier version of the agent's image still uses an older folder.
+ * Removes the folders in `runtimes` that no process uses, except `keep`, and returns their names. A machine that started from an earlier
+ * version of the agent's image continues to use an older folder.
  */
 export async function removeUnused(runtimes: string, keep: string): Promise<string[]> {
   let unused = (await listFolders(runtimes)).filter((name) => join(runtimes, name) !== keep);

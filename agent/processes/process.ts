@@ -1,6 +1,6 @@
 /**
- * Processes that outlive the agent. The agent identifies a process by its pid, its start time and the host's boot. Therefore it
- * never mistakes another process with a reused pid for a machine.
+ * Functions for processes that continue to run when the agent ends. The agent identifies a process by its pid, its start time and the
+ * host's boot. Therefore it never mistakes another process with a reused pid for a machine.
  */
 import { readdir, readFile } from 'node:fs/promises';
 import { hasCode, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
@@ -20,11 +20,11 @@ export interface ProcessIdentity {
  */
 const EXIT_POLL_MILLISECONDS = 10;
 /**
- * Time limit of an exit after SIGKILL. A process cannot refuse SIGKILL; after 20 s it is stuck in the kernel, for example on a
- * dead network disk.
+ * Time limit of an exit after SIGKILL. A process cannot refuse SIGKILL. If it exists 20 s later, it is stuck in the kernel, for example on
+ * a dead network disk.
  */
 const KILL_TIMEOUT_MILLISECONDS = 20_000;
-/** Time limit of the programs `ps` and `sysctl`. They usually answer within milliseconds. */
+/** Time limit of the programs `ps` and `sysctl`. These programs usually answer within milliseconds. */
 const PROGRAM = { timeoutMilliseconds: 5_000 };
 
 let cachedBootId: Promise<string> | undefined;
@@ -54,8 +54,9 @@ async function startTimeFromProc(pid: number): Promise<string | undefined> {
 }
 
 /**
- * Returns the start time in a line of /proc/PID/stat, or undefined for a dead process. State Z alone does not show death: a
- * killed process has it when its main thread has ended, but keeps files, ports and locks until all its threads have ended.
+ * Returns the start time in a line of /proc/PID/stat, or undefined for a dead process. The state Z alone does not show that a process is
+ * dead. A killed process has the state Z when its main thread has ended. But it keeps files, ports and locks until all its threads have
+ * ended.
  */
 export function startTimeIn(text: string): string | undefined {
   // The name of the command may contain spaces and brackets, so the fields are counted after the last ')'. Field 3 is the state,
@@ -77,7 +78,7 @@ export async function isAlive(identity: ProcessIdentity): Promise<boolean> {
   return now !== undefined && now.startTime === identity.startTime && now.bootId === identity.bootId;
 }
 
-/** Waits for the end of a process; returns false if the process is still alive at the deadline. */
+/** Waits for the end of a process. Returns false if the process is alive at the deadline. */
 export async function waitForExit(identity: ProcessIdentity, timeoutMilliseconds: number): Promise<boolean> {
   const deadline = Date.now() + timeoutMilliseconds;
   while (await isAlive(identity)) {
@@ -105,8 +106,8 @@ export async function killForCertain(identity: ProcessIdentity): Promise<void> {
 }
 
 /**
- * Finds the process that has `argument` among its arguments. The agent needs this if it crashed after it had started a process
- * and before it had stored the pid. Only hosts with /proc support this.
+ * Finds the process that has `argument` among its arguments. The agent needs this function if it crashed after it had started a process and
+ * before it had stored the pid. Only hosts with /proc support this.
  */
 export async function findByArgument(argument: string): Promise<ProcessIdentity | undefined> {
   for await (const { pid, text } of processFiles('cmdline')) {

@@ -1,6 +1,6 @@
 /**
- * A system user of its own for each machine. If a guest takes control of its hypervisor, it still cannot reach files or processes
- * of another machine. Firecracker's jailer, which uses one uid for each machine, and libvirt's `+dac` work the same way.
+ * Gives each machine a separate Linux user. If a guest takes control of its hypervisor, the guest cannot reach files or processes of other
+ * machines. Firecracker's jailer, which uses one uid for each machine, and libvirt's `+dac` work the same way.
  */
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
@@ -22,8 +22,8 @@ export interface UserRange {
 export const SHARED_RUN_AS: RunAs = { uid: 65_107, gid: 65_107 };
 
 /**
- * Returns the user of a machine's process, `own` if the machine has a user of its own. If the agent is root, the result is never
- * undefined, because no machine runs as root.
+ * Returns the user of a machine's process. `own` is the machine's own user, or undefined if the machine has none. If the agent is root, the
+ * result is never undefined, because no machine runs as root.
  */
 export function processUser(isRoot: boolean, own: RunAs | undefined): RunAs | undefined {
   return isRoot ? (own ?? SHARED_RUN_AS) : undefined;
@@ -35,7 +35,10 @@ export class UserRangeError extends Error {
 }
 
 export class MachineUsers {
-  /** User of the programs that read images before any machine uses them. Its group may read images. No machine runs as this user. */
+  /**
+   * User of the programs that read images before any machine uses them. The group of this user has the right to read images. No machine
+   * runs as this user.
+   */
   readonly reader: RunAs;
   readonly #range: UserRange;
 
@@ -45,8 +48,8 @@ export class MachineUsers {
   }
 
   /**
-   * Returns a user whose number is not in `taken`. The search begins at a number that is computed from a hash of `machineUid`.
-   * Therefore another machine seldom gets the same number soon afterwards.
+   * Returns a user whose number is not in `taken`. The search begins at a number that is computed from a hash of `machineUid`. Therefore a
+   * number that has become free is seldom given to another machine soon.
    *
    * @throws UserRangeError when all numbers are in use.
    */
@@ -90,7 +93,10 @@ export function ownUser(
   return record.runAs;
 }
 
-/** Root folders of the agent's container and of its host. Their /etc lists users and groups. A missing file lists no users. */
+/**
+ * Root folders of the agent's container and of its host. The folder `etc` in each of them has lists of users and groups. A missing file
+ * counts as an empty list.
+ */
 const ROOTS = ['', '/proc/1/root'];
 
 /**
@@ -101,7 +107,7 @@ const ROOTS = ['', '/proc/1/root'];
 export async function machineUsers(range: UserRange, logger: Logger): Promise<MachineUsers | undefined> {
   if (process.getuid?.() !== 0) {
     logger.warn(
-      'The agent is not root, so machines run as its user and without limits of memory, processes and CPU',
+      'The agent is not root, so machines run as the user of the agent and without limits of memory, processes and CPU',
     );
     return undefined;
   }
@@ -156,6 +162,6 @@ function shown({ first, count }: UserRange): string {
 }
 
 async function textOf(file: string): Promise<string> {
-  // The file may be missing. The container may also have no right to read a file of the host.
+  // The file can be missing, or the container has no right to read a file of the host.
   return (await undefinedIf(isOfSystem, readFile(file, 'utf8'))) ?? '';
 }

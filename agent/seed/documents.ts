@@ -1,7 +1,7 @@
 /**
- * Makes and keeps the documents that a guest reads at its start: user data, metadata and vendor data in the form of cloud-init's
- * NoCloud. They are in the machine's folder, so a start after a reboot of the host does not need the API server again. They may
- * contain passwords, so no message may have a part of them.
+ * Makes and keeps the documents that a guest reads at its start: user data, metadata and vendor data in the form of cloud-init's NoCloud.
+ * The documents are in the machine's folder, so a start after a reboot of the host does not need the API server again. The documents can
+ * contain passwords, so messages must not contain any part of them.
  */
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -17,7 +17,7 @@ const documentsSchema = z.object({
   userData: z.string().optional(),
   /** Text of the file `meta-data`: JSON, which is also valid YAML. */
   metaData: z.string(),
-  /** Text of the file `vendor-data`. Its settings count only where the user data has none. */
+  /** Text of the file `vendor-data`. A setting in this file applies only if the user data does not have the same setting. */
   vendorData: z.string().optional(),
   /** Values by key: the standard keys and the VM's `guestMetadata`. */
   values: z.record(z.string(), z.string()),
@@ -29,7 +29,7 @@ interface Folder {
   readonly path: string;
 }
 
-/** Name of the file with the documents. Only the agent may read it. */
+/** Name of the file with the documents. Only the agent can read this file. */
 const FILE = 'seed.json';
 
 /** Returns the documents of the machine's last start. The result is undefined if there are none, or the file cannot be understood. */
@@ -43,7 +43,7 @@ export async function writeSeedDocuments({ path }: Folder, documents: SeedDocume
   await writeWhole(join(path, FILE), JSON.stringify(documents));
 }
 
-/** Values of one start of a machine that its document does not have. */
+/** Values for one start of a machine that are not in the object `Machine`. */
 export interface StartFacts {
   /** Name of the host. */
   host: string;
@@ -64,7 +64,8 @@ export function makeDocuments(machine: Machine, facts: StartFacts): SeedDocument
       ...(keys.length > 0 && { 'public-keys': keys }),
       berth: values,
     }),
-    // The guest adds `public-keys` to its default user. Most images block root by default, and user data can block root again.
+    // cloud-init adds `public-keys` to the guest's default user. Most images forbid logins as root, and this setting allows them. User data
+    // can forbid them again.
     ...(keys.length > 0 && { vendorData: '#cloud-config\n{"disable_root":false}\n' }),
     values,
   };

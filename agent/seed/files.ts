@@ -11,7 +11,7 @@ import { isoImage } from './iso9660.ts';
 export interface SeedFiles {
   /** ISO image with the documents, for cloud-init. */
   disk: string;
-  /** Ignition config. Undefined if the user data is none. */
+  /** Ignition config. Undefined if the user data is not an Ignition config. */
   ignition?: string | undefined;
 }
 
@@ -21,8 +21,8 @@ const IGNITION = 'ignition.json';
 const LABEL = 'cidata';
 
 /**
- * Returns whether a machine gets a seed disk. A machine that boots from an ISO alone, for example a rescue system, gets one only if a
- * field asks for it.
+ * Returns whether a machine gets a seed disk. A machine that boots from an ISO alone, for example a rescue system, gets a seed disk only if
+ * a field of the machine asks for it.
  */
 export function hasSeed(machine: Machine): boolean {
   const { image, userData, userDataSecret, guestMetadata, sshAuthorizedKeys } = machine;
@@ -34,7 +34,7 @@ export function hasSeed(machine: Machine): boolean {
 }
 
 /**
- * Writes the files of the seed. Only the agent's user may read them. Hypervisors start as this user, and open the files before they
+ * Writes the files of the seed. Only the agent's user can read these files. Hypervisors start as this user, and open the files before they
  * change to another user.
  */
 export async function writeSeedFiles(path: string, documents: SeedDocuments): Promise<SeedFiles> {

@@ -8,7 +8,7 @@ interface Volume {
   files: Record<string, string>;
 }
 
-/** Returns a number that stands in both byte orders. @throws Error when the two differ. */
+/** Returns a number that is stored in both byte orders. @throws Error when the two stored numbers differ. */
 function both32(bytes: Buffer, at: number): number {
   const value = bytes.readUInt32LE(at);
   expect(bytes.readUInt32BE(at + 4)).toBe(value);

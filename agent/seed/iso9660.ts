@@ -1,6 +1,6 @@
 /**
- * Writes small ISO 9660 images with Joliet names, because no program for that exists on all hosts. All files are in the root folder. The
- * same files always give the same bytes.
+ * Writes small ISO 9660 images with Joliet names. The agent does this itself, because no program for ISO images exists on all hosts. All
+ * files are in the root folder. The same files always give the same bytes.
  */
 
 export interface IsoFile {
@@ -10,15 +10,18 @@ export interface IsoFile {
 }
 
 const SECTOR = 2048;
-/** Sectors before the first descriptor, which the format leaves to other systems. */
+/** Number of sectors before the first descriptor. The format reserves these sectors for other systems. */
 const SYSTEM_SECTORS = 16;
 const PRIMARY = 1;
 const SUPPLEMENTARY = 2;
 const TERMINATOR = 255;
-/** Escape sequence that tells that names are in UCS-2, level 3 (Joliet). */
+/** Escape sequence which states that names are in UCS-2, level 3 (Joliet). */
 const JOLIET_ESCAPE = '%/E';
 
-/** Sectors of the parts, in their order. Each path table has one sector, because it has only the root folder. */
+/**
+ * Number of the first sector of each part, in the order of the parts. Each path table has one sector, because it contains only the root
+ * folder.
+ */
 const SECTORS = {
   tables: SYSTEM_SECTORS + 3,
   jolietTables: SYSTEM_SECTORS + 5,
@@ -33,7 +36,7 @@ interface Placed extends IsoFile {
 }
 
 /**
- * Returns an image with these files. @throws RangeError when the folder would not fit into its sector.
+ * Returns an image with these files. @throws RangeError when the entries of all files do not fit into the one sector of the root folder.
  */
 export function isoImage(label: string, files: readonly IsoFile[]): Buffer {
   let next: number = SECTORS.files;
@@ -59,7 +62,10 @@ export function isoImage(label: string, files: readonly IsoFile[]): Buffer {
   return image;
 }
 
-/** Returns the sectors of a file. An empty file has one too, because some readers refuse a sector number after the end. */
+/**
+ * Returns the number of sectors of a file. An empty file has one sector, because some readers refuse the number of a sector after the end
+ * of the image.
+ */
 function sectorsOf(data: Buffer): number {
   return Math.max(1, Math.ceil(data.length / SECTOR));
 }
@@ -111,7 +117,7 @@ function putTexts(sector: Buffer, label: string, encoded: (text: string) => Buff
     sector.fill(encoded(' '), from, to);
   }
   encoded(label).copy(sector, 40);
-  // Four times of 17 bytes each: 16 digits 0 and a zone 0 mean that a time is not given.
+  // Four times of 17 bytes each: 16 digits `0` and the time zone 0 mean that the image states no time.
   for (const at of [813, 830, 847, 864]) {
     sector.fill('0', at, at + 16, 'ascii');
   }

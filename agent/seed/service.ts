@@ -20,7 +20,8 @@ export function seedPage(documents: SeedDocuments, path: string): string | undef
   switch (path) {
     case '/meta-data':
       return documents.metaData;
-    // cloud-init requires the first file and asks ten times for the second. So both exist, also without content.
+    // cloud-init requires `/user-data`, and would ask ten times for a missing `/vendor-data`. So both pages exist, even if they have no
+    // content.
     case '/user-data':
       return documents.userData ?? '';
     case '/vendor-data':

@@ -13,7 +13,7 @@ import type { BaseImage } from '../disks/disk.ts';
 import type { ImageStore } from '../images/store.ts';
 import type { TaskContext } from './runner.ts';
 
-/** Progress of the task in percent when the raw file is complete. Publishing makes the remaining progress. */
+/** Progress of the task in percent when the raw file is complete. The rest of the progress is for publishing. */
 const COPY_PERCENT = 40;
 
 /** A machine of this host, with the driver that stores its disk. */
@@ -34,13 +34,13 @@ export interface DiskHost {
   architecture: 'amd64' | 'arm64';
 }
 
-/** Function that works with a raw disk, for example publishes it. It returns the report of the task. */
+/** Function that works with a raw disk, for example publishes it. The function returns the report of the task. */
 export type UseDisk = (disk: RawDisk, options: PublishingOptions) => Promise<TaskReport>;
 
 /**
- * Calls `use` with an image of the image store as a raw file. The file is the image itself, or a copy that is removed afterwards.
- * If the image states no architecture, the disk has none either. The architecture of this host may be another, because any host
- * may do the work.
+ * Calls `use` with an image of the image store as a raw file. The file is the image itself, or a copy that is removed afterwards. If the
+ * image states no architecture, the disk states none either. The architecture of this host is not used instead, because a host of any
+ * architecture can do this work.
  */
 export async function withImage(
   host: DiskHost,
@@ -96,8 +96,9 @@ export async function withMachine(
 }
 
 const CONSISTENCIES = {
-  FileSystem: 'The disk was copied while the guest agent held its file systems frozen',
-  Crash: 'The copy is like a disk after a power cut, because no guest agent could freeze its file systems',
+  FileSystem: 'The disk was copied while the file systems of the guest were frozen',
+  Crash:
+    'The copy is like a disk after a power cut, because no guest agent could freeze the file systems of the guest',
   Stopped: 'The disk was copied while the machine was off',
 } as const;
 

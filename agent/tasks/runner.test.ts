@@ -1,4 +1,5 @@
 import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
@@ -6,7 +7,7 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { TASK_API_VERSION, type Task, type TaskReport } from '../../api/v1alpha1/task.ts';
 import { TASK_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
-import { TaskRunner } from './runner.ts';
+import { type TaskContext, TaskRunner } from './runner.ts';
 import { taskStatus } from './status.ts';
 
 const AT_ONCE = 2;
@@ -14,14 +15,18 @@ const TASK: Task = { apiVersion: TASK_API_VERSION, type: 'uncache', entry: 'e' }
 
 let directory: string;
 let runner: TaskRunner;
-/** Work under way, by the uid of its Pod; the test ends it. */
+/** Tasks that run. The key is the uid of the task's Pod. The test ends each task. */
 let underWay: Map<string, PromiseWithResolvers<TaskReport>>;
+/** Uids of Pods whose tasks take one more caller. */
+let takers: Set<string>;
 
 beforeEach(async () => {
   directory = await mkdtemp(join(tmpdir(), 'berth-tasks-'));
   underWay = new Map();
-  const work = async (_: Task, { uid }: { uid: string }): Promise<TaskReport> => {
+  takers = new Set();
+  const work = async (_: Task, { uid, takeCallers }: TaskContext): Promise<TaskReport> => {
     const end = Promise.withResolvers<TaskReport>();
+    takeCallers(() => takers.delete(uid));
     underWay.set(uid, end);
     return await end.promise;
   };
@@ -34,7 +39,7 @@ afterEach(async () => {
     underWay.get(uid)?.resolve({});
     runner.forget(uid);
   }
-  await rm(directory, { recursive: true });
+  await rm(directory, { recursive: true, maxRetries: 10 });
 });
 
 function podOf(uid: string, phase?: 'Running'): Pod {
@@ -98,4 +103,27 @@ test('the Pod of a waiting task is Pending with a reason, or Running if it was s
     containerStatuses: [{ ready: false, state: { waiting } }],
   });
   expect(taskStatus(podOf('c', 'Running'), state, '127.0.0.1', now).phase).toBe('Running');
+});
+
+test('a task ends, and the next one begins, although nothing can be written to its log', async () => {
+  start('a', 'b', 'c');
+  await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE));
+  for (const uid of ['a', 'b', 'c']) {
+    // The runner may write into the folder at this moment.
+    await rm(join(directory, uid), { recursive: true, maxRetries: 10 });
+  }
+  underWay.get('a')?.reject(new Error('the disk is full'));
+  underWay.get('b')?.resolve({});
+  await vi.waitFor(() => expect(kinds('a', 'b', 'c')).toEqual(['failed', 'succeeded', 'running']));
+});
+
+test('a task that takes callers takes them once it has begun, also after it has failed', async () => {
+  takers = new Set(['a', 'b', 'c']);
+  const takes = (uid: string): boolean => runner.connect(uid, new Socket());
+  start('a', 'b', 'c');
+  await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE));
+  expect([takes('a'), takes('a'), takes('c'), takes('d')]).toEqual([true, false, false, false]);
+  underWay.get('b')?.reject(new Error('no room'));
+  await vi.waitFor(() => expect(kinds('b')).toEqual(['failed']));
+  expect([takes('b'), takes('b')]).toEqual([true, false]);
 });

@@ -1,8 +1,9 @@
 /**
- * Runs tasks (each is the work of a Job's Pod, such as an image import). A limited number runs at once. If the agent ends during
- * a task, the next agent starts the task again. All tasks may be repeated.
+ * Runs tasks (each is the work of a Job's Pod, such as an image import). The number of tasks that run at once is limited. If the agent ends
+ * during a task, it starts the task again after its restart. All tasks can be repeated without harm.
  */
 import { appendFileSync, mkdirSync, readdirSync, rmSync } from 'node:fs';
+import type { Socket } from 'node:net';
 import { join } from 'node:path';
 import PQueue from 'p-queue';
 import type { Logger } from 'pino';
@@ -28,12 +29,18 @@ export interface TaskContext {
   /** Uid of the task's Pod. The names of the task's folder and processes contain this uid. */
   uid: string;
   pod: Readonly<Pod>;
-  /** Folder of this task alone, for its log and its temporary files. It is removed with the Pod. */
+  /** Folder of this task alone, for its log and its temporary files. The folder is removed with the Pod. */
   folder: string;
   signal: AbortSignal;
   /** Writes one line for `kubectl logs`. */
   log: (line: string) => void;
   progress: (percent: number) => void;
+  /**
+   * Sets the function `take`, which gets the connection of each caller that attaches to the Pod. `take` returns false to refuse a caller.
+   * Without this call, the task refuses all callers. A task makes the call before its first wait, because callers attach as soon as the
+   * task runs.
+   */
+  takeCallers: (take: (caller: Socket) => boolean) => void;
 }
 
 /** Returns whether the task has ended. */
@@ -48,15 +55,20 @@ interface Running {
   state: TaskState;
   readonly key: string;
   readonly abort: AbortController;
-  /** Removes the task from the queue; this has no effect after the task has begun. */
+  /** Removes the task from the queue. This has no effect after the task has begun. */
   readonly leave: AbortController;
   readonly console: ConsoleStore;
+  /**
+   * Takes the connection of a caller. Returns false if the task waits for no caller. A task that has failed can send the reason to a
+   * caller.
+   */
+  take: (caller: Socket) => boolean;
 }
 
 export interface TaskRunnerOptions {
   /** Path of `<data directory>/tasks`, with a folder for the log of each task. */
   directory: string;
-  /** Limit of tasks under way. The other tasks wait in the order of their arrival. */
+  /** Largest number of tasks that run at once. The other tasks wait in the order of their arrival. */
   atOnce: number;
   work: TaskWork;
   logger: Logger;
@@ -83,6 +95,11 @@ export class TaskRunner {
     return this.#running.get(uid)?.console;
   }
 
+  /** Passes the connection of a caller to a task. Returns false if no task of this uid takes a caller. */
+  connect(uid: string, caller: Socket): boolean {
+    return this.#running.get(uid)?.take(caller) ?? false;
+  }
+
   start(pod: Readonly<Pod>, key: string, task: Task): void {
     const { uid = '' } = pod.metadata;
     const { directory, atOnce, logger, changed } = this.#options;
@@ -97,16 +114,28 @@ export class TaskRunner {
       abort: new AbortController(),
       leave: new AbortController(),
       console: new ConsoleStore(folder, { log: 'serial', logger }),
+      take: () => false,
     };
-    const log = (line: string): void =>
-      appendFileSync(join(folder, appendedLog('serial')), `${line}\n`, { mode: 0o600 });
+    const log = (line: string): void => {
+      try {
+        appendFileSync(join(folder, appendedLog('serial')), `${line}\n`, { mode: 0o600 });
+      } catch (error) {
+        // The write of the log can fail, for example because the disk is full. The task then continues, because its result is in the status
+        // of its Pod.
+        logger.warn({ err: error, pod: key }, 'The log of a task lacks a line');
+      }
+    };
     if (this.#turns.pending >= atOnce) {
       log(`The task ${task.type} waits, because the host does ${atOnce} tasks at once`);
     }
     running.console.start();
     this.#running.set(uid, running);
     const progress = throttled(running, () => changed(key));
-    const context = { uid, pod, folder, signal: running.abort.signal, log, progress };
+    const { signal } = running.abort;
+    const takeCallers: TaskContext['takeCallers'] = (take) => {
+      running.take = take;
+    };
+    const context = { uid, pod, folder, signal, log, progress, takeCallers };
     this.#turns
       .add(() => this.#run(running, task, context), { signal: running.leave.signal })
       .catch((error: unknown) => this.#failed(running, { task, context, startedAt: Date.now() }, error));
@@ -135,7 +164,10 @@ export class TaskRunner {
     rmSync(join(this.#options.directory, uid), { recursive: true, force: true });
   }
 
-  /** Removes folders of tasks from earlier runs of this agent. Folders stay if their Pod is on this host; `uids` are these Pods' uids. */
+  /**
+   * Removes folders of tasks from earlier runs of this agent. A folder stays if its Pod is on this host. `uids` are the uids of the Pods on
+   * this host.
+   */
   sweep(uids: ReadonlySet<string>): void {
     mkdirSync(this.#options.directory, { recursive: true, mode: 0o700 });
     for (const name of readdirSync(this.#options.directory)) {

@@ -10,6 +10,8 @@ import { originName } from '../images/sources/origins.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
 import { type DiskHost, withImage, withMachine } from './disks.ts';
+import { receive } from './receive.ts';
+import { send } from './send.ts';
 import type { TaskContext, TaskWork } from './runner.ts';
 
 export interface TaskHost extends DiskHost {
@@ -31,6 +33,14 @@ export function taskWork(host: TaskHost): TaskWork {
         return await withMachine(host, task.vm, context, async (disk, options) => {
           return await store(host, { target: task.target, disk, context }, options);
         });
+      case 'receive':
+        return await receive(host, task, context, async (disk, options) => {
+          return await store(host, { target: task.target, disk, context }, options);
+        });
+      case 'send':
+        return await send(host, task, context, async (use) => {
+          return await held(host, task.image, context, use);
+        });
       case 'remove':
         return await remove(host, task, context);
       case 'push':
@@ -51,8 +61,8 @@ async function cache(
 }
 
 /**
- * Fetches an image. If the task has a target, the image is stored there. Otherwise the task only shows that the image can be
- * fetched, and the report contains its digest, sizes and reference.
+ * Fetches an image. If the task has a target, the image is stored there. Otherwise the task only proves that the image can be fetched. The
+ * report contains the image's digest, sizes and reference.
  */
 async function importImage(
   host: TaskHost,
@@ -152,7 +162,7 @@ function pinned(
     .filter(({ names }) => names.includes(`${listed}${base.digest}`))
     .flatMap(({ names }) => names.filter((name) => name.startsWith(listed)))
     .map((name) => name.slice(listed.length));
-  // The list may have the digests of several versions of the image. The last one is the newest.
+  // The list can contain digests of several versions of the image. The last one is the newest.
   const newest = digests.findLast((one) => one !== base.digest) ?? digests[0];
   return newest && `${prefix}${newest}`;
 }

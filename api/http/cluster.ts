@@ -10,18 +10,18 @@ export const clusterInfoSchema = z
     apiDomain: z.string().meta({ description: 'Host name in the certificate of the Kubernetes API.' }),
     certData: z.string().meta({
       description:
-        'Certificate of the authority of the Kubernetes API, as PEM text. Empty for a public authority.',
+        'Certificate of the authority of the Kubernetes API, as PEM text. Empty if a public authority signed the certificate of the API.',
     }),
     appClientId: z.string().meta({ description: 'Client ID of the berth command at the identity provider.' }),
     baseOauthEndpoint: z
       .string()
-      .meta({ description: 'URL of the identity provider. Empty without a provider.' }),
+      .meta({ description: 'URL of the identity provider. Empty if there is no identity provider.' }),
     gpuPassthroughEnabled: z.boolean(),
     issuer: z.string().optional().meta({ description: 'OIDC issuer of the users.' }),
     scopes: z.array(z.string()).meta({ description: 'OIDC scopes that the berth command asks for.' }),
     deviceFlow: z.boolean().meta({ description: 'Whether the identity provider offers the device flow.' }),
     version: z.string().meta({ description: 'Version of Berth.' }),
-    namespaceDefault: z.string().meta({ description: 'Namespace of requests that name none.' }),
+    namespaceDefault: z.string().meta({ description: 'Namespace of requests that do not name a namespace.' }),
   })
   .meta({ id: 'ClusterInfo' });
 export type ClusterInfo = z.infer<typeof clusterInfoSchema>;

@@ -6,7 +6,7 @@ import { whole } from './fields.ts';
 
 const phaseSchema = z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Terminating']);
 
-/** Emulator. The address and port of ADB are there under two spellings, because clients read either. */
+/** Emulator in an answer. It has the address and port of ADB under two names each, because different clients read different names. */
 export const emulatorItemSchema = z
   .object({
     name: z.string(),
@@ -55,7 +55,7 @@ export const emulatorRequestSchema = z
     timeout: whole(1, TIMEOUT_MAXIMUM)
       .optional()
       .meta({ description: 'Minutes to wait until the emulator runs. 5 when omitted.' }),
-    config: text('Not offered: the values are given in the request.', 253).optional(),
+    config: text('Not supported. Give the values of the emulator in the request.', 253).optional(),
   })
   .refine(({ config }) => config === undefined, {
     error: 'there are no emulator configs: give the values in the request',

@@ -1,11 +1,11 @@
 /** Images and ISOs as the HTTP API shows and accepts them. */
 import * as z from 'zod';
-import { diskQuantity } from '../v1alpha1/quantity.ts';
+import { diskQuantity } from '../v1alpha1/sizes.ts';
 import { objectName } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { architectureSchema } from '../v1alpha1/template.ts';
 
-/** Image or ISO. The architecture and the description are empty texts when nobody gave them, because clients read both. */
+/** Image or ISO. If nobody gave an architecture or a description, the field is an empty text, because clients always read both fields. */
 export const imageItemSchema = z
   .object({
     name: z.string(),
@@ -19,7 +19,10 @@ export const imageItemSchema = z
       .meta({ description: 'Architecture, or an empty text if it is not known.' }),
     state: z.enum(['Ready', 'Updating', 'Failed']),
     size: z.string().optional().meta({ description: 'Disk size of a VM, as a quantity.' }),
-    storageSize: z.string().optional().meta({ description: 'Space in storage, as a quantity.' }),
+    storageSize: z
+      .string()
+      .optional()
+      .meta({ description: 'Disk space that the content needs in storage, as a quantity.' }),
     errorMessage: z.string().optional(),
     lastUpdatedTimestamp: z
       .string()
@@ -33,7 +36,7 @@ export type ImageItem = z.infer<typeof imageItemSchema>;
 
 export const imageListSchema = z.object({ items: z.array(imageItemSchema) });
 
-/** Query of the list. It has no pages, because the list combines two namespaces. */
+/** Query of the list of images. The list cannot be divided into pages, because it combines two namespaces. */
 export const imageListQuerySchema = z.object({ labelSelector: z.string().max(1024).optional() });
 
 /** Longest name of a new image. */
@@ -77,5 +80,5 @@ export const copyRequestSchema = z
   })
   .refine(hasName, NEEDS_NAME);
 
-/** The description is required, because an empty text removes the stored one. */
+/** The description is required, because an empty text removes the stored description. */
 export const descriptionRequestSchema = z.object({ description: descriptionSchema });

@@ -5,7 +5,7 @@ import { IMAGE_NAME_LENGTH } from '../v1alpha1/reference.ts';
 /** Largest number of hosts or tags in a request. An ImageCacheEntry has the same limit. */
 const NAMES = 4096;
 const NAME_LENGTH = 253;
-/** Longest text with a list of names, in characters. It fits the largest number of the longest names. */
+/** Longest text with a list of names, in characters. {@link NAMES} names of the largest length fit into it. */
 const NAMES_LENGTH = NAMES * (NAME_LENGTH + 1);
 
 const TOO_MANY = `must have at most ${NAMES} names`;
@@ -14,7 +14,8 @@ function names(description: string) {
   return z
     .union(
       [
-        // A list that is too long is refused here, before its names are read. Each bad name would be a mistake that needs memory.
+        // A list that is too long is refused here, before its names are read. Otherwise each wrong name in it would need memory for an
+        // error of its own.
         z.array(z.string().min(1).max(NAME_LENGTH)).max(NAMES),
         z.string().max(NAMES_LENGTH),
       ],
@@ -22,7 +23,9 @@ function names(description: string) {
     )
     .refine((given) => typeof given !== 'string' || given.split(',').length <= NAMES, { error: TOO_MANY })
     .optional()
-    .meta({ description: `${description} A list, or a text with commas between at most ${NAMES} names.` });
+    .meta({
+      description: `${description} A list of names, or a text with names separated by commas. At most ${NAMES} names.`,
+    });
 }
 
 const selection = {
@@ -37,7 +40,7 @@ export type CacheSelection = z.infer<typeof cacheSelectionSchema>;
 
 const imageName = z.string().max(IMAGE_NAME_LENGTH).optional();
 
-/** Selection of hosts with the image in the body, under one of three names. */
+/** Body of a request that selects hosts and names an image. The image is in one of three fields. */
 export const cacheRemovalSchema = z
   .object({
     image: imageName,

@@ -2,13 +2,14 @@
 import * as z from 'zod';
 import { type DisplayDpiMaximum, displayBounds } from '../v1alpha1/display.ts';
 import { objectName, text } from '../v1alpha1/schema.ts';
-import { imageName, TAG } from '../v1alpha1/template.ts';
+import { TAG, TAG_LENGTH } from '../v1alpha1/tag.ts';
+import { imageName } from '../v1alpha1/template.ts';
 import { decimal, whole } from './fields.ts';
 
 /** Bounds of memory in GiB. Clients use steps of 0.1 GiB. The maximum is the same as in the kinds. */
 const MEMORY = { minimum: 0.1, maximum: 16_384 };
 
-/** Returns the fields. The display's DPI may be at most `dpiMaximum`. */
+/** Returns the fields. `dpiMaximum` is the largest allowed DPI of the display. */
 export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
   const { displayWidth, displayHeight, displayDPI } = displayBounds(dpiMaximum);
   return {
@@ -17,7 +18,7 @@ export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
     cpu: whole(1, 256).optional().meta({ description: 'Number of virtual processors.' }),
     memory: decimal(MEMORY.minimum, MEMORY.maximum).optional().meta({ description: 'Memory in GiB.' }),
     node: objectName('The only allowed host.').optional(),
-    tag: text('Tag of the wanted hosts.', 63, TAG).optional(),
+    tag: text('Tag of the wanted hosts.', TAG_LENGTH, TAG).optional(),
     tagRequired: z
       .boolean()
       .optional()

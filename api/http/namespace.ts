@@ -5,7 +5,7 @@ import { namespaceName } from '../v1alpha1/schema.ts';
 export const namespaceItemSchema = z
   .object({
     name: z.string(),
-    customPods: z.boolean().meta({ description: 'Whether users may have Pods in the namespace.' }),
+    customPods: z.boolean().meta({ description: 'Whether users are allowed to have Pods in the namespace.' }),
   })
   .meta({ id: 'Namespace' });
 export type NamespaceItem = z.infer<typeof namespaceItemSchema>;
@@ -17,5 +17,5 @@ export const namespaceRequestSchema = z.object({
   enableCustomPods: z
     .boolean()
     .optional()
-    .meta({ description: 'Whether users may have Pods in the namespace. No when omitted.' }),
+    .meta({ description: 'Whether users are allowed to have Pods in the namespace. False when omitted.' }),
 });

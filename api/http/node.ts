@@ -1,7 +1,7 @@
 /** Hosts as the HTTP API shows them. */
 import * as z from 'zod';
 import { namespaceName } from '../v1alpha1/schema.ts';
-import { TAG } from '../v1alpha1/template.ts';
+import { TAG, TAG_FORM, TAG_LENGTH } from '../v1alpha1/tag.ts';
 
 const memory = z
   .string()
@@ -12,17 +12,19 @@ export const nodeItemSchema = z
     name: z.string(),
     namespace: z.string().meta({ description: 'Namespace that the host belongs to.' }),
     nodeIP: z.string().optional(),
-    availableCpu: z.int().meta({ description: 'Whole CPUs that no machine uses.' }),
+    availableCpu: z.int().meta({ description: 'Number of whole CPUs that no machine uses.' }),
     availableMemory: memory,
     availableGpu: z.int(),
-    allocatableCpu: z.int().meta({ description: 'Whole CPUs for machines.' }),
+    allocatableCpu: z.int().meta({ description: 'Number of whole CPUs that machines can use in total.' }),
     allocatableMemory: memory,
     allocatableGpu: z.int(),
     nodeType: z.enum(['WORKER']),
     phase: z.enum(['READY', 'NOT READY']),
     tags: z.array(z.string()),
     architecture: z.string().optional(),
-    slots: z.int().meta({ description: 'Number of machines and tasks that the host runs at once.' }),
+    slots: z
+      .int()
+      .meta({ description: 'Largest number of machines and tasks that the host runs at the same time.' }),
     slotsFree: z.int(),
     versions: z
       .object({ agent: z.string().optional(), os: z.string().optional() })
@@ -33,7 +35,7 @@ export type NodeItem = z.infer<typeof nodeItemSchema>;
 
 export const nodeListSchema = z.object({ items: z.array(nodeItemSchema) });
 
-const tagName = z.string().min(1).max(63).regex(TAG, 'must be letters, digits, "-", "_" and "."');
+const tagName = z.string().min(1).max(TAG_LENGTH).regex(TAG, TAG_FORM);
 
 export const nodeTagSchema = z
   .object({
@@ -49,5 +51,7 @@ export const nodeTagSchema = z
   });
 
 export const nodeNamespaceSchema = z.object({
-  namespace: namespaceName('Namespace that gets the host. The default namespace gets it back.'),
+  namespace: namespaceName(
+    'Namespace that gets the host. If it is the default namespace, the host is no longer dedicated to a namespace.',
+  ),
 });

@@ -2,10 +2,10 @@
 import * as z from 'zod';
 import { whole } from './fields.ts';
 
-/** Bounds of the life of a token in seconds, as the API server has them. */
+/** Shortest and longest lifetime of a token in seconds. The API server has the same bounds. */
 const LIFE_MINIMUM = 600;
 const LIFE_MAXIMUM = 2 ** 32;
-/** Life of a token in seconds when the request gives none: a year of 365 days. */
+/** Lifetime of a token in seconds when the request gives no lifetime: 365 days. */
 const LIFE_DEFAULT = 8_760 * 3_600;
 const DURATION = /^(?=.)(?:(\d{1,10})h)?(?:(\d{1,10})m)?(?:(\d{1,10})s)?$/;
 
@@ -26,14 +26,14 @@ export const tokenRequestSchema = z
         error: `must be from ${LIFE_MINIMUM}s to ${LIFE_MAXIMUM}s`,
       })
       .optional()
-      .meta({ description: 'Life of the token: hours, minutes and seconds, for example 8760h.' }),
+      .meta({ description: 'Lifetime of the token in hours, minutes and seconds, for example 8760h.' }),
     expirationSeconds: whole(LIFE_MINIMUM, LIFE_MAXIMUM)
       .optional()
-      .meta({ description: 'Life of the token in seconds.' }),
+      .meta({ description: 'Lifetime of the token in seconds.' }),
     noExpiration: z
       .boolean()
       .optional()
-      .meta({ description: 'Whether the token gets the longest life that the API server gives.' }),
+      .meta({ description: 'Whether the token gets the longest lifetime that the API server allows.' }),
   })
   .refine(
     ({ duration, expirationSeconds, noExpiration }) =>
@@ -41,19 +41,18 @@ export const tokenRequestSchema = z
         .length <= 1,
     { error: 'at most one of duration, expirationSeconds and noExpiration may be given' },
   )
-  .meta({ description: 'Life of the token. It is 8760h when omitted.' });
+  .meta({ description: 'Lifetime of the token. 8760h when omitted.' });
 export type TokenLife = z.infer<typeof tokenRequestSchema>;
 
 export const tokenSchema = z.object({
   token: z.string(),
   expirationTimestamp: z.string().optional().meta({
     description:
-      'RFC 3339 time of the end of the token. The API server may give a shorter life than requested.',
+      'RFC 3339 time at which the token expires. The lifetime can be shorter than requested, because the API server decides it.',
   }),
 });
-export type Token = z.infer<typeof tokenSchema>;
 
-/** Returns the requested life of a token in seconds. */
+/** Returns the requested lifetime of a token in seconds. */
 export function lifeSeconds({ duration, expirationSeconds, noExpiration }: TokenLife): number {
   if (noExpiration === true) {
     return LIFE_MAXIMUM;

@@ -1,7 +1,7 @@
-/** The body of each answer that has no other body, and of each error: the Status of Kubernetes. */
+/** The object `Status` of Kubernetes. It is the body of each error, and of each success that has no body of its own. */
 import * as z from 'zod';
 
-/** Words for an HTTP status code in the field `reason`. Clients of Kubernetes know them. */
+/** Words for the field `reason`, by HTTP status code. Clients of Kubernetes know these words. */
 const REASONS: Readonly<Record<number, string>> = {
   400: 'BadRequest',
   401: 'Unauthorized',
@@ -53,7 +53,7 @@ export function success(): Status {
   return { kind: 'Status', apiVersion: 'v1', metadata: {}, status: 'Success' };
 }
 
-/** Returns the Status of an error. `reason` is the usual word for the code when absent. */
+/** Returns the Status of an error. If `reason` is absent, the Status has the usual reason for the code. */
 export function failure(
   code: number,
   message: string,

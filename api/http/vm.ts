@@ -1,20 +1,20 @@
 /** VMs as the HTTP API shows them. */
 import * as z from 'zod';
 
-/** VM of a list. Optional numbers are absent, never 0, because clients read 0 as a port. */
+/** VM in a list. An unknown number is absent and never 0, because clients take 0 for a port number. */
 export const vmItemSchema = z
   .object({
     name: z.string(),
     node: z.string().optional(),
-    /** Address of the host, because NAT leads its ports to the guest. */
+    /** Address of the host. NAT forwards ports of the host to the guest, so clients need no address of the guest. */
     ip: z.string().optional(),
     cpu: z.int().optional(),
     memory: z.string().optional().meta({ description: 'Memory with two decimals, for example 4.80Gi.' }),
     image: z.string().optional(),
     gpuPassthrough: z.boolean(),
-    deployDate: z.string().optional().meta({ description: 'RFC 3339 time of the creation.' }),
+    deployDate: z.string().optional().meta({ description: 'RFC 3339 time at which the VM was created.' }),
     ssh: z.int().optional().meta({ description: 'Port for SSH.' }),
-    vnc: z.int().optional().meta({ description: 'Port of the host for VNC.' }),
+    vnc: z.int().optional().meta({ description: 'Port of the host that serves the screen over VNC.' }),
     screenshare: z.int().optional().meta({ description: 'Port for screen sharing.' }),
     status: z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Suspended', 'Terminating']),
     reservedPorts: z.string().optional().meta({ description: 'Reserved ports, for example 8080:80/tcp.' }),

@@ -4,9 +4,8 @@ import { objectName } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { imageName } from '../v1alpha1/template.ts';
 import { whole } from './fields.ts';
+import { SAVED_NAME_LENGTH } from './vmdisk.ts';
 
-/** Longest name of a saved image. */
-const IMAGE_NAME_LENGTH = 63;
 /** Largest disk in GB. */
 const DISK_MAXIMUM = 1_000_000;
 
@@ -30,7 +29,7 @@ export const execBody = z
 export const execParams = { command: commandSchema };
 
 export const saveBody = z.object({
-  imageName: objectName('Name of the new image.').max(IMAGE_NAME_LENGTH),
+  imageName: objectName('Name of the new image.').max(SAVED_NAME_LENGTH),
   description: descriptionSchema.optional(),
 });
 
@@ -63,5 +62,5 @@ export const deleteQuery = z.object({
   wait: z
     .enum(['true', 'false'])
     .default('false')
-    .meta({ description: 'With true, the answer waits until nothing of the VM remains.' }),
+    .meta({ description: 'If true, the server answers only after the VM is completely removed.' }),
 });

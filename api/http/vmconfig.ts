@@ -32,10 +32,10 @@ export type VMConfigItem = z.infer<typeof vmConfigItemSchema>;
 
 export const vmConfigListSchema = z.object({ items: z.array(vmConfigItemSchema) });
 
-/** Longest name of a VM config, as in its kind. */
+/** Longest name of a VM config. The VMConfig kind has the same limit. */
 const NAME_LENGTH = 50;
 
-/** Returns the body for a new VM config. The display's DPI may be at most `dpiMaximum`. */
+/** Returns the body for a new VM config. `dpiMaximum` is the largest allowed DPI of the display. */
 export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
   return z
     .object({
@@ -49,7 +49,7 @@ export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
       path: ['image'],
     })
     .refine(({ systemSerial }) => systemSerial === undefined, {
-      error: 'belongs to a single VM, so it is given when the VM is deployed',
+      error: 'belongs to a single VM: give it when you deploy the VM',
       path: ['systemSerial'],
     });
 }

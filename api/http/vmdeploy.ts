@@ -5,19 +5,19 @@ import { objectName, text } from '../v1alpha1/schema.ts';
 import { whole } from './fields.ts';
 import { isOneSource, machineRequestFields, ONE_SOURCE } from './machine.ts';
 
-/** Longest deployment in minutes. */
+/** Longest time of a deployment in minutes. */
 const TIMEOUT_MAXIMUM = 1_440;
-/** Limit of the values for the guest, as in the VM resource. */
+/** Largest number of metadata values for the guest. The VM kind has the same limit. */
 const METADATA_ENTRIES = 64;
-/** Limit of labels. They stay in memory while the request waits. */
+/** Largest number of labels in a request. The labels stay in memory while the request waits. */
 const LABELS = 64;
-/** Longest text of reserved ports: 64 ports with at most 15 characters, a comma and a space. */
+/** Longest text of reserved ports, in characters. Each of the 64 ports has at most 15 characters, a comma and a space. */
 const PORTS_LENGTH = 1_088;
 const NAME_LENGTH = 63;
 /** Longest name in a request that asks for a generated name. The server adds a dash and 5 characters. */
 const GENERATED_NAME_LENGTH = NAME_LENGTH - 6;
 const VM_NAME = /^[a-z]([-a-z0-9]*[a-z0-9])?$/;
-/** Reserved ports. Each needs its host port, which the VM resource may leave out. The API server checks the numbers. */
+/** Reserved ports in a request. Each must have its host port, which is optional in the VM kind. The API server checks the numbers. */
 const RESERVED_PORTS = /^ *\d+:\d+(\/[a-zA-Z]+)?( *, *\d+:\d+(\/[a-zA-Z]+)?)* *(, *)?$/;
 
 const metadataSchema = z
@@ -27,10 +27,12 @@ const metadataSchema = z
     }),
     z.record(z.string(), z.string()),
   ])
-  .meta({ description: `Values for the guest, at most ${METADATA_ENTRIES}: a map, or a list of items.` });
-type Metadata = z.infer<typeof metadataSchema>;
+  .meta({
+    description: `Metadata values for the guest: a map, or a list of items. At most ${METADATA_ENTRIES} values.`,
+  });
+export type Metadata = z.infer<typeof metadataSchema>;
 
-/** Returns the schema of the body. The display's DPI may be at most `dpiMaximum`. */
+/** Returns the schema of the body. `dpiMaximum` is the largest allowed DPI of the display. */
 export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
   return z
     .object({
@@ -76,33 +78,18 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
 }
 export type VMDeployBody = z.infer<ReturnType<typeof vmDeployBody>>;
 
-/** Returns the values for the guest from the three fields in which clients send them. */
-export function guestMetadataOf(body: VMDeployBody): Record<string, string> | undefined {
-  const given = [body.vmMetadata, body.vm_metadata, body.customVMMetadata].filter(
-    (metadata) => metadata !== undefined,
-  );
-  return given.length === 0 ? undefined : Object.assign({}, ...given.map(valuesIn));
-}
-
-function valuesIn(metadata: Metadata): Record<string, string> {
-  const { items } = metadata;
-  return Array.isArray(items)
-    ? Object.fromEntries(items.map(({ key, value }) => [key, value]))
-    : (metadata as Record<string, string>);
-}
-
 export const vmDeployQuery = z.object({
   wait: z
     .enum(['true', 'false'])
     .default('true')
-    .meta({ description: 'With false, the answer is 202 as soon as the VM exists.' }),
-  waitFor: z
-    .enum(['running', 'ready'])
-    .default('running')
-    .meta({ description: 'Whether the answer waits until the VM runs, or until it is Ready.' }),
+    .meta({ description: 'If false, the server answers 202 as soon as the VM exists.' }),
+  waitFor: z.enum(['running', 'ready']).default('running').meta({
+    description:
+      'State of the VM for which the server waits before it answers: the VM runs, or the VM is Ready.',
+  }),
   whenFull: z.enum(['wait', 'fail']).optional().meta({
     description:
-      'With fail, the answer is 503 when no host has room for the VM. With wait (the default), the VM waits for room.',
+      'Effect when no host has room for the VM. fail: the server answers 503. wait (the default): the VM waits for room.',
   }),
 });
 export type VMDeployQuery = z.infer<typeof vmDeployQuery>;

@@ -1,5 +1,5 @@
 /**
- * Facts that follow from ImageCacheEntries: the normalized name of their image, which of several entries keeps it, and whether a host should
+ * Reads ImageCacheEntries: the normalized name of their image, the entry that keeps an image if several name it, and the hosts that should
  * have it.
  */
 import type { ImageCacheEntrySpec } from './imagecacheentry.ts';
@@ -38,8 +38,8 @@ interface Entry {
 }
 
 /**
- * Returns the one of several entries for the same image that keeps it. An entry with the finalizer has begun and continues. If no entry
- * has begun, the oldest one begins. Names decide between entries of the same second.
+ * `entries` are for the same image. Returns the entry for which hosts keep the image. This is the entry with the finalizer, because its
+ * work has begun. If no entry has the finalizer, it is the oldest entry. If two were created in the same second, it is the first by name.
  */
 export function keepingEntry<Kept extends Entry>(entries: readonly Kept[]): Kept | undefined {
   return entries.toSorted((one, other) => (rank(one) < rank(other) ? -1 : 1))[0];

@@ -15,13 +15,13 @@ const conditionSchema = z
       1024,
       /^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$/,
     ),
-    message: report('A sentence for people. It may be empty.', 32_768),
+    message: report('A sentence for people. It can be empty.', 32_768),
     lastTransitionTime: timestamp('Time of the last change of the status.'),
     observedGeneration: z.exactOptional(
       count('Generation of the object from which the condition was computed.', Number.MAX_SAFE_INTEGER),
     ),
   })
-  .meta({ description: 'One observation of the object.' });
+  .meta({ description: 'One observed property of the object, for example Ready.' });
 /**
  * A condition of any type.
  * @public
@@ -37,7 +37,7 @@ const conditionsSchema = z
     'x-kubernetes-list-map-keys': ['type'],
   });
 
-/** Returns the fields that the status of every kind has. */
+/** Returns the schemas of the status fields that all kinds have. */
 export function commonStatus() {
   return {
     observedGeneration: count(

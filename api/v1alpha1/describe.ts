@@ -2,8 +2,8 @@
 import type { MachineImageSource } from './machine.ts';
 
 /**
- * Returns an address without the parts that may hold credentials. These parts are the user and password before the host, and the
- * query, which contains the signature of a signed address.
+ * Returns an address without the parts that can contain credentials. These parts are the user and password before the host, and the query,
+ * which contains the signature of a signed address.
  */
 export function describeUrl(text: string | URL): string {
   const url = URL.parse(String(text));
@@ -14,7 +14,7 @@ export function describeUrl(text: string | URL): string {
   return `${url.protocol}//${url.host}${url.pathname}${query}`;
 }
 
-/** Reports whether an address may contain credentials, that is, parts that {@link describeUrl} leaves out. */
+/** Reports whether an address has parts that {@link describeUrl} leaves out because they can contain credentials. */
 export function mayHoldCredentials(text: string): boolean {
   const url = URL.parse(text);
   return url === null || url.search !== '' || url.username !== '' || url.password !== '';

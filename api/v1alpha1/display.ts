@@ -1,7 +1,7 @@
 /** Bounds of a machine's display: width and height in pixels, and DPI (dots per inch). */
 import { integer } from './schema.ts';
 
-/** Largest DPI (dots per inch) that a display may have. The administrator chooses it at installation. All other bounds are fixed. */
+/** Largest allowed DPI (dots per inch) of a display. The administrator chooses it at installation. All other bounds are fixed. */
 export type DisplayDpiMaximum = 240 | 320;
 export const DEFAULT_DISPLAY_DPI_MAXIMUM: DisplayDpiMaximum = 240;
 
@@ -31,15 +31,15 @@ export function displayFields(dpiMaximum: DisplayDpiMaximum) {
     integer(description, minimum, maximum).optional();
   return {
     displayWidth: field(
-      'Width of the display in pixels. If any display field is set, the guest has a screen, also without VNC. If the width is omitted and another display field is set: 1920.',
+      'Width of the display in pixels. If any display field is set, the guest has a screen, even if VNC is off. The default is 1920 if another display field is set.',
       bounds.displayWidth,
     ),
     displayHeight: field(
-      'Height of the display in pixels. If it is omitted and another display field is set: 1080.',
+      'Height of the display in pixels. The default is 1080 if another display field is set.',
       bounds.displayHeight,
     ),
     displayDPI: field(
-      'Dots per inch of the display. The guest reads them as the physical size of the screen. The condition DisplayReady tells if a host cannot set them.',
+      'Dots per inch of the display. The guest reads them as the physical size of the screen. If a host cannot set this value, the condition DisplayReady has the reason.',
       bounds.displayDPI,
     ),
   };

@@ -5,33 +5,20 @@ import {
   AGE_COLUMN,
   column,
   conditionColumn,
-  type KindDefinition,
-  kindResource,
+  type KindContent,
   nameRule,
   PHASE_COLUMN,
   wide,
 } from './kind.ts';
 import { ANDROID_NAME, EMULATOR_DEVICES } from './emulatormachine.ts';
 import type { ApiObject } from './metadata.ts';
-import { memoryQuantity } from './quantity.ts';
+import { memoryQuantity } from './sizes.ts';
 import { choice, count, documented, immutable, integer, LABEL, report, text, timestamp } from './schema.ts';
 
 const SECONDS_PER_DAY = 86_400;
 
-/** Least memory of an emulator. The emulator raises a smaller value to this one, so that its Pod would request too little. */
+/** Least memory of an emulator. The emulator replaces a smaller value by this one, and the request of its Pod would then be too small. */
 const LEAST_MEMORY = '2560Mi';
-
-/** Values of an emulator that its spec leaves out. */
-export const EMULATOR_DEFAULTS = {
-  platform: 'android-36',
-  device: 'pixel_9',
-  imageType: 'google_apis',
-  cpu: 2,
-  memory: '4Gi',
-  exposure: 'PairedVM',
-  whenVMStops: 'Stop',
-  deployTimeoutSeconds: 600,
-} as const;
 
 const emulatorSpecSchema = z
   .object({
@@ -56,7 +43,7 @@ const emulatorSpecSchema = z
     ).optional(),
     cpu: integer('Number of virtual processors. 2 when omitted. Immutable.', 1, 256).optional(),
     memory: memoryQuantity(
-      'Memory of Android. 4Gi when omitted. The Pod requests 1Gi more, for the process of the emulator. Immutable.',
+      'Memory of Android. 4Gi when omitted. The Pod requests 1Gi more, because the process of the emulator needs it. Immutable.',
       LEAST_MEMORY,
     ).optional(),
     exposure: choice(
@@ -98,12 +85,12 @@ export const emulatorStatusSchema = z
       64,
     ).optional(),
     nodeName: report('Host of the emulator.', 253).optional(),
-    firstRunningTime: timestamp('Time when the emulator first ran, written once.').optional(),
+    firstRunningTime: timestamp('Time when the emulator first ran. It never changes afterwards.').optional(),
     failure: z
       .object({
         reason: report('One word for programs.', 1024),
-        message: report('Description of the failure, with the last words of the emulator.', 32_768),
-        time: timestamp('Time of the record.'),
+        message: report('Description of the failure, with the last output of the emulator.', 32_768),
+        time: timestamp('Time when the operator recorded the failure.'),
       })
       .meta({ description: 'Reason for the end of the emulator. Removed when the VM stops.' })
       .optional(),
@@ -111,7 +98,7 @@ export const emulatorStatusSchema = z
       .object({ address: report('Address.', 253), port: count('Port.', 65_535) })
       .meta({
         description:
-          'Address and port of ADB. With exposure PairedVM only the VM reaches them. With exposure Host they belong to the host.',
+          'Address and port of ADB. If exposure is PairedVM, only the VM reaches this address. If exposure is Host, it is the address of the host.',
       })
       .optional(),
   })
@@ -119,12 +106,10 @@ export const emulatorStatusSchema = z
 export type EmulatorStatus = z.infer<typeof emulatorStatusSchema>;
 export type Emulator = ApiObject<EmulatorSpec, EmulatorStatus>;
 
-export const EMULATOR_RESOURCE = kindResource('Emulator', 'emulators');
-
-export const EMULATOR_KIND: KindDefinition = {
-  ...EMULATOR_RESOURCE,
+export const EMULATOR_KIND: KindContent = {
   shortNames: ['emu'],
-  description: 'An Android emulator on the host of a VM. Early access: fields may change in a later release.',
+  description:
+    'An Android emulator on the host of a VM. Early access: a later release can change the fields.',
   spec: emulatorSpecSchema,
   status: emulatorStatusSchema,
   rules: [nameRule(63, { dots: false })],

@@ -1,7 +1,8 @@
 /**
  * The contract between the operator and the agent for emulators. The Pod of an emulator has the annotations of a VM's Pod.
- * `berth.dev/machine` contains an {@link EmulatorMachine} instead of a Machine. `berth.dev/desired` has the shape that it has for VMs.
- * An emulator is never stopped, suspended or restarted: its power is always Running, and its restart policy is Never.
+ * `berth.dev/machine` contains an {@link EmulatorMachine} instead of a Machine. `berth.dev/desired` has the shape that it has for VMs. The
+ * operator never stops, suspends or restarts an emulator: in `berth.dev/desired` its power is always Running, and its restart policy is
+ * Never.
  */
 import * as z from 'zod';
 
@@ -10,7 +11,10 @@ export const EMULATOR_API_VERSION = 'emulator.berth.dev/v1';
 
 /** Pattern of an Android platform, device or image type. Such a name is a part of paths and of lines in configuration files. */
 export const ANDROID_NAME = /^[A-Za-z0-9][-A-Za-z0-9_.]*$/;
-/** Devices that a user may name. The SDK has its own list only in a Java program, which Berth does not need. */
+/**
+ * Names of devices that users can choose. They are listed here, because the SDK has its list only in a Java program, which Berth does not
+ * run.
+ */
 export const EMULATOR_DEVICES = [
   'medium_phone',
   'medium_tablet',
@@ -36,7 +40,10 @@ export const emulatorMachineSchema = z.object({
   imageType: androidName,
   /** `PairedVM`: only the machine of `vm` reaches ADB. `Host`: a port of the host leads to ADB. */
   exposure: z.enum(['PairedVM', 'Host']),
-  /** `stops` in the report of the VM's machine when the operator wrote this. An emulator with another number outlived a stop of its VM. */
+  /**
+   * Value of `stops` in the report of the VM's machine when the operator wrote this document. If the VM's value is different later, the VM
+   * was stopped while the emulator existed.
+   */
   stops: z.number().int().min(0).optional(),
 });
 export type EmulatorMachine = z.infer<typeof emulatorMachineSchema>;
@@ -47,7 +54,7 @@ export type EmulatorMachine = z.infer<typeof emulatorMachineSchema>;
  */
 export const EMULATOR_MEMORY_OVERHEAD_BYTES = 1024 * 1024 * 1024;
 
-/** Size of an emulator's data disk in bytes, which the emulator makes by itself. The Pod requests it as for VMs. */
+/** Size in bytes of the data disk that the emulator makes. The Pod of the emulator requests this size, like the Pod of a VM. */
 export const EMULATOR_DATA_BYTES = 6 * 1024 * 1024 * 1024;
 
 /** Name of a system image without its architecture, for example `android-36.google_apis`. It is a part of a Node's label. */

@@ -1,7 +1,7 @@
 /**
- * Fields with data for the guest: user data, metadata and SSH keys. The Pod of a VM carries them in an annotation. All annotations of
- * an object have at most 256 KiB in UTF-8. As JSON text these fields have at most 128 KiB (metadata), 64 KiB (user data) and 32 KiB
- * (keys), so 32 KiB remain for the rest of the machine.
+ * Fields with data for the guest: user data, metadata and SSH keys. The Pod of a VM carries them in an annotation. All annotations of an
+ * object have at most 256 KiB in UTF-8. As JSON text, the metadata has at most 128 KiB, the user data 64 KiB and the keys 32 KiB. So 32 KiB
+ * remain for the other fields of the machine.
  */
 import * as z from 'zod';
 import { documented, objectName, text } from './schema.ts';
@@ -21,8 +21,8 @@ const TEXT_RULE = { rule: `!self.matches(r'[${CONTROL}]')`, message: NO_CONTROL 
 /** Largest length of `userData`, in characters. */
 const USER_DATA_LENGTH = 16 * KIBIBYTE;
 /**
- * Largest length of user data from a Secret, in bytes. It is four times the length of `userData`, because it passes no annotation. The
- * agent keeps it in memory while it makes the disk of the guest, so it needs a bound.
+ * Largest length of user data from a Secret, in bytes. It is four times the length of `userData`, because no annotation contains this data.
+ * The data is limited, because the agent keeps it in memory while it makes the disk of the guest.
  */
 export const SECRET_USER_DATA_BYTES = 64 * KIBIBYTE;
 
@@ -45,7 +45,7 @@ export const userDataSecretSchema = z
   })
   .meta({
     description:
-      'Data for the guest’s first boot, from a Secret. The host reads it at each start. If the Secret does not exist, the machine waits for it.',
+      'Data from a Secret, which the guest uses at its first boot. The host reads the Secret at each start. If the Secret does not exist, the machine does not start until it exists.',
   });
 
 /** Keys of the metadata that every guest gets. `guestMetadata` must not have them. */
@@ -68,8 +68,8 @@ const KEYS = 'keys of guestMetadata must have 1 to 253 letters, digits, dots, da
 const NO_STANDARD_KEY = `guestMetadata must not have the keys ${STANDARD_METADATA.join(', ')}, which every guest has`;
 const TOO_MUCH_METADATA = `guestMetadata must have at most ${METADATA_JSON_BYTES} bytes as JSON text`;
 /**
- * CEL expression for the bytes of one entry in JSON text. `strings.quote` adds quotes and one character for each escape, as JSON does.
- * The key has no escapes; its quotes, the colon and the comma have four bytes.
+ * CEL expression for the bytes of one entry in JSON text. `strings.quote` adds quotes and one character for each escape, as JSON does. The
+ * key needs no escapes. Its two quotes, the colon and the comma are four bytes.
  */
 const ENTRY_BYTES = 'k.size() + 4 + bytes(self[k]).size() + strings.quote(self[k]).size() - self[k].size()';
 
@@ -104,12 +104,15 @@ const KEY_TYPES = [
   'sk-ecdsa-sha2-nistp256@openssh.com',
 ];
 
-/** Returns the pattern of a key type and its key in base64. The key begins with the length and the name of the type. */
+/**
+ * Returns the pattern of a key type and its key in base64. The binary key begins with the length and the name of its type, so the base64
+ * text of each type has a fixed start.
+ */
 function typedKey(type: string): string {
   const length = Buffer.alloc(4);
   length.writeUInt32BE(type.length);
   const start = Buffer.concat([length, Buffer.from(type)]);
-  // The last bytes of the name share base64 characters with the bytes after them.
+  // The last bytes of the type's name can share a base64 character with the bytes after them. The pattern leaves out this character.
   const known = start.subarray(0, start.length - (start.length % 3)).toString('base64');
   return `${type.replaceAll('.', '[.]')} ${known}`;
 }
@@ -117,7 +120,10 @@ function typedKey(type: string): string {
 const SSH_KEY_PATTERN = `^(${KEY_TYPES.map(typedKey).join('|')})[A-Za-z0-9+/]{20,}={0,2}( [ -~]*)?$`;
 const SSH_KEY = new RegExp(SSH_KEY_PATTERN);
 const SSH_KEYS = 32;
-/** Largest length of one key in characters. The longest RSA key that OpenSSH makes (16384 bits) has 2772 without its comment. */
+/**
+ * Largest length of one key in characters. The longest RSA key that OpenSSH makes has 16384 bits. Its text has 2772 characters without the
+ * comment.
+ */
 const SSH_KEY_LENGTH = 3 * KIBIBYTE;
 const SSH_KEYS_JSON_BYTES = 32 * KIBIBYTE;
 const SSH_KEY_FORM =
@@ -140,7 +146,7 @@ export const sshAuthorizedKeysSchema = z
   .max(SSH_KEYS)
   .meta({
     ...documented(
-      `OpenSSH public keys with which users may log in, at most ${SSH_KEYS}. The guest gives them to its default user and to root. The list of a VM replaces the list of its VMConfig.`,
+      `OpenSSH public keys with which users can log in, at most ${SSH_KEYS}. The guest gives them to its default user and to root. The list of a VM replaces the list of its VMConfig.`,
       {
         rule: `self.map(k, strings.quote(k).size() + 1).sum() <= ${SSH_KEYS_JSON_BYTES}`,
         message: TOO_MANY_KEY_BYTES,

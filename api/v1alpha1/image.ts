@@ -1,27 +1,21 @@
 /** Image: a disk that VMs are made from. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import {
-  AGE_COLUMN,
-  column,
-  conditionColumn,
-  type KindDefinition,
-  kindResource,
-  PHASE_COLUMN,
-  wide,
-} from './kind.ts';
+import { AGE_COLUMN, column, conditionColumn, type KindContent, PHASE_COLUMN, wide } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
-import { diskQuantity } from './quantity.ts';
+import { diskQuantity } from './sizes.ts';
 import { choice, documented, integer, objectName, oneOf, report, text, timestamp } from './schema.ts';
 import {
   copyOfSchema,
   descriptionSchema,
   downloadSchema,
+  fileRequestSchema,
   registrySchema,
   SOURCE_IMMUTABLE,
   STORAGE_COLUMN,
   sharedFileSchema,
   storedStatus,
+  uploadSchema,
 } from './source.ts';
 import { architectureSchema, imageName, imagePullSecretsSchema, osSchema } from './template.ts';
 
@@ -38,6 +32,7 @@ const sourceFields = {
     .object({ name: objectName('Name of the VM, in this namespace.') })
     .meta({ description: 'The disk of a VM.' })
     .optional(),
+  upload: uploadSchema.optional(),
   ipsw: downloadSchema('An IPSW from which macOS is installed. Not supported yet.').optional(),
 };
 
@@ -59,8 +54,8 @@ const imageSpecSchema = z
     imagePullSecrets: imagePullSecretsSchema.optional(),
     commit: z
       .object({
-        vmName: objectName('VM in this namespace whose disk becomes the content.'),
-        requestedAt: timestamp('Set to a new time to commit once.'),
+        vmName: objectName('VM in this namespace. Its disk becomes the content of this Image.'),
+        requestedAt: timestamp('Set a new time to start a commit.'),
       })
       .meta({ description: 'Replaces the content of this Image with the disk of a VM.' })
       .optional(),
@@ -68,12 +63,13 @@ const imageSpecSchema = z
       .object({
         reference: imageName('Target of the push.'),
         secretName: objectName('Secret in this namespace with credentials of the registry.').optional(),
-        requestedAt: timestamp('Set to a new time to push once.'),
+        requestedAt: timestamp('Set a new time to start a push.'),
       })
       .meta({ description: 'Pushes this Image to a registry.' })
       .optional(),
+    download: fileRequestSchema.optional(),
     ttlSecondsAfterFinished: integer(
-      'Seconds from status.finishedTime until the Image is deleted. It stays when omitted.',
+      'Seconds from status.finishedTime until the Image is deleted. When omitted, the Image is not deleted automatically.',
       0,
       2_147_483_647,
     ).optional(),
@@ -84,10 +80,10 @@ export type ImageSpec = z.infer<typeof imageSpecSchema>;
 function action(description: string) {
   return z
     .object({
-      requestedAt: timestamp('The request of this result.'),
-      finishedAt: timestamp('Time of the end.').optional(),
+      requestedAt: timestamp('Value of requestedAt to which this result belongs.'),
+      finishedAt: timestamp('Time when the work ended.').optional(),
       result: report('Succeeded or Failed.', 64).optional(),
-      reference: text('Reference of the result.', 1024).optional(),
+      reference: text('OCI reference of the result.', 1024).optional(),
       message: report('For people.', 1024).optional(),
     })
     .meta({ description })
@@ -101,17 +97,14 @@ export const imageStatusSchema = z
     lastCommit: action('The last commit.'),
     lastPush: action('The last push.'),
     finishedTime: timestamp(
-      'Time since which no work is left: the content is complete or failed for good, and commit and push have ended. It is also set while the VM in fromVM is missing.',
+      'Time when the last work on this Image ended. It is set if the content is complete or can never be complete, and no commit or push is under way. It is also set while the VM in fromVM does not exist.',
     ).optional(),
   })
   .meta({ description: 'Last observed state of the Image, written by the operator.' });
 export type ImageStatus = z.infer<typeof imageStatusSchema>;
 export type Image = ApiObject<ImageSpec, ImageStatus>;
 
-export const IMAGE_RESOURCE = kindResource('Image', 'images');
-
-export const IMAGE_KIND: KindDefinition = {
-  ...IMAGE_RESOURCE,
+export const IMAGE_KIND: KindContent = {
   shortNames: ['img'],
   description: 'A disk from which VMs are made.',
   spec: imageSpecSchema,

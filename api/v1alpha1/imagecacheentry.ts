@@ -1,8 +1,8 @@
-/** ImageCacheEntry: keeps one image on chosen hosts, so that VMs start there without a pull. */
+/** ImageCacheEntry: keeps one image on chosen hosts. VMs with this image start there without a pull. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
-import { AGE_COLUMN, column, conditionColumn, type KindDefinition, kindResource, wide } from './kind.ts';
+import { AGE_COLUMN, column, conditionColumn, type KindContent, wide } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import {
   count,
@@ -15,16 +15,17 @@ import {
   text,
   timestamp,
 } from './schema.ts';
-import { TAG } from './template.ts';
+import { TAG, TAG_LENGTH } from './tag.ts';
 
 /**
- * Largest number of hosts that one entry may name. With names of usual length, a full status stays below etcd's limit of 1.5 MB.
+ * Largest number of hosts that one entry can name. With names of usual length, a status with this number of hosts stays below etcd's limit
+ * of 1.5 MB.
  */
 const MAXIMUM_NODES = 4096;
 
 function tagNames(description: string) {
   return z
-    .array(text('A tag of hosts.', 63, TAG))
+    .array(text('A tag of hosts.', TAG_LENGTH, TAG))
     .max(64)
     .meta({ description, 'x-kubernetes-list-type': 'set' })
     .optional();
@@ -66,7 +67,7 @@ const imageCacheEntrySpecSchema = z
     pullSecretName: objectName(
       'Secret in berth-system with credentials of the registry. The author needs the right to get it.',
     ).optional(),
-    refreshRequestedAt: timestamp('Set to a new time to look for a newer image once.').optional(),
+    refreshRequestedAt: timestamp('Set a new time to let the hosts look for a newer image once.').optional(),
   })
   .meta(
     documented(
@@ -85,12 +86,10 @@ const nodeStateSchema = z.object({
   state: report('Queued, Caching, Removing, Failed or Outdated.', 64),
   message: report('For people.', NODE_MESSAGE_LENGTH).optional(),
   queuedAt: timestamp(
-    'Time when work for the host was first needed. The deadline counts from here.',
+    'Time when the host first had to fetch or remove the image. The deadline of the work is counted from this time.',
   ).optional(),
-  triedAt: timestamp(
-    'Time of the last attempt at which no work could begin, because the host was full.',
-  ).optional(),
-  failures: count('Failures in a row.').optional(),
+  triedAt: timestamp('Time of the last attempt that could not begin, because the host was full.').optional(),
+  failures: count('Number of consecutive failures.').optional(),
   retryAt: timestamp('Time of the next attempt.').optional(),
   refresh: z.boolean().meta({ description: 'Whether the host looks for a newer image.' }).optional(),
 });
@@ -101,16 +100,18 @@ export const imageCacheEntryStatusSchema = z
     ...commonStatus(),
     normalizedReference: report('Normalized name of the image.', IMAGE_NAME_LENGTH + 64).optional(),
     digest: report('Desired digest.', 256).optional(),
-    lastRefresh: timestamp('The last `refreshRequestedAt` that was acted on.').optional(),
-    desired: count('Hosts that should have the image.').optional(),
-    cached: count('Hosts that have the image.').optional(),
-    failed: count('Hosts where caching failed.').optional(),
-    outdated: count('Hosts with older content.').optional(),
+    lastRefresh: timestamp(
+      'The last value of `refreshRequestedAt` for which the operator started work.',
+    ).optional(),
+    desired: count('Number of hosts that should have the image.').optional(),
+    cached: count('Number of hosts that have the image.').optional(),
+    failed: count('Number of hosts where caching failed.').optional(),
+    outdated: count('Number of hosts with an older version of the image.').optional(),
     nodes: z
       .array(nodeStateSchema)
       .max(MAXIMUM_NODES)
       .meta({
-        description: 'Hosts whose state differs from the desired state.',
+        description: 'Hosts that do not have the desired state.',
         'x-kubernetes-list-type': 'map',
         'x-kubernetes-list-map-keys': ['node'],
       })
@@ -121,7 +122,7 @@ export const imageCacheEntryStatusSchema = z
       .max(MAXIMUM_NODES)
       .meta({
         description:
-          'Hosts that have the image because of this entry, and hosts where this is unknown. They remove the image before the entry is deleted.',
+          'Hosts that keep the image for this entry, and hosts about which this is not known. All these hosts remove the image before the entry is deleted.',
         'x-kubernetes-list-type': 'set',
       })
       .optional(),
@@ -130,14 +131,11 @@ export const imageCacheEntryStatusSchema = z
 export type ImageCacheEntryStatus = z.infer<typeof imageCacheEntryStatusSchema>;
 export type ImageCacheEntry = ApiObject<ImageCacheEntrySpec, ImageCacheEntryStatus>;
 
-export const IMAGE_CACHE_ENTRY_RESOURCE = kindResource('ImageCacheEntry', 'imagecacheentries', false);
-
 function countColumn(name: string, field: string) {
   return column(name, `.status.${field}`, `Number of hosts: ${field}.`, 'integer');
 }
 
-export const IMAGE_CACHE_ENTRY_KIND: KindDefinition = {
-  ...IMAGE_CACHE_ENTRY_RESOURCE,
+export const IMAGE_CACHE_ENTRY_KIND: KindContent = {
   shortNames: ['ice'],
   description: 'Keeps one image on chosen hosts, so that VMs start there without a pull.',
   spec: imageCacheEntrySpecSchema,

@@ -1,26 +1,20 @@
 /** ISO: an optical disc that VMs boot from. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import {
-  AGE_COLUMN,
-  column,
-  conditionColumn,
-  type KindDefinition,
-  kindResource,
-  PHASE_COLUMN,
-  wide,
-} from './kind.ts';
+import { AGE_COLUMN, column, conditionColumn, type KindContent, PHASE_COLUMN, wide } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import { documented, oneOf } from './schema.ts';
 import {
   copyOfSchema,
   descriptionSchema,
   downloadSchema,
+  fileRequestSchema,
   registrySchema,
   SOURCE_IMMUTABLE,
   STORAGE_COLUMN,
   sharedFileSchema,
   storedStatus,
+  uploadSchema,
 } from './source.ts';
 import { architectureSchema, imagePullSecretsSchema, osSchema } from './template.ts';
 
@@ -29,6 +23,7 @@ const sourceFields = {
   http: downloadSchema('A file on a web server.').optional(),
   sharedFile: sharedFileSchema.optional(),
   copyOf: copyOfSchema('Another ISO to copy.').optional(),
+  upload: uploadSchema.optional(),
 };
 
 const isoSourceSchema = z
@@ -42,6 +37,7 @@ const isoSpecSchema = z
     architecture: architectureSchema.optional(),
     os: osSchema.optional(),
     imagePullSecrets: imagePullSecretsSchema.optional(),
+    download: fileRequestSchema.optional(),
   })
   .meta(documented('Desired ISO.', SOURCE_IMMUTABLE));
 export type ISOSpec = z.infer<typeof isoSpecSchema>;
@@ -52,10 +48,7 @@ export const isoStatusSchema = z
 export type ISOStatus = z.infer<typeof isoStatusSchema>;
 export type ISO = ApiObject<ISOSpec, ISOStatus>;
 
-export const ISO_RESOURCE = kindResource('ISO', 'isos');
-
-export const ISO_KIND: KindDefinition = {
-  ...ISO_RESOURCE,
+export const ISO_KIND: KindContent = {
   shortNames: ['iso'],
   description: 'An optical disc from which VMs boot.',
   spec: isoSpecSchema,

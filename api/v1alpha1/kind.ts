@@ -1,5 +1,4 @@
 import type * as z from 'zod';
-import { API_VERSION } from './names.ts';
 import type { CelRule } from './schema.ts';
 
 /** A column of `kubectl get`. If `wide` is set, only `-o wide` shows the column. */
@@ -12,30 +11,22 @@ export interface PrinterColumn {
 }
 
 /** Content of the CustomResourceDefinition of a kind. */
-export interface KindDefinition {
-  kind: string;
-  plural: string;
+export interface KindContent {
   shortNames: readonly string[];
-  namespaced: boolean;
   description: string;
   spec: z.ZodType;
   /** Schema of the status. It is absent if objects of the kind have no status, for example a VMConfig. */
   status?: z.ZodType;
-  /** Rules for the whole object. They may read `self.metadata.name`. */
+  /** CEL rules for the whole object. Only these rules can read `self.metadata.name`. */
   rules: readonly CelRule[];
   columns: readonly PrinterColumn[];
 }
 
-/** Values from which a client builds the URLs of a kind's objects. */
-export interface KindResource {
-  readonly apiVersion: string;
-  readonly kind: string;
-  readonly plural: string;
-  readonly namespaced: boolean;
-}
-
-export function kindResource(kind: string, plural: string, namespaced = true): KindResource {
-  return { apiVersion: API_VERSION, kind, plural, namespaced };
+/** A kind with the names that its URLs and objects have. */
+export interface KindDefinition extends KindContent {
+  kind: string;
+  plural: string;
+  namespaced: boolean;
 }
 
 /**
@@ -62,7 +53,7 @@ export function column(
   return { name, type, description, jsonPath };
 }
 
-export const PHASE_COLUMN = column('Phase', '.status.phase', 'Where the object is in its life.');
+export const PHASE_COLUMN = column('Phase', '.status.phase', 'Stage of the life of the object.');
 export const AGE_COLUMN = column('Age', '.metadata.creationTimestamp', 'Time since creation.', 'date');
 
 /** Returns a column that shows one field of a condition. */

@@ -4,17 +4,18 @@ import { IMAGE_KIND } from './image.ts';
 import { IMAGE_CACHE_ENTRY_KIND } from './imagecacheentry.ts';
 import { ISO_KIND } from './iso.ts';
 import type { KindDefinition } from './kind.ts';
+import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from './resources.ts';
 import { vmKind } from './vm.ts';
 import { vmConfigKind } from './vmconfig.ts';
 
-/** Returns all kinds of the group. The display's DPI may be at most `dpiMaximum`. */
+/** Returns all kinds of the API group `berth.dev`. `dpiMaximum` is the largest DPI that a display can have. */
 export function kinds(dpiMaximum: DisplayDpiMaximum): readonly KindDefinition[] {
   return [
-    vmKind(dpiMaximum),
-    vmConfigKind(dpiMaximum),
-    IMAGE_KIND,
-    ISO_KIND,
-    IMAGE_CACHE_ENTRY_KIND,
-    EMULATOR_KIND,
+    { ...VMS, ...vmKind(dpiMaximum) },
+    { ...VM_CONFIGS, ...vmConfigKind(dpiMaximum) },
+    { ...IMAGES, ...IMAGE_KIND },
+    { ...ISOS, ...ISO_KIND },
+    { ...IMAGE_CACHE_ENTRIES, ...IMAGE_CACHE_ENTRY_KIND },
+    { ...EMULATORS, ...EMULATOR_KIND },
   ];
 }

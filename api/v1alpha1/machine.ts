@@ -17,8 +17,8 @@ export const machineImageSourceSchema = z.discriminatedUnion('type', [
   z.object({ type: z.literal('sharedFile'), path: z.string() }),
   z.object({ type: z.literal('empty'), sizeBytes: z.number().int() }),
   /**
-   * An artifact in the cluster's image storage, where the operator found the content of an Image. The host reads the artifact
-   * with the host's own credentials.
+   * An artifact in the cluster's image storage, where the operator found the content of an Image. The host reads the artifact with its own
+   * credentials, not with those of the VM.
    */
   z.object({ type: z.literal('storedArtifact'), reference: z.string() }),
   /** A file below the host's storage folder, where the operator found the content of an Image. */
@@ -42,17 +42,23 @@ export type MachinePort = z.infer<typeof machinePortSchema>;
 /** Port of the guest for which the agent chooses a port of the host. */
 const automaticPortSchema = z.object({
   protocol: z.enum(['TCP', 'UDP']),
-  /** 0 for the purpose `vnc`, because the hypervisor serves the screen. */
+  /** 0 for the purpose `vnc`, because the hypervisor and not the guest serves the screen. */
   guestPort: z.number().int(),
-  /** `ssh`, `screen`, `vnc` or `emulators`, which have host ports in ranges of their own. Agents treat an unknown purpose as none. */
+  /**
+   * `ssh`, `screen`, `vnc` or `emulators`. The host chooses ports for each purpose from a separate range. If an agent does not know the
+   * purpose, it treats the port as one without a purpose.
+   */
   purpose: z.string().optional(),
 });
 export type AutomaticPort = z.infer<typeof automaticPortSchema>;
 
-/** Largest number of automatic ports of one machine: 64 that a user may write, and those for SSH, screen sharing and VNC. */
+/** Largest number of automatic ports of one machine: 64 ports of the user, and the ports for SSH, screen sharing and VNC. */
 const MAXIMUM_AUTOMATIC_PORTS = 67;
 
-/** The machine that one host must run. The operator has resolved all values. A Secret is only named, and the agent looks up its value. */
+/**
+ * The machine that one host must run. The operator has resolved all values. For a Secret, the document has only the name, and the agent
+ * reads the value.
+ */
 export const machineSchema = z.object({
   apiVersion: z.literal(MACHINE_API_VERSION),
   vm: z.object({ namespace: z.string(), name: z.string(), uid: z.string() }),
@@ -80,23 +86,23 @@ export const machineSchema = z.object({
   userData: z.string().optional(),
   userDataSecret: z.object({ name: z.string(), key: z.string() }).optional(),
   /**
-   * OpenSSH public keys for the guest. Absent in documents of an operator that does not know the field. Machines with such a document
-   * get no seed disk, because their guests would take it for the first boot of a new instance.
+   * OpenSSH public keys for the guest. Absent in documents of an operator that does not know the field. Machines with such a document get
+   * no seed disk, because a guest would take a new seed disk for the first boot of a new instance.
    */
   sshAuthorizedKeys: z.array(z.string()).optional(),
 });
 export type Machine = z.infer<typeof machineSchema>;
 
 /**
- * The part of a machine that may change while the Pod exists. The `…RequestedAt` fields are RFC 3339 times. The agent does the
- * action of such a field once for each new time.
+ * The part of a machine that can change while the Pod exists. The `…RequestedAt` fields are RFC 3339 times. The agent does the action of
+ * such a field once for each new time.
  */
 export const desiredSchema = z.object({
   power: z.enum(['Running', 'Stopped', 'Suspended']),
   restartPolicy: z.enum(['Never', 'OnFailure', 'Always']),
   /**
-   * `cpu` and `memoryBytes` take effect at the machine's next start. They never exceed the Pod's requests. The request for memory
-   * also includes {@link MACHINE_MEMORY_OVERHEAD_BYTES}.
+   * `cpu` and `memoryBytes` take effect at the machine's next start. They never exceed the Pod's requests. The Pod's request for memory is
+   * larger than `memoryBytes` by {@link MACHINE_MEMORY_OVERHEAD_BYTES}.
    */
   cpu: z.number().int(),
   memoryBytes: z.number().int(),
@@ -107,9 +113,9 @@ export const desiredSchema = z.object({
 export type Desired = z.infer<typeof desiredSchema>;
 
 const LAST_PORT = 65_535;
-/** Largest length of an RFC 3339 time that a host may report, in characters. A time with nanoseconds and an offset fits. */
+/** Largest length of an RFC 3339 time that a host can report, in characters. A time with nanoseconds and an offset fits. */
 const LONGEST_TIME = 40;
-/** Schema of a time that the API server accepts in the VM's status. The letters T and Z may be in upper or lower case. */
+/** Schema of a time that the API server accepts in the VM's status. The letters T and Z can be in upper or lower case. */
 const timeText = z
   .string()
   .max(LONGEST_TIME)
@@ -126,7 +132,10 @@ export const GUEST_ADDRESSES_LIMIT = 16;
 export const GUEST_OS_LENGTH = 128;
 /** Longest host name of a guest, as in DNS. */
 export const GUEST_HOST_NAME_LENGTH = 253;
-/** Schema of the name of a guest's operating system. Guests may not bring control characters or changes of direction into a status. */
+/**
+ * Schema of the name of a guest's operating system. The pattern keeps control characters and changes of the text direction from a guest out
+ * of the status.
+ */
 export const guestOSSchema = z
   .string()
   .min(1)
@@ -138,7 +147,7 @@ export const guestHostNameSchema = z
   .max(GUEST_HOST_NAME_LENGTH)
   .regex(/^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$/);
 
-/** Facts that a guest reported about itself. They are only as right as the guest. */
+/** Facts that a guest reported about itself. They can be wrong, because nobody else checks them. */
 const guestFactsSchema = z.object({
   addresses: z
     .array(z.union([z.ipv4(), z.ipv6()]))
@@ -150,9 +159,9 @@ const guestFactsSchema = z.object({
 export type GuestFacts = z.infer<typeof guestFactsSchema>;
 
 /**
- * The report that the agent writes as JSON into the message of the Pod condition `berth.dev/Machine`. It has the hash of the last
- * fulfilled `berth.dev/desired`, because the generation of a Pod does not change with its annotations. It also has the finished
- * actions and facts for the VM's status.
+ * The report that the agent writes as JSON into the message of the Pod condition `berth.dev/Machine`. It has the hash of the last fulfilled
+ * `berth.dev/desired`, because the generation of a Pod does not change with its annotations. The report also contains the finished actions,
+ * and facts for the VM's status.
  */
 export const machineReportSchema = z.object({
   /** The first 16 hexadecimal characters of the SHA-256 of the `berth.dev/desired` annotation that the machine now fulfils. */
@@ -160,8 +169,8 @@ export const machineReportSchema = z.object({
   restartedAt: reported(timeText),
   revertedAt: reported(timeText),
   /**
-   * Number of times that the machine of a VM was stopped or suspended, or ended by itself and stayed off. A restart does not count. The
-   * number tells that a VM has stopped meanwhile, even if it runs again. Absent for emulators, and from earlier releases of the agent.
+   * Number of times that the machine of a VM was stopped or suspended, or ended by itself and stayed off. A restart does not count. If the
+   * number grows, the VM was stopped in the meantime, even if it runs again. Absent for emulators, and in reports of earlier agents.
    */
   stops: reported(z.number().int().min(0).max(Number.MAX_SAFE_INTEGER)),
   /** Values with which the running machine was started. They may differ from `desired` until the next start. */
@@ -170,30 +179,36 @@ export const machineReportSchema = z.object({
   diskSizeBytes: reported(z.number().int()),
   /** Percentage from 0 to 100 during a pull or clone. */
   progressPercent: reported(z.number().int().min(0).max(100)),
-  /** Mean speed of a pull. */
+  /** Average speed of a pull. */
   bytesPerSecond: reported(z.number().int().min(0).max(Number.MAX_SAFE_INTEGER)),
   accelerator: reported(z.string()),
   imageDigest: reported(z.string()),
-  /** Whether the guest agent answers. Absent until it has answered once, except if the VM is Ready only with a guest agent. */
+  /**
+   * Whether the guest agent answers. Absent before its first answer. If the VM has the readiness type GuestAgent, the field is false before
+   * the first answer.
+   */
   guestAgentConnected: reported(z.boolean()),
-  /** Facts from the guest agent, from its last answer in this run of the machine. */
+  /** Facts in the last answer of the guest agent since the start of the machine. */
   guest: reported(guestFactsSchema),
   /**
-   * Host ports of the machine's `automaticPorts`, in their order. The numbers alone are reported, because the whole report must fit
-   * into a condition's message of 4,096 characters.
+   * Host ports of the machine's `automaticPorts`, in their order. The report has only the numbers, because it must fit into a condition's
+   * message of 4,096 characters.
    */
   endpoints: reported(z.array(z.number().int().min(1).max(LAST_PORT)).max(MAXIMUM_AUTOMATIC_PORTS)),
-  /** Whether the guest has the display that its VM asks for. Absent if the VM asks for none, or before the host knows. */
+  /**
+   * Whether the guest has the display that its VM asks for. Absent if the VM asks for no display, or if the host does not know the answer
+   * yet.
+   */
   display: reported(z.object({ ready: z.boolean(), reason: z.string(), message: z.string() })),
-  /** Where ADB of an emulator answers. Absent for VMs, and before the host knows. */
+  /** Address and port of an emulator's ADB. Absent for VMs, and until the host knows the address. */
   adb: reported(z.object({ address: z.ipv4(), port: z.number().int().min(1).max(LAST_PORT) })),
   message: reported(z.string()),
 });
 export type MachineReport = z.infer<typeof machineReportSchema>;
 
 /**
- * Memory that a hypervisor process needs beside the guest's memory, in bytes. The operator adds this value to the Pod's request.
- * 128 MiB is a measurement of QEMU without graphics, rounded up.
+ * Memory that a hypervisor process needs beside the guest's memory, in bytes. The operator adds this value to the Pod's request. QEMU
+ * without graphics needs 128 MiB: this is a measured value, rounded up.
  */
 export const MACHINE_MEMORY_OVERHEAD_BYTES = 128 * 1024 * 1024;
 

@@ -24,7 +24,7 @@ export interface OwnerReference {
   blockOwnerDeletion?: boolean;
 }
 
-/** One object of a kind. People write `spec`; the operator reports `status`, which is absent at first. */
+/** One object of a kind. Users write `spec`, and the operator writes `status`. A new object has no `status`. */
 export interface ApiObject<Spec, Status> {
   apiVersion: string;
   kind: string;

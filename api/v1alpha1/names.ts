@@ -1,16 +1,17 @@
-/** Names that other programs and people use: group, labels, annotations, finalizers, taints, resources, conditions. */
+/** Names that users and other programs see: the API group, labels, annotations, finalizers, taints, resources and conditions. */
 export const GROUP = 'berth.dev';
 export const API_VERSION = `${GROUP}/v1alpha1`;
 
 /**
- * Key of a label and of a taint on every host's Node, for selectors and people. Only {@link HOST_MARK} proves that a Node is a
- * host, because a node may set this label on itself.
+ * Key of a label and of a taint on every host's Node, for selectors and people. Only {@link HOST_MARK} proves that a Node is a host,
+ * because any kubelet can set this label on its own Node.
  */
 export const HOST_KEY = 'berth.dev/host';
 export const HOST_VALUE = 'true';
 /**
- * The label that makes a Node a host. Its value is {@link HOST_VALUE}. NodeRestriction prevents a node from setting this label on
- * itself. The operator sets the label if it approved a certificate for the Node's name. An administrator may also set the label.
+ * The label that makes a Node a host. Its value is {@link HOST_VALUE}. The admission plugin NodeRestriction prevents a kubelet from setting
+ * this label on its own Node. The operator sets the label if it approved a certificate for the Node's name. An administrator can set the
+ * label, too.
  */
 export const HOST_MARK = 'berth.node-restriction.kubernetes.io/host';
 const HOST_NAME_MAXIMUM = 63;
@@ -20,7 +21,9 @@ const HOST_NAME = /^[a-z0-9]([a-z0-9-]*[a-z0-9])?$/;
  * exists.
  */
 export const FIRST_CERTIFICATE_SECONDS = 3_600;
-/** Name of the agent at the API server. It is the field manager of applied fields and the user agent of requests. */
+/**
+ * Name of the agent at the API server. It is the field manager of the fields that the agent applies, and the user agent of its requests.
+ */
 export const AGENT_NAME = 'berth-agent';
 /** Label on the one operator Pod that is the leader. */
 export const LEADER_LABEL = 'berth.dev/leader';
@@ -41,8 +44,9 @@ export const MACHINE_ANNOTATION = 'berth.dev/machine';
 export const DESIRED_ANNOTATION = 'berth.dev/desired';
 
 /**
- * Annotation on Pods of machines and tasks: the servers that the Pod's namespace allows without TLS or without a check of the
- * certificate. registrycredentials.ts has its form. An agent that does not know the annotation uses TLS and checks.
+ * Annotation on Pods of machines and tasks: the servers that the Pod's namespace allows without TLS or without a check of the certificate.
+ * `insecureServersText` in registrycredentials.ts writes its value. An agent that does not know the annotation uses TLS and checks the
+ * certificate.
  */
 export const INSECURE_SERVERS_ANNOTATION = 'berth.dev/insecure-servers';
 
@@ -50,12 +54,19 @@ export const INSECURE_SERVERS_ANNOTATION = 'berth.dev/insecure-servers';
 export const TASK_ANNOTATION = 'berth.dev/task';
 
 export const VM_UID_LABEL = 'berth.dev/vm-uid';
-/** Label with the uid of the Emulator to which a Pod belongs. Its other labels do not include {@link VM_UID_LABEL}. */
+/**
+ * Label of Jobs and their Pods with the uid of the Image or ISO that the task is for. A later object can have the same name, but never the
+ * same uid.
+ */
+export const IMAGE_UID_LABEL = 'berth.dev/image-uid';
+/** Label of Jobs and their Pods with the operation for the image: `pull`, `download` and others. */
+export const OPERATION_LABEL = 'berth.dev/operation';
+/** Label with the uid of the Emulator to which a Pod belongs. Such a Pod does not have {@link VM_UID_LABEL}. */
 export const EMULATOR_UID_LABEL = 'berth.dev/emulator-uid';
 /** Label with the type of work: `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). */
 export const WORKLOAD_LABEL = 'berth.dev/workload';
 
-/** Finalizer on a VM or an Emulator. It stays until nothing of the object remains. */
+/** Finalizer on a VM or an Emulator. The operator removes it after everything that belongs to the object is removed. */
 export const VM_FINALIZER = 'berth.dev/machine';
 /**
  * Finalizer on a machine's Pod. It stays until the operator has copied the Pod's facts to the VM's status. Without the finalizer,
@@ -75,7 +86,10 @@ export const SCREEN_PORT_NAME = 'vnc';
 /** Port at which ADB of an emulator answers in the emulator's own network namespace. */
 export const ADB_PORT = 5555;
 
-/** Returns the name of an emulator's Pod. The names of VMs have no dot, so it never is the name of a VM's Pod. */
+/**
+ * Returns the name of an emulator's Pod. The name contains a dot. It never equals the name of a VM's Pod, because names of VMs have no
+ * dots.
+ */
 export function emulatorPodName(emulatorName: string): string {
   return `${emulatorName}.emulator`;
 }
@@ -88,8 +102,8 @@ export const MACHINE_CONDITION = 'berth.dev/Machine';
 export const TASK_CONDITION = 'berth.dev/Task';
 export const NETWORK_CONDITION = 'berth.dev/Network';
 /**
- * Condition of a machine's Pod that exists only while the full disk of the host hinders the machine. Its status is then False,
- * and its reason is {@link HOST_DISK_FULL} or {@link NO_ROOM_TO_SUSPEND}.
+ * Condition of a machine's Pod that exists only while the machine is paused or cannot be suspended, because the host's disk is full. Its
+ * status is False, and its reason is {@link HOST_DISK_FULL} or {@link NO_ROOM_TO_SUSPEND}.
  */
 export const DISK_CONDITION = 'berth.dev/Disk';
 /** Reason of the condition `berth.dev/Disk`: the machine is paused, because its disk grew while the host's disk became full. */
@@ -99,11 +113,14 @@ export const HOST_DISK_FULL = 'HostDiskFull';
  * the machine's memory.
  */
 export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
-/** Condition of the Pod of a machine with user data: whether the guest has got the data. It is absent before the first try. */
+/**
+ * Condition of the Pod of a machine with user data: whether the guest has got the data. It is absent until the host first tries to give the
+ * data to the guest.
+ */
 export const USER_DATA_CONDITION = 'berth.dev/UserData';
 /**
  * Condition that the agent writes to its Node: whether the host can run emulators. If its status is False, its message gives the reason.
- * Simulated hosts have no such condition, and the operator then asks nothing.
+ * Simulated hosts have no such condition. If the condition is absent, the operator does not check whether the host can run emulators.
  */
 export const EMULATORS_CONDITION = 'berth.dev/Emulators';
 /**
@@ -115,7 +132,7 @@ export const NAT_READY_CONDITION = 'berth.dev/NATReady';
 /** Condition that the operator writes to the Node of a host whose agent is too many releases older or newer than the operator. */
 export const VERSION_SKEW_CONDITION = 'berth.dev/VersionSkew';
 
-/** Type of a Secret with the VNC password of a VM, and its only key. The operator creates it and may not read it. */
+/** Type of a Secret with the VNC password of a VM, and its only key. The operator creates the Secret, but has no permission to read it. */
 export const VNC_SECRET_TYPE = 'berth.dev/vnc';
 export const VNC_SECRET_KEY = 'password';
 
@@ -125,14 +142,15 @@ export function vncSecretName(vmName: string): string {
 }
 
 /**
- * Annotation on the Node of an unreachable host: a JSON list of MAC addresses. The operator gave up the machines with these
- * addresses, but the machines may still run on the host.
+ * Annotation on the Node of an unreachable host: a JSON list of MAC addresses. The operator has recorded the machines with these addresses
+ * as lost, but they may be running on the host.
  */
 export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
 
 /**
- * Annotation of a VM whose deployer waits for an answer: the time, in RFC 3339, until which the deployer takes the answer and removes
- * the annotation. After that time nobody may know the VM, so the operator deletes it.
+ * Annotation of a VM whose deployer waits for an answer. Its value is the RFC 3339 time until which the deployer waits. When the deployer
+ * gets the answer, it removes the annotation. If the annotation is there after this time, perhaps nobody knows about the VM, so the
+ * operator deletes it.
  */
 export const ANSWER_BY_ANNOTATION = 'berth.dev/answer-by';
 /** Annotation of an object with the name of the user who created it. Admission refuses any other name and every change. */
@@ -147,18 +165,18 @@ export const NAMESPACE_PREFIX = 'platform-';
 /** ClusterRoles that the operator binds in every served namespace. Each RoleBinding has the name of its role. */
 export const DEV_ROLE = 'berth-role-dev';
 export const ADMIN_ROLE = 'berth-role-admin';
-/** Label of a served namespace. With the value {@link UNMANAGED}, the operator leaves the RoleBindings there to people. */
+/** Label of a served namespace. With the value {@link UNMANAGED}, the operator does not change the RoleBindings in the namespace. */
 export const ROLE_BINDINGS_LABEL = 'berth.dev/role-bindings';
 export const UNMANAGED = 'unmanaged';
-/** Label of a served namespace. With the value `true`, users may have Pods there. */
+/** Label of a served namespace. With the value `true`, users are allowed to have Pods there. */
 export const CUSTOM_PODS_LABEL = 'berth.dev/custom-pods';
 /**
- * Annotation of such a RoleBinding: a JSON list of the groups that the operator added. It adds groups of its configuration, and removes
- * them with the configuration. All other subjects belong to people.
+ * Annotation of a RoleBinding that the operator keeps: a JSON list of the groups that the operator added from its configuration. The
+ * operator removes these groups when they are no longer in the configuration. It never changes other subjects.
  */
 export const ROLE_GROUPS_ANNOTATION = 'berth.dev/role-groups';
 
-/** Group of every bootstrap token with which a host joins. Members may request a certificate. */
+/** Group of every bootstrap token with which a host joins the cluster. Members of this group are allowed to request a certificate. */
 export const BOOTSTRAP_GROUP = 'system:bootstrappers:berth';
 
 /** Returns the group of a bootstrap token that is for one host only. */
@@ -167,8 +185,7 @@ export function bootstrapGroupOf(hostName: string): string {
 }
 
 /**
- * Reports whether a host may have this name. The name must be a lower-case DNS label, because labels and file names contain it
- * unchanged.
+ * Reports whether a host can have this name. The name must be a lower-case DNS label, because labels and file names contain it unchanged.
  */
 export function isHostName(name: string): boolean {
   return name.length <= HOST_NAME_MAXIMUM && HOST_NAME.test(name);

@@ -1,13 +1,15 @@
 /** The phases of a VM. `status.phase`, the operator's decisions, the docs and the diagram of a VM's life all use this table. */
 
-/** Stage of a VM's phase. `deployment`: before the first run. `transition`: between two states. `settled`: in a state that can last. */
+/**
+ * Stage of a VM's phase. `deployment`: before the first run. `transition`: between two states. `settled`: a state in which the VM can stay.
+ */
 type Stage = 'deployment' | 'transition' | 'settled';
 
 interface PhaseDefinition {
   readonly stage: Stage;
   /** Meaning of the phase, as one sentence for people. */
   readonly meaning: string;
-  /** Phases that usually follow this phase. Failed and Terminating may follow any phase. */
+  /** Phases that usually follow this phase. Failed and Terminating can follow any phase. */
   readonly next: readonly VMPhase[];
 }
 
@@ -74,7 +76,7 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
   Failed: {
     stage: 'settled',
     meaning:
-      'The VM ended and is not started again. `status.failure` gives the reason. If the reason is `HostLost` and the host returns with the machine, the VM becomes Running.',
+      'The VM has failed and is not started again. `status.failure` gives the reason. If the reason is `HostLost` and the host returns with the machine, the VM becomes Running.',
     next: ['Running'],
   },
   Terminating: { stage: 'transition', meaning: 'The VM is being deleted.', next: [] },

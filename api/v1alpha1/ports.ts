@@ -67,7 +67,10 @@ function areDistinct(ports: readonly string[]): boolean {
   return new Set(names).size === names.length;
 }
 
-/** Two ports are the same by node port and protocol. If the agent chooses both node ports, they are the same by guest port and protocol. */
+/**
+ * Two ports count as the same if they have the same node port and protocol. If neither has a node port, they count as the same if they have
+ * the same guest port and protocol.
+ */
 const SAME =
   "q.split(':')[0] == p.split(':')[0] && q.lowerAscii().endsWith('/udp') == p.lowerAscii().endsWith('/udp')" +
   " && (!q.startsWith(':') || q.split('/')[0] == p.split('/')[0])";
@@ -91,7 +94,7 @@ export const portsSchema = z
   .refine(areDistinct, { error: TWICE })
   .meta({
     ...documented(
-      `Ports of the host that lead into the guest, at most ${MAXIMUM_PORTS}. The form is \`[NODE_PORT]:VM_PORT\` with an optional \`/tcp\` or \`/udp\`, TCP when omitted. Without a host port, as in \`:8080\`, the host chooses a free one, which is in status.endpoints. Ports are 1 to 65535, without leading zeros, and a host port may appear only once for each protocol. They need network mode NAT, and host ports that the setting \`ports\` of the operator allows.`,
+      `Ports of the host that are forwarded to the guest, at most ${MAXIMUM_PORTS}. The form is \`[NODE_PORT]:VM_PORT\` with an optional \`/tcp\` or \`/udp\`, TCP when omitted. If NODE_PORT is omitted, as in \`:8080\`, the host chooses a free port and reports it in status.endpoints. Ports are 1 to 65535, without leading zeros. For each protocol, a node port can appear only once. The network mode must be NAT, and the setting \`ports\` of the operator must allow the node ports.`,
       {
         rule: `self.all(p, self.exists_one(q, ${SAME}))`,
         message: `ports: ${TWICE}`,

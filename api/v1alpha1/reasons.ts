@@ -24,18 +24,22 @@ export type ReasonKind =
   | 'CertificateSigningRequest'
   | 'RoleBinding';
 
-/** Class of a reason: what happens to the object next, and who can change that. `REASON_CLASSES` describes each class for people. */
+/**
+ * Class of a reason. The class describes the next event in the life of the object, and the person or program that can change it.
+ * `REASON_CLASSES` describes each class for people.
+ */
 export type ReasonClass = keyof typeof REASON_CLASSES;
 
 export const REASON_CLASSES = {
   state: 'The reason describes the state of the object and is no fault',
   final:
-    'The same work would fail again, so there is no further attempt; change the object or create it again',
+    'The same work would fail again, so Berth does not try it again. Change the object or create it again',
   passing:
-    'The fault may pass by itself, and the work is tried again; for a VM before its first run a few times',
-  mendable: 'You can fix the fault without creating the object again; the work is tried again until then',
+    'The fault may pass by itself, so Berth tries the work again. If a VM has not run yet, Berth tries only a few times',
+  mendable:
+    'You can fix the fault without creating the object again. Berth tries the work again until you have fixed it',
   elsewhere:
-    'Another host may be able to run the VM; a VM that has not run yet is placed again up to three times',
+    'Another host may be able to run the VM. If the VM has not run yet, Berth places it again, up to three times',
 } as const;
 
 export interface ReasonEntry {
@@ -43,7 +47,10 @@ export interface ReasonEntry {
   readonly seen: Readonly<Partial<Record<ReasonKind, readonly string[]>>>;
   /** Class of the reason: one for all kinds of objects, or one for each kind. */
   readonly class: ReasonClass | Readonly<Partial<Record<ReasonKind, ReasonClass>>>;
-  /** Whether the reason is a fault of the host and not of the machine. A machine that has run is never given up for this reason. */
+  /**
+   * Whether the reason is a fault of the host and not of the machine. If a machine has run once, Berth never declares it failed for this
+   * reason.
+   */
   readonly ofHost?: boolean;
   readonly by: 'operator' | 'agent' | 'agent and operator' | 'Kubernetes';
   /** Meaning of the reason, as one sentence for people, without a final full stop. */
@@ -67,13 +74,13 @@ export const REASONS = {
 
 /** A reason in the catalogue. */
 export type Reason = keyof typeof REASONS;
-/** Reason for which a host refuses a machine that another host may accept. If a kubelet has a word for the same case, that word is used. */
+/** Reason of a host that refuses a machine which another host may accept. If kubelets have a word for the same case, it is that word. */
 export type RefusalReason = keyof typeof REFUSALS;
 
 declare const unknownReason: unique symbol;
 /** A reason from a host or from Kubernetes that the catalogue of this release may not contain. */
 export type UnknownReason = string & { readonly [unknownReason]: true };
-/** Reason that a condition or an Event of Berth may have: one from the catalogue, or one that a host or Kubernetes reported. */
+/** Reason that a condition or an Event of Berth can have: one from the catalogue, or one that a host or Kubernetes reported. */
 export type SaidReason = Reason | UnknownReason;
 
 /**

@@ -16,7 +16,7 @@ export interface Reference {
 
 const REGISTRY_DEFAULT = 'docker.io';
 const TAG_DEFAULT = 'latest';
-/** Host names of registries' APIs, by the registry's name in references. Only Docker Hub has different names for the two. */
+/** Host names of the APIs of registries, by the name that a reference uses for the registry. Only for Docker Hub the two names differ. */
 const API_HOSTS: Readonly<Record<string, string>> = { [REGISTRY_DEFAULT]: 'registry-1.docker.io' };
 
 const LABEL = '[a-z0-9]([a-z0-9-]*[a-z0-9])?';
@@ -26,7 +26,7 @@ const TAG = /^\w[\w.-]{0,127}$/;
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
 /** Default port of http, which URLs leave out. */
 const HTTP_PORT = 80;
-/** Number of characters that the error message quotes of a reference that is too long. */
+/** If a reference is too long, the error message quotes this number of its characters. */
 const QUOTED_LENGTH = 64;
 
 /**
@@ -42,9 +42,9 @@ export function isSha256(digest: string): boolean {
 }
 
 /**
- * Returns the normalized spelling of an image's name. The text is trimmed. `docker.io`, its prefix `library/` for names of one
- * word, and `:latest` are made explicit. A digest is kept. Two spellings of one image yield the same text. Normalizing a second
- * time changes nothing.
+ * Returns the normalized spelling of an image's name. The text is trimmed. If the text omits `docker.io`, the prefix `library/` of a
+ * one-word name, or `:latest`, the result contains them. A digest is kept. Two spellings of the same image give the same result. A
+ * normalized name does not change when it is normalized again.
  */
 export function normaliseImageName(name: string): string {
   const [named, digest] = split(name.trim(), '@');
@@ -104,8 +104,8 @@ export function parseReference(text: string): Reference {
 }
 
 /**
- * Returns the parts of a reference in any spelling. If the text is not a reference, the result is the mistake, as a phrase that
- * can follow a colon.
+ * Returns the parts of a reference in any spelling. If the text is not a reference, the result describes the mistake in a phrase. A message
+ * can put this phrase after a colon.
  */
 export function readReference(text: string): Reference | string {
   if (text.length > IMAGE_NAME_LENGTH) {

@@ -1,12 +1,12 @@
 /**
  * The credentials of a namespace for registries. The ConfigMap {@link REGISTRIES_CONFIG_MAP} of the namespace names a Secret for each
- * server, and members of the namespace may read it. The operator adds the Secret to Pods that use the server, so no member needs to
- * read a Secret. Each key of the ConfigMap is the name of a Secret, and its value is the JSON text of {@link entryText}:
+ * server. Members of the namespace have the right to read this ConfigMap. The operator adds the Secret to Pods that use the server, so no
+ * member needs to read a Secret. Each key of the ConfigMap is the name of a Secret, and its value is the JSON text of {@link entryText}:
  *
  * `regcred: '{"server":"https://registry.example:5000","username":"ci"}'`
  *
- * The Secret has the type {@link PULL_SECRET_TYPE}. Its key {@link PULL_SECRET_KEY} has the credential below `auths`, by the name of
- * the registry ({@link Server}.registry).
+ * The Secret has the type {@link PULL_SECRET_TYPE}. Its key {@link PULL_SECRET_KEY} has the credential below `auths`, by the name of the
+ * registry ({@link Server}.registry).
  */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
@@ -20,7 +20,8 @@ export const PULL_SECRET_KEY = '.dockerconfigjson';
 /** Largest number of servers of one namespace. Further entries, in the order of their keys, are ignored. */
 export const REGISTRY_CREDENTIALS_LIMIT = 64;
 /**
- * Largest length of the name of a user, in characters. Names in registries are shorter, but some registries want a longer key as the name.
+ * Largest length of the name of a user, in characters. Most registries have shorter user names, but some use a long access key as the user
+ * name.
  */
 export const REGISTRY_USERNAME_LENGTH = 256;
 
@@ -30,11 +31,11 @@ const ENTRY_LENGTH = 4096;
 const SERVER_LENGTH = 272;
 const SERVER = /^(https?):\/\/([^/\s@?#]+)\/?$/i;
 const DEFAULT_PORTS = { http: ':80', https: ':443' } as const;
-/** Some repository, with which a server makes a reference. */
+/** Any valid repository. The code adds it to the name of a server to get a reference. */
 const REPOSITORY = 'team/image';
 const SECRET_NAME = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
 const SECRET_NAME_LENGTH = 253;
-/** Number of hex digits in the name of a Secret: 96 bits, so that two servers never share a name. */
+/** Number of hexadecimal digits of the hash in the name of a Secret. With these 96 bits, two servers never get the same name. */
 const HASH_DIGITS = 24;
 
 const serverSchema = z.object({
@@ -45,36 +46,39 @@ const serverSchema = z.object({
 /** Address of a registry. */
 export type Server = Readonly<z.infer<typeof serverSchema>>;
 
-/** Schema of the annotation `berth.dev/insecure-servers`. A Pod uses the registries of two images, or of an image and a push. */
+/**
+ * Schema of the annotation `berth.dev/insecure-servers`. The list has at most two registries, because a Pod uses two images, or one image
+ * and the target of a push.
+ */
 const insecureServersSchema = z.array(serverSchema).max(2);
 
-/** Credential for one server. A registry has one credential in a namespace, for either scheme. */
+/** Credential for one server. A namespace has at most one credential for a registry, whether its scheme is http or https. */
 export interface RegistryCredential extends Server {
   /** Name of the Secret in the same namespace. */
   readonly secretName: string;
   /** Name of the user, for people. The password is only in the Secret. */
   readonly username?: string | undefined;
   /**
-   * True for a server without TLS (`http`), or whose certificate is not checked (`https`). Its content is only for the Pods of this
-   * namespace.
+   * True for a server without TLS (`http`), or whose certificate is not checked (`https`). Hosts give content from such a server only to
+   * Pods of this namespace.
    */
   readonly allowInsecure: boolean;
 }
 
 export interface RegistryCredentials {
-  /** In the order of their keys, one for each registry. */
+  /** Credentials in the order of their keys in the ConfigMap. There is one credential for each registry. */
   readonly credentials: readonly RegistryCredential[];
-  /** Sentences about ignored entries. They quote no value, because people also write passwords there. */
+  /** Messages about ignored entries. They quote no value, because somebody may have written a password into it. */
   readonly mistakes: readonly string[];
 }
 
-/** Mistake in the URL of a server, as a phrase after the name of its field. */
+/** Error in the URL of a server, as a phrase after the name of the field. */
 export const SERVER_FORM =
   'must be https:// or http:// with a host and an optional port, for example https://registry.example:5000';
-/** Mistake in an entry whose server has no TLS, as a phrase after the name of its field. */
+/** Error in an entry that does not allow a server without TLS, as a phrase after the name of the field. */
 export const SERVER_NEEDS_INSECURE = 'must be https://, or allowInsecure must be true';
 
-/** Reads the URL of a server. Returns undefined if the text has not the form of {@link SERVER_FORM}. */
+/** Reads the URL of a server. Returns undefined if the text does not have the form in {@link SERVER_FORM}. */
 export function readServer(text: string): Server | undefined {
   const [, written = '', host] = (text.length <= SERVER_LENGTH && SERVER.exec(text.trim())) || [];
   if (host === undefined) {
@@ -84,17 +88,17 @@ export function readServer(text: string): Server | undefined {
   const port = DEFAULT_PORTS[scheme];
   const name = host.endsWith(port) ? host.slice(0, -port.length) : host;
   const reference = readReference(`${name}/${REPOSITORY}`);
-  // If references cannot name the host, the reference is for another repository, in the default registry.
+  // If the host cannot be part of a reference, the text is read as a repository in the default registry.
   const isNamed = typeof reference !== 'string' && reference.repository === REPOSITORY;
   return isNamed ? { scheme, registry: reference.registry } : undefined;
 }
 
-/** Returns the URL of a server, in its one spelling. */
+/** Returns the URL of a server in its normalized spelling. */
 export function serverUrl({ scheme, registry }: Server): string {
   return `${scheme}://${registry}`;
 }
 
-/** Returns the name of the Secret for a registry. Secrets that people make may have other names. */
+/** Returns the name of the Secret for a registry. Secrets that people create can have other names. */
 export function registrySecretName(registry: string): string {
   return `berth-registry-${createHash('sha256').update(registry).digest('hex').slice(0, HASH_DIGITS)}`;
 }
@@ -136,7 +140,7 @@ export function readRegistryCredentials(data: Readonly<Record<string, string>> =
   return { credentials: [...credentials.values()], mistakes };
 }
 
-/** Returns the credential of an entry, or its mistake as a phrase. */
+/** Returns the credential of an entry. If the entry is wrong, the result is a phrase that describes the mistake. */
 function readEntry(secretName: string, value: string): RegistryCredential | string {
   if (secretName.length > SECRET_NAME_LENGTH || !SECRET_NAME.test(secretName)) {
     return 'its key must be the name of a Secret';

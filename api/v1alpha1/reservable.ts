@@ -1,17 +1,17 @@
 /**
- * Rules that decide which ports of hosts VMs may reserve, and the ranges from which agents choose ports. They are the setting
- * `ports` of the operator and of each agent.
+ * The setting `ports` of the operator and of each agent. It has the ports of hosts that VMs are allowed to reserve, and the ranges from
+ * which agents choose ports.
  */
 import * as z from 'zod';
 
 const LAST_PORT = 65_535;
 /** Port of the VNC display 0. Hypervisors count displays from this port. */
 export const VNC_FIRST_PORT = 5900;
-/** First port on which programs without root may listen. Lower ports are for the host's own services. */
+/** First port on which programs without root can listen. Lower ports are for the host's own services. */
 const FIRST_UNPRIVILEGED_PORT = 1024;
 
 /**
- * Ports that VMs may not reserve by default. They are the ports of etcd, the control plane and the kubelet, the port of the
+ * Ports that VMs are not allowed to reserve by default. They are the ports of etcd, the control plane and the kubelet, the port of the
  * chart's agent, and the node ports of Services.
  */
 const DENIED = ['2379-2380', '6443', '10250-10259', '10350', '30000-32767'];
@@ -41,49 +41,55 @@ export const portRulesSchema = z
     reservable: ranges
       .default([`${FIRST_UNPRIVILEGED_PORT}-${LAST_PORT}`])
       .meta({ examples: [['8000-8999']] }),
-    /** Ports that VMs may not reserve, although `reservable` contains them. */
+    /** Ports that VMs are not allowed to reserve, even if `reservable` contains them. */
     denied: ranges.default(DENIED).meta({ examples: [['6443']] }),
   })
   .prefault({});
 
 export type PortRules = z.infer<typeof portRulesSchema>;
 
-/** Range with a first and a last port, from which a host chooses ports. */
+/** Returns the schema of a range from which a host chooses ports. `fallback` is the default range. */
 const choice = (fallback: string) => range.default(fallback).meta({ examples: ['25000-25999'] });
 
 /**
- * Ranges from which a host chooses ports, from the last port of a range downwards. Ranges may overlap. A host never chooses a port in
- * `denied`. It may choose ports that are not in `reservable`.
+ * Ranges from which a host chooses ports. It begins with the last port of a range and goes downwards. Ranges can overlap. A host never
+ * chooses a port in `denied`. The list `reservable` does not limit its choice.
  */
 const portRangesSchema = z.strictObject({
-  /** For ports of VMs without a host port, for example `:8080`. */
+  /** Range for reserved ports without a host port, for example `:8080`. */
   automatic: choice('20000-21999'),
-  /** For SSH in the guest. */
+  /** Range for SSH in the guest. */
   ssh: choice('8822-9122'),
-  /** For screen sharing in macOS guests. */
+  /** Range for screen sharing in macOS guests. */
   screen: choice('5900-6200'),
-  /** For ADB of emulators with `exposure: Host`. */
+  /** Range for ADB of emulators with `exposure: Host`. */
   emulators: choice('5554-5754'),
-  /** For the screens of VMs with `vnc.hostPort`. */
+  /** Range for the screens of VMs with `vnc.hostPort`. */
   vnc: choice('5999-6299').refine((text) => (bounds(text)?.[0] ?? 0) >= VNC_FIRST_PORT, {
     error: `a range from ${VNC_FIRST_PORT} on, the first port of VNC`,
   }),
 });
 export type PortRanges = z.infer<typeof portRangesSchema>;
 
-/** Setting `ports` of an agent. */
+/** Schema of the setting `ports` of an agent. */
 export const hostPortsSchema = z
   .strictObject({ ...portRulesSchema.unwrap().shape, ...portRangesSchema.shape })
   .prefault({});
 
-/** Returns why VMs may not reserve this port of a host, with the name of the setting. The result is undefined if they may reserve it. */
+/**
+ * Returns the reason why VMs must not reserve this port of a host, with the name of the setting. The result is undefined if the port is
+ * allowed.
+ */
 export function whyNotReservable(rules: PortRules, port: number): string | undefined {
   return isIn(rules.reservable, port)
     ? whyDenied(rules, port)
     : `port ${port} is not among ports.reservable (${rules.reservable.join(', ')})`;
 }
 
-/** Returns why no machine may use this port of a host, with the name of the setting. The result is undefined if they may use it. */
+/**
+ * Returns the reason why no machine must use this port of a host, with the name of the setting. The result is undefined if the port is
+ * allowed.
+ */
 export function whyDenied({ denied }: PortRules, port: number): string | undefined {
   return isIn(denied, port) ? `port ${port} is among ports.denied (${denied.join(', ')})` : undefined;
 }

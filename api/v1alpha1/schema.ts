@@ -1,8 +1,9 @@
 /**
- * Building blocks of the schemas of kinds. Zod has neither CEL rules nor list types, so `.meta()` contains them under the names
- * of a CustomResourceDefinition's fields. One schema therefore defines the types, the CRD and the HTTP API.
+ * Building blocks of the schemas of kinds. Zod has neither CEL rules nor list types. Therefore `.meta()` contains them, with the field
+ * names of a CustomResourceDefinition. The TypeScript types, the CRD and the HTTP API all come from the same schema.
  */
 import * as z from 'zod';
+import { OBJECT_NAME_LENGTH, SUBDOMAIN } from './objectname.ts';
 
 /** One CEL rule of a CustomResourceDefinition (`x-kubernetes-validations`). */
 export interface CelRule {
@@ -23,7 +24,7 @@ export function documented(description: string, ...rules: CelRule[]): Record<str
   return rules.length === 0 ? { description } : { description, 'x-kubernetes-validations': rules };
 }
 
-/** Returns the schema of a text of 1 to `maximum` characters, with an optional pattern. The pattern does not read a longer text. */
+/** Returns the schema of a text of 1 to `maximum` characters, with an optional pattern. A text that is too long is refused before the pattern reads it. */
 export function text(description: string, maximum: number, pattern?: RegExp) {
   const bounded = z.string().min(1).max(maximum, { abort: true });
   return (pattern === undefined ? bounded : bounded.regex(pattern)).meta({ description });
@@ -48,7 +49,7 @@ export function integer(description: string, minimum: number, maximum: number) {
     );
 }
 
-/** Returns the schema of an integer that the operator reports. A message for refusals is not needed, because no user sets the value. */
+/** Returns the schema of an integer that the operator reports. It has no message for users, because no user sets the value. */
 export function count(description: string, maximum = 2_147_483_647) {
   return z.int().min(0).max(maximum).meta({ description });
 }
@@ -69,20 +70,12 @@ export function choice<const Words extends readonly [string, ...string[]]>(
   return z.enum(words).meta({ description });
 }
 
-/** Pattern of names that most Kubernetes objects have: RFC 1123 subdomains, of at most 253 characters. */
-const SUBDOMAIN = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
-const OBJECT_NAME_LENGTH = 253;
 /** Pattern of RFC 1123 labels, of at most 63 characters. */
 export const LABEL = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?$/;
 
 /** Returns the schema of the name of another object. */
 export function objectName(description: string) {
   return text(description, OBJECT_NAME_LENGTH, SUBDOMAIN);
-}
-
-/** Reports whether an object of most kinds can have this name. */
-export function isObjectName(name: string): boolean {
-  return name.length <= OBJECT_NAME_LENGTH && SUBDOMAIN.test(name);
 }
 
 /** Returns the schema of the name of a namespace. */

@@ -1,13 +1,14 @@
 /** Fields that Images and ISOs share: their source and their reported state. */
 import * as z from 'zod';
 import { wide } from './kind.ts';
+import { diskQuantity } from './sizes.ts';
 import { count, documented, report, sha256, text, timestamp } from './schema.ts';
 import { imageName, objectReferenceSchema } from './template.ts';
 
 export const descriptionSchema = z
   .string()
   .max(4096)
-  .meta({ description: 'For people, at most 4096 characters.' });
+  .meta({ description: 'Description for people, at most 4096 characters.' });
 
 export const registrySchema = z
   .object({ reference: imageName('Reference in an OCI registry.') })
@@ -40,6 +41,14 @@ export const sharedFileSchema = z
   })
   .meta({ description: 'A file in a folder that all hosts mount.' });
 
+export const uploadSchema = z
+  .object({ maxSize: diskQuantity('maxSize', 'Largest size of the file. The host reserves this space.') })
+  .meta({ description: 'A file that the creator uploads through the HTTP API, raw or qcow2.' });
+
+export const fileRequestSchema = z
+  .object({ requestedAt: timestamp('Set a new time to start a download.') })
+  .meta({ description: 'Request that a host sends the content to clients. The HTTP API sets it.' });
+
 /** Returns the schema of a reference to another object of the same kind. */
 export function copyOfSchema(description: string) {
   return objectReferenceSchema.meta({ description });
@@ -52,7 +61,10 @@ export const SOURCE_IMMUTABLE = {
   fieldPath: '.source',
 } as const;
 
-/** The fields of a source as hosts get it (`MachineImageSource`), without nesting. `type` determines which fields are set. */
+/**
+ * Source of the content for hosts (`MachineImageSource`), with all fields on one level. The field `type` determines which other fields are
+ * set.
+ */
 export const contentSchema = z
   .object({
     type: report('Type of the source: registry, http, sharedFile, empty, storedArtifact or storedFile.', 32),
@@ -67,7 +79,7 @@ export const contentSchema = z
 export const STORAGE_COLUMN = wide({
   name: 'Storage',
   type: 'string',
-  description: 'Space of the content in storage.',
+  description: 'Disk space that the content needs in storage.',
   jsonPath: '.status.storageSize',
 });
 
@@ -76,15 +88,28 @@ export function storedStatus() {
   return {
     phase: report('For people: Pending, Pulling, Ready, Updating or Failed.', 64).optional(),
     size: report('Disk size of a VM, as a quantity.', 32).optional(),
-    storageSize: report('Space in storage, as a quantity.', 32).optional(),
+    storageSize: report('Disk space that the content needs in storage, as a quantity.', 32).optional(),
     digest: report('Digest of the content.', 256).optional(),
     content: contentSchema.optional(),
     consistency: report(
-      'State of the disk in the copy. FileSystem: the guest agent froze the file systems. Crash: as after a power cut. Stopped: the VM was off.',
+      'Consistency of the copied disk. FileSystem: the guest agent froze the file systems. Crash: the disk is as after a power cut. Stopped: the VM was off.',
       32,
     ).optional(),
-    origin: report('Origin of the content.', 2048).optional(),
+    origin: report('Source from which the content came.', 2048).optional(),
     progressPercent: count('Progress of the current transfer in percent.', 100).optional(),
     lastUpdateTime: timestamp('Time of the last change of the content.').optional(),
+    uploadFailure: report(
+      'Reason and message of the failure if the upload failed. An upload is not tried again.',
+      1024,
+    ).optional(),
+    lastDownload: z
+      .object({
+        requestedAt: timestamp('Value of requestedAt to which this result belongs.'),
+        finishedAt: timestamp('Time when the work ended.').optional(),
+        result: report('Succeeded or Failed.', 64).optional(),
+        message: report('For people.', 1024).optional(),
+      })
+      .meta({ description: 'The last download.' })
+      .optional(),
   };
 }

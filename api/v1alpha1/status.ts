@@ -55,8 +55,8 @@ function fieldSchema(schema: BoundedSchema, key: string): BoundedSchema {
 }
 
 /**
- * Returns the end of a text: at most `maximum` UTF-16 units. A character of two units is never split. The API server counts
- * characters, and their number is never larger.
+ * Returns the end of a text: at most `maximum` UTF-16 units. A character of two units is never split. The API server limits the number of
+ * characters, which is never larger than the number of units.
  */
 export function keepEnd(text: string, maximum: number | undefined): string {
   if (maximum === undefined || text.length <= maximum) {

@@ -1,8 +1,8 @@
 /**
- * The contract for tasks: work on images that hosts do in Pods of Jobs. The operator writes a Job whose Pod has the annotation
- * `berth.dev/task` (a {@link Task}). The agent of the host does the task. It reports its progress in the Pod condition
- * `berth.dev/Task`, and its result in the container's termination message. Both are JSON of a {@link TaskReport}. The Pod's pull
- * secrets are the credentials for every registry that the task uses.
+ * The contract between the operator and the agent for tasks. A task is work on an image that a host does for the Pod of a Job. The operator
+ * writes a Job whose Pod has the annotation `berth.dev/task` (a {@link Task}). The agent of the host does the task. It reports its progress
+ * in the Pod condition `berth.dev/Task`, and its result in the container's termination message. Both are JSON of a {@link TaskReport}. The
+ * Pod's pull secrets are the credentials for every registry that the task uses.
  */
 import * as z from 'zod';
 import { machineImageSourceSchema } from './machine.ts';
@@ -47,8 +47,8 @@ export const taskSchema = z.discriminatedUnion('type', [
     refresh: z.boolean(),
   }),
   /**
-   * Lets the host remove the image that a `cache` task keeps for the entry. The host waits until it deploys no machine from the
-   * image.
+   * Lets the host remove the image that it keeps for the entry since a `cache` task. The host waits until no machine is being deployed from
+   * the image.
    */
   z.object({ apiVersion, type: z.literal('uncache'), entry: z.string() }),
   /** Fetches and checks an image. If `target` is set, the host also copies the image to that place in the cluster's image storage. */
@@ -58,7 +58,19 @@ export const taskSchema = z.discriminatedUnion('type', [
     image: imageSchema,
     target: storageTargetSchema.optional(),
   }),
-  /** Stores the disk of a VM of this host. The stored content is the state of the disk at one moment. */
+  /**
+   * Receives a file from a caller who attaches to the Pod of the task, and stores it. `transfer.ts` has the protocol. A file with
+   * more than `limitBytes` is refused.
+   */
+  z.object({
+    apiVersion,
+    type: z.literal('receive'),
+    limitBytes: z.number().int().positive(),
+    format: imageSchema.shape.format,
+    architecture: imageSchema.shape.architecture,
+    target: storageTargetSchema,
+  }),
+  /** Stores the disk of a VM of this host. The whole stored content shows the disk at the same moment, even if the VM runs. */
   z.object({
     apiVersion,
     type: z.literal('save'),
@@ -67,6 +79,8 @@ export const taskSchema = z.discriminatedUnion('type', [
   }),
   /** Pushes an image to a registry, under the full reference `reference`. */
   z.object({ apiVersion, type: z.literal('push'), image: imageSchema, reference: z.string() }),
+  /** Sends an image as one file to callers who attach to the Pod of the task. `transfer.ts` has the protocol. */
+  z.object({ apiVersion, type: z.literal('send'), image: imageSchema, format: z.enum(['raw', 'qcow2']) }),
   /**
    * Removes content from the cluster's image storage: a manifest, named by its digest, or a file. If the content does not exist,
    * the task succeeds.
@@ -86,10 +100,13 @@ export const taskReportSchema = z.object({
   storageBytes: z.number().int().optional(),
   /** Reference of the content that the task fetched, stored or pushed, pinned by digest. */
   reference: z.string().optional(),
-  /** Consistency of a copied disk. `FileSystem`: the guest agent froze the file systems. `Stopped`: the VM was off. `Crash`: neither. */
+  /**
+   * Consistency of a copied disk. `FileSystem`: the guest agent froze the file systems. `Stopped`: the VM was off. `Crash`: the VM was
+   * running, and its file systems were not frozen.
+   */
   consistency: z.enum(['FileSystem', 'Crash', 'Stopped']).optional(),
   message: z.string().optional(),
-  /** Reason why the storage keeps content that the task should remove. It is set only if another attempt would not help. */
+  /** Reason why the storage keeps content that the task should remove. It is set only if another attempt would have the same result. */
   kept: z.string().optional(),
 });
 export type TaskReport = z.infer<typeof taskReportSchema>;

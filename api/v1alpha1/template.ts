@@ -4,7 +4,7 @@ import { type DisplayDpiMaximum, displayFields } from './display.ts';
 import { sshAuthorizedKeysSchema } from './guestdata.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { portsSchema } from './ports.ts';
-import { diskQuantity, memoryQuantity } from './quantity.ts';
+import { diskQuantity, memoryQuantity } from './sizes.ts';
 import {
   type CelRule,
   choice,
@@ -15,16 +15,15 @@ import {
   oneOf,
   text,
 } from './schema.ts';
+import { TAG, TAG_LENGTH } from './tag.ts';
 
-/** Pattern of a tag: the name part of a Kubernetes label key, with letters, digits, dashes, dots and underscores. */
-export const TAG = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
 const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 
 /** A reference to an object in the same or another namespace. */
 export const objectReferenceSchema = z.object({
   name: objectName('Name of the object.'),
   namespace: namespaceName(
-    'Namespace of the object. If omitted, the object is looked up in the namespace of the referring object, then in platform-default. To name any other namespace, a user must have the right to get the object there.',
+    'Namespace of the object. If omitted, Berth looks for the object in the namespace of the object with this field, then in platform-default. To name any other namespace, a user needs the permission to get the object there.',
   ).optional(),
 });
 
@@ -56,10 +55,10 @@ export const osSchema = choice('Operating system of the guest: MacOS, Linux or W
   'Windows',
 ]);
 
-/** Fields that limit the hosts of a machine. */
+/** Fields that choose the host of a machine. */
 const placementFields = {
   node: objectName('The only allowed host.').optional(),
-  tag: text('Tag of the wanted hosts, which have the label tag.berth.dev/TAG.', 63, TAG).optional(),
+  tag: text('Tag of the wanted hosts, which have the label tag.berth.dev/TAG.', TAG_LENGTH, TAG).optional(),
   tagPolicy: choice(
     'Preferred (the default): other hosts are used if no host with the tag is free. Required: only hosts with the tag are used.',
     ['Preferred', 'Required'],
@@ -71,10 +70,10 @@ const placementFields = {
 };
 export const placementSchema = z
   .object(placementFields)
-  .meta({ description: 'Allowed hosts of the machine.' });
-export const vmPlacementSchema = z
-  .object(placementFields)
-  .meta({ description: 'Allowed hosts of the machine. Each omitted field has the value of the VMConfig.' });
+  .meta({ description: 'Choice of the host of the machine.' });
+export const vmPlacementSchema = z.object(placementFields).meta({
+  description: 'Choice of the host of the machine. Each omitted field has the value of the VMConfig.',
+});
 
 const networkSchema = z
   .object({
@@ -86,7 +85,7 @@ const networkSchema = z
       .boolean()
       .meta({
         description:
-          'Whether the host chooses a port for SSH, and for macOS guests a port for screen sharing. True when omitted. Only with mode NAT.',
+          'Whether the host chooses a port for SSH. For macOS guests it also chooses a port for screen sharing. True when omitted. It has an effect only if mode is NAT.',
       })
       .optional(),
   })
@@ -122,15 +121,15 @@ const readinessSchema = z
     port: integer('TCP port in the guest, for type Port.', 1, 65_535).optional(),
   })
   .meta(
-    documented('Condition under which a running machine is Ready.', {
+    documented('Check that decides whether a running machine is Ready.', {
       rule: "has(self.port) == (self.type == 'Port')",
       message: 'readiness.port is required with type Port, and must not be set with any other type',
     }),
   );
 
 /**
- * Returns the schemas of the fields that a VM may leave to its VMConfig. No field has a default in the schema. The API server
- * would store it in the VM, where it would replace the value of the VMConfig.
+ * Returns the schemas of the fields that a VM can leave to its VMConfig. No field has a default in the schema. The API server would store
+ * such a default in the VM, and it would then replace the value of the VMConfig.
  */
 export function machineFields(dpiMaximum: DisplayDpiMaximum) {
   return {

@@ -2,7 +2,8 @@ import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { displayBounds } from './display.ts';
 import { parsePort, portName, portsSchema } from './ports.ts';
-import { formatQuantity, memoryQuantity, parseQuantity } from './quantity.ts';
+import { formatQuantity, parseQuantity } from './quantity.ts';
+import { memoryQuantity } from './sizes.ts';
 
 const port = fc.integer({ min: 1, max: 65_535 });
 

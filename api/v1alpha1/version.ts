@@ -12,8 +12,8 @@ const SUPPORTED_MINOR_RELEASES = 1;
 export const NODE_VERSION = `v1.36.3-berth.${VERSION}`;
 
 /**
- * Form of {@link NODE_VERSION} in any release. A host could write any text there. Each part has a largest length, so the time to
- * match is linear.
+ * Form of {@link NODE_VERSION} in any release. A host could write any text there. Each part has a largest length, so a long text cannot
+ * make the match slow.
  */
 const NODE_VERSION_FORM = /^v\d[\d.]{0,31}-berth\.(\d{1,6}\.\d{1,6}\.[-+.\w]{1,64})$/;
 

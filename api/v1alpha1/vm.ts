@@ -6,14 +6,13 @@ import {
   AGE_COLUMN,
   column,
   conditionColumn,
-  type KindDefinition,
-  kindResource,
+  type KindContent,
   nameRule,
   PHASE_COLUMN,
   wide,
 } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
-import { atLeast } from './quantity.ts';
+import { atLeast } from './sizes.ts';
 import { type CelRule, choice, documented, immutable, integer, text, timestamp } from './schema.ts';
 import {
   IMAGE_OR_ISO,
@@ -32,7 +31,7 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
     configRef: objectReferenceSchema
       .meta({
         description:
-          'VMConfig with values for fields that this VM leaves out. It is read once at deployment, from this namespace or else from platform-default.',
+          'VMConfig with values for fields that this VM leaves out. The operator reads it once, at the deployment, from this namespace. If it is not there, the operator reads it from platform-default.',
       })
       .optional(),
     ...machineFields(dpiMaximum),
@@ -46,8 +45,8 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
       'Whether the machine starts again when the guest ends by itself: Never (the default), OnFailure or Always.',
       ['Never', 'OnFailure', 'Always'],
     ).optional(),
-    restartRequestedAt: timestamp('Set to a new time to restart the machine once.').optional(),
-    revertRequestedAt: timestamp('Set to a new time to reset the disk to its image once.').optional(),
+    restartRequestedAt: timestamp('Set a new time to restart the machine once.').optional(),
+    revertRequestedAt: timestamp('Set a new time to reset the disk to its image once.').optional(),
     serialNumber: text(
       'Serial number of the machine: 8 to 12 letters, digits and dashes.',
       12,
@@ -57,12 +56,12 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
     userData: userDataSchema.optional(),
     userDataSecretRef: userDataSecretSchema.optional(),
     deployTimeoutSeconds: integer(
-      'Seconds for the deployment, from the choice of a host until Running. 600 when omitted.',
+      'Time limit for the deployment in seconds, from the choice of a host until the phase Running. 600 when omitted.',
       1,
       SECONDS_PER_DAY,
     ).optional(),
     activeDeadlineSeconds: integer(
-      'Seconds from the first start until the VM is ended.',
+      'Seconds from the first start of the machine until Berth ends the VM.',
       1,
       MAXIMUM_SECONDS,
     ).optional(),
@@ -95,7 +94,10 @@ const ONE_USER_DATA: CelRule = {
   rule: '!(has(self.userData) && has(self.userDataSecretRef))',
   message: 'at most one of userData and userDataSecretRef may be set',
 };
-/** Rule that a disk may only grow. It is a rule of `spec`, because a rule of the field would allow the changes 10Gi → unset → 5Gi. */
+/**
+ * Rule that a disk can only grow. It is a rule of `spec`. A rule of the field alone would allow a user to remove the field and then to set
+ * a smaller size.
+ */
 const DISK_GROWS: CelRule = {
   rule: `!has(oldSelf.diskSize) || (has(self.diskSize) && ${atLeast('self.diskSize', 'oldSelf.diskSize')})`,
   message: 'diskSize must not be reduced or removed',
@@ -104,7 +106,7 @@ const DISK_GROWS: CelRule = {
   fieldPath: '.diskSize',
 };
 
-/** Returns the schema of a VM's spec. The display's DPI may be at most `dpiMaximum`. */
+/** Returns the schema of a VM's spec. `dpiMaximum` is the largest allowed DPI of the display. */
 function vmSpec(dpiMaximum: DisplayDpiMaximum) {
   const fields = vmFields(dpiMaximum);
   const fixed = Object.keys(fields).filter((field) => !MUTABLE.has(field));
@@ -126,12 +128,9 @@ function vmSpec(dpiMaximum: DisplayDpiMaximum) {
 export type VMSpec = z.infer<ReturnType<typeof vmSpec>>;
 export type VM = ApiObject<VMSpec, VMStatus>;
 
-export const VM_RESOURCE = kindResource('VM', 'vms');
-
-/** Returns the VM kind. The display's DPI may be at most `dpiMaximum`. */
-export function vmKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
+/** Returns the VM kind. `dpiMaximum` is the largest allowed DPI of the display. */
+export function vmKind(dpiMaximum: DisplayDpiMaximum): KindContent {
   return {
-    ...VM_RESOURCE,
     shortNames: ['vm'],
     description: 'A virtual machine. It is placed on one host and runs there until it is deleted.',
     spec: vmSpec(dpiMaximum),
@@ -139,11 +138,15 @@ export function vmKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
     rules: [nameRule(63, { dots: false })],
     columns: [
       PHASE_COLUMN,
-      column('Progress', '.status.progress', 'Progress of the pull in percent.'),
+      column('Progress', '.status.progress', 'Progress of the image pull in percent.'),
       conditionColumn('Ready', 'Ready', 'status'),
       conditionColumn('Reason', 'Ready', 'reason'),
       column('Node', '.status.nodeName', 'Host of the machine.'),
-      column('Address', '.status.hostAddress', 'Address of the host, for ports of the machine.'),
+      column(
+        'Address',
+        '.status.hostAddress',
+        'Address of the host, at which clients reach the ports of the machine.',
+      ),
       AGE_COLUMN,
       wide(column('Image', '.status.image.name', 'Short name of the image.')),
       wide(column('Accelerator', '.status.accelerator', 'Accelerator of the machine.')),

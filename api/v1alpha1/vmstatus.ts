@@ -6,32 +6,41 @@ import { VM_PHASES } from './phases.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { count, report, timestamp } from './schema.ts';
 
-/** Largest number of endpoints of one machine: its reserved ports, and those for SSH, VNC and screen. */
+/** Largest number of endpoints of one machine: its reserved ports, and the ports for SSH, VNC and screen sharing. */
 const MAXIMUM_ENDPOINTS = 80;
 
 const endpointSchema = z.object({
-  name: report('Name of the endpoint: ssh, screen, vnc, or for another port PORT-tcp or PORT-udp.', 63),
+  name: report(
+    'Name of the endpoint: ssh, screen or vnc. The name of any other endpoint is PORT-tcp or PORT-udp.',
+    63,
+  ),
   purpose: report('Service behind the port, if it is known: ssh, screen or vnc.', 63).optional(),
   protocol: report('TCP or UDP.', 8),
   hostPort: count('Port of the host.', 65_535),
-  guestPort: count('Port in the guest. Absent for vnc, which the host serves.', 65_535).optional(),
+  guestPort: count(
+    'Port in the guest. Absent for vnc, because the host serves the screen.',
+    65_535,
+  ).optional(),
 });
 
 export const vmStatusSchema = z
   .object({
     ...commonStatus(),
     phase: report(
-      `For people. Programs read the conditions. One of ${Object.keys(VM_PHASES).join(', ')}.`,
+      `Phase for people: one of ${Object.keys(VM_PHASES).join(', ')}. Programs read the conditions instead.`,
       64,
     ).optional(),
     nodeName: report('Host of the machine.', 253).optional(),
-    hostAddress: report('Address of the host, for ports of the machine.', 253).optional(),
+    hostAddress: report(
+      'Address of the host, at which clients reach the ports of the machine.',
+      253,
+    ).optional(),
     addresses: z
       .array(report('An IP address.', 64))
       .max(GUEST_ADDRESSES_LIMIT)
       .meta({
         description:
-          'Addresses of the guest, if it has addresses of its own. The address from the network of the host comes first, then the addresses that the guest agent reports. With the network driver `user`, the guest has its address inside its hypervisor, and the host cannot reach that address.',
+          'Addresses of the guest, if it has addresses of its own. The first one is the address in the network of the host. The addresses that the guest agent reports follow. With the network driver `user`, the guest has its address inside its hypervisor, and the host cannot reach that address.',
         'x-kubernetes-list-type': 'atomic',
       })
       .optional(),
@@ -40,13 +49,16 @@ export const vmStatusSchema = z
         os: report('Name of the operating system.', GUEST_OS_LENGTH).optional(),
         hostName: report('Host name.', GUEST_HOST_NAME_LENGTH).optional(),
       })
-      .meta({ description: 'Facts that the guest agent reports. They are only as right as the guest.' })
+      .meta({
+        description:
+          'Facts that the guest agent reports. They can be wrong, because Berth cannot check them.',
+      })
       .optional(),
     endpoints: z
       .array(endpointSchema)
       .max(MAXIMUM_ENDPOINTS)
       .meta({
-        description: 'Where the machine can be reached on its host.',
+        description: 'Ports of the host at which clients reach the machine.',
         'x-kubernetes-list-type': 'map',
         'x-kubernetes-list-map-keys': ['name'],
       })
@@ -56,11 +68,14 @@ export const vmStatusSchema = z
     image: z
       .object({
         name: report(
-          'Short name: of the Image or ISO, or a reference without registry and digest.',
+          'Name of the Image or ISO. If the machine has an image of a registry: its reference without registry and digest.',
           IMAGE_NAME_LENGTH,
         ).optional(),
-        reference: report('Resolved reference or name.', IMAGE_NAME_LENGTH).optional(),
-        digest: report('Digest of the deployed content.', 256).optional(),
+        reference: report(
+          'Complete reference of the image in a registry, or name of the Image or ISO.',
+          IMAGE_NAME_LENGTH,
+        ).optional(),
+        digest: report('Digest of the image that was deployed.', 256).optional(),
       })
       .meta({ description: 'Image or ISO from which the machine was made.' })
       .optional(),
@@ -78,34 +93,34 @@ export const vmStatusSchema = z
         memory: report('Memory, as a quantity.', 32).optional(),
         diskSize: report('Size of the disk, as a quantity.', 32).optional(),
       })
-      .meta({ description: 'Resolved size of the machine.' })
+      .meta({ description: 'Size of the machine after all defaults are applied.' })
       .optional(),
     firstRunningTime: timestamp(
-      'Time of the first run, written once. The VM is never recreated afterwards.',
+      'Time when the machine first ran. It never changes. After this time the operator never creates the machine again.',
     ).optional(),
     startTime: timestamp('Time of the last start of the machine.').optional(),
     attempt: count(
-      'Number of the placement. It starts at 1 and grows when the VM is placed again before its first run.',
+      'Number of the present attempt to place the VM on a host. It starts at 1, and grows only before the first run of the VM.',
     ).optional(),
     avoidedNodes: z
       .array(report('Name of a Node.', 253))
       .max(16)
       .meta({
-        description: 'Hosts on which an earlier placement could not start.',
+        description: 'Hosts on which an earlier attempt to start the VM failed.',
         'x-kubernetes-list-type': 'set',
       })
       .optional(),
     failure: z
       .object({
         reason: report('One word for programs.', 1024),
-        message: report('Description of the failure, with the last words of the hypervisor.', 32_768),
-        time: timestamp('Time of the record.'),
+        message: report('Description of the failure, with the last output of the hypervisor.', 32_768),
+        time: timestamp('Time when the operator recorded the failure.'),
       })
-      .meta({ description: 'Reason for the end of the VM, written once.' })
+      .meta({ description: 'Reason for the end of the VM. It never changes.' })
       .optional(),
     accelerator: report('Accelerator of the machine: KVM, HVF, or TCG for emulation.', 64).optional(),
     progress: report(
-      'For people: the work of the host, for example `Pulling 42 % (80 MB/s)`.',
+      'Present work of the host, as text for people, for example `Pulling 42 % (80 MB/s)`.',
       64,
     ).optional(),
     progressPercent: count('Progress of the pull or clone in percent.', 100).optional(),

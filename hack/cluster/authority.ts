@@ -10,17 +10,17 @@ export interface Authority {
 }
 
 export interface Issued extends Subject {
-  /** Key that the certificate is for. */
+  /** Key of the certificate's owner. */
   key: Key;
-  /** Validity; it begins now and lasts a year when absent. Times are cut to whole seconds. */
+  /** Validity of the certificate. By default it begins now and lasts a year. Times are cut to whole seconds. */
   validity?: Validity;
-  /** Usages of the certificate; both when absent. */
+  /** Usages of the certificate. By default it has both. */
   usages?: readonly (keyof typeof USAGES)[];
 }
 
 /** Default validity. No cluster for a demo, tests or benchmarks is kept longer. */
 const VALIDITY_MILLISECONDS = 365 * 24 * 60 * 60 * 1000;
-/** Time between the begin of the validity and now, because clocks of readers may be behind. */
+/** The validity begins this number of milliseconds in the past, because clocks of other machines may be behind. */
 const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
 const USAGES = { server: '1.3.6.1.5.5.7.3.1', client: '1.3.6.1.5.5.7.3.2' };
 

@@ -21,7 +21,7 @@ import type { ClusterState } from './state.ts';
 import { componentToken, renewRegularly } from './tokens.ts';
 import type { Component, ComponentProcess } from './types.ts';
 
-/** Cluster that is described by its state folder. It makes no difference which process started it. */
+/** Cluster with a state folder. Every process that knows this folder can use the cluster. */
 export class Cluster {
   readonly name: string;
   /** Folder with the state of the cluster. */
@@ -103,7 +103,7 @@ export class Cluster {
     return startServer(this.directory, join(this.directory, 'server.kubeconfig'), options);
   }
 
-  /** Creates a namespace that Berth may serve, with Pod Security `privileged`. */
+  /** Creates a namespace that Berth can serve, with Pod Security `privileged`. */
   async createNamespace(name: string): Promise<void> {
     await this.#client.create(NAMESPACES, {
       apiVersion: 'v1',

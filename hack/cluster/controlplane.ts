@@ -9,20 +9,26 @@ import { freePorts } from './ports.ts';
 import { isAlive, readRecord } from './processes.ts';
 import type { Tools } from './toolchain/toolchain.ts';
 
-/** Rate limits of controller-manager and scheduler. With client-go's defaults (20, 30) they would slow down every burst. */
+/**
+ * Rate limits of controller-manager and scheduler. With client-go's defaults (20 and 30), these programs would need much longer for a large
+ * number of Pods.
+ */
 const CLIENT_RATE = ['--kube-api-qps=2000', '--kube-api-burst=2000'];
 /** Range of the addresses of Services. Nothing routes to it. */
 const SERVICE_RANGE = '10.96.0.0/16';
 /** Time limit until the cluster is ready. It takes 4 s on idle cores, and several times that on a busy machine. */
 const READY_MILLISECONDS = 90_000;
-/** Length of the log's end in an error message. It contains the reason of the server's end, which comes after the printed flags. */
+/**
+ * Number of characters from the end of the log in an error message. They contain the reason why the server ended. The log begins with the
+ * printed flags.
+ */
 const LAST_WORDS_CHARACTERS = 2_000;
 /** Time limit of one answer on loopback. */
 const PROBE_MILLISECONDS = 2_000;
 
 /** File in the cluster's folder. Each line is a JSON object of the group audit.k8s.io. */
 export const AUDIT_LOG = 'audit.log';
-/** Audit policy. It leaves out reviews, because they only ask a question and store nothing. */
+/** Audit policy. It leaves out reviews (for example TokenReviews), because they store nothing. */
 const AUDIT_POLICY = {
   apiVersion: 'audit.k8s.io/v1',
   kind: 'Policy',
@@ -38,15 +44,15 @@ export interface ControlPlaneOptions {
   name: string;
   directory: string;
   tools: Tools;
-  /** Time in which a node may be silent before it counts as lost. The default of Kubernetes is 50 s. */
+  /** Time without a report of a node after which the node counts as lost. The default of Kubernetes is 50 s. */
   nodeMonitorGracePeriodSeconds?: number | undefined;
   /** Whether every write is recorded with its user in {@link AUDIT_LOG}. */
   audit?: boolean | undefined;
-  /** Text of the file with the identity providers of users. The API server accepts no ID token when absent. */
+  /** Text of the file with the identity providers of users. If absent, the API server accepts no ID tokens. */
   authentication?: string | undefined;
   /** Image that contains the programs as `/NAME`. When absent, the programs are plain processes. */
   image?: string | undefined;
-  /** Network that nodes can reach; loopback alone when absent. */
+  /** Network that nodes can reach. By default, the programs listen only on loopback. */
   network?: ControlPlaneNetwork | undefined;
 }
 
@@ -56,7 +62,7 @@ export interface ControlPlaneNetwork {
   /** Address of the API server in that namespace. The server listens on loopback too. */
   address: string;
   nodes: readonly NodeIdentity[];
-  /** Makes a loopback port of that namespace reachable here, with the same number. */
+  /** Makes a loopback port of that namespace reachable in this namespace, with the same number. */
   expose: (port: number) => Promise<void>;
 }
 
@@ -198,7 +204,7 @@ function addressArguments(network: ControlPlaneNetwork | undefined): string[] {
   if (network !== undefined) {
     return ['--bind-address=0.0.0.0', `--advertise-address=${network.address}`];
   }
-  // Endpoints may not contain a loopback address.
+  // The API server refuses loopback addresses in Endpoints.
   return ['--bind-address=127.0.0.1', '--advertise-address=127.0.0.1', '--endpoint-reconciler-type=none'];
 }
 

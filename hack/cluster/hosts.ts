@@ -10,7 +10,7 @@ export interface HostOptions {
   architecture?: 'arm64' | 'amd64';
 }
 
-/** Limit of requests at once. More have no benefit on loopback. */
+/** Largest number of requests at the same time. On loopback, more requests are not faster. */
 const IN_FLIGHT = 32;
 const DEFAULT_SLOTS = 4;
 

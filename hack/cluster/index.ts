@@ -146,7 +146,7 @@ async function remove(directory: string): Promise<void> {
   await unmountBelow(directory);
   await rm(directory, { recursive: true, force: true });
   const parent = dirname(directory);
-  // Only the project's own folder of clusters is removed, and only when it is empty.
+  // The folder of clusters is removed only if it is the project's own folder and empty.
   if (parent === CLUSTERS) {
     await removeIfEmpty(parent);
   }

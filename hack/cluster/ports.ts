@@ -5,7 +5,7 @@ import { codeOf } from '../../base/errors.ts';
 /** Range of ports. It is below the range for outgoing connections, so that no connection uses a port before its program listens. */
 const FIRST = 20_000;
 const LAST = 29_999;
-/** Limit of attempts to find a free port. More failed attempts would mean that the cause is not a used port. */
+/** Largest number of attempts to find a free port. If so many attempts fail, the cause is not that the ports are in use. */
 const ATTEMPTS = 200;
 /**
  * Number of parts of the range. Files of tests that run at the same time choose from different parts, because a port stays free until a

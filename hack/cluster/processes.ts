@@ -38,7 +38,7 @@ export interface ProcessPlan {
 
 export type ProcessRecord = ProcessPlan & ProcessIdentity;
 
-/** Time limit after SIGTERM. A process that still runs then is killed. */
+/** Time limit after SIGTERM. A process that has not ended by then is killed. */
 const TERMINATION_MILLISECONDS = 10_000;
 /** Time limit after SIGKILL. The kernel ends a killed process sooner, unless the process is blocked in a device. */
 const KILL_MILLISECONDS = 10_000;
@@ -135,7 +135,7 @@ export async function isAlive(identity: ProcessIdentity): Promise<boolean> {
   return (await startTimeOf(identity.pid)) === identity.startTime;
 }
 
-/** Returns the start time of a process; undefined when no process has this id, or only a zombie. */
+/** Returns the start time of a process. The result is undefined if no process has this id, or only a zombie. */
 export async function startTimeOf(pid: number): Promise<string | undefined> {
   if (process.platform === 'linux') {
     return linuxStartTime(pid);

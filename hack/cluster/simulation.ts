@@ -13,8 +13,9 @@ const PROBE_MILLISECONDS = 2_000;
 const PROBES = 20;
 
 /**
- * Resolves when a Pod that is bound to any of these hosts will run. KWOK never runs a Pod that came after KWOK created the host's Lease,
- * but before its watch showed the Lease. The watch is in order: if a Pod runs on the host with the last Lease, KWOK has seen all Leases.
+ * Resolves when a Pod that is bound to any of these hosts will run. KWOK skips a Pod forever if the Pod was created after KWOK created the
+ * host's Lease, but before KWOK's watch showed this Lease. The watch is in order: if a Pod runs on the host with the last Lease, KWOK has
+ * seen all Leases.
  */
 export async function untilSimulated(client: KubeClient, names: readonly string[]): Promise<void> {
   const wanted = new Set(names);
@@ -45,8 +46,7 @@ export async function untilPodsAllowed(client: KubeClient, namespace: string): P
 }
 
 /**
- * Returns the version of a Lease, which is its place in the API server's order of writes. Since Kubernetes 1.35 clients may compare
- * versions.
+ * Returns the version of a Lease. Versions have the order of the API server's writes. Since Kubernetes 1.35 clients may compare versions.
  */
 function version(lease: Lease): bigint {
   return BigInt(lease.metadata.resourceVersion ?? '0');

@@ -32,7 +32,7 @@ export function writeState(directory: string, state: ClusterState): void {
   writeWholeSync(join(directory, 'cluster.json'), JSON.stringify(state));
 }
 
-/** Reads the state of a cluster; undefined when the folder has no cluster, or one that never started completely. */
+/** Reads the state of a cluster. The result is undefined if the folder has no cluster, or one that never started completely. */
 export function readState(directory: string): ClusterState | undefined {
   return readJson(join(directory, 'cluster.json')) as ClusterState | undefined;
 }

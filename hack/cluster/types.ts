@@ -2,7 +2,7 @@ export interface ClusterOptions {
   name: string;
   /** Number of simulated ARM hosts at the start. */
   hosts?: number;
-  /** Whether to start the operator too. */
+  /** Whether to start the operator. */
   operator?: boolean;
   /** Whether to run the operator from its bundle, as images do, instead of its sources. */
   bundle?: boolean;
@@ -10,7 +10,7 @@ export interface ClusterOptions {
   operatorConfig?: Record<string, unknown>;
   /** Folder of the cluster; `.berth/NAME` below the project when absent. */
   stateDirectory?: string;
-  /** Time in which a node may be silent before it counts as lost. The default of Kubernetes is 50 s. */
+  /** Time without a report of a node after which the node counts as lost. The default of Kubernetes is 50 s. */
   nodeMonitorGracePeriodSeconds?: number;
   /** Whether the API server records every write with its user in `audit.log` of the cluster's folder. */
   audit?: boolean;

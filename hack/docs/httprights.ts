@@ -1,14 +1,14 @@
 /**
- * Callers that may use each operation of the HTTP API: docs/reference/http-rights.md. A test calls every operation as every kind of caller and
- * compares the answers with this table (test/e2e/installed/httpapi.test.ts).
+ * Makes docs/reference/http-rights.md with the callers that are allowed to use each operation of the HTTP API. A test calls every operation
+ * as every kind of caller and compares the answers with this table (test/e2e/installed/httpapi.test.ts).
  */
 import { table } from './table.ts';
 
-/** Roles of callers, as columns of the table. Cluster administrators may do everything. */
+/** Roles of callers, as columns of the table. Cluster administrators are allowed to do everything. */
 export const HTTP_ROLES = ['dev', 'admin', 'namespace-admin', 'viewer'] as const;
 export type HTTPRole = (typeof HTTP_ROLES)[number];
 
-/** Roles that may call an operation; all callers, or all callers with a token. */
+/** Callers that are allowed to call an operation: a list of roles, all callers, or all callers with a token. */
 export type HTTPAccess = readonly HTTPRole[] | 'no token' | 'any token';
 
 const NAMESPACE = '/api/v1/namespaces/{namespace}';
@@ -73,8 +73,8 @@ export const HTTP_RIGHTS: Readonly<Record<string, HTTPAccess>> = {
   [`POST ${NAMESPACE}/images/{name}/description`]: WRITE,
   [`POST ${NAMESPACE}/images/{name}/copy`]: WRITE,
   [`DELETE ${NAMESPACE}/images/{name}`]: WRITE,
-  [`GET ${NAMESPACE}/images/{name}/download`]: 'any token',
-  [`POST ${NAMESPACE}/upload/image`]: 'any token',
+  [`GET ${NAMESPACE}/images/{name}/download`]: WRITE,
+  [`POST ${NAMESPACE}/upload/image`]: WRITE,
   [`GET ${NAMESPACE}/remoteimages`]: READ,
   [`POST ${NAMESPACE}/remoteimages/{name}/pull`]: 'any token',
 
@@ -83,8 +83,8 @@ export const HTTP_RIGHTS: Readonly<Record<string, HTTPAccess>> = {
   [`POST ${NAMESPACE}/isos/{name}/description`]: WRITE,
   [`POST ${NAMESPACE}/isos/{name}/copy`]: WRITE,
   [`DELETE ${NAMESPACE}/isos/{name}`]: WRITE,
-  [`GET ${NAMESPACE}/isos/{name}/download`]: 'any token',
-  [`POST ${NAMESPACE}/upload/iso`]: 'any token',
+  [`GET ${NAMESPACE}/isos/{name}/download`]: WRITE,
+  [`POST ${NAMESPACE}/upload/iso`]: WRITE,
   [`POST ${NAMESPACE}/remoteisos/{name}/pull`]: 'any token',
 
   [`GET ${CREDENTIALS}`]: WRITE,
@@ -115,7 +115,7 @@ A dot marks the callers that may use an operation. Others get 403. [Quotas and r
 - The roles dev and admin hold in the namespaces where they are bound. The other roles hold in the whole cluster.
 - The column "others" means all callers with a valid token. Callers without one get 401, except where no token is needed.
 - Service accounts that the HTTP API makes have the role dev in their namespace. Cluster administrators may use everything.
-- The list of namespaces shows each caller only the namespaces that the caller may see. Downloads, uploads and pulls answer 501.
+- The list of namespaces shows each caller only the namespaces that the caller may see. Pulls answer 501.
 `;
 
 /** Returns the operations of a document: `METHOD PATH` with its summary. */

@@ -1,4 +1,4 @@
-/** Makes the tables of docs/reference/metrics.md from the metrics that the code declares, so that no metric is missing. */
+/** Makes the tables of docs/reference/metrics.md from the metrics that the code declares. Therefore no metric is missing in them. */
 import { readFile } from 'node:fs/promises';
 import { globSync } from 'node:fs';
 import { join } from 'node:path';

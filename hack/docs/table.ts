@@ -98,7 +98,10 @@ function unique(fields: readonly Field[]): Field[] {
   return [...byPath].map(([path, schema]) => ({ path, schema }));
 }
 
-/** Merges the same field of two alternatives. The result has the constants of both; without constants it is the first field. */
+/**
+ * Merges the same field of two alternatives. If the fields are constants, the result has the constants of both. If not, the result is the
+ * first field.
+ */
 function either(one: JsonSchema, other: JsonSchema): JsonSchema {
   const words = [one, other].flatMap(
     (schema) => schema.enum ?? (schema.const === undefined ? [] : [`${schema.const}`]),

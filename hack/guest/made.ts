@@ -1,12 +1,12 @@
-/** Things that are made once from distribution packages and kept in the user's cache folder. */
+/** Makes a file from distribution packages once, and keeps it in the user's cache folder. */
 import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, readFile, rename, rm, stat } from 'node:fs/promises';
-import { homedir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
+import { cacheDirectory } from '../cache.ts';
 
 export interface Recipe {
-  /** Name of the thing. Its folder has this name and a hash of the sources. */
+  /** Name of the thing to make. Its folder has this name and a hash of the sources. */
   readonly name: string;
   /** Name of the made file. */
   readonly file: string;
@@ -18,7 +18,7 @@ export interface Recipe {
 
 /** Returns the folder of all made things. */
 export function cacheFolder(): string {
-  return join(process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'berth', 'guest');
+  return join(cacheDirectory(), 'guest');
 }
 
 /** Returns whether the cache has the thing, so that no tool is needed. */

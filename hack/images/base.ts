@@ -2,8 +2,8 @@
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { copyFile, mkdir, mkdtemp, readFile, rename, rm } from 'node:fs/promises';
-import { homedir } from 'node:os';
 import { join } from 'node:path';
+import { cacheDirectory } from '../cache.ts';
 import { run } from '../guest/run.ts';
 import type { Builder } from './builder.ts';
 
@@ -49,7 +49,7 @@ async function keyOf(bootstrap: readonly string[]): Promise<string> {
 }
 
 function folderOf(key: string): string {
-  return join(process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'berth', 'base', key);
+  return join(cacheDirectory(), 'base', key);
 }
 
 /** Returns the names of the packages that the Dockerfile would install. */

@@ -27,7 +27,7 @@ export interface Builder {
   save(tag: string, archive: string): Promise<void>;
 }
 
-/** Time limit of a check. A daemon answers at once or not at all. */
+/** Time limit of a check in milliseconds. A daemon answers immediately or not at all. */
 const PROBE_TIMEOUT_MILLISECONDS = 10_000;
 /** Time limit of a pull: 80 MB over a slow connection. */
 const PULL_TIMEOUT_MILLISECONDS = 300_000;

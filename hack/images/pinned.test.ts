@@ -6,10 +6,10 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 
 const DOCKERFILE = readFileSync(join(import.meta.dirname, '..', '..', 'Dockerfile'), 'utf8');
 const STAND_INS = {
-  // No package is there yet.
+  // No package is installed yet.
   'dpkg-query': 'exit 1',
   dpkg: 'echo amd64',
-  // Notes what it was asked, and from where it would have taken it.
+  // Records its arguments, and the archive from which it would have installed the packages.
   'apt-get': [
     'printf "%s\\n" "$*" >> "$NOTES"',
     'for word; do case $word in Dir::Etc::SourceList=*) cat "${word#*=}" >> "$NOTES";; esac; done',

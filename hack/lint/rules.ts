@@ -31,7 +31,7 @@ interface Rule {
   create(context: Context): Record<string, (node: Node) => void>;
 }
 
-/** Forbids the product to import from tools. This includes types, because code that needs a type of a tool needs the tool. */
+/** Forbids files of the programs to import from tools. This includes types, because code that needs a type of a tool needs the tool. */
 const productImports: Rule = {
   create(context) {
     if (!PRODUCT.test(relative(ROOT, context.filename))) {

@@ -5,9 +5,9 @@
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { mkdir, mkdtemp, readFile, rename, rm } from 'node:fs/promises';
-import { homedir } from 'node:os';
 import { join } from 'node:path';
 import { messageOf } from '../../base/errors.ts';
+import { cacheDirectory } from '../cache.ts';
 import { withLock } from '../cluster/toolchain/lock.ts';
 import { run } from '../guest/run.ts';
 
@@ -28,12 +28,7 @@ export interface Schemathesis {
 
 /** Returns the program. The first call on a machine installs it. @throws Error that says what is missing. */
 export async function schemathesis(): Promise<Schemathesis> {
-  const folder = join(
-    process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'),
-    'berth',
-    'schemathesis',
-    await cacheKey(),
-  );
+  const folder = join(cacheDirectory(), 'schemathesis', await cacheKey());
   if (!existsSync(folder)) {
     await mkdir(join(folder, '..'), { recursive: true });
     await withLock(`${folder}.lock`, tell, async () => await install(folder));

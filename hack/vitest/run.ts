@@ -19,7 +19,7 @@ export interface VitestRun {
 }
 
 /**
- * Resolves with the counts of the run. A run that failed without a named failure counts as one failure, for example a run without tests.
+ * Resolves with the counts of the run. If a run fails without a failed test, it counts as one failure. An example is a run without tests.
  */
 export async function runVitest(run: VitestRun): Promise<RunSummary> {
   const { summary: path } = run;

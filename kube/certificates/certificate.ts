@@ -1,4 +1,4 @@
-/** Makes keys, certificates and signing requests. All are PEM text; keys are PKCS#8. */
+/** Creates keys, certificates and signing requests as PEM text. Keys have the format PKCS#8. */
 import {
   createPrivateKey,
   createPublicKey,
@@ -26,7 +26,7 @@ export interface Key {
   pem: string;
 }
 
-/** Names and addresses that a certificate is for. */
+/** Names and addresses for which a certificate is valid. */
 export interface Subject {
   commonName: string;
   organizations?: readonly string[];
@@ -41,7 +41,8 @@ export interface Validity {
 
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
 /**
- * Time by which a certificate's validity begins before its creation. Otherwise a reader with a slow clock would refuse a new certificate.
+ * The validity of a certificate begins this number of milliseconds before its creation. Otherwise a client with a slow clock would refuse a
+ * new certificate.
  */
 const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
 /** Length of RSA keys. Browsers and Go accept this length everywhere. */
@@ -122,7 +123,7 @@ function period(days: number): Validity {
   };
 }
 
-/** Returns the subject's name as a list of parts. In a single text, characters of a name could be read as syntax. */
+/** Returns the subject's name as a list of parts. If it were a single text, some characters of a name could be parsed as syntax. */
 function nameOf(subject: Subject): JsonName {
   const organizations = (subject.organizations ?? []).map((organization) => ({ O: [organization] }));
   return [...organizations, { CN: [subject.commonName] }];

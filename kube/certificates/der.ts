@@ -29,7 +29,10 @@ export class DerError extends Error {
 
 const LONG_TAG = 0x1f;
 const LONG_LENGTH = 0x80;
-/** Limit of the bytes that encode a length. 3 bytes allow 16 MiB, more than the API server accepts. Requests have a few hundred bytes. */
+/**
+ * Largest number of bytes that encode a length. 3 bytes allow 16 MiB, which is more than the API server accepts. Requests have only a few
+ * hundred bytes.
+ */
 const LENGTH_BYTES_MAXIMUM = 3;
 const HEADER_BYTES = 2;
 

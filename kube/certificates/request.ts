@@ -1,8 +1,8 @@
 /**
  * Reads the certificate requests (PKCS#10, RFC 2986) of hosts. The approver must read the same content in a request as the signer. The
  * signer is written in Go: it uses the last of several common names, joins several extension requests, and skips text around PEM blocks.
- * Therefore only one form is accepted, the form that agents write. To check the form, the content is encoded again and compared with the
- * request, byte for byte.
+ * Therefore only one form is accepted: the form that agents write. To check the form, this file encodes the content again and compares the
+ * result with the request, byte for byte.
  */
 import { createPublicKey, verify } from 'node:crypto';
 import { DerError, type Element, encode, readElements, TAGS } from './der.ts';
@@ -17,7 +17,7 @@ export interface SigningRequest {
   readonly ipAddresses: readonly string[];
 }
 
-/** Error when a request does not have the one accepted form. The message contains the fault and the right form. */
+/** Error when a request does not have the only accepted form. The message has the fault and the correct form. */
 export class InvalidSigningRequestError extends Error {
   override readonly name = 'InvalidSigningRequestError';
 }
@@ -35,7 +35,7 @@ interface Lists {
   4: [Element, Element, Element, Element];
 }
 
-/** All parts of a request that differ between requests. They are enough to encode a request again. */
+/** The parts in which requests differ. The whole request can be encoded again from them. */
 interface Parts {
   subject: readonly SubjectPart[];
   /** Public key: an uncompressed point on P-256. */
@@ -74,14 +74,14 @@ const IPV4_BYTES = 4;
 const IPV6_BYTES = 16;
 /** First bytes of IPv4 addresses in IPv6 (::ffff:0:0/96). Go writes these addresses into certificates as IPv4. */
 const IPV4_IN_IPV6 = Buffer.from('00000000000000000000ffff', 'hex');
-/** Characters allowed in a subject's name: those of a PrintableString (X.680 41.4). A UTF8String may have only these, too. */
+/** Characters allowed in a subject's name: those of a PrintableString (X.680 41.4). A UTF8String must also have only these characters. */
 const PRINTABLE = /^[A-Za-z0-9 '()+,./:=?-]+$/;
 const VISIBLE_ASCII = /^[\u0021-\u007e]+$/;
 
 /**
  * Reads the content of a PKCS#10 request. `pem` is exactly one PEM block.
  *
- * @throws InvalidSigningRequestError when the request does not have the one accepted form, or when its signature does not match its key
+ * @throws InvalidSigningRequestError when the request does not have the only accepted form, or when its signature does not match its key
  */
 export function readSigningRequest(pem: string): SigningRequest {
   const der = derOf(pem);
@@ -94,7 +94,7 @@ export function readSigningRequest(pem: string): SigningRequest {
   const signed = signedPart(parts);
   if (!wholeRequest(signed, parts.signature).equals(der)) {
     throw invalid(
-      'it is not as agents write it: version 1, a subject, an ECDSA key on P-256, a request for extensions, a signature with SHA-256',
+      'it is not as agents write it. They write version 1, a subject, an ECDSA key on P-256, a request for extensions, and a signature with SHA-256',
     );
   }
   if (!isSignedWithItsKey(signed, parts)) {
@@ -159,12 +159,12 @@ function readSubjectPart(part: Element): SubjectPart {
   const [type, text] = childrenOf(value, 2, 'a part of the subject');
   const isString = text.tag === TAGS.printableString || text.tag === TAGS.utf8String;
   if (!isString || !PRINTABLE.test(text.content.toString('latin1'))) {
-    throw invalid('the subject must be of PrintableString or UTF8String, with printable characters alone');
+    throw invalid('the subject must be a PrintableString or UTF8String with only printable characters');
   }
   return { type: type.raw, stringTag: text.tag, text: text.content.toString('latin1') };
 }
 
-/** Reads the subject alternative names; undefined when the request has no extension. */
+/** Reads the subject alternative names. The result is undefined if the request has no extension. */
 function readNames(attributes: Element): Element[] | undefined {
   const found = readElements(attributes.content);
   if (found.length === 0) {
@@ -173,18 +173,18 @@ function readNames(attributes: Element): Element[] | undefined {
   const [attribute] = listOf(found, 1, 'the list of attributes');
   const [type, values] = childrenOf(attribute, 2, 'an attribute');
   if (!type.raw.equals(EXTENSION_REQUEST)) {
-    throw invalid('there may be no attribute other than extensionRequest');
+    throw invalid('it must have no attribute other than extensionRequest');
   }
   const [extensions] = childrenOf(values, 1, 'extensionRequest');
   const [extension] = childrenOf(extensions, 1, 'the list of extensions');
-  const [id, value] = childrenOf(extension, 2, 'an extension, which may not be critical,');
+  const [id, value] = childrenOf(extension, 2, 'an extension that is not critical');
   if (!id.raw.equals(SUBJECT_ALTERNATIVE_NAME)) {
-    throw invalid('there may be no extension other than subjectAltName');
+    throw invalid('it must have no extension other than subjectAltName');
   }
   const [names] = listOf(readElements(value.content), 1, 'subjectAltName');
   const read = readElements(names.content);
   if (read.length === 0) {
-    throw invalid('subjectAltName is there and empty: leave it out, or name addresses');
+    throw invalid('subjectAltName is empty. Leave it out, or add addresses');
   }
   for (const name of read) {
     refuseForeignName(name);
@@ -195,14 +195,14 @@ function readNames(attributes: Element): Element[] | undefined {
 function refuseForeignName({ tag, content }: Element): void {
   if (tag === DNS_NAME_TAG) {
     if (!VISIBLE_ASCII.test(content.toString('latin1'))) {
-      throw invalid('a DNS name has other characters than visible ASCII');
+      throw invalid('a DNS name has characters that are not visible ASCII');
     }
   } else if (tag !== IP_ADDRESS_TAG) {
     throw invalid(
-      `subjectAltName may have IP addresses and DNS names only, not ${OTHER_NAMES[tag] ?? `type ${tag}`}`,
+      `subjectAltName must have only IP addresses and DNS names, not ${OTHER_NAMES[tag] ?? `type ${tag}`}`,
     );
   } else if (content.length !== IPV4_BYTES && content.length !== IPV6_BYTES) {
-    throw invalid(`an IP address has ${content.length} bytes: 4 or 16 are right`);
+    throw invalid(`an IP address has ${content.length} bytes, but it must have 4 or 16`);
   } else if (content.length === IPV6_BYTES && content.subarray(0, IPV4_IN_IPV6.length).equals(IPV4_IN_IPV6)) {
     throw invalid('an IPv4 address is written as IPv6: write it with 4 bytes');
   }

@@ -9,7 +9,7 @@ import { rest } from '../../base/time.ts';
 
 /** Interval between two reads of the certificate. It can be short, because reading two small files costs nothing. */
 const LOOK_MILLISECONDS = 10_000;
-/** Validity in days of a certificate that this process made. A reader that pins it would have to check it about once a month. */
+/** Validity in days of a certificate that this process creates. If a client pins the certificate, it must update it about once a month. */
 const SELF_MADE_DAYS = 90;
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
 /** Share of the validity after which a certificate that this process made is replaced. */
@@ -29,7 +29,7 @@ export function certificateFromFiles(o: { certificateFile: string; keyFile: stri
   };
 }
 
-/** Returns the provider of the certificate from the files, or else from `selfMade`. */
+/** Returns the provider of the certificate from the files. If no files are set, returns the result of `selfMade`. */
 export function configuredCertificate(
   { certificateFile, keyFile }: CertificateFiles,
   selfMade: () => CertificateProvider,
@@ -72,8 +72,8 @@ export interface ServeCertificateOptions {
 }
 
 /**
- * Serves the provider's certificate and follows its changes. Open connections stay open. A later bad certificate, for example a
- * half-written one, is logged, and the old certificate stays.
+ * Serves the provider's certificate and follows its changes. Open connections stay open. If a later certificate is not usable, for example
+ * because its file is half written, this is logged and the old certificate stays.
  *
  * @throws Error when there is no usable certificate at the start.
  */
@@ -106,7 +106,7 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
 }
 
 /**
- * Uses this certificate for new connections. `clientAuthorities` (PEM) are the authorities that may sign the certificates of callers, if
+ * Uses this certificate for new connections. `clientAuthorities` (PEM) are the authorities whose certificates of callers are accepted, if
  * the server requests such certificates.
  *
  * @throws Error when key and certificate do not belong together. The server then keeps the old certificate.

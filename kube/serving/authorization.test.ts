@@ -22,3 +22,22 @@ it('asks about some callers at once, lets some wait, and refuses the others', as
   answers.splice(0).forEach((answer) => answer());
   expect(await Promise.all(asked)).toEqual(asked.map(() => ({ username: 'user' })));
 });
+
+it('keeps the answer about a known caller, however many tokens are invented', async () => {
+  const asked: string[] = [];
+  const client = {
+    create: async (_type: unknown, { spec: { token } }: { spec: { token: string } }) => {
+      asked.push(token);
+      return { status: token === 'known' ? { authenticated: true, user: { username: 'ann' } } : {} };
+    },
+  } as unknown as KubeClient;
+  const authorizer = new Authorizer(client, { answers: 4, questions: 2, waiting: 8 });
+  expect(await authorizer.authenticate('known')).toEqual({ username: 'ann' });
+  for (let count = 0; count < 20; count += 1) {
+    expect(await authorizer.authenticate(`invented-${count}`)).toBeUndefined();
+  }
+  expect(await authorizer.authenticate('known')).toEqual({ username: 'ann' });
+  // The last refusals are known too.
+  expect(await authorizer.authenticate('invented-19')).toBeUndefined();
+  expect(asked.filter((token) => token === 'known' || token === 'invented-19')).toHaveLength(2);
+});

@@ -13,54 +13,68 @@ import {
 } from '../core.ts';
 import { HttpError } from './httpserver.ts';
 
-/** Time for which the API server's answer about a caller is reused. A withdrawn token or right still works for this time. */
+/**
+ * Time in milliseconds for which the API server's answer about a caller is reused. A withdrawn token or right has an effect for this time.
+ */
 const ANSWER_MILLISECONDS = 10_000;
 
 export interface AuthorizerLimits {
   /** Largest number of stored answers. A caller that guesses tokens must not fill the memory. */
   readonly answers: number;
   /**
-   * Largest number of TokenReviews at once, and of SubjectAccessReviews. The process has 64 connections to the API server for all requests.
+   * Largest number of TokenReviews at the same time. The same limit holds for SubjectAccessReviews. The process has 64 connections to the
+   * API server for all requests.
    */
   readonly questions: number;
   /** Largest number of waiting reviews of each type. */
   readonly waiting: number;
 }
 
-/** Limits for servers with few real callers. A longer queue comes from strangers with invented tokens. */
+/** Limits for servers with few real callers. A longer queue means that unknown callers send invalid tokens. */
 const FEW_CALLERS: AuthorizerLimits = { answers: 1_024, questions: 4, waiting: 64 };
 
 export type User = NonNullable<NonNullable<TokenReview['status']>['user']>;
 export type Attributes = Pick<SubjectAccessReview['spec'], 'nonResourceAttributes' | 'resourceAttributes'>;
 
-/** Reuses the API server's answers for some seconds. Equal questions at the same time share one request. Errors are not stored. */
+/**
+ * Reuses the API server's answers for some seconds. Equal questions at the same time share one request. Errors are not stored. Refusals are
+ * stored separately, so that invalid tokens do not displace the answers about known callers.
+ */
 class Answers<V> {
-  readonly #known: LRUCache<string, Promise<V>>;
+  readonly #asked = new Map<string, Promise<V>>();
+  readonly #accepted: LRUCache<string, { readonly answer: V }>;
+  readonly #refused: LRUCache<string, { readonly answer: V }>;
   readonly #turns: PQueue;
   readonly #waiting: number;
 
   constructor({ answers, questions, waiting }: AuthorizerLimits) {
-    this.#known = new LRUCache({ max: answers, ttl: ANSWER_MILLISECONDS });
+    this.#accepted = new LRUCache({ max: answers, ttl: ANSWER_MILLISECONDS });
+    this.#refused = new LRUCache({ max: answers, ttl: ANSWER_MILLISECONDS });
     this.#turns = new PQueue({ concurrency: questions });
     this.#waiting = waiting;
   }
 
-  /** Returns the stored answer, or calls `ask` when no answer is stored. @throws HttpError 429 when too many questions wait. */
+  /** Returns the stored answer. If none is stored, calls `ask`. @throws HttpError 429 when too many reviews wait. */
   async ask(question: string, ask: () => Promise<V>): Promise<V> {
-    const known = this.#known.get(question);
-    if (known !== undefined) {
-      return await known;
-    }
+    const known = this.#accepted.get(question) ?? this.#refused.get(question);
+    return known === undefined
+      ? await (this.#asked.get(question) ?? this.#begin(question, ask))
+      : known.answer;
+  }
+
+  async #begin(question: string, ask: () => Promise<V>): Promise<V> {
     if (this.#turns.size >= this.#waiting) {
-      throw new HttpError(429, 'Too many callers are being looked up: try again later');
+      throw new HttpError(429, 'Too many callers are being checked at the same time. Try again later');
     }
-    const answer = this.#turns.add(ask);
-    this.#known.set(question, answer);
+    const asked = this.#turns.add(ask);
+    this.#asked.set(question, asked);
     try {
-      return await answer;
-    } catch (error) {
-      this.#known.delete(question);
-      throw error;
+      const answer = await asked;
+      const isRefusal = answer === undefined || answer === false;
+      (isRefusal ? this.#refused : this.#accepted).set(question, { answer });
+      return answer;
+    } finally {
+      this.#asked.delete(question);
     }
   }
 }
@@ -82,8 +96,8 @@ export class Authorizer {
   }
 
   /**
-   * Returns the user who sent the request. The user comes from the verified client certificate, or else from the bearer token. The result
-   * is undefined if neither identifies a user.
+   * Returns the user who sent the request. If the client has a verified certificate, it contains the user. If not, the bearer token
+   * identifies the user. The result is undefined if neither identifies a user.
    */
   async identify(request: IncomingMessage): Promise<User | undefined> {
     const { socket } = request;
@@ -106,9 +120,9 @@ export class Authorizer {
     });
   }
 
-  /** Returns the user of the token; undefined when the API server does not accept the token. */
+  /** Returns the user of the token. The result is undefined if the API server does not accept the token. */
   async authenticate(token: string): Promise<User | undefined> {
-    // The memory must not contain tokens in plain text.
+    // The key is a hash, because the memory must not contain tokens in plain text.
     const question = createHash('sha256').update(token).digest('base64');
     return await this.#users.ask(question, async () => {
       const review = await this.#client.create(TOKEN_REVIEWS, { metadata: {}, spec: { token } });
@@ -117,7 +131,10 @@ export class Authorizer {
   }
 }
 
-/** Returns the user of a client certificate. If it has several common names, of which Go would use the last, the result is undefined. */
+/**
+ * Returns the user of a client certificate. If the certificate has several common names, the result is undefined. Programs in Go would use
+ * the last one.
+ */
 function userOf(socket: TLSSocket): User | undefined {
   const { CN, O } = socket.getPeerCertificate().subject as { CN?: unknown; O?: string | string[] };
   return typeof CN === 'string' ? { username: CN, groups: [O ?? []].flat() } : undefined;

@@ -15,11 +15,14 @@ export interface MetricsServerOptions {
   authorizer: Authorizer;
   certificates: CertificateProvider;
   logger: Logger;
-  /** Interval between two reads of the certificate; 10 s when absent. */
+  /** Interval in milliseconds between two reads of the certificate. The default is 10 s. */
   lookMilliseconds?: number;
 }
 
-/** Health check. Returns the reason of a fault for the log, or undefined without a fault. It must be cheap and contact no other machine. */
+/**
+ * Health check. Returns the reason of a fault for the log. The result is undefined if there is no fault. The check must be fast and must
+ * not contact other machines.
+ */
 export type Check = () => string | undefined;
 
 export interface HealthServerOptions {
@@ -31,8 +34,8 @@ export interface HealthServerOptions {
 }
 
 /**
- * Serves `/metrics` as controller-runtime does. A caller without a good token gets 401, a caller without the right gets 403. When the API
- * server cannot answer, the caller gets 500.
+ * Serves `/metrics` as controller-runtime does. A caller without a valid token gets 401. A caller without the right gets 403. If the API
+ * server does not answer, the caller gets 500.
  */
 export async function serveMetrics(o: MetricsServerOptions): Promise<RunningServer> {
   const ended = new AbortController();
@@ -113,7 +116,7 @@ interface HealthQuestion {
   path: string;
   checks: [string, Check][];
   verbose: boolean;
-  /** Names of the checks that failed the last time. Only a change is logged, because probes come every few seconds. */
+  /** Names of the checks that failed at the last probe. Only a change is logged, because a probe comes every few seconds. */
   failing: Set<string>;
   logger: Logger;
 }

@@ -3,12 +3,12 @@ import { connect as connectTcp } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
 import { pino } from 'pino';
-import { beforeAll, expect, it } from 'vitest';
+import { afterEach, beforeAll, expect, it, vi } from 'vitest';
 import { createKey, selfSigned } from '../certificates/certificate.ts';
-import { createServer, holdOpen, listen } from './httpserver.ts';
+import { allowLongBody, createServer, holdOpen, listen } from './httpserver.ts';
 import { acceptUpgrades } from './upgrades.ts';
 
-/** A server that waits for one of its time limits needs at least 5 s. */
+/** If the server waits for one of its time limits, it needs at least 5 s. */
 const AT_ONCE_MILLISECONDS = 2_000;
 
 const logger = pino({ level: 'silent' });
@@ -19,6 +19,8 @@ beforeAll(async () => {
   const certificate = await selfSigned({ key, commonName: 'server', ipAddresses: ['127.0.0.1'], days: 1 });
   tls = { cert: certificate, key: key.pem };
 });
+
+afterEach(() => vi.useRealTimers());
 
 async function handshake(port: number): Promise<TLSSocket> {
   const socket = connectTls({ port, host: '127.0.0.1', rejectUnauthorized: false });
@@ -163,4 +165,62 @@ it('a server that drains does not wait for an answer without end', async () => {
   expect(endless.closed).toBe(false);
   await running.close();
   await closed;
+});
+
+it.each([
+  ['closes the connection of a slow body', '/slow', true],
+  ['lets an upload take its time', '/upload', false],
+])('a server %s', async (_name, path, isClosed) => {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+  const read: string[] = [];
+  const server = createServer(
+    async (request, response, url) => {
+      if (url.pathname === '/upload') {
+        allowLongBody(request, response);
+      }
+      response.write('begun');
+      read.push(await text(request).catch(() => 'cut off'));
+      response.end('ended');
+    },
+    { logger, tls },
+  );
+  const running = await listen(server, '127.0.0.1:0');
+  const socket = await handshake(running.port);
+  socket.on('error', () => undefined);
+  socket.write(`POST ${path} HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab`);
+  await once(socket, 'data');
+  vi.advanceTimersByTime(9_999);
+  expect(socket.destroyed).toBe(false);
+  const closed = once(socket, 'close');
+  vi.advanceTimersByTime(60_000);
+  if (isClosed) {
+    await closed;
+  } else {
+    socket.write('cd');
+    await once(socket, 'data');
+  }
+  await running.close();
+  expect(read).toEqual([isClosed ? 'cut off' : 'abcd']);
+});
+
+it('a client that goes on with its body after the answer to its upload is cut off', async () => {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+  const server = createServer(
+    (request, response) => {
+      allowLongBody(request, response);
+      response.end('refused');
+    },
+    { logger, tls },
+  );
+  const running = await listen(server, '127.0.0.1:0');
+  const socket = await handshake(running.port);
+  socket.on('error', () => undefined);
+  socket.write('POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab');
+  await once(socket, 'data');
+  const closed = once(socket, 'close');
+  vi.advanceTimersByTime(9_999);
+  expect(socket.destroyed).toBe(false);
+  vi.advanceTimersByTime(1);
+  await closed;
+  await running.close();
 });

@@ -11,17 +11,23 @@ import type { AddressInfo, Socket } from 'node:net';
 import type { SecureContextOptions, TlsOptions } from 'node:tls';
 import type { Logger } from 'pino';
 
-/** Time limit of a TLS handshake, and of receiving a request. Callers send short requests; a slower one wants to block the connection. */
+/**
+ * Time limit in milliseconds of a TLS handshake. The same limit holds for the receipt of a request. Callers send short requests, so a
+ * slower caller probably wants to block the connection.
+ */
 const REQUEST_LIMIT_MILLISECONDS = 10_000;
 /** Interval between two checks of the time limit of requests. Each check covers at most {@link CONNECTIONS} connections. */
 const LIMIT_LOOK_MILLISECONDS = 1_000;
-/** Time without data after which a connection is closed. {@link holdOpen} removes this limit for an answer that may be quiet for long. */
+/** Time without data after which a connection is closed. {@link holdOpen} removes this limit for an answer that can have long pauses. */
 const STALL_MILLISECONDS = 30_000;
-/** Longest pause between two requests of one connection: the default of Node.js. */
+/** Longest pause in milliseconds between two requests of one connection. Node.js has the same default. */
 const KEEP_ALIVE_MILLISECONDS = 5_000;
 /** Time without data after which the kernel begins to send TCP keep-alive probes to the peer. */
 const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
-/** Limit of connections: 64 logs and 64 streams that the API server has open, scrapers, probes and a person. More mean an attack. */
+/**
+ * Largest number of connections. It is enough for 64 logs and 64 streams of the API server, scrapers, probes and a person. More connections
+ * mean an attack.
+ */
 const CONNECTIONS = 192;
 
 /**
@@ -42,16 +48,16 @@ export class HttpError extends Error {
 
 export interface RunningServer {
   port: number;
-  /** Stops the server and closes all connections at once, upgraded ones too. */
+  /** Stops the server and immediately closes all connections, including upgraded ones. */
   close(): Promise<void>;
 }
 
 export interface ListeningServer extends RunningServer {
-  /** Accepts no more connections. Resolves when the answers under way are sent, or when the time is over. Then `close` may follow. */
+  /** Stops accepting connections. Resolves when all begun answers are sent, or when the time is over. After that, call `close`. */
   drain(limitMilliseconds: number): Promise<void>;
 }
 
-/** Creates a server that answers each request with `handle`. With `tls` it is an HTTPS server. */
+/** Creates a server that answers each request with `handle`. If `tls` is set, it is an HTTPS server. */
 export function createServer(handle: Handler, { logger, tls }: { logger: Logger; tls?: undefined }): Server;
 export function createServer(
   handle: Handler,
@@ -62,7 +68,8 @@ export function createServer(
   { logger, tls }: { logger: Logger; tls?: (SecureContextOptions & TlsOptions) | undefined },
 ): Server | HttpsServer {
   const limits = {
-    requestTimeout: REQUEST_LIMIT_MILLISECONDS,
+    // Bodies have a separate time limit, because an upload can take hours.
+    requestTimeout: 0,
     headersTimeout: REQUEST_LIMIT_MILLISECONDS,
     connectionsCheckingInterval: LIMIT_LOOK_MILLISECONDS,
     keepAliveTimeout: KEEP_ALIVE_MILLISECONDS,
@@ -80,14 +87,15 @@ export function createServer(
   const answers = new WeakMap<Socket, ServerResponse>();
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     const { socket } = request;
-    // A client that sends a request before the answer to its last one is cut off. No client of Berth does this, and Node.js would read such
-    // requests without limit.
-    // The event `close` of an answer is too late for this: A quick client has the whole answer before, and sends its next request.
+    // If a client sends a request before the answer to its last request, its connection is closed. No client of Berth does this, and
+    // Node.js would read such requests without a limit. The event `close` of an answer is not used here, because a fast client can send its
+    // next request before this event.
     if (answers.get(socket)?.writableEnded === false) {
       socket.destroy();
       return;
     }
     answers.set(socket, response);
+    limitBody(server, request, response);
     void answer(handle, logger, request, response);
   });
   // Without a listener, an error of accept(2) would end the process, for example when too many files are open.
@@ -110,7 +118,7 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
     drain: async (limitMilliseconds) => {
       server.close();
       const signal = AbortSignal.timeout(limitMilliseconds);
-      // The loop also waits for answers that begin during it on open connections.
+      // The loop also waits for answers that begin on open connections while it runs.
       for (const response of answers) {
         await once(response, 'close', { signal }).catch(() => undefined);
       }
@@ -128,7 +136,7 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
 
 /**
  * Returns the open connections of a server. `closeAllConnections` closes neither upgraded connections nor those without a request, for
- * example a spare connection of the API server. For them, `close` would wait until their time limits are over.
+ * example a spare connection of the API server. If these connections stayed open, `close` would wait until their time limits are over.
  */
 function openSockets(server: Server | HttpsServer): ReadonlySet<Socket> {
   const sockets = new Set<Socket>();
@@ -139,7 +147,7 @@ function openSockets(server: Server | HttpsServer): ReadonlySet<Socket> {
   return sockets;
 }
 
-/** Returns the answers of a server that are not sent yet. */
+/** Returns the answers of a server that are not completely sent. */
 function openAnswers(server: Server | HttpsServer): ReadonlySet<ServerResponse> {
   const answers = new Set<ServerResponse>();
   server.on('request', (_request: IncomingMessage, response: ServerResponse) => {
@@ -168,9 +176,43 @@ export function reply(
   response.end(text);
 }
 
-/** Removes the time limit of an answer that may be quiet for hours, for example a log that is followed or read page by page. */
+/** Removes the time limit of an answer in which no data may move for hours, for example a log that is followed or read page by page. */
 export function holdOpen(response: ServerResponse): void {
   response.setTimeout(0);
+}
+
+/** Requests whose bodies have no time limit. */
+const uploads = new WeakSet<IncomingMessage>();
+
+/**
+ * Removes the time limit of a body that can take hours, until its request is answered. The handler must limit the time in which no data
+ * arrives.
+ */
+export function allowLongBody(request: IncomingMessage, response: ServerResponse): void {
+  uploads.add(request);
+  response.once('finish', () => {
+    // After an early answer, the client has this time to notice it.
+    setTimeout(() => request.complete || request.socket.destroy(), REQUEST_LIMIT_MILLISECONDS).unref();
+  });
+}
+
+/** Refuses a request whose body takes too long, as Node.js does with its own limit. */
+function limitBody(server: Server | HttpsServer, request: IncomingMessage, response: ServerResponse): void {
+  const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers;
+  if (length === '0' && encoding === undefined) {
+    return;
+  }
+  const timer = setTimeout(() => {
+    const { socket } = request;
+    if (request.complete || uploads.has(request)) {
+      return;
+    }
+    const error = Object.assign(new Error('Request timeout'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' });
+    if (!server.emit('clientError', error, socket)) {
+      socket.destroy();
+    }
+  }, REQUEST_LIMIT_MILLISECONDS);
+  response.once('close', () => clearTimeout(timer));
 }
 
 async function answer(

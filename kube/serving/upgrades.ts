@@ -6,28 +6,30 @@ import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import { HttpError, urlOf } from './httpserver.ts';
 
-/** Time that a client has to close the connection after the server has ended it. Clients close at once. */
+/** Time in milliseconds that a client has to close the connection after the server has ended it. Clients normally close it immediately. */
 const CLOSE_MILLISECONDS = 5_000;
 
-/** Request for an upgrade. The handler answers it by bytes on the socket, or refuses it by an {@link HttpError} before that. */
+/**
+ * Request for an upgrade. The handler writes its answer to the socket. To refuse the request, it throws an {@link HttpError} before that.
+ */
 export interface Upgrade {
   request: IncomingMessage;
   url: URL;
   socket: Socket;
-  /** First bytes that the client sent after the request. */
+  /** First bytes that the client sent after the headers of the request. */
   head: Buffer;
 }
 
 /**
- * Handles upgrades. The connection is closed when the promise settles. An HttpError is the answer to the client, unless bytes were
- * already sent. Other errors are logged.
+ * Handles upgrades. The connection is closed when the promise settles. If the promise rejects with an HttpError and no bytes were sent, the
+ * client gets this error as the answer. Other errors are logged.
  */
 export type UpgradeHandler = (upgrade: Upgrade) => Promise<void>;
 
 /** Makes the server accept upgrades. Without this, a request with `Upgrade` is answered like any other request. */
 export function acceptUpgrades(server: Server | HttpsServer, handle: UpgradeHandler, logger: Logger): void {
   server.on('upgrade', (request: IncomingMessage, stream: Duplex, head: Buffer) => {
-    // Connections of these servers are sockets of TCP or TLS.
+    // The cast is right, because connections of these servers are TCP or TLS sockets.
     void serve(handle, { request, socket: stream as Socket, head }, logger);
   });
 }
@@ -49,7 +51,7 @@ async function serve(
   } catch (error) {
     const known = error instanceof HttpError;
     if (!known) {
-      // The query may have the command of `kubectl exec`, with words that nobody else should read.
+      // The query is not logged. It can contain the command of `kubectl exec`, which may contain secrets.
       logger.error({ err: error, path: request.url?.split('?')[0] }, 'upgrade failed');
     }
     if (socket.writable && socket.bytesWritten === sent) {

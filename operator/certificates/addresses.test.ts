@@ -64,7 +64,7 @@ describe('a serving certificate may not be', () => {
 
   it('for an address outside of the configured CIDRs, with the CIDRs in the refusal', () => {
     const refusal = judge('mac-1', '10.0.0.7', { addressCIDRs: ['10.0.1.0/24'] });
-    expect(refusal?.message).toContain('hosts.addressCIDRs allows 10.0.1.0/24');
+    expect(refusal?.message).toContain('hosts.addressCIDRs of the operator allows 10.0.1.0/24');
   });
 
   it("for the address of a kubelet's Node without a suffix", () => {

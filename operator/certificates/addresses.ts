@@ -1,5 +1,5 @@
 /**
- * Decides which addresses a host's serving certificate may contain. The host's own report of its addresses is not enough. All
+ * Decides which addresses a host's serving certificate is allowed to contain. The host's own report of its addresses is not enough. All
  * functions are pure.
  */
 import { BlockList, isIP } from 'node:net';
@@ -19,8 +19,8 @@ export interface Surroundings {
 }
 
 /**
- * Ranges of addresses that belong to no machine, or that mean a different machine wherever they are used (for example loopback).
- * A configured CIDR allows addresses of such a range only if the whole CIDR lies within the range.
+ * Ranges of addresses that do not identify one machine. For example, a loopback address means a different machine wherever it is used. A
+ * configured CIDR allows addresses of such a range only if the whole CIDR lies within the range.
  */
 const SPECIAL_RANGES = [
   '0.0.0.0/8',
@@ -34,7 +34,7 @@ const SPECIAL_RANGES = [
   'ff00::/8',
 ] as const;
 
-/** Returns an IP address in its shortest form (RFC 5952 for IPv6); undefined when the text is not an IP address. */
+/** Returns an IP address in its shortest form (RFC 5952 for IPv6). The result is undefined if the text is not an IP address. */
 export function plainAddress(text: string): string | undefined {
   return isIP(text) === 6
     ? URL.parse(`http://[${text}]`)?.hostname.slice(1, -1)
@@ -50,7 +50,10 @@ export function addressesOf(node: Readonly<Node>): string[] {
     .filter((address) => address !== undefined);
 }
 
-/** Returns why the host may not have a serving certificate for these addresses. The result is undefined if it may have one. */
+/**
+ * Returns the reason why a serving certificate for these addresses is refused to the host. The result is undefined if the certificate is
+ * allowed.
+ */
 export function refusalOfAddresses(
   addresses: readonly string[],
   host: Readonly<Node>,
@@ -74,7 +77,7 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
   if (!isAllowed(address, addressCIDRs)) {
     return {
       reason: 'AddressNotAllowed',
-      message: `No host may have the address ${address}. The configuration hosts.addressCIDRs allows ${addressCIDRs.join(', ')}. Loopback, link-local and multicast addresses need a CIDR within their range`,
+      message: `The address ${address} is not allowed for hosts. The setting hosts.addressCIDRs of the operator allows ${addressCIDRs.join(', ')}. Loopback, link-local and multicast addresses need a CIDR within their range`,
     };
   }
   if (o.apiServer.includes(address) || o.serviceCIDRs.some((cidr) => contains(cidr, address))) {
@@ -90,13 +93,13 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
     ? undefined
     : {
         reason: 'AddressTaken',
-        message: `Node ${others.join(', ')} has the address ${address} too. A host may share an address only with the Node of the kubelet on the same machine, and its name must then be that of the Node with "${nodeNameSuffix}" added (hosts.nodeNameSuffix)`,
+        message: `Node ${others.join(', ')} has the address ${address}, too. A host can share an address only with the kubelet on the same machine. The name of the host must then be the name of the kubelet’s Node with "${nodeNameSuffix}" added (hosts.nodeNameSuffix)`,
       };
 }
 
 /**
- * Returns true if the host name `host` is the name of the kubelet's Node `node` with `suffix` added. An agent of the DaemonSet
- * has such a Node of its own, beside the kubelet's Node on the same machine.
+ * Returns true if the host name `host` is the name of the kubelet's Node `node` with `suffix` added. A machine with an agent of the
+ * DaemonSet has two Nodes: one of the kubelet, and one of the agent.
  */
 function isKubeletOf(node: string, host: string, suffix: string): boolean {
   return suffix !== '' && host === `${node.replaceAll('.', '-')}${suffix}`;

@@ -10,7 +10,7 @@ export const SERVING_SIGNER = 'kubernetes.io/kubelet-serving';
 export const NODES_GROUP = 'system:nodes';
 export const NODE_USER_PREFIX = 'system:node:';
 
-/** Reason for a denial: a word for programs, and a message for people that names the mistake and the remedy. */
+/** Reason for a denial: a word for programs, and a message for people with the mistake and the next step. */
 export interface Refusal {
   readonly reason: Reason;
   readonly message: string;
@@ -19,15 +19,15 @@ export interface Refusal {
 type Spec = CertificateSigningRequest['spec'];
 
 /**
- * Usages that a request must have, by signer. The signers also accept `key encipherment`, but keys that only sign do not need
- * this usage.
+ * Usages that a request must have, by signer. The signers also accept the usage `key encipherment`. Hosts must not request it, because
+ * their keys only sign.
  */
 const USAGES: Readonly<Record<string, readonly string[]>> = {
   [CLIENT_SIGNER]: ['client auth', 'digital signature'],
   [SERVING_SIGNER]: ['digital signature', 'server auth'],
 };
 
-/** Returns the Node name in a request's subject; undefined when the subject is not that of a host. */
+/** Returns the Node name in a request's subject. The result is undefined if the subject is not the subject of a host. */
 export function nodeNameOf({ organization, commonName }: SigningRequest): string | undefined {
   const name = nodeNameOfUser(commonName);
   return organization === NODES_GROUP && name !== undefined && isHostName(name) ? name : undefined;
@@ -39,7 +39,7 @@ export function nodeNameOfUser(user: string): string | undefined {
   return name === '' ? undefined : name;
 }
 
-/** Returns why a certificate request must be denied. The result is undefined if its names, usages and lifetime are allowed. */
+/** Returns the reason why a certificate request must be denied. The result is undefined if its names, usages and lifetime are allowed. */
 export function refusalOfContent(spec: Spec, request: SigningRequest, isFirst: boolean): Refusal | undefined {
   return (
     refusalOfSubject(request) ??
@@ -82,20 +82,20 @@ function refusalOfNames({ signerName }: Spec, request: SigningRequest): Refusal 
   if (request.dnsNames.length > 0) {
     return {
       reason: 'InvalidNames',
-      message: `A serving certificate may name only IP addresses, but the request names ${request.dnsNames.join(', ')}`,
+      message: `A serving certificate must contain only IP addresses, but the request contains the names ${request.dnsNames.join(', ')}`,
     };
   }
   return names.length > 0
     ? undefined
     : {
         reason: 'InvalidNames',
-        message: 'A serving certificate must name at least one address of the host (subjectAltName)',
+        message: 'A serving certificate must contain at least one address of the host (subjectAltName)',
       };
 }
 
 /**
- * Refuses a request without a lifetime, or with a lifetime over the limit. Without a lifetime in the request, the signer grants
- * one year.
+ * Refuses a request with a lifetime over the limit. Also refuses a request without a lifetime, because the signer would then grant one
+ * year.
  */
 function refusalOfLifetime({ expirationSeconds }: Spec): Refusal | undefined {
   return expirationSeconds !== undefined && expirationSeconds <= FIRST_CERTIFICATE_SECONDS

@@ -23,19 +23,19 @@ import { decide, decideServing, type Decision, nodeToKnow, type Reading, request
 import { surroundings } from './surroundings.ts';
 
 /**
- * Time in milliseconds after which a request is checked again if its requester has no Node. A host creates its Node again within
- * a second. If the requester is no host, the control plane removes the request within a day.
+ * Time in milliseconds after which a request is checked again if its requester has no Node. A host creates its Node again within a second.
+ * If the requester is not a host, the control plane removes the request within a day.
  */
 const NODE_LOOK_MILLISECONDS = 10_000;
 const REQUESTS_BY_USER = 'user';
-/** Index of the requests of joining hosts, by the name of the host that the requester's credential is for. */
+/** Index of the requests of joining hosts. The key is the name of the host for which the requester's credential is valid. */
 const REQUESTS_BY_HOST = 'host';
 
 /** One key for all writes of this controller. The controller waits until the cache shows all of them. */
 const JUDGED = 'judged';
 /**
- * Lifetime in seconds that signers give when a request states no lifetime: the default of the controller-manager's
- * --cluster-signing-duration.
+ * Lifetime in seconds of a certificate if its request states no lifetime. The flag --cluster-signing-duration of the controller-manager has
+ * the same default.
  */
 const SIGNERS_OWN_SECONDS = 365 * 24 * 3600;
 
@@ -96,8 +96,8 @@ export class CertificateReconciler {
     }
     const request = readingOf(csr);
     const name = nodeToKnow(requester, request);
-    // The Node is read from the API server. The cache may lag and not show the Node of a known host. The operator could then
-    // approve a certificate with the host's name for another machine.
+    // The Node is read from the API server. The cache may lag, so it may not yet contain the Node of an existing host. The operator could
+    // then approve a certificate with this host's name for another machine.
     const node = name === undefined ? undefined : await unlessMissing(client.get(NODES, { name }));
     const others = requests.cache.byIndex(REQUESTS_BY_HOST, name ?? '');
     const rival = rivalOf(csr, others)?.metadata.name;
@@ -149,8 +149,8 @@ function readingOf({ spec }: CertificateSigningRequest): Reading {
   try {
     return readSigningRequest(Buffer.from(spec.request, 'base64').toString('latin1'));
   } catch (error) {
-    // Every parse error is a mistake in the request. The error is returned and not thrown, so that the operator denies the
-    // request of a host at once and other requests are not delayed.
+    // Every parse error is a mistake in the request. This function returns the error and does not throw it. The operator therefore denies
+    // the request immediately, and other requests are not delayed.
     return error instanceof InvalidSigningRequestError
       ? error
       : new InvalidSigningRequestError(String(error));

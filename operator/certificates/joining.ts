@@ -1,6 +1,6 @@
 /**
- * Decides which requesters may get a host's first certificate. Each credential that hosts join with is valid for one host name.
- * All functions are pure.
+ * Decides which requesters are allowed to get the first certificate of a host. Each credential with which a host joins the cluster is valid
+ * for one host name. All functions are pure.
  */
 import { BOOTSTRAP_GROUP, bootstrapGroupOf } from '../../api/v1alpha1/names.ts';
 import type { CertificateSigningRequest } from '../../kube/core.ts';
@@ -15,17 +15,17 @@ const NODE_NAME_EXTRA = 'authentication.kubernetes.io/node-name';
 /** Prefix of a bootstrap token's group. The name of the token's host follows it. */
 const NAME_GROUP_PREFIX = bootstrapGroupOf('');
 
-/** A requester with a credential that hosts join with. */
+/** A requester with a credential with which hosts join the cluster. */
 export interface Joining {
   readonly kind: 'joining';
-  /** Name of the host that the credential is for, or a refusal when it is not for exactly one host. */
+  /** Name of the host for which the credential is valid. It is a refusal if the credential is not valid for exactly one host. */
   readonly host: string | Refusal;
 }
 
-/** Settings that the rules need: the account of the DaemonSet's agents, and the suffix of their hosts' names. */
+/** Settings that the rules need: the ServiceAccount of the DaemonSet's agents, and the suffix of the names of their hosts. */
 export type JoiningConfig = Pick<OperatorConfig, 'namespaces' | 'hosts'>;
 
-/** Returns the requester with its joining credential; undefined when the requester has no such credential. */
+/** Returns the requester with its joining credential. The result is undefined if the requester has no such credential. */
 export function joiningOf(
   { spec }: CertificateSigningRequest,
   { namespaces, hosts }: JoiningConfig,
@@ -62,10 +62,10 @@ function hostOfNode(bound: readonly string[] = [], suffix: string): string | Ref
 }
 
 /**
- * Finds another request that may still give another requester the certificate of the same host. It is an approved request, or an
- * older request that is not yet decided. Berth cannot distinguish two holders of the same credential. The first therefore gets
- * the certificate, and the second is refused with a message.
- * @param others all requests for that host with a credential that hosts join with
+ * Finds another request with which another requester could get the certificate of the same host. It is an approved request, or an older
+ * request that is not yet decided. Berth cannot distinguish two requesters with the same credential. Therefore the first one gets the
+ * certificate, and the second one is refused with a message. `others` are all requests for that host from requesters with a credential for
+ * joining.
  */
 export function rivalOf(
   csr: CertificateSigningRequest,
@@ -86,8 +86,8 @@ function hasCondition({ status }: Readonly<CertificateSigningRequest>, wanted: s
 }
 
 /**
- * Returns a sort key of a request: its creation time in whole seconds, then its uid. The uid gives requests of one second a fixed
- * order.
+ * Returns a sort key of a request: its creation time in whole seconds, then its uid. If two requests were created in the same second, the
+ * uid decides their order.
  */
 function ageOf({ metadata }: Readonly<CertificateSigningRequest>): string {
   return `${metadata.creationTimestamp} ${metadata.uid}`;

@@ -31,7 +31,7 @@ const otherBootstrap: Asker = {
 };
 const host = nodeUser('h1');
 const kubelet = nodeUser('k1');
-/** Nodes of the cluster: a Berth host, and a kubelet's Node that claims to be a host. */
+/** Nodes of the cluster: a host of Berth, and the Node of a kubelet that claims to be a host. */
 const NODES = new Map([
   ['h1', nodeOf('h1', { 'berth.node-restriction.kubernetes.io/host': 'true' }, '127.0.0.1')],
   ['k1', nodeOf('k1', { 'berth.dev/host': 'true' }, '127.0.0.2')],

@@ -1,8 +1,7 @@
 /**
- * Decides which requester may have which certificate. The decision is pure: it depends on the request, the requester and one
- * Node.
- * The automatic approval of Kubernetes is not used, because with it a bootstrap token could take over an existing node.
- * Berth decides only about requests of its hosts. A person or another approver decides about requests of the cluster's other
+ * Decides whether a requester gets the requested certificate. The decision depends only on the request, the requester and one Node. Berth
+ * does not use the automatic approval of Kubernetes. With that approval, somebody with a bootstrap token could get the certificate of an
+ * existing node. Berth decides only about requests of its hosts. A person or another approver decides about requests of the cluster's other
  * nodes.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -39,13 +38,13 @@ export interface ServingQuestion {
 /** Content of a request, or the error when it cannot be read. */
 export type Reading = SigningRequest | InvalidSigningRequestError;
 
-/** A requester about whose request Berth may have to decide. */
+/** A requester whose request Berth possibly has to decide. */
 export type Requester =
   | Joining
-  /** A node with this name. Only its Node shows whether it is a host. */
+  /** A requester that has the user name of the node `name`. Only the Node object shows whether this node is a host. */
   | { readonly kind: 'node'; readonly name: string };
 
-/** Returns the requester of a request; undefined when it is neither a node nor a joining host. */
+/** Returns the requester of a request. The result is undefined if it is neither a node nor a joining host. */
 export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfig): Requester | undefined {
   const { username = '', groups = [] } = csr.spec;
   if (groups.includes(NODES_GROUP)) {
@@ -56,8 +55,8 @@ export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfi
 }
 
 /**
- * Returns the name of the Node that a decision depends on: the requester's own Node, or the Node that the requester wants to join
- * as.
+ * Returns the name of the Node on which the decision depends. It is the requester's own Node, or the Node with whose name the requester
+ * wants to join.
  */
 export function nodeToKnow(requester: Requester, request: Reading): string | undefined {
   if (requester.kind === 'node') {
@@ -68,9 +67,11 @@ export function nodeToKnow(requester: Requester, request: Reading): string | und
 
 /** Facts that a decision needs in addition to the request. */
 export interface Known {
-  /** The Node that {@link nodeToKnow} names, just read from the API server; undefined when it does not exist. */
+  /**
+   * The Node with the name that {@link nodeToKnow} returns, as the API server just returned it. It is undefined if the Node does not exist.
+   */
   readonly node: Node | undefined;
-  /** Name of another request that may give another requester the first certificate of the same host. */
+  /** Name of another request with which another requester could get the first certificate of the same host. */
   readonly rival?: string | undefined;
 }
 
@@ -105,14 +106,14 @@ function decideOurs(
   if (signerName === SERVING_SIGNER) {
     return isOwn && known.node !== undefined
       ? { kind: 'serving', addresses: request.ipAddresses, node: known.node }
-      : notItself(`${username} may request only its own serving certificate`, name);
+      : notItself(`${username} is allowed to request only its own serving certificate`, name);
   }
   if (requester.kind === 'joining') {
     return decideFirst(requester, name, known);
   }
   return isOwn
     ? { kind: 'approve', message: 'The host renews its own certificate' }
-    : notItself(`${username} may renew only its own certificate`, name);
+    : notItself(`${username} is allowed to renew only its own certificate`, name);
 }
 
 function notItself(rule: string, name: string): Decision {
@@ -129,7 +130,7 @@ function decideFirst({ host }: Joining, name: string, { node, rival }: Known): D
   if (node !== undefined) {
     return deny(
       'NodeExists',
-      `Node ${name} exists already. If its host is to join again, run: kubectl delete node ${name}`,
+      `Node ${name} exists already. If its host must join the cluster again, run: kubectl delete node ${name}`,
     );
   }
   return rival === undefined
@@ -143,7 +144,7 @@ function decideFirst({ host }: Joining, name: string, { node, rival }: Known): D
 export function decideServing({ addresses, node }: ServingQuestion, surroundings: Surroundings): Decision {
   const refusal = refusalOfAddresses(addresses, node, surroundings);
   return refusal === undefined
-    ? { kind: 'approve', message: `The host may serve at ${addresses.join(', ')}` }
+    ? { kind: 'approve', message: `The host is allowed to serve at ${addresses.join(', ')}` }
     : { kind: 'deny', ...refusal };
 }
 

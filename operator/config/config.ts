@@ -3,18 +3,14 @@ import * as z from 'zod';
 import { checkConfig, readConfig } from '../../base/config.ts';
 import { areFilesTogether, certificateFields, FILES_TOGETHER } from '../../base/certificatefiles.ts';
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
-import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import { bytesIn } from '../../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 
 const quantity = z.string().refine(isQuantity, { error: 'is not a quantity such as 4Gi' });
 const seconds = (minimum: number, fallback: number) => z.number().min(minimum).default(fallback);
 
 function isQuantity(text: string): boolean {
-  try {
-    return parseQuantity(text) >= 0n;
-  } catch {
-    return false;
-  }
+  return (bytesIn(text) ?? -1n) >= 0n;
 }
 
 const defaultsSchema = z
@@ -23,7 +19,10 @@ const defaultsSchema = z
     cpu: z.number().int().min(1).max(256).default(2),
     memory: quantity.default('4Gi'),
     diskSize: quantity.optional(),
-    /** Disk size from which a Pod's request is computed if the VM's disk size is unknown until the host has the image. */
+    /**
+     * Disk size from which the operator computes the request of a Pod if it does not know the disk size of the VM before the host has the
+     * image.
+     */
     diskRequest: quantity.default('10Gi'),
     architecture: z.enum(['amd64', 'arm64']).optional(),
     os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
@@ -51,15 +50,16 @@ const metricsSchema = z
 const imageStorageSchema = z
   .strictObject({
     /**
-     * Registry with a path, for example `registry.example/berth`. Repositories below the path are created as needed. The hosts
-     * have the credentials of this registry.
+     * Registry with a path, for example `registry.example/berth`. The registry must create repositories below this path when a host pushes
+     * to them. The hosts have the credentials of this registry.
      */
     registry: z.strictObject({ prefix: z.string().regex(/^[^/\s]+(\/[a-z0-9._-]+)*$/) }).optional(),
     /** True to store content below the storage folder that every host mounts (`images.storageFolder` of its agent). */
     folder: z.literal(true).optional(),
     /**
-     * Time in seconds that content stays after nothing needs it any more. The longest reconcile takes two minutes. With a time
-     * below two minutes, the operator could remove content that it is about to record in a status.
+     * Time in seconds for which content stays when nothing needs it any more. It must be at least two minutes, because the longest
+     * reconcile takes two minutes. With a shorter time, the operator could remove content that a running reconcile is about to record in a
+     * status.
      */
     keepSeconds: seconds(1, 600),
   })
@@ -67,19 +67,22 @@ const imageStorageSchema = z
     error: 'exactly one of registry and folder must be set',
   });
 
-/** Rules for all hosts. A host cannot change them. */
+/** Rules for all hosts. The configuration of a host cannot change them. */
 const hostsSchema = z
   .strictObject({
-    /** Addresses that hosts may have serving certificates for. By default, these are private addresses (RFC 1918, RFC 4193). */
+    /** Addresses for which hosts can get serving certificates. By default, these are private addresses (RFC 1918, RFC 4193). */
     addressCIDRs: z
       .array(z.union([z.cidrv4(), z.cidrv6()]))
       .min(1)
       .default(['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16', 'fc00::/7']),
-    /** ServiceAccount of the DaemonSet's agents in the system namespace. Each of their Pods may join as the host of the Pod's node. */
+    /**
+     * ServiceAccount of the DaemonSet's agents in the system namespace. Each Pod of these agents can join the cluster as the host that
+     * belongs to the node of the Pod.
+     */
     serviceAccount: z.string().min(1).default('berth-agent'),
     /**
-     * Suffix of the names of the DaemonSet's hosts. The host NODE + suffix is on the same machine as the kubelet's Node NODE.
-     * With an empty suffix, no host shares a machine with a Node.
+     * Suffix of the names of hosts whose agent comes from the DaemonSet. The host whose name is NODE with this suffix runs on the same
+     * machine as the kubelet with the Node NODE. If the suffix is empty, no host shares a machine with a kubelet.
      */
     nodeNameSuffix: z
       .string()
@@ -88,13 +91,13 @@ const hostsSchema = z
   })
   .prefault({});
 
-/** Names of groups, as the API server sees them. The bound keeps the check of an admission policy cheap. */
+/** Names of groups, as the API server sees them. Their number is limited, because an admission policy checks each of them. */
 const groups = z
   .array(z.string().regex(/^\S(.{0,251}\S)?$/))
   .max(64)
   .default([]);
 
-/** Groups whose members have a role of Berth. The operator keeps them in the RoleBindings of served namespaces. */
+/** Groups whose members have a role of Berth. The operator adds these groups to the RoleBindings of served namespaces. */
 const rolesSchema = z
   .strictObject({
     /** Groups with the role dev in the default namespace. */
@@ -120,20 +123,23 @@ export const configSchema = z.strictObject({
   /** Time limit in seconds for a host to get an image. It starts when the host is first queued, and covers all its Jobs. */
   cache_job_active_deadline_seconds: z.number().int().min(1).default(10_800),
   /**
-   * Number of Jobs that one ImageCacheEntry may have at once. The limit exists because these Jobs share a registry and its
+   * Largest number of Jobs that one ImageCacheEntry has at the same time. The limit exists because these Jobs share a registry and its
    * network link.
    */
   cacheJobsPerEntry: z.number().int().min(1).max(1000).default(5),
   /**
-   * Time in seconds that a cache Job may wait for a slot on its host. After that, the operator tries the next host in the queue
-   * first.
+   * Longest time in seconds that a cache Job waits for a slot on its host. After this time, the operator deletes the Job and continues with
+   * the next host in the queue.
    */
   cacheTurnSeconds: seconds(1, 60),
-  /** Time in seconds until the first new attempt after caching failed on a host. It doubles with each failure, up to an hour. */
+  /**
+   * Time in seconds after which a host tries again when it first failed to cache an image. The time doubles with each failure, up to an
+   * hour.
+   */
   cacheRetrySeconds: seconds(1, 60),
   /**
-   * Time in seconds that a host may be silent before its VMs are Failed with reason HostLost. It starts when the Ready condition
-   * of its Node becomes Unknown.
+   * Time in seconds without a report of a host after which its VMs are Failed with reason HostLost. It starts when the condition Ready of
+   * the Node becomes Unknown.
    */
   hostLostTimeoutSeconds: seconds(1, 600),
   hosts: hostsSchema,
@@ -147,14 +153,17 @@ export const configSchema = z.strictObject({
     })
     .prefault({}),
   /**
-   * Fraction of a VM's disk size that its Pod requests from the host's disk, more than 0 and at most 1. Disks grow as guests write,
-   * and few disks ever become full. With 1, the host always has space for the whole disk of each VM.
+   * Fraction of a VM's disk size that its Pod requests from the host's disk, more than 0 and at most 1. Disks grow as guests write, and few
+   * disks ever become full. If the value is 1, the host always has space for the whole disk of each VM.
    */
   diskRequestRatio: z.number().gt(0).max(1).default(0.2),
-  /** PriorityClass of every machine's Pod. With one class for all, no VM preempts another, and no DaemonSet preempts a VM. */
+  /**
+   * PriorityClass of every machine's Pod. Because all have the same class, no VM preempts another VM. The class also prevents that the Pod
+   * of a DaemonSet preempts a VM.
+   */
   priorityClassName: z.string().default('system-node-critical'),
   defaults: defaultsSchema,
-  /** Host ports that VMs may reserve. Each agent also enforces its own setting of the same name. */
+  /** Ports of hosts that VMs are allowed to reserve. Each agent also has a setting of the same name, and enforces it on its host. */
   ports: portRulesSchema,
   imageStorage: imageStorageSchema.optional(),
   workers: z.number().int().min(1).max(256).default(16),
@@ -163,7 +172,7 @@ export const configSchema = z.strictObject({
   runnerMetrics: z
     .strictObject({
       enabled: z.boolean().default(false),
-      /** Time in seconds between two counts. Scrapes in between show the last count. */
+      /** Shortest time in seconds between two counts. A scrape between two counts gets the result of the last count. */
       intervalSeconds: seconds(1, 30),
     })
     .prefault({}),
@@ -183,7 +192,7 @@ export type OperatorConfig = z.infer<typeof configSchema>;
 
 /**
  * Returns true if Berth handles the VMs of a namespace and all objects that belong to them. The system namespace is never served, because
- * users with rights in it would be the operator.
+ * users with rights in it could act as the operator.
  */
 export function isServed(namespace: string, { namespaces }: Pick<OperatorConfig, 'namespaces'>): boolean {
   return (

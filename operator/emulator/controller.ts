@@ -28,7 +28,10 @@ const FOLD_MILLISECONDS = 500;
  * the cause has ended.
  */
 const BLOCKED_RECHECK_MILLISECONDS = 10_000;
-/** Reasons after which the operator tries again by itself. All other reasons end with a change that a watch shows. */
+/**
+ * Reasons after which the operator tries again after some time. For all other reasons, a watch shows the change after which it can try
+ * again.
+ */
 const RECHECKED: ReadonlySet<string> = new Set<Blocked['reason']>(['PodRefused', 'PodNameTaken']);
 
 /** Index of Emulators by the key of their VM. */
@@ -87,7 +90,10 @@ export class EmulatorReconciler {
     }
   }
 
-  /** Writes the status or delays the write. Returns the milliseconds until a delayed write; undefined when written or nothing differs. */
+  /**
+   * Writes the status or delays the write. Returns the milliseconds until a delayed write. The result is undefined if the status was
+   * written or did not change.
+   */
   async #writeStatus(key: string, emulator: Emulator, status: EmulatorStatus): Promise<number | undefined> {
     const { status: last } = emulator;
     const change = { before: last, after: status, mayWait: () => isMinorChange(last, status) };
@@ -108,12 +114,12 @@ export class EmulatorReconciler {
   }
 }
 
-/** Returns true if the write leads to the end of the Emulator, whose status nobody reads any more. */
+/** Returns true if the Emulator ends after this write. Nobody reads its status any more. */
 function isGoing(write: Write | undefined): boolean {
   return write?.kind === 'deleteEmulator' || write?.kind === 'removeFinalizer';
 }
 
-/** Enqueues Emulators after changes of themselves, of their Pods and VMs, and of the hosts of both. */
+/** Enqueues an Emulator when it, its Pod, its VM, the VM's Pod or their host has changed. */
 export function enqueueEmulators(controller: Controller, sources: Sources): void {
   const { emulators, emulatorPods, vms, pods, nodes } = sources;
   const ofVM = (vmKey: string) =>
@@ -125,7 +131,8 @@ export function enqueueEmulators(controller: Controller, sources: Sources): void
     controller.enqueue(emulatorKeyOf(keyOf(object)), { urgent: true }),
   );
   vms.cache.onChange(({ object }) => ofVM(keyOf(object)));
-  // The report of the VM's machine counts stops that the status of the VM never showed. The Pod of a VM has the name of the VM.
+  // The VM's Pod is watched, because its report also counts stops that the status of the VM never showed. The Pod of a VM has the name of
+  // the VM.
   pods.cache.onChange(({ object }) => ofVM(keyOf(object)));
   nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object) || systemImagesChanged(previous, object)) {

@@ -1,4 +1,4 @@
-/** Records Events of an Emulator: one for each change that people would ask about. */
+/** Records Events of an Emulator: one for each change that matters to users. */
 import type { Emulator, EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
 import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventRecorder, EventText } from '../../kube/events.ts';
@@ -6,7 +6,7 @@ import { conditionIn } from '../objects/conditions.ts';
 
 type Story = EventText<SaidReason>;
 
-/** Reasons of the condition Scheduled that are no fault: an Emulator may be created together with its VM. */
+/** Reasons of the condition Scheduled that are not faults. They occur when an Emulator is created together with its VM. */
 const WAITING: ReadonlySet<string> = new Set<Reason>(['VMNotFound', 'VMNotRunning']);
 
 /** Records Events for the changes from an Emulator's last status to the next. */

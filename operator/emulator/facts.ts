@@ -16,7 +16,8 @@ export type Failure = NonNullable<EmulatorStatus['failure']>;
 export interface Facts {
   readonly firstRunningTime: string | undefined;
   /**
-   * Failure of the emulator during this run of the VM. Undefined while the VM does not run, so that the emulator starts again with the VM.
+   * Failure of the emulator since the last start of the VM. It is undefined while the VM does not run. Therefore the emulator starts again
+   * when the VM starts.
    */
   readonly failure: Failure | undefined;
 }
@@ -38,7 +39,10 @@ function failureOf(observed: Observed): Failure | undefined {
     : (recordedFailure(observed) ?? newFailure(observed));
 }
 
-/** Returns the failure in the status. It is forgotten when somebody deletes the Pod of the failed emulator. A refusal is no failure. */
+/**
+ * Returns the failure in the status. The failure is removed when somebody deletes the Pod of the failed emulator. A refusal by the host is
+ * not a failure.
+ */
 function recordedFailure({ emulator, pod }: Observed): Failure | undefined {
   const recorded = emulator.status?.failure;
   const hasFailed = pod !== undefined && hasEnded(pod) && refusalOf(pod) === undefined;
@@ -59,8 +63,8 @@ function newFailure(observed: Observed): Failure | undefined {
 }
 
 /**
- * Returns when the deployment must be over, in milliseconds since the epoch; undefined while no deployment is under way. The time of a host
- * that was silent does not count.
+ * Returns the time when the deployment must be complete, in milliseconds since the epoch. The result is undefined while no deployment is
+ * under way. Time during which the host did not report does not count.
  */
 function deployDeadline(observed: Observed): number | undefined {
   const { pod, node } = observed;
@@ -74,7 +78,10 @@ function deployDeadline(observed: Observed): number | undefined {
   return Math.max(Date.parse(began), responsiveSince(node)) + deploySeconds(observed) * 1000;
 }
 
-/** Returns when the present deployment began, in RFC 3339. A new one begins when Android boots again after a loss of the host's power. */
+/**
+ * Returns the RFC 3339 time when the present deployment began. A new deployment begins when Android boots again, for example after a power
+ * failure of the host.
+ */
 function deploymentBegan(pod: Pod): string | undefined {
   if ((pod.status?.phase ?? 'Pending') === 'Pending') {
     return boundTime(pod);
@@ -88,7 +95,10 @@ export function isBootingAgain(pod: Pod): boolean {
   return pod.status?.phase === 'Running' && machineCondition(pod)?.reason === 'Starting';
 }
 
-/** Returns since when the host responds, in milliseconds since the epoch; 0 when that is unknown. */
+/**
+ * Returns the time since which the host has reported without a break, in milliseconds since the epoch. The result is 0 if this time is
+ * unknown.
+ */
 function responsiveSince(node: Observed['node']): number {
   const ready = node?.status?.conditions?.find(({ type }) => type === 'Ready');
   const since = Date.parse(ready?.lastTransitionTime ?? '');
@@ -105,8 +115,8 @@ function timeoutMessage(observed: Observed): string {
 }
 
 /**
- * Returns the milliseconds until the nearest deadline: of the deployment, of a silent host, or of another attempt after a refusal. The result is undefined when there is no
- * deadline, and at least 1, so that no deadline is lost.
+ * Returns the milliseconds until the next deadline: the end of the deployment, the loss of a host that does not report, or another attempt
+ * after a refusal. The result is at least 1. It is undefined if there is no deadline.
  */
 export function untilNextDeadline(observed: Observed): number | undefined {
   const { now } = observed;

@@ -1,4 +1,4 @@
-/** Decides whether a host may run an Emulator, from its Node. All functions are pure. */
+/** Decides whether a host can run an Emulator, from its Node. All functions are pure. */
 import type { EmulatorSpec } from '../../api/v1alpha1/emulator.ts';
 import { systemImageName } from '../../api/v1alpha1/emulatormachine.ts';
 import { EMULATORS_CONDITION, SYSTEM_IMAGE_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
@@ -17,8 +17,8 @@ export interface HostFault {
 }
 
 /**
- * Returns why this host may not run the Emulator; undefined if it may. A host that says nothing about emulators may run them: simulated
- * hosts and hosts of earlier releases say nothing.
+ * Returns the reason why this host cannot run the Emulator. The result is undefined if it can. A host whose Node has no condition about
+ * emulators counts as able, because simulated hosts and hosts of earlier releases have no such condition.
  */
 export function hostFault(
   node: Node | undefined,
@@ -36,7 +36,7 @@ function wrongArchitecture({ metadata, status }: Node, { emulators }: OperatorCo
   }
   return {
     reason: 'ArchitectureNotAllowed',
-    message: `Host ${metadata.name} has the architecture ${architecture}; the operator allows emulators on ${allowed.join(' and ')} hosts`,
+    message: `Host ${metadata.name} has the architecture ${architecture}. The operator allows emulators only on ${allowed.join(' and ')} hosts`,
   };
 }
 
@@ -70,7 +70,7 @@ function systemImagesOf({ metadata: { labels = {} } }: Readonly<Node>): string[]
     .map((label) => label.slice(SYSTEM_IMAGE_LABEL_PREFIX.length));
 }
 
-/** Returns true if the host's list of system images changed. `hostStateChanged` covers the conditions of the Node. */
+/** Returns true if the host's list of system images changed. `hostStateChanged` compares the conditions of the Node. */
 export function systemImagesChanged(before: Readonly<Node> | undefined, after: Readonly<Node>): boolean {
   return before === undefined || !equal(systemImagesOf(before), systemImagesOf(after));
 }

@@ -70,7 +70,7 @@ type Action = (typeof ACTIONS)[number];
 
 const OVER = new Set(['Pending', 'Stopped', 'Failed']);
 
-/** Model of one Emulator, its Pod, the VM of the name, the VM's Pod and two hosts. The list `faults` has the broken rules. */
+/** Model of one Emulator, its Pod, the VM with the name in its spec, the VM's Pod and two hosts. The list `faults` has the broken rules. */
 class World {
   now = Date.parse('2030-01-01T00:00:00Z');
   emulator: Emulator | undefined = {
@@ -349,7 +349,7 @@ class World {
       : (host.metadata.labels ?? {});
   }
 
-  /** Gives a running VM on the host the state that the VM's controller gives it. */
+  /** Puts a running VM on the host into the state in which the VM's controller would put it. */
   #followHost(action: Action): void {
     if (
       this.vm?.status?.failure === undefined &&
@@ -428,7 +428,7 @@ function afterAll(actions: readonly Action[]): World {
   return world;
 }
 
-/** Lets operator and agent act until the operator has nothing to write. */
+/** Lets the operator and the agent act until the operator has nothing to write. */
 function settle(world: World): World {
   for (let pass = 0; pass < 20; pass += 1) {
     world.act('agentEnds');

@@ -1,13 +1,15 @@
-/** Exports the number of Emulators. Only the leader exports it, so that a sum over replicas is correct. */
+/**
+ * Exports the number of Emulators. Only the leader exports it. Otherwise a sum over all replicas would count each Emulator several times.
+ */
 import { Gauge, type Registry } from 'prom-client';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { EMULATOR_PHASES } from './phase.ts';
 
-/** Sources that the gauge reads when it is collected. */
+/** Functions and caches that the gauge reads for each scrape. */
 export interface EmulatorView {
   readonly isLeader: () => boolean;
   readonly emulators: () => readonly Readonly<Emulator>[];
-  /** Returns the names of the namespaces that Berth serves. A phase without Emulators shows 0 there instead of no value. */
+  /** Returns the names of the namespaces that Berth serves. For them, the gauge has the value 0 for each phase without Emulators. */
   readonly namespaces: () => readonly string[];
 }
 

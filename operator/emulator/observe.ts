@@ -15,16 +15,18 @@ import { PODS_BY_NODE } from '../vm/podstate.ts';
 /** State that one reconcile of an Emulator observes. The plan and the status are pure functions of this state. */
 export interface Observed {
   readonly emulator: Emulator;
-  /** VM of the name `spec.vmName`. Its uid may differ from the uid in the Emulator's owner reference. */
+  /**
+   * VM with the name `spec.vmName`. If it is a later VM of the same name, its uid differs from the uid in the Emulator's owner reference.
+   */
   readonly vm: VM | undefined;
   readonly vmPod: Pod | undefined;
   /** Node of the VM's Pod. */
   readonly vmNode: Node | undefined;
   /** Pod of this Emulator. */
   readonly pod: Pod | undefined;
-  /** Whether the Pod of a deleted Emulator with the same name still exists, so that this Emulator cannot have its Pod yet. */
+  /** Whether the Pod of a deleted Emulator with the same name exists. While it exists, the Pod of this Emulator cannot be created. */
   readonly isNameTaken: boolean;
-  /** Node that the Emulator's Pod is bound to; undefined when the Node was deleted or the Pod is not bound. */
+  /** Node that the Emulator's Pod is bound to. It is undefined if the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;
   /** Returns the number of slots of a host that Pods use. */
   readonly slotsTaken: (host: string) => number;

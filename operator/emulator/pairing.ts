@@ -1,4 +1,4 @@
-/** Decides what the state of its VM means for an Emulator. All functions are pure. */
+/** Derives from the state of a VM whether the VM's Emulator must run, and on which host. All functions are pure. */
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { GROUP, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -9,15 +9,15 @@ import { machineReport } from '../vm/podstate.ts';
 import type { Observed } from './observe.ts';
 import { stopsOf } from './pod.ts';
 
-/** State of the VM, as far as it concerns the Emulator. */
+/** The parts of a VM's state that matter for its Emulator. */
 export type Pairing =
-  /** There is no VM, or another VM than the one to which the Emulator belongs. */
+  /** The VM of the Emulator does not exist. Another VM may have its name. */
   | { readonly kind: 'missing'; readonly message: string }
   /** The VM does not run, and its emulators must not run either. */
   | { readonly kind: 'ended'; readonly message: string }
   /**
-   * The VM is between two states, or its host is lost. An existing Pod of the Emulator stays on this host, but no new Pod is made. The host
-   * is undefined while the cache does not show the VM's Pod.
+   * The VM is changing its state, or its host is lost. An existing Pod of the Emulator stays on this host, but the operator creates no new
+   * Pod. The host is undefined while the cache does not show the VM's Pod.
    */
   | { readonly kind: 'held'; readonly host: string | undefined; readonly message: string }
   | { readonly kind: 'running'; readonly host: string };
@@ -37,11 +37,11 @@ export function pairingOf(observed: Pick<Observed, 'emulator' | 'vm' | 'vmPod' |
     return { kind: 'missing', message };
   }
   // The message does not name the phase of the VM, because each phase would then cause a write.
-  const message = `VM ${vmName} does not run; the emulator starts when the VM is Running`;
+  const message = `VM ${vmName} does not run. The emulator starts when the VM is Running`;
   if (hasStopped(vm) || hasStoppedMeanwhile(observed)) {
     return { kind: 'ended', message };
   }
-  // The cache of Pods may be behind the status of the VM. If the Pod is really gone, the VM's next status says so.
+  // The cache of Pods may be behind the status of the VM. If the Pod does not exist, the next status of the VM shows it.
   return besideHost(vm, isOfVM(vmPod, vm) ? vmPod : undefined, message);
 }
 
@@ -51,7 +51,7 @@ function besideHost({ status }: VM, pod: Pod | undefined, message: string): Pair
   return isSteady && host !== undefined ? { kind: 'running', host } : { kind: 'held', host, message };
 }
 
-/** Returns true if the Emulator belongs to a VM that was deleted, and this VM only has the same name. */
+/** Returns true if the Emulator belongs to an earlier VM that was deleted, and this VM only has the same name. */
 export function belongsToAnother(emulator: Emulator, vm: VM): boolean {
   const owner = ownerOf(emulator);
   return owner !== undefined && owner.uid !== vm.metadata.uid;
@@ -63,14 +63,14 @@ function hasStopped(vm: VM): boolean {
   return isOver || !(phase === 'Running' || BETWEEN.has(phase) || isHostLost(vm));
 }
 
-/** Returns true if the VM has stopped since the Emulator's Pod was made, also if it runs again. */
+/** Returns true if the VM was stopped after the Emulator's Pod was created, even if it runs again. */
 function hasStoppedMeanwhile({ vmPod, pod }: Pick<Observed, 'vmPod' | 'pod'>): boolean {
   const before = pod && stopsOf(pod);
   const { stops } = machineReport(vmPod);
   return before !== undefined && stops !== undefined && before !== stops;
 }
 
-/** Returns the owner reference of the Emulator to its VM; undefined while the Emulator has none. */
+/** Returns the owner reference of the Emulator to its VM. The result is undefined while the Emulator has none. */
 export function ownerOf({ metadata, spec }: Readonly<Emulator>) {
   return metadata.ownerReferences?.find(
     ({ apiVersion, kind, name }) =>
@@ -78,7 +78,7 @@ export function ownerOf({ metadata, spec }: Readonly<Emulator>) {
   );
 }
 
-/** Returns the VM's condition Ready while the VM's host does not respond. The Emulator then has the same reason. */
+/** Returns the VM's condition Ready while the VM's host does not respond. The Emulator's condition Ready then has the same reason. */
 export function hostTrouble(vm: VM | undefined): Condition | undefined {
   const ready = conditionIn(vm?.status, 'Ready');
   return ready?.reason === 'HostUnreachable' || ready?.reason === 'HostLost' ? ready : undefined;

@@ -42,7 +42,10 @@ export function phaseOf(observed: Observed, { failure, firstRunningTime }: Facts
   return silentPhase(observed) ?? podPhase(observed.pod);
 }
 
-/** Returns the phase of an Emulator on a host that does not respond, as the VM has it; undefined while the host responds. */
+/**
+ * Returns the phase of an Emulator whose host does not respond. It follows from the phase of the VM. The result is undefined while the host
+ * responds.
+ */
 function silentPhase({ vm, pod }: Observed): Phase | undefined {
   const trouble = hostTrouble(vm);
   if (trouble === undefined || pod?.spec.nodeName === undefined) {

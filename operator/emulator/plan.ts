@@ -16,7 +16,7 @@ export type Write =
   /** Adds the finalizer, and the owner reference to the VM. */
   | { readonly kind: 'adopt' }
   | { readonly kind: 'createPod'; readonly host: string }
-  /** With `force`, the Pod is deleted without waiting for its host, because no agent will end it. */
+  /** If `force` is true, the operator deletes the Pod without waiting for its host, because no agent will end the Pod. */
   | { readonly kind: 'deletePod'; readonly force: boolean }
   | { readonly kind: 'deleteEmulator' }
   | { readonly kind: 'removeFinalizer' };
@@ -28,7 +28,7 @@ export interface Blocked {
 }
 
 export interface Plan {
-  /** The next write; undefined when there is nothing to write before a change. */
+  /** The next write. It is undefined if nothing must be written until an observed object changes. */
   readonly write?: Write | undefined;
   readonly blocked?: Blocked | undefined;
 }
@@ -90,7 +90,7 @@ function besideVM(observed: Observed, host: string): Plan {
   return waits && fault !== undefined ? { write: endPod(observed), blocked: fault } : {};
 }
 
-/** Plans for an Emulator without a Pod. `fault` is the reason why its host may not run it. */
+/** Plans for an Emulator without a Pod. `fault` is the reason why its host cannot run it. */
 function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Blocked | undefined): Plan {
   if (emulator.status?.failure?.reason === TIMEOUT) {
     return {};
@@ -103,8 +103,9 @@ function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Bl
 }
 
 /**
- * Returns true if the Pod must end although the VM may run: it is being deleted, is for another host than the VM's, or its deployment
- * took too long. Uses only facts that are already in the status. An ended Pod of a failed emulator stays for its log.
+ * Returns true if the Pod must end even if the VM runs. That is the case if the Pod is being deleted, is for another host than the VM's
+ * host, or was not Running in time. The function uses only facts that are already in the status. An ended Pod of a failed emulator stays,
+ * because users can read its log.
  */
 function mustEnd({ emulator, pod }: Observed, host: string | undefined): boolean {
   if (pod === undefined) {
@@ -115,7 +116,7 @@ function mustEnd({ emulator, pod }: Observed, host: string | undefined): boolean
   return pod.metadata.deletionTimestamp !== undefined || isElsewhere || isTooLate;
 }
 
-/** Returns the write that ends the Pod; undefined when there is no Pod, or when its agent is ending it. */
+/** Returns the write that ends the Pod. The result is undefined if there is no Pod, or if its agent is already ending it. */
 function endPod(observed: Observed): Write | undefined {
   const { pod } = observed;
   const force = isAbandoned(observed);
@@ -123,14 +124,17 @@ function endPod(observed: Observed): Write | undefined {
   return force || !isEnding ? { kind: 'deletePod', force } : undefined;
 }
 
-/** Returns true if no agent will end the Pod any more, as far as Kubernetes can know. */
+/** Returns true if, according to the objects in Kubernetes, no agent will end the Pod any more. */
 function isAbandoned(observed: Observed): boolean {
   const { pod, node } = observed;
   const isBound = pod?.spec.nodeName !== undefined;
   return isBound && (node === undefined || isOutOfService(node) || isLost(observed));
 }
 
-/** Returns the write that ties the Emulator to its VM; undefined when it is tied to this or another VM, or when the VM is going. */
+/**
+ * Returns the write that adds the finalizer and makes the VM the owner of the Emulator. The result is undefined if both are there already,
+ * if the Emulator belongs to another VM, or if the VM is being deleted.
+ */
 function adoption({ emulator, vm }: Observed): Write | undefined {
   if (vm === undefined || vm.metadata.deletionTimestamp !== undefined || belongsToAnother(emulator, vm)) {
     return undefined;

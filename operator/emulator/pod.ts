@@ -31,7 +31,7 @@ import { machineReport } from '../vm/podstate.ts';
 import { diskRequest } from '../vm/size.ts';
 import { resolveSpec } from './spec.ts';
 
-/** Time in seconds for the end of an emulator: the default of Kubernetes. */
+/** Time in seconds that an emulator has to end. Kubernetes has the same default for Pods. */
 const TERMINATION_GRACE_SECONDS = 30;
 
 export interface PodOptions {
@@ -67,8 +67,8 @@ export function buildPod(options: PodOptions): Unsaved<Pod> {
 }
 
 /**
- * Returns the name of the only host that may run the Pod. An unbound Pod has the name in its affinity, because a `nodeName` would
- * bypass the scheduler.
+ * Returns the name of the only host that can run the Pod. An unbound Pod has the name in its affinity, because a `nodeName` would bypass
+ * the scheduler.
  */
 export function hostOfPod({ spec }: Pod): string | undefined {
   const required = spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
@@ -90,7 +90,7 @@ function buildMachine({ emulator, vm, vmPod }: PodOptions): EmulatorMachine {
   };
 }
 
-/** Returns the number of the VM's stops in the machine document of the Pod; undefined if it has no number. */
+/** Returns the number of the VM's stops in the machine document of the Pod. The result is undefined if it has no number. */
 export function stopsOf({ metadata }: Pod): number | undefined {
   const document = emulatorMachineSchema.safeParse(parseDocument(metadata.annotations?.[MACHINE_ANNOTATION]));
   return document.success ? document.data.stops : undefined;
@@ -126,7 +126,7 @@ function buildSpec({ emulator, host, config }: PodOptions): PodSpec {
     containers: [
       {
         name: MACHINE_CONTAINER,
-        // A Pod needs the name of an image. Nobody pulls this image, but its name shows people the system image.
+        // A Pod must have an image. Nobody pulls this image, but its name shows users which system image of Android the emulator has.
         image: systemImageName({ platform, imageType }),
         imagePullPolicy: 'IfNotPresent',
         resources: { requests: { ...requests, ...counted }, limits: counted },
@@ -134,7 +134,8 @@ function buildSpec({ emulator, host, config }: PodOptions): PodSpec {
         volumeMounts: [{ name: 'data', mountPath: '/data' }],
       },
     ],
-    // The emptyDir stands for the emulator's data, because `kubectl drain` then requires a flag before it destroys the data.
+    // The emptyDir is a placeholder for the emulator's data. Because of it, `kubectl drain` requires the flag --delete-emptydir-data before
+    // it destroys the data.
     volumes: [{ name: 'data', emptyDir: {} }],
   };
 }

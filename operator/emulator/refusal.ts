@@ -1,4 +1,4 @@
-/** Reads the refusal of a host that had no room for an Emulator. The VM keeps the host, so the same host is asked again. */
+/** Reads the refusal of a host that had no room for an Emulator. The VM stays on its host, so the operator asks the same host again. */
 import { classOf, type RefusalReason } from '../../api/v1alpha1/reasons.ts';
 import { REFUSALS } from '../../api/v1alpha1/reasons/faults.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -6,8 +6,8 @@ import { endOf } from '../vm/facts.ts';
 import { hasEnded, terminated } from '../vm/podstate.ts';
 
 /**
- * Time in milliseconds from the refusal until the Pod is replaced. By then, Kubernetes counts the machines that use the room, so the next
- * Pod waits in the scheduler.
+ * Time in milliseconds from the refusal until the Pod is replaced. After this time, the scheduler knows the machines that use the host, so
+ * the next Pod waits until the host has room.
  */
 const RETRY_MILLISECONDS = 10_000;
 
@@ -18,7 +18,7 @@ export interface Refusal {
   readonly retryAt: number;
 }
 
-/** Returns the refusal with which the Pod ended; undefined when the Pod has not ended, or has ended for another reason. */
+/** Returns the refusal with which the Pod ended. The result is undefined if the Pod has not ended, or has ended for another reason. */
 export function refusalOf(pod: Pod | undefined): Refusal | undefined {
   if (pod === undefined || !hasEnded(pod)) {
     return undefined;

@@ -145,7 +145,7 @@ describe('an Emulator that waits for a slot', () => {
     expect(conditionIn(statusOf({ pod, slotsTaken: () => 4 }), 'Scheduled')).toMatchObject({
       status: 'False',
       reason: 'NoFreeSlot',
-      message: 'Host mac-1 has 4 of 4 slots taken',
+      message: 'All 4 slots of host mac-1 are in use',
     });
   });
 

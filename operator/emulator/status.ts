@@ -67,7 +67,10 @@ function ready({ pod }: Observed, { phase, blocked }: Findings): Draft {
   return readyByPod(pod, 'ADB of the emulator does not answer');
 }
 
-/** Returns the condition of an Emulator on its way to Running or to its end. It stays until the Pod of a stopped emulator is gone. */
+/**
+ * Returns the condition of an Emulator on its way to Running or to its end. The condition stays until the Pod of a stopped emulator no
+ * longer exists.
+ */
 function reconciling({ pod }: Observed, { phase }: Findings): Draft | undefined {
   const { name } = phase;
   const isEnding = name === 'Terminating' || (name === 'Stopped' && pod !== undefined);
@@ -96,7 +99,10 @@ function scheduled(observed: Observed, { blocked }: Findings): Draft {
   return { type, ...waitingForHost(observed, pod) };
 }
 
-/** Returns why the Pod is not bound yet: by the slots of its only host, or else by the words of the scheduler. */
+/**
+ * Returns the reason why the Pod has no host yet. If all slots of its only possible host are in use, that is the reason. If not, the
+ * message of the scheduler has the reason.
+ */
 function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
   const condition = podCondition(pod, 'PodScheduled');
   if (condition?.status !== 'False') {
@@ -109,14 +115,14 @@ function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
   // The scheduler may know about a full host before the caches show it.
   const isFull = observed.vmNode !== undefined && observed.slotsTaken(host) >= slots;
   if (isFull || said.includes(`Insufficient ${SLOT_RESOURCE}`)) {
-    const message = `Host ${host} has ${slots} of ${slots} slots taken`;
+    const message = `All ${slots} slots of host ${host} are in use`;
     return { status: 'False', reason: 'NoFreeSlot', message };
   }
   const message = condense(said, () => describeTaints(pod, observed.hosts()));
   return { status: 'False', reason: 'Unschedulable', message };
 }
 
-/** Returns true if the write of a status may be delayed, because nobody waits for the changed fields. */
+/** Returns true if the write of a status can be delayed, because nobody waits for the changed fields. */
 export function isMinorChange(last: EmulatorStatus | undefined, next: EmulatorStatus): boolean {
   const { observedGeneration } = next;
   const before: EmulatorStatus = last?.phase === undefined ? { phase: 'Pending', observedGeneration } : last;

@@ -7,7 +7,7 @@ import { type Pod, PODS } from '../../kube/core.ts';
 import { isInvalid, isRefused, unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf } from '../../kube/objects.ts';
-import { EMULATORS } from '../objects/resources.ts';
+import { EMULATORS } from '../../api/v1alpha1/resources.ts';
 import { Writer } from '../objects/writer.ts';
 import { nodeOf } from '../vm/observe.ts';
 import { isPodOf, type Observed, podKeyOf, type Sources } from './observe.ts';
@@ -42,7 +42,7 @@ export class EmulatorWriter {
 
   /**
    * Executes one write. Returns the observed state after the write.
-   * @throws ApiError when a later attempt may succeed and people need no message: 409, 5xx, a missing right
+   * @throws ApiError when a later attempt may succeed and users need no message: status 409 or 5xx, or a missing permission
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
@@ -86,7 +86,10 @@ export class EmulatorWriter {
     return emulator === undefined || !isPodOf(pod, emulator);
   }
 
-  /** Ties the Emulator to its VM. The garbage collector then deletes the Emulator with this VM, and not with a later VM of the name. */
+  /**
+   * Makes the VM the owner of the Emulator. The garbage collector then deletes the Emulator together with this VM, and not with a later VM
+   * of the same name.
+   */
   async #adopt(observed: Observed): Promise<Observed> {
     const { emulator, vm } = observed;
     const { finalizers = [], ownerReferences = [] } = emulator.metadata;

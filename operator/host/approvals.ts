@@ -1,10 +1,10 @@
 /**
- * Remembers the names for which the operator has approved a host's certificate. A Node with such a name becomes a host when it
- * appears. This also works after a restart of the operator, and when a host creates its deleted Node again.
+ * Remembers the names for which the operator has approved a host's certificate. A Node with such a name becomes a host when it appears.
+ * This also works after a restart of the operator, and when a host creates its deleted Node again.
  *
- * The names are in a ConfigMap of the operator's own namespace. Conditions of certificate requests are not enough: everybody who
- * may approve requests for nodes can write the same conditions, and the control plane removes approved requests after an hour.
- * Each name is kept while a certificate that was approved for it may be valid, because its host can come back until then. After
+ * The names are in a ConfigMap of the operator's own namespace. The conditions of certificate requests are not enough. Everybody who is
+ * allowed to approve requests of nodes can write the same conditions. Besides, the control plane removes approved requests after an hour.
+ * The operator keeps a name as long as a certificate that was approved for it can be valid, because its host can return until then. After
  * that, the name needs another approval.
  */
 import type { KubeClient } from '../../kube/client.ts';
@@ -14,7 +14,7 @@ import { isAlreadyExists, unlessMissing } from '../../kube/errors.ts';
 import type { Informer, InformerOptions } from '../../kube/informer.ts';
 import { keyOf, type Ref } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { FIELD_MANAGER } from '../objects/resources.ts';
+import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
 
 export const APPROVALS_NAME = 'berth-hosts';
 
@@ -45,7 +45,7 @@ export class HostApprovals {
   }
 
   /**
-   * Stores that a certificate for this name is about to be approved. Resolves when this is stored.
+   * Stores the name before the operator approves a certificate for it. Resolves when the name is stored.
    * @param until latest end of the certificate, in milliseconds since the epoch
    */
   async remember(name: string, until: number): Promise<void> {

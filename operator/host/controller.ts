@@ -1,6 +1,6 @@
 /**
- * Marks a Node as a host when the operator has approved a certificate for its name. Keeps the slots and taints of every host
- * correct, also for hosts that join later, and after a change of the configured quota.
+ * Marks a Node as a host when the operator has approved a certificate for its name. Keeps the slots and taints of every host correct. This
+ * includes hosts that join later, and changes of the configured number of slots.
  */
 import type { Logger } from 'pino';
 import { timestamp } from '../../base/time.ts';
@@ -14,7 +14,7 @@ import { isConflict, unlessMissing } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { FIELD_MANAGER } from '../objects/resources.ts';
+import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
 import type { HostApprovals } from './approvals.ts';
 import { statusToApply, taintsToWrite } from './plan.ts';
 import { isHost, isReady } from './observe.ts';
@@ -56,9 +56,9 @@ export class HostReconciler {
   }
 
   /**
-   * Marks the Node if its name is approved, otherwise records an Event. The Node keeps the slots that it already has, because its
-   * machines use them. No new Pod is scheduled to a Node without the mark. An administrator can set the mark to another value to
-   * keep a Node from becoming a host.
+   * Marks the Node if its name is approved, otherwise records an Event. A Node that loses the mark keeps its slots, because its machines
+   * use them. No new Pod is scheduled to a Node without the mark. An administrator can set the mark to another value to keep a Node from
+   * becoming a host.
    */
   async #mark(node: Node, logger: Logger): Promise<void> {
     const { name, uid } = node.metadata;
@@ -75,7 +75,10 @@ export class HostReconciler {
     await undefinedIf(isConflict, write);
   }
 
-  /** Writes the operator's part of a host's status. The write uses `/status` and the uid, so that it never creates a deleted Node again. */
+  /**
+   * Writes the fields of a Node's status that belong to the operator. The write contains the uid and goes to `/status`, so it never creates
+   * a deleted Node again.
+   */
   async #writeStatus(node: Node, logger: Logger): Promise<void> {
     const { client, config, clock } = this.#options;
     const status = statusToApply(node, config, timestamp(clock()));
@@ -88,7 +91,7 @@ export class HostReconciler {
     await client.apply(NODES, object, { fieldManager: FIELD_MANAGER, force: true, subresource: 'status' });
   }
 
-  /** Removes the list of given-up machines when the host is Ready again, because the host itself then ends machines without a VM. */
+  /** Removes the list of abandoned machines when the host is Ready again, because the host itself then ends machines without a VM. */
   async #forgetGivenUp(node: Node): Promise<void> {
     if (node.metadata.annotations?.[GIVEN_UP_ANNOTATION] === undefined || !isReady(node)) {
       return;
@@ -99,9 +102,9 @@ export class HostReconciler {
   }
 
   /**
-   * Writes the taints of a host. `spec.taints` is an atomic list, so a forced apply would erase an administrator's taint. The
-   * patch has the list as read, with only Berth's keys changed. It also has the resourceVersion: if the list changed meanwhile,
-   * the API server answers 409 and the list is read again.
+   * Writes the taints of a host. `spec.taints` is an atomic list, so a forced apply would erase an administrator's taint. The patch has the
+   * list that was read, in which only Berth's taints are changed. It also has the resourceVersion. If somebody changed the Node in the
+   * meantime, the API server answers 409, and the operator reads the list again.
    */
   async #writeTaints(node: Node, logger: Logger): Promise<void> {
     const taints = taintsToWrite(node);

@@ -1,4 +1,4 @@
-/** Metrics of hosts. Only the leader reports hosts, so that a sum over replicas is correct. */
+/** Metrics of hosts. Only the leader exports them. Otherwise a sum over all replicas would count each host several times. */
 import { Gauge, type Registry } from 'prom-client';
 import type { Node } from '../../kube/core.ts';
 import { isHost, isTooOldOrNew } from './observe.ts';
@@ -11,7 +11,7 @@ export interface HostView {
 export function exportHostMetrics(registry: Registry, view: HostView): void {
   const apart = new Gauge({
     name: 'berth_hosts_version_skew',
-    help: 'Hosts whose agent is more than one minor release apart from the operator',
+    help: 'Hosts whose agent is more than one minor release older or newer than the operator',
     registers: [registry],
     collect: () => {
       const hosts = view.isLeader() ? view.nodes().filter(isHost) : [];

@@ -11,7 +11,7 @@ import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../objects/mergepatch.ts';
 
-/** Returns true if a Node is a host, which may get machines, tasks and certificates. Only the label {@link HOST_MARK} decides. */
+/** Returns true if a Node is a host. Only hosts get machines, tasks and certificates. Only the label {@link HOST_MARK} decides. */
 export function isHost(node: Readonly<Node> | undefined): boolean {
   return node?.metadata.labels?.[HOST_MARK] === HOST_VALUE;
 }
@@ -24,7 +24,10 @@ export function isOutOfService(node: Node): boolean {
   return node.spec?.taints?.some(({ key }) => key === 'node.kubernetes.io/out-of-service') ?? false;
 }
 
-/** Returns when the host became silent, in milliseconds since the epoch; undefined while it reports, Ready or not. */
+/**
+ * Returns the time when the host stopped reporting, in milliseconds since the epoch. The result is undefined while it reports, whether it
+ * is Ready or not.
+ */
 export function silentSince(node: Node): number | undefined {
   const ready = node.status?.conditions?.find(({ type }) => type === 'Ready');
   return ready?.status === 'Unknown' && ready.lastTransitionTime !== undefined
@@ -46,7 +49,10 @@ const READ: ReadonlySet<string> = new Set([
   VERSION_SKEW_CONDITION,
 ]);
 
-/** Returns the Node without heartbeats, sizes of images and unused conditions, which would only use memory. */
+/**
+ * Returns the Node without heartbeats, sizes of images and unused conditions. The operator does not need these fields, and they would use
+ * memory.
+ */
 export function trimNode(node: Node): Node {
   const { images = [], conditions = [], ...status } = node.status ?? {};
   const kept = conditions
@@ -57,13 +63,11 @@ export function trimNode(node: Node): Node {
 }
 
 /**
- * Largest number of image names in the cache below. A cluster has some hundred names. A name that is not in this cache is stored
- * twice.
+ * Largest number of image names in {@link names}. A cluster has some hundred names. A name beyond this number is stored once for each Node.
  */
 const NAMES_REMEMBERED = 10_000;
 /**
- * Cache of image names, some hundred bytes each. All Nodes in memory share one text for a name, because many hosts have the same
- * names.
+ * Cache of image names. Many hosts have the same images, so all Nodes in memory share the text of a name. A name has some hundred bytes.
  */
 const names = new LRUCache<string, string>({ max: NAMES_REMEMBERED });
 

@@ -109,7 +109,7 @@ describe('a host whose agent is too many releases apart', () => {
       type: 'berth.dev/VersionSkew',
       status: 'True',
       reason: 'AgentVersionUnsupported',
-      message: `The agent has version 9.4.0 and the operator ${VERSION}; they may be one minor release apart`,
+      message: `The agent has version 9.4.0 and the operator has version ${VERSION}. The difference must be at most one minor release`,
       lastTransitionTime: NOW,
     };
     const status = { capacity: slots, allocatable: slots, conditions: [condition] };

@@ -14,9 +14,9 @@ import type { Node, NodeCondition, NodeStatus, Taint } from '../../kube/core.ts'
 import type { OperatorConfig } from '../config/config.ts';
 import { isTooOldOrNew } from './observe.ts';
 
-/** Number of macOS guests that a macOS host may run, set by the licence of macOS. */
+/** Largest number of macOS guests on a macOS host. The licence of macOS sets it. */
 const MACOS_GUESTS_PER_HOST = 2;
-/** Number of machines on an ARM host that can have the shared attached disk at once. On an x86 host, every machine can have it. */
+/** Number of machines on an ARM host that can use the shared attached disk at the same time. On an x86 host, every machine can use it. */
 const SHARED_DISKS_PER_ARM_HOST = 1;
 
 /** Returns the extended resources that a host should offer, both as capacity and as allocatable. */
@@ -34,8 +34,8 @@ function hostResources(node: Node, config: OperatorConfig): Record<string, strin
 }
 
 /**
- * Returns the operator's part of the Node's status, for a server-side apply. The result is undefined if the Node already has it.
- * Fields of other writers are not in the result, so the apply does not change them. `now` is the current time in RFC 3339.
+ * Returns the fields of the Node's status that belong to the operator, for a server-side apply. The result is undefined if the Node already
+ * has these values. It contains no fields of other writers, so the apply does not change them. `now` is the current time in RFC 3339.
  */
 export function statusToApply(node: Node, config: OperatorConfig, now: string): NodeStatus | undefined {
   const wanted = hostResources(node, config);
@@ -51,7 +51,7 @@ export function statusToApply(node: Node, config: OperatorConfig, now: string): 
 }
 
 /**
- * Returns the condition for a host whose agent is too many releases apart from this operator. For other hosts the result is
+ * Returns the condition for a host whose agent is too many releases older or newer than this operator. For other hosts the result is
  * undefined.
  */
 function versionSkew(node: Node, present: NodeCondition | undefined, now: string): NodeCondition | undefined {
@@ -62,7 +62,7 @@ function versionSkew(node: Node, present: NodeCondition | undefined, now: string
         type: VERSION_SKEW_CONDITION,
         status: 'True',
         reason,
-        message: `The agent has version ${version} and the operator ${VERSION}; they may be one minor release apart`,
+        message: `The agent has version ${version} and the operator has version ${VERSION}. The difference must be at most one minor release`,
         lastTransitionTime: present?.lastTransitionTime ?? now,
       }
     : undefined;
@@ -70,7 +70,10 @@ function versionSkew(node: Node, present: NodeCondition | undefined, now: string
 
 const OUR_TAINTS: ReadonlySet<string> = new Set([NAT_TAINT, DEDICATED_KEY]);
 
-/** Returns the Node's whole list of taints with Berth's taints corrected; undefined when nothing must change. Taints of others stay. */
+/**
+ * Returns the Node's whole list of taints with Berth's taints corrected. The result is undefined if nothing must change. Taints of others
+ * stay.
+ */
 export function taintsToWrite(node: Node): Taint[] | undefined {
   const present = node.spec?.taints ?? [];
   const ours = wantedTaints(node);

@@ -1,4 +1,4 @@
-/** Describes where machines get the content of an Image or ISO, and under which names hosts list it. */
+/** Determines the source from which machines get the content of an Image or ISO, and the names under which hosts list it. */
 import { mayHoldCredentials } from '../../api/v1alpha1/describe.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
@@ -18,7 +18,7 @@ export interface ImageContent {
 }
 
 /**
- * Returns the content of an Image or ISO; undefined while the content does not exist yet, because the image waits for the object
+ * Returns the content of an Image or ISO. The result is undefined if the content does not exist yet. The image then waits for the object
  * that it copies, or for the disk of a VM.
  */
 export function contentOf(object: Image | ISO): ImageContent | undefined {
@@ -43,8 +43,8 @@ export function imageObjectName({ metadata }: Image | ISO): string {
 }
 
 /**
- * Returns the keys (`namespace/name`) of the objects that a copy may come from, in order of preference. An object cannot be its
- * own copy.
+ * Returns the keys (`namespace/name`) of the objects from which a copy can come, in order of preference. The keys do not include the object
+ * itself.
  */
 export function originKeys(object: Image | ISO, { namespaces }: OperatorConfig): string[] {
   const { copyOf } = object.spec.source;
@@ -61,15 +61,15 @@ export interface HasContent {
   readonly status?: { readonly content?: unknown } | undefined;
 }
 
-/** Returns the content that the status names. The result is undefined until the image was fetched or created. */
+/** Returns the content that the status names. The result is undefined until the content of the image was fetched or created. */
 export function storedContent(object: HasContent): MachineImageSource | undefined {
   const parsed = machineImageSourceSchema.safeParse(object.status?.content);
   return parsed.success ? parsed.data : undefined;
 }
 
 /**
- * Returns true if a copy would show people of another namespace an address that may hold credentials. Hosts need the full
- * address, so it would be in the copy's status and in the Pods of VMs.
+ * Returns true if a copy would show users of another namespace an address that can contain credentials. Hosts need the full address, so it
+ * would be in the copy's status and in the Pods of VMs.
  */
 export function isKeptFromCopies(origin: Image | ISO, copy: Image | ISO): boolean {
   const content = storedContent(origin);
@@ -79,7 +79,10 @@ export function isKeptFromCopies(origin: Image | ISO, copy: Image | ISO): boolea
 
 type AnySource = Image['spec']['source'] | ISO['spec']['source'];
 
-/** Returns the source that hosts can fetch directly from the spec, without earlier work; undefined for other sources. */
+/**
+ * Returns the source if hosts can fetch it directly from the address in the spec. The result is undefined for other sources, because other
+ * work must create their content first.
+ */
 export function directSource(source: AnySource): MachineImageSource | undefined {
   if (source.registry !== undefined) {
     return { type: 'registry', reference: normaliseImageName(source.registry.reference) };

@@ -1,4 +1,7 @@
-/** Reconciles Images and ISOs. Jobs on hosts fetch their content, save it from VMs' disks, and publish it. */
+/**
+ * Reconciles Images and ISOs. For their content the operator creates Jobs. These Jobs fetch images, save disks of VMs, and push images to
+ * registries.
+ */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
 import { type Image, imageStatusSchema } from '../../api/v1alpha1/image.ts';
@@ -28,7 +31,7 @@ import { type Place, placeKey } from './place.ts';
 import { planImage } from './plan.ts';
 import { abandonedPlaces, keptEvent, removalRecord, replacedPlaces } from './removalrecord.ts';
 
-/** Finalizer of Images and ISOs. It stays while a host prepares a VM from the image. */
+/** Finalizer of Images and ISOs. It delays a deletion while a host prepares a VM from the image. */
 const IMAGE_FINALIZER = 'berth.dev/image';
 /** Time in milliseconds between checks of a deletion that waits for VMs to be deployed. Changes of VMs do not trigger this check. */
 const DELETION_RECHECK_MILLISECONDS = 5_000;
@@ -92,7 +95,7 @@ export class ImageReconciler {
     return { requeueAfterMilliseconds: soonest(wake, expiry && expiry - observed.now) };
   }
 
-  /** Adds the credentials of the image's namespace if a Job is due. */
+  /** If a Job must be created, adds the registry credentials of the image's namespace to the observed state. */
   async #withCredentials(observed: ObservedImage): Promise<ObservedImage> {
     const { client, recorder } = this.#options;
     const { namespace = '' } = observed.object.metadata;
@@ -126,7 +129,7 @@ export class ImageReconciler {
     return undefined;
   }
 
-  /** Adds the finalizer if it is missing. Returns the object; undefined when it no longer exists. */
+  /** Adds the finalizer if it is missing. Returns the object. The result is undefined if the object no longer exists. */
   async #withFinalizer(object: Image | ISO): Promise<Image | ISO | undefined> {
     return object.metadata.finalizers?.includes(IMAGE_FINALIZER) === true
       ? object
@@ -134,14 +137,15 @@ export class ImageReconciler {
   }
 
   /**
-   * Creates removal records: suspended Jobs, each for content that the image will no longer use. Only then does the status
-   * change. After a crash in between, a record may name content that is still needed. That content is not removed.
+   * Creates removal records for content that the image will no longer use. A removal record is a suspended Job. The status changes only
+   * after that. If the operator crashes in between, a record can name content that is needed. Such content is not removed, because the
+   * needs are checked before each removal.
    */
   async #keepRecords(observed: ObservedImage, places: readonly Place[], logger: Logger): Promise<void> {
     for (const place of places) {
       const refused = await this.#createJob(observed.object, removalRecord(observed, place), logger);
       if (refused !== undefined) {
-        // A refusal by quota must not block the image.
+        // If a quota refuses this Job, the work for the image must continue.
         this.#options.recorder.event(observed.object, keptEvent(placeKey(place), refused));
       }
     }
@@ -179,8 +183,8 @@ export class ImageReconciler {
 }
 
 /**
- * Returns functions that find the keys (`namespace/name`) of the Images or ISOs that a change of another object concerns. They
- * search the list of all Images or ISOs, which costs little, because Images are few compared with VMs.
+ * Returns functions that find the Images or ISOs to reconcile when another object changes. Their results are keys (`namespace/name`). They
+ * search all Images or ISOs. This takes little time, because there are far fewer Images than VMs.
  */
 export function imagesAffected({
   kind,

@@ -4,7 +4,8 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { parseConfig } from '../config/config.ts';
 import type { TaskOutcome } from '../tasks/outcome.ts';
 import { expiresAt } from './expiry.ts';
-import { ATTEMPT_LABEL, type ImageJob, type ObservedImage, OPERATION_LABEL } from './observe.ts';
+import { OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
+import { ATTEMPT_LABEL, type ImageJob, type ObservedImage } from './observe.ts';
 import { planImage } from './plan.ts';
 
 const START = Date.parse('2026-01-01T00:00:00Z');

@@ -7,12 +7,15 @@ import type { ImageFacts } from './facts.ts';
 import type { ObservedImage } from './observe.ts';
 import type { ImageProgress } from './operation.ts';
 
-/** Reason of an Image that waits for a VM that does not exist. A user may have deleted the VM, and then the wait has no end. */
+/**
+ * Reason of an Image that waits for a VM that does not exist. If a user deleted the VM, the Image would wait forever, so it counts as
+ * finished.
+ */
 const NO_VM: Reason = 'VMNotFound';
 
 /**
- * Returns the time, in RFC 3339, since which an Image has no work left; undefined while it has work, and for an ISO. The time changes only
- * when a later commit or push ends.
+ * Returns the RFC 3339 time when the last work on an Image ended. The result is undefined while work is under way, and for an ISO. The time
+ * changes only when a later commit or push ends.
  */
 export function finishedTime(
   { object, kind, now }: ObservedImage,
@@ -35,14 +38,17 @@ function isFinished({ operation, blocked, job, retryAt }: ImageProgress): boolea
   return operation === undefined || (job?.outcome.kind === 'failed' && retryAt === undefined);
 }
 
-/** Returns how many seconds an Image stays after its end; undefined if it stays for ever, and for an ISO. */
+/**
+ * Returns the number of seconds for which a finished Image stays. The result is undefined if it is never deleted automatically, and for an
+ * ISO.
+ */
 export function ttlSecondsOf({ spec }: Pick<Image | ISO, 'spec'>): number | undefined {
   return 'ttlSecondsAfterFinished' in spec ? spec.ttlSecondsAfterFinished : undefined;
 }
 
 /**
- * Returns when the TTL of a finished Image is over, in milliseconds since the epoch; undefined without a TTL, or while there is work. The
- * time in the stored status is used. `next` is the status that follows from what the operator sees now.
+ * Returns the time when the TTL of a finished Image ends, in milliseconds since the epoch. The result is undefined if there is no TTL, or
+ * while work is under way. The TTL starts at the time in the stored status. `next` is the status that follows from the present state.
  */
 export function expiresAt({ spec, status }: Image | ISO, next: ImageStatus): number | undefined {
   const ttlSeconds = ttlSecondsOf({ spec });

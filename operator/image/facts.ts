@@ -22,21 +22,24 @@ export type ImageFacts = Pick<
   | 'digest'
   | 'origin'
   | 'lastUpdateTime'
+  | 'uploadFailure'
   | 'lastCommit'
   | 'lastPush'
+  | 'lastDownload'
 >;
 
 function factsOf({ status = {} }: Image | ISO): ImageFacts {
-  const { content, consistency, size, storageSize, digest, origin, lastUpdateTime } = status;
-  const { lastCommit, lastPush } = status as ImageStatus;
-  return { content, consistency, size, storageSize, digest, origin, lastUpdateTime, lastCommit, lastPush };
+  const { content, consistency, size, storageSize, digest, origin, lastUpdateTime, uploadFailure } = status;
+  const { lastCommit, lastPush, lastDownload } = status as ImageStatus;
+  const actions = { uploadFailure, lastCommit, lastPush, lastDownload };
+  return { content, consistency, size, storageSize, digest, origin, lastUpdateTime, ...actions };
 }
 
-/** Returns the current facts. If the status already contains these facts, the result is equal to them. */
+/** Returns the current facts. If nothing new happened, the result equals the facts in the status. */
 export function gatherFacts(observed: ObservedImage): ImageFacts {
   const known = withoutCredentials(factsOf(observed.object), observed.object);
   const made = known.content === undefined ? { ...known, ...firstContent(observed) } : known;
-  return { ...made, ...committed(observed, made), ...pushed(observed, made) };
+  return { ...made, ...committed(observed, made), ...pushed(observed, made), ...downloaded(observed, made) };
 }
 
 /** Removes credentials from `origin`, because an earlier version of the operator stored the whole address there. */
@@ -57,11 +60,23 @@ function firstContent(observed: ObservedImage): Partial<ImageFacts> {
   if (source.copyOf !== undefined) {
     return origin === undefined || isKeptFromCopies(origin, object) ? {} : copied(origin, now);
   }
-  const job = latest(observed.jobs, 'pull') ?? latest(observed.jobs, 'save');
-  return job?.outcome.kind === 'succeeded' ? contentMade(job, object, now) : {};
+  return madeByJob(observed);
 }
 
-/** Returns the facts that a copy takes over from its origin. Stored content never changes, so the copy only names the same content. */
+function madeByJob({ object, jobs, now }: ObservedImage): Partial<ImageFacts> {
+  const [job] = (['pull', 'save', 'upload'] as const).flatMap((type) => latest(jobs, type) ?? []);
+  if (job?.outcome.kind === 'succeeded') {
+    return contentMade(job, object, now);
+  }
+  // The status stores the failure, because the Job is deleted later.
+  return job?.operation === 'upload' && job.outcome.kind === 'failed'
+    ? { uploadFailure: `${job.outcome.reason}: ${job.outcome.message}` }
+    : {};
+}
+
+/**
+ * Returns the facts that a copy takes over from its origin. Stored content never changes, so the copy refers to the same stored content.
+ */
 function copied(origin: Image | ISO, now: number): Partial<ImageFacts> {
   const { content, size, storageSize, digest, consistency } = factsOf(origin);
   const { name, namespace } = origin.metadata;
@@ -92,6 +107,15 @@ function pushed({ object, jobs, now }: ObservedImage, facts: ImageFacts): Partia
   const push = 'push' in object.spec ? object.spec.push : undefined;
   const job = unrecorded(latest(jobs, 'push', push?.requestedAt), facts.lastPush);
   return job === undefined ? {} : { lastPush: actionResult(job, now) };
+}
+
+function downloaded({ object, jobs, now }: ObservedImage, facts: ImageFacts): Partial<ImageFacts> {
+  const job = unrecorded(latest(jobs, 'download', object.spec.download?.requestedAt), facts.lastDownload);
+  if (job === undefined) {
+    return {};
+  }
+  const { requestedAt, finishedAt, result, message } = actionResult(job, now);
+  return { lastDownload: { requestedAt, finishedAt, result, message } };
 }
 
 function unrecorded(
@@ -125,17 +149,27 @@ function contentMade({ job, outcome }: ImageJob, object: Image | ISO, now: numbe
   };
 }
 
-/** Returns the source from which hosts get the content after the Job; undefined when they still get it from the source in the spec. */
+/**
+ * Returns the source from which hosts get the content after the Job. The result is undefined if they get it from the source in the spec, as
+ * before the Job.
+ */
 function contentAt(job: Job, { reference, digest = '' }: TaskReport): MachineImageSource | undefined {
   const task = taskOf(job);
-  if (task?.type !== 'import' && task?.type !== 'save') {
-    return undefined;
+  switch (task?.type) {
+    case 'save':
+    case 'receive':
+      return storedAt(task.target, reference, digest);
+    case 'import':
+      return task.target === undefined
+        ? pinnedAt(task.image.source, reference)
+        : storedAt(task.target, reference, digest);
+    default:
+      return undefined;
   }
-  if (task.target !== undefined) {
-    return storedAt(task.target, reference, digest);
-  }
-  const isPinned = task.type === 'import' && task.image.source.type === 'registry' && reference !== undefined;
-  return isPinned ? { type: 'registry', reference } : undefined;
+}
+
+function pinnedAt(source: MachineImageSource, reference: string | undefined): MachineImageSource | undefined {
+  return source.type === 'registry' && reference !== undefined ? { type: 'registry', reference } : undefined;
 }
 
 function storedAt(target: StorageTarget, reference: string | undefined, digest: string): MachineImageSource {
@@ -148,6 +182,9 @@ function originOf(job: Job): string | undefined {
   const task = taskOf(job);
   if (task?.type === 'save') {
     return `disk of VM ${task.vm.namespace}/${task.vm.name}`;
+  }
+  if (task?.type === 'receive') {
+    return 'upload';
   }
   return task?.type === 'import' ? describeSource(task.image.source) : undefined;
 }

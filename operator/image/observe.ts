@@ -9,14 +9,14 @@ import type { Job } from '../../kube/job.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { type TaskOutcome, taskOutcome } from '../tasks/outcome.ts';
 import { podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { taskOf } from '../tasks/job.ts';
 import { imageObjectName, originKeys } from './content.ts';
 import { checkedOutcome } from './report.ts';
 
-/** Labels of Jobs with the operation for the image, and with the number of the attempt. */
-export const OPERATION_LABEL = 'berth.dev/operation';
+/** Label of Jobs with the number of the attempt. */
 export const ATTEMPT_LABEL = 'berth.dev/attempt';
-/** Annotation of a commit or push Job with the time at which the spec requested this action. */
+/** Annotation of a commit or push Job. Its value is the time in the spec that requested this action. */
 export const REQUESTED_AT_ANNOTATION = 'berth.dev/requested-at';
 
 /** Job of the image: the values of its labels and annotations, and its outcome. */
@@ -37,7 +37,7 @@ export interface ObservedImage {
   readonly vm: (name: string) => VM | undefined;
   /** Names of the VMs that hosts are preparing with this image; empty unless the image is being deleted. */
   readonly deploying: readonly string[];
-  /** Credentials of the image's namespace for registries. No cache has them: they are read when a Job is due. */
+  /** Credentials of the image's namespace for registries. They are not in a cache. The operator reads them when it must create a Job. */
   readonly credentials: readonly RegistryCredential[];
   readonly config: OperatorConfig;
   /** Current time in milliseconds since the epoch. */

@@ -4,6 +4,7 @@ import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import { type StorageTarget, TASK_API_VERSION, type Task, type TaskImage } from '../../api/v1alpha1/task.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -21,13 +22,14 @@ import type { ImageJob, ObservedImage } from './observe.ts';
 const apiVersion = TASK_API_VERSION;
 /** Number of hash characters in the file names and tags of stored content. They distinguish several contents of one image. */
 const HASH_LENGTH = 16;
+const NO_STORAGE = 'There is no image storage. Set imageStorage in the configuration of the operator';
 
-export type ImageOperationType = 'pull' | 'save' | 'commit' | 'push';
+export type ImageOperationType = 'pull' | 'save' | 'upload' | 'commit' | 'push' | 'download';
 
 export interface ImageOperation {
   readonly kind: 'operation';
   readonly type: ImageOperationType;
-  /** Time at which the spec requested an action; undefined for a pull or save. */
+  /** Time in the spec that requested an action. It is undefined for a pull, save or upload, which no time requests. */
   readonly requestedAt: string | undefined;
   readonly task: Task;
   readonly pullSecrets: readonly string[];
@@ -38,35 +40,38 @@ export interface ImageOperation {
 /** Reason why an operation is not possible yet, or will never be possible. */
 export interface BlockedImage {
   readonly kind: 'blocked';
-  /** Action that is blocked; undefined when the image itself cannot be created. */
-  readonly operation: 'commit' | undefined;
+  /** Action that is blocked. It is undefined if the image itself cannot be created. */
+  readonly operation: 'commit' | 'download' | undefined;
   readonly requestedAt: string | undefined;
   readonly reason: Reason;
   readonly message: string;
 }
 
-/** Progress of the operation that is due. */
+/** State of the operation that an Image or ISO needs next. */
 export interface ImageProgress {
   readonly operation: ImageOperation | undefined;
   readonly blocked: BlockedImage | undefined;
   /** Job of the last attempt. */
   readonly job: ImageJob | undefined;
   /**
-   * Time of the next attempt after a failure, in milliseconds since the epoch; undefined without a failure or without another
-   * attempt.
+   * Time of the next attempt after a failure, in milliseconds since the epoch. It is undefined if there was no failure, or if there will be
+   * no further attempt.
    */
   readonly retryAt: number | undefined;
-  /** Message of the API server when it refused the Job of the operation. */
+  /** Message of the API server if it refused the Job of the operation. */
   readonly refused: string | undefined;
 }
 
-/** Returns the operation that is due, or why it is blocked; undefined when nothing is due. */
+/**
+ * Returns the operation that the object needs next, or the reason why this operation is blocked. The result is undefined if no operation is
+ * needed.
+ */
 export function dueOperation(observed: ObservedImage): ImageOperation | BlockedImage | undefined {
   const { object } = observed;
   if (object.status?.content === undefined) {
     return first(observed);
   }
-  return pendingCommit(observed) ?? pendingPush(observed);
+  return pendingCommit(observed) ?? pendingPush(observed) ?? pendingDownload(observed);
 }
 
 /**
@@ -80,6 +85,9 @@ function first(observed: ObservedImage): ImageOperation | BlockedImage {
   }
   if (source.copyOf !== undefined) {
     return noCopy(observed);
+  }
+  if (source.upload !== undefined) {
+    return upload(observed, Number(parseQuantity(source.upload.maxSize)));
   }
   const direct = directSource(source);
   return direct === undefined || direct.type === 'unsupported'
@@ -96,13 +104,13 @@ function noCopy({ kind, object, origin, config }: ObservedImage): BlockedImage {
   return isKeptFromCopies(origin, object)
     ? blocked(
         'CopyWouldShowURL',
-        `${kind} ${name} has a URL with a query, which may contain credentials, and a copy would show it. Set imageStorage in the configuration of the operator, so that the content is stored`,
+        `${kind} ${name} has a URL with a query, which may contain credentials. A copy would show this URL to users of another namespace. Set imageStorage in the configuration of the operator to store the content`,
       )
     : blocked('CopySourceNotReady', `${kind} ${name} has no content yet`);
 }
 
 function pull({ object, config }: ObservedImage, source: MachineImageSource): ImageOperation {
-  // Content from a web server is stored if there is an image storage, because web servers may disappear.
+  // If there is an image storage, content from a web server is stored there, because the web server may later remove the file.
   const target =
     source.type === 'http' ? storageTarget(object, config, object.metadata.uid ?? '') : undefined;
   return {
@@ -117,6 +125,27 @@ function pull({ object, config }: ObservedImage, source: MachineImageSource): Im
 
 function secretNames({ spec: { imagePullSecrets = [] } }: Image | ISO): string[] {
   return imagePullSecrets.map(({ name }) => name);
+}
+
+/** An upload has only one attempt, because the client does not send the file again. */
+function upload({ object, config }: ObservedImage, limitBytes: number): ImageOperation | BlockedImage {
+  const failure = object.status?.uploadFailure;
+  if (failure !== undefined) {
+    return blocked('UploadFailed', failure);
+  }
+  const target = storageTarget(object, config, object.metadata.uid ?? '');
+  if (target === undefined) {
+    return blocked('NoImageStorage', NO_STORAGE);
+  }
+  const { format, architecture } = formOf(object);
+  return {
+    kind: 'operation',
+    type: 'upload',
+    requestedAt: undefined,
+    task: { apiVersion, type: 'receive', limitBytes, format, architecture, target },
+    pullSecrets: [],
+    nodeName: undefined,
+  };
 }
 
 function pendingCommit(observed: ObservedImage): ImageOperation | BlockedImage | undefined {
@@ -138,14 +167,13 @@ interface Saving {
 function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): ImageOperation | BlockedImage {
   const { object, config } = observed;
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
-  // The version determines the place of the new content. It includes the current place, so that the new place differs from the
-  // current one even if the same time is requested again.
+  // The version becomes a part of the new content's tag or file name. It is computed from the current tag or file name, too. Therefore the
+  // two always differ, even if the same time is requested again.
   const version =
     requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
   const target = storageTarget(object, config, version);
   if (target === undefined) {
-    const message = 'There is no image storage. Set imageStorage in the configuration of the operator';
-    return { ...blocked('NoImageStorage', message), ...action };
+    return { ...blocked('NoImageStorage', NO_STORAGE), ...action };
   }
   const vm = observed.vm(vmName);
   const nodeName = hostOf(vm);
@@ -162,7 +190,7 @@ function placeName(object: Image | ISO): string {
   return content === undefined ? '' : JSON.stringify(content);
 }
 
-/** Returns the name of the host that has the VM's disk, also while the VM is stopped; undefined before the VM first ran. */
+/** Returns the name of the host that has the VM's disk, even if the VM is stopped. The result is undefined if the VM has never run. */
 function hostOf(vm: VM | undefined): string | undefined {
   return vm?.status?.firstRunningTime === undefined ? undefined : vm.status.nodeName;
 }
@@ -200,13 +228,44 @@ function pendingPush(observed: ObservedImage): ImageOperation | undefined {
   };
 }
 
-function taskImage(object: Image | ISO, source: TaskImage['source']): TaskImage {
-  const { architecture } = object.spec;
-  const format = 'format' in object.spec ? (object.spec.format ?? 'Auto') : 'Auto';
-  return { source, format, architecture, name: imageObjectName(object) };
+/** Clients download an image as qcow2, because they use it as a disk that a VM can write to. They download an ISO without conversion. */
+function pendingDownload({ object, kind, config }: ObservedImage): ImageOperation | BlockedImage | undefined {
+  const { requestedAt } = object.spec.download ?? {};
+  const content = contentOf(object);
+  if (requestedAt === undefined || content === undefined) {
+    return undefined;
+  }
+  if (requestedAt === object.status?.lastDownload?.requestedAt) {
+    return undefined;
+  }
+  const action = { operation: 'download', requestedAt } as const;
+  if (storageTarget(object, config, '') === undefined) {
+    return { ...blocked('NoImageStorage', NO_STORAGE), ...action };
+  }
+  const format = kind === 'ISO' ? 'raw' : 'qcow2';
+  return {
+    kind: 'operation',
+    type: 'download',
+    requestedAt,
+    task: { apiVersion, type: 'send', image: taskImage(object, content.source), format },
+    pullSecrets: secretNames(object),
+    nodeName: undefined,
+  };
 }
 
-/** Returns where to store new content of an image: another tag or file for each `version`; undefined without an image storage. */
+function taskImage(object: Image | ISO, source: TaskImage['source']): TaskImage {
+  return { source, ...formOf(object), name: imageObjectName(object) };
+}
+
+function formOf({ spec }: Image | ISO): Pick<TaskImage, 'format' | 'architecture'> {
+  const format = 'format' in spec ? (spec.format ?? 'Auto') : 'Auto';
+  return { format, architecture: spec.architecture };
+}
+
+/**
+ * Returns the tag or file in which to store new content of an image. It differs for each `version`. The result is undefined if there is no
+ * image storage.
+ */
 function storageTarget(
   object: Image | ISO,
   { imageStorage }: OperatorConfig,

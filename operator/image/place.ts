@@ -1,4 +1,7 @@
-/** Identifies places in the cluster's image storage: an artifact in its registry, or a file in its folder. All functions are pure. */
+/**
+ * Identifies places in the cluster's image storage. A place is an artifact in its registry, or a file in its folder. All functions are
+ * pure.
+ */
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
@@ -7,7 +10,10 @@ import type { OperatorConfig } from '../config/config.ts';
 /** Place of an image's content in the storage: a manifest with its digest, or a file. */
 export type Place = StorageTarget;
 
-/** Returns the place of content in the image storage that the operator's configuration names; undefined for content anywhere else. */
+/**
+ * Returns the place of content in the image storage of the operator's configuration. The result is undefined if the content is stored
+ * elsewhere.
+ */
 export function placeOf(
   content: MachineImageSource | undefined,
   { imageStorage }: OperatorConfig,
@@ -30,13 +36,13 @@ function artifactPlace(reference: string, prefix: string | undefined): Place | u
     : undefined;
 }
 
-/** Returns the text with which the names of all repositories below a prefix begin. */
+/** Returns the first part that the names of all repositories below a prefix have in common. */
 function root(prefix: string): string {
   const any = 'any';
   return repositoryOf(`${prefix}/${any}`).slice(0, -any.length);
 }
 
-/** Returns a text that identifies a place. */
+/** Returns a text that is different for each place in the image storage. */
 export function placeKey(place: Place): string {
   return place.type === 'registry' ? place.reference : folderKey(place.path);
 }

@@ -2,20 +2,15 @@ import { constantFrom } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
-import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { INSECURE_SERVERS_ANNOTATION, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Job } from '../../kube/job.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import { parseConfig } from '../config/config.ts';
+import { taskOf } from '../tasks/job.ts';
 import type { TaskOutcome } from '../tasks/outcome.ts';
-import {
-  ATTEMPT_LABEL,
-  type ImageJob,
-  type ObservedImage,
-  OPERATION_LABEL,
-  REQUESTED_AT_ANNOTATION,
-} from './observe.ts';
+import { ATTEMPT_LABEL, type ImageJob, type ObservedImage, REQUESTED_AT_ANNOTATION } from './observe.ts';
 import { planImage } from './plan.ts';
 
 const CREDENTIAL = { scheme: 'https', allowInsecure: false } as const;
@@ -46,7 +41,7 @@ const ran: VM = {
   status: { phase: 'Running', nodeName: 'mac1', firstRunningTime: '2026-01-01T00:00:00Z' },
 };
 
-/** Model of the world around one Image. Planned Jobs are created, and time passes. */
+/** Model of the objects around one Image. Planned Jobs are created, and time passes. */
 class World {
   object: Image;
   now = START;
@@ -183,6 +178,53 @@ describe('an image', () => {
     expect(world.object.status).toMatchObject({ phase: 'Ready', content, size: '1Gi' });
   });
 
+  it('that is uploaded has a Job which receives at most the announced bytes, and then the content in the storage', () => {
+    const world = new World({
+      source: { upload: { maxSize: '2Gi' } },
+      format: 'QCOW2',
+      architecture: 'arm64',
+    });
+    world.step();
+    expect(taskOf(world.open[0]?.job as Job)).toMatchObject({
+      type: 'receive',
+      limitBytes: 2 ** 31,
+      format: 'QCOW2',
+      architecture: 'arm64',
+      target: { type: 'folder' },
+    });
+    world.succeed();
+    world.step();
+    expect(world.object.status).toMatchObject({
+      phase: 'Ready',
+      origin: 'upload',
+      digest: REPORT.digest,
+      content: { type: 'storedFile', sha256: 'a'.repeat(64) },
+    });
+  });
+
+  it('whose upload failed stays Failed, because its sender is gone, also when its Job is gone', () => {
+    const world = new World({ source: { upload: { maxSize: '2Gi' } } });
+    world.step();
+    world.fail('DiskFull');
+    world.step();
+    world.jobs.length = 0;
+    world.now += 24 * 3600 * 1000;
+    world.step();
+    expect(world.jobs).toHaveLength(0);
+    expect(world.object.status).toMatchObject({ phase: 'Failed', uploadFailure: 'DiskFull: as told' });
+    expect(world.condition('Stalled')).toMatchObject({
+      reason: 'UploadFailed',
+      message: 'DiskFull: as told',
+    });
+  });
+
+  it('that is uploaded needs image storage', () => {
+    const world = new World({ source: { upload: { maxSize: '2Gi' } } });
+    const { status, createJob } = planImage({ ...world.observed(), config: parseConfig({}, 'test') });
+    expect(createJob).toBeUndefined();
+    expect(status.conditions?.find(({ type }) => type === 'Stalled')?.reason).toBe('NoImageStorage');
+  });
+
   const signed = 'https://images.example/disk.qcow2?X-Amz-Signature=secret';
 
   it('of a signed URL shows its source without the signature, also after an earlier operator', () => {
@@ -241,12 +283,12 @@ describe('actions', () => {
   const push = { reference: 'registry.example/out:1', requestedAt };
 
   it('wait for each other, and for the image itself', () => {
-    const world = new World({ commit: { vmName: 'builder', requestedAt }, push });
-    for (const expected of ['pull', 'commit', 'push']) {
+    const world = new World({ commit: { vmName: 'builder', requestedAt }, push, download: { requestedAt } });
+    for (const expected of ['pull', 'commit', 'push', 'download']) {
       world.step();
       expect(world.open.map(({ operation }) => operation)).toEqual([expected]);
       expect(world.object.status?.phase).toBe(
-        { pull: 'Pending', commit: 'Updating', push: 'Ready' }[expected],
+        { pull: 'Pending', commit: 'Updating', push: 'Ready', download: 'Ready' }[expected],
       );
       world.succeed();
     }
@@ -254,8 +296,9 @@ describe('actions', () => {
     expect(world.object.status).toMatchObject({
       lastCommit: { requestedAt, result: 'Succeeded' },
       lastPush: { requestedAt, result: 'Succeeded', reference: REPORT.digest },
+      lastDownload: { requestedAt, result: 'Succeeded' },
     });
-    expect(world.jobs).toHaveLength(3);
+    expect(world.jobs).toHaveLength(4);
   });
 
   it('have the credentials of the namespace for their registries, and may reach a server insecurely if it says so', () => {
@@ -291,6 +334,51 @@ describe('actions', () => {
     expect(world.open).toHaveLength(0);
   });
 
+  it('send the content to clients, and say when a host takes them; a download is not tried again', () => {
+    const world = new World({ download: { requestedAt } });
+    world.step();
+    world.succeed();
+    world.step();
+    expect(taskOf(world.open[0]?.job as Job)).toMatchObject({
+      type: 'send',
+      format: 'qcow2',
+      image: { source: { type: 'registry' } },
+    });
+    expect(world.condition('Reconciling')?.message).toBe('download');
+    world.end({ kind: 'running', nodeName: 'mac1', report: {} });
+    world.step();
+    expect(world.condition('Reconciling')?.message).toBe('download from host mac1');
+    world.fail('DownloadInterrupted');
+    world.now += 24 * 3600 * 1000;
+    world.step();
+    expect(world.open).toHaveLength(0);
+    expect(world.object.status).toMatchObject({
+      phase: 'Ready',
+      lastDownload: { requestedAt, result: 'Failed', message: 'DownloadInterrupted: as told' },
+    });
+  });
+
+  it('send an ISO raw', () => {
+    const world = new World({ download: { requestedAt } });
+    world.step();
+    world.succeed();
+    world.step();
+    const { createJob } = planImage({ ...world.observed(), kind: 'ISO', jobs: [] });
+    expect(taskOf(createJob as Job)).toMatchObject({ type: 'send', format: 'raw' });
+  });
+
+  it('fail when they need image storage and there is none, and the image stays Ready', () => {
+    const world = new World({ download: { requestedAt } });
+    world.step();
+    world.succeed();
+    const { status, createJob } = planImage({ ...world.observed(), config: parseConfig({}, 'test') });
+    expect(createJob).toBeUndefined();
+    expect(status).toMatchObject({
+      phase: 'Ready',
+      lastDownload: { requestedAt, result: 'Failed', message: expect.stringMatching(/^NoImageStorage: /) },
+    });
+  });
+
   it('give each version its own address, also when a time is requested again', () => {
     const world = new World({ source: { fromVM: { name: 'builder' } } });
     world.step();
@@ -323,7 +411,8 @@ describe('actions', () => {
 });
 
 describe('any results of Jobs', () => {
-  const events = constantFrom('step', 'succeed', 'fail', 'break', 'later', 'push', 'commit', 'running');
+  const actions = ['push', 'commit', 'download'] as const;
+  const events = constantFrom('step', 'succeed', 'fail', 'break', 'later', 'running', ...actions);
 
   it('one task runs at a time, content is never lost, and nothing is written while nothing changes', (context) => {
     assertHistories(context, { step: events, maxLength: 60, numRuns: 300 }, (history) => {
@@ -350,6 +439,7 @@ describe('any results of Jobs', () => {
       const { spec, status } = world.object;
       expect(status?.lastPush?.requestedAt).toBe(spec.push?.requestedAt);
       expect(status?.lastCommit?.requestedAt).toBe(spec.commit?.requestedAt);
+      expect(status?.lastDownload?.requestedAt).toBe(spec.download?.requestedAt);
       const names = world.jobs.map(({ job }) => job.metadata.name);
       expect(new Set(names).size).toBe(names.length);
     });
@@ -374,6 +464,9 @@ describe('any results of Jobs', () => {
         return undefined;
       case 'commit':
         world.object.spec = { ...spec, commit: { vmName: 'builder', requestedAt: time() } };
+        return undefined;
+      case 'download':
+        world.object.spec = { ...spec, download: { requestedAt: time() } };
         return undefined;
       default:
         return undefined;

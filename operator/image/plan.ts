@@ -5,35 +5,31 @@ import { waitAfter } from '../../base/backoff.ts';
 import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
-import { API_VERSION } from '../../api/v1alpha1/names.ts';
+import { API_VERSION, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { classOf } from '../../api/v1alpha1/reasons.ts';
 import type { Task } from '../../api/v1alpha1/task.ts';
 import { taskJob } from '../tasks/job.ts';
-import { IMAGE_UID_LABEL } from '../tasks/owner.ts';
 import { credentialsFor, insecureAnnotation, pullSecretNames } from '../tasks/registries.ts';
 import { dueOperation, type ImageOperation, type ImageProgress } from './operation.ts';
 import { gatherFacts, type ImageFacts, latest } from './facts.ts';
-import {
-  ATTEMPT_LABEL,
-  type ImageJob,
-  type ObservedImage,
-  OPERATION_LABEL,
-  REQUESTED_AT_ANNOTATION,
-} from './observe.ts';
+import { ATTEMPT_LABEL, type ImageJob, type ObservedImage, REQUESTED_AT_ANNOTATION } from './observe.ts';
 import { ttlSecondsOf } from './expiry.ts';
 import { imageStatus } from './status.ts';
 
 /**
- * First wait in milliseconds between attempts to fetch an image. It doubles up to the cap, so that a registry that works again is
- * noticed within minutes.
+ * First wait in milliseconds between attempts to fetch an image. It doubles with each failure up to the limit below. The limit is ten
+ * minutes, so that the operator soon uses a registry that works again.
  */
 const RETRY_FIRST_MILLISECONDS = 10_000;
 const RETRY_CAP_MILLISECONDS = 600_000;
 /**
- * Time in seconds that a finished Job stays, also for `kubectl logs`. It is longer than the longest wait between attempts,
- * because only the Job stores the number of the attempt.
+ * Time in seconds for which a finished Job stays. It is longer than the longest wait between attempts, because only the Job stores the
+ * number of the attempt. During this time `kubectl logs` can read the log.
  */
 const JOB_KEPT_SECONDS = 3_600;
+
+/** Operations that a time in the spec requests. If one fails, the operator does not try it again. */
+const ACTIONS: ReadonlySet<string> = new Set(['commit', 'push', 'download']);
 
 /** Largest number of seconds in a field of type int32. */
 const LARGEST_SECONDS = 2_147_483_647;
@@ -80,7 +76,7 @@ function isOpen({ outcome }: ImageJob): boolean {
   return outcome.kind === 'waiting' || outcome.kind === 'running';
 }
 
-/** Returns the facts. If a commit is blocked, they record it as failed. A new requested time in the spec starts the commit again. */
+/** Returns the facts. If an action is blocked, the facts record this action as failed. A new time in the spec requests the action again. */
 function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
   const due = dueOperation(withFacts(observed, facts));
   if (due?.kind !== 'blocked' || due.operation === undefined || due.requestedAt === undefined) {
@@ -88,8 +84,8 @@ function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
   }
   const { requestedAt, reason, message } = due;
   const finishedAt = timestamp(observed.now);
-  const lastCommit = { requestedAt, finishedAt, result: 'Failed', message: `${reason}: ${message}` };
-  return { ...facts, lastCommit };
+  const last = { requestedAt, finishedAt, result: 'Failed', message: `${reason}: ${message}` };
+  return { ...facts, ...(due.operation === 'commit' ? { lastCommit: last } : { lastDownload: last }) };
 }
 
 function withFacts(observed: ObservedImage, facts: ImageFacts): ObservedImage {
@@ -98,11 +94,12 @@ function withFacts(observed: ObservedImage, facts: ImageFacts): ObservedImage {
 }
 
 /**
- * Returns when failed work is tried again, in milliseconds since the epoch; undefined for no further attempt. The wait starts at
- * the end of the work. If the host reports an end in the future, the wait starts at the creation of the Job.
+ * Returns the time of the next attempt after a failure, in milliseconds since the epoch. The result is undefined if there will be no
+ * further attempt. The wait starts at the end of the work. If the host reports an end in the future, the wait starts at the creation of the
+ * Job.
  */
 function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number): number | undefined {
-  const isAction = operation === 'commit' || operation === 'push';
+  const isAction = ACTIONS.has(operation);
   if (outcome.kind !== 'failed' || isAction || classOf(outcome.reason, 'Image') === 'final') {
     return undefined;
   }
@@ -111,7 +108,10 @@ function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number):
   return (finishedAt <= now ? finishedAt : Date.parse(job.metadata.creationTimestamp ?? '')) + wait;
 }
 
-/** Returns the name of a Job. Each attempt at an operation has one name, so that the API server refuses a second Job for the attempt. */
+/**
+ * Returns the name of a Job. Each attempt at an operation has its own fixed name. The API server therefore refuses a second Job for the
+ * same attempt.
+ */
 function jobName(uid: string, { type, requestedAt = '' }: ImageOperation, attempt: number): string {
   const hash = createHash('sha256').update(`${uid} ${type} ${requestedAt}`).digest('hex').slice(0, 16);
   return `image-${type}-${hash}-${attempt}`;
@@ -146,7 +146,7 @@ function buildJob(
       architecture: nodeName === undefined ? object.spec.architecture : undefined,
       dedicatedTo: namespace,
     },
-    // A host without a free slot must still be able to save one of its VMs.
+    // A host without a free slot must be able to save the disk of one of its VMs.
     takesSlot: false,
     activeDeadlineSeconds: config.cache_job_active_deadline_seconds,
     ttlSecondsAfterFinished: jobKeptSeconds(object),
@@ -155,8 +155,8 @@ function buildJob(
 }
 
 /**
- * Returns how many seconds a finished Job stays. The failed Job of an Image with a TTL stays longer than the Image. Without the Job,
- * the operator would forget the failure and begin again.
+ * Returns how many seconds a finished Job stays. The failed Job of an Image with a TTL stays longer than the Image. If the Job did not
+ * exist, the operator would not know of the failure and would start the work again.
  */
 function jobKeptSeconds(object: ObservedImage['object']): number {
   return Math.min(JOB_KEPT_SECONDS + (ttlSecondsOf(object) ?? 0), LARGEST_SECONDS);

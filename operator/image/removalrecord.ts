@@ -1,11 +1,11 @@
 /**
- * Records that content is to be removed: one suspended Job for each place. The Job is in the operator's own namespace, so that it
- * outlives the image and the image's namespace. Only such Jobs remove content.
+ * Records that content is to be removed: one suspended Job for each place. The Job is in the operator's own namespace, so that it outlives
+ * the image and the image's namespace. Only these Jobs remove content from the image storage.
  */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
-import { API_VERSION } from '../../api/v1alpha1/names.ts';
+import { API_VERSION, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/job.ts';
 import type { KubeObject, Unsaved } from '../../kube/objects.ts';
@@ -13,25 +13,28 @@ import type { OperatorConfig } from '../config/config.ts';
 import { taskJob, taskOf } from '../tasks/job.ts';
 import { type HasContent, imageObjectName, storedContent } from './content.ts';
 import { gatherFacts } from './facts.ts';
-import { type ObservedImage, OPERATION_LABEL } from './observe.ts';
+import type { ObservedImage } from './observe.ts';
 import { type Place, placeKey, placeOf } from './place.ts';
 
 const OPERATION = 'remove';
-/** Annotation with the object that the content belonged to. The Events of the removal belong to this object. */
+/** Annotation with the object to which the content belonged. The operator records the Events of the removal for this object. */
 const OWNER_ANNOTATION = 'berth.dev/content-of';
 /**
  * Number of retries of a removal: the default of Kubernetes. The Job controller waits 10 s before the first retry and doubles
  * each wait. All waits together are ten minutes.
  */
 const RETRIES = 6;
-/** Time limit in seconds for a removal, long enough to set up a host again. After that, an Event states that the content remains. */
+/**
+ * Time limit in seconds for a removal. Within this time an administrator can set up a broken host again. After this time, an Event states
+ * that the content remains in the storage.
+ */
 const REMOVAL_SECONDS = 3_600;
 /** Time in seconds that an ended Job stays when no operator runs. A running operator deletes the Job as soon as it sees the end. */
 const KEPT_SECONDS = 3_600;
 
 const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.string(), uid: z.string() });
 
-/** Returns the places of content that an image no longer uses with its next status; empty when the content stays the same. */
+/** Returns the places of content that an image no longer uses with its next status. The result is empty if the content stays the same. */
 export function replacedPlaces(observed: ObservedImage, next: { content?: unknown }): Place[] {
   const { object, config } = observed;
   const kept = placesOf([{ status: next }], config).map(placeKey);
@@ -53,8 +56,8 @@ function placesOf(objects: readonly HasContent[], config: OperatorConfig): Place
 }
 
 /**
- * Returns the file that a Job may have created without a record in the status. In a registry, the place would need a digest,
- * which nobody knows.
+ * Returns the file that a Job may have created without a record in the status. For a registry the result is undefined, because the place
+ * includes a digest, and nobody knows the digest.
  */
 function targetFile(job: Job): Place | undefined {
   const task = taskOf(job);
@@ -75,7 +78,7 @@ export function removalRecord({ object, kind, config }: ObservedImage, place: Pl
     workload: 'image',
     task: { apiVersion: TASK_API_VERSION, type: 'remove', place },
     containerImage: imageObjectName(object),
-    // Hosts have their own credentials for the storage.
+    // The Job needs no pull secret, because hosts have their own credentials for the storage.
     pullSecrets: [],
     placement: { dedicatedTo: namespace },
     takesSlot: false,
@@ -90,7 +93,9 @@ export function isRemoval({ metadata }: Job): boolean {
   return metadata.labels?.[OPERATION_LABEL] === OPERATION;
 }
 
-/** Returns the place that a Job is to remove; undefined when the Job's task is not a removal, whatever its label states. */
+/**
+ * Returns the place whose content a Job must remove. The result is undefined if the Job's task is not a removal, even if its label says so.
+ */
 export function recordedPlace(job: Job): Place | undefined {
   const task = taskOf(job);
   return task?.type === 'remove' ? task.place : undefined;

@@ -1,19 +1,20 @@
 /**
- * Checks whether a host's report about its task can be true. A host may lie, for example when somebody took over its agent. The
- * host decides how a task ended, but the result is always at the place that the task names. All functions are pure.
+ * Checks whether a host's report about its task can be true. A host can lie, for example after somebody took over its agent. The operator
+ * accepts the host's word about the success of a task. But it accepts only a result at the place that the task names. All functions are
+ * pure.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isSha256, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget, Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { TaskOutcome } from '../tasks/outcome.ts';
 
-/** Reason of a task that counts as failed, because the report of the host does not fit the task. */
+/** Reason of a task that counts as failed, because the report of the host does not match the task. */
 const REPORT_REFUSED: Reason = 'ReportRefused';
-/** Size in bytes of the largest disk that a VM may have (`diskSize`): 1Pi. */
+/** Size in bytes of the largest disk that a VM can have (`diskSize`): 1Pi. */
 const SIZE_LIMIT_BYTES = 1024 ** 5;
 
 /**
- * Returns the outcome of a task, changed to failed when its report does not fit the task. `host` is the name of the host that
+ * Returns the outcome of a task. If the report does not match the task, the result is a failure. `host` is the name of the host that
  * reported.
  */
 export function checkedOutcome(
@@ -28,23 +29,27 @@ export function checkedOutcome(
   if (fault === undefined) {
     return outcome;
   }
-  const message = `Host ${host ?? 'unknown'} ${fault}; the operator uses nothing of the report`;
+  const message = `Host ${host ?? 'unknown'} ${fault}. The operator ignores the report`;
   return { kind: 'failed', reason: REPORT_REFUSED, message, finishedAt: outcome.finishedAt };
 }
 
-/** Returns why a report cannot be the result of the task, as words that follow the host's name; undefined when it can be the result. */
+/**
+ * Returns the reason why a report cannot be the result of the task. The words follow the host's name in a message. The result is undefined
+ * if the report can be right.
+ */
 export function reportFault(task: Task | undefined, report: TaskReport): string | undefined {
   switch (task?.type) {
     case 'import':
       return sizeFault(report) ?? importFault(task, report);
     case 'save':
+    case 'receive':
       return sizeFault(report) ?? storedFault(task.target, report);
     case 'push':
       return sizeFault(report) ?? pinnedFault(task.reference, report);
     case undefined:
       return 'did a task that cannot be read';
     default:
-      // The reports of other tasks name no content.
+      // Reports of other types of tasks name no content.
       return undefined;
   }
 }
@@ -64,7 +69,7 @@ function importFault({ image, target }: Task & { type: 'import' }, report: TaskR
 }
 
 /**
- * Checks a report about stored content. A file is always at the task's own path. For an artifact, the host may choose only the
+ * Checks a report about stored content. A file is always at the task's own path. For an artifact, the task fixes everything except the
  * digest.
  */
 function storedFault(target: StorageTarget, report: TaskReport): string | undefined {

@@ -5,7 +5,7 @@ import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1a
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
 import { finishedTime } from './expiry.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
-import type { ImageProgress } from './operation.ts';
+import type { ImageOperationType, ImageProgress } from './operation.ts';
 import type { ImageFacts } from './facts.ts';
 
 export function imageStatus(
@@ -72,7 +72,10 @@ function underWay({ job, retryAt, refused }: ImageProgress, now: number): Summar
   }
 }
 
-/** Returns a text with the time of the next attempt. With remaining seconds instead, the status would change while nothing happens. */
+/**
+ * Returns a text with the time of the next attempt. It has a time and not the remaining seconds, because these would change the status all
+ * the time.
+ */
 function retryNote(retryAt: number | undefined, now: number): string {
   return retryAt === undefined || retryAt <= now ? '' : `; the next attempt is at ${timestamp(retryAt)}`;
 }
@@ -86,7 +89,14 @@ function reconciling(phase: Reason, progress: ImageProgress): ConditionDraft | u
   const over = job?.outcome.kind === 'failed' && retryAt === undefined;
   return operation === undefined || over
     ? undefined
-    : { type: 'Reconciling', status: 'True', reason: phase, message: refused ?? operation.type };
+    : { type: 'Reconciling', status: 'True', reason: phase, message: refused ?? workOf(operation.type, job) };
+}
+
+/** Returns the work for people. The text of a download changes when its host accepts clients. Clients wait for this change. */
+function workOf(type: ImageOperationType, job: ImageJob | undefined): string {
+  return type === 'download' && job?.outcome.kind === 'running'
+    ? `download from host ${job.outcome.nodeName ?? ''}`
+    : type;
 }
 
 function stalled(
@@ -114,7 +124,7 @@ function inUse({ object, deploying }: ObservedImage): ConditionDraft | undefined
   if (object.metadata.deletionTimestamp === undefined || deploying.length === 0) {
     return undefined;
   }
-  const message = `The image is deleted once these VMs are deployed: ${deploying.join(', ')}`;
+  const message = `The image is deleted when these VMs are deployed: ${deploying.join(', ')}`;
   return { type: 'InUse', status: 'True', reason: 'Deploying', message };
 }
 

@@ -1,4 +1,4 @@
-/** Determines the state of the last attempt on a host, and when the next attempt follows a failure. All functions are pure. */
+/** Determines the state of the last attempt on a host, and the time of the next attempt after a failure. All functions are pure. */
 import { timestamp } from '../../base/time.ts';
 import { waitAfter } from '../../base/backoff.ts';
 import { NODE_MESSAGE_LENGTH, type NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
@@ -6,35 +6,38 @@ import { keepEnd } from '../../api/v1alpha1/status.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { type CacheJob, type ObservedEntry } from './observed.ts';
 
-/** Longest wait in milliseconds between attempts. If a registry is unreachable for a night, each host sends about ten requests. */
+/**
+ * Longest wait in milliseconds between attempts. With this limit, each host sends about ten requests to a registry that is unreachable for
+ * a night.
+ */
 const RETRY_CAP_MILLISECONDS = 3_600_000;
 /**
- * Number of characters kept from the beginning of a message that is too long. The reason is at the beginning, and the latest text
- * is at the end.
+ * If a message is too long, its middle is cut out. This number of characters stays at the beginning, because the reason is there. The rest
+ * comes from the end, because the latest output is there.
  */
 const BEGINNING_LENGTH = 60;
 
 /**
- * Reason of the failure when a host did not get the image before its deadline. Kubernetes gives the same reason to a Job that is
- * late.
+ * Reason of the failure when a host did not get the image before its deadline. Kubernetes uses the same reason for a Job that exceeds its
+ * deadline.
  */
 export const DEADLINE = 'DeadlineExceeded';
 
 export type Attempt =
-  /** There is no Job, or the host's row (its state in the entry's status) already shows how the Job ended. */
+  /** No Job exists whose result is not yet recorded. The state of the host in the entry's status shows how an earlier Job ended. */
   | { readonly kind: 'none' }
   | { readonly kind: 'underWay'; readonly job: CacheJob; readonly wakeAt: number | undefined }
   | { readonly kind: 'succeeded'; readonly at: number; readonly digest: string | undefined }
   | { readonly kind: 'failed'; readonly message: string }
-  /** The Job was not scheduled in time. */
+  /** The scheduler found no slot for the Job in time. */
   | { readonly kind: 'full' };
 
 /** Result of an attempt, for metrics. */
 export type AttemptResult = 'succeeded' | 'failed' | 'unscheduled';
 
 /**
- * Returns the key of the attempt that a row (the state of one host in the entry's status) requests. A Job with another key is of
- * an earlier attempt and no longer counts.
+ * Returns the key of the current attempt of a row (the state of one host in the entry's status). A Job with another key belongs to an
+ * earlier attempt, so its result is ignored.
  */
 export function attemptKey({ queuedAt = '', triedAt = '', failures = 0 }: NodeCacheState): string {
   return `${queuedAt} ${triedAt} ${failures}`;
@@ -108,8 +111,8 @@ export function isLate(row: NodeCacheState, observed: ObservedEntry): boolean {
 }
 
 /**
- * Returns the message for a host that is past its deadline. If `why` names only the deadline, the result contains the last
- * message of the host instead of `why`.
+ * Returns the message for a host whose deadline is over. `why` is the known cause. If `why` only names the deadline, the result contains
+ * the last message of the host instead.
  */
 export function overdue({ message }: NodeCacheState, why: string, { config }: ObservedEntry): string {
   const last = why.startsWith(DEADLINE) ? message : why;

@@ -1,6 +1,6 @@
 /**
- * Reconciles ImageCacheEntries in this order: finalizer → plan (pure) → status → deletion of Jobs → creation of Jobs. Facts that
- * a restarted operator needs are stored before any work that relies on them. The rest of the status may wait for the next write.
+ * Reconciles ImageCacheEntries in this order: finalizer → plan (pure) → status → deletion of Jobs → creation of Jobs. Facts that a
+ * restarted operator needs are stored before any work that relies on them. Other changes of the status can wait for the next write.
  */
 import { soonest } from '../../base/time.ts';
 import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
@@ -16,7 +16,7 @@ import type { EventRecorder } from '../../kube/events.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { equal } from '../objects/mergepatch.ts';
-import { IMAGE_CACHE_ENTRIES } from '../objects/resources.ts';
+import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 import { Writer } from '../objects/writer.ts';
 import { ENTRY_UID_LABEL } from '../tasks/owner.ts';
 import { hostOfJob } from '../tasks/placement.ts';
@@ -85,8 +85,8 @@ export class ImageCacheReconciler {
   }
 
   /**
-   * Returns the entry to work on. Returns undefined when there is nothing to do: the entry no longer exists, or is being deleted
-   * and waits for finalizers that are not Berth's.
+   * Returns the entry to work on. Returns undefined if there is nothing to do. That is the case if the entry no longer exists, or if it is
+   * being deleted and has only finalizers of other programs.
    */
   async #withFinalizer({ entry, duplicateOf }: ObservedEntry): Promise<ImageCacheEntry | undefined> {
     const { name, finalizers, deletionTimestamp } = entry.metadata;
@@ -96,7 +96,7 @@ export class ImageCacheReconciler {
     if (deletionTimestamp !== undefined) {
       return undefined;
     }
-    // A duplicate keeps no image on any host, so it needs no finalizer.
+    // A duplicate is an entry whose image another entry keeps. Hosts keep nothing for it, so it needs no finalizer.
     return duplicateOf === undefined
       ? await this.#entries.setFinalizer(name, entry, CACHE_FINALIZER, true)
       : entry;
@@ -113,8 +113,8 @@ export class ImageCacheReconciler {
     for (const start of planned.starts) {
       const job = buildJob(observed, start);
       if (job !== undefined) {
-        // Only the operator creates Jobs with these names. If the Job exists already, the response to an earlier request was
-        // lost.
+        // Only the operator creates Jobs with these names. If the Job exists already, the operator created it earlier and did not get the
+        // response.
         await this.#jobs.create(name, job);
       }
     }
@@ -144,7 +144,7 @@ export class ImageCacheReconciler {
     const { jobs, config } = this.#options;
     const namespace = config.namespaces.system;
     await this.#jobs.delete({ metadata: { namespace, name, uid } }, { propagationPolicy: 'Background' });
-    // The watch may have shown the deletion before the response came.
+    // The watch may show the deletion before the response to the request arrives.
     if (jobs.cache.get(`${namespace}/${name}`)?.metadata.uid === uid) {
       this.#deletedJobs.add(uid);
     }
@@ -166,7 +166,7 @@ export function enqueueEntries(controller: Controller, sources: EntrySources): v
   const byTask = ({ object }: Change<Job | Pod>) =>
     enqueue(entries.byIndex(ENTRIES_BY_UID, object.metadata.labels?.[ENTRY_UID_LABEL] ?? ''));
   sources.jobs.cache.onChange(byTask);
-  // The end of a Job or machine frees a slot of its host.
+  // When a Job or machine ends, its host has another free slot.
   const byHost = (host: string) => enqueue(entries.byIndex(ENTRIES_BY_QUEUED_HOST, host));
   sources.jobs.cache.onChange(({ type, object }) => {
     if (type === 'deleted') {
@@ -189,8 +189,8 @@ export function enqueueEntries(controller: Controller, sources: EntrySources): v
 }
 
 /**
- * Returns the entries that a change of a Node concerns. A new image concerns only the entries for this image. A new or deleted
- * Node, or a change of its readiness, labels, slots or cordon, concerns all entries.
+ * Returns the keys of the entries to reconcile after a change of a Node. If the Node lists a new image, these are only the entries for this
+ * image. If the Node is new or deleted, or if its readiness, labels, slots or cordon changed, these are all entries.
  */
 function concerned(
   { type, object, previous }: Change<Node>,
@@ -216,15 +216,15 @@ function stateOf(node: Readonly<Node> | undefined): object {
 }
 
 /**
- * Returns one text for each image name on a Node: the name, and then all names of the same image with their digests. If a tag
- * moves to another image, its text therefore changes.
+ * Returns one text for each image name on a Node. A text has the name, and then all names of the same image with their digests. If a tag
+ * later belongs to another image, the text of its name is therefore different.
  */
 function namesOf(node: Readonly<Node> | undefined): Set<string> {
   const lists = node?.status?.images ?? [];
   return new Set(lists.flatMap(({ names }) => names.map((name) => `${name} ${names.join(' ')}`)));
 }
 
-/** Returns the names by which an entry may request the image: a tag, a digest, or the name of its object. */
+/** Returns the names by which an entry can request the image: a tag, a digest, or the name of its object. */
 function referencesIn(changed: string): string[] {
   const [name = ''] = changed.split(' ');
   return name.startsWith('berth.dev/') ? [name, name.slice(0, name.indexOf('@'))] : [name];

@@ -1,6 +1,6 @@
 /**
- * Plans the work for one host of an ImageCacheEntry. A target is a host that should have the image. A leaver is a host that has
- * the image for the entry, but should not have it any more. The functions are pure.
+ * Plans the work for one host of an ImageCacheEntry. A target is a host that should have the image. A leaver is a host that keeps the image
+ * for the entry, but must remove it. All functions are pure.
  */
 import { timestamp } from '../../base/time.ts';
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
@@ -17,7 +17,7 @@ import {
 import { digestsIn, namesOn } from './image.ts';
 import { type CacheJob, type Host, isCached, type ObservedEntry, type TaskType } from './observed.ts';
 
-/** Time in milliseconds that a host may take to list a fetched image. An agent writes its list within seconds of a change. */
+/** Longest time in milliseconds from the end of a Job until the host lists the image. An agent updates its list within seconds. */
 const LISTED_MILLISECONDS = 60_000;
 export interface HostContext {
   readonly observed: ObservedEntry;
@@ -28,18 +28,18 @@ export interface HostContext {
   /** Whether the host is a holder: a host that may have the image for the entry and must remove it later. */
   readonly isHeld: boolean;
   readonly jobs: readonly CacheJob[];
-  /** Digest that the host should have; undefined while it is unknown. */
+  /** Digest that the host should have. It is undefined while it is unknown. */
   readonly digest: string | undefined;
-  /** Whether a newer image is requested, and this is the first reconcile since the request. */
+  /** True if this is the first reconcile after somebody requested a newer image. */
   readonly refreshBegins: boolean;
 }
 
 export interface HostPlan {
-  /** Row of the host (its state) in the next status; undefined when the host has the image or does not belong to the entry. */
+  /** Row of the host (its state) in the next status. It is undefined if the host has the image, or does not belong to the entry. */
   readonly row: NodeCacheState | undefined;
   readonly isHeld: boolean;
   readonly deletes: readonly CacheJob[];
-  /** Work that may begin when the entry's number of Jobs allows it. A parked Job (for a host that does not respond) begins at once. */
+  /** Job to create for this host when the entry has fewer Jobs than its limit. A parked Job (for a silent host) is created at once. */
   readonly start?: { readonly type: TaskType; readonly isParked: boolean };
   readonly ended?: { readonly type: TaskType; readonly result: AttemptResult };
   /** Time of the next reconcile in milliseconds since the epoch, even if nothing changes. */
@@ -106,7 +106,7 @@ function cachingUnderWay(
   return { row: shown, isHeld: true, deletes: [], wakeAt: Math.min(wakeAt ?? end, end) };
 }
 
-/** Plans a target whose Job succeeded. The Job's report is not enough: the host's own list of images decides. */
+/** Plans a target whose Job succeeded. The report of the Job is not enough: the host must also list the image. */
 function cachingSucceeded(
   context: HostContext,
   row: NodeCacheState,
@@ -123,10 +123,7 @@ function cachingSucceeded(
     : cachingFailed(context, row, 'The Job succeeded, but the host does not list the image');
 }
 
-/**
- * Returns true if the listed image is the fetched image. For a tag, the host must list the digest that the Job reported for this
- * tag.
- */
+/** Returns true if the listed image is the fetched image. For a tag, the host must list the digest that the Job reported for this tag. */
 function isBrought(
   { observed: { image } }: HostContext,
   listed: readonly string[],
@@ -137,8 +134,8 @@ function isBrought(
 }
 
 /**
- * Plans a target without a Job. If the target lists the image, it becomes a holder (see `isHeld`), no matter how it got the
- * image. Its Node may have been deleted for a while, and have returned with the image that it keeps for this entry.
+ * Plans a target without a Job. If the target lists the image, it becomes a holder (see `isHeld`), no matter how it got the image. For
+ * example, its Node may have been deleted and created again while the host kept the image for this entry.
  */
 function targetAtRest(context: HostContext): PlanAtRest {
   const { row, refreshBegins } = context;
@@ -163,7 +160,7 @@ function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolea
     : { row: withRefresh(row, refresh), isHeld: true };
 }
 
-/** Puts the host into the queue. The status lists it as a holder from now on, so that the image is removed even after a restart. */
+/** Queues the host. From now on, the status lists it as a holder, so a restarted operator knows that it must remove the image there. */
 function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean): PlanAtRest {
   const { failures } = row ?? {};
   const fresh: NodeCacheState = {
@@ -190,7 +187,7 @@ function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): P
   };
 }
 
-/** Returns why no work can begin on the host; undefined when work can begin. A cordoned host gets no image, but may remove one. */
+/** Returns why no work can begin on the host, or undefined. A cordoned host can remove an image, but fetches none. */
 function obstacle({ host, observed, isTarget }: HostContext): string | undefined {
   if (host.notReadySince !== undefined) {
     return 'The host is not Ready';
@@ -201,7 +198,7 @@ function obstacle({ host, observed, isTarget }: HostContext): string | undefined
   return observed.lingering.has(host.name) ? 'The Pod of an earlier Job is still ending' : undefined;
 }
 
-/** Returns a message when the host has no free slot, because a Job would only wait. A freed slot triggers a reconcile of the entry. */
+/** Returns a message if the host has no free slot. A Job would only wait. The entry is reconciled again when a slot is free. */
 function fullness({ host, observed }: HostContext): string | undefined {
   return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: the host has no free slot';
 }
@@ -221,7 +218,7 @@ function listedNames({ observed, host }: HostContext): readonly string[] | undef
   return isCached(observed.image) ? namesOn(observed.image, host) : undefined;
 }
 
-/** Returns the status entry of a host whose image is outdated; undefined if the host has the newest known image. */
+/** Returns the status entry of a host whose image is outdated. The result is undefined if the host has the newest known image. */
 function outdated(context: HostContext): NodeCacheState | undefined {
   const { host, digest } = context;
   const here = digestsIn(listedNames(context) ?? []);
@@ -285,8 +282,8 @@ function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
 }
 
 /**
- * Returns true if the entry is being deleted and no longer waits for the host. The host was then not Ready for the time after
- * which a silent host loses its VMs. A parked Job remains, and removes the image if the host returns.
+ * Returns true if a deleted entry must no longer wait for the host. That is the case when the host was not Ready for
+ * `hostLostTimeoutSeconds`. A parked Job remains, and removes the image if the host returns.
  */
 function isLost(context: HostContext): boolean {
   return context.observed.now >= (lostAt(context) ?? Infinity);

@@ -116,7 +116,7 @@ describe('an image with a digest in its name', () => {
     });
     const row: NodeCacheState = { node: 'a', state: 'Failed' };
     const context = { observed: { image }, isTarget: true, isHeld: false, jobs: [], row };
-    // The attempts of an earlier release are dropped.
+    // Attempts that an earlier release recorded are ignored.
     expect(planHost(context as unknown as HostContext)).toEqual({
       row: undefined,
       isHeld: false,

@@ -13,7 +13,7 @@ import {
   type WaitingForImage,
 } from './observed.ts';
 
-/** Returns the image of an entry, or why it is not available yet. `image` is the object that `imageRef` names, if it exists. */
+/** Returns the image of an entry, or the reason why it is not available yet. `image` is the object that `imageRef` names, if it exists. */
 export function resolveImage(
   entry: ImageCacheEntry,
   image: Image | undefined,
@@ -30,7 +30,7 @@ export function resolveImage(
   return (
     objectImage(image) ?? {
       reason: 'ImageNotReady',
-      message: `${name} has no content yet; look at its status`,
+      message: `${name} has no content yet. Look at its status`,
     }
   );
 }
@@ -113,7 +113,7 @@ function broughtLast(observed: ObservedEntry, image: CachedImage): string[] | un
     const host = observed.hosts.get(job.host);
     const digests = digestsIn((host && namesOn(image, host)) ?? []);
     const reported = job.outcome.kind === 'succeeded' ? job.outcome.report.digest : undefined;
-    // Until the host lists the fetched image, its list still has the previous image.
+    // The host may list the previous image until it has updated its list.
     if (digests.length > 0 && (reported === undefined || digests.includes(reported))) {
       return digests;
     }

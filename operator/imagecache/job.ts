@@ -11,14 +11,14 @@ import { isCached, type ObservedEntry, type TaskType } from './observed.ts';
 import type { Start } from './plan.ts';
 
 /**
- * Annotation with the attempt for which the Job was created. If the entry's status is at another attempt, it already shows the
+ * Annotation with the attempt for which the Job was created. If the entry's status has a different attempt, the status already contains the
  * result of this Job.
  */
 export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';
 
 /** Largest number of characters in the value of a label. A name has up to 253. */
 const LABEL_LENGTH = 63;
-/** Number of hex digits of the hash in a Job's name: 96 bits, so that two hosts of one cluster never share a name. */
+/** Number of hexadecimal digits of the hash in a Job's name. With these 96 bits, the Jobs of two hosts never get the same name. */
 const HASH_DIGITS = 24;
 
 /** Time in seconds that an ended Job stays when no operator runs. A running operator deletes the Job as soon as it sees the end. */
@@ -28,11 +28,11 @@ const TTL_SECONDS = 3600;
  * default.
  */
 const REMOVAL_SECONDS = 900;
-/** Time in seconds for which a Job waits for a lost host. If the host returns after this time, its image stays on it. */
+/** Time in seconds for which a Job waits for a lost host. If the host returns after this time, nobody removes the image from it. */
 export const PARKED_SECONDS = 30 * 24 * 3600;
 /**
- * Number of retries of a parked Job, which waits for a lost host. It is the default of Kubernetes. After the entry is deleted,
- * the Job controller retries instead of the operator.
+ * Number of retries of a parked Job, which waits for a lost host. It is the default of Kubernetes. The Job controller does these retries,
+ * because the operator plans no work for a deleted entry.
  */
 const PARKED_RETRIES = 6;
 
@@ -51,7 +51,7 @@ export function buildJob(observed: ObservedEntry, start: Start): Unsaved<Job> | 
       namespace: config.namespaces.system,
       labels: { [ENTRY_UID_LABEL]: uid, [ENTRY_NAME_LABEL]: nameLabel(name) },
       annotations: { [ATTEMPT_ANNOTATION]: attemptKey(start.row) },
-      // A removal has no owner reference, because it outlives the entry when its host is lost.
+      // The Job of a removal has no owner reference. If its host is lost, the Job must exist longer than the entry.
       ...(isCaching && {
         ownerReferences: [{ apiVersion: API_VERSION, kind: 'ImageCacheEntry', name, uid, controller: true }],
       }),
@@ -79,8 +79,8 @@ function taskOf({ entry, image }: ObservedEntry, { type, row }: Start): Task | u
 }
 
 /**
- * Returns the seconds that remain of the time limit since the host was first queued. Times of Jobs are cut to whole seconds. With
- * one second more, the operator's own deadline comes first, and the operator knows why the host waited.
+ * Returns the seconds that remain of the time limit since the host was first queued. One second is added, because Jobs have times in whole
+ * seconds. The operator's own deadline therefore ends first, and only the operator knows why the host waited.
  */
 function remaining({ config, now }: ObservedEntry, { row }: Start): number {
   const spent = (now - Date.parse(row.queuedAt ?? '')) / 1000;
@@ -91,7 +91,10 @@ function removal({ isParked }: Start): number {
   return isParked ? PARKED_SECONDS : REMOVAL_SECONDS;
 }
 
-/** Returns one name for each host and type of work, so that the API server refuses an accidental second Job. */
+/**
+ * Returns the name of a Job. It depends only on the entry, the host and the type of work, so the API server refuses an accidental second
+ * Job.
+ */
 function jobName(type: TaskType, entryUid: string, host: string): string {
   const digest = createHash('sha256').update(`${entryUid}/${host}`).digest('hex');
   return `${type}-${digest.slice(0, HASH_DIGITS)}`;

@@ -1,4 +1,4 @@
-/** Metrics of image caching. Only the leader exports the gauge, so that a sum over replicas is correct. */
+/** Metrics of image caching. Only the leader exports the gauge. Otherwise a sum over all replicas would count each host several times. */
 import { Counter, Gauge, type Registry } from 'prom-client';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { AttemptResult } from './attempt.ts';
@@ -29,7 +29,7 @@ export class CacheMetrics {
     }
     const hosts: Gauge<'state'> = new Gauge({
       name: 'berth_cache_hosts',
-      help: 'Hosts of ImageCacheEntries, each counted once for each entry, by state',
+      help: 'Hosts of all ImageCacheEntries by state. A host is counted once for each of its entries',
       labelNames: ['state'] as const,
       registers,
       collect: () => countHosts(hosts, view),

@@ -17,7 +17,7 @@ import { resolveImage } from './image.ts';
 import { ATTEMPT_ANNOTATION, PARKED_SECONDS } from './job.ts';
 import type { CacheJob, Host, ObservedEntry, TaskType } from './observed.ts';
 
-/** Names of the indexes that this controller uses. */
+/** Names of the indexes of caches that this controller uses. */
 export const ENTRIES_BY_UID = 'uid';
 export const ENTRIES_BY_REFERENCE = 'reference';
 export const ENTRIES_BY_QUEUED_HOST = 'queuedHost';
@@ -112,7 +112,7 @@ function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
     : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
 }
 
-/** Returns the name of the entry that keeps the image instead of this entry. The result is undefined if this entry keeps it. */
+/** Returns the name of the other entry for which hosts keep the image. The result is undefined if they keep it for this entry. */
 function duplicateOf({ entries }: EntrySources, entry: ImageCacheEntry): string | undefined {
   const first = keepingEntry(entries.cache.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry)));
   return first === undefined || first.metadata.uid === entry.metadata.uid ? undefined : first.metadata.name;
@@ -136,8 +136,8 @@ function tagsOf(labels: Record<string, string>): string[] {
 }
 
 /**
- * Returns the time since which the host is not Ready, in milliseconds since the epoch; undefined when it is Ready. A host without
- * a Ready condition is treated as never Ready, because nothing can be scheduled there.
+ * Returns the time since which the host is not Ready, in milliseconds since the epoch. The result is undefined if it is Ready. A host
+ * without a Ready condition is treated as never Ready, because nothing can be scheduled there.
  */
 function notReadySince({ metadata, status }: Node): number | undefined {
   const ready = status?.conditions?.find(({ type }) => type === 'Ready');

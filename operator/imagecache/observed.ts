@@ -9,7 +9,7 @@ export type TaskType = 'cache' | 'uncache';
 export interface Host {
   readonly name: string;
   readonly tags: ReadonlySet<string>;
-  /** Time since which the host's Node is not Ready, in milliseconds since the epoch; undefined while the Node is Ready. */
+  /** Time since which the host's Node is not Ready, in milliseconds since the epoch. It is undefined while the Node is Ready. */
   readonly notReadySince: number | undefined;
   readonly isCordoned: boolean;
   /** Names under which the host lists its images: one list for each image. */
@@ -23,9 +23,9 @@ export interface CacheJob {
   readonly type: TaskType;
   /** Time of creation in milliseconds since the epoch. */
   readonly createdAt: number;
-  /** Attempt that the Job was created for: see `attemptKey`. */
+  /** Attempt for which the Job was created, as `attemptKey` returns it. */
   readonly attempt: string;
-  /** Whether the Job waits for a lost host, to remove the image when the host returns. */
+  /** Whether the Job waits for a lost host. It removes the image when the host returns. */
   readonly isParked: boolean;
   readonly isScheduled: boolean;
   readonly outcome: TaskOutcome;
@@ -51,7 +51,7 @@ export interface ObservedEntry {
   /** Normalized name of the image. Entries with the same normalized name are for the same image. */
   readonly reference: string;
   readonly image: CachedImage | WaitingForImage;
-  /** Name of the entry that already keeps this image on hosts; undefined when this entry does. */
+  /** Name of the other entry for which hosts keep this image. It is undefined if they keep it for this entry. */
   readonly duplicateOf: string | undefined;
   readonly hosts: ReadonlyMap<string, Host>;
   /** Returns the number of free slots for machines on a host, as far as the caches show. */

@@ -138,7 +138,7 @@ describe('one host', () => {
   it('that is full waits without a Job and without a write, until it has a slot or fails at the deadline', () => {
     const world = new World(1);
     act(world, 'host-0', 'fill', 'reconcile');
-    // The reason of the wait is written once.
+    // The reason for the wait is written only once.
     minutes(world, 2);
     expect(world.row('host-0')).toMatchObject({ state: 'Queued', message: FULL });
     for (let minute = 3; minute < 10; minute += 1) {

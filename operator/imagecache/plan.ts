@@ -63,7 +63,7 @@ function targetsOf({ entry, duplicateOf, hosts }: ObservedEntry): ReadonlySet<st
   return new Set(wanted.map(({ name }) => name));
 }
 
-/** Parts of the entry's last status, by host: the rows (states of single hosts), and the holders (hosts that may have the image). */
+/** Parts of the entry's last status: the rows (states of single hosts) by host name, and the holders (hosts that may have the image). */
 interface Stored {
   readonly rows: ReadonlyMap<string, NodeCacheState>;
   readonly holders: ReadonlySet<string>;
@@ -78,10 +78,7 @@ function hostsOf({ entry: { status = {} }, jobs }: ObservedEntry, targets: Reado
   return [...new Set(names)].toSorted();
 }
 
-/**
- * Returns the context for the plan of a host. If the host's Node was deleted, returns the plan itself: the remaining Jobs are
- * deleted.
- */
+/** Returns the context for the plan of a host. If the host's Node was deleted, the result is a plan that deletes the remaining Jobs. */
 function contextOf(
   observed: ObservedEntry,
   node: string,
@@ -92,13 +89,16 @@ function contextOf(
   if (host === undefined) {
     return { row: undefined, isHeld: false, deletes: jobs };
   }
-  // When a Node is deleted, the entry's status loses its host. If the Node has returned, a remaining Job may have put the image
-  // there.
+  // When a Node is deleted, its host is removed from the entry's status. If the Node is created again, a remaining Job may have put the
+  // image on the host.
   const isHeld = holders.has(node) || jobs.some(({ type }) => type === 'cache');
   return { observed, host, row: rows.get(node), isHeld, jobs };
 }
 
-/** Returns true if a refresh is requested and not yet begun. A refresh needs a tag, because only a tag can move to another image. */
+/**
+ * Returns true if a refresh is requested and has not begun. A reference with a digest needs no refresh, because only a tag can later name
+ * another image.
+ */
 function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: ObservedEntry): boolean {
   return (
     spec.refreshRequestedAt !== undefined &&
@@ -110,8 +110,8 @@ function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: Observe
 }
 
 /**
- * Returns the work to start, within the limit of Jobs for one entry. Hosts that have waited longest come first. Parked Jobs are
- * not part of the limit, because they wait for lost hosts and request nothing from a registry.
+ * Returns the work to start, within the limit of Jobs for one entry. Hosts that have waited longest come first. The limit does not count
+ * parked Jobs. They wait for lost hosts, and do not use the registry.
  */
 function startsOf(observed: ObservedEntry, plans: readonly Named[], deletes: readonly CacheJob[]): Start[] {
   const { jobs, config } = observed;

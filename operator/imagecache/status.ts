@@ -20,7 +20,7 @@ export interface EntryFindings {
   readonly refreshBegins: boolean;
 }
 
-/** Number of failing hosts that a column of `kubectl get` names, enough to show where to start. */
+/** Largest number of failing hosts in the column of `kubectl get`. A few names are enough to begin an investigation. */
 const FAILING_NAMED = 5;
 
 export function entryStatus(observed: ObservedEntry, findings: EntryFindings): ImageCacheEntryStatus {
@@ -48,8 +48,8 @@ export function entryStatus(observed: ObservedEntry, findings: EntryFindings): I
 }
 
 /**
- * Returns the last `refreshRequestedAt` that was acted on. If the image's name contains a digest, there can be no newer image,
- * and the request counts as done at once.
+ * Returns the last value of `refreshRequestedAt` for which the work is done. If the image's name contains a digest, there can be no newer
+ * image, so the work counts as done immediately.
  */
 function lastRefresh({ entry, image }: ObservedEntry, { refreshBegins }: EntryFindings): string | undefined {
   const { spec, status } = entry;
@@ -82,7 +82,7 @@ function accepted({ duplicateOf, reference }: ObservedEntry): ConditionDraft {
         type,
         status: 'False',
         reason: 'DuplicateOf',
-        message: `Entry ${duplicateOf} keeps ${reference}; this entry takes over when that entry is deleted`,
+        message: `Entry ${duplicateOf} keeps ${reference}. This entry takes effect when that entry is deleted`,
       };
 }
 
@@ -113,14 +113,14 @@ function readiness(
   if (first !== undefined) {
     return no(
       'CacheFailed',
-      `${count}; fetching failed on ${names(failed)}. Host ${first.node}: ${first.message ?? ''}`,
+      `${count}. Fetching failed on ${names(failed)}. Host ${first.node}: ${first.message ?? ''}`,
     );
   }
   const outdated = wanted.filter(({ state }) => state === 'Outdated');
   if (outdated.length === wanted.length && outdated.length > 0) {
     return no(
       'Outdated',
-      `${count}; ${outdated.length} have an older one. Set spec.refreshRequestedAt to fetch the newer one`,
+      `${count}. ${outdated.length} hosts have an older one. Set spec.refreshRequestedAt to fetch the newer one`,
     );
   }
   if (wanted.length > 0) {
@@ -130,8 +130,8 @@ function readiness(
 }
 
 /**
- * Returns true if a status has new facts that must be stored before any work begins, because a restarted operator needs them. The
- * operator can compute all other fields again, so they may wait for the next write.
+ * Returns true if a status has new facts that must be stored before any work begins, because a restarted operator needs them. The operator
+ * can compute all other fields again, so their changes can wait for the next write.
  */
 export function entryBringsFacts(
   last: ImageCacheEntryStatus | undefined,
@@ -146,7 +146,7 @@ export function entryBringsFacts(
   return (
     !equal(ownFacts(last), ownFacts(next)) ||
     rows.some(({ node }) => !equal(before.get(node), after.get(node))) ||
-    // A Node shows that a host has an image, but not that the host has checked for a newer image.
+    // A Node shows which images a host has. It does not show that the host has checked for a newer image.
     known.some(({ node, refresh }) => refresh === true && !after.has(node))
   );
 }

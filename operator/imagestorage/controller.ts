@@ -1,6 +1,6 @@
 /**
- * Removes content from the cluster's image storage once nothing needs the content any more. Events report content that could not
- * be removed.
+ * Removes content from the cluster's image storage when nothing needs the content any more. Events report content that could not be
+ * removed.
  */
 import type { Logger } from 'pino';
 import type { Image } from '../../api/v1alpha1/image.ts';
@@ -20,7 +20,7 @@ import { isNeeded } from './needs.ts';
 import { cachedNeeds, currentNeeds, observeRemovals, type RemovalSources } from './observe.ts';
 import { planRemovals, type Removal, type RemovalPlan } from './plan.ts';
 
-/** Key of the only reconcile. It handles all removals together, so that it determines only once which content is needed. */
+/** The only key of this controller. One reconcile handles all removals, because it must determine only once which content is needed. */
 const REMOVALS_KEY = 'storage';
 
 export interface RemovalControllerOptions extends RemovalSources {
@@ -35,11 +35,11 @@ export class RemovalReconciler {
   readonly #options: RemovalControllerOptions;
   readonly #jobs: Writer<Job>;
   /**
-   * Time since which nothing needs the content of a removal, by the uid of the removal's Job. After a start of the operator, the
-   * map is empty and all times begin again. Work of an earlier process can therefore end before a removal.
+   * Time since which nothing has needed the content of a removal, by the uid of the removal's Job. When the operator starts, the map is
+   * empty, and all times begin again. Therefore work of an earlier process can end before a removal begins.
    */
   #unneededSince: RemovalPlan['unneededSince'] = new Map();
-  /** Uids of ended Jobs whose end this process has reported, while the cache still shows these Jobs. */
+  /** Uids of ended Jobs that this process has already reported, and that the cache contains until their deletion. */
   #told: ReadonlySet<string> = new Set();
 
   constructor(options: RemovalControllerOptions) {
@@ -58,7 +58,7 @@ export class RemovalReconciler {
       removals,
       needs: cachedNeeds(this.#options),
       unneededSince: this.#unneededSince,
-      // Nothing is removed without a configured storage.
+      // If no image storage is configured, nothing is removed.
       keepMilliseconds: (config.imageStorage?.keepSeconds ?? Number.POSITIVE_INFINITY) * 1000,
       now: clock(),
     });
@@ -109,7 +109,10 @@ export class RemovalReconciler {
   }
 }
 
-/** Enqueues the removals after changes that may make them due. Changes of VMs' Pods are not watched. They count at the next reconcile. */
+/**
+ * Enqueues the removals after changes that can allow them to begin. A change of a VM's Pod does not enqueue them: the next reconcile takes
+ * it into account.
+ */
 export function enqueueRemovals(
   controller: Controller,
   { images, isos, jobs, taskPods }: RemovalSources,
@@ -126,7 +129,7 @@ export function enqueueRemovals(
       look();
     }
   });
-  // If an image names content only for a moment, the operator must notice this need too.
+  // Every change of an image enqueues the removals, because an image can need content for only a short time.
   for (const { cache } of [images, isos]) {
     cache.onChange(({ type, object, previous }) => {
       const isSame = type === 'updated' && sameContent(object, previous);

@@ -12,7 +12,10 @@ import { machineOf } from '../vm/podstate.ts';
 /** Content of the image storage that is needed: keys of single files or artifacts (`placeKey`), and names of whole repositories. */
 export interface Needs {
   readonly keys: ReadonlySet<string>;
-  /** True if the description of some Pod's machine cannot be read. This machine might need any content, so all content counts as needed. */
+  /**
+   * True if the machine of at least one Pod has a description that cannot be read. This machine could need any content, so all content
+   * counts as needed.
+   */
   readonly unknown: boolean;
 }
 
@@ -24,7 +27,7 @@ export interface Users {
   readonly jobs: readonly Job[];
 }
 
-/** Returns which content the given objects, Pods and Jobs need. In case of doubt, the content counts as needed. */
+/** Returns the content that the given objects, Pods and Jobs need. If this is uncertain, the content counts as needed. */
 export function needsOf({ objects, pods, jobs }: Users): Needs {
   const machines = pods.map((pod) => ({ pod, machine: machineOf(pod) }));
   const keys = [
@@ -38,8 +41,8 @@ export function needsOf({ objects, pods, jobs }: Users): Needs {
 }
 
 /**
- * Returns true if the machine of a Pod still reads the source from the storage. A disk that was made from a file in the storage
- * folder needs this file as long as the machine exists. An artifact is fetched before the machine runs.
+ * Returns true if the machine of a Pod needs the source in the storage now or later. A disk that was made from a file in the storage folder
+ * needs this file as long as the machine exists. An artifact is fetched before the machine runs.
  */
 function isUsedInPlace(source: MachineImageSource | undefined, { status }: Pod): boolean {
   return source?.type === 'storedFile' || (status?.phase ?? 'Pending') === 'Pending';
@@ -57,7 +60,7 @@ function keysOf(source: MachineImageSource | undefined): string[] {
     case 'storedArtifact':
       return [source.reference];
     case 'registry':
-      // An image may name a repository of the image storage, perhaps by a tag, so the whole repository is needed.
+      // An image can name a repository of the image storage, perhaps by a tag. Therefore the whole repository is needed.
       return [repositoryOf(source.reference)];
     default:
       return [];
@@ -65,8 +68,8 @@ function keysOf(source: MachineImageSource | undefined): string[] {
 }
 
 /**
- * Returns the keys of the content that a Job needs: its source and its target. The target may become an image's content after the
- * Job. Until then, nobody knows its digest in a registry, so the whole repository is needed.
+ * Returns the keys of the content that a Job needs: its source and its target. After the Job, the target can become the content of an
+ * image. If it is in a registry, nobody knows its digest before the end of the Job, so the whole repository is needed.
  */
 function keysOfJob(job: Job): string[] {
   const task = taskOf(job);

@@ -1,5 +1,6 @@
 import { pino } from 'pino';
 import { describe, expect, it } from 'vitest';
+import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import { Store } from '../../kube/cache.ts';
 import type { ContainerState, Pod } from '../../kube/core.ts';
@@ -8,7 +9,7 @@ import type { Job } from '../../kube/job.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { removalRecord } from '../image/removalrecord.ts';
-import { IMAGE_UID_LABEL, ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { observeRemovals, type RemovalSources } from './observe.ts';
 
 const IMAGE = {

@@ -1,6 +1,6 @@
 /**
- * Reads which content is to be removed, and which content is still needed. Just before a removal, the needed content is read again
- * from the API server, not from the cache.
+ * Reads which content is to be removed, and which content is needed. Just before a removal, the needed content is read again from the API
+ * server, not from the cache.
  */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
@@ -9,7 +9,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
-import { IMAGES, ISOS } from '../objects/resources.ts';
+import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import { isRemoval, recordedPlace } from '../image/removalrecord.ts';
 import { taskOutcome } from '../tasks/outcome.ts';
 import { podsOf } from '../tasks/owner.ts';
@@ -38,8 +38,7 @@ export function observeRemovals({ jobs, taskPods }: RemovalSources): Removal[] {
 const ENDS: ReadonlySet<string> = new Set(['Complete', 'Failed', 'FailureTarget']);
 
 /**
- * Returns the end of a removal. The result is undefined while the Job controller may still try again. The newest Pod of the Job
- * shows the result.
+ * Returns the result of a removal. It is undefined as long as the Job controller can try again. The newest Pod of the Job shows the result.
  */
 function endOf(job: Job, taskPods: Informer<Pod>): RemovalEnd | undefined {
   const isOver = job.status?.conditions?.some(({ type, status }) => ENDS.has(type) && status === 'True');

@@ -165,7 +165,7 @@ class World {
     this.#unneededSince = new Map();
   }
 
-  /** Lets time pass. Writes that have been on their way for the longest possible time arrive. */
+  /** Lets time pass. Writes that are delayed for the longest possible time are executed. */
   later(milliseconds: number): void {
     this.now += milliseconds;
     this.land(FLIGHT_MILLISECONDS);

@@ -4,15 +4,18 @@ import type { Place } from '../image/place.ts';
 import { isNeeded, type Needs } from './needs.ts';
 
 /**
- * Longest time in milliseconds between two checks whether something needs the content. A need that exists only between two checks
- * is not noticed.
+ * Longest time in milliseconds between two checks whether something needs the content. If something needs it only between two checks, the
+ * operator does not notice this.
  */
 const LOOK_MILLISECONDS = 60_000;
 
-/** Number of removals that may run at once, so that a namespace with a thousand images does not fill the hosts with Pods. */
+/**
+ * Largest number of removals that run at the same time. Without this limit, a deleted namespace with a thousand images would fill the hosts
+ * with Pods.
+ */
 const REMOVALS_LIMIT = 20;
 
-/** End of a removal. `kept` is the reason why the content is still stored; undefined when the content was removed. */
+/** End of a removal. `kept` is the reason why the content is still stored. It is undefined if the content was removed. */
 export interface RemovalEnd {
   readonly kept: string | undefined;
 }
@@ -29,8 +32,8 @@ export interface ObservedRemovals {
   /** Time since which no check has found a need for the content, in milliseconds since the epoch, by the uid of the removal's Job. */
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
-   * Time in milliseconds for which nothing may need content before its removal. A copy or VM may have begun while an image still
-   * named the content. When this time is over, that copy or VM is visible or has failed.
+   * Time in milliseconds for which nothing must need the content before it is removed. A copy or VM may have begun while an image named the
+   * content. When this time is over, the caches show this copy or VM, or it has failed.
    */
   readonly keepMilliseconds: number;
   readonly now: number;

@@ -1,4 +1,4 @@
-/** Creates the conditions of a status. A condition that did not change stays deeply equal, so that it causes no write. */
+/** Creates the conditions of a status. A condition that did not change is deeply equal to the old one, so it causes no write. */
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';
 

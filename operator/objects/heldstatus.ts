@@ -11,13 +11,16 @@ export interface HeldStatusOptions {
 export interface StatusChange {
   readonly before: object | undefined;
   readonly after: object;
-  /** Returns whether the write of the change may be delayed. This function is called only when there is a change. */
+  /** Returns whether the write of the change can be delayed. This function is called only when there is a change. */
   readonly mayWait: () => boolean;
 }
 
 export class HeldStatus {
   readonly #options: HeldStatusOptions;
-  /** Time since which a change waits to be written, in milliseconds since the epoch, by the key of its object. */
+  /**
+   * For each object, the time since which a change of its status waits to be written, in milliseconds since the epoch. The map's key is the
+   * key of the object.
+   */
   readonly #since = new Map<string, number>();
 
   constructor(options: HeldStatusOptions) {
@@ -27,7 +30,7 @@ export class HeldStatus {
   /**
    * Writes the difference between the statuses `before` and `after`, or delays the write.
    * @param save writes a merge patch of the status
-   * @returns milliseconds until the write is due; undefined when it was written or nothing differs
+   * @returns milliseconds until the delayed write; undefined if the status was written or did not change
    */
   async write(
     key: string,

@@ -3,8 +3,8 @@
 type Json = Record<string, unknown>;
 
 /**
- * Returns the patch that turns `before` into `after`; undefined when they are equal. A changed list is included as a whole, and a
- * removed field becomes null.
+ * Returns the patch that turns `before` into `after`. The result is undefined if they are equal. A changed list is included as a whole, and
+ * a removed field becomes null.
  */
 export function mergeDiff(before: object | undefined, after: object): object | undefined {
   const from = (before ?? {}) as Json;

@@ -4,19 +4,19 @@ import type { Consistency, Follower } from '../../kube/consistency.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { isAlreadyExists, isConflict, unlessMissing } from '../../kube/errors.ts';
 import type { KubeObject, Ref, Resource, Unsaved } from '../../kube/objects.ts';
-import { FIELD_MANAGER } from './resources.ts';
+import { FIELD_MANAGER } from './fieldmanager.ts';
 
 export interface WriterOptions<T extends KubeObject> {
   readonly client: KubeClient;
   readonly type: Resource<T>;
-  /** Informer that will show the written object. The next reconcile of the same key waits for this. */
+  /** Informer whose cache will contain the written object. The next reconcile of the same key waits until it does. */
   readonly informer: Follower;
   readonly consistency: Consistency;
 }
 
 /**
- * Writer for the objects of one kind. `key` is the key of the reconcile that writes. Every method may also reject with an
- * ApiError that is not in its docstring.
+ * Writer for the objects of one kind. `key` is the key of the reconcile that writes. Every method can also reject with an ApiError that its
+ * docstring does not mention.
  */
 export class Writer<T extends KubeObject> {
   readonly #options: WriterOptions<T>;
@@ -27,7 +27,7 @@ export class Writer<T extends KubeObject> {
 
   /**
    * Merges `change` into the object, if the object has not changed since it was read.
-   * @returns the stored object; undefined when it no longer exists
+   * @returns the stored object; undefined if it no longer exists
    * @throws ApiError (a conflict) when the object has changed since it was read
    */
   async patch(
@@ -51,7 +51,7 @@ export class Writer<T extends KubeObject> {
 
   /**
    * Adds the finalizer if `isHeld` is true, and removes it if not.
-   * @returns the stored object; undefined when it no longer exists
+   * @returns the stored object; undefined if it no longer exists
    */
   async setFinalizer(key: string, object: T, finalizer: string, isHeld: boolean): Promise<T | undefined> {
     const others = object.metadata.finalizers?.filter((name) => name !== finalizer) ?? [];
@@ -62,7 +62,7 @@ export class Writer<T extends KubeObject> {
 
   /**
    * Creates the object.
-   * @returns the stored object; undefined when another object already has the name
+   * @returns the stored object; undefined if another object already has the name
    */
   async create(key: string, object: Unsaved<T>): Promise<T | undefined> {
     const { client, type } = this.#options;
@@ -81,12 +81,12 @@ export class Writer<T extends KubeObject> {
   ): Promise<void> {
     const { client, type } = this.#options;
     const deletion = client.delete(type, refTo({ metadata }), { uid: metadata.uid, ...options });
-    // After a conflict another object has the name, so this object no longer exists.
+    // A conflict means that another object now has the name, so this object no longer exists.
     await undefinedIf(isConflict, deletion);
   }
 
   /**
-   * Deletes this object, unless it has changed since it was read. The change may have removed the reason for the deletion.
+   * Deletes this object if it has not changed since it was read. If it has changed, the reason for the deletion may no longer exist.
    * @throws ApiError (a conflict) when the object has changed since it was read
    */
   async deleteUnchanged({ metadata }: Pick<T, 'metadata'>): Promise<void> {

@@ -1,6 +1,6 @@
 /**
- * Keeps a RoleBinding for each role of members in every served namespace, no matter who created the namespace. Configured groups are
- * in it, and subjects that people added stay.
+ * Keeps a RoleBinding for each role of Berth in every served namespace, no matter who created the namespace. Each RoleBinding has the
+ * configured groups. Subjects that people added stay.
  */
 import type { Logger } from 'pino';
 import { undefinedIf } from '../../base/errors.ts';
@@ -81,9 +81,9 @@ export class RoleReconciler {
     },
   ): Promise<void> {
     if (!bindsOwnRole(binding)) {
-      // This RoleBinding binds another role and stays as it is. Groups that are added to it would get a role that nobody configured. Its
-      // deletion would take rights from people.
-      const message = `RoleBinding ${binding.metadata.name} binds ${binding.roleRef.kind} ${binding.roleRef.name}. Delete it, and the operator creates it again`;
+      // This RoleBinding binds another role, so the operator does not change it. If the operator added groups to it, they would get a role
+      // that nobody configured. If the operator deleted it, people would lose rights.
+      const message = `RoleBinding ${binding.metadata.name} binds ${binding.roleRef.kind} ${binding.roleRef.name}. Delete it. The operator then creates it again`;
       const event = { type: 'Warning', reason: 'OtherRoleBound', action: 'Binding', message } as const;
       this.#options.recorder.event(binding, event);
       return;

@@ -22,7 +22,7 @@ export function isManaged({ metadata, status }: Namespace, config: OperatorConfi
   return !isEnding && isServed(metadata.name, config) && metadata.labels?.[ROLE_BINDINGS_LABEL] !== UNMANAGED;
 }
 
-/** Returns the groups whose members have the role in the namespace, each once. */
+/** Returns the configured groups whose members must have the role in the namespace, without duplicates. */
 export function groupsWith(role: BoundRole, namespace: string, config: OperatorConfig): string[] {
   const { roles, namespaces } = config;
   if (role === ADMIN_ROLE) {
@@ -65,7 +65,7 @@ export function bindingChange(binding: RoleBinding, groups: readonly string[]): 
   const kept = subjects.filter((subject) => !isGroup(subject) || !stale.has(subject.name));
   const present = new Set(kept.filter(isGroup).map(({ name }) => name));
   const missing = groups.filter((name) => !present.has(name));
-  // If a person added a configured group before the operator, the group counts as added by the person.
+  // If a person added a group before it was configured, the group stays when it is removed from the configuration.
   const own = groups.filter((name) => missing.includes(name) || added.includes(name));
   const recorded = JSON.stringify(own);
   const isSame = kept.length === subjects.length && missing.length === 0;
@@ -78,7 +78,10 @@ export function bindingChange(binding: RoleBinding, groups: readonly string[]): 
   };
 }
 
-/** Returns the groups that the operator added. Everybody who may write the RoleBinding may write the annotation, so any text is read. */
+/**
+ * Returns the groups that the operator added. The annotation can contain any text, because everybody who is allowed to write the
+ * RoleBinding can write it.
+ */
 function groupsAdded({ metadata }: RoleBinding): string[] {
   try {
     const value: unknown = JSON.parse(metadata.annotations?.[ROLE_GROUPS_ANNOTATION] ?? '[]');

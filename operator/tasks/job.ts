@@ -20,19 +20,19 @@ export interface TaskJobOptions {
   /** Name of the image in the Pod. People read it, and the scheduler prefers hosts that have this image. */
   readonly containerImage: string;
   readonly pullSecrets: readonly string[];
-  /** Annotations of the Pod beside the task. */
+  /** Annotations of the Pod in addition to the annotation with the task. */
   readonly annotations?: Readonly<Record<string, string>>;
   readonly placement: Placement;
   /** Whether the task uses one of the host's slots for machines. */
   readonly takesSlot: boolean;
-  /** Whether the task may begin on a cordoned host. This is true for a task that only removes an image from the host. */
+  /** Whether the task is allowed to begin on a cordoned host. This is true for a task that only removes an image from the host. */
   readonly toleratesCordon?: boolean;
   readonly activeDeadlineSeconds: number;
   readonly ttlSecondsAfterFinished: number;
   readonly priorityClassName: string;
 }
 
-/** Returns a Job with one Pod. The Job never retries by itself, because the operator decides about retries. */
+/** Returns a Job with one Pod. Kubernetes never retries the Job, because the operator decides about retries. */
 export function taskJob(options: TaskJobOptions): Unsaved<Job> {
   const { metadata, workload, task, annotations, activeDeadlineSeconds, ttlSecondsAfterFinished } = options;
   const labels = { ...metadata.labels, [WORKLOAD_LABEL]: workload };
@@ -50,10 +50,7 @@ export function taskJob(options: TaskJobOptions): Unsaved<Job> {
   };
 }
 
-/**
- * Toleration for hosts whose NAT for guests is broken. Such a host can still fetch and remove images, because it needs no NAT for
- * this.
- */
+/** Toleration for hosts whose NAT for guests is broken. Such a host can fetch and remove images, because it needs no NAT for this work. */
 const BROKEN_NAT: Toleration = { key: NAT_TAINT, operator: 'Exists', effect: 'NoSchedule' };
 
 const CORDON: Toleration = {
@@ -86,7 +83,7 @@ function podSpec(options: TaskJobOptions): PodSpec {
 /** Cache of parsed tasks, by Job object. Each reconcile needs the task, and a Job object in the informer's cache never changes. */
 const tasks = new WeakMap<Job, { readonly task: Task | undefined }>();
 
-/** Returns the task that a Job was created for; undefined when it cannot be read. */
+/** Returns the task that a Job was created for. The result is undefined if it cannot be read. */
 export function taskOf(job: Job): Task | undefined {
   const known = tasks.get(job);
   if (known !== undefined) {

@@ -6,7 +6,7 @@ import { type TaskReport, taskReportSchema } from '../../api/v1alpha1/task.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 
-/** Reason that the Job controller gives for a failed Job after the last Pod that this Job may have has failed. */
+/** Reason that the Job controller gives for a failed Job when all allowed Pods of the Job have failed. */
 const FAILED_WITH_ITS_POD: Reason = 'BackoffLimitExceeded';
 const ALIVE: ReadonlySet<string> = new Set(['Pending', 'Running']);
 
@@ -22,8 +22,8 @@ export type TaskOutcome =
     };
 
 /**
- * Returns the outcome of a task from its Job and the Job's Pod. `pod` is undefined while the Job has no Pod. Jobs and Pods have
- * separate watches. A Job's end may therefore be visible before its Pod's end, and only the Pod has the cause.
+ * Returns the outcome of a task from its Job and the Job's Pod. `pod` is undefined while the Job has no Pod. Jobs and Pods have separate
+ * watches. Therefore the cache can show the end of a Job before the end of its Pod. Only the Pod has the cause.
  */
 export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {
   const ended = podEnd(pod) ?? jobEnd(job, pod);
@@ -45,8 +45,8 @@ function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
 }
 
 /**
- * Returns the end of a task as its Job shows it. The result is undefined if the Job shows no end, or if the Pod will still report
- * the end. While the Pod's host does not respond, a Job has the condition FailureTarget and never gets the condition Failed.
+ * Returns the end of a task from its Job alone. The result is undefined if the Job has not ended, or if its Pod has not yet reported the
+ * end. While the Pod's host does not respond, a Job has the condition FailureTarget and never gets the condition Failed.
  */
 function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
   const failed = job.status?.conditions?.find(
@@ -60,8 +60,8 @@ function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
 }
 
 /**
- * Returns true if the Pod exists, has not ended and is not being deleted, as far as the caches show. Such a Pod will still report
- * its end.
+ * Returns true if, according to the caches, the Pod exists, has not ended and is not being deleted. Such a Pod will later report the end of
+ * the task.
  */
 export function isSeenAlive(pod: Pod | undefined): boolean {
   const phase = pod?.status?.phase ?? 'Pending';

@@ -1,12 +1,14 @@
 /** Finds the objects that a task belongs to: the Image, ISO or ImageCacheEntry of a Job or Pod, and the Job of a Pod. */
+import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
 import type { KubeObject, ObjectMeta } from '../../kube/objects.ts';
 
-/** Label of Jobs and their Pods with the uid of the Image or ISO that the task is for. Names may be used again, uids never. */
-export const IMAGE_UID_LABEL = 'berth.dev/image-uid';
-/** Label of Jobs and their Pods with the uid of the ImageCacheEntry that the task is for. A removal may outlive this entry. */
+/**
+ * Label of Jobs and their Pods with the uid of the ImageCacheEntry that the task is for. The Job of a removal can exist longer than this
+ * entry.
+ */
 export const ENTRY_UID_LABEL = 'berth.dev/cache-entry-uid';
 /** Label of Jobs and their Pods with the name of the ImageCacheEntry that the task is for. Only people read this label. */
 export const ENTRY_NAME_LABEL = 'berth.dev/cache-entry';
@@ -15,8 +17,8 @@ export const ENTRY_NAME_LABEL = 'berth.dev/cache-entry';
 export const TASKS_BY_OWNER = 'owner';
 
 /**
- * Returns the uids of the objects that a Job or Pod works for. Only labels count, because only the operator may write them. Owner
- * references do not count, because a tenant may write any uid into the reference of its own Job or Pod.
+ * Returns the uids of the objects that a Job or Pod works for. The labels decide, because only the operator is allowed to write them. Owner
+ * references do not decide, because a tenant can write any uid into the reference of its own Job or Pod.
  */
 export function ownersOf({ metadata: { labels = {} } }: Readonly<KubeObject>): string[] {
   return [labels[IMAGE_UID_LABEL], labels[ENTRY_UID_LABEL]].filter((uid) => uid !== undefined);
@@ -36,7 +38,7 @@ function jobKey({ metadata }: Readonly<KubeObject>, uid: string): string {
   return `${metadata.namespace}/${uid}`;
 }
 
-/** Returns the owner reference of the object whose controller created the Job or Pod; undefined without such an owner. */
+/** Returns the owner reference of the object whose controller created the Job or Pod. The result is undefined if there is none. */
 export function controllerOf({
   metadata,
 }: Readonly<KubeObject>): NonNullable<ObjectMeta['ownerReferences']>[number] | undefined {
@@ -51,7 +53,7 @@ export function podsOf(job: Job, taskPods: Pick<Informer<Pod>, 'cache'>): Pod[] 
   return taskPods.cache.byIndex(TASKS_BY_OWNER, jobKey(job, job.metadata.uid ?? ''));
 }
 
-/** Returns the Job that created a Pod; undefined when the Job no longer exists. */
+/** Returns the Job that created a Pod. The result is undefined if the Job no longer exists. */
 export function jobOf(pod: Readonly<Pod>, jobs: Pick<Informer<Job>, 'cache'>): Readonly<Job> | undefined {
   const owner = controllerOf(pod);
   const job = owner && jobs.cache.get(`${pod.metadata.namespace}/${owner.name}`);

@@ -1,13 +1,13 @@
-/** Builds the part of a Pod's spec that VMs and tasks have in common. This part states on which hosts the Pod may run. */
+/** Builds the part of a Pod's spec that determines the hosts on which the Pod can run. The Pods of VMs and of tasks both have this part. */
 import { DEDICATED_KEY, HOST_KEY, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import type { NodeAffinity, NodeSelectorRequirement, PodSpec, Toleration } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 
 export interface Placement {
-  /** Namespace whose dedicated hosts may be used. The value `*` allows the dedicated hosts of every namespace. */
+  /** Namespace whose dedicated hosts are allowed. The value `*` allows the dedicated hosts of every namespace. */
   readonly dedicatedTo: string;
   readonly architecture?: 'amd64' | 'arm64' | undefined;
-  /** Name of the only host that may be used; undefined allows any host. */
+  /** Name of the only allowed host. If it is undefined, any host is allowed. */
   readonly nodeName?: string | undefined;
   readonly avoidedNodes?: readonly string[];
   readonly required?: readonly NodeSelectorRequirement[];
@@ -80,7 +80,10 @@ function nodeAffinity(placement: Placement): NodeAffinity {
   };
 }
 
-/** Returns the requirements on the name of the host. The required host comes first, because {@link hostOfJob} reads it there. */
+/**
+ * Returns the requirements on the name of the host. The required host is the first requirement, because {@link hostOfJob} reads the first
+ * one.
+ */
 function nodeNameFields({ nodeName, avoidedNodes = [] }: Placement): NodeSelectorRequirement[] {
   const one: NodeSelectorRequirement[] =
     nodeName === undefined ? [] : [{ key: 'metadata.name', operator: 'In', values: [nodeName] }];
@@ -90,13 +93,10 @@ function nodeNameFields({ nodeName, avoidedNodes = [] }: Placement): NodeSelecto
   ];
 }
 
-/** Index of Jobs by the host that they are for. */
+/** Index of Jobs by the only host that can do them. */
 export const JOBS_BY_HOST = 'host';
 
-/**
- * Returns the keys of a Job for the index {@link JOBS_BY_HOST}: the name of its only host. If any host may do the Job, there is
- * no key.
- */
+/** Returns the keys of a Job for the index {@link JOBS_BY_HOST}: the name of its only host. If any host can do the Job, there is no key. */
 export function hostOfJob({ spec }: Job): string[] {
   const { nodeAffinity: affinity } = spec.template.spec.affinity ?? {};
   const terms = affinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms;

@@ -15,8 +15,8 @@ import type { EventText } from '../../kube/events.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 
 /**
- * Reads the credentials of a namespace from the API server: one GET. They are not watched, because only a new Pod needs them, and it
- * needs the latest.
+ * Reads the credentials of a namespace from the API server: one GET. They are not in a cache, because only a new Pod needs them, and it
+ * needs the latest version.
  *
  * @throws ApiError when the request fails
  */
@@ -37,7 +37,10 @@ export function credentialsFor(
   return known.filter(({ registry }) => registries.includes(registry));
 }
 
-/** Returns the names of a Pod's pull secrets: those of its object first, because users chose them, then those of the namespace. */
+/**
+ * Returns the names of a Pod's pull secrets. The secrets of the Pod's object come first, because users chose them. The secrets of the
+ * namespace follow.
+ */
 export function pullSecretNames(
   own: readonly string[],
   credentials: readonly RegistryCredential[],
@@ -45,13 +48,13 @@ export function pullSecretNames(
   return [...new Set([...own, ...credentials.map(({ secretName }) => secretName)])];
 }
 
-/** Returns the annotation of a Pod that may reach some servers insecurely; nothing for other Pods. */
+/** Returns the annotation for a Pod that is allowed to use some registries insecurely. The result is empty for other Pods. */
 export function insecureAnnotation(credentials: readonly RegistryCredential[]): Record<string, string> {
   const insecure = credentials.filter(({ allowInsecure }) => allowInsecure);
   return insecure.length === 0 ? {} : { [INSECURE_SERVERS_ANNOTATION]: insecureServersText(insecure) };
 }
 
-/** Returns an Event about entries that were ignored when a Pod was made; undefined if there are none. */
+/** Returns an Event about registry entries that were ignored when a Pod was created. The result is undefined if none was ignored. */
 export function ignoredEntries(mistakes: readonly string[]): EventText<SaidReason> | undefined {
   const [first, ...others] = mistakes;
   const more = others.length === 0 ? '' : `, and ${others.length} more mistakes`;

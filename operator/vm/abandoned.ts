@@ -1,7 +1,7 @@
 /**
- * Handles machines that no agent can end cleanly any more. The operator gives up a machine that may still run on a silent host.
- * The host's Node stores the machine's MAC address until the host reports again and ends machines without a VM. If a VM gets such
- * an address again, an Event reports this.
+ * Handles machines that no agent can end cleanly any more. The operator abandons such a machine: it deletes the Pod, although the machine
+ * may be running on a host that does not report. The Node stores the MAC address of the machine. When the host reports again, it ends
+ * machines without a VM. If another VM gets this address before that, an Event reports it.
  */
 import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
@@ -12,12 +12,14 @@ import { isLost } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { hasRun, machineOf, terminated } from './podstate.ts';
 
-/** Index of Nodes by the MAC addresses of the machines that the operator gave up on their hosts. */
+/** Index of Nodes by the MAC addresses of the machines that the operator abandoned on their hosts. */
 export const NODES_BY_GIVEN_UP = 'givenUp';
 
 const addressesSchema = z.array(z.string());
 
-/** Returns the MAC addresses of machines that were given up on a Node; empty when the annotation is missing or not readable. */
+/**
+ * Returns the MAC addresses of machines that were abandoned on a Node. The result is empty if the annotation is missing or cannot be read.
+ */
 export function givenUpOn({ metadata }: Readonly<Node>): string[] {
   const result = addressesSchema.safeParse(parseDocument(metadata.annotations?.[GIVEN_UP_ANNOTATION]));
   return result.success ? result.data : [];
@@ -28,9 +30,9 @@ export function macAddressOf(pod: Pod): string | undefined {
 }
 
 /**
- * Returns the MAC addresses to store on the Node of an abandoned Pod; undefined when there is no new address. No address is
- * stored when somebody fenced the host: its Node was deleted or is out of service. If the Pod never showed that the machine ran,
- * no address is stored either, because the host itself ends the machine.
+ * Returns the MAC addresses to store on the Node of an abandoned Pod. The result is undefined if there is no new address. No address is
+ * stored if somebody fenced the host, that is, if its Node was deleted or is out of service. No address is stored either if the Pod never
+ * showed that the machine ran, because the host itself ends such a machine.
  */
 export function toRemember({ node }: Observed, pod: Pod): readonly string[] | undefined {
   const address = macAddressOf(pod);
@@ -42,7 +44,7 @@ export function toRemember({ node }: Observed, pod: Pod): readonly string[] | un
   return known.includes(address) ? undefined : [...known, address];
 }
 
-/** Returns true if no agent will end the Pod's machine cleanly any more, as far as Kubernetes can know. */
+/** Returns true if, according to the objects in Kubernetes, no agent will end the Pod's machine cleanly any more. */
 export function isAbandoned(observed: Observed, pod: Pod): boolean {
   const { node, vm } = observed;
   if (pod.spec.nodeName === undefined) {
@@ -55,7 +57,7 @@ export function isAbandoned(observed: Observed, pod: Pod): boolean {
   return mayGiveUp && isLost(observed);
 }
 
-/** Returns true if the Pod's finalizer may be removed. The caller also checks that the facts are in the VM's status. */
+/** Returns true if the Pod's finalizer can be removed. The caller must also check that the facts are in the VM's status. */
 export function isReleasable(observed: Observed, pod: Pod): boolean {
   return terminated(pod) !== undefined || pod.spec.nodeName === undefined || isAbandoned(observed, pod);
 }

@@ -4,12 +4,12 @@ import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { Lookups } from './observe.ts';
 
-/** Access of a host to the images of a VM. */
+/** Credentials with which a host fetches the images of a VM. */
 export interface ImageAccess {
   readonly imagePullSecrets: readonly { name: string }[];
   /** Credentials of the VM's namespace for the registries of its images. Their Secrets are among `imagePullSecrets`. */
   readonly credentials: readonly RegistryCredential[];
-  /** Sentences about entries with mistakes, if the namespace seems to have no credential for the images. */
+  /** Messages about registry entries with mistakes. They are present only if the namespace has no credential for the images. */
   readonly ignoredEntries: readonly string[];
 }
 
@@ -26,7 +26,7 @@ export function resolveAccess(
   const references = sources.flatMap((source) => (source?.type === 'registry' ? [source.reference] : []));
   const known = references.length === 0 ? undefined : lookups.credentials();
   const credentials = credentialsFor(references, known?.credentials ?? []);
-  // Mistakes are reported only if the VM gets no credential at all.
+  // Mistakes in entries are reported only if the VM gets no credential at all.
   const ignoredEntries = credentials.length === 0 ? (known?.mistakes ?? []) : [];
   const names = pullSecretNames(
     own.map(({ name }) => name),

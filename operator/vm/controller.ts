@@ -1,6 +1,6 @@
 /**
- * Reconciles VMs in this order: finalizer → other steps → the whole status → a write of the difference. No reconcile waits. If a
- * VM needs another reconcile later, its key is enqueued again.
+ * Reconciles VMs in this order: finalizer → other steps → the whole status → a write of the difference. A reconcile never waits. If a VM
+ * needs another reconcile later, its key is enqueued again.
  */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
@@ -48,8 +48,8 @@ export class VMReconciler {
   readonly #writer: VMWriter;
   readonly #status: HeldStatus;
   /**
-   * Sizes that VMs still request although the API server refused them, by the key of the VM. A new leader requests each size once
-   * more.
+   * Sizes that the API server refused and that VMs request nevertheless, by the key of the VM. A new leader does not have this map, so it
+   * requests each size once more.
    */
   readonly #resizeRefused = new Map<string, ResizeRefusal>();
 
@@ -130,7 +130,7 @@ export class VMReconciler {
     return { observed, findings: {}, outcome: { kind: 'done' } };
   }
 
-  /** Records facts about an executed write that the status does not show. */
+  /** Updates metrics, Events and this controller's memory after a write, because the status does not show these facts. */
   #tell(observed: Observed, write: Write): void {
     if (write.kind === 'createPod') {
       this.#tellDoubledIdentity(observed);
@@ -159,7 +159,10 @@ export class VMReconciler {
     }
   }
 
-  /** Writes the status or delays the write. Returns the milliseconds until a delayed write; undefined when written or nothing differs. */
+  /**
+   * Writes the status or delays the write. Returns the milliseconds until a delayed write. The result is undefined if the status was
+   * written or did not change.
+   */
   async #writeStatus(key: string, observed: Observed, status: VMStatus): Promise<number | undefined> {
     const { vm, now } = observed;
     const { metrics, recorder } = this.#options;

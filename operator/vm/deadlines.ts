@@ -1,4 +1,4 @@
-/** Computes when a VM must be reconciled again although nothing changes, from all its deadlines. */
+/** Computes from all deadlines of a VM when the VM must be reconciled again, even if no object changes. */
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { timestamp } from '../../api/v1alpha1/schema.ts';
 import { type Facts, lostAt, nextDeadline } from './facts.ts';
@@ -6,10 +6,7 @@ import type { Observed } from './observe.ts';
 import { machineCondition, machineOf } from './podstate.ts';
 import { standingRefusal } from './size.ts';
 
-/**
- * Returns the milliseconds until the nearest deadline; undefined when there is no deadline. The result is at least 1, so that no
- * deadline is lost.
- */
+/** Returns the milliseconds until the next deadline. The result is at least 1. It is undefined if there is no deadline. */
 export function untilNextDeadline(observed: Observed, facts: Facts): number | undefined {
   const { now } = observed;
   const moments = [
@@ -23,7 +20,10 @@ export function untilNextDeadline(observed: Observed, facts: Facts): number | un
   return future.length === 0 ? undefined : Math.max(1, Math.min(...future) - now);
 }
 
-/** Returns when the TTL of an ended VM is over, in milliseconds since the epoch; undefined without a TTL or an end. */
+/**
+ * Returns the time when the TTL of an ended VM is over, in milliseconds since the epoch. The result is undefined if the VM has no TTL or
+ * has not ended.
+ */
 export function finishedAndDue(observed: Observed): number | undefined {
   const { ttlSecondsAfterFinished } = observed.vm.spec;
   const finishedAt = finishTime(observed);
@@ -32,11 +32,12 @@ export function finishedAndDue(observed: Observed): number | undefined {
     : finishedAt + ttlSecondsAfterFinished * 1000;
 }
 
-const ANSWER_BY = timestamp('Time by which somebody takes the answer of the deployment.');
+const ANSWER_BY = timestamp('Time until which a client waits for the answer of the deployment.');
 
 /**
- * Returns the time until which somebody takes the answer of the VM's deployment, in milliseconds since the epoch; undefined when nobody
- * waits for it. Admission refuses an annotation with another form. If one exists anyway, it deletes no VM.
+ * Returns the time until which a client waits for the answer of the VM's deployment, in milliseconds since the epoch. The result is
+ * undefined if nobody waits. Admission refuses an annotation that is not a time. If one exists anyway, the operator ignores it and does not
+ * delete the VM.
  */
 export function answerBy({ vm }: Observed): number | undefined {
   const { success, data } = ANSWER_BY.safeParse(vm.metadata.annotations?.[ANSWER_BY_ANNOTATION]);

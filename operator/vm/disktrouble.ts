@@ -20,7 +20,7 @@ export function pausedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
 }
 
 /**
- * Returns the Reconciling condition of a VM whose machine should be suspended, but still runs because the disk has no room. In
+ * Returns the Reconciling condition of a VM whose machine should be suspended, but runs because the disk has no space for its memory. In
  * other cases the result is undefined.
  */
 export function unsuspendedByDisk(pod: Pod | undefined): ConditionDraft | undefined {

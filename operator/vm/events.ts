@@ -1,4 +1,4 @@
-/** Records Events of a VM: one for each change that people would ask about, for example a new host or a failure. */
+/** Records Events of a VM: one for each change that matters to users, for example a new host or a failure. */
 import { timestamp } from '../../base/time.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
@@ -11,7 +11,10 @@ import type { LostPlacement } from './facts.ts';
 
 type Story = EventText<SaidReason>;
 
-/** Records Events for the changes from a VM's last status to the next. `lost` describes the last attempt on a host if it was given up. */
+/**
+ * Records Events for the changes from a VM's last status to the next. `lost` describes the last attempt on a host, if the operator gave up
+ * this attempt.
+ */
 export function recordTransition(
   recorder: EventRecorder<SaidReason>,
   vm: VM,
@@ -19,7 +22,7 @@ export function recordTransition(
   lost: LostPlacement | undefined,
 ): void {
   const last = vm.status;
-  // If a host refuses at once, the first status that names this host already has the number of the next attempt.
+  // If a host refuses immediately, the first status that names this host has the number of the next attempt.
   const attempt = (lost === undefined ? next.attempt : last?.attempt) ?? 1;
   const stories = [
     ...placed(last, next, attempt),
@@ -34,27 +37,27 @@ export function recordTransition(
   }
 }
 
-/** Records an Event: the VM's new Pod has the MAC address of a machine that was given up on `hosts`, which are silent. */
+/** Records an Event: the VM's new Pod has the MAC address of a machine that was abandoned on `hosts`, which do not report. */
 export function recordDoubledIdentity(
   recorder: EventRecorder<SaidReason>,
   vm: VM,
   macAddress: string,
   hosts: readonly string[],
 ): void {
-  const message = `The VM has the MAC address ${macAddress} of an earlier VM of this name, which may still run on the silent host ${hosts.join(', ')}. Bring that host back or switch it off`;
+  const message = `The VM has the MAC address ${macAddress} of an earlier VM of this name. The earlier VM may be running on host ${hosts.join(', ')}, which does not report. Repair this host or switch it off`;
   recorder.event(vm, warning('IdentityMayBeDoubled', 'Deploying', message));
 }
 
-/** Records an Event: the operator deleted the VM, because nobody took the answer of its deployment until the time in `milliseconds`. */
+/**
+ * Records an Event: the operator deleted the VM, because no client took the answer of its deployment. `milliseconds` is the end of the time
+ * for this, in milliseconds since the epoch.
+ */
 export function recordUnanswered(recorder: EventRecorder<SaidReason>, vm: VM, milliseconds: number): void {
-  const message = `The VM was deleted, because nobody took the answer of its deployment by ${timestamp(milliseconds)}. Deploy it again`;
+  const message = `The VM was deleted, because the client did not take the answer of its deployment before ${timestamp(milliseconds)}. Deploy it again`;
   recorder.event(vm, warning('DeployUnanswered', 'Ending', message));
 }
 
-/**
- * Returns the Event about an attempt on a host that was given up. Only the Event keeps the reason, because the Pod is deleted
- * soon and the next host does not know the reason.
- */
+/** Returns the Event about an attempt that the operator gave up. Only the Event keeps the reason, because the Pod is deleted soon. */
 function givenUp(lost: LostPlacement | undefined, attempt: number): Story[] {
   if (lost === undefined) {
     return [];
@@ -97,8 +100,8 @@ function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
 }
 
 /**
- * Returns the Event of a VM that became Ready for a reason, for example because a port answers. There is one such Event per start
- * of the machine. Otherwise a guest that opens and closes its port could cause very many Events.
+ * Returns the Event of a VM that became Ready for a reason, for example because a port answers. There is only one such Event for each start
+ * of the machine. Otherwise a guest that opens and closes its port could cause a very large number of Events.
  */
 function becameReady(last: VMStatus | undefined, next: VMStatus): Story[] {
   const { status, message = '' } = conditionIn(next, 'Ready') ?? {};
@@ -136,7 +139,7 @@ function warning(reason: SaidReason, action: string, message: string): Story {
   return { type: 'Warning', reason, action, message };
 }
 
-/** Returns a condition that blocks the deployment: no host, no image, or a refused Pod; undefined without such a condition. */
+/** Returns the condition that blocks the deployment: no host, no image, or a refused Pod. The result is undefined if nothing blocks it. */
 function blocked(status: VMStatus | undefined): Condition | undefined {
   return status?.conditions?.find(
     ({ type, status: value }) => (type === 'Scheduled' || type === 'ImageReady') && value === 'False',

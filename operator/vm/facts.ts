@@ -1,6 +1,6 @@
 /**
- * Gathers the facts of a VM: the time of its first run, the number of its attempts on hosts, and its end. Facts are written once,
- * and later reconciles rely on them. No reconcile relies on the conditions and the phase in the status.
+ * Gathers the facts of a VM: the time of its first run, the number of its attempts on hosts, and its end. Facts are written once. Later
+ * reconciles read them from the status, but never read its conditions and its phase.
  */
 import { timestamp } from '../../base/time.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -20,8 +20,8 @@ export interface Facts {
 export type Failure = NonNullable<VMStatus['failure']>;
 
 /**
- * Reasons why a Pod was lost before its host reported an end. A VM that never ran is placed again after each such loss, without a
- * limit.
+ * Reasons why a Pod was lost before its host reported the end of the machine. After such a loss, a VM that never ran is placed again. The
+ * number of these placements has no limit.
  */
 const LOST: ReadonlySet<string> = new Set<Reason>(['PodDeleted', 'Evicted', 'HostLost']);
 /** Largest number of times that a VM is placed again because its host refused it. */
@@ -34,7 +34,7 @@ const EVICTED = new Set([
   'TerminationByKubelet',
 ]);
 
-/** Returns the known facts and the facts that this reconcile adds. */
+/** Returns the facts in the status together with the facts that this reconcile finds. */
 export function gatherFacts(observed: Observed): Facts {
   const before = knownFacts(observed);
   if (before.failure !== undefined || observed.vm.metadata.deletionTimestamp !== undefined) {
@@ -69,22 +69,25 @@ function vanished(facts: Facts): End | undefined {
     ? undefined
     : {
         reason: 'PodDeleted',
-        message: 'Somebody removed the Pod of the VM; its disk is lost',
+        message: 'Somebody removed the Pod of the VM. The disk of the VM is lost',
       };
 }
 
-/** Returns how the Pod ended, or why it will certainly end. The result is undefined while the Pod may continue. */
+/** Returns how the Pod ended, or the reason why it will certainly end. The result is undefined while the Pod can continue. */
 function podEnd(observed: Observed, pod: Pod): End | undefined {
   const isDeleted = pod.metadata.deletionTimestamp !== undefined;
   return givenUp(observed, pod) ?? (isDeleted ? deletedBy(pod) : hasEnded(pod) ? endOf(pod) : undefined);
 }
 
 export interface LostPlacement extends End {
-  /** Host of the lost placement; undefined when the Pod was lost before it was bound. */
+  /** Host of the lost placement. It is undefined if the Pod was lost before it was bound. */
   readonly nodeName: string | undefined;
 }
 
-/** Returns why the VM's last placement (its attempt on a host) was given up for another one; undefined while the VM keeps it. */
+/**
+ * Returns the reason why the operator gave up the last placement (attempt on a host) and places the VM again. The result is undefined while
+ * the VM keeps its placement.
+ */
 export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): LostPlacement | undefined {
   const { vm, pod } = observed;
   const isGivenUp = attempt > (vm.status?.attempt ?? 1);
@@ -92,7 +95,7 @@ export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): Lo
   return end && { ...end, nodeName: pod?.spec.nodeName };
 }
 
-/** Returns the reason and the last words of a Pod that has ended. */
+/** Returns the reason and the last message of a Pod that has ended. */
 export function endOf(pod: Pod): End {
   const { status = {} } = pod;
   const { reason = status.reason, message = status.message } = terminated(pod) ?? {};
@@ -100,8 +103,8 @@ export function endOf(pod: Pod): End {
 }
 
 /**
- * Returns the end of a Pod that is lost with its host. The Node was deleted, has the taint out-of-service, or stayed silent
- * before the VM first ran.
+ * Returns the end of a Pod that is lost with its host. The Node was deleted or has the taint out-of-service, or the host did not report for
+ * too long before the VM first ran.
  */
 function givenUp(observed: Observed, pod: Pod): End | undefined {
   const nodeName = pod.spec.nodeName;
@@ -116,7 +119,7 @@ function givenUp(observed: Observed, pod: Pod): End | undefined {
   }
   const neverRan = observed.vm.status?.firstRunningTime === undefined && !hasRun(pod);
   return neverRan && isLost(observed)
-    ? { reason: 'HostLost', message: `Host ${nodeName} was silent for too long before the VM first ran` }
+    ? { reason: 'HostLost', message: `Host ${nodeName} did not report for too long before the VM first ran` }
     : undefined;
 }
 
@@ -130,7 +133,7 @@ function deletedBy(pod: Pod): End {
       message: `The Pod of the VM was evicted (${disruption.reason}): ${disruption.message ?? ''}`.trim(),
     };
   }
-  return { reason: 'PodDeleted', message: 'The Pod of the VM was deleted; its disk is lost' };
+  return { reason: 'PodDeleted', message: 'The Pod of the VM was deleted. The disk of the VM is lost' };
 }
 
 /**
@@ -141,7 +144,7 @@ function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
   if (facts.firstRunningTime !== undefined) {
     return false;
   }
-  // This Pod belongs to an earlier placement. Its end already counted when the next placement began.
+  // This Pod belongs to an earlier placement. The end of this Pod was already recorded when the next placement began.
   if (podAttempt(pod) < facts.attempt) {
     return true;
   }
@@ -198,8 +201,8 @@ export function nextDeadline(observed: Observed, facts: Facts): Deadline | undef
 }
 
 /**
- * Returns the deadline of a deployment. It starts at the binding to a host, so that waiting for a free host is never a failure.
- * It applies until the machine is created, whether the machine is started or not.
+ * Returns the deadline of a deployment. It starts at the binding to a host, because waiting for a free host is never a failure. It applies
+ * until the machine is created, even if the machine must not be started.
  */
 function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
   const isDeploying = pod?.spec.nodeName !== undefined && pod.status?.phase !== 'Running';
@@ -215,7 +218,7 @@ function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
   };
 }
 
-/** Returns the step that the host last reported, with its percent or fault, as the end of a message. */
+/** Returns the last part of a message: the last step that the host reported, with its percentage or fault. */
 export function lastReport(pod: Pod | undefined): string {
   const { reason, message = '' } = waitingState(pod);
   const step = message === '' ? reason : `${reason}: ${message}`;
@@ -230,7 +233,7 @@ export function boundTime(pod: Pod): string | undefined {
   return scheduled?.lastTransitionTime ?? pod.status?.startTime ?? pod.metadata.creationTimestamp;
 }
 
-/** Returns when the machine of the Pod first ran, in RFC 3339; undefined when it never ran. */
+/** Returns when the machine of the Pod first ran, in RFC 3339. The result is undefined if it never ran. */
 export function firstRun({ pod, now }: Pick<Observed, 'pod' | 'now'>): string | undefined {
   if (pod === undefined || !hasRun(pod)) {
     return undefined;
@@ -239,7 +242,10 @@ export function firstRun({ pod, now }: Pick<Observed, 'pod' | 'now'>): string | 
   return state?.running?.startedAt ?? state?.terminated?.startedAt ?? timestamp(now);
 }
 
-/** Returns when a silent host is treated as lost, in milliseconds since the epoch; undefined while the host reports. */
+/**
+ * Returns the time when a host that does not report counts as lost, in milliseconds since the epoch. The result is undefined while the host
+ * reports.
+ */
 export function lostAt({ node, config }: Pick<Observed, 'node' | 'config'>): number | undefined {
   const since = node && silentSince(node);
   return since && since + config.hostLostTimeoutSeconds * 1000;

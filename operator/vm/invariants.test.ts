@@ -254,7 +254,7 @@ class World {
     const ready = this.node?.status?.conditions?.[0];
     const silent =
       ready?.status === 'Unknown' && this.now - Date.parse(ready.lastTransitionTime ?? '') >= 600_000;
-    // A machine that ran may still run. Only people give it up, when they delete its VM.
+    // A machine that has run may be running. Only people abandon it, by deleting its VM.
     const mayBeLost = this.vm?.metadata.deletionTimestamp !== undefined || !this.ranOnce;
     return this.node === undefined || fenced === true || (silent && mayBeLost);
   }

@@ -1,19 +1,19 @@
 /**
- * Reads the objects of a deployment (VMConfig, Image, ISO, credentials for registries) from the API server. The Pod of a VM is created only once. If a cache
- * lags at this moment, the last edit of such an object would have no effect.
+ * Reads the objects of a deployment (VMConfig, Image, ISO, credentials for registries) from the API server. The Pod of a VM is created only
+ * once. If a cache lagged at this moment, the machine would not have the last change of such an object.
  */
 import { readRegistryCredentials, REGISTRIES_CONFIG_MAP } from '../../api/v1alpha1/registrycredentials.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
-import { IMAGES, ISOS, VM_CONFIGS } from '../objects/resources.ts';
+import { IMAGES, ISOS, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import { gatherFacts } from './facts.ts';
 import type { Lookups, Observed } from './observe.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 import { needsPod } from './steps/deploy.ts';
 
-/** Returns true if this reconcile will create the VM's Pod, as far as the caches know. */
+/** Returns true if, according to the caches, this reconcile will create the VM's Pod. */
 export function isDeploying(observed: Observed): boolean {
   const { vm, nameTakenBy } = observed;
   return (
@@ -52,7 +52,10 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
   }
 }
 
-/** Returns lookups that use earlier responses. An object without a response is added to `open` and counts as missing for now. */
+/**
+ * Returns lookups that use earlier responses of the API server. If an object has not been read yet, it is added to `open` and counts as
+ * missing for now.
+ */
 function lookupsOf(
   answers: ReadonlyMap<string, KubeObject | undefined>,
   open: Question[],

@@ -45,7 +45,7 @@ export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VM
 
 function keptStatus(last: VMStatus): Partial<VMStatus> {
   const { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime } = last;
-  // A status that an earlier release wrote has no image name, which `kubectl get` shows.
+  // Earlier releases wrote no image name into the status. `kubectl get` shows this name, so it is added here.
   const named = image && { name: shortImageName(image.reference ?? ''), ...image };
   return { image: named, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
 }
@@ -59,8 +59,8 @@ function progress(phase: VMPhase, { progressPercent, bytesPerSecond }: MachineRe
 }
 
 /**
- * Returns the guest's own addresses: the address that its network gave it, then the addresses that the guest reported. If its network
- * gave it none, its Pod has the address of the host, which the result does not contain.
+ * Returns the guest's own addresses. The address from the host's network comes first, then the addresses that the guest reported. If the
+ * network gave the guest no address, its Pod has the address of the host. The result does not contain the address of the host.
  */
 function guestAddresses({ status = {} }: Pod, { guest }: MachineReport): string[] | undefined {
   const given = (status.podIPs ?? []).map(({ ip }) => ip).filter((address) => address !== status.hostIP);
@@ -92,7 +92,7 @@ function digestOf(imageID: string | undefined): string | undefined {
 }
 
 /**
- * Returns CPU, memory and disk size of the machine. The disk size is the one with which the machine was started, even while it is
+ * Returns CPU, memory and disk size of the machine. The disk size is the size at the last start of the machine, even while the machine is
  * off.
  */
 function resources(pod: Pod, vm: VM, report: MachineReport, phase: VMPhase): VMStatus['resources'] {

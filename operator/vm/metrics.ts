@@ -1,13 +1,19 @@
-/** Metrics of VMs. Every metric has the label `vm_namespace`. Only the leader exports them, so that a sum over replicas is correct. */
+/**
+ * Metrics of VMs. Every metric has the label `vm_namespace`. Only the leader exports them. Otherwise a sum over all replicas would count
+ * each VM several times.
+ */
 import { Counter, Gauge, Histogram, type Registry } from 'prom-client';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { PENDING_PHASES } from './phase.ts';
 
-/** Upper bounds of the histogram's buckets in seconds. A cached image takes half a second, and a cache Job may take three hours. */
+/**
+ * Upper bounds of the histogram's buckets in seconds. A deployment takes half a second if the host has the image, and can take hours if
+ * not.
+ */
 const TRANSITION_BUCKETS = [0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800];
 
-/** Sources that the gauges read when they are collected. */
+/** Functions and caches that the gauges read for each scrape. */
 export interface VMView {
   readonly isLeader: () => boolean;
   /** Returns the current time in milliseconds since the epoch. */
@@ -35,7 +41,7 @@ export class VMMetrics {
     });
     const oldest: Gauge<'vm_namespace'> = new Gauge({
       name: 'berth_oldest_pending_vm_seconds',
-      help: 'Age of the oldest VM that is pending and has never run, 0 when there is none',
+      help: 'Age in seconds of the oldest VM that is pending and has never run. 0 if there is none',
       labelNames: ['vm_namespace'] as const,
       registers,
       collect: () => {
@@ -51,24 +57,24 @@ export class VMMetrics {
     });
     this.#failures = new Counter({
       name: 'berth_vm_deployments_failed_total',
-      help: 'VMs that ended for good, by the reason in status.failure',
+      help: 'VMs that failed and are not started again, by the reason in status.failure',
       labelNames: ['vm_namespace', 'reason'] as const,
       registers,
     });
     this.#unanswered = new Counter({
       name: 'berth_vms_unanswered_total',
-      help: 'VMs that were deleted because nobody took the answer of their deployment in time (annotation berth.dev/answer-by)',
+      help: 'VMs that were deleted because the client did not take the answer of their deployment in time (annotation berth.dev/answer-by)',
       labelNames: ['vm_namespace'] as const,
       registers,
     });
   }
 
-  /** Counts a VM that was deleted because nobody took the answer of its deployment. */
+  /** Counts a VM that was deleted because the client did not take the answer of its deployment. */
   unanswered({ metadata }: VM): void {
     this.#unanswered.inc({ vm_namespace: metadata.namespace ?? '' });
   }
 
-  /** Records the changes of a written status. `now` is in milliseconds since the epoch. */
+  /** Updates the metrics after a status was written. `now` is in milliseconds since the epoch. */
   observe(vm: VM, last: VMStatus | undefined, next: VMStatus, now: number): void {
     const vm_namespace = vm.metadata.namespace ?? '';
     if (next.phase !== undefined && next.phase !== last?.phase) {
@@ -101,7 +107,9 @@ function isPending({ metadata, status }: Readonly<VM>): boolean {
   return PENDING_PHASES.has(status?.phase ?? 'Pending') && metadata.deletionTimestamp === undefined;
 }
 
-/** Returns the age of a VM in seconds. Returns 0 for a VM that ran before, because its age does not show how long this start takes. */
+/**
+ * Returns the age of a VM in seconds. The result is 0 for a VM that ran before, because its age is not the duration of the present start.
+ */
 function secondsWithoutRun({ metadata, status }: Readonly<VM>, now: number): number {
   const created = Date.parse(metadata.creationTimestamp ?? '');
   return status?.firstRunningTime === undefined ? (now - created) / 1000 : 0;

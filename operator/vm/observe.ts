@@ -1,6 +1,6 @@
 /**
- * Reads all that one reconcile of a VM needs. Most of it comes from the caches. If an action cannot be undone, the data for it
- * comes from the API server, because a cache may lag.
+ * Reads all that one reconcile of a VM needs. Most of it comes from the caches. If an action cannot be undone, its data comes directly from
+ * the API server, because a cache may lag.
  */
 import { randomBytes } from 'node:crypto';
 import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
@@ -18,7 +18,7 @@ import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
 import { podPorts, PODS_BY_PORT } from './podstate.ts';
 
-/** Number of random bytes: enough for a UUID, a MAC address and a serial number. */
+/** Number of random bytes. It is enough for a UUID, a MAC address and a serial number. */
 const ENTROPY_BYTES = 32;
 
 /** Processors and memory of a guest, without the overhead of its hypervisor. */
@@ -27,7 +27,7 @@ export interface Size {
   readonly memoryBytes: bigint;
 }
 
-/** Refusal of the API server to give the Pod another size. */
+/** Record that the API server refused another size for the Pod. */
 export interface ResizeRefusal {
   readonly wanted: Size;
   /** Message of the API server. */
@@ -41,17 +41,17 @@ export interface ResizeRefusal {
 /** State that one reconcile of a VM observes. Every step and the status are pure functions of this state and the time in it. */
 export interface Observed {
   readonly vm: VM;
-  /** Pod with the VM's name and uid. Its owner reference does not matter, because an orphaned Pod has lost it. */
+  /** Pod with the VM's name and uid. The owner reference is not checked, because an orphaned Pod has none. */
   readonly pod: Pod | undefined;
-  /** Description of the foreign Pod that has the VM's name; undefined when there is no such Pod. */
+  /** Description of the foreign Pod that has the VM's name. It is undefined if there is no such Pod. */
   readonly nameTakenBy: string | undefined;
-  /** Node that the Pod is bound to; undefined when the Node was deleted or the Pod is not bound. */
+  /** Node that the Pod is bound to. It is undefined if the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;
-  /** Last refusal of another size for the Pod; undefined when the VM no longer requests the refused size. */
+  /** Last refusal of another size for the Pod. It is undefined if the VM no longer requests the refused size. */
   readonly resizeRefused: ResizeRefusal | undefined;
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
-  /** Returns who uses a host port such as `8822/TCP`, for the message of a VM that waits for the port. */
+  /** Returns the name of the VM that uses a host port such as `8822/TCP`, for the message of a VM that waits for the port. */
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. */
   readonly hosts: () => readonly Node[];
@@ -69,7 +69,7 @@ export interface Lookups {
   /** Searches the VM's namespace, then the default namespace. */
   image(name: string): Image | undefined;
   iso(name: string): ISO | undefined;
-  /** Credentials of the VM's namespace for registries. No cache has them: they are undefined until `readLive` has read them. */
+  /** Credentials of the VM's namespace for registries. They are not in a cache. They are undefined until `readLive` has read them. */
   credentials(): RegistryCredentials | undefined;
 }
 
@@ -98,7 +98,7 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
     nameTakenBy:
       named === undefined || isOurs
         ? undefined
-        : 'the Pod of a deleted VM of the same name. That Pod is still ending',
+        : 'the Pod of a deleted VM of the same name. That Pod has not ended yet',
     node: await nodeOf(sources, pod),
     resizeRefused: undefined,
     lookups: lookups(sources, vm.metadata.namespace ?? ''),
@@ -112,18 +112,20 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
 }
 
 /**
- * Returns the uid of this cluster. Without the uid, machines could get an identity that another cluster also has.
+ * Returns the uid of this cluster. Without the uid, machines could get the same identity as machines of another cluster.
  * @throws Error when the uid is not known
  */
 function clusterUid({ namespaces }: Sources): string {
   const uid = namespaces.cache.get(CLUSTER_NAMESPACE)?.metadata.uid;
   if (uid === undefined) {
-    throw new Error(`namespace ${CLUSTER_NAMESPACE} is not known: its uid tells this cluster from others`);
+    throw new Error(
+      `namespace ${CLUSTER_NAMESPACE} is not known. Its uid is needed to identify this cluster`,
+    );
   }
   return uid;
 }
 
-/** Describes the holder of a port for the users of `vm`. They may not know the VMs of other namespaces. */
+/** Describes the VM that holds a port, for the users of `vm`. These users are not allowed to see VMs of other namespaces. */
 function describeHolder(holder: Pod | undefined, vm: VM): string | undefined {
   if (holder === undefined) {
     return undefined;
@@ -132,7 +134,7 @@ function describeHolder(holder: Pod | undefined, vm: VM): string | undefined {
   return namespace === vm.metadata.namespace ? `VM ${name}` : 'a VM of another namespace';
 }
 
-/** Returns the Pods without a host that ask for a host port of this Pod. The messages of their VMs name the holder of the port. */
+/** Returns the Pods without a host that ask for a host port of this Pod. The messages of their VMs name the VM that holds the port. */
 export function waitingForPortsOf(pod: Pod, pods: Pick<Informer<Pod>['cache'], 'byIndex'>): Pod[] {
   const askers = podPorts(pod).flatMap((port) => pods.byIndex(PODS_BY_PORT, port));
   return askers.filter((asker) => !isBound(asker));
@@ -143,8 +145,8 @@ export function isBound(pod: Pod): boolean {
 }
 
 /**
- * Reads from the API server the Pod of a VM that already ran. A cache is not enough, because the loss of such a Pod is recorded
- * for good.
+ * Reads from the API server the Pod of a VM that already ran. A cache is not enough, because the operator records the loss of such a Pod
+ * permanently.
  */
 async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {
@@ -155,8 +157,8 @@ async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | unde
 }
 
 /**
- * Returns the Node of a Pod. A Node that is not in the cache is read from the API server, because the VMs of a missing Node are
- * given up.
+ * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server, because the VMs of a deleted Node count as
+ * lost.
  */
 export async function nodeOf(
   { client, nodes }: Pick<Sources, 'client' | 'nodes'>,

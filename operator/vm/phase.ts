@@ -1,4 +1,4 @@
-/** Derives a VM's phase at each reconcile from the Pod, the host and the facts that are written once. */
+/** Derives the phase of a VM from its Pod, its host and the facts in its status. Every reconcile derives it again. */
 import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
 import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -14,7 +14,7 @@ export interface Phase {
   readonly message: string;
 }
 
-/** Phases of VMs that wait to run. `berth_pending_vms` counts these VMs. The write of a change between these phases may be delayed. */
+/** Phases of VMs that wait to run. `berth_pending_vms` counts these VMs. The write of a change between these phases can be delayed. */
 export const PENDING_PHASES = phasesIn('deployment');
 const PRE_RUNNING = ['Pulling', 'Cloning', 'Starting'] as const;
 const TRANSITIONS = ['Stopping', 'Suspending', 'Resuming', 'Starting'] as const;
@@ -45,8 +45,8 @@ function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failur
 }
 
 /**
- * Returns the phase of a VM on a silent host; undefined while the host reports. The VM is not Ready at first. After the timeout
- * it is Failed, although its machine may still run.
+ * Returns the phase of a VM whose host does not report. The result is undefined while the host reports. At first, the VM is not Ready.
+ * After the timeout it is Failed, even though its machine may be running.
  */
 function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   const { node, pod } = observed;
@@ -55,14 +55,14 @@ function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   }
   const host = node.metadata.name;
   if (isLost(observed)) {
-    const message = `Host ${host} has been silent for longer than ${observed.config.hostLostTimeoutSeconds} s; the VM becomes Running if the host returns with it`;
+    const message = `Host ${host} has not reported for more than ${observed.config.hostLostTimeoutSeconds} s. If the host reports again and has the machine, the VM becomes Running`;
     return { name: 'Failed', reason: 'HostLost', message };
   }
   const phase = pod === undefined ? 'Running' : podPhase(pod).name;
   return {
     name: phase,
     reason: 'HostUnreachable',
-    message: `Host ${host} does not report; its machines may run on`,
+    message: `Host ${host} does not report. Its machines may be running`,
   };
 }
 
@@ -83,8 +83,8 @@ function podPhase(pod: Pod): Phase {
 }
 
 /**
- * Returns the phase before Running. If an obstacle delays the machine, the container's reason names the obstacle, and the
- * condition still names the phase.
+ * Returns the phase before Running. If an obstacle delays the machine, the reason of the container names this obstacle, and the condition
+ * names the phase.
  */
 function preRunningPhase(pod: Pod, waiting: string): VMPhase {
   const told = machineCondition(pod)?.reason;

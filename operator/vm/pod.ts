@@ -27,14 +27,14 @@ import { automaticPorts, reservedPorts } from './ports.ts';
 import type { Resolved } from './resolve.ts';
 import { diskRequest, sizeRequests } from './size.ts';
 
-/** Time in seconds for the shutdown of a guest when its VM is deleted: the default of Kubernetes. */
+/** Time in seconds that a guest has to shut down when its VM is deleted. Kubernetes has the same default for Pods. */
 const TERMINATION_GRACE_SECONDS = 30;
 
 export interface PodOptions {
   readonly vm: VM;
   readonly resolved: Resolved;
   readonly attempt: number;
-  /** Names of hosts on which an earlier attempt could not start. */
+  /** Names of hosts on which an earlier attempt to start the VM failed. */
   readonly avoidedNodes: readonly string[];
   readonly config: OperatorConfig;
   readonly clusterUid: string;
@@ -67,8 +67,8 @@ export function buildPod(options: PodOptions): Unsaved<Pod> {
 }
 
 /**
- * Returns the content of the annotation `berth.dev/desired`, which may change while the Pod exists. The agent reports a hash of
- * the text that it has fulfilled.
+ * Returns the content of the annotation `berth.dev/desired`, which can change while the Pod exists. The agent reports a hash of the text
+ * that it has fulfilled.
  */
 export function buildDesired(
   vm: VM,
@@ -86,7 +86,10 @@ export function buildDesired(
   };
 }
 
-/** Returns the content of the annotation `berth.dev/machine`. Its type requires every field. The JSON omits fields without a value. */
+/**
+ * Returns the content of the annotation `berth.dev/machine`. Its type requires every field, so none can be forgotten here. The JSON omits
+ * fields whose value is undefined.
+ */
 function buildMachine(options: PodOptions): { [Field in keyof Required<Machine>]: Machine[Field] } {
   const { vm, resolved, attempt } = options;
   const { spec } = vm;
@@ -126,9 +129,9 @@ function machineImages({ image, iso }: Resolved) {
 }
 
 /**
- * Returns UUID, serial number and MAC address. They are computed from the cluster's uid, the namespace and the name, so that two
- * clusters in one network never have the same values. If the identity is Dynamic, they are random.
- * The MAC address is locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest clear).
+ * Returns UUID, serial number and MAC address. They are computed from the cluster's uid, the namespace and the name. Because of the uid,
+ * two clusters in one network never have the same values. If `hardwareIdentity` is Dynamic, the values are random. The MAC address is
+ * locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest clear).
  */
 function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Machine['hardware'] {
   const { namespace = '', name } = vm.metadata;
@@ -172,7 +175,7 @@ function buildSpec(options: PodOptions): PodSpec {
         image: image?.containerImage ?? '',
         imagePullPolicy: 'IfNotPresent',
         resources: { requests: { ...requests, ...counted }, limits: counted },
-        // With these, kubectl attach gives the console input and a terminal.
+        // These fields let `kubectl attach` send input to the console and use a terminal.
         stdin: true,
         tty: true,
         ports: containerPorts(resolved),
@@ -183,7 +186,9 @@ function buildSpec(options: PodOptions): PodSpec {
   };
 }
 
-/** Returns the ports of the Pod: the reserved ports, and the screen, which only kubectl port-forward reaches. */
+/**
+ * Returns the ports of the Pod: the reserved ports, and the port of the screen. Only `kubectl port-forward` reaches the port of the screen.
+ */
 function containerPorts(resolved: Resolved): NonNullable<PodSpec['containers'][number]['ports']> {
   const reserved = reservedPorts(resolved).map(({ name, protocol, hostPort }) => ({
     name,
@@ -196,8 +201,8 @@ function containerPorts(resolved: Resolved): NonNullable<PodSpec['containers'][n
 }
 
 /**
- * Returns the volumes of the Pod. The `emptyDir` stands for the VM's disk, because `kubectl drain` then requires a flag before it
- * destroys the disk.
+ * Returns the volumes of the Pod. The `emptyDir` is a placeholder for the VM's disk. Because of it, `kubectl drain` requires the flag
+ * --delete-emptydir-data before it destroys the disk.
  */
 function volumes(vm: VM, { vncHostPort }: Resolved): NonNullable<PodSpec['volumes']> {
   const secret = vm.spec.userDataSecretRef;
@@ -239,8 +244,8 @@ function placementOf({ vm, resolved, avoidedNodes }: PodOptions): Placement {
 }
 
 /**
- * Returns affinity to other VMs for `MostAllocated`, which prefers hosts that already run VMs. Affinity is used because the
- * scheduler has no strategy for a single Pod.
+ * Returns affinity to other VMs for `MostAllocated`, which prefers hosts that already run VMs. The operator uses affinity, because the
+ * scheduler's own strategies cannot be chosen for a single Pod.
  */
 function packTogether(resolved: Resolved): Pick<NonNullable<PodSpec['affinity']>, 'podAffinity'> {
   if (resolved.placement.strategy !== 'MostAllocated') {

@@ -41,7 +41,7 @@ const VIRTUAL_MACHINE: VM = {
   },
 };
 
-/** Host whose taints keep the Pod off. */
+/** Host with taints that the Pod does not tolerate. */
 const TAINTED: Node = {
   apiVersion: 'v1',
   kind: 'Node',

@@ -16,8 +16,8 @@ import type { ContainerState, ContainerStatus, Pod, PodCondition } from '../../k
 import type { ConditionDraft } from '../objects/conditions.ts';
 
 /**
- * Returns the Pod as the operator's cache keeps it. A bound Pod loses fields that only the scheduler reads, and fields of the
- * status that repeat the spec. They use two fifths of the Pod's memory, and the operator does not read them.
+ * Returns the Pod as the operator's cache keeps it. A bound Pod loses fields that only the scheduler reads, and fields of the status that
+ * repeat the spec. The operator does not read these fields, and they would use two fifths of the memory for the Pod.
  */
 export function trimPod(pod: Pod): Pod {
   if (pod.spec.nodeName === undefined) {
@@ -59,8 +59,8 @@ export function hasEnded(pod: Pod): boolean {
 const NOT_STARTED: ReadonlySet<string> = new Set(['Stopped', 'Starting']);
 
 /**
- * Returns true if a machine of this Pod ever ran. Agents assign the container's id at the first start. A machine that was
- * created, but should be off, therefore waits without an id. A terminated machine that never ran has no `startedAt`.
+ * Returns true if a machine of this Pod ever ran. An agent sets the container's id at the first start. If a machine was created but should
+ * be off, its container therefore waits without an id. If a terminated machine never ran, its container has no `startedAt`.
  */
 export function hasRun(pod: Pod): boolean {
   if (pod.status?.phase === 'Running') {
@@ -93,7 +93,7 @@ export function terminated(pod: Pod): ContainerState['terminated'] {
 const machines = new WeakMap<Pod, { readonly machine: Machine | undefined }>();
 
 /**
- * Returns the machine that a Pod's annotation describes; undefined when it cannot be read, for example because another release
+ * Returns the machine that a Pod's annotation describes. The result is undefined if it cannot be read, for example because another release
  * wrote it.
  */
 export function machineOf(pod: Pod): Machine | undefined {
@@ -115,7 +115,7 @@ export function podAttempt(pod: Pod): number {
   return machineOf(pod)?.attempt ?? 1;
 }
 
-/** Returns the waiting state of the machine's container; empty while it does not wait. */
+/** Returns the state `waiting` of the machine's container. The result is empty if the container is in another state. */
 export function waitingState(pod: Pod | undefined): NonNullable<ContainerState['waiting']> {
   return (pod && containerState(pod)?.waiting) ?? {};
 }
@@ -138,8 +138,8 @@ export function podCondition(pod: Pod | undefined, type: string): PodCondition |
 }
 
 /**
- * Returns the Ready condition of a VM or Emulator that runs, as its Pod is ready or not. `otherwise` is the message if the host gives
- * none.
+ * Returns the Ready condition of a VM or Emulator that runs. It has the status of the Pod's condition Ready. `otherwise` is the message if
+ * the host gives none.
  */
 export function readyByPod(pod: Pod | undefined, otherwise: string): ConditionDraft {
   const type = 'Ready';
@@ -149,7 +149,7 @@ export function readyByPod(pod: Pod | undefined, otherwise: string): ConditionDr
     : { type, status, reason: 'NotReady', message: message ?? otherwise };
 }
 
-/** Returns the agent's report of the machine; empty when there is no report (a simulated host) or it cannot be read. */
+/** Returns the agent's report of the machine. The result is empty if there is no report (a simulated host) or it cannot be read. */
 export function machineReport(pod: Pod | undefined): MachineReport {
   const result = machineReportSchema.safeParse(parseDocument(podCondition(pod, MACHINE_CONDITION)?.message));
   return result.success ? result.data : {};

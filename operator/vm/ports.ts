@@ -1,4 +1,4 @@
-/** Computes the ports of a VM's machine: those that it reserves, those that its host chooses, and the endpoints in its status. */
+/** Computes the ports of a VM's machine: the reserved ports, the ports that its host chooses, and the endpoints in its status. */
 import type { AutomaticPort, Machine, MachinePort, MachineReport } from '../../api/v1alpha1/machine.ts';
 import { type GuestPort, parsePort, portName } from '../../api/v1alpha1/ports.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
@@ -6,19 +6,22 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 type Endpoint = NonNullable<VMStatus['endpoints']>[number];
 type System = Machine['os'];
 
-/** Values of a VM that determine its ports, with those of its VMConfig. */
+/** Values that determine the ports of a VM. They come from the VM and its VMConfig. */
 export interface WantedPorts {
   readonly os: System;
   readonly networkMode: 'NAT' | 'Bridge';
   /** Ports as users write them, for example `8822:22` or `:22`. */
   readonly ports: readonly string[];
-  /** Whether SSH and screen sharing get ports of the host without being listed. */
+  /** Whether SSH and screen sharing get ports of the host, even if `ports` does not list them. */
   readonly automaticPorts: boolean;
   /** Whether the screen is also served on a port of the host. */
   readonly vncHostPort: boolean;
 }
 
-/** Ports on which the services of a guest listen by default. Each has host ports of its own and a name that programs can rely on. */
+/**
+ * Ports on which the services of a guest listen by default. Each service has a separate range of host ports, and an endpoint with a fixed
+ * name.
+ */
 const SERVICES: readonly (GuestPort & { purpose: string; of: (os: System) => boolean })[] = [
   { purpose: 'ssh', protocol: 'TCP', guestPort: 22, of: () => true },
   { purpose: 'screen', protocol: 'TCP', guestPort: 5900, of: (os) => os === 'MacOS' },
@@ -50,7 +53,10 @@ export function reservedPorts({ ports }: Pick<WantedPorts, 'ports'>): MachinePor
   });
 }
 
-/** Returns the guest's ports for which the host chooses ports. A service that the VM's own list reaches gets no second port. */
+/**
+ * Returns the guest's ports for which the host chooses ports. If the VM's own list contains the port of a service, the service gets no
+ * second port.
+ */
 export function automaticPorts(wishes: WantedPorts): AutomaticPort[] {
   const { os } = wishes;
   const listed = wishes.ports.map(parsePort);
@@ -66,8 +72,8 @@ export function automaticPorts(wishes: WantedPorts): AutomaticPort[] {
 }
 
 /**
- * Returns where the machine is reached on its host: first the reserved ports, then those that the host chose. The host reports the
- * latter in the order of `automaticPorts`.
+ * Returns the endpoints of the machine on its host. The reserved ports come first, then the ports that the host chose. The host reports its
+ * ports in the order of `automaticPorts`.
  */
 export function endpointsOf(machine: Machine, report: MachineReport): Endpoint[] {
   const { ports, automaticPorts: asked = [] } = machine;
@@ -93,7 +99,8 @@ export function endpointsOf(machine: Machine, report: MachineReport): Endpoint[]
           },
         ];
   });
-  // The API server refuses a status with a name twice, and a host may report any number.
+  // A host can report any port number, and the API server refuses a status with two endpoints of the same name. Therefore duplicates are
+  // left out.
   const all = [...fixed, ...found];
   return all.filter(({ name }, index) => all.findIndex((other) => other.name === name) === index);
 }

@@ -43,10 +43,7 @@ export interface Resolved extends WantedPorts, ImageAccess {
   readonly config: { name: string; namespace: string; generation: number } | undefined;
 }
 
-/**
- * Reason why a VM cannot be resolved. `wait` means that the missing object may still appear. `terminal` means that the VM can
- * never be resolved.
- */
+/** Reason why a VM cannot be resolved. `wait`: the missing object may be created later. `terminal`: the VM can never be resolved. */
 export interface Unresolved {
   readonly kind: 'wait' | 'terminal';
   readonly reason:
@@ -64,7 +61,10 @@ export function isUnresolved(value: Resolved | Unresolved): value is Unresolved 
   return 'reason' in value;
 }
 
-/** Display fields (pixels and DPI) that are used if only other display fields are set, or if the image comes from an IPSW. */
+/**
+ * Default values of the display fields (pixels and DPI). A default is used if another display field is set, or if the image comes from an
+ * IPSW.
+ */
 const DEFAULT_DISPLAY = { width: 1920, height: 1080, dpi: 96 };
 
 /** Settings from one source, for example the VMConfig. Each setting comes from the first source that has it. */
@@ -133,12 +133,14 @@ function portsNeedNAT({ ports, networkMode }: Resolved): Unresolved | undefined 
   return { kind: 'terminal', reason: 'PortsNeedNAT', message };
 }
 
-/** Refuses a mode that no network driver of hosts has, because the machine would get another network than the VM asks for. */
+/**
+ * Refuses a network mode that no network driver of hosts supports. Otherwise the machine would get another network than the VM asks for.
+ */
 function unsupportedMode({ networkMode }: Resolved): Unresolved | undefined {
   if (networkMode === 'NAT') {
     return undefined;
   }
-  const message = `Network mode ${networkMode} is not supported yet; set network.mode to NAT and create the VM again`;
+  const message = `Network mode ${networkMode} is not supported yet. Create the VM again with network.mode NAT`;
   return { kind: 'terminal', reason: 'NetworkModeUnsupported', message };
 }
 
@@ -181,7 +183,10 @@ function resolveImages(observed: Observed, config: VMConfigSpec | undefined): Re
   return disc !== undefined && 'reason' in disc ? disc : { image: disk, iso: disc, imageObject, isoObject };
 }
 
-/** Returns the object of that name; undefined for an image reference, which names no object. */
+/**
+ * Returns the Image or ISO object with that name. The result is undefined if the name is an image reference, because a reference names no
+ * object.
+ */
 function named<T>(name: string | undefined, lookup: (name: string) => T | undefined): T | undefined {
   return name === undefined || isImageReference(name) ? undefined : lookup(name);
 }
@@ -212,7 +217,7 @@ function resolvedImage(
     const message = `${kind} ${name} was not found in the namespace of the VM or in ${defaultNamespace}`;
     return { kind: 'wait', reason: 'ImageNotFound', message };
   }
-  const message = `${kind} ${name} has no content yet; look at its status`;
+  const message = `${kind} ${name} has no content yet. Look at its status`;
   return contentOf(object) ?? { kind: 'wait', reason: 'ImageNotReady', message };
 }
 
@@ -221,7 +226,7 @@ function resolveHardware(layers: readonly Layer[], isFromIPSW: boolean) {
   return {
     architecture: pick(layers, 'architecture'),
     os: pick(layers, 'os'),
-    // The operator's configuration is the last layer and always has cpu and memory.
+    // The last source of settings is the operator's configuration, which always has cpu and memory.
     cpu: pick(layers, 'cpu') ?? 0,
     memoryBytes: parseQuantity(pick(layers, 'memory') ?? '0'),
     diskSizeBytes: diskSize === undefined ? undefined : parseQuantity(diskSize),
@@ -253,8 +258,8 @@ function resolveDisplay(layers: readonly Layer[], isFromIPSW: boolean): Resolved
 }
 
 /**
- * Returns the placement `weaker` with the fields of a stronger source, which replace fields of `weaker`. A `tagPolicy` is valid
- * only for the tag of its own source. If the stronger source has a tag, the `tagPolicy` of `weaker` is removed.
+ * Returns the placement `weaker` with the fields of a stronger source, which replace fields of `weaker`. A `tagPolicy` is valid only for
+ * the tag of its own source. If the stronger source has a tag, the result does not have the `tagPolicy` of `weaker`.
  */
 function mergePlacement(weaker: Resolved['placement'], { placement = {} }: Layer): Resolved['placement'] {
   const { tagPolicy: _policy, ...others } = weaker;

@@ -1,10 +1,13 @@
-/** Exports the number of VMs of each scale set of runners. Only the leader exports it, so that a sum over replicas is correct. */
+/**
+ * Exports the number of VMs of each scale set of runners. Only the leader exports it. Otherwise a sum over all replicas would count each VM
+ * several times.
+ */
 import { Gauge, type Registry } from 'prom-client';
 import { SCALE_SET_LABEL } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { OperatorConfig } from '../config/config.ts';
 
-/** Sources that the gauge reads when it is collected. */
+/** Functions and caches that the gauge reads for each scrape. */
 export interface RunnerView {
   readonly isLeader: () => boolean;
   /** Returns the current time in milliseconds since the epoch. */
@@ -15,7 +18,9 @@ export interface RunnerView {
 
 type Labels = 'scale_set' | 'vm_namespace' | 'phase';
 
-/** Declares the gauge if the configuration enables it. A scrape counts again if the last count is older than the interval. */
+/**
+ * Declares the gauge if the configuration enables it. At a scrape, the VMs are counted again if the last count is older than the interval.
+ */
 export function exportRunnerMetrics(registry: Registry, view: RunnerView): void {
   const { enabled, intervalSeconds } = view.config;
   if (!enabled) {
@@ -39,7 +44,7 @@ export function exportRunnerMetrics(registry: Registry, view: RunnerView): void 
   });
 }
 
-/** Counts only VMs that exist. So there are never more series than VMs, although tenants choose the names of scale sets. */
+/** Only existing VMs give series. There are therefore never more series than VMs, even though tenants choose the names of scale sets. */
 function count(gauge: Gauge<Labels>, { vms }: RunnerView): void {
   gauge.reset();
   for (const { metadata, status } of vms()) {

@@ -1,25 +1,26 @@
 /** Translates the scheduler's reasons for a Pending VM into short texts for people. */
 import { DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
+import { NO_MATCHING_HOST, OBSTACLES } from '../../api/v1alpha1/obstacles.ts';
 import type { Node, Pod, Taint, Toleration } from '../../kube/core.ts';
 import { podPorts } from './podstate.ts';
 
 /** Patterns of the scheduler's reasons, each with the text for people. In a text, `%` stands for the number of hosts. */
 const REASONS: readonly (readonly [RegExp, string])[] = [
-  [/^Insufficient berth\.dev\/slot$/, '% without a free berth'],
-  [/^Insufficient berth\.dev\/macos-guest$/, '% with two macOS guests already'],
-  [/^Insufficient berth\.dev\/shared-disk$/, '% whose shared disk is in use'],
-  [/^Insufficient cpu$/, '% short of CPU'],
-  [/^Insufficient memory$/, '% short of memory'],
-  [/^Insufficient ephemeral-storage$/, '% short of disk (ephemeral-storage)'],
-  [/free ports/, '% with a reserved port in use'],
-  [/untolerated taint.*berth\.dev\/nat-unready/, '% with broken NAT'],
-  [/untolerated taint.*berth\.node-restriction/, '% dedicated to another namespace'],
-  [/untolerated taint.*node\.kubernetes\.io\/(unreachable|not-ready)/, '% not reachable'],
-  [/untolerated taint.*unschedulable|were unschedulable/, '% cordoned'],
+  [/^Insufficient berth\.dev\/slot$/, OBSTACLES.slot],
+  [/^Insufficient berth\.dev\/macos-guest$/, OBSTACLES.macosGuests],
+  [/^Insufficient berth\.dev\/shared-disk$/, OBSTACLES.sharedDisk],
+  [/^Insufficient cpu$/, OBSTACLES.cpu],
+  [/^Insufficient memory$/, OBSTACLES.memory],
+  [/^Insufficient ephemeral-storage$/, OBSTACLES.disk],
+  [/free ports/, OBSTACLES.port],
+  [/untolerated taint.*berth\.dev\/nat-unready/, OBSTACLES.nat],
+  [/untolerated taint.*berth\.node-restriction/, OBSTACLES.dedicated],
+  [/untolerated taint.*node\.kubernetes\.io\/(unreachable|not-ready)/, OBSTACLES.unreachable],
+  [/untolerated taint.*unschedulable|were unschedulable/, OBSTACLES.cordoned],
 ];
 /**
- * Pattern of reasons about nodes that are not Berth hosts, or do not match the VM. They are not shown if the scheduler also names a
- * reason about a host that matches the VM.
+ * Pattern of reasons about nodes that are not Berth hosts, or do not match the VM. The text for people omits these reasons if the scheduler
+ * names another reason, because that one is about a host that matches the VM.
  */
 const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
 /**
@@ -27,7 +28,7 @@ const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
  * taint. The number in this reason also counts nodes that are not Berth hosts.
  */
 const UNNAMED_TAINTS = /untolerated taint\(s\)$/;
-/** Beginning of the scheduler's text about claims and preemption, which Berth never uses. */
+/** First words of the scheduler's text about claims and preemption. Berth uses neither, so this text is cut off. */
 const AFTER_REASONS = /\.?\s+(?:no new claims to deallocate|preemption: )/;
 const HEADER = /^(\d+)\/(\d+) nodes are available: (.*)$/s;
 
@@ -40,11 +41,11 @@ export interface SchedulingReason {
 export interface SchedulingHints {
   /** Describes the holder of a reserved port, for example of `8822/TCP`. */
   readonly portHolder: (port: string) => string | undefined;
-  /** Returns the Nodes of all Berth hosts, for their taints. */
+  /** Returns the Nodes of all Berth hosts. Their taints are needed. */
   readonly hosts: () => readonly Node[];
 }
 
-/** Returns why the Pod has no host yet. */
+/** Returns the reason why the Pod has no host yet. */
 export function schedulingReason(pod: Pod, { portHolder, hosts }: SchedulingHints): SchedulingReason {
   const condition = pod.status?.conditions?.find(({ type }) => type === 'PodScheduled');
   if (condition === undefined || condition.status !== 'False') {
@@ -70,7 +71,7 @@ export function condense(message: string, taints: () => string[]): string {
     .filter(({ text }) => !NO_MATCH.test(text))
     .flatMap((reason) => (UNNAMED_TAINTS.test(reason.text) ? taints() : [describe(reason)]));
   if (hosts.length === 0) {
-    return 'No host has the architecture, name or tag that the VM requests';
+    return NO_MATCHING_HOST;
   }
   return `No host is free: ${hosts.join(', ')}`;
 }
@@ -90,7 +91,7 @@ function describe({ count, text }: Reason): string {
   return known === undefined ? `${count} ${text}`.trim() : known[1].replace('%', String(count));
 }
 
-/** Splits a message at each comma before a number. A taint is written `{key: value}` and stays in one part. */
+/** Splits a message at each comma before a number. A taint has the form `{key: value}` and is not split. */
 function splitReasons(text: string): string[] {
   return text.split(/,\s*(?=\d+ )/).filter((part) => part !== '');
 }
@@ -105,18 +106,14 @@ function heldPorts(pod: Pod, portHolder: (port: string) => string | undefined): 
 
 /** Texts for people about taints, by the taint's key. In a text, `%` stands for the number of hosts. */
 const TAINT_TEXTS: Readonly<Record<string, string>> = {
-  [NAT_TAINT]: '% with broken NAT',
-  [DEDICATED_KEY]: '% dedicated to another namespace',
-  'node.kubernetes.io/unreachable': '% not reachable',
-  'node.kubernetes.io/not-ready': '% not reachable',
-  'node.kubernetes.io/unschedulable': '% cordoned',
+  [NAT_TAINT]: OBSTACLES.nat,
+  [DEDICATED_KEY]: OBSTACLES.dedicated,
+  'node.kubernetes.io/unreachable': OBSTACLES.unreachable,
+  'node.kubernetes.io/not-ready': OBSTACLES.unreachable,
+  'node.kubernetes.io/unschedulable': OBSTACLES.cordoned,
 };
 
-/**
- * Describes the taints that keep a Pod off Berth's hosts, because the scheduler of Kubernetes 1.36 only states that there are
- * taints.
- * @returns texts like `1 with broken NAT`, `2 not reachable`, for the hosts that the Pod may use otherwise
- */
+/** Describes the taints of Berth's hosts that the Pod does not tolerate. The scheduler of Kubernetes 1.36 does not name these taints. */
 export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
   const counts = new Map<string, number>();
   for (const { spec } of hosts.filter((host) => isAskedFor(pod, host))) {
@@ -129,7 +126,10 @@ export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
   return [...counts].map(([text, count]) => text.replace('%', String(count)));
 }
 
-/** Returns true if the Pod may run on a host of this name. If a Pod names its only host, the taints of other hosts do not matter. */
+/**
+ * Returns true if the Pod is allowed to run on a host of this name. A Pod can name its only host. The taints of other hosts then do not
+ * matter.
+ */
 function isAskedFor(pod: Pod, host: Node): boolean {
   const required = pod.spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
   const fields = required?.nodeSelectorTerms[0]?.matchFields ?? [];

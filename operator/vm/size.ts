@@ -1,6 +1,6 @@
 /**
- * Determines the size of a machine. The requests of its Pod set this size, because the scheduler and ResourceQuota read them.
- * Only `pods/resize` changes these requests. The agent gets this size and never a larger size.
+ * Determines the size of a machine. The requests of its Pod set this size, because the scheduler and ResourceQuota read them. Only
+ * `pods/resize` changes these requests. The agent gets this size, never a larger one.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
@@ -15,14 +15,14 @@ import { machineReport, podCondition } from './podstate.ts';
 import type { Resolved } from './resolve.ts';
 
 /**
- * First wait in milliseconds after a refused resize, because no watch shows when a quota has room again. The wait doubles, so
- * that many VMs that wait for one quota do not overload the API server.
+ * First wait in milliseconds after a refused resize. The operator must try again, because no watch shows when a quota allows the new size.
+ * The wait doubles with each refusal, so that many VMs with the same quota do not overload the API server.
  */
 const RESIZE_RETRY_FIRST_MILLISECONDS = 10_000;
 /** Longest wait in milliseconds after a refused resize. The controller-manager computes every quota again at this interval. */
 const RESIZE_RETRY_CAP_MILLISECONDS = 300_000;
 
-/** Factor that makes `diskRequestRatio` an integer. It keeps six decimals, so that rounding never makes a request too large. */
+/** Factor that makes `diskRequestRatio` an integer. It keeps six decimal places, so a rounding error never makes a request too large. */
 const RATIO_SCALE = 1_000_000n;
 /** Unit of a disk request in bytes. Requests are whole mebibytes, because people read them. */
 const MEBIBYTE = 2n ** 20n;
@@ -33,9 +33,9 @@ export function sizeRequests({ cpu, memoryBytes }: Size): { cpu: string; memory:
 }
 
 /**
- * Returns how much of its host's disk a VM's Pod requests, as a quantity. This is the disk's size or the image's size, whichever
- * is larger, times `diskRequestRatio`.
- * The request applies from the creation of the Pod and stays the same, because Kubernetes resizes no disk.
+ * Returns the quantity of disk space that the Pod of a VM requests from its host. This is the larger one of the disk's size and the image's
+ * size, multiplied by `diskRequestRatio`. The request applies from the creation of the Pod and stays the same, because Kubernetes resizes
+ * no disk.
  */
 export function diskRequest(
   { diskSizeBytes, imageSizeBytes }: Pick<Resolved, 'diskSizeBytes' | 'imageSizeBytes'>,
@@ -50,7 +50,7 @@ export function diskRequest(
   return formatQuantity(divideUp(sizeBytes * ratio, RATIO_SCALE * MEBIBYTE) * MEBIBYTE);
 }
 
-/** Returns the size in the Pod's requests; undefined when the requests contain no cpu or memory. */
+/** Returns the size in the Pod's requests. The result is undefined if the requests contain no cpu or memory. */
 export function podSize(pod: Pod): Size | undefined {
   const { cpu, memory } = machineContainer(pod)?.resources?.requests ?? {};
   return cpu === undefined || memory === undefined
@@ -61,7 +61,7 @@ export function podSize(pod: Pod): Size | undefined {
       };
 }
 
-/** Returns the size that the VM requests while its Pod has another size; undefined when there is nothing to change. */
+/** Returns the size that the VM requests if its Pod has another size. The result is undefined if there is nothing to change. */
 export function wantedSize({ vm, pod }: Pick<Observed, 'vm' | 'pod'>): Size | undefined {
   const counted = pod && podSize(pod);
   if (counted === undefined) {
@@ -87,7 +87,7 @@ export function resizedContainers(pod: Pod, size: Size): Container[] {
   });
 }
 
-/** Returns the record of a new refusal. Its number of attempts grows if the last refusal was for the same size, and otherwise is 1. */
+/** Returns the record of a new refusal. If the last refusal was for the same size, the number of refusals grows. If not, it is 1. */
 export function refusedAgain(
   { resizeRefused: last, now }: Observed,
   wanted: Size,
@@ -98,7 +98,7 @@ export function refusedAgain(
   return { wanted, message, attempts, retryAt: now + wait };
 }
 
-/** Returns the refusal of the size that the VM still requests; undefined without such a refusal. */
+/** Returns the last refusal if the VM requests the refused size. If not, the result is undefined. */
 export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
   const { resizeRefused } = observed;
   const wanted = wantedSize(observed);
@@ -129,7 +129,7 @@ export function restartRequired(observed: Observed): ConditionDraft | undefined 
       ? {
           ...draft,
           reason: 'ResizeDeferred',
-          message: `The size ${inWords(counted)} waits for room on the host: ${message}`,
+          message: `The host has no room yet for the size ${inWords(counted)}: ${message}`,
         }
       : { ...draft, reason: 'ResizeRefused', message: keeps(pod, counted, message) };
   }

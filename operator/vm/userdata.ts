@@ -1,4 +1,4 @@
-/** Computes the condition that tells whether the guest of a VM has got its user data. */
+/** Computes the condition that shows whether the guest of a VM has received its user data. */
 import { USER_DATA_CONDITION } from '../../api/v1alpha1/names.ts';
 import { saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { ConditionDraft } from '../objects/conditions.ts';

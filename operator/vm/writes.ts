@@ -21,7 +21,8 @@ import {
 } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
-import { FIELD_MANAGER, VMS } from '../objects/resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
+import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
 import { Writer } from '../objects/writer.ts';
 import { nodeOf, type Observed, type Size } from './observe.ts';
 import { refusedAgain, resizedContainers } from './size.ts';
@@ -42,7 +43,7 @@ export interface Executed {
   readonly blocked?: Findings['blocked'];
 }
 
-/** Write that creates an object. The API server may refuse it, or a foreign object may already have its name. */
+/** Write that creates an object. The API server can refuse it, or another object already has its name. */
 type Creation = Extract<Write, { kind: 'createPod' | 'createSecret' }>;
 
 export class VMWriter {
@@ -59,7 +60,7 @@ export class VMWriter {
 
   /**
    * Executes one write. Returns the observed state after the write.
-   * @throws ApiError when a later attempt may succeed and people need no message: 409, 5xx, a missing right
+   * @throws ApiError when a later attempt may succeed and users need no message: status 409 or 5xx, or a missing permission
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
@@ -156,16 +157,16 @@ export class VMWriter {
   }
 
   /**
-   * Returns the observed state with the existing Pod if this Pod has the VM's uid. It is then an orphaned Pod, which has lost
-   * only its owner reference. Any other Pod is never adopted.
+   * If the existing Pod has the VM's uid, returns the observed state with this Pod. Such a Pod is orphaned: it has lost only its owner
+   * reference. A Pod with another uid is never adopted.
    */
   async #existingPod(observed: Observed): Promise<Executed> {
     const { client, nodes } = this.#options;
     const key = keyOf(observed.vm);
     const pod = await client.get(PODS, refOf(key));
     if (pod.metadata.labels?.[VM_UID_LABEL] === observed.vm.metadata.uid) {
-      // The Pod may have been bound to a Node after the VM was observed. A state with this Pod and without its Node would mean that
-      // the host was deleted.
+      // The Pod may have been bound to a Node after the VM was observed, so its Node is read here. Without the Node, the operator would
+      // conclude that the host was deleted.
       const node = await nodeOf({ client, nodes }, pod);
       return { observed: { ...observed, pod: this.#pods.follow(key, pod), node } };
     }
@@ -176,7 +177,7 @@ export class VMWriter {
   }
 
   /**
-   * Stores the MAC addresses on the Node. The resourceVersion prevents this write from undoing the write for another VM of the
+   * Stores the MAC addresses on the Node. Because of the resourceVersion, this write cannot overwrite the addresses of another VM of the
    * host.
    */
   async #rememberGivenUp({ node }: Observed, macAddresses: readonly string[]): Promise<void> {
@@ -187,8 +188,8 @@ export class VMWriter {
     const annotations = { [GIVEN_UP_ANNOTATION]: JSON.stringify(macAddresses) };
     const patch = { metadata: { uid, resourceVersion, annotations } };
     const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
-    // The write fails if the Node no longer exists, and its host is then fenced. It also fails if the host has filled the
-    // annotations of its Node. No address is then stored and no warning follows later, but the host's VMs can still be deleted.
+    // The write fails if the Node no longer exists, which means that the host is fenced. It also fails if the host has filled the
+    // annotations of its Node. Then no address is stored, and later no warning is possible. But the host's VMs can be deleted.
     await undefinedIf((error) => isNotFound(error) || isInvalid(error), write);
   }
 
@@ -206,7 +207,7 @@ export class VMWriter {
       : { ...observed, pod: (await this.#pods.patch(keyOf(vm), pod, { metadata })) ?? pod };
   }
 
-  /** Requests another size for the Pod. A refusal by quota or the API server is no error. The observed state contains it. */
+  /** Requests another size for the Pod. A refusal by a quota or the API server is not an error: it becomes a part of the observed state. */
   async #resizePod(observed: Observed, size: Size): Promise<Observed> {
     const { vm, pod } = observed;
     if (pod === undefined) {
@@ -225,7 +226,7 @@ export class VMWriter {
   }
 }
 
-/** Returns the blocked condition after a refusal of the Pod or its Secret by quota or another admission, with the API server's message. */
+/** Returns the condition for a Pod or Secret that a quota or another admission rule refused. It has the message of the API server. */
 function refused(error: ApiError): NonNullable<Findings['blocked']> {
   return { condition: 'Scheduled', reason: 'PodRefused', message: error.message };
 }

@@ -1,9 +1,9 @@
-/** Asks the API server what a caller may do. */
+/** Asks the API server about the rights of a caller. */
 import type { KubeClient } from '../../kube/client.ts';
 import type { SubjectAccessReview } from '../../kube/core.ts';
 import type { Resource } from '../../kube/objects.ts';
 
-/** Question of a caller about the caller's own rights. Every user may ask it. */
+/** Request with which callers ask about their own rights (SelfSubjectAccessReview). Every user is allowed to send it. */
 const SELF_SUBJECT_ACCESS_REVIEWS: Resource<SubjectAccessReview> = {
   apiVersion: 'authorization.k8s.io/v1',
   kind: 'SelfSubjectAccessReview',

@@ -1,6 +1,6 @@
 /**
- * The caller of a request. The server sends the bearer token of the caller to the API server, so the API server decides about each call. The
- * connections for this have no client certificate: see {@link Transport.as}.
+ * The caller of a request. The server sends the bearer token of the caller to the API server, so the API server decides about each call.
+ * The connections for these calls have no client certificate: see {@link Transport.as}.
  */
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Registry } from 'prom-client';
@@ -10,17 +10,17 @@ import { Transport } from '../../kube/transport.ts';
 import { StatusError } from '../http/errors.ts';
 import { Usernames } from './usernames.ts';
 
-/** Longest accepted token in characters. Headers may have 16 KiB in all. */
+/** Longest accepted token in characters. All headers of a request together can have 16 KiB. */
 const TOKEN_LENGTH = 12_288;
 /**
- * Limit of watches at once. Each deployment that waits needs one. They share 15 connections, and together with their requests they need
- * some 100 MB.
+ * Largest number of watches at the same time. Each waiting deployment needs one watch. All watches share 15 connections. Together with the
+ * requests that wait for them, they need about 100 MB of memory.
  */
 export const WATCHES = 1_350;
 
 /** Client with the rights of a caller. */
 export class CallerClient extends KubeClient {
-  /** Signal that aborts when the answer of the caller's request is written, or when the client is gone. */
+  /** Signal that aborts when the answer to the caller's request is sent, or when the client has closed the connection. */
   readonly ended: AbortSignal;
   readonly #token: string;
   readonly #usernames: Usernames;
@@ -50,7 +50,7 @@ export class Callers {
   readonly #watches: Transport;
   readonly #usernames = new Usernames();
 
-  /** `connection` says where the API server is. Its credentials are not used. */
+  /** `connection` has the address of the API server. Its credentials are not used. */
   constructor({ server, serverName, certificateAuthority }: Connection, metrics: Registry) {
     const address = { server, serverName, certificateAuthority };
     this.#transport = new Transport(address, { metrics, userAgent: 'berth-server' });
@@ -81,7 +81,7 @@ export class Callers {
   }
 }
 
-/** Returns the bearer token. People type `Bearer TOKEN` into the Swagger page, so the word may be doubled. */
+/** Returns the bearer token. Users type `Bearer TOKEN` into the Swagger page, so the header may contain the word Bearer twice. */
 export function tokenOf({ authorization = '' }: IncomingHttpHeaders): string {
   const token = /^(?:Bearer +){1,2}([-\w.~+/]+=*) *$/i.exec(authorization)?.[1];
   if (token === undefined || token.length > TOKEN_LENGTH) {

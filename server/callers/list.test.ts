@@ -10,7 +10,7 @@ import { Registry } from 'prom-client';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { Transport } from '../../kube/transport.ts';
-import { VMS } from '../resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import { CallerClient } from './caller.ts';
 import { listAs, listWithShared } from './list.ts';
 import { Usernames } from './usernames.ts';
@@ -21,13 +21,13 @@ const MEBIBYTE = 1024 * 1024;
 let objects: { count: Record<string, number>; annotation: number };
 /** Queries of the lists. */
 let queries: string[];
-/** Namespace whose lists wait for the promise, or all namespaces without a name. */
+/** Namespace whose lists wait for the promise. If it has no name, the lists of all namespaces wait. */
 let held: { namespace: string | undefined; until: Promise<void> } | undefined;
 let server: Server;
 let transport: Transport;
 let usernames: Usernames;
 let caller: CallerClient;
-/** Ends the requests of all callers without another end. */
+/** Ends the requests of all callers that have not ended in another way. */
 let end: AbortController;
 
 beforeEach(async () => {
@@ -62,7 +62,7 @@ function hold(namespace?: string): PromiseWithResolvers<void> {
   return open;
 }
 
-/** Answers with the name of the caller. Nobody knows strangers. */
+/** Answers with the name of the caller. It refuses unknown callers. */
 function answerName({ headers }: IncomingMessage, response: ServerResponse): void {
   const username = headers.authorization?.replace('Bearer ', '');
   response.writeHead(username === 'stranger' ? 401 : 201, { 'content-type': 'application/json' });
@@ -85,7 +85,7 @@ async function answer(request: IncomingMessage, response: ServerResponse): Promi
   const end = Math.min(count, first + Number(searchParams.get('limit') ?? count));
   const metadata = end < count ? { continue: String(end) } : {};
   response.setHeader('content-type', 'application/json');
-  // A client that has read enough closes the connection.
+  // The client closes the connection when it has read enough.
   await pipeline(Readable.from(listOf(first, end, metadata)), response).catch(() => undefined);
 }
 

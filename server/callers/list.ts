@@ -1,4 +1,7 @@
-/** Lists objects with the rights of the caller. Each object becomes its item at once, because objects may be much larger than their items. */
+/**
+ * Lists objects with the rights of the caller. Each object is converted to an item of the answer immediately, because objects can be much
+ * larger than their items.
+ */
 import type { ListQuery } from '../../api/http/list.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { type KubeClient, query } from '../../kube/client.ts';
@@ -16,15 +19,15 @@ interface Selection extends ListQuery {
 
 export interface ListOf<I> {
   readonly items: I[];
-  /** Position of the next object if there are more. */
+  /** Position from which the next page continues. It is absent on the last page. */
   readonly continue?: string | undefined;
 }
 
 /**
- * Returns one page of the list, or the whole list without `limit`. `itemOf` returns undefined for objects that the list leaves out. `reader`
- * is the client that reads for the caller.
+ * Returns one page of the list, or the whole list without `limit`. `itemOf` returns undefined for objects that the list leaves out.
+ * `reader` is the client that reads for the caller.
  *
- * @throws ApiError when the API server refuses. @throws StatusError as {@link ListPlaces.run} and {@link Hold}.
+ * @throws ApiError when the API server refuses. @throws StatusError from {@link ListPlaces.run} and {@link Hold}.
  */
 export async function listAs<T extends KubeObject, I>(
   caller: CallerClient,
@@ -40,10 +43,10 @@ export async function listAs<T extends KubeObject, I>(
 }
 
 /**
- * Returns the items of the namespace, and those of the default namespace whose names the namespace does not have. A caller without rights in
- * the default namespace gets only the items of the namespace.
+ * Returns the items of the namespace, and those of the default namespace whose names the namespace does not have. A caller without rights
+ * in the default namespace gets only the items of the namespace.
  *
- * @throws ApiError when the API server refuses. @throws StatusError as {@link listAs}.
+ * @throws ApiError when the API server refuses. @throws StatusError from {@link listAs}.
  */
 export async function listWithShared<T extends KubeObject, I extends { name: string }>(
   caller: CallerClient,
@@ -52,7 +55,8 @@ export async function listWithShared<T extends KubeObject, I extends { name: str
   defaultNamespace: string,
   itemOf: (object: T) => I | undefined,
 ): Promise<I[]> {
-  // Both lists are read in one place. Otherwise the items of the first would be in memory while the second waits.
+  // One place (see {@link ListPlaces}) covers both lists. Otherwise the items of the first list would stay in memory while the second list
+  // waits for its turn.
   return await places.run(caller, async (hold) => {
     const reading = { itemOf, hold, signal: caller.ended };
     const { items } = await readItems(caller, pathFor(type, selection), reading);

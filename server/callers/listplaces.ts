@@ -1,26 +1,33 @@
 /**
- * Places of the lists that are read for callers, and bytes of their items. Callers choose the number and size of objects. So only a few lists
- * are read at once, and the items of all lists have a limit. No user has all places, or all bytes.
+ * Limits the memory for lists that the server reads for callers. Callers choose the number and size of objects. Therefore only a few lists
+ * are read at the same time, and a list has a place while it waits or is read. The number of places is limited. The bytes of all items are
+ * also limited. A single user cannot use all places or all bytes.
  */
 import PQueue from 'p-queue';
 import { StatusError } from '../http/errors.ts';
 import type { CallerClient } from './caller.ts';
 
 const MEBIBYTE = 1024 * 1024;
-/** Limit of lists that are read at once. One processor reads no more of them in parallel. */
+/** Largest number of lists that are read at the same time. One processor cannot read more of them in parallel. */
 const LISTS = 8;
-/** Limit of lists that are read or wait. Lists of 1,000 VMs wait for some seconds then. */
+/** Largest number of lists that are read or wait. When so many wait, a list of 1,000 VMs waits for some seconds. */
 const PLACES = LISTS + 256;
-/** Limit of the lists of one user. A CI system reads some dozens at once, and others still find a place. */
+/**
+ * Largest number of lists of one user that are read or wait. A CI system reads some dozens of lists at the same time, and other users must
+ * get places, too.
+ */
 const USER_PLACES = PLACES / 4;
-/** Largest list of items in bytes of JSON: some 20,000 VMs. In memory, items may need several times as much. */
+/** Largest list of items, in bytes of JSON. It fits about 20,000 VMs. In memory, the items can need several times this number of bytes. */
 const LIST_BYTES = 8 * MEBIBYTE;
-/** Limit of the items of all lists of one user, so that others still have as much. */
+/** Limit in bytes for the items of all lists of one user. The same amount remains for the other users. */
 const USER_BYTES = LIST_BYTES;
-/** Limit of the items of all lists. The container of the server has 512 MiB. */
+/** Limit in bytes for the items of all lists. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 16 * MEBIBYTE;
 
-/** Counts bytes of items that stay in memory. @throws StatusError 422 when the list is too large, 429 or 503 when others are. */
+/**
+ * Counts bytes of items that stay in memory. @throws StatusError 422 when this list is too large; 429 or 503 when it does not fit beside
+ * the other lists of the user or of all users
+ */
 export type Hold = (bytes: number) => void;
 
 interface Use {
@@ -34,10 +41,11 @@ export class ListPlaces {
   readonly #users = new Map<string, Use>();
 
   /**
-   * Waits for a place, and reads a list there. The items count until the answer of the request is written. If the client is gone before, the
-   * list leaves its place.
+   * Takes a place, waits for its turn, and then reads a list. The items count for the limits until the answer to the request is sent. If
+   * the client closes the connection earlier, the place becomes free.
    *
-   * @throws ApiError 401 for strangers, who get no place. @throws StatusError 429 when too many lists wait, 408 when the client is gone.
+   * @throws ApiError 401 for unknown callers, who get no place. @throws StatusError 429 when too many lists wait, 408 when the client has
+   * closed the connection.
    */
   async run<T>(
     caller: Pick<CallerClient, 'username' | 'ended'>,
@@ -57,12 +65,12 @@ export class ListPlaces {
 
   #refuse(user: string): void {
     if (this.#all.places >= PLACES) {
-      throw new StatusError(429, `${PLACES} lists are read or wait already. Try again later`);
+      throw new StatusError(429, `${PLACES} lists are already being read or waiting. Try again later`);
     }
     if (this.#useOf(user).places >= USER_PLACES) {
       throw new StatusError(
         429,
-        `${USER_PLACES} lists of user ${user} are read or wait already. Try again later`,
+        `${USER_PLACES} lists of user ${user} are already being read or waiting. Try again later`,
       );
     }
   }
@@ -80,16 +88,16 @@ export class ListPlaces {
 
   #refuseBytes(user: string, list: number, more: number): void {
     if (list > LIST_BYTES) {
-      throw new StatusError(422, 'The list is too large: choose fewer objects by limit or labelSelector');
+      throw new StatusError(422, 'The list is too large. Use limit or labelSelector to select fewer objects');
     }
     if (this.#useOf(user).bytes + more > USER_BYTES) {
       throw new StatusError(
         429,
-        `The lists of user ${user} that are read at once are larger than ${USER_BYTES} bytes. Try again later`,
+        `The lists that user ${user} reads at the same time have more than ${USER_BYTES} bytes. Try again later`,
       );
     }
     if (this.#all.bytes + more > TOTAL_BYTES) {
-      throw new StatusError(503, 'Too many large lists are read at once: try again later');
+      throw new StatusError(503, 'Too many large lists are being read at the same time. Try again later');
     }
   }
 

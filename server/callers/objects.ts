@@ -1,10 +1,11 @@
 /** Reads, creates and deletes objects with the rights of the caller. */
 import { CREATED_BY_ANNOTATION, GROUP } from '../../api/v1alpha1/names.ts';
-import { isObjectName } from '../../api/v1alpha1/schema.ts';
+import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import { apiErrorFrom, isForbidden, isNotFound } from '../../kube/errors.ts';
-import { type KubeObject, pathOf, type Ref, type Resource, type Unsaved } from '../../kube/objects.ts';
+import { deleteExisting } from '../../kube/deletion.ts';
+import { isForbidden, isNotFound } from '../../kube/errors.ts';
+import type { KubeObject, Ref, Resource, Unsaved } from '../../kube/objects.ts';
 import { notFound } from '../http/errors.ts';
 import type { CallerClient } from './caller.ts';
 
@@ -36,8 +37,8 @@ export async function getAs<T extends KubeObject>(
 }
 
 /**
- * Returns the object of that name in the namespace, or else in the default namespace. A caller without rights in the default namespace gets
- * none of its objects.
+ * Returns the object of that name in the namespace. If there is none, returns the object in the default namespace, if the caller has the
+ * right to get it.
  *
  * @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name.
  */
@@ -68,16 +69,10 @@ export async function deleteAs<T extends KubeObject>(
   type: Resource<T>,
   ref: NamespacedRef,
 ): Promise<void> {
-  const { status, body, retryAfterMilliseconds } = await client.raw(
-    'DELETE',
-    pathOf(type, checked(type, ref)),
-  );
-  if (status >= 400) {
-    throw apiErrorFrom(body, status, retryAfterMilliseconds);
-  }
+  await deleteExisting(client, type, checked(type, ref));
 }
 
-/** Refuses a name that no object can have. A name with a slash would lead to another path of the API server. */
+/** Refuses a name that no object can have. For example, a name with a slash would change the path of the request to the API server. */
 export function checked<T extends KubeObject>(type: Resource<T>, ref: NamespacedRef): NamespacedRef {
   if (!isObjectName(ref.name)) {
     const kind = type.apiVersion.includes('/') ? `${type.plural}.${GROUP}` : type.plural;

@@ -1,4 +1,4 @@
-/** Ends of requests, over real connections. */
+/** Tests the ends of requests, over real connections. */
 import { once } from 'node:events';
 import { connect } from 'node:net';
 import { pino } from 'pino';
@@ -9,7 +9,7 @@ import { type App, createApp } from '../http/app.ts';
 import { Callers } from './caller.ts';
 import { addCallers } from './requests.ts';
 
-/** Length of an answer that the kernel does not take at once. */
+/** Length of an answer that is too long for the buffers of the kernel. */
 const LONG = 24 * 1024 * 1024;
 
 let app: App;
@@ -37,15 +37,18 @@ afterAll(async () => {
   await running?.close();
 });
 
-it.each(['/long', '/never'])('ends a request of a client that reads nothing: %s', async (path) => {
-  ended.length = 0;
-  const socket = connect(running.port, '127.0.0.1');
-  socket.write(`GET ${path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer a\r\n\r\n`);
-  if (path === '/long') {
-    await once(socket, 'readable');
-    expect(ended[0]?.aborted).toBe(true);
-  }
-  await vi.waitFor(() => expect(ended).toHaveLength(1));
-  socket.destroy();
-  await vi.waitFor(() => expect(ended[0]?.aborted).toBe(true));
-});
+it.each(['/long', '/never'])(
+  'the signal of a request aborts when its answer is written, or when its client is gone: %s',
+  async (path) => {
+    ended.length = 0;
+    const socket = connect(running.port, '127.0.0.1');
+    socket.write(`GET ${path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer a\r\n\r\n`);
+    if (path === '/long') {
+      await once(socket, 'readable');
+      expect(ended[0]?.aborted).toBe(true);
+    }
+    await vi.waitFor(() => expect(ended).toHaveLength(1));
+    socket.destroy();
+    await vi.waitFor(() => expect(ended[0]?.aborted).toBe(true));
+  },
+);

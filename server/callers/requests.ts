@@ -1,4 +1,4 @@
-/** Gives the handlers of all routes the caller of their request. */
+/** Adds the caller to each request, for the handlers of all routes. */
 import type { FastifyRequest } from 'fastify';
 import type { App } from '../http/app.ts';
 import { mayBeLarge } from '../http/bodyreader.ts';
@@ -11,16 +11,19 @@ declare module 'fastify' {
     caller: () => CallerClient;
     /** Returns the client and the watches with the rights of the caller. @throws StatusError 401 without a bearer token. */
     fullCaller: () => Caller;
-    /** Aborts when the answer is written, or when the client is gone. A request that the router refuses has none. */
+    /**
+     * Signal that aborts when the answer is sent, or when the client has closed the connection. A request that the router refuses has no
+     * signal.
+     */
     end?: AbortController;
   }
 }
 
-const GONE = new StatusError(408, 'The client is gone');
+const GONE = new StatusError(408, 'The client closed the connection');
 
 /**
- * Adds the caller to each request. Refuses a request without a token before its body is read, unless the schema of the route says
- * `security: []`. Reads a large body only if the API server knows the caller.
+ * Adds the caller to each request. Refuses a request without a token before its body is read. Routes with `security: []` in their schema
+ * need no token. Reads a large body only if the API server knows the caller.
  */
 export function addCallers(app: App, callers: Callers): void {
   app.decorateRequest('caller');
@@ -34,10 +37,11 @@ export function addCallers(app: App, callers: Callers): void {
     request.fullCaller = () => callers.callerOf(request.headers, end.signal);
     if (needsToken(request)) {
       tokenOf(request.headers);
+      request.owner = async () => await request.caller().username();
     }
     next();
   });
-  // The text of the answer counts elsewhere until the client has read it. The objects that it was made from are not needed any more.
+  // The answer is now a text, and its objects are no longer needed. answers.ts counts the memory of the text until the client has read it.
   app.addHook('onSend', (request, _reply, _payload, next) => {
     request.end?.abort();
     next();

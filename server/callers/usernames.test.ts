@@ -21,7 +21,7 @@ it('asks once for each token, and again after 10 s', async () => {
   await ask('a');
   expect(create).toHaveBeenCalledTimes(2);
   now.mockReturnValue(10_002);
-  // The memory reads its clock at most once in a millisecond.
+  // The cache reads its clock at most once in a millisecond.
   await vi.waitFor(async () => {
     await ask('a');
     expect(create).toHaveBeenCalledTimes(3);

@@ -1,33 +1,26 @@
-/** Names of the callers, as the API server knows them. */
+/** Finds the user names of callers. */
 import { createHash } from 'node:crypto';
 import { LRUCache } from 'lru-cache';
 import type { KubeClient } from '../../kube/client.ts';
-import type { KubeObject, Resource } from '../../kube/objects.ts';
+import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
 
-/** Time for which a name is reused. API servers also accept a token for this time after its end. */
+/** Time in milliseconds for which a name is stored. API servers accept an expired token for the same time. */
 const NAME_MILLISECONDS = 10_000;
-/** Largest number of stored names. CI systems with hundreds of tokens may call at once. Further callers only cost further questions. */
+/**
+ * Largest number of stored names. CI systems can call with hundreds of tokens at the same time. For more callers, the server asks the API
+ * server more often.
+ */
 const NAMES = 8_192;
 
-interface SelfSubjectReview extends KubeObject {
-  status?: { userInfo?: { username?: string } };
-}
-const SELF_SUBJECT_REVIEWS: Resource<SelfSubjectReview> = {
-  apiVersion: 'authentication.k8s.io/v1',
-  kind: 'SelfSubjectReview',
-  plural: 'selfsubjectreviews',
-  namespaced: false,
-};
-
 /**
- * Asks the API server for the name of each token, and stores the answer for some seconds. Callers with the same token share one question.
- * Refusals are not stored.
+ * Asks the API server for the name of each token, and stores the answer for some seconds. If several requests have the same token, the
+ * server asks only once. Refusals are not stored.
  */
 export class Usernames {
   readonly #names = new LRUCache<string, string, KubeClient>({
     max: NAMES,
     ttl: NAME_MILLISECONDS,
-    // A caller gets the answer also if other callers have meanwhile filled the memory.
+    // The caller gets the answer even if other callers have filled the memory in the meantime.
     ignoreFetchAbort: true,
     fetchMethod: async (_hash, _known, { context }) => {
       const { status } = await context.create(SELF_SUBJECT_REVIEWS, { metadata: {} });
@@ -35,9 +28,12 @@ export class Usernames {
     },
   });
 
-  /** Returns the name of the user with the token. `client` sends this token. @throws ApiError 401 when nobody has the token. */
+  /**
+   * Returns the name of the user with the token. `client` sends this token to the API server. @throws ApiError 401 when the token belongs
+   * to nobody.
+   */
   async of(token: string, client: KubeClient): Promise<string> {
-    // The memory must not contain tokens in plain text.
+    // The key is a hash, because the memory must not contain tokens in plain text.
     const hash = createHash('sha256').update(token).digest('base64');
     return await this.#names.forceFetch(hash, { context: client });
   }

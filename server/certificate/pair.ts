@@ -4,11 +4,11 @@ import { createSecureContext } from 'node:tls';
 import { messageOf } from '../../base/errors.ts';
 import type { Certificate } from '../../kube/certificates/certificate.ts';
 
-/** Limit of certificates in a chain. Public authorities use at most four. */
+/** Largest number of certificates in a chain. Public authorities use at most four. */
 const CHAIN = 10;
 const BLOCK = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
 
-/** Error with the mistake in the uploaded files, as a sentence for people. It never contains the key. */
+/** Error whose message describes the mistake in the uploaded files. The message never contains the key. */
 export class PairError extends Error {
   override readonly name = 'PairError';
   readonly field: 'certPath' | 'keyPath';
@@ -20,7 +20,8 @@ export class PairError extends Error {
 }
 
 /**
- * Returns the pair if a server can use it now. The chain may follow the certificate, in order. `now` is in milliseconds since 1970.
+ * Returns the certificate and its key if a server can use them now. The chain can follow the certificate in the same file, in order. `now`
+ * is in milliseconds since the epoch.
  *
  * @throws PairError when a file is not readable, the files do not belong together, or a certificate is not valid now.
  */
@@ -80,7 +81,7 @@ function keyIn(pem: string): KeyObject {
   try {
     key = createPrivateKey(pem);
   } catch {
-    // The message of the library may quote the key.
+    // The message of the library is not used, because it may quote the key.
     throw new PairError('keyPath', 'there is no readable private key in PEM form without a passphrase');
   }
   if (key.asymmetricKeyType !== 'rsa' && key.asymmetricKeyType !== 'ec') {

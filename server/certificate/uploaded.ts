@@ -1,4 +1,4 @@
-/** Keeps the uploaded certificate of the server in a Secret, so that all replicas use it and a restart does not lose it. */
+/** Keeps the uploaded certificate of the server in a Secret. All replicas use this Secret, and it remains after a restart. */
 import type { Logger } from 'pino';
 import { rest } from '../../base/time.ts';
 import type { Certificate } from '../../kube/certificates/certificate.ts';
@@ -14,8 +14,8 @@ const NAME = 'berth-server-certificate';
 const CERTIFICATE_KEY = 'tls.crt';
 const PRIVATE_KEY_KEY = 'tls.key';
 /**
- * Longest time in milliseconds that a starting server waits for the Secret. Then the server uses its other certificate, because clients may
- * ask for cluster-info while the API server does not answer.
+ * Longest time in milliseconds that a starting server waits for the Secret. After this time it uses its other certificate. Clients must be
+ * able to read cluster-info even if the API server does not answer.
  */
 const START_MILLISECONDS = 5_000;
 
@@ -31,7 +31,7 @@ export class UploadedCertificate {
   readonly #logger: Logger;
   readonly #ref: { namespace: string; name: string };
   readonly #informer: Informer<Secret>;
-  /** Version of the last Secret that was logged as unusable. */
+  /** resourceVersion of the last Secret about which the log says that it is not usable. */
   #refused = '';
 
   constructor({ client, logger, namespace }: UploadedCertificateOptions) {
@@ -45,14 +45,16 @@ export class UploadedCertificate {
     });
   }
 
-  /** Starts to watch the Secret. Resolves when it was read, or when the server must not wait any longer. */
+  /** Starts to watch the Secret. Resolves when the Secret was read, or when the time for this is over. */
   async start(signal: AbortSignal): Promise<void> {
     this.#informer.start(signal);
     const read = this.#informer.synced.catch(() => undefined);
     await Promise.race([read, rest(START_MILLISECONDS, signal)]);
   }
 
-  /** Returns a provider of the uploaded certificate. If there is none that is usable, it returns the certificate of `other`. */
+  /**
+   * Returns a function that returns the uploaded certificate. If there is no usable one, the function returns the certificate of `other`.
+   */
   orElse(other: CertificateProvider): CertificateProvider {
     return async () => this.#current() ?? (await other());
   }

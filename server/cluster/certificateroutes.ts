@@ -8,19 +8,20 @@ import { invalidField, StatusError } from '../http/errors.ts';
 import type { Services } from '../services.ts';
 import { PairError } from '../certificate/pair.ts';
 
-/** Limits of an upload. A chain of ten certificates with large keys has 32 KiB. */
+/** Limits of an upload. For comparison: a chain of ten certificates with large keys has 32 KiB. */
 const LIMITS = { fileSize: 64 * 1024, fieldSize: 64 * 1024, files: 2, fields: 2, parts: 4, headerPairs: 32 };
 const FIELDS = ['certPath', 'keyPath'] as const;
 
 export function addCertificateRoutes(app: App, { own }: Services): void {
-  // The reader of multipart bodies is for this route alone.
+  // The plugin for multipart bodies is registered in this scope only, because no other route here needs it.
   void app.register(async (scope: App) => {
     await scope.register(multipart, { limits: LIMITS });
     scope.post(
       '/api/v1/upload/cert',
       {
         schema: {
-          summary: 'Upload the certificate of this API. The files certPath and keyPath have PEM form',
+          summary:
+            'Upload the certificate of this API. The files in certPath and keyPath must be in PEM form',
           tags: ['Cluster'],
           response: { 200: z.string() },
         },
@@ -34,7 +35,7 @@ export function addCertificateRoutes(app: App, { own }: Services): void {
         } catch (error) {
           throw error instanceof PairError ? invalidField(error.field, error.message) : error;
         }
-        // Clients expect JSON. The framework would send the text without quotation marks.
+        // Clients expect JSON. Without this call, the framework would send the text without quotation marks.
         return await reply
           .type('application/json; charset=utf-8')
           .send(JSON.stringify('The certificate was uploaded'));
@@ -65,7 +66,7 @@ async function partsOf(request: FastifyRequest): Promise<Map<string, string>> {
       contents.set(part.fieldname, content);
     }
   } catch (error) {
-    // The reader's errors about limits have a status. Those about the form of the body have none.
+    // If a limit is exceeded, the error of the plugin has a status code. If the form of the body is wrong, its error has none.
     throw error instanceof Error && 'statusCode' in error
       ? error
       : new StatusError(400, `the body is not valid: ${messageOf(error)}`);

@@ -16,7 +16,7 @@ export function clusterInfo(
   const { hostname, port } = new URL(apiEndpoint ?? connection.server);
   const ownName = apiEndpoint === undefined ? connection.serverName : undefined;
   return {
-    // Clients read the port from this URL, so it is there even when it is the usual one.
+    // Clients read the port from this URL, so the URL has a port even if it is the default port.
     apiEndpoint: `https://${hostname}:${port || HTTPS_PORT}`,
     apiDomain: ownName ?? hostname.replace(/^\[(.*)\]$/, '$1'),
     certData: firstCertificate(cluster.certificateAuthority ?? connection.certificateAuthority),
@@ -31,7 +31,7 @@ export function clusterInfo(
   };
 }
 
-/** Clients read exactly one certificate. */
+/** Clients expect exactly one certificate here. */
 function firstCertificate(pem = ''): string {
   return CERTIFICATE.exec(pem)?.[0] ?? '';
 }

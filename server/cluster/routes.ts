@@ -1,4 +1,4 @@
-/** Facts about the cluster. */
+/** Route with facts about the cluster. */
 import { clusterInfoSchema } from '../../api/http/cluster.ts';
 import type { App } from '../http/app.ts';
 import type { Services } from '../services.ts';
@@ -8,7 +8,7 @@ export function addClusterRoutes(app: App, { clusterInfo }: Pick<Services, 'clus
     '/api/v1/cluster-info',
     {
       schema: {
-        summary: 'Read where the Kubernetes API is, and how to sign in. It needs no token',
+        summary: 'Read the address of the Kubernetes API and how to sign in. This request needs no token',
         tags: ['Cluster'],
         security: [],
         response: { 200: clusterInfoSchema },

@@ -3,11 +3,12 @@
  * to many such clients would fill the memory.
  */
 import type { FastifyReply } from 'fastify';
+import { limitReading } from '../http/answers.ts';
 import { StatusError } from '../http/errors.ts';
 
-/** Largest number of answers at once. A browser loads three files of the page. */
+/** Largest number of answers at the same time. A browser loads three files for the page. */
 const DOWNLOADS = 32;
-/** Time limit of one answer. The largest file has 1.7 MB, so a client with 0.5 Mbit/s gets it in time. */
+/** Time limit of one answer in milliseconds. The largest file has 1.7 MB, so a client with 0.5 Mbit/s gets it in time. */
 const DOWNLOAD_MILLISECONDS = 30_000;
 
 export class Downloads {
@@ -19,10 +20,7 @@ export class Downloads {
       throw new StatusError(503, 'Too many clients load this page. Try again later');
     }
     this.#open += 1;
-    const { raw } = reply;
-    const limit = setTimeout(() => raw.destroy(), DOWNLOAD_MILLISECONDS);
-    raw.once('close', () => {
-      clearTimeout(limit);
+    limitReading(reply.raw, DOWNLOAD_MILLISECONDS, () => {
       this.#open -= 1;
     });
   }

@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 
 const SCRIPT_TYPE = 'text/javascript; charset=utf-8';
 
-/** Files of the package that browsers get, with their types. The licence belongs to the script. */
+/** Files of the package that browsers can load, with their content types. The licence of the script is one of them. */
 export const FILES: Readonly<Record<string, string>> = {
   'swagger-ui.css': 'text/css; charset=utf-8',
   'swagger-ui-bundle.js': SCRIPT_TYPE,
@@ -17,8 +17,8 @@ export const START = { name: 'start.js', type: SCRIPT_TYPE };
 export const PAGE_PATH = '/api/v1/swagger';
 
 /**
- * Headers of the page and of its files. Everything comes from this server, and nothing else may frame the page or get its requests. The
- * pictures are in the style sheet.
+ * Headers of the page and of its files. They allow the page to load files only from this server, and to send requests only to it. No other
+ * site can show the page in a frame. The pictures are data URLs in the style sheet.
  */
 export const HEADERS: Readonly<Record<string, string>> = {
   'content-security-policy': [
@@ -65,8 +65,8 @@ export const SCRIPT = `SwaggerUIBundle({
 const require = createRequire(import.meta.url);
 
 /**
- * Returns the path of a file of the package. The container image has the package beside the bundle, so the package is also found by its
- * name there.
+ * Returns the path of a file of the package. The container image has the package in a folder beside the bundle, so the search by name works
+ * there, too.
  * @throws Error when the package is not installed.
  */
 export function pathOf(file: string): string {

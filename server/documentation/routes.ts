@@ -1,11 +1,11 @@
-/** The OpenAPI document of all routes, and a page that shows it. Everybody may read them. */
+/** The OpenAPI document of all routes, and a page that shows it. Everybody is allowed to read them. */
 import { createReadStream } from 'node:fs';
 import type { FastifyReply, RouteShorthandOptions } from 'fastify';
 import type { App } from '../http/app.ts';
 import { Downloads } from './downloads.ts';
 import { FILES, HEADERS, HTML, PAGE_PATH, pathOf, SCRIPT, START } from './page.ts';
 
-/** Time for which browsers keep the files of the page, in seconds. They change only with a version of Berth. */
+/** Time in seconds for which browsers keep the files of the page. The files change only with a new release of Berth. */
 const KEEP_SECONDS = 3_600;
 
 /** @throws Error when the files of the page are missing. */
@@ -19,7 +19,7 @@ export function addDocumentationRoutes(app: App): void {
       next();
     },
   };
-  // The text is made once, and not for each request of somebody without a token.
+  // The text is computed only once, because clients without a token can request it often.
   let document: string | undefined;
   app.get(`${PAGE_PATH}/json`, limited, (_request, reply) => {
     document ??= JSON.stringify(app.swagger());

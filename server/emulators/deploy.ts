@@ -1,18 +1,18 @@
 /** Deploys an Android emulator beside a running VM and waits until Android has booted. */
 import type { Logger } from 'pino';
 import type { EmulatorRequest } from '../../api/http/emulator.ts';
-import { EMULATOR_DEFAULTS, type Emulator } from '../../api/v1alpha1/emulator.ts';
-import type { Unsaved } from '../../kube/objects.ts';
+import { emulatorOf, emulatorState, notRunning, timeoutMinutes } from '../../api/http/emulatorspec.ts';
+import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { follow } from '../../kube/follow.ts';
 import type { Caller } from '../callers/caller.ts';
 import { createAs, getAs } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
-import { EMULATORS, VMS } from '../resources.ts';
+import { EMULATORS, VMS } from '../../api/v1alpha1/resources.ts';
 import { WaitEnd } from '../http/waiting.ts';
 
-/** Wait for an emulator when the request gives none. Android boots within two minutes if the system image is on the host. */
-const TIMEOUT_MINUTES = 5;
-/** Time limit of the deletion of an emulator whose name no client knows. A stopping process has less than 15 s for it. */
+/**
+ * Time limit in milliseconds for the deletion of an emulator whose name no client knows. A stopping process has less than 15 s for this.
+ */
 const DELETE_MILLISECONDS = 10_000;
 
 export interface EmulatorDeploy {
@@ -24,18 +24,18 @@ export interface EmulatorDeploy {
 
 /**
  * Creates the emulator and resolves with it when it runs. If the time of the request is over or the server stops, resolves with the
- * emulator that does not run yet. Its deployment continues, and it ends with its VM at the latest. A failed emulator is deleted, and so is
- * an emulator whose client is gone without its name. `end` aborts the wait with a {@link WaitEnd}.
+ * emulator that does not run yet. The deployment of this emulator continues. A failed emulator is deleted. If the client leaves before it
+ * knows the name of the emulator, the emulator is deleted, too. `end` aborts the wait with a {@link WaitEnd}.
  *
  * @throws StatusError 409 when the VM does not run, 500 when the emulator fails. @throws ApiError when the API server refuses.
  */
 export async function deployEmulator(request: EmulatorDeploy, end: AbortController): Promise<Emulator> {
   const { caller, namespace, body } = request;
-  const { status } = await getAs(caller.client, VMS, { namespace, name: body.vm });
-  if (status?.phase !== 'Running') {
-    throw new StatusError(409, `VM ${body.vm} does not run. An emulator needs a running VM`);
+  const refusal = notRunning(await getAs(caller.client, VMS, { namespace, name: body.vm }));
+  if (refusal !== undefined) {
+    throw new StatusError(409, refusal);
   }
-  const milliseconds = (body.timeout ?? TIMEOUT_MINUTES) * 60_000;
+  const milliseconds = timeoutMinutes(body) * 60_000;
   const timer = setTimeout(() => end.abort(new WaitEnd('late')), milliseconds);
   try {
     const created = await createAs(caller.client, EMULATORS, emulatorOf(body, namespace));
@@ -56,13 +56,13 @@ async function untilBooted(
     const from = created.metadata;
     for await (const emulator of follow<Emulator>({ client, watches, type: EMULATORS, from, signal })) {
       latest = emulator;
-      const { phase, failure } = emulator.status ?? {};
-      if (phase === 'Running') {
+      const state = emulatorState(emulator);
+      if (state === 'done') {
         return emulator;
       }
-      if (phase === 'Failed') {
+      if (state !== 'waiting') {
         await deleteUnknown(request, created);
-        throw failed(emulator, failure);
+        throw new StatusError(500, state.message, { causes: [state] });
       }
     }
   } catch (error) {
@@ -91,40 +91,4 @@ async function deleteUnknown(
       'an emulator was not deleted, and stays until its VM is deleted',
     );
   }
-}
-
-function failed(
-  { metadata }: Emulator,
-  failure: { reason: string; message: string } | undefined,
-): StatusError {
-  const { reason = 'Failed', message = `Emulator ${metadata.name} failed` } = failure ?? {};
-  return new StatusError(500, message, { causes: [{ reason, message }] });
-}
-
-/** Returns the Emulator for the body. Its own time limit is not shorter than the wait. */
-function emulatorOf(body: EmulatorRequest, namespace: string): Unsaved<Emulator> {
-  const {
-    vm,
-    name,
-    platform,
-    device,
-    deviceProfile,
-    imageType,
-    cpu,
-    memory,
-    timeout = TIMEOUT_MINUTES,
-  } = body;
-  const seconds = timeout * 60;
-  return {
-    metadata: { namespace, ...(name === undefined ? { generateName: 'emulator-' } : { name }) },
-    spec: {
-      vmName: vm,
-      platform,
-      device: device ?? deviceProfile,
-      imageType,
-      cpu,
-      memory: memory === undefined ? undefined : `${memory}Mi`,
-      deployTimeoutSeconds: seconds > EMULATOR_DEFAULTS.deployTimeoutSeconds ? seconds : undefined,
-    },
-  };
 }

@@ -1,15 +1,15 @@
 /** Android emulators of a namespace. */
 import { emulatorItemSchema, emulatorListSchema, emulatorRequestSchema } from '../../api/http/emulator.ts';
+import { emulatorItem } from '../../api/http/emulatoritem.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import { listQuerySchema } from '../../api/http/list.ts';
 import { listAs } from '../callers/list.ts';
 import { deleteAs, getAs } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
-import { EMULATORS } from '../resources.ts';
+import { EMULATORS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { deployEmulator } from './deploy.ts';
-import { emulatorItem } from './item.ts';
 
 const COLLECTION = '/api/v1/namespaces/:namespace/emulators';
 const tags = ['Emulators'];
@@ -47,7 +47,7 @@ export function addEmulatorRoutes(app: App, { own, waiting }: Services): void {
       schema: {
         summary: 'Deploy an emulator beside a running VM and wait until it runs',
         description:
-          'If the time is over before, the answer has the status Pending, and the deployment continues.',
+          'If the emulator does not run within the timeout, the answer has the status Pending, and the deployment continues.',
         tags,
         params: namespaceParams,
         body: emulatorRequestSchema,
@@ -55,7 +55,7 @@ export function addEmulatorRoutes(app: App, { own, waiting }: Services): void {
       },
     },
     async ({ fullCaller, headers, params: { namespace }, body, log }, reply) => {
-      // This check comes first. Otherwise a caller without the right would get the state of the VM in place of the refusal.
+      // This check comes first. Otherwise a caller without the right could learn the state of the VM.
       await own.rights.require(headers, { verb: 'create', resource: 'emulators', namespace });
       const caller = fullCaller();
       const request = { caller, namespace, body, logger: log };

@@ -1,4 +1,4 @@
-/** Long answers over real connections whose clients do not read. */
+/** Tests long answers over real connections whose clients do not read. */
 import { EventEmitter, once } from 'node:events';
 import type { ServerResponse } from 'node:http';
 import { connect, type Socket } from 'node:net';
@@ -15,11 +15,15 @@ const WAIT = { timeout: 30_000, interval: 50 };
 let app: App;
 let running: ListeningServer;
 const sockets = new Set<Socket>();
-/** Number of requests whose answers come too late. */
+/** Number of requests whose answers clients read too late. */
 let asked = 0;
 
 beforeAll(async () => {
   app = createApp({ logger: pino({ level: 'silent' }), tls: false });
+  app.addHook('onRequest', (request, _reply, next) => {
+    request.owner = () => Promise.resolve(String(request.headers['x-user']));
+    next();
+  });
   app.get('/long', () => 'x'.repeat(LONG));
   app.get('/short', () => 'x');
   app.get('/late', async (request) => {
@@ -36,24 +40,27 @@ afterAll(async () => {
   await running?.close();
 });
 
-async function get(path: string): Promise<Response> {
-  return await fetch(`http://127.0.0.1:${running.port}${path}`);
+async function get(path: string, user = 'ann'): Promise<Response> {
+  return await fetch(`http://127.0.0.1:${running.port}${path}`, { headers: { 'X-User': user } });
 }
 
 /** Asks for a long answer, and reads only its start. */
-async function hold(): Promise<void> {
+async function hold(user: string): Promise<void> {
   const socket = connect(running.port, '127.0.0.1');
   sockets.add(socket);
   socket.on('error', () => undefined);
-  socket.write('GET /long HTTP/1.1\r\nHost: a\r\n\r\n');
+  socket.write(`GET /long HTTP/1.1\r\nHost: a\r\nX-User: ${user}\r\n\r\n`);
   await once(socket, 'readable');
 }
 
 it('refuses long answers while clients read too slowly, and gives short ones all the time', async () => {
-  for (let count = 0; count < 4; count += 1) {
-    await hold();
+  for (const user of ['ann', 'bob', 'cid']) {
+    await hold(user);
   }
-  const refused = await get('/long');
+  // The share of one user is over before that of all.
+  expect((await get('/long', 'ann')).status).toBe(429);
+  await hold('dan');
+  const refused = await get('/long', 'eve');
   expect([refused.status, refused.headers.get('retry-after')]).toEqual([503, expect.stringMatching(/^\d+$/)]);
   expect(await refused.json()).toMatchObject({ kind: 'Status', code: 503 });
   expect((await get('/short')).status).toBe(200);
@@ -86,19 +93,20 @@ class FakeResponse extends EventEmitter {
   }
 }
 
-it('counts the bytes of answers, and ends an answer that takes too long', () => {
+it('counts the bytes of answers, and ends an answer that takes too long', async () => {
   vi.useFakeTimers();
   try {
     const unread = new UnreadAnswers();
-    const add = () => unread.add(new FakeResponse() as unknown as ServerResponse, '€'.repeat(LONG / 3));
-    for (let count = 0; count < 4; count += 1) {
-      add();
-    }
-    expect(add).toThrow(/Too many long answers/);
+    const add = async (owner: string) => {
+      const response = new FakeResponse() as unknown as ServerResponse;
+      await unread.add(response, '€'.repeat(LONG / 3), () => Promise.resolve(owner));
+    };
+    await add('ann');
+    await expect(add('ann')).rejects.toThrow(/Too many long answers/);
     vi.advanceTimersByTime(59_000);
-    expect(add).toThrow(/Too many long answers/);
+    await expect(add('ann')).rejects.toThrow(/Too many long answers/);
     vi.advanceTimersByTime(1_000);
-    expect(add).not.toThrow();
+    await add('ann');
   } finally {
     vi.useRealTimers();
   }

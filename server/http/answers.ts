@@ -1,36 +1,74 @@
-/** Limits the memory of answers that clients have not read yet. A long list stays in memory for as long as its client reads slowly. */
+/** Limits the memory of answers that clients have not read yet. A long list stays in memory until its client has read it. */
 import type { ServerResponse } from 'node:http';
 import { StatusError } from './errors.ts';
 
-/** Answers up to this number of bytes do not count. They are lists of some hundred VMs, and everything that is no list. */
+/** Answers up to this number of bytes do not count for the limits. All answers except lists of more than some hundred VMs are shorter. */
 const FREE_BYTES = 64 * 1024;
-/** Limit of all other answers together in bytes. The container of the server has 512 MiB. */
+/** Limit in bytes for all other answers together. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 96 * 1024 * 1024;
-/** Time limit of one answer that counts. A client with 1.2 Mbit/s gets the longest list in time, and 10,000 VMs with half of it. */
+/** Limit in bytes for the answers of one user. It fits three of the longest lists, and leaves memory for other users. */
+const OWNER_BYTES = TOTAL_BYTES / 4;
+/**
+ * Time limit in milliseconds for an answer that counts. A client with 1.2 Mbit/s gets the longest list in time. For 10,000 VMs, half of
+ * this speed is enough.
+ */
 const ANSWER_MILLISECONDS = 60_000;
 
 export class UnreadAnswers {
   #bytes = 0;
+  readonly #owners = new Map<string, number>();
 
   /**
-   * Counts an answer until it is sent or its client is gone. A client that reads too slowly is disconnected.
+   * Counts an answer until it is sent or its client has closed the connection. A client that reads too slowly is disconnected. `ownerOf`
+   * returns the name of the user, and is called only for an answer that counts.
    *
-   * @throws StatusError 503 while clients have not read too many others.
+   * @throws StatusError 429 while too many bytes wait for clients of the same user, and 503 while too many bytes wait for all clients
    */
-  add(response: ServerResponse, payload: unknown): void {
+  async add(response: ServerResponse, payload: unknown, ownerOf: () => Promise<string>): Promise<void> {
     const bytes = typeof payload === 'string' ? Buffer.byteLength(payload) : 0;
-    // A response that is closed already has no other event.
-    if (bytes <= FREE_BYTES || response.destroyed) {
+    if (bytes <= FREE_BYTES) {
       return;
     }
-    if (this.#bytes + bytes > TOTAL_BYTES) {
-      throw new StatusError(503, 'Too many long answers wait for their clients: try again later');
+    const owner = await ownerOf();
+    if ((this.#owners.get(owner) ?? 0) + bytes > OWNER_BYTES) {
+      throw new StatusError(
+        429,
+        'Too many long answers wait until clients of this user have read them. Try again later',
+      );
     }
-    this.#bytes += bytes;
-    const limit = setTimeout(() => response.destroy(), ANSWER_MILLISECONDS);
-    response.once('close', () => {
-      clearTimeout(limit);
-      this.#bytes -= bytes;
-    });
+    if (this.#bytes + bytes > TOTAL_BYTES) {
+      throw new StatusError(
+        503,
+        'Too many long answers wait until their clients have read them. Try again later',
+      );
+    }
+    this.#count(owner, bytes);
+    limitReading(response, ANSWER_MILLISECONDS, () => this.#count(owner, -bytes));
   }
+
+  #count(owner: string, bytes: number): void {
+    this.#bytes += bytes;
+    const own = (this.#owners.get(owner) ?? 0) + bytes;
+    this.#owners.set(owner, own);
+    if (own === 0) {
+      this.#owners.delete(owner);
+    }
+  }
+}
+
+/**
+ * Calls `release` when the answer is sent or its client has closed the connection. A client that does not read the answer in time is
+ * disconnected.
+ */
+export function limitReading(response: ServerResponse, milliseconds: number, release: () => void): void {
+  // If the response is already closed, no further event will follow.
+  if (response.destroyed) {
+    release();
+    return;
+  }
+  const limit = setTimeout(() => response.destroy(), milliseconds);
+  response.once('close', () => {
+    clearTimeout(limit);
+    release();
+  });
 }

@@ -18,7 +18,7 @@ beforeAll(async () => {
     config: loadConfig(undefined),
     logger: pino({ level: 'silent' }),
   });
-  // There is no API server, and large bodies are read only of callers whom it knows.
+  // There is no API server, and the server reads large bodies only of known callers.
   vi.spyOn(KubeClient.prototype, 'create').mockResolvedValue(REVIEW);
 });
 

@@ -16,10 +16,23 @@ import { normalizeBody } from './bodies.ts';
 import { BODY_BYTES, BodyReader } from './bodyreader.ts';
 import { refuseMalformed, sendError, StatusError } from './errors.ts';
 
-/** Limit of connections. Each deployment that waits has one, and at most 1,350 of them wait. */
+/** Largest number of connections. Each waiting deployment has one connection, and at most 1,350 deployments wait. */
 const CONNECTIONS = 2_048;
-/** Longest parameter of a path: an image reference with each character encoded. */
+/** Longest parameter of a path, in characters. It fits the longest image reference with every character percent-encoded. */
 const PARAMETER_LENGTH = 2_048;
+
+/** Name under which answers without a token are counted. */
+const ANYBODY = '';
+
+declare module 'fastify' {
+  interface FastifyRequest {
+    /**
+     * Returns the name of the caller, for the limits that hold for each user. @throws ApiError 401 when the API server does not know the
+     * caller.
+     */
+    owner?: () => Promise<string>;
+  }
+}
 
 export type App = FastifyInstance<
   Server | HttpsServer,
@@ -35,9 +48,9 @@ export interface AppOptions {
   readonly tls: boolean;
 }
 
-/** Creates the application without routes. Its `server` does not listen yet, and it is an HTTPS server only with `tls`. */
+/** Creates the application without routes. Its `server` does not listen yet. If `tls` is true, it is an HTTPS server. */
 export function createApp({ logger, tls }: AppOptions): App {
-  // With pino's own type here, the type of the application would not be App.
+  // The type is given here, because pino's own type would make the type of the application differ from App.
   const loggerInstance: FastifyBaseLogger = logger;
   const app: App = fastify({
     serverFactory: (handler) => {
@@ -45,10 +58,10 @@ export function createApp({ logger, tls }: AppOptions): App {
       return tls ? createServer(answer, { logger, tls: {} }) : createServer(answer, { logger });
     },
     loggerInstance,
-    // Requests are not logged, because the audit log of the API server says more about them.
+    // Requests are not logged, because the audit log of the API server has more details.
     logController: new LogController({ disableRequestLogging: true }),
     bodyLimit: BODY_BYTES,
-    // Clients append paths to their configured address, so a slash may be doubled or at the end.
+    // Clients append paths to their configured address, so a URL may contain a double slash or end with a slash.
     routerOptions: {
       ignoreTrailingSlash: true,
       ignoreDuplicateSlashes: true,
@@ -70,8 +83,8 @@ export function createApp({ logger, tls }: AppOptions): App {
   app.server.maxConnections = CONNECTIONS;
   readBodies(app);
   const unread = new UnreadAnswers();
-  app.addHook('onSend', async (_request, reply, payload) => {
-    unread.add(reply.raw, payload);
+  app.addHook('onSend', async (request, reply, payload) => {
+    await unread.add(reply.raw, payload, async () => (await request.owner?.()) ?? ANYBODY);
     return payload;
   });
   return app;
@@ -85,13 +98,13 @@ function readBodies(app: App): void {
     if (bodySchemaOf(request) !== undefined) {
       return parsed(await reader.read(payload));
     }
-    // Nobody needs this body. Clients read an early answer only after they have sent the whole body.
+    // Nobody needs this body, but it is read to its end. Clients read the answer only after they have sent the whole body.
     payload.resume();
     return undefined;
   });
   app.addHook('preValidation', (request, _reply, next) => {
     const schema = bodySchemaOf(request);
-    // A body that no handler reads would stay in memory while the request waits.
+    // This body is dropped, because no handler reads it. Otherwise it would stay in memory while the request waits.
     request.body = schema === undefined ? undefined : normalizeBody(schema, request.body);
     next();
   });

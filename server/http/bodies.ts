@@ -1,15 +1,15 @@
 /**
- * Reads request bodies in the forms that clients send. The letter case of keys does not matter. A field that is null counts as not given.
- * So does an optional field that is empty, or that is zero below its minimum.
+ * Reads request bodies in the forms that clients send. The letter case of keys does not matter. A field with the value null counts as
+ * absent. An optional field also counts as absent if it is an empty text, or if it is zero and its minimum is larger.
  */
 import * as z from 'zod';
 import { invalidField } from './errors.ts';
 
-/** Largest number of entries of a map in a body. Zod would keep each mistake in a longer map in memory. */
+/** Largest number of entries of a map in a body. In a longer map, zod would need too much memory for an error about each entry. */
 const ENTRIES = 1_024;
 
 /**
- * Returns the body with the keys of the schema, without unknown keys and without fields that are not given.
+ * Returns the body with the keys in the spelling of the schema. Unknown keys and absent fields are left out.
  *
  * @throws StatusError 422 when a map has too many entries.
  */

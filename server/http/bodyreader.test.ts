@@ -13,19 +13,19 @@ const PATH = '/api/v1/namespaces/platform-default/vms';
 /** Answer of an API server that knows the caller. */
 const REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview', metadata: { name: '' } };
 const MEBIBYTE = 1024 * 1024;
-/** More large bodies at once than the server reads. */
+/** A number of large bodies that is larger than the server reads at the same time. */
 const MANY = 52;
 const WAIT = { timeout: 30_000, interval: 50 };
 
 let server: Awaited<ReturnType<typeof assemble>>;
 let running: ListeningServer;
 const sockets = new Set<Socket>();
-/** The question who a caller is. */
+/** Call with which the server asks the API server who a caller is. */
 const review = vi.spyOn(KubeClient.prototype, 'create');
 
 beforeAll(async () => {
   server = await assemble({
-    // Nothing listens there. The tests say whom the API server knows.
+    // No server listens there. The tests decide which callers the API server knows.
     connection: { server: 'https://127.0.0.1:1' },
     config: configSchema.parse({ http: { tls: false } }),
     logger: pino({ level: 'silent' }),
@@ -48,7 +48,7 @@ async function post(body: string, token = 'token'): Promise<Response> {
 /** Returns a body of which the server refuses a field. */
 const body = (length: number) => JSON.stringify({ cpu: 1_000, padding: 'x'.repeat(length) });
 
-/** Sends almost all of a body, and then nothing. */
+/** Sends almost a whole body, and then sends nothing. */
 function hold(chunk: string, token = 'token'): Socket {
   const socket = connect(running.port, '127.0.0.1');
   sockets.add(socket);
@@ -94,7 +94,7 @@ it('reads a large body only of a caller whom the API server knows', async () => 
   const large = body(MEBIBYTE - 100);
   expect((await post(large, 'invented')).status).toBe(401);
   expect((await post(body(4_000), 'invented')).status).toBe(422);
-  // These bodies come in chunks, so nobody knows their length.
+  // These bodies are sent in chunks, so the server does not know their length.
   const held = Array.from({ length: MANY }, () => hold(large.slice(0, -1), 'invented'));
   const answers = await Promise.all(held.map(async (socket) => (await once(socket, 'data')) as Buffer[]));
   answers.forEach(([answer]) => expect(String(answer)).toMatch(/^HTTP\/1.1 401 /));

@@ -1,30 +1,40 @@
-/** Reads the bodies of requests. Thousands of connections may each send one, so all bodies that are being read have a limit together. */
+/**
+ * Reads the bodies of requests. Thousands of connections can send bodies at the same time, so the total size of bodies that are being read
+ * is limited.
+ */
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Readable } from 'node:stream';
 import { StatusError } from './errors.ts';
 
-/** Largest body of a request in bytes. Only uploads are larger, and they are streams. */
+/** Largest body of a request in bytes. Only uploads of files can be larger, because they are not held in memory. */
 export const BODY_BYTES = 1024 * 1024;
 /**
- * Number of bytes at the start of each body that do not count for the limit. Common requests are shorter, so nobody can keep them out. All
- * 2,048 connections together have 16 MiB of such bytes.
+ * Number of bytes at the start of each body that do not count for the limit. Common requests are shorter, so large bodies of others never
+ * block them. These bytes of all 2,048 connections together need 16 MiB.
  */
 const FREE_BYTES = 8 * 1024;
-/** Limit of all other bytes. The container of the server has 512 MiB. */
+/** Limit for all other bytes. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 48 * 1024 * 1024;
 
-/** Reports whether the body of a request may have bytes that count. The length of a body in chunks is not known before its end. */
+/**
+ * Reports whether the body of a request can have bytes that count for the limit. This is always true for a body in chunks, because its
+ * length is not known before its end.
+ */
 export function mayBeLarge(headers: IncomingHttpHeaders): boolean {
   return headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > FREE_BYTES;
 }
 
 export class BodyReader {
-  /** Bytes that count, of all bodies that are being read. */
+  /** Number of bytes that count for the limit, for all bodies that are being read. */
   #used = 0;
 
-  /** Reads the whole body as text. @throws StatusError 413 when it is too large, 503 when others send too much; Error when it breaks off. */
+  /**
+   * Reads the whole body as text. @throws StatusError 413 when the body is too large, 503 when all clients together send too much; Error
+   * when the connection ends before the end of the body.
+   */
   async read(body: Readable): Promise<string> {
-    // Senders choose the size of chunks. A list of small chunks would need many times the memory of their bytes.
+    // The bytes are copied into one buffer. Clients choose the size of chunks, and a list of small chunks would need many times the memory
+    // of their bytes.
     let buffer: Buffer = Buffer.alloc(0);
     let length = 0;
     try {
@@ -37,7 +47,7 @@ export class BodyReader {
       return buffer.toString('utf8', 0, length);
     } finally {
       this.#used -= counted(buffer.length);
-      // Clients read an early answer only after they have sent the whole body.
+      // The rest of the body is read and dropped, because clients read the answer only after they have sent the whole body.
       body.resume();
     }
   }
@@ -49,7 +59,7 @@ export class BodyReader {
     const size = 2 ** Math.ceil(Math.log2(needed));
     const more = counted(size) - counted(buffer.length);
     if (this.#used + more > TOTAL_BYTES) {
-      throw new StatusError(503, 'Too many large requests arrive at once: try again later');
+      throw new StatusError(503, 'Too many large requests arrive at the same time. Try again later');
     }
     this.#used += more;
     const grown = Buffer.allocUnsafeSlow(size);

@@ -4,28 +4,29 @@ import type { Socket } from 'node:net';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { hasZodFastifySchemaValidationErrors } from 'fastify-type-provider-zod';
 import { type Cause, failure, type Status } from '../../api/http/status.ts';
-import { codeOf } from '../../base/errors.ts';
-import { ApiError, DeadlineError } from '../../kube/errors.ts';
+import { ApiError, isUnreachable } from '../../kube/errors.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 import { invalid } from './mistakes.ts';
 
 /**
- * Seconds after which a client is asked to try again when the API server does not answer. A control plane changes its leader in this time.
+ * When the API server does not answer, the server asks the client to try again after this number of seconds. In this time, a control plane
+ * can elect a new leader.
  */
 const RETRY_AFTER_SECONDS = 5;
-/** Errors of a connection to the API server. */
-const CONNECTION_ERRORS = /^(ECONN|ENOTFOUND|EAI_|EHOST|ENET|EPIPE|ETIMEDOUT|UND_ERR_)/;
 
-/** Answers to malformed requests, by the code of the parser's error. */
+/** Answers to requests that the HTTP parser refuses, by the code of its error. */
 const MALFORMED: Readonly<Record<string, { status: number; message: string }>> = {
   HPE_HEADER_OVERFLOW: { status: 431, message: 'The headers are too long' },
   ERR_HTTP_REQUEST_TIMEOUT: { status: 408, message: 'The request did not arrive in time' },
 };
 const NO_REQUEST = { status: 400, message: 'This is not an HTTP request' };
-/** Time in which the rest of a malformed request is read and dropped. A client that still sends could otherwise not read the answer. */
+/**
+ * Time in milliseconds for which the rest of a malformed request is read and dropped. Otherwise a client that has not sent everything could
+ * not read the answer.
+ */
 const LINGER_MILLISECONDS = 2_000;
 
-/** Error of a handler with a Status as its answer. */
+/** Error of a handler. It contains the Status that the client gets as the answer. */
 export class StatusError extends HttpError {
   override readonly name = 'StatusError';
   readonly body: Status;
@@ -37,15 +38,21 @@ export class StatusError extends HttpError {
   }
 }
 
-/** Refusal of the identity of the server itself, which has lost its account or a right. The caller can do nothing about it. */
+/**
+ * Error when the API server refuses the server's own identity, because its account was deleted or a right was removed. The caller cannot
+ * fix this.
+ */
 export class OwnRefusalError extends ApiError {}
 
-/** Returns 404 for an object, in the words of the API server. `resource` is its plural name, with the group if it has one. */
+/**
+ * Returns the error 404 for an object, with the same message as the API server. `resource` is the plural name of the kind, with the API
+ * group if it has one.
+ */
 export function notFound(resource: string, name: string): StatusError {
   return new StatusError(404, `${resource} ${JSON.stringify(name)} not found`);
 }
 
-/** Returns 422 for a mistake in a field of the body. The message is a phrase after the name of the field. */
+/** Returns the error 422 for a mistake in a field of the body. `message` is a phrase that follows the name of the field. */
 export function invalidField(field: string, message: string): StatusError {
   const cause = { reason: 'FieldValueInvalid', field, message };
   return new StatusError(422, `${field}: ${message}`, { causes: [cause] });
@@ -59,7 +66,7 @@ export function refuseMalformed(error: Error & { code?: string }, socket: Socket
     return;
   }
   const body = JSON.stringify(failure(status, message));
-  // The parser would report each further piece as an error. A new listener takes the connection away from it.
+  // The parser would report all further data as errors. The new listener for data replaces the parser.
   socket.removeAllListeners('data');
   socket.on('data', () => undefined);
   socket.end(
@@ -69,7 +76,7 @@ export function refuseMalformed(error: Error & { code?: string }, socket: Socket
   setTimeout(() => socket.destroy(), LINGER_MILLISECONDS).unref();
 }
 
-/** Sends the answer for an error. Only an error that nobody expected is logged. */
+/** Sends the answer for an error. Only unexpected errors are logged. */
 export function sendError(error: unknown, request: FastifyRequest, reply: FastifyReply): void {
   const status = statusOf(error, request);
   if (isUnexpected(error, status)) {
@@ -83,8 +90,8 @@ export function sendError(error: unknown, request: FastifyRequest, reply: Fastif
   if (wait !== undefined || code === 503 || code === 429) {
     void reply.header('retry-after', wait === undefined ? RETRY_AFTER_SECONDS : Math.ceil(wait / 1000));
   }
-  // Fastify would close the connection after an error of a body. A client that still sends could then not read the answer. The rest of the
-  // body is read and dropped, until the time limit of the request.
+  // By default, Fastify closes the connection after an error in a body. A client that has not sent everything could then not read the
+  // answer. Therefore the rest of the body is read and dropped, until the time limit of the request.
   void reply.removeHeader('connection');
   void reply.code(code).type('application/json; charset=utf-8').send(JSON.stringify(status));
 }
@@ -104,7 +111,7 @@ function statusOf(error: unknown, request: FastifyRequest): Status {
   if (error instanceof OwnRefusalError) {
     return failure(
       503,
-      'The Kubernetes API server refuses the account of the HTTP API. The log of the HTTP API says why',
+      'The Kubernetes API server refuses the account of the HTTP API. The log of the HTTP API has the reason',
     );
   }
   if (error instanceof ApiError) {
@@ -114,7 +121,7 @@ function statusOf(error: unknown, request: FastifyRequest): Status {
   if (hasZodFastifySchemaValidationErrors(error)) {
     return invalid(error.validation, error.validationContext === 'body' ? request.body : undefined);
   }
-  if (error instanceof DeadlineError || CONNECTION_ERRORS.test(codeOf(error) ?? '')) {
+  if (isUnreachable(error)) {
     return failure(503, 'The Kubernetes API server does not answer. Try again later');
   }
   return statusOfFramework(error);

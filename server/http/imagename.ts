@@ -4,7 +4,7 @@
  */
 import { StatusError } from './errors.ts';
 
-/** Number of times that a parameter may still be encoded after the router decoded it once. */
+/** Largest number of further decodings of a parameter, after the router has decoded it once. */
 const ENCODINGS = 2;
 const ENCODED = /%[0-9a-f]{2}/i;
 
@@ -27,8 +27,9 @@ export function decodedImageName(parameter: string): string {
 }
 
 /**
- * Separates an image name with unencoded slashes from the action after it. A path that ends with none of the actions has no action. An
- * encoded name may end like an action, because it matches an earlier route with one parameter for the name.
+ * Separates an image name with unencoded slashes from the action after it. If a path does not end with an action, the result has no action.
+ * A percent-encoded name never reaches this function, because it matches an earlier route with one parameter for the name. It can therefore
+ * end like an action.
  *
  * @throws StatusError 400 when an encoding in the path is not valid.
  */

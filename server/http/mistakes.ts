@@ -1,12 +1,12 @@
-/** Turns the mistakes of a request, which zod found, into a Status. */
+/** Turns the mistakes that zod found in a request into a Status. */
 import * as z from 'zod';
 import { failure, type Status } from '../../api/http/status.ts';
 
-/** Largest number of mistakes in an answer. A hostile body has a mistake in each of its thousands of fields. */
+/** Largest number of mistakes in an answer. A hostile client can send a body with a mistake in each of thousands of fields. */
 const MISTAKES = 20;
 
 interface Mistake {
-  /** Code of zod for the mistake. */
+  /** Code that zod gives to the type of mistake. */
   keyword: string;
   /** Path of the field, with `/` before each part. */
   instancePath: string;
@@ -15,12 +15,12 @@ interface Mistake {
   params: Record<string, unknown>;
 }
 
-/** Mistakes of a value, one list for each form that the schema allows. */
+/** Mistakes of a value for which the schema allows several forms. There is one list for each form. */
 const formsSchema = z.array(z.array(z.object({ code: z.string(), message: z.string() })));
 
 /**
- * Returns 400 when a value has the wrong type, and 422 when it is missing or outside its bounds. `given` is the part of the request with
- * the values.
+ * Returns an error with code 400 if a value has the wrong type. The code is 422 if a value is missing or outside its bounds. `given` is the
+ * part of the request with the values.
  */
 export function invalid(mistakes: readonly Mistake[], given: unknown): Status {
   const causes = mistakes.slice(0, MISTAKES).map(({ instancePath, keyword, message = 'is not valid' }) => ({
@@ -35,7 +35,7 @@ export function invalid(mistakes: readonly Mistake[], given: unknown): Status {
   return failure(isMalformed ? 400 : 422, text, { details: { causes } });
 }
 
-/** Reports whether the type of the field's value is wrong, so that no other value of this type would be right. */
+/** Reports whether the type of the field's value is wrong. Then no value of this type is valid. */
 function hasWrongType({ keyword, instancePath, message = '', params }: Mistake, given: unknown): boolean {
   switch (keyword) {
     case 'invalid_type':
@@ -56,7 +56,7 @@ function hasWrongType({ keyword, instancePath, message = '', params }: Mistake, 
   }
 }
 
-/** Returns the refused number for a message. Texts are not repeated, because some of them are passwords. */
+/** Returns the refused value for a message if it is a number. A refused text is not repeated, because it may be a password. */
 function numberAt(instancePath: string, given: unknown): string {
   const value = valueAt(instancePath, given);
   return typeof value === 'number' ? `, not ${value}` : '';
@@ -73,7 +73,7 @@ function valueAt(instancePath: string, given: unknown): unknown {
   return value;
 }
 
-/** Reports whether the field is missing. Zod says so only in its message. */
+/** Reports whether the field is missing. Only the message of zod shows this. */
 function isMissing(keyword: string, message: string): boolean {
   return keyword === 'invalid_type' && message.endsWith('received undefined');
 }

@@ -1,11 +1,13 @@
-/** Namespaces that Berth serves. The HTTP API knows no others, whatever rights a caller has. */
+/** Decides which namespaces Berth serves. All other namespaces do not exist for the HTTP API, whatever rights a caller has. */
 import type { ServerConfig } from '../config.ts';
 import type { App } from './app.ts';
 import { notFound } from './errors.ts';
 
 type Namespaces = ServerConfig['namespaces'];
 
-/** Returns true if the namespace is served. The system namespace is not, because users with rights in it would be the operator. */
+/**
+ * Returns true if the namespace is served. The system namespace is not served, because users with rights in it could act as the operator.
+ */
 export function isServed(name: string, namespaces: Namespaces): boolean {
   return name !== namespaces.system && (name === namespaces.default || name.startsWith(namespaces.prefix));
 }

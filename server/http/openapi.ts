@@ -1,4 +1,4 @@
-/** The OpenAPI document of all routes. It is made from their schemas. */
+/** Creates the OpenAPI document of all routes from their schemas. */
 import swagger from '@fastify/swagger';
 import type { FastifySchema } from 'fastify';
 import { jsonSchemaTransform, jsonSchemaTransformObject } from 'fastify-type-provider-zod';
@@ -6,9 +6,9 @@ import { statusSchema } from '../../api/http/status.ts';
 import type { App } from './app.ts';
 
 const MULTIPART = 'multipart/form-data';
-/** Prefix of paths that operation IDs leave out. */
+/** Prefix of paths. Operation IDs do not contain it. */
 const PREFIX = /^\/api\/v1\/(?:namespaces\/:namespace\/(?=.))?/;
-/** Suffix of the names of schemas for requests. Those of answers have no suffix. */
+/** Suffix of the names of schemas for requests. The names of schemas for answers have no suffix. */
 const INPUT = /Input$/;
 
 type Described = ReturnType<typeof jsonSchemaTransformObject>;
@@ -20,7 +20,7 @@ declare module 'fastify' {
   }
 }
 
-/** Adds the document as `app.swagger()`. `version` is that of Berth. */
+/** Adds the document as `app.swagger()`. `version` is the version of Berth. */
 export async function addDocument(app: App, version: string): Promise<void> {
   await app.register(swagger, {
     openapi: {
@@ -31,7 +31,7 @@ export async function addDocument(app: App, version: string): Promise<void> {
     },
     transform: (document) => {
       const { route, schema, url } = document;
-      // Every error has a Status.
+      // The body of every error is a Status.
       const response = { ...(schema.response as object | undefined), default: statusSchema };
       const operationId = operationIdOf(String(route.method), url);
       const described = jsonSchemaTransform({
@@ -64,7 +64,7 @@ function withFiles(schema: FastifySchema, files: readonly string[]): FastifySche
   return { ...schema, consumes: [MULTIPART], body: { type: 'object', properties, required: files } };
 }
 
-/** Leaves out the bounds of JavaScript's integers, and the schemas of requests that no request has. */
+/** Removes the bounds of JavaScript's integers, and schemas for requests that no request uses. */
 function withoutNoise(document: Described): Described {
   const text = JSON.stringify(document, (key, value: unknown) =>
     (key === 'minimum' || key === 'maximum') && Math.abs(Number(value)) === Number.MAX_SAFE_INTEGER

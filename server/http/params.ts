@@ -4,8 +4,11 @@ import { LABEL, text } from '../../api/v1alpha1/schema.ts';
 
 export const NAMESPACES_PATH = '/api/v1/namespaces';
 
-/** Name of a namespace. A name with a slash would lead to another path of the API server. */
+/** Schema of the name of a namespace. It refuses a slash, which would change the path of the request to the API server. */
 export const namespaceParams = z.object({ namespace: text('Namespace.', 63, LABEL) });
 
-/** Names of a namespace and of an object in it. A name that no object can have gets the answer for a missing object. */
+/**
+ * Schema of the names of a namespace and of an object in it. If no object can have the name, the answer is the same as for a missing
+ * object.
+ */
 export const objectParams = namespaceParams.extend({ name: z.string().min(1) });

@@ -4,10 +4,13 @@ import { rest } from '../../base/time.ts';
 import { holdOpen } from '../../kube/serving/httpserver.ts';
 import { StatusError } from './errors.ts';
 
-/** Time for the answers of a stopping server. It is longer than a deletion, and Kubernetes kills a Pod 30 s after it was told to stop. */
+/**
+ * Time in milliseconds that a stopping server has for its answers. It is longer than a deletion takes, and shorter than the 30 s after
+ * which Kubernetes kills the Pod.
+ */
 const STOP_MILLISECONDS = 15_000;
 
-/** Reason why a request waits no longer: the client is gone, the time is over, or the server stops. */
+/** Reason for the end of a wait: the client has closed the connection, the time is over, or the server stops. */
 export class WaitEnd extends Error {
   override readonly name = 'WaitEnd';
   readonly why: 'gone' | 'late' | 'stopping';
@@ -19,16 +22,16 @@ export class WaitEnd extends Error {
 }
 
 /**
- * Share of all places that one user may have, and one namespace with all its users. A CI system deploys a thousand VMs at once as one user,
- * and others still find a place.
+ * Largest share of all waiting requests that one user can have. The same share holds for one namespace with all its users. A CI system
+ * deploys a thousand VMs at the same time as one user, and other users must be able to deploy, too.
  */
 const SHARE = 3 / 4;
 
 /** Owner of a request that waits. */
 export interface Owner {
-  /** Name of a caller whom the API server knows, because strangers get no place. */
+  /** Name of the caller. The API server must know the caller, because requests of unknown callers never wait. */
   readonly user: string;
-  /** Namespace whose members share places. Each of them can have several accounts. */
+  /** Namespace of the request. It has a limit of its own, because a member can have several accounts. */
   readonly namespace: string;
 }
 
@@ -42,7 +45,7 @@ export class WaitingRequests {
   readonly #waiting = new Map<AbortController, Waiting>();
   #isStopping = false;
 
-  /** `limit` is the largest number of requests that wait at once. */
+  /** `limit` is the largest number of requests that wait at the same time. */
   constructor(limit: number) {
     this.#limit = limit;
   }
@@ -59,7 +62,7 @@ export class WaitingRequests {
   /**
    * Runs the work of one request, which must end soon after the signal of its controller aborts.
    *
-   * @throws StatusError 429 when too many requests wait, 503 when the server stops, 408 when the client is gone already.
+   * @throws StatusError 429 when too many requests wait, 503 when the server stops, 408 when the client has already closed the connection.
    */
   async run<T>(
     response: ServerResponse,
@@ -68,7 +71,7 @@ export class WaitingRequests {
   ): Promise<T> {
     this.#refuse({ user, namespace });
     if (response.closed) {
-      throw new StatusError(408, 'The client is gone');
+      throw new StatusError(408, 'The client closed the connection');
     }
     const end = new AbortController();
     const answered = Promise.withResolvers<void>();
@@ -105,7 +108,9 @@ export class WaitingRequests {
     this.#refuseMore(`in namespace ${namespace}`, (one) => one.namespace === namespace);
   }
 
-  /** @throws StatusError 429 when the waiting requests that `isOne` selects have their share. `which` describes them. */
+  /**
+   * @throws StatusError 429 when the waiting requests that `isOne` selects have used their share. `which` describes them in the message.
+   */
   #refuseMore(which: string, isOne: (waiting: Waiting) => boolean): void {
     const share = Math.floor(this.#limit * SHARE);
     if ([...this.#waiting.values()].filter(isOne).length >= share) {

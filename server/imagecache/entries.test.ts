@@ -5,7 +5,7 @@ import type { Watches } from '../own/watches.ts';
 import { Entries } from './entries.ts';
 
 const LIMIT = 1_000;
-/** Limit for the hosts of one namespace. */
+/** Largest number of entries for the hosts of one namespace. */
 const SHARE = 250;
 const SOURCE = { reference: 'registry.example/new:1' };
 

@@ -1,36 +1,44 @@
 /** Finds, creates and changes ImageCacheEntries. One entry keeps an image on the hosts of all namespaces. */
-import { createHash } from 'node:crypto';
-import { isDeepStrictEqual } from 'node:util';
 import { LRUCache } from 'lru-cache';
+import {
+  type CachedSource,
+  changedByOthers,
+  ENTRY_PREFIX,
+  entryName,
+  type EntryWrite,
+  entryWrite,
+  type NewEntry,
+} from '../../api/http/cachechange.ts';
+import { isEmpty } from '../../api/http/cachehosts.ts';
 import { type CacheTargets, keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
-import type { ImageCacheEntry, ImageCacheEntrySpec } from '../../api/v1alpha1/imagecacheentry.ts';
+import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { isAlreadyExists, isConflict, unlessMissing } from '../../kube/errors.ts';
 import { StatusError } from '../http/errors.ts';
 import type { Watches } from '../own/watches.ts';
-import { IMAGE_CACHE_ENTRIES } from '../resources.ts';
-import { isEmpty } from './targets.ts';
+import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 
-export type CachedSource = Pick<ImageCacheEntrySpec, 'reference' | 'imageRef'>;
-
-/** Prefix of the names of entries that the server creates. The rest is a hash of the name of the image. */
-const NAME_PREFIX = 'cached-';
-const HASH_LENGTH = 32;
-/** Limit of entries that the server creates. No quota limits them, because they belong to no namespace. */
+/** Largest number of entries that the server creates. No quota can limit them, because they belong to no namespace. */
 const ENTRIES = 1_000;
-/** Limit of entries that keep images on the hosts of one namespace, so that its members leave entries to others. Few hosts have more images. */
+/**
+ * Largest number of entries that keep images on the hosts of one namespace. The members of one namespace can therefore not use all entries.
+ * Few hosts have more images.
+ */
 const ENTRIES_OF_NAMESPACE = 250;
-/** Time in which a watch shows a new entry. Until then, the entry counts as one of its namespace anyway. */
+/**
+ * Time in milliseconds in which a watch shows a new entry. Until then, the server remembers the entry itself, so that it counts for its
+ * namespace.
+ */
 const LEARNING_MILLISECONDS = 60_000;
 /** Number of unused entries that one request deletes before it creates an entry. */
 const DELETIONS = 10;
-/** Limit of attempts. Each failed attempt means that somebody else wrote the entry at the same time. */
+/** Largest number of attempts to write an entry. An attempt fails if somebody else wrote the entry at the same time. */
 const ATTEMPTS = 10;
 
 export class Entries {
   readonly #client: KubeClient;
   readonly #watches: Watches;
-  /** Targets of new entries by name, which the watch may not show yet. */
+  /** Targets of new entries, by the name of the entry. The watch may not show these entries yet. */
   readonly #created = new LRUCache<string, CacheTargets>({ max: ENTRIES, ttl: LEARNING_MILLISECONDS });
 
   constructor(client: KubeClient, watches: Watches) {
@@ -38,7 +46,7 @@ export class Entries {
     this.#watches = watches;
   }
 
-  /** Returns the entry that keeps the image, by the normalized name of the image; undefined without an entry. */
+  /** Returns the entry that keeps the image with this normalized name. The result is undefined if there is no entry. */
   find(reference: string): Readonly<ImageCacheEntry> | undefined {
     return keepingEntry(this.#watches.entriesFor(reference));
   }
@@ -47,7 +55,7 @@ export class Entries {
    * Changes the targets of the image's entry. If no entry exists and the changed targets select hosts, an entry is created. `change` is
    * called again when somebody else wrote the entry at the same time. `own` has the names of all hosts of the namespace.
    *
-   * @throws StatusError 403 when there are too many entries, and 409 when the entry is being deleted or others write it all the time.
+   * @throws StatusError 403 when there are too many entries, and 409 when the entry is being deleted or others change it in each attempt.
    */
   async change(
     source: CachedSource,
@@ -56,47 +64,39 @@ export class Entries {
   ): Promise<void> {
     const reference = referenceOf({ spec: source });
     for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
-      const name = this.find(reference)?.metadata.name ?? nameOf(reference);
+      const name = this.find(reference)?.metadata.name ?? entryName(reference);
       const entry = await unlessMissing(this.#client.get(IMAGE_CACHE_ENTRIES, { name }));
-      const isDone =
-        entry === undefined
-          ? await this.#create(name, { ...source, targets: change({}) }, own)
-          : await this.#update(entry, reference, change(entry.spec.targets ?? {}));
-      if (isDone) {
+      const write = entryWrite(entry, source, change);
+      if (write === undefined || (await this.#write(write, own))) {
         return;
       }
     }
-    throw new StatusError(409, `Others change the cache of ${reference} at the same time: try again`);
+    throw new StatusError(409, changedByOthers(reference));
   }
 
-  async #create(name: string, spec: ImageCacheEntrySpec, own: ReadonlySet<string>): Promise<boolean> {
-    const { targets = {} } = spec;
-    if (isEmpty(targets)) {
-      return true;
+  /** Resolves with false if somebody else wrote the entry at the same time. */
+  async #write(write: EntryWrite, own: ReadonlySet<string>): Promise<boolean> {
+    if ('refusal' in write) {
+      throw new StatusError(409, write.refusal);
     }
+    if ('create' in write) {
+      return await this.#create(write.create, own);
+    }
+    const { name, patch } = write;
+    return await doneUnless(isConflict, this.#client.mergePatch(IMAGE_CACHE_ENTRIES, { name }, patch));
+  }
+
+  async #create(entry: NewEntry, own: ReadonlySet<string>): Promise<boolean> {
+    const { name } = entry.metadata;
     this.#requireShare(own);
-    this.#created.set(name, targets);
+    this.#created.set(name, entry.spec.targets ?? {});
     try {
       await this.#makeRoom();
-      const created = this.#client.create(IMAGE_CACHE_ENTRIES, { metadata: { name }, spec });
-      return await doneUnless(isAlreadyExists, created);
+      return await doneUnless(isAlreadyExists, this.#client.create(IMAGE_CACHE_ENTRIES, entry));
     } catch (error) {
       this.#created.delete(name);
       throw error;
     }
-  }
-
-  async #update(entry: ImageCacheEntry, reference: string, targets: CacheTargets): Promise<boolean> {
-    const { name, resourceVersion, deletionTimestamp } = entry.metadata;
-    if (isDeepStrictEqual(entry.spec.targets ?? {}, targets)) {
-      return true;
-    }
-    if (deletionTimestamp !== undefined || referenceOf(entry) !== reference) {
-      throw new StatusError(409, `The ImageCacheEntry ${name} is being deleted: try again later`);
-    }
-    const { nodes, excludeNodes } = targets;
-    const patch = { metadata: { resourceVersion }, spec: { targets: { nodes, excludeNodes } } };
-    return await doneUnless(isConflict, this.#client.mergePatch(IMAGE_CACHE_ENTRIES, { name }, patch));
   }
 
   /** @throws StatusError 403 when too many entries keep images on the hosts with these names. */
@@ -109,16 +109,16 @@ export class Entries {
     if (count >= ENTRIES_OF_NAMESPACE) {
       throw new StatusError(
         403,
-        `The hosts of the namespace keep ${ENTRIES_OF_NAMESPACE} images already: remove an image first`,
+        `The hosts of the namespace keep ${ENTRIES_OF_NAMESPACE} images already. Remove an image first`,
       );
     }
   }
 
   #ownEntries(): readonly Readonly<ImageCacheEntry>[] {
-    return this.#watches.entries().filter(({ metadata }) => metadata.name.startsWith(NAME_PREFIX));
+    return this.#watches.entries().filter(({ metadata }) => metadata.name.startsWith(ENTRY_PREFIX));
   }
 
-  /** Deletes some entries that keep an image on no host any more. @throws StatusError 403 when there are too many others. */
+  /** Deletes some entries that no longer keep an image on any host. @throws StatusError 403 when there are too many other entries. */
   async #makeRoom(): Promise<void> {
     const known = this.#ownEntries();
     let count = known.length;
@@ -128,7 +128,7 @@ export class Entries {
       count -= Number(await doneUnless(isConflict, deleted));
     }
     if (count >= ENTRIES) {
-      throw new StatusError(403, `The cache has ${ENTRIES} images already: remove an image first`);
+      throw new StatusError(403, `The cache has ${ENTRIES} images already. Remove an image first`);
     }
   }
 }
@@ -144,10 +144,6 @@ async function doneUnless(mayRetry: (error: unknown) => boolean, work: Promise<u
     }
     return false;
   }
-}
-
-function nameOf(reference: string): string {
-  return NAME_PREFIX + createHash('sha256').update(reference).digest('hex').slice(0, HASH_LENGTH);
 }
 
 function isUnused({ metadata, spec, status }: Readonly<ImageCacheEntry>): boolean {

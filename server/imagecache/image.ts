@@ -1,12 +1,16 @@
-/** Reads which image a request for the cache names. A reference names an image of a registry, and any other name an Image object. */
+/**
+ * Finds the image that a request for the cache names. A reference names an image in a registry. Any other name is the name of an Image
+ * object.
+ */
+import type { CachedSource } from '../../api/http/cachechange.ts';
 import { cachedObjectName } from '../../api/v1alpha1/cachetargets.ts';
 import { isImageReference, normaliseImageName, readReference } from '../../api/v1alpha1/reference.ts';
-import { isObjectName } from '../../api/v1alpha1/schema.ts';
+import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { findAs } from '../callers/objects.ts';
 import { invalidField, notFound } from '../http/errors.ts';
-import { IMAGES } from '../resources.ts';
-import type { CachedSource, Entries } from './entries.ts';
+import { IMAGES } from '../../api/v1alpha1/resources.ts';
+import type { Entries } from './entries.ts';
 
 export interface Named {
   readonly image: string;
@@ -31,7 +35,7 @@ export async function imageToCache(
 }
 
 /**
- * Returns an image that may be cached already. The Image object may have been deleted since.
+ * Returns an image that hosts may have in their cache. The Image object is not read, because it may have been deleted in the meantime.
  *
  * @throws StatusError 422 when the reference is wrong, and 404 when no Image object can have the name.
  */

@@ -1,6 +1,8 @@
 /** The cache of images on the hosts of a namespace. ImageCacheEntries belong to no namespace, so the server changes them itself. */
 import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';
+import { cacheChange, isOneSelection } from '../../api/http/cachechange.ts';
+import { infoItems, listItems, objectInfoItems } from '../../api/http/cacheinfo.ts';
 import {
   cacheInfoSchema,
   cacheListSchema,
@@ -10,28 +12,26 @@ import {
   type CacheSelection,
   cacheSelectionSchema,
 } from '../../api/http/imagecache.ts';
-import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { App } from '../http/app.ts';
+import { StatusError } from '../http/errors.ts';
 import { decodedImageName, splitImagePath } from '../http/imagename.ts';
 import { namespaceParams } from '../http/params.ts';
 import type { Services } from '../services.ts';
-import { addToHosts, removeFromHosts } from './changes.ts';
 import { Entries } from './entries.ts';
 import { cachedImage, imageToCache, type Named } from './image.ts';
-import { infoItems, listItems } from './info.ts';
 
 const IMAGES_PATH = '/api/v1/namespaces/:namespace/cache/images';
 const tags = ['Image cache'];
 const imageParams = namespaceParams.extend({ image: z.string().min(1) });
 /** The rest of a path, with an image name whose slashes are not encoded. */
 const restParams = namespaceParams.extend({ '*': z.string().min(1) });
-/** Some hosts may fail and others not, so the answer has a status for each host. */
+/** The work can fail on some hosts and succeed on others, so the answer has a status for each host. */
 const MULTI_STATUS = 207;
 
 type Action = 'add' | 'remove';
 type Request = Pick<FastifyRequest, 'headers' | 'caller'>;
 
-/** Answers requests. The rights of the caller are checked first. */
+/** Handlers of the routes. Each first checks the rights of the caller. */
 class ImageCache {
   readonly #services: Services;
   readonly #entries: Entries;
@@ -55,13 +55,16 @@ class ImageCache {
     const { namespace } = named;
     const { rights, hosts } = this.#services.own;
     await rights.require(headers, { verb: 'list', resource: 'hosts', namespace });
-    const source = cachedImage(named, this.#entries, this.#defaultNamespace);
-    const reference = referenceOf({ spec: source });
-    return {
-      // The list of cached images also names an Image object without its namespace.
-      image: source.imageRef?.name ?? reference,
-      items: infoItems(reference, hosts.of(namespace), this.#entries.find(reference)),
-    };
+    const { reference } = cachedImage(named, this.#entries, this.#defaultNamespace);
+    const own = hosts.of(namespace);
+    const entryFor = (one: string) => this.#entries.find(one);
+    if (reference !== undefined) {
+      return { image: reference, items: infoItems(reference, own, entryFor(reference)) };
+    }
+    // Like the list of cached images, this answer names an Image object without its namespace.
+    const { image } = named;
+    const namespaces = { own: namespace, default: this.#defaultNamespace };
+    return { image, items: objectInfoItems(image, namespaces, own, entryFor) };
   }
 
   async change(
@@ -78,12 +81,17 @@ class ImageCache {
       subresource: 'imagecache',
       namespace,
     });
-    if (action === 'remove') {
-      const source = cachedImage(named, this.#entries, this.#defaultNamespace);
-      return await removeFromHosts(this.#entries, hosts, { source, namespace, selection });
+    if (!isOneSelection(selection)) {
+      throw new StatusError(400, 'exactly one of nodes, tags and all is required');
     }
-    const source = await imageToCache(named, caller(), this.#defaultNamespace);
-    return await addToHosts(this.#entries, hosts, { source, namespace, selection });
+    const source =
+      action === 'remove'
+        ? cachedImage(named, this.#entries, this.#defaultNamespace)
+        : await imageToCache(named, caller(), this.#defaultNamespace);
+    const exists = (name: string) => hosts.exists(name);
+    const change = cacheChange(action, { own: hosts.of(namespace), exists }, selection);
+    await this.#entries.change(source, change.own, change.change);
+    return change.result();
   }
 }
 
@@ -112,7 +120,7 @@ function addReads(app: App, cache: ImageCache): void {
     `${IMAGES_PATH}/:image`,
     {
       schema: {
-        summary: 'Read on which hosts of a namespace an image is',
+        summary: 'List the hosts of a namespace that have an image',
         tags,
         params: imageParams,
         response: { 200: cacheInfoSchema },
@@ -124,7 +132,7 @@ function addReads(app: App, cache: ImageCache): void {
 
 function addChanges(app: App, cache: ImageCache): void {
   for (const [path, action, summary] of [
-    ['/:image', 'add', 'Keep an image on hosts of a namespace. It is the same as the path with /add'],
+    ['/:image', 'add', 'Keep an image on hosts of a namespace. The path with /add does the same'],
     ['/:image/add', 'add', 'Keep an image on hosts of a namespace'],
     ['/:image/remove', 'remove', 'Remove an image from hosts of a namespace'],
   ] as const) {
@@ -147,7 +155,7 @@ function addChanges(app: App, cache: ImageCache): void {
   }
 }
 
-/** Accepts image names whose slashes are not encoded. */
+/** Adds routes for image names whose slashes are not percent-encoded. */
 function addPathsWithSlashes(app: App, cache: ImageCache): void {
   app.get(
     `${IMAGES_PATH}/*`,
@@ -176,7 +184,7 @@ function addPathsWithSlashes(app: App, cache: ImageCache): void {
   );
 }
 
-/** Accepts the removal with the image in the body. */
+/** Adds the route for a removal whose image is in the body and not in the path. */
 function addRemovals(app: App, cache: ImageCache, defaultNamespace: string): void {
   for (const path of ['/api/v1/imagecache/remove', '/v1/imagecache/remove']) {
     app.post(

@@ -1,6 +1,6 @@
 /**
- * Images and ISOs of a namespace. All users may use those of the default namespace, so each namespace shows them too. Changes are for the
- * objects of the namespace alone.
+ * Images and ISOs of a namespace. All users can use the objects of the default namespace, so each namespace also shows them. Only objects
+ * of the namespace itself can be changed.
  */
 import {
   copyRequestSchema,
@@ -17,13 +17,14 @@ import { listWithShared } from '../callers/list.ts';
 import { checked, createAs, deleteAs, findAs } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
-import { IMAGES, ISOS } from '../resources.ts';
+import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { isPush } from '../vms/pushes.ts';
-import { imageItem, type Stored } from './item.ts';
+import { imageItem, type Stored } from '../../api/http/imageitem.ts';
+import { copySpec, emptySpec } from '../../api/http/imagespec.ts';
 import { addTransferRoutes } from './transfers.ts';
 
-/** Resource type, and its name in summaries. */
+/** Resource type, and its name in the summaries of routes. */
 interface Kind {
   readonly type: Resource<Stored>;
   readonly one: string;
@@ -40,7 +41,7 @@ export function addImageRoutes(app: App, services: Services): void {
     addDeleteRoute(app, kind);
   }
   addGenerateRoute(app);
-  addTransferRoutes(app);
+  addTransferRoutes(app, services);
 }
 
 function addReadRoutes(app: App, { type, one }: Kind, { config: { namespaces } }: Services): void {
@@ -65,7 +66,7 @@ function addReadRoutes(app: App, { type, one }: Kind, { config: { namespaces } }
     `${collection(type)}/:name`,
     {
       schema: {
-        summary: `Get an ${one} of a namespace, or else of the default namespace`,
+        summary: `Get an ${one} of a namespace. If there is none, of the default namespace`,
         tags: tagsOf(one),
         params: objectParams,
         response: { 200: imageItemSchema },
@@ -100,7 +101,7 @@ function addCopyRoute(app: App, { type, one }: Kind, { config: { namespaces } }:
     `${collection(type)}/:name/copy`,
     {
       schema: {
-        summary: `Copy an ${one} of the namespace, or else of the default namespace`,
+        summary: `Copy an ${one} of the namespace. If there is none, of the default namespace`,
         tags: tagsOf(one),
         params: objectParams,
         body: copyRequestSchema,
@@ -112,28 +113,10 @@ function addCopyRoute(app: App, { type, one }: Kind, { config: { namespaces } }:
       const source = await findAs(client, type, params, namespaces.default);
       const { namespace } = params;
       const metadata = { name: nameIn(body), namespace };
-      const spec = copyOf(source, namespace);
-      return imageItem(
-        await createAs(client, type, {
-          metadata,
-          spec: { ...spec, description: body.description ?? spec.description },
-        }),
-      );
+      const spec = copySpec(source, namespace, body.description);
+      return imageItem(await createAs(client, type, { metadata, spec }));
     },
   );
-}
-
-/** Returns the spec of a copy. It leaves out the pull secrets of another namespace, which do not exist in this one. */
-function copyOf({ metadata, spec }: Stored, namespace: string): Stored['spec'] {
-  const { description, architecture, os, format, imagePullSecrets } = spec;
-  return {
-    description,
-    source: { copyOf: { name: metadata.name, namespace: metadata.namespace } },
-    architecture,
-    os,
-    format,
-    imagePullSecrets: metadata.namespace === namespace ? imagePullSecrets : undefined,
-  };
 }
 
 function addDeleteRoute(app: App, { type, one }: Kind): void {
@@ -167,10 +150,8 @@ function addGenerateRoute(app: App): void {
       },
     },
     async ({ caller, params: { namespace }, body }) => {
-      const { size, description, type: architecture } = body;
       const metadata = { name: nameIn(body), namespace };
-      const spec = { description, architecture, source: { empty: { size } } };
-      return imageItem(await createAs(caller(), IMAGES, { metadata, spec }));
+      return imageItem(await createAs(caller(), IMAGES, { metadata, spec: emptySpec(body) }));
     },
   );
 }

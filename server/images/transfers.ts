@@ -1,31 +1,45 @@
-/** Transfers of image files through the server, and images of a former remote storage. The server offers none of them. */
-import { imageListSchema } from '../../api/http/image.ts';
+/** Routes for the upload and download of Images and ISOs as files. Also has routes for remote images, which Berth does not support. */
+import { Readable } from 'node:stream';
+import multipart from '@fastify/multipart';
+import * as z from 'zod';
+import { imageItemSchema, imageListSchema } from '../../api/http/image.ts';
 import { statusSchema } from '../../api/http/status.ts';
+import { allowLongBody } from '../../kube/serving/httpserver.ts';
 import { listAs } from '../callers/list.ts';
 import type { App } from '../http/app.ts';
 import { StatusError } from '../http/errors.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
-import { IMAGES } from '../resources.ts';
+import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
+import type { Services } from '../services.ts';
+import { imageItem } from '../../api/http/imageitem.ts';
+import { lengthOf, readForm, UPLOAD_LIMITS } from './uploadform.ts';
+import type { Uploads } from './uploads.ts';
 
 const NAMESPACE = '/api/v1/namespaces/:namespace';
-const NO_FILES =
-  'The server transfers no image files. Name a file of a web server or an image of a registry in the source of an Image or ISO';
+const FILE_TYPE = 'application/octet-stream';
+const FILE_ANSWER = {
+  description: 'The file',
+  content: { [FILE_TYPE]: { schema: z.any().meta({ type: 'string', format: 'binary' }) } },
+};
 const NO_REMOTE =
-  'There are no remote images. Name an OCI reference as the image, or add the reference to the image cache';
+  'Remote images are not supported. Use an OCI reference as the image, or add the reference to the image cache';
 
-export function addTransferRoutes(app: App): void {
+export function addTransferRoutes(app: App, services: Services): void {
+  addUploadRoutes(app, services.uploads);
+  addDownloadRoutes(app, services);
   app.get(
     `${NAMESPACE}/remoteimages`,
     {
       schema: {
-        summary: 'List remote images: always none',
+        summary: 'List remote images. The list is always empty',
         tags: ['Images'],
         params: namespaceParams,
         response: { 200: imageListSchema },
       },
     },
     async ({ caller, params }) => {
-      // A caller who may not list the images of the namespace gets the refusal of the API server.
+      // The request is sent for its check of rights only: if the caller has no right to list the images of the namespace, the API server
+      // refuses it.
       await listAs(caller(), IMAGES, { ...params, limit: 1 }, ({ metadata }) => metadata.name);
       return { items: [] };
     },
@@ -35,9 +49,6 @@ export function addTransferRoutes(app: App): void {
     ['iso', 'ISOs'],
   ] as const) {
     const object = { params: objectParams, tags: [tag] };
-    const upload = { params: namespaceParams, tags: [tag] };
-    refuse(app, 'GET', `/${one}s/:name/download`, { ...object, summary: 'Not offered', message: NO_FILES });
-    refuse(app, 'POST', `/upload/${one}`, { ...upload, summary: 'Not offered', message: NO_FILES });
     refuse(app, 'POST', `/remote${one}s/:name/pull`, {
       ...object,
       summary: 'Not offered',
@@ -46,14 +57,86 @@ export function addTransferRoutes(app: App): void {
   }
 }
 
+function addUploadRoutes(app: App, uploads: Uploads): void {
+  // The plugin for multipart bodies is registered in this scope only, because no other route here needs it.
+  void app.register(async (scope: App) => {
+    await scope.register(multipart, { limits: UPLOAD_LIMITS });
+    for (const { one, tag, type } of [
+      { one: 'image', tag: 'Images', type: IMAGES },
+      { one: 'iso', tag: 'ISOs', type: ISOS },
+    ]) {
+      scope.post(
+        `${NAMESPACE}/upload/${one}`,
+        {
+          schema: {
+            summary: `Upload a file as a new ${one}. In the body, the texts imageName, description, type and sha256 must come before the file`,
+            tags: [tag],
+            params: namespaceParams,
+            response: { 200: imageItemSchema },
+          },
+          config: { files: ['file'] },
+        },
+        async (request, reply) => {
+          const { namespace } = request.params;
+          const caller = request.fullCaller();
+          const bytes = lengthOf(request);
+          const read = async () => {
+            const form = await readForm(request);
+            // Only the transfer of the file has no time limit. Otherwise a client that sends nothing would block one of the few uploads.
+            allowLongBody(request.raw, reply.raw);
+            return form;
+          };
+          try {
+            return imageItem(await uploads.upload({ caller, type, namespace, bytes, read }, reply.raw));
+          } finally {
+            // The rest of the body is read and dropped, because clients read the answer only after they have sent everything.
+            request.raw.unpipe().resume();
+          }
+        },
+      );
+    }
+  });
+}
+
+function addDownloadRoutes(app: App, { downloads, config: { namespaces } }: Services): void {
+  for (const { one, tag, type, ending } of [
+    { one: 'image', tag: 'Images', type: IMAGES, ending: 'qcow2' },
+    { one: 'ISO', tag: 'ISOs', type: ISOS, ending: 'iso' },
+  ]) {
+    app.get(
+      `${NAMESPACE}/${type.plural}/:name/download`,
+      {
+        schema: {
+          summary: `Download an ${one} of a namespace as a file. If there is none, of the default namespace`,
+          tags: [tag],
+          params: objectParams,
+          response: { 200: FILE_ANSWER },
+        },
+      },
+      async (request, reply) => {
+        const ref = request.params;
+        const asked = { caller: request.fullCaller(), type, ref, defaultNamespace: namespaces.default };
+        const object = await downloads.find(asked);
+        // A HEAD request must not begin any work, so its answer does not have the length.
+        const isHead = request.method === 'HEAD';
+        const download = isHead ? undefined : await downloads.open(asked, object, reply.raw);
+        const length = download && { 'content-length': download.bytes };
+        const disposition = `attachment; filename="${ref.name}.${ending}"`;
+        void reply.headers({ 'content-type': FILE_TYPE, 'content-disposition': disposition, ...length });
+        return await reply.send(download?.file ?? Readable.from([]));
+      },
+    );
+  }
+}
+
 interface Refusal {
-  readonly params: typeof namespaceParams | typeof objectParams;
+  readonly params: typeof objectParams;
   readonly tags: string[];
   readonly summary: string;
   readonly message: string;
 }
 
-/** Adds a route that answers 501. It answers before it reads the body, because the body of an upload is a whole disk. */
+/** Adds a route that answers 501. It answers before it reads the body, because the body can be a whole disk. */
 function refuse(app: App, method: 'GET' | 'POST', path: string, { message, ...schema }: Refusal): void {
   const answer = () => {
     throw new StatusError(501, message);

@@ -1,13 +1,12 @@
-/** Namespaces of Berth. The operator makes the RoleBindings of a new namespace. */
+/** Namespaces that Berth serves. The operator creates the RoleBindings of a new namespace. */
 import {
-  type NamespaceItem,
   namespaceItemSchema,
   namespaceListSchema,
   namespaceRequestSchema,
 } from '../../api/http/namespace.ts';
+import { namespaceItem, namespaceLabels, ownNamespace } from '../../api/http/namespaceitem.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
-import { CUSTOM_PODS_LABEL } from '../../api/v1alpha1/names.ts';
-import { type Namespace, NAMESPACES } from '../../kube/core.ts';
+import { NAMESPACES } from '../../kube/core.ts';
 import type { App } from '../http/app.ts';
 import { invalidField, StatusError } from '../http/errors.ts';
 import { isServed } from '../http/namespaces.ts';
@@ -31,7 +30,7 @@ function addReads(app: App, { config: { namespaces }, own }: Services): void {
     NAMESPACES_PATH,
     {
       schema: {
-        summary: 'List the namespaces that the caller may see',
+        summary: 'List the namespaces that the caller can see',
         tags,
         response: { 200: namespaceListSchema },
       },
@@ -68,11 +67,7 @@ function addCreation(app: App, { config: { namespaces } }: Services): void {
       if (!isServed(name, namespaces)) {
         throw invalidField('name', `must begin with ${namespaces.prefix}`);
       }
-      const labels = {
-        // The Pods of machines use host ports, which need this level. Policies hold the Pods of users to the level "baseline".
-        'pod-security.kubernetes.io/enforce': 'privileged',
-        ...(enableCustomPods ? { [CUSTOM_PODS_LABEL]: 'true' } : {}),
-      };
+      const labels = namespaceLabels({ customPods: enableCustomPods });
       await client.create(NAMESPACES, { metadata: { name, labels } });
       return success();
     },
@@ -93,14 +88,10 @@ function addDeletion(app: App, { config: { namespaces }, own }: Services): void 
     async ({ caller, params: { namespace } }) => {
       const client = caller();
       if ([namespaces.default, namespaces.system].includes(namespace)) {
-        throw new StatusError(409, `Namespace ${namespace} belongs to Berth and cannot be deleted`);
+        throw new StatusError(409, ownNamespace(namespace));
       }
       await removeNamespace({ caller: client, own: own.client }, namespace);
       return success();
     },
   );
-}
-
-function namespaceItem({ metadata: { name, labels } }: Readonly<Namespace>): NamespaceItem {
-  return { name, customPods: labels?.[CUSTOM_PODS_LABEL] === 'true' };
 }

@@ -1,5 +1,6 @@
 /**
- * Determines which namespaces a caller sees. A caller who may list namespaces sees all, and others see those in which they may list VMs.
+ * Determines which namespaces a caller sees. A caller with the right to list namespaces sees all. Other callers see the namespaces in which
+ * they have the right to list VMs.
  */
 import PQueue from 'p-queue';
 import { GROUP } from '../../api/v1alpha1/names.ts';
@@ -12,24 +13,37 @@ import { callerMay } from '../callers/access.ts';
 import type { CallerClient } from '../callers/caller.ts';
 import { listAs } from '../callers/list.ts';
 import { StatusError } from '../http/errors.ts';
-import { VMS } from '../resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 
-/** Limit of questions at once, for all callers. A list asks one question for each namespace, and must leave connections to others. */
+/**
+ * Largest number of requests about rights at the same time, for all callers. A list needs one such request for each namespace, and other
+ * work also needs connections.
+ */
 const QUESTIONS = 16;
-/** Limit of waiting questions. A longer queue comes from callers who do not wait for their answers. */
+/** Largest number of waiting requests about rights. A longer queue means that callers do not wait for their answers. */
 const QUESTIONS_WAITING = 8_192;
+/**
+ * If a user has more waiting requests about rights than this number, another list of the user is refused. Other users can therefore use the
+ * queue.
+ */
+const USER_QUESTIONS_WAITING = QUESTIONS_WAITING / 8;
 
 export class VisibleNamespaces {
   readonly #watches: Pick<Watches, 'namespaces' | 'namespace'>;
   readonly #isServed: (name: string) => boolean;
   readonly #questions = new PQueue({ concurrency: QUESTIONS });
+  /** Number of requests about rights that wait or are under way, by user. */
+  readonly #asking = new Map<string, number>();
 
   constructor(watches: Pick<Watches, 'namespaces' | 'namespace'>, isServed: (name: string) => boolean) {
     this.#watches = watches;
     this.#isServed = isServed;
   }
 
-  /** Returns the served namespaces that the caller sees, by name. @throws ApiError when the API server refuses. @throws StatusError 429. */
+  /**
+   * Returns the served namespaces that the caller sees, in the order of their names. @throws ApiError when the API server refuses. @throws
+   * StatusError 429.
+   */
   async list(client: CallerClient): Promise<Readonly<Namespace>[]> {
     const { items } = (await undefinedIf(isForbidden, listAs(client, NAMESPACES, {}, trimmed))) ?? {};
     const all = items ?? this.#watches.namespaces();
@@ -39,17 +53,31 @@ export class VisibleNamespaces {
     if (items !== undefined) {
       return served;
     }
-    if (this.#questions.size > QUESTIONS_WAITING) {
-      throw new StatusError(429, 'Too many callers list namespaces: try again later');
-    }
-    const seen = await this.#questions.addAll(
-      served.map(
-        ({ metadata }) =>
-          async () =>
-            await isMember(client, metadata.name),
-      ),
+    const seen = await this.#ask(
+      client,
+      served.map(({ metadata }) => metadata.name),
     );
     return served.filter((_namespace, index) => seen[index] === true);
+  }
+
+  /** Returns for each namespace whether the caller can see it. When the client has closed the connection, no further requests are sent. */
+  async #ask(client: CallerClient, namespaces: readonly string[]): Promise<boolean[]> {
+    const user = await client.username();
+    const asking = this.#asking.get(user) ?? 0;
+    if (this.#questions.size > QUESTIONS_WAITING || asking > USER_QUESTIONS_WAITING) {
+      throw new StatusError(429, 'Too many callers list namespaces. Try again later');
+    }
+    this.#asking.set(user, asking + namespaces.length);
+    try {
+      const questions = namespaces.map((name) => async () => await isMember(client, name));
+      return await this.#questions.addAll(questions, { signal: client.ended });
+    } finally {
+      const left = (this.#asking.get(user) ?? 0) - namespaces.length;
+      this.#asking.set(user, left);
+      if (left === 0) {
+        this.#asking.delete(user);
+      }
+    }
   }
 
   /** Returns the namespace. @throws ApiError when the caller does not see it, or when it does not exist. */
@@ -66,7 +94,7 @@ export class VisibleNamespaces {
   }
 }
 
-/** Keeps what the HTTP API shows. */
+/** Keeps only the fields of a namespace that the HTTP API shows. */
 function trimmed({ apiVersion, kind, metadata: { name, labels = {} } }: Namespace): Namespace {
   return { apiVersion, kind, metadata: { name, labels } };
 }

@@ -1,15 +1,14 @@
-/** Hosts of a namespace. The server reads and changes Nodes itself, because they belong to no namespace. */
+/** Hosts of a namespace. The server reads and changes Nodes with its own identity, because they belong to no namespace. */
 import * as z from 'zod';
 import { nodeListSchema, nodeNamespaceSchema, nodeTagSchema } from '../../api/http/node.ts';
+import { nodeItem } from '../../api/http/nodeitem.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
-import { TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
-import { NODES } from '../../kube/core.ts';
 import type { App } from '../http/app.ts';
 import { invalidField } from '../http/errors.ts';
 import { namespaceParams } from '../http/params.ts';
 import type { Services } from '../services.ts';
 import { dedicate } from './dedication.ts';
-import { nodeItem } from './item.ts';
+import { changeTag } from './tags.ts';
 
 const NODES_PATH = '/api/v1/namespaces/:namespace/nodes';
 const tags = ['Nodes'];
@@ -27,7 +26,7 @@ function addList(app: App, { own: { rights, hosts, watches } }: Services): void 
     {
       schema: {
         summary:
-          'List the hosts of a namespace. Hosts that are not dedicated to a namespace are in the default namespace',
+          'List the hosts of a namespace. Hosts that are not dedicated to a namespace belong to the default namespace',
         tags,
         params: namespaceParams,
         response: { 200: nodeListSchema },
@@ -43,9 +42,13 @@ function addList(app: App, { own: { rights, hosts, watches } }: Services): void 
 }
 
 function addTags(app: App, { own: { rights, hosts, client } }: Services): void {
-  for (const [action, summary, value] of [
-    ['tag', 'Add a tag to a host', ''],
-    ['untag', 'Remove a tag from a host. A tag from the configuration of the host returns by itself', null],
+  for (const [action, summary, isSet] of [
+    ['tag', 'Add a tag to a host. A host can have at most 64 tags', true],
+    [
+      'untag',
+      'Remove a tag from a host. If the configuration of the host has the tag, its agent adds the tag again',
+      false,
+    ],
   ] as const) {
     app.post(
       `${NODES_PATH}/:node/${action}`,
@@ -65,13 +68,9 @@ function addTags(app: App, { own: { rights, hosts, client } }: Services): void {
           subresource: 'tags',
           namespace,
         });
-        const { name } = hosts.find(namespace, node).metadata;
+        const { name: host } = hosts.find(namespace, node).metadata;
         const tag = body.tag ?? body.tags?.[0] ?? '';
-        await client.mergePatch(
-          NODES,
-          { name },
-          { metadata: { labels: { [TAG_LABEL_PREFIX + tag]: value } } },
-        );
+        await changeTag(client, hosts, { namespace, host, tag, isSet });
         return success();
       },
     );
@@ -85,7 +84,7 @@ function addNamespace(app: App, { own: { rights, hosts, client }, config }: Serv
     `${NODES_PATH}/:node/namespace`,
     {
       schema: {
-        summary: 'Give a host to another namespace. No VM may run on it',
+        summary: 'Move a host to another namespace. The request is refused if VMs run on the host',
         tags,
         params: nodeParams,
         body: nodeNamespaceSchema,

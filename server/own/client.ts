@@ -4,7 +4,10 @@ import { apiErrorFrom } from '../../kube/errors.ts';
 import type { Answer } from '../../kube/transport.ts';
 import { OwnRefusalError } from '../http/errors.ts';
 
-/** Words of a refusal because of a right. A refusal by admission is about the object, which the caller chose. */
+/**
+ * Words in the message of a refusal for a missing right. A refusal by admission has other words. It is about the object, which the caller
+ * chose.
+ */
 const LACKS_RIGHT = /forbidden: User "/;
 
 export class OwnClient extends KubeClient {

@@ -1,5 +1,5 @@
-/** Which hosts belong to a namespace. */
-import { DEDICATED_KEY, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
+/** Finds the hosts that belong to a namespace. */
+import { namespaceOfHost } from '../../api/http/host.ts';
 import type { Node } from '../../kube/core.ts';
 import { notFound, type StatusError } from '../http/errors.ts';
 import type { Watches } from './watches.ts';
@@ -13,12 +13,12 @@ export class Hosts {
     this.#defaultNamespace = defaultNamespace;
   }
 
-  /** Returns the namespace of a host. A host that is not dedicated to a namespace belongs to the default namespace. */
-  namespaceOf({ metadata }: Readonly<Node>): string {
-    return metadata.labels?.[DEDICATED_KEY] ?? this.#defaultNamespace;
+  /** Returns the namespace that the host belongs to. */
+  namespaceOf(node: Readonly<Node>): string {
+    return namespaceOfHost(node, this.#defaultNamespace);
   }
 
-  /** Returns the hosts of the namespace by name. @throws StatusError 404 when the namespace does not exist. */
+  /** Returns the hosts of the namespace, in the order of their names. @throws StatusError 404 when the namespace does not exist. */
   of(namespace: string): readonly Readonly<Node>[] {
     this.requireNamespace(namespace);
     return this.#watches
@@ -52,12 +52,4 @@ export class Hosts {
 
 export function hostNotFound(name: string): StatusError {
   return notFound('nodes', name);
-}
-
-/** Returns the tags of a host by name. */
-export function tagsOf({ metadata: { labels = {} } }: Readonly<Node>): string[] {
-  return Object.keys(labels)
-    .filter((label) => label.startsWith(TAG_LABEL_PREFIX))
-    .map((label) => label.slice(TAG_LABEL_PREFIX.length))
-    .toSorted();
 }

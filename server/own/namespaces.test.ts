@@ -5,7 +5,7 @@ import { sendError } from '../http/errors.ts';
 import { refuseMissingNamespaces } from './namespaces.ts';
 import type { Own } from './own.ts';
 
-/** Namespaces of the API server. The watch does not know the second one yet. */
+/** Namespaces of the API server. The watch does not show the second one yet. */
 const NAMESPACES = ['old', 'new'];
 
 const own = {

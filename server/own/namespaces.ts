@@ -9,8 +9,8 @@ interface Item {
 }
 
 /**
- * Answers a list with 404 if its namespace does not exist. The API server has already allowed the list, so a caller without rights learns
- * nothing. A list that has objects of the namespace needs no check.
+ * Answers a list with 404 if its namespace does not exist. The check comes after the API server has allowed the list, so a caller without
+ * rights learns nothing. If the list has objects of the namespace, the namespace exists and no check is needed.
  */
 export function refuseMissingNamespaces(app: App, own: Pick<Own, 'client' | 'watches'>): void {
   app.addHook('preSerialization', async (request, _reply, payload) => {
@@ -24,7 +24,7 @@ export function refuseMissingNamespaces(app: App, own: Pick<Own, 'client' | 'wat
   });
 }
 
-/** The watch may not show a new namespace yet. */
+/** If the namespace is new, the watch may not show it yet, so the API server is asked. */
 async function exists({ client, watches }: Pick<Own, 'client' | 'watches'>, name: string): Promise<boolean> {
   if (watches.namespace(name) !== undefined) {
     return true;

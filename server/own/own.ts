@@ -1,4 +1,6 @@
-/** What the server does with its own identity. Each use needs a right of the caller first: see {@link Rights}. */
+/**
+ * Objects with which the server acts with its own identity. Before each use, the server checks a right of the caller: see {@link Rights}.
+ */
 import type { Logger } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Authorizer } from '../../kube/serving/authorization.ts';

@@ -5,7 +5,10 @@ import type { Authorizer } from '../../kube/serving/authorization.ts';
 import { tokenOf } from '../callers/caller.ts';
 import { StatusError } from '../http/errors.ts';
 
-/** Right in a namespace, or in the whole cluster if there is no namespace. Roles can name its resource even if no CRD defines it. */
+/**
+ * Right in a namespace. If `namespace` is absent, it is a right in the whole cluster. Roles can name the resource even if no CRD defines
+ * it.
+ */
 export interface Right {
   readonly verb: 'create' | 'get' | 'list' | 'update';
   readonly resource: 'hosts' | 'certificates' | 'vms' | 'emulators';
@@ -32,7 +35,7 @@ export class Rights {
   }
 }
 
-/** Returns the refusal in the words of the API server. */
+/** Returns a refusal with the same message as a refusal of the API server. */
 function refusal(user: string, { verb, resource, subresource, namespace }: Right): string {
   const full = subresource === undefined ? resource : `${resource}/${subresource}`;
   const scope = namespace === undefined ? 'at the cluster scope' : `in the namespace "${namespace}"`;

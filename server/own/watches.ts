@@ -1,13 +1,14 @@
-/** Watches of the server's own identity: hosts, what runs there, their cache of images, and namespaces. */
+/** Watches with the server's own identity: Nodes of hosts, Pods on them, ImageCacheEntries and namespaces. */
 import type { Logger } from 'pino';
-import { HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
+import { keepFields } from '../../base/fields.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import { NAMESPACES, type Namespace, type Node, NODES, type Pod, PODS } from '../../kube/core.ts';
+import { NAMESPACES, type Namespace, NODES, type Node, PODS, type Pod } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { StatusError } from '../http/errors.ts';
-import { IMAGE_CACHE_ENTRIES } from '../resources.ts';
+import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 
 /** Index of Pods by the Node that they are bound to. */
 const PODS_BY_NODE = 'node';
@@ -51,7 +52,7 @@ export class Watches {
     );
   }
 
-  /** Returns what is missing before the server can answer; undefined when nothing is. */
+  /** Returns the reason why the server cannot answer yet. The result is undefined if it can answer. */
   unready(): string | undefined {
     return this.#isFilled ? undefined : 'the caches are not filled yet';
   }
@@ -67,7 +68,7 @@ export class Watches {
     return this.#nodes.cache.get(name);
   }
 
-  /** Returns the architecture of a host, which is also that of its machines; undefined if the host is not known. */
+  /** Returns the architecture of a host, which is also that of its machines. The result is undefined if the host is not known. */
   architectureOf(name: string): string | undefined {
     const { metadata, status } = this.#nodes.cache.get(name) ?? {};
     return status?.nodeInfo?.architecture ?? metadata?.labels?.['kubernetes.io/arch'];
@@ -94,7 +95,7 @@ export class Watches {
     return this.#entries.cache.list();
   }
 
-  /** Returns the entries for the image with this normalized name. Only one of them works. */
+  /** Returns the entries for the image with this normalized name. Only one of them has an effect. */
   entriesFor(reference: string): readonly Readonly<ImageCacheEntry>[] {
     this.#requireFilled();
     return this.#entries.cache.byIndex(ENTRIES_BY_REFERENCE, reference);
@@ -107,7 +108,7 @@ export class Watches {
   }
 }
 
-/** Removes fields that no answer shows. An agent renews the times of its Node's conditions all the time. */
+/** Removes fields that no answer shows. For example, an agent updates the times in the conditions of its Node again and again. */
 function trimNode({ metadata, status = {}, ...node }: Node): Node {
   const { capacity: _capacity, conditions = [], ...rest } = status;
   const ready = conditions.filter(({ type }) => type === 'Ready');
@@ -115,25 +116,16 @@ function trimNode({ metadata, status = {}, ...node }: Node): Node {
   return { ...node, metadata: kept, status: { ...rest, conditions: ready } };
 }
 
-/** Keeps the place, the requests and the phase of a Pod. */
+/** Keeps only the Node name, the resource requests and the phase of a Pod. */
 function trimPod({ apiVersion, kind, metadata, spec, status }: Pod): Pod {
-  const { name, namespace, uid, resourceVersion, labels } = metadata;
-  const containers = spec.containers.map(({ name, image, resources }) => ({
-    name,
-    image,
-    ...(resources === undefined ? {} : { resources }),
-  }));
   return {
     apiVersion,
     kind,
-    metadata: {
-      name,
-      ...(namespace === undefined ? {} : { namespace }),
-      ...(uid === undefined ? {} : { uid }),
-      ...(resourceVersion === undefined ? {} : { resourceVersion }),
-      ...(labels === undefined ? {} : { labels }),
+    metadata: keepFields(metadata, ['name', 'namespace', 'uid', 'resourceVersion', 'labels']),
+    spec: {
+      ...keepFields(spec, ['nodeName']),
+      containers: spec.containers.map((container) => keepFields(container, ['name', 'image', 'resources'])),
     },
-    spec: { containers, ...(spec.nodeName === undefined ? {} : { nodeName: spec.nodeName }) },
     ...(status?.phase === undefined ? {} : { status: { phase: status.phase } }),
   };
 }

@@ -1,4 +1,7 @@
-/** Credentials of a namespace for registries. Only administrators of the namespace may change them, and nobody reads a password here. */
+/**
+ * Credentials of a namespace for registries. Only administrators of the namespace have the right to change them. No route returns a
+ * password.
+ */
 import {
   registryCredentialListSchema,
   registryCredentialRequestSchema,

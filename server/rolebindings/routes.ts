@@ -4,10 +4,10 @@ import { subjectListSchema, type Subjects, subjectsSchema } from '../../api/http
 import { statusSchema, success } from '../../api/http/status.ts';
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
+import { addSubjects, listSubjects, type RoleRef, removeSubjects } from '../../kube/members.ts';
 import type { App } from '../http/app.ts';
 import { notFound } from '../http/errors.ts';
 import { namespaceParams, NAMESPACES_PATH } from '../http/params.ts';
-import { addSubjects, listSubjects, removeSubjects } from './subjects.ts';
 
 const SUBJECTS_PATH = `${NAMESPACES_PATH}/:namespace/rolebindings/:binding/subjects`;
 const tags = ['Role bindings'];
@@ -29,15 +29,20 @@ export function addRoleBindingRoutes(app: App): void {
     async ({ caller, params: { namespace, binding } }) => {
       const client = caller();
       requireDev(binding);
-      const subjects = await listSubjects(client, namespace);
+      const subjects = await listSubjects(client, { namespace, name: DEV_ROLE });
       return { items: subjects.map(({ kind, name, namespace }) => ({ kind, name, namespace })) };
     },
   );
-  addChange(app, { method: 'POST', action: 'add', summary: 'Give the role dev', change: addSubjects });
+  addChange(app, {
+    method: 'POST',
+    action: 'add',
+    summary: 'Give the role dev to subjects',
+    change: addSubjects,
+  });
   addChange(app, {
     method: 'DELETE',
     action: 'remove',
-    summary: 'Take the role dev from subjects. Absent subjects are no error',
+    summary: 'Remove the role dev from subjects. Subjects without the role are not an error',
     change: removeSubjects,
   });
 }
@@ -46,7 +51,7 @@ interface Change {
   readonly method: 'POST' | 'DELETE';
   readonly action: string;
   readonly summary: string;
-  readonly change: (client: KubeClient, namespace: string, subjects: Subjects) => Promise<void>;
+  readonly change: (client: KubeClient, role: RoleRef, subjects: Subjects) => Promise<void>;
 }
 
 function addChange(app: App, { method, action, summary, change }: Change): void {
@@ -63,13 +68,13 @@ function addChange(app: App, { method, action, summary, change }: Change): void 
     handler: async ({ caller, params: { namespace, binding }, body }) => {
       const client = caller();
       requireDev(binding);
-      await change(client, namespace, body);
+      await change(client, { namespace, name: DEV_ROLE }, body);
       return success();
     },
   });
 }
 
-/** @throws StatusError 404 for another RoleBinding. */
+/** @throws StatusError 404 when the name is not the name of the RoleBinding for the role dev. */
 function requireDev(binding: string): void {
   if (binding !== DEV_ROLE) {
     throw notFound('rolebindings', binding);

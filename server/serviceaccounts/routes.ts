@@ -1,17 +1,21 @@
 /** Service accounts of a namespace and their tokens. */
 import * as z from 'zod';
 import { statusSchema, success } from '../../api/http/status.ts';
-import { serviceAccountListSchema, tokenRequestSchema, tokenSchema } from '../../api/http/serviceaccount.ts';
+import {
+  lifeSeconds,
+  serviceAccountListSchema,
+  tokenRequestSchema,
+  tokenSchema,
+} from '../../api/http/serviceaccount.ts';
 import { listQuerySchema } from '../../api/http/list.ts';
-import type { KubeClient } from '../../kube/client.ts';
+import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
+import { requestToken } from '../../kube/accounttoken.ts';
 import { SERVICE_ACCOUNTS } from '../../kube/core.ts';
-import { isNotFound } from '../../kube/errors.ts';
+import { createMember, deleteMember } from '../../kube/members.ts';
 import { listAs } from '../callers/list.ts';
-import { deleteAs, type NamespacedRef } from '../callers/objects.ts';
+import { checked } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
 import { namespaceParams, NAMESPACES_PATH } from '../http/params.ts';
-import { addSubjects, removeSubjects } from '../rolebindings/subjects.ts';
-import { requestToken } from './token.ts';
 
 const ACCOUNTS_PATH = `${NAMESPACES_PATH}/:namespace/serviceaccounts`;
 const ACCOUNT_PATH = `${ACCOUNTS_PATH}/:name`;
@@ -57,7 +61,7 @@ function addChanges(app: App): void {
       },
     },
     async ({ caller, params }) => {
-      await createMember(caller(), params);
+      await createMember(caller(), params, DEV_ROLE);
       return success();
     },
   );
@@ -65,14 +69,14 @@ function addChanges(app: App): void {
     ACCOUNT_PATH,
     {
       schema: {
-        summary: 'Delete a service account. All its tokens end',
+        summary: 'Delete a service account. All its tokens become invalid',
         tags,
         params: accountParams,
         response,
       },
     },
     async ({ caller, params }) => {
-      await deleteMember(caller(), params);
+      await deleteMember(caller(), checked(SERVICE_ACCOUNTS, params), DEV_ROLE);
       return success();
     },
   );
@@ -83,7 +87,8 @@ function addToken(app: App): void {
     `${ACCOUNT_PATH}/token`,
     {
       schema: {
-        summary: 'Create a token of a service account. It ends with the service account',
+        summary:
+          'Create a token of a service account. It becomes invalid when the service account is deleted',
         tags,
         params: accountParams,
         body: tokenRequestSchema,
@@ -91,36 +96,8 @@ function addToken(app: App): void {
       },
     },
     async ({ caller, params, body }, reply) => {
-      const token = await requestToken(caller(), params, body);
+      const token = await requestToken(caller(), checked(SERVICE_ACCOUNTS, params), lifeSeconds(body));
       return await reply.header('cache-control', 'no-store').send(token);
     },
   );
-}
-
-/**
- * Creates the account and gives it the role. If the role cannot be given, the account is deleted again, so that the request can be
- * repeated.
- */
-async function createMember(client: KubeClient, ref: NamespacedRef): Promise<void> {
-  const { metadata } = await client.create(SERVICE_ACCOUNTS, { metadata: ref });
-  try {
-    await addSubjects(client, ref.namespace, { serviceaccounts: [ref] });
-  } catch (error) {
-    await client.delete(SERVICE_ACCOUNTS, ref, { uid: metadata.uid });
-    throw error;
-  }
-}
-
-/** Deletes the account, and then takes the role from its name. A repeated request takes the role that an interrupted one has left. */
-async function deleteMember(client: KubeClient, ref: NamespacedRef): Promise<void> {
-  const takeRole = async () => await removeSubjects(client, ref.namespace, { serviceaccounts: [ref] });
-  try {
-    await deleteAs(client, SERVICE_ACCOUNTS, ref);
-  } catch (error) {
-    if (isNotFound(error)) {
-      await takeRole();
-    }
-    throw error;
-  }
-  await takeRole();
 }

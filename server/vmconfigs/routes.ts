@@ -1,14 +1,14 @@
-/** VM configs of a namespace. All users may use those of the default namespace, so each namespace shows them too. */
+/** VM configs of a namespace. All users can use the VM configs of the default namespace, so each namespace also shows them. */
 import { success, statusSchema } from '../../api/http/status.ts';
 import { vmConfigItemSchema, vmConfigListSchema, vmConfigRequestSchema } from '../../api/http/vmconfig.ts';
 import { listWithShared } from '../callers/list.ts';
 import { createAs, deleteAs, findAs } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
-import { VM_CONFIGS } from '../resources.ts';
+import { VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
-import { vmConfigItem } from './item.ts';
-import { machineSpec } from '../machines/request.ts';
+import { vmConfigItem } from '../../api/http/vmconfigitem.ts';
+import { vmConfigSpec } from '../../api/http/machinespec.ts';
 
 const COLLECTION = '/api/v1/namespaces/:namespace/vmconfigs';
 const tags = ['VM configs'];
@@ -32,7 +32,7 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
     `${COLLECTION}/:name`,
     {
       schema: {
-        summary: 'Get a VM config of a namespace, or else of the default namespace',
+        summary: 'Get a VM config of a namespace. If there is none, of the default namespace',
         tags,
         params: objectParams,
         response: { 200: vmConfigItemSchema },
@@ -52,8 +52,8 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
         response: { 200: vmConfigItemSchema },
       },
     },
-    async ({ caller, params: { namespace }, body: { name, type, ...machine } }) => {
-      const spec = { ...machineSpec(machine), architecture: type };
+    async ({ caller, params: { namespace }, body: { name, ...wanted } }) => {
+      const spec = vmConfigSpec(wanted);
       return vmConfigItem(await createAs(caller(), VM_CONFIGS, { metadata: { name, namespace }, spec }));
     },
   );

@@ -17,10 +17,11 @@ import { getAs } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
 import { notFound } from '../http/errors.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
-import { IMAGES } from '../resources.ts';
+import { IMAGES } from '../../api/v1alpha1/resources.ts';
 import { commit, push, resize, save } from './disk.ts';
 import { command } from './power.ts';
-import { isPush, pushItem } from './pushes.ts';
+import { pushItem } from '../../api/http/pushitem.ts';
+import { isPush } from './pushes.ts';
 
 const NAMESPACE = '/api/v1/namespaces/:namespace';
 const VM = `${NAMESPACE}/vms/:name`;
@@ -35,7 +36,7 @@ export function addActionRoutes(app: App): void {
     `${VM}/resize`,
     {
       schema: {
-        summary: 'Let the disk of a VM grow',
+        summary: 'Enlarge the disk of a VM',
         tags,
         params: objectParams,
         body: resizeBody,
@@ -107,7 +108,7 @@ function addImageRoutes(app: App): void {
     `${VM}/commit`,
     {
       schema: {
-        summary: 'Replace the content of the image of a VM by its disk',
+        summary: 'Replace the content of a VM’s image with the disk of the VM',
         tags,
         params: objectParams,
         body: commitBody,

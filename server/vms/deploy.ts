@@ -1,23 +1,29 @@
 /**
- * Deploys a VM and waits until it runs. A VM whose deployment has no good answer is deleted, because the caller may not know its name. If
- * this process ends before, the operator deletes the VM: it has the annotation `berth.dev/answer-by` until the caller gets the answer.
+ * Deploys a VM and waits until it runs. If the deployment fails, the VM is deleted, because the caller may not know its name. The VM has
+ * the annotation `berth.dev/answer-by` until the caller gets the answer. If this process ends before that, the operator therefore deletes
+ * the VM.
  */
 import type { ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
+import { settledState } from '../../api/http/deployment.ts';
 import type { VMDeployBody, VMDeployQuery } from '../../api/http/vmdeploy.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import { unlessMissing } from '../../kube/errors.ts';
 import { follow } from '../../kube/follow.ts';
+import type { Ref } from '../../kube/objects.ts';
 import type { Caller } from '../callers/caller.ts';
 import { createAs } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
-import { VMS } from '../resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import { answerOf, deleted, keep, settle } from './ending.ts';
-import { settledState } from './settled.ts';
-import { isNamed, timeoutMinutes, vmOf } from './spec.ts';
+import { isNamed, timeoutMinutes, vmOf } from '../../api/http/vmspec.ts';
 import { trimmed } from './trimmed.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 
-/** Time after the deployment in which the answer is taken. The clocks of this process and of the operator differ by less. */
+/**
+ * Time in milliseconds that is added to the deployment's time limit for the annotation `berth.dev/answer-by`. The clocks of this process
+ * and of the operator differ by less than this time.
+ */
 const ANSWER_MILLISECONDS = 60_000;
 
 export interface DeployRequest {
@@ -30,7 +36,10 @@ export interface DeployRequest {
 export interface DeploysOptions {
   readonly waiting: WaitingRequests;
   readonly logger: Logger;
-  /** Status code when no host has room, from the setting `http.aliases`. With it, deployments do not wait unless the request says so. */
+  /**
+   * Status code when no host has room, from the setting `http.aliases`. If it is set, a deployment waits for room only if the request asks
+   * for this.
+   */
   readonly fullStatus: number | undefined;
 }
 
@@ -47,8 +56,8 @@ export class Deploys {
   }
 
   /**
-   * Creates the VM and resolves when it runs. The VM stays if the promise resolves, or if the client chose its name and is gone. The client
-   * is gone when `response` closes.
+   * Creates the VM and resolves when it runs. If the promise rejects, the VM is deleted, with one exception. If the client chose the name
+   * of the VM and then closed the connection, the VM stays. `response` closes when the client closes the connection.
    *
    * @throws StatusError or ApiError with the answer for the caller.
    */
@@ -68,7 +77,7 @@ export class Deploys {
     });
   }
 
-  /** Waits for the VM that was created, and keeps it or deletes it. */
+  /** Waits until the created VM runs, and keeps or deletes it. */
   async #answer(request: DeployRequest, created: VM, signal: AbortSignal): Promise<VM> {
     const { caller, body } = request;
     const { logger, fullStatus } = this.#options;
@@ -84,7 +93,7 @@ export class Deploys {
   }
 }
 
-/** Follows the VM until it runs. `latest` has its last known version. @throws StatusError when it will not run; the signal's reason. */
+/** Follows the VM until it runs. `latest` gets each version of the VM. @throws StatusError when the VM cannot run; the signal's reason. */
 async function untilRunning(
   { caller, query }: DeployRequest,
   latest: { vm: VM },
@@ -94,14 +103,19 @@ async function untilRunning(
   const from = latest.vm.metadata;
   const wanted = { ...query, fullStatus };
   for await (const version of follow<VM>({ client, watches, type: VMS, from, trim: trimmed, signal })) {
-    const { vm, state } = await settledState(client, version, wanted, signal);
+    const readAgain = async () => await unlessMissing(client.get(VMS, refOf(version), { signal }));
+    const { vm, state } = await settledState(version, wanted, readAgain, signal);
     latest.vm = trimmed(vm);
-    if (state instanceof StatusError) {
-      throw state;
-    }
     if (state === 'done') {
       return;
     }
+    if (state !== 'waiting') {
+      throw new StatusError(state.code, state.message, state.causes && { causes: state.causes });
+    }
   }
   throw deleted(latest.vm);
+}
+
+function refOf({ metadata: { name, namespace = '' } }: VM): Ref {
+  return { namespace, name };
 }

@@ -14,7 +14,7 @@ interface Parts {
   status?: object;
 }
 
-/** Returns a client that knows the VM and its image, and the list of its writes. */
+/** Returns a client that returns the VM and its image, and a list of the client's writes. */
 function world({ vm = {}, image }: { vm?: Parts; image?: Parts }) {
   const writes: object[] = [];
   const objects: Record<string, Parts | undefined> = {

@@ -22,7 +22,7 @@ afterEach(() => void vi.useRealTimers());
 
 type Write = () => Promise<unknown>;
 
-/** A client of an API server that is away until `isBack` is set. */
+/** A client of an API server that does not answer until `isBack` is set. */
 function api() {
   const state = { isBack: false };
   const write = vi.fn<Write>(async () => {

@@ -1,6 +1,6 @@
 /**
- * The end of a deployment: the VM is kept or deleted, and the caller gets the answer. While the API server is away, this last write is
- * repeated. If it never gets through, the operator deletes the VM at the time in its annotation `berth.dev/answer-by`.
+ * Ends a deployment: the VM is kept or deleted, and the caller gets the answer. If the API server does not answer, this last write is
+ * repeated. If it never succeeds, the operator deletes the VM at the time in the annotation `berth.dev/answer-by`.
  */
 import type { Logger } from 'pino';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
@@ -12,20 +12,26 @@ import { ApiError, isConflict, isNotFound, isRefusal } from '../../kube/errors.t
 import { Patience } from '../../kube/patience.ts';
 import { StatusError } from '../http/errors.ts';
 import { WaitEnd } from '../http/waiting.ts';
-import { VMS } from '../resources.ts';
-import { progressOf } from './progress.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
+import { progressOf } from '../../api/http/deployment.ts';
 
 /**
- * Time for which the answer waits for the last write. One write takes milliseconds, and those of a thousand deployments some seconds. A
- * stopping process has less than 15 s for both.
+ * Time in milliseconds for which the answer waits for the last write. One write takes milliseconds, and the writes of a thousand
+ * deployments take some seconds. A stopping process has less than 15 s for all writes and answers.
  */
 const ANSWER_MILLISECONDS = 10_000;
-/** Time for which a last write is repeated. An API server that is away for longer needs people, and the operator deletes the VM. */
+/**
+ * Time in milliseconds for which a last write is repeated. If the API server does not answer for longer, people must repair it, and the
+ * operator later deletes the VM.
+ */
 const LIMIT_MILLISECONDS = 300_000;
-/** Waits between two attempts, while the API server is away. */
+/** Waits in milliseconds between two attempts while the API server does not answer. */
 const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as const;
 
-/** Takes the annotation from the VM, so that it stays. @throws StatusError when the VM is gone; ApiError; the signal's reason. */
+/**
+ * Removes the annotation from the VM, so that the operator does not delete the VM. @throws StatusError when the VM no longer exists;
+ * ApiError; the signal's reason.
+ */
 export async function keep(client: KubeClient, vm: VM, signal: AbortSignal): Promise<VM> {
   const { name, namespace = '', uid } = vm.metadata;
   const patch = { metadata: { uid, annotations: { [ANSWER_BY_ANNOTATION]: null } } };
@@ -40,8 +46,8 @@ export async function keep(client: KubeClient, vm: VM, signal: AbortSignal): Pro
 }
 
 /**
- * Writes what becomes of a VM without a good answer: with `stays` it is kept, otherwise deleted. Resolves with true when this is done, and
- * with false when it fails or takes too long for the answer. The write is then repeated in the background.
+ * Ends a deployment that has failed. If `stays` is true, the VM is kept, otherwise it is deleted. Resolves with true when this is done.
+ * Resolves with false when it fails or takes too long, and then repeats the write in the background.
  */
 export async function settle(
   client: KubeClient,
@@ -49,7 +55,7 @@ export async function settle(
   { error, stays, logger }: { error: unknown; stays: boolean; logger: Logger },
 ): Promise<boolean> {
   if (error instanceof ApiError && error.status === 401) {
-    // No further write is tried, because it would have the same token.
+    // No further write is tried, because its token would be refused, too.
     return false;
   }
   const signal = AbortSignal.timeout(LIMIT_MILLISECONDS);
@@ -106,7 +112,7 @@ function leftToOperator({ metadata }: VM): string {
     : `The operator deletes VM ${metadata.name} at ${time}`;
 }
 
-/** Deletes the VM. A VM that others have made under its name stays. @throws ApiError; the signal's reason. */
+/** Deletes the VM. A later VM of the same name is not deleted. @throws ApiError; the signal's reason. */
 async function remove(client: KubeClient, { metadata }: VM, signal: AbortSignal): Promise<void> {
   const { name, namespace = '', uid } = metadata;
   const write = async () => await client.delete(VMS, { name, namespace }, { uid, signal });
@@ -117,7 +123,7 @@ async function remove(client: KubeClient, { metadata }: VM, signal: AbortSignal)
   });
 }
 
-/** Repeats a write until the API server has answered it finally. @throws ApiError; the signal's reason. */
+/** Repeats a write until the API server accepts it or refuses it permanently. @throws ApiError; the signal's reason. */
 async function repeated<T>(write: () => Promise<T>, signal: AbortSignal): Promise<T> {
   const backoff = new Backoff(BACKOFF);
   const patience = new Patience();

@@ -1,6 +1,7 @@
 import { expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { isPush, pushItem } from './pushes.ts';
+import { pushItem } from '../../api/http/pushitem.ts';
+import { isPush } from './pushes.ts';
 
 const REQUESTED = '2026-11-23T12:00:00.000Z';
 const SPEC = {

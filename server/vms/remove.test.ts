@@ -3,7 +3,7 @@ import type { Caller } from '../callers/caller.ts';
 import { deleteAndWait } from './remove.ts';
 import { WaitEnd } from '../http/waiting.ts';
 
-/** A caller whose watches tell nothing. */
+/** A caller whose watches send no events. */
 const caller = {
   client: {
     get: async () => ({ metadata: { name: 'mac', namespace: 'platform-default', resourceVersion: '1' } }),

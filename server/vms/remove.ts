@@ -1,13 +1,16 @@
-/** Deletes a VM and waits for the end. */
+/** Deletes a VM and waits until it no longer exists. */
 import { follow } from '../../kube/follow.ts';
 import type { Caller } from '../callers/caller.ts';
 import { getAs, type NamespacedRef } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
-import { VMS } from '../resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import { WaitEnd } from '../http/waiting.ts';
 import { trimmed } from './trimmed.ts';
 
-/** Longest wait for the end. A guest has 30 s to shut down, and a silent host can delay a deletion for long. */
+/**
+ * Longest wait in milliseconds for the end of a deletion. A guest has 30 s to shut down. A host that does not report can delay a deletion
+ * for a long time.
+ */
 const LIMIT_MILLISECONDS = 600_000;
 
 /**
@@ -27,7 +30,7 @@ export async function deleteAndWait(
     await client.delete(VMS, ref, { uid: from.uid });
     const versions = follow({ client, watches, type: VMS, from, trim: trimmed, signal });
     while ((await versions.next()).done !== true) {
-      // The VM still exists.
+      // At this point, the VM exists.
     }
   } catch (error) {
     throw error instanceof WaitEnd

@@ -11,11 +11,11 @@ import { listAs } from '../callers/list.ts';
 import { deleteAs, getAs } from '../callers/objects.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
 import { hostNotFound } from '../own/hosts.ts';
-import { VMS } from '../resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { addActionRoutes } from './actionroutes.ts';
 import type { Deploys } from './deploy.ts';
-import { deployedVM, vmItem } from './item.ts';
+import { deployedVM, vmItem } from '../../api/http/vmitem.ts';
 import { deleteAndWait } from './remove.ts';
 
 const VMS_PATH = '/api/v1/namespaces/:namespace/vms';
@@ -33,7 +33,8 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
         querystring: listQuerySchema,
         response: { 200: vmListSchema },
       },
-      // The items are new objects of this type. To check a thousand of them again would take longer than to write them.
+      // The items are not checked against their schema, because the code above creates them with this type. A check of a thousand items
+      // would take longer than writing them.
       serializerCompiler: () => JSON.stringify,
     },
     async ({ caller, params, query }) => await listAs(caller(), VMS, { ...params, ...query }, itemOf),
@@ -101,17 +102,21 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
 }
 
 /**
- * Refuses a VM whose only host does not exist, because it would wait for that host. Only callers who may create a VM learn about hosts.
+ * Refuses a VM whose only allowed host does not exist, because the VM would wait for this host forever. The right to create VMs is checked
+ * first, so that only callers with this right learn whether a host exists.
  *
- * @throws StatusError 404 without the host.
+ * @throws StatusError 403 without the right, and 404 without the host.
  */
 async function requireHost(
   { hosts, rights }: Services['own'],
   headers: IncomingHttpHeaders,
   { namespace, host }: { namespace: string; host: string | undefined },
 ): Promise<void> {
-  if (host !== undefined && !hosts.exists(host)) {
-    await rights.require(headers, { verb: 'create', resource: 'vms', namespace });
+  if (host === undefined) {
+    return;
+  }
+  await rights.require(headers, { verb: 'create', resource: 'vms', namespace });
+  if (!hosts.exists(host)) {
     throw hostNotFound(host);
   }
 }

@@ -11,7 +11,7 @@ import { FILES } from '../../agent/drivers/qemu/state.ts';
 import { segmentName } from '../../agent/console/logwriter.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
-import { VMS } from '../../operator/objects/resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';

@@ -11,7 +11,7 @@ import { isMissing } from '../../base/errors.ts';
 import { bundleInto } from '../../hack/bundle.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
-import { VMS } from '../../operator/objects/resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { freePorts } from '../../hack/cluster/ports.ts';
 import { startProcess, stopProcess } from '../../hack/cluster/processes.ts';

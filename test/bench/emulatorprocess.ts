@@ -19,7 +19,7 @@ import { EmulatorDriver } from '../../agent/drivers/emulator/driver.ts';
 import { NATIVE } from '../../agent/drivers/emulator/sdk.ts';
 import { NatNetwork, type NatOptions } from '../../agent/network/nat/nat.ts';
 import type { NamespaceNetwork } from '../../agent/network/network.ts';
-import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/emulator.ts';
+import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/emulatordefaults.ts';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { waitFor } from '../../hack/wait.ts';

@@ -16,7 +16,7 @@ import { Informer } from '../../kube/informer.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { Transport } from '../../kube/transport.ts';
-import { VMS } from '../../operator/objects/resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 
 /** A running VM and its Pod, as the operator wrote them. */
 export interface Template {

@@ -10,7 +10,7 @@ import { waitFor } from '../../hack/wait.ts';
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
 import { pathOf } from '../../kube/objects.ts';
 import { loadConnection } from '../../kube/credentials.ts';
-import { VMS } from '../../operator/objects/resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import { allowMetrics, readMetrics } from '../support/operatorlog.ts';
 import { hostsAreReady, IMAGE_ENVIRONMENT } from './contestants.ts';
 import { apiServerDoor, HTTPSide, serverDoor, type Work } from './httpside.ts';

@@ -4,7 +4,7 @@ import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import type { Connection } from '../../kube/credentials.ts';
 import { pathOf } from '../../kube/objects.ts';
-import { VMS } from '../../operator/objects/resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 
 /** Connections of the client, one for each request at the same time. */
 const CONNECTIONS = 8;

@@ -2,7 +2,7 @@
 import { pino } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
 import { Informer } from '../../kube/informer.ts';
-import { VMS } from '../../operator/objects/resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import { quantile } from './report.ts';
 
 /** Number of clients at the same time. More clients would only fill the queue of the API server. */

@@ -2,15 +2,16 @@
  * Measures VMs on simulated hosts, compared with an operator on Go's usual framework; starts by the agent, compared with QEMU by hand;
  * starts of emulators, compared with their program by hand; streams, compared with reserved ports; pulls, compared with skopeo and the
  * limits of the machine; clones; one image for many simulated hosts; readers of logs; the HTTP API, compared with the API server; deployments
- * over HTTP that wait. It prints tables for people, a verdict for each target, and everything as JSON. The exit code is 1 if a target is
- * missed.
+ * over HTTP that wait; starts of the command `berth`, compared with kubectl. It prints tables for people, a verdict for each target, and
+ * everything as JSON. The exit code is 1 if a target is missed.
  *
- *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,fanout,logs,deploys,workers,streams,http] [--vms 1000]
- *         [--hosts 600] [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
+ *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,fanout,logs,deploys,workers,streams,http,command]
+ *         [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
 import { measureStarts } from './agent.ts';
 import { measureClones } from './clones.ts';
+import { commandTable, commandVerdicts, measureCommand } from './command.ts';
 import { deploysTable, deploysVerdicts, measureDeploys } from './deploys.ts';
 import { emulatorsTable, emulatorsVerdicts, measureEmulators } from './emulators.ts';
 import { measureFanOut } from './fanout.ts';
@@ -102,6 +103,10 @@ const PARTS: readonly Part[] = [
   part('emulators', ({ folder, starts }) => measureEmulators(folder, starts), {
     table: emulatorsTable,
     verdicts: emulatorsVerdicts,
+  }),
+  part('command', ({ folder, starts }) => measureCommand(folder, starts), {
+    table: commandTable,
+    verdicts: commandVerdicts,
   }),
   part('starts', ({ starts }) => measureStarts(starts), { table: startsTable, verdicts: startsVerdicts }),
 ];

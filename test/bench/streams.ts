@@ -2,7 +2,7 @@
 import { freePort } from '../../hack/cluster/ports.ts';
 import { tell } from '../worlds/qemuguest.ts';
 import { World } from '../worlds/vm.ts';
-import { Kubectl } from '../wires/kubectl.ts';
+import { StartedProgram } from '../wires/startedprogram.ts';
 import { format } from './report.ts';
 import { median, type Verdict } from './verdicts.ts';
 
@@ -30,7 +30,7 @@ export async function measureStreams(rounds: number): Promise<StreamSpeeds> {
   await world.waitForCondition('Ready', 'x');
   const { kubectlPath, kubeconfig } = world.cluster;
   const args = ['--kubeconfig', kubeconfig, '-n', world.vms.namespace, 'port-forward', 'pod/x', ':80'];
-  const forward = new Kubectl(kubectlPath, args);
+  const forward = new StartedProgram(kubectlPath, args);
   try {
     const [, port] = await forward.prints(/127\.0\.0\.1:(\d+) -> 80/);
     const speeds: StreamSpeeds = { reserved: [], forwarded: [] };

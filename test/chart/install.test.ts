@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
-import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VMS } from '../../operator/objects/resources.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VMS } from '../../api/v1alpha1/resources.ts';
 import { CONFIG_MAPS, LEASES, NAMESPACES, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';

@@ -87,7 +87,7 @@ const DEV = [
   ),
   ...rights(READ, ['pods', 'events', 'events.events.k8s.io']),
   ...rights(['get'], ['pods/log']),
-  ...rights(['create'], ['pods/attach', 'pods/exec', 'pods/portforward']),
+  ...rights(['create', 'get'], ['pods/attach', 'pods/exec', 'pods/portforward']),
   ...rights(['list'], ['hosts.berth.dev']),
   ...rights(['update'], ['hosts/imagecache.berth.dev']),
   ...rights(READ, ['configmaps'], ` in ${OWN} named berth-registries`),

@@ -6,7 +6,7 @@ import { LEASES, type Pod, PODS } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
-import { IMAGES, VM_CONFIGS, VMS } from '../../operator/objects/resources.ts';
+import { IMAGES, VM_CONFIGS, VMS } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { startOperator } from '../../hack/cluster/operator.ts';
 import { ActingHost } from '../worlds/actinghost.ts';

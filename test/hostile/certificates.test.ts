@@ -399,7 +399,7 @@ describe('a host that publishes addresses of others and asks for a serving certi
     const pem = await requestFor(HOST, extensionRequest(names(dns('kubernetes.default.svc'))));
     const { outcome, message } = await refusalOf(host, pem, { signerName: SERVING, usages: SERVING_USAGES });
     tried(context, 'publishes an address: a DNS name', outcome);
-    expect(message).toMatch(/only IP addresses, but the request names kubernetes\.default\.svc/);
+    expect(message).toMatch(/only IP addresses, but the request contains the names kubernetes\.default\.svc/);
   });
 });
 

@@ -8,7 +8,7 @@ import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { PODS } from '../../kube/core.ts';
-import { IMAGES } from '../../operator/objects/resources.ts';
+import { IMAGES } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { waitForObject } from '../fixtures/objects.ts';

@@ -5,11 +5,11 @@ import type { Socket } from 'node:net';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { VMS as VM_OBJECTS } from '../../operator/objects/resources.ts';
+import { VMS as VM_OBJECTS } from '../../api/v1alpha1/resources.ts';
 import { numbered } from '../fixtures/vms.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { accountToken } from '../support/members.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
 import { tried } from './support/attempts.ts';
 import { type Door, knock, outcomeOf, request } from './support/doors.ts';
@@ -41,11 +41,7 @@ beforeAll(async () => {
   api = new HTTPClient(server);
   const { hostname, port } = new URL(server.url);
   door = { name: 'HTTP API', host: hostname, port: Number(port), tls: true };
-  const account = { namespace, name: 'member' };
-  await cluster.client().create(SERVICE_ACCOUNTS, { metadata: account });
-  const subject = `--serviceaccount=${namespace}:member`;
-  await cluster.kubectl(['-n', namespace, 'create', 'rolebinding', 'member', '--clusterrole=edit', subject]);
-  token = await requestToken(cluster.client(), account, 3600);
+  token = await accountToken(cluster, { namespace, name: 'member' }, { role: 'edit' });
   await waitFor('the rights', async () => (await api.call(VMS, { token })).status === 200);
 });
 

@@ -44,6 +44,7 @@ beforeAll(async () => {
     // Rights are tested elsewhere. Here everybody has them.
     authorizer: { identify: async () => ({}), authorize: async () => true } as unknown as Authorizer,
     logs: async () => new PassThrough(),
+    transfers: () => () => undefined,
     streams: () => target,
     unready: () => undefined,
     metrics,

@@ -14,7 +14,7 @@ import { waitFor } from '../../hack/wait.ts';
 import { emulatorDocument, emulatorPodFor } from '../fixtures/emulators.ts';
 import { isGone } from '../fixtures/objects.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { Kubectl } from '../wires/kubectl.ts';
+import { StartedProgram } from '../wires/startedprogram.ts';
 import { DESIRED, machineFor, operatorClient, podFor, setDesired, TestHost } from '../worlds/agenthost.ts';
 
 const suffix = randomBytes(4).toString('hex');
@@ -88,8 +88,14 @@ async function destroy({ metadata: { name } }: Pod): Promise<void> {
   await waitFor(`${name} to be gone`, () => isGone(() => read(name)));
 }
 
-function kubectl(...args: string[]): Kubectl {
-  return new Kubectl(cluster.kubectlPath, ['--kubeconfig', cluster.kubeconfig, '-n', NAMESPACE, ...args]);
+function kubectl(...args: string[]): StartedProgram {
+  return new StartedProgram(cluster.kubectlPath, [
+    '--kubeconfig',
+    cluster.kubeconfig,
+    '-n',
+    NAMESPACE,
+    ...args,
+  ]);
 }
 
 describe('the Node', () => {
@@ -265,7 +271,9 @@ describe('kubectl', () => {
       const signal = AbortSignal.timeout(10_000);
       expect(await askBooted({ host: '127.0.0.1', port: Number(adb) }, signal)).toEqual({ kind: 'booted' });
       connect(Number(other), '127.0.0.1').on('error', () => undefined);
-      await forward.prints(/Port 5554 of the emulator cannot be reached: only ADB, port 5555, can/);
+      await forward.prints(
+        /Port 5554 of the emulator cannot be reached. Only port 5555, for ADB, can be reached/,
+      );
     } finally {
       forward.kill();
     }

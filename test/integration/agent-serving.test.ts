@@ -111,6 +111,7 @@ beforeAll(async () => {
     certificate: { certificate, key: key.pem },
     authorizer: new Authorizer(cluster.client()),
     logs: async () => Readable.from(['booted\n']),
+    transfers: () => () => undefined,
     streams: () => {
       throw new HttpError(400, 'VM vm is not running');
     },

@@ -1,5 +1,4 @@
 /** Streams to machines, with kubectl through a real API server. The machine is a stand-in; its programs run on this host. */
-import { spawn } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
@@ -14,8 +13,9 @@ import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { runHere } from '../fixtures/guestprograms.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { Kubectl } from '../wires/kubectl.ts';
+import { StartedProgram } from '../wires/startedprogram.ts';
 import { DESIRED, machineFor, operatorClient, podFor, TestHost } from '../worlds/agenthost.ts';
 
 const suffix = randomBytes(4).toString('hex');
@@ -41,10 +41,10 @@ let endless: Server;
 let endlessBytes = 0;
 /** Forwards that are open at this moment. */
 let forwards = 0;
-const running: Kubectl[] = [];
+const running: StartedProgram[] = [];
 
-function kubectl(...args: string[]): Kubectl {
-  const started = new Kubectl(cluster.kubectlPath, [
+function kubectl(...args: string[]): StartedProgram {
+  const started = new StartedProgram(cluster.kubectlPath, [
     '--kubeconfig',
     cluster.kubeconfig,
     '-n',
@@ -56,7 +56,7 @@ function kubectl(...args: string[]): Kubectl {
 }
 
 /** Starts `kubectl port-forward` and returns it with its local port. */
-async function portForward(port: number | string): Promise<{ forwarder: Kubectl; port: number }> {
+async function portForward(port: number | string): Promise<{ forwarder: StartedProgram; port: number }> {
   const forwarder = kubectl('port-forward', `pod/${VM}`, `:${port}`);
   const [, local = ''] = await forwarder.prints(/127\.0\.0\.1:(\d+) ->/);
   return { forwarder, port: Number(local) };
@@ -84,24 +84,6 @@ async function exchange(port: number, bytes: Buffer): Promise<Buffer> {
 
 function sha256(bytes: Buffer): string {
   return createHash('sha256').update(bytes).digest('hex');
-}
-
-/** Runs a command on this host, as a guest agent would in the guest. */
-async function runHere({ path, arguments: args, input, signal }: GuestCommand) {
-  const child = spawn(path, args, { signal, cwd: folder });
-  child.stdin.on('error', () => undefined);
-  child.stdin.end(input);
-  const [stdout, stderr, [code]] = await Promise.all([
-    child.stdout.toArray(),
-    child.stderr.toArray(),
-    once(child, 'close') as Promise<[number]>,
-  ]);
-  return {
-    exitCode: code,
-    stdout: Buffer.concat(stdout as Buffer[]),
-    stderr: Buffer.concat(stderr as Buffer[]),
-    truncated: false,
-  };
 }
 
 /** A console that many can read and one can write. Like a terminal, it prints what is typed. */
@@ -159,7 +141,7 @@ beforeAll(async () => {
   const clientCAFile = join(cluster.directory, 'pki', 'ca.crt');
   host = await TestHost.make(cluster, { name: `streams-${suffix}`, kubelet: { port: 0, clientCAFile } });
   Object.assign(host.driver, {
-    execute: async (_: unknown, command: GuestCommand) => await runHere(command),
+    execute: async (_: unknown, command: GuestCommand) => await runHere(command, folder),
     connectConsole: async (_: unknown, { input }: { input: boolean }) => console.connect(input),
     connectScreen: async () => {
       const screen = new PassThrough();

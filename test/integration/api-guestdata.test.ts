@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import { VM_CONFIGS, VMS } from '../../operator/objects/resources.ts';
+import { VM_CONFIGS, VMS } from '../../api/v1alpha1/resources.ts';
 import { LARGEST_GUEST_DATA, largestMetadata, PUBLIC_KEYS } from '../fixtures/guestdata.ts';
 import { sharedCluster } from '../support/cluster.ts';
 

@@ -94,7 +94,7 @@ describe('an emulator', () => {
       await world.vms.patch('paired', { powerState: power });
       await world.vms.waitForPhase('paired', power);
       const { message } = await world.emulators.waitForReason(name, 'Ready', 'VMNotRunning');
-      expect(message).toBe('VM paired does not run; the emulator starts when the VM is Running');
+      expect(message).toBe('VM paired does not run. The emulator starts when the VM is Running');
       await expectOnHost(0);
       await world.vms.patch('paired', { powerState: 'Running' });
       await world.emulators.waitForPhase(name, 'Running');

@@ -235,7 +235,7 @@ describe('the host of the VM', () => {
     await emulators.create('x86', { vmName: 'x86' });
     const { message } = await emulators.waitForReason('x86', 'Scheduled', 'ArchitectureNotAllowed');
     expect(message).toBe(
-      'Host intel-0 has the architecture amd64; the operator allows emulators on arm64 hosts',
+      'Host intel-0 has the architecture amd64. The operator allows emulators only on arm64 hosts',
     );
     await emulators.delete('x86');
     await emulators.waitUntilGone('x86');
@@ -304,7 +304,7 @@ describe('a host with four slots', () => {
     await Promise.all(names.map((name) => vms.waitForPhase(name, 'Running')));
     await emulators.create('fifth', { vmName: 'a', ...SMALL });
     const full = await emulators.waitForReason('fifth', 'Scheduled', 'NoFreeSlot');
-    expect(full).toMatchObject({ status: 'False', message: 'Host host-0 has 4 of 4 slots taken' });
+    expect(full).toMatchObject({ status: 'False', message: 'All 4 slots of host host-0 are in use' });
     await vms.delete('d');
     await emulators.waitForPhase('fifth', 'Running');
     const { status } = await cluster.client().get(NODES, { name: 'host-0' });

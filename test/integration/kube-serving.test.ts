@@ -20,7 +20,7 @@ import {
   selfMadeCertificate,
 } from '../../kube/certificates/serving.ts';
 import { Transport } from '../../kube/transport.ts';
-import { VMS } from '../../operator/objects/resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { ApiProxy } from '../wires/apiproxy.ts';
 import { createAuthority, issue } from '../../hack/cluster/authority.ts';

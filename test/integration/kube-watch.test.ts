@@ -234,7 +234,7 @@ describe('requests', () => {
   it('are held back by a guard if they write, but not if they read', async () => {
     client.guard = () => false;
     const write = client.create(CONFIG_MAPS, { metadata: { name: `guarded-${label}`, namespace } });
-    await expect(write).rejects.toThrow('held back');
+    await expect(write).rejects.toThrow('was not sent');
     await expect(client.list(CONFIG_MAPS, { namespace })).resolves.toBeDefined();
     expect(proxy.requests.filter((path) => !path.includes('limit='))).toEqual([]);
   });

@@ -2,7 +2,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { NAT_READY_CONDITION, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { IMAGE_CACHE_ENTRIES } from '../../operator/objects/resources.ts';
+import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 import { setNodeCondition } from '../worlds/actinghost.ts';
 import { CacheEntries, readyOf, rowOf } from '../fixtures/cacheentries.ts';
 import { CacheSimulator } from '../worlds/cachesimulator.ts';

@@ -9,7 +9,7 @@ import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { EVENTS, NAMESPACES, PODS } from '../../kube/core.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { JOB_NAME_LABEL } from '../support/jobhistory.ts';
-import { IMAGES } from '../../operator/objects/resources.ts';
+import { IMAGES } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { isGone } from '../fixtures/objects.ts';
@@ -33,7 +33,7 @@ let vms: VMs;
 beforeAll(async () => {
   cluster = await startCluster({ name: `operator-removal-${process.pid}` });
   await cluster.startOperator({ config: { imageStorage: { folder: true, keepSeconds: 2 } } });
-  host = await ActingHost.join(cluster.client(), 'mac1');
+  host = await ActingHost.join(cluster.client(), 'mac1', { slots: 16 });
   vms = new VMs(cluster);
 });
 
@@ -122,9 +122,10 @@ let others = 0;
 /** Waits until unneeded content that was released later is being removed. By then the operator would have removed the other content too. */
 async function expectKept(path: string): Promise<Job> {
   others += 1;
-  const other = await make(`other-${others}`);
+  const name = `other-${others}`;
+  const other = await make(name);
   const before = await suspended(path);
-  await drop(`other-${others}`);
+  await drop(name);
   const removal = await begun(other);
   const after = await removalOf(path);
   expect(after?.spec.suspend).toBe(true);
@@ -141,7 +142,8 @@ async function stories(name: string, namespace = NAMESPACE): Promise<string[]> {
     .map(({ note = '' }) => note);
 }
 
-describe('content of an Image that is deleted', { timeout: TEST_MILLISECONDS }, () => {
+// All wait for the garbage collector and for Jobs, most of the time.
+describe.concurrent('content of an Image that is deleted', { timeout: TEST_MILLISECONDS }, () => {
   it('stays for a copy, without a write, and is removed once after the copy', async () => {
     const path = await make('golden');
     await create('copy', { source: { copyOf: { name: 'golden' } } });
@@ -224,7 +226,7 @@ describe('content of an Image that is deleted', { timeout: TEST_MILLISECONDS }, 
   });
 });
 
-describe('content that a commit replaces', { timeout: TEST_MILLISECONDS }, () => {
+describe.concurrent('content that a commit replaces', { timeout: TEST_MILLISECONDS }, () => {
   it('is removed when its Job has gone, and the new content stays', async () => {
     const before = await make('grows');
     const imported = await jobOf('grows', 'pull');

@@ -5,7 +5,7 @@ import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
-import { IMAGES, ISOS } from '../../operator/objects/resources.ts';
+import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { isGone, waitForObject } from '../fixtures/objects.ts';

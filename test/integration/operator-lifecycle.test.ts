@@ -9,7 +9,7 @@ import {
 import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { VMS } from '../../operator/objects/resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { allowMetrics, faultsIn, readMetrics } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';

@@ -7,7 +7,7 @@ import {
   REGISTRIES_CONFIG_MAP,
 } from '../../api/v1alpha1/registrycredentials.ts';
 import { CONFIG_MAPS, PODS } from '../../kube/core.ts';
-import { IMAGES, VM_CONFIGS } from '../../operator/objects/resources.ts';
+import { IMAGES, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { AS_OPERATOR, isAllowed } from '../support/admission.ts';
 import { allowMetrics, faultsIn, untilKnown } from '../support/operatorlog.ts';

@@ -5,7 +5,7 @@ import { type Cluster, type OperatorProcess, startCluster } from '../../hack/clu
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
-import { IMAGES } from '../../operator/objects/resources.ts';
+import { IMAGES } from '../../api/v1alpha1/resources.ts';
 import * as controller from '../fixtures/clients/agentcontroller.ts';
 import * as cloud from '../fixtures/clients/cloudagents.ts';
 import * as guide from '../fixtures/clients/guide.ts';

@@ -2,16 +2,14 @@
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
-import { EMULATOR_RESOURCE } from '../../api/v1alpha1/emulator.ts';
+import { EMULATORS } from '../../api/v1alpha1/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { resource } from '../../kube/objects.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { accountToken } from '../support/members.ts';
 import { type HTTPAnswer, HTTPClient } from '../wires/httpapi.ts';
 
-const EMULATORS = resource<Emulator>(EMULATOR_RESOURCE);
 const namespace = `platform-emulators-${randomBytes(4).toString('hex')}`;
 const COLLECTION = `/api/v1/namespaces/${namespace}/emulators`;
 const ADB = { address: '192.0.2.7', port: 5555 };

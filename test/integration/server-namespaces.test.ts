@@ -6,7 +6,7 @@ import { unlessMissing } from '../../kube/errors.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { VMS } from '../../operator/objects/resources.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { accountToken } from '../support/members.ts';
 import { type HTTPAnswer, HTTPClient } from '../wires/httpapi.ts';
@@ -151,22 +151,30 @@ describe('namespaces', () => {
     expect(left?.metadata.deletionTimestamp ?? 'gone').toBeTruthy();
   });
 
-  it('are deleted by the role only if Berth serves them, also without the HTTP API', async () => {
+  it('are created and deleted by the role only if Berth serves them, also without the HTTP API', async () => {
     const client = cluster.client();
+    const creation = async (name: string, ...as: string[]) =>
+      await cluster.kubectl(['create', 'namespace', name, '--dry-run=server', ...as], { allowFailure: true });
+    const owning = `--as=system:serviceaccount:${HOME}:owner`;
+    const strange = await creation(OTHER, owning);
+    expect([strange.code, strange.stderr]).toEqual([
+      1,
+      expect.stringContaining('may create and delete only namespaces whose names begin with platform-'),
+    ]);
+    expect(await creation(`${MADE}-more`, owning)).toMatchObject({ code: 0 });
     await client.create(NAMESPACES, { metadata: { name: OTHER } });
     const deletion = async (name: string, ...as: string[]) =>
       await cluster.kubectl(['delete', 'namespace', name, '--dry-run=server', ...as], { allowFailure: true });
-    const role = [`--as=system:serviceaccount:${HOME}:owner`];
     for (const name of [OTHER, DEFAULT]) {
-      const { code, stderr } = await deletion(name, ...role);
+      const { code, stderr } = await deletion(name, owning);
       expect([name, code, stderr]).toEqual([
         name,
         1,
-        expect.stringContaining('may delete only namespaces whose names begin with platform-'),
+        expect.stringContaining('may create and delete only namespaces whose names begin with platform-'),
       ]);
       expect(await deletion(name)).toMatchObject({ code: 0 });
     }
-    expect(await deletion(HOME, ...role)).toMatchObject({ code: 0 });
+    expect(await deletion(HOME, owning)).toMatchObject({ code: 0 });
     // The controller of namespaces has no role of Berth, and no right to update namespaces.
     const controller = '--as=system:serviceaccount:kube-system:namespace-controller';
     expect(await deletion(OTHER, controller)).toMatchObject({ code: 0 });

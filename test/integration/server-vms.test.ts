@@ -6,7 +6,7 @@ import { type Cluster, type OperatorProcess, startCluster } from '../../hack/clu
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { SERVICE_ACCOUNTS } from '../../kube/core.ts';
-import { IMAGES, VMS } from '../../operator/objects/resources.ts';
+import { IMAGES, VMS } from '../../api/v1alpha1/resources.ts';
 import { IMAGE, VMs } from '../fixtures/vms.ts';
 import { accountToken } from '../support/members.ts';
 import { type HTTPAnswer, HTTPClient } from '../wires/httpapi.ts';

@@ -4,7 +4,7 @@ import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { VMS as VM_OBJECTS } from '../../operator/objects/resources.ts';
+import { VMS as VM_OBJECTS } from '../../api/v1alpha1/resources.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { accountToken } from '../support/members.ts';
 import { HTTPClient } from '../wires/httpapi.ts';

@@ -12,7 +12,7 @@ export type As = readonly string[];
 export const AS_ADMIN: As = [];
 export const AS_OPERATOR: As = [`--as=${OPERATOR_USER}`];
 
-/** Parts of a Pod that only the operator may set. */
+/** Parts of a Pod that only the operator is allowed to set. */
 export const SLOT = { resources: { requests: { 'berth.dev/slot': '1' }, limits: { 'berth.dev/slot': '1' } } };
 export const HOST_TOLERATION = { key: 'berth.dev/host', operator: 'Exists', effect: 'NoSchedule' };
 
@@ -71,15 +71,15 @@ export const COMMANDING_SPECS: readonly [string, { container?: object; spec?: ob
 ];
 
 /**
- * Asks the API server's own authorizer whether `who` may do an action, for example `create pods -n NAMESPACE`. The authorizer
- * learns of new permissions shortly after they are stored, in the order of their creation.
+ * Asks the API server's authorizer whether `who` has the right for an action, for example `create pods -n NAMESPACE`. The authorizer learns
+ * of new permissions shortly after they are stored, in the order of their creation.
  */
 export async function isAllowed(cluster: Cluster, who: As, what: readonly string[]): Promise<boolean> {
   const { stdout } = await cluster.kubectl(['auth', 'can-i', ...what, ...who], { allowFailure: true });
   return stdout.trim() === 'yes';
 }
 
-/** Waits until `who` may do the action. @throws Error when the permission is not known in time. */
+/** Waits until `who` has the right for the action. @throws Error when the permission is not known in time. */
 export async function untilAllowed(cluster: Cluster, who: As, what: readonly string[]): Promise<void> {
   await waitFor(`the right to ${what.join(' ')} to be known`, () => isAllowed(cluster, who, what));
 }

@@ -7,8 +7,8 @@ import { waitFor } from '../../hack/wait.ts';
 
 const WRITES = new Set(['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE']);
 /**
- * Time without a write after which the cluster is settled, in milliseconds. Events and combined statuses are written some seconds
- * after the change.
+ * Time without a write after which all work in the cluster counts as done, in milliseconds. Events and combined statuses are written some
+ * seconds after the change.
  */
 const QUIET_MILLISECONDS = 6_000;
 const SETTLE_MILLISECONDS = 120_000;
@@ -88,7 +88,7 @@ export function isSignOfLife({ writer, what }: AuditedWrite): boolean {
   return what.endsWith(' leases') || (isKubelet && what === 'patch nodes/status');
 }
 
-/** Resolves when only signs of life were written for some seconds. All work is then finished. */
+/** Resolves when only Leases and heartbeats were written for some seconds. All other work is then finished. */
 export async function untilSettled(cluster: Cluster): Promise<void> {
   await waitFor(
     'the last Events and statuses to be written',

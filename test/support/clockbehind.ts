@@ -1,6 +1,6 @@
 /**
- * Preloaded by Node.js into a program whose clock is behind by a number of seconds. Times that the program writes are then over early, and
- * a test sees what happens afterwards without a long wait.
+ * Preloaded by Node.js into a program whose clock is behind by a number of seconds. Times that the program computes are then in the past
+ * sooner. A test therefore needs no long wait to see what happens after them.
  */
 const VARIABLE = 'BERTH_TEST_CLOCK_BEHIND';
 

@@ -1,7 +1,7 @@
 /** Counts something again and again, and keeps the greatest count. */
 import { rest } from '../../base/time.ts';
 
-/** Much shorter than the start of a machine, so that no machine is missed. */
+/** Interval between two counts in milliseconds. It is much shorter than the start of a machine, so no machine is missed. */
 const INTERVAL_MILLISECONDS = 100;
 
 export class GreatestCount {
@@ -14,13 +14,13 @@ export class GreatestCount {
   constructor(count: () => Promise<number>) {
     this.#count = count;
     this.#counting = this.#loop();
-    // `stop` reports an error of the counting. Until then the rejection must not count as unhandled.
+    // `stop` reports an error of a count. Until then, the rejection must not be an unhandled rejection.
     this.#counting.catch(() => undefined);
   }
 
   /** Returns the greatest count since the start, or since the last call. */
   async greatest(): Promise<number> {
-    // A count that is under way may contain machines that have ended since.
+    // A count that is under way is awaited first, because it can contain machines that have ended in the meantime.
     await this.#looking;
     const most = this.#most;
     this.#most = 0;

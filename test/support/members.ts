@@ -12,8 +12,8 @@ export interface Membership {
 }
 
 /**
- * Creates the account and returns a token of it. The bindings have the name of the account. That of the whole cluster also has the namespace
- * in front. The API server learns of them later.
+ * Creates the account and returns a token of it. The bindings have the name of the account. The name of a ClusterRoleBinding begins with
+ * the namespace. The API server needs some time to apply them.
  */
 export async function accountToken(
   cluster: Cluster,

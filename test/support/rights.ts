@@ -1,4 +1,4 @@
-/** Rights of people and accounts: asked from the API server, and tried with kubectl. */
+/** Checks the rights of users and accounts. It asks the API server about them, and tries actions with kubectl. */
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
 import type { Manifest } from './chart.ts';

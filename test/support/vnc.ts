@@ -7,7 +7,7 @@ const VERSION = 'RFB 003.008\n';
 const PASSWORD_SECURITY = 2;
 const CHALLENGE_BYTES = 16;
 
-/** Logs in to a VNC server and returns whether the server accepts the password. @throws Error when it offers another security. */
+/** Logs in to a VNC server and returns whether the server accepts the password. @throws Error when it offers another type of security. */
 export async function logIn(host: string, port: number, password: string): Promise<boolean> {
   const socket = connect({ host, port });
   try {

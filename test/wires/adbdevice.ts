@@ -1,10 +1,10 @@
-/** A scripted device side of ADB on a TCP port: an Android that boots when the test says so. */
+/** A scripted Android device for ADB on a TCP port. It boots when the test decides. */
 import { once } from 'node:events';
 import { createServer, type Server, type Socket } from 'node:net';
 import { ADB_VERSION, encodeMessage, LARGEST_PAYLOAD, readMessages } from '../../agent/adb/messages.ts';
 
 const BANNER = Buffer.from('device::ro.product.name=stand-in;features=shell_v2');
-/** The device's number of its stream. */
+/** Number that the device gave to its stream. */
 const STREAM = 7;
 
 /** Plays the device in one connection. */
@@ -15,7 +15,7 @@ export class AdbDevice {
   booted = false;
   /** Commands that were asked for, for example `shell:getprop sys.boot_completed`. */
   readonly asked: string[] = [];
-  /** Play of new connections. */
+  /** Function that plays the device in new connections. */
   play: AdbPlay = answer;
   readonly #server: Server;
   readonly #sockets = new Set<Socket>();

@@ -22,8 +22,8 @@ export interface Write {
 }
 
 /**
- * The end of writes that were held back. Lost writes never reach the API server, as when their sender is killed. Late writes reach the
- * API server after {@link ApiProxy.goOn}, as over a slow network.
+ * What happens with writes that were held back. Lost writes never reach the API server, as if their sender was killed. Late writes reach
+ * the API server after {@link ApiProxy.goOn}, as over a slow network.
  */
 type Fate = 'lost' | 'late';
 

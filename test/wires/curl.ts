@@ -16,7 +16,7 @@ export interface CurlAnswer {
 
 export interface CurlCall {
   readonly method?: string;
-  /** Name of a stored token; a call without a token when absent. */
+  /** Name of a stored token. If absent, the request has no token. */
   readonly as?: string | undefined;
   readonly body?: object | undefined;
   /** Files of a form by their fields. */
@@ -31,7 +31,10 @@ export class Curl {
   readonly #port: number;
   readonly #trust: readonly string[];
 
-  /** `address` and `port` are those of the Service or a Pod. `trust` is the file of the authority; every certificate is accepted without. */
+  /**
+   * `address` and `port` belong to the Service or to a Pod. `trust` is the file with the CA certificate. If it is absent, every certificate
+   * is accepted.
+   */
   constructor(o: { node: ClusterNode; directory: string; address: string; port?: number; trust?: string }) {
     this.#node = o.node;
     this.#directory = o.directory;

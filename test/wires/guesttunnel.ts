@@ -1,4 +1,7 @@
-/** A loopback port whose connections begin in a guest, so that they come from its network position. The guest's SSH server forwards them. */
+/**
+ * A loopback port whose connections begin in a guest. The guest's SSH server forwards them, so they have the address and the network of the
+ * guest.
+ */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { sshOptions } from '../../hack/login.ts';

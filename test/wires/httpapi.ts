@@ -1,5 +1,6 @@
 /** Calls the HTTP API as clients do, with a bearer token and the authority of the server's certificate. */
-import { Agent, request } from 'undici';
+import { Readable } from 'node:stream';
+import { Agent, type Dispatcher, request } from 'undici';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 
 export interface HTTPAnswer {
@@ -8,14 +9,14 @@ export interface HTTPAnswer {
   /** Parsed JSON, or the text when it is not JSON. */
   // oxlint-disable-next-line typescript/no-explicit-any -- Each test reads other fields of it.
   readonly body: any;
-  /** The body as it came. */
+  /** The body as received. */
   readonly text: string;
 }
 
 export interface HTTPCall {
   readonly method?: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE' | 'HEAD';
   readonly token?: string | undefined;
-  /** Body; an object is sent as JSON, a text as it is. */
+  /** Body of the request. An object is sent as JSON. A text, a buffer or a stream is sent unchanged. */
   readonly body?: unknown;
   readonly headers?: Record<string, string>;
   readonly signal?: AbortSignal;
@@ -31,11 +32,18 @@ export class HTTPClient {
   }
 
   /** Sends the path as it is. */
-  async call(
+  async call(path: string, call: HTTPCall = {}): Promise<HTTPAnswer> {
+    const response = await this.open(path, call);
+    const text = await response.body.text();
+    return { status: response.statusCode, headers: response.headers, body: parsed(text), text };
+  }
+
+  /** Sends the path as it is. The body of the answer is not read yet. */
+  async open(
     path: string,
     { method = 'GET', token, body, headers, signal }: HTTPCall = {},
-  ): Promise<HTTPAnswer> {
-    const response = await request(`${this.#url}${path}`, {
+  ): Promise<Dispatcher.ResponseData> {
+    return await request(`${this.#url}${path}`, {
       method,
       dispatcher: this.#dispatcher,
       headers: {
@@ -43,16 +51,18 @@ export class HTTPClient {
         ...(token !== undefined && { authorization: `Bearer ${token}` }),
         ...headers,
       },
-      body: body === undefined || typeof body === 'string' ? (body ?? null) : JSON.stringify(body),
+      body: isPlain(body) ? body : body === undefined ? null : JSON.stringify(body),
       ...(signal === undefined ? {} : { signal }),
     });
-    const text = await response.body.text();
-    return { status: response.statusCode, headers: response.headers, body: parsed(text), text };
   }
 
   async close(): Promise<void> {
     await this.#dispatcher.destroy();
   }
+}
+
+function isPlain(body: unknown): body is string | Buffer | Readable {
+  return typeof body === 'string' || Buffer.isBuffer(body) || body instanceof Readable;
 }
 
 function parsed(text: string): unknown {

@@ -6,7 +6,7 @@ const ENCODING = { raw: 0, extendedDesktopSize: -308 };
 const BYTES_PER_PIXEL = 4;
 const REQUEST = { setEncodings: 2, update: 3, setDesktopSize: 251 };
 const UPDATE = 0;
-/** Bytes of the messages of a server that are no updates: bell, and the beginning of a cut text. */
+/** Lengths in bytes of the server messages that are not updates: bell, and the first part of a cut text. */
 const BELL = 2;
 const CUT_TEXT = 3;
 
@@ -39,7 +39,7 @@ export class Viewer {
     socket.on('error', end).on('close', () => end());
   }
 
-  /** Says hello to the server at the other end of `socket`. */
+  /** Does the handshake with the server to which `socket` is connected. */
   static async open(socket: Duplex): Promise<Viewer> {
     const viewer = new Viewer(socket);
     const version = await viewer.#read(12);

@@ -35,7 +35,7 @@ export class ClientStream extends EventEmitter {
 
 export class SpdyClient {
   readonly streams = new Map<number, ClientStream>();
-  /** Ids of pings that came back, and of the server's own. */
+  /** Ids of answered pings, and of pings from the server. */
   readonly pings: number[] = [];
   /** Reason of the server's frame GOAWAY. */
   goAway: number | undefined;
@@ -64,7 +64,7 @@ export class SpdyClient {
     return stream;
   }
 
-  /** Compresses headers. Later headers refer to them, so they must be sent. */
+  /** Compresses headers. The compression of later headers depends on them, so they must be sent. */
   async pack(headers: Record<string, string>): Promise<Buffer> {
     const texts = Object.entries(headers)
       .flat()

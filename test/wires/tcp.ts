@@ -82,7 +82,7 @@ export class Wire implements Disposable {
     return this.#breaksAfter === undefined;
   }
 
-  /** Lets clients wait: no more bytes from clients are read until `release` is called. */
+  /** Stops reading bytes from clients until `release` is called. */
   hold(): void {
     this.#isHeld = true;
     this.#hasHeld = false;
@@ -153,7 +153,7 @@ export class Wire implements Disposable {
     }
   }
 
-  /** Breaks all connections. Bytes that were already sent to the client still arrive, and no later bytes. */
+  /** Breaks all connections. Bytes that were already sent to the client arrive. Later bytes do not. */
   #breakOff(): void {
     for (const { near, far } of this.#pairs) {
       far?.resetAndDestroy();

@@ -1,6 +1,6 @@
 /**
- * A stand-in for the token server of a registry. A real registry verifies its signatures. Every client may pull from `public/`. The
- * one user gets all requested rights.
+ * A stand-in for the token server of a registry. A real registry verifies the signatures of its tokens. Every client is allowed to pull
+ * from `public/`. The only user gets all requested rights.
  */
 import { createPrivateKey, sign, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';

@@ -32,7 +32,7 @@ export interface HostPlan {
   taints?: NonNullable<Node['spec']>['taints'];
   /** Version of the Node. */
   version?: string;
-  /** Images in the host's store. */
+  /** Images that the Node lists as present on the host. */
   images?: ContainerImage[];
 }
 
@@ -69,7 +69,7 @@ export class ActingHost {
     return this;
   }
 
-  /** Starts heartbeats, also after a silence. */
+  /** Starts heartbeats, for example again after `silence`. */
   beat(): void {
     this.#heartbeat = setInterval(() => {
       this.#beating = this.#renew();
@@ -117,7 +117,7 @@ export class ActingHost {
     await this.#report(ref, 'Running', { running: { startedAt: now() } }, MACHINE_CONTAINER, size);
   }
 
-  /** Reports a machine that is off and keeps its place. The container is not `terminated`, because a container cannot leave that state. */
+  /** Reports a machine that is off and keeps its slot. The container is not `terminated`, because a container cannot leave that state. */
   async stopped(ref: Ref): Promise<void> {
     await this.#report(ref, 'Running', { waiting: { reason: 'Stopped', message: '' } });
   }
@@ -208,7 +208,8 @@ export class ActingHost {
         { spec: { renewTime: microNow() } },
       );
     } catch (error) {
-      // Tests remove Nodes while heartbeats are sent. The cluster notices every other fault as a lost host.
+      // A missing object is not reported, because tests remove Nodes while heartbeats are sent. After every other fault, the cluster treats
+      // the host as lost.
       if (!isNotFound(error)) {
         process.stderr.write(`heartbeat of ${this.name}: ${String(error)}\n`);
       }

@@ -43,6 +43,10 @@ export class TestHost {
   readonly emulators = new StandInEmulators();
   /** Image store of the next agent. */
   images = new StandInImages();
+  /** Publisher of the next agent. By default it has no registries and no folder. */
+  publisher = noPublisher();
+  /** Metrics of the last agent. */
+  metrics = createMetrics();
   readonly network: StandInNetwork;
   readonly #cluster: Cluster;
   readonly #directory: string;
@@ -96,11 +100,12 @@ export class TestHost {
     await mkdir(config.dataDirectory, { recursive: true });
     const stop = new AbortController();
     this.#stop = stop;
-    const { driver, emulators, images, network } = this;
+    this.metrics = createMetrics();
+    const { driver, emulators, images, network, publisher, metrics } = this;
     const logger = pino({ level: config.logLevel });
     this.#ended = runAgent(
       config,
-      { drivers: [driver], emulators, images, network, publisher: noPublisher(), metrics: createMetrics() },
+      { drivers: [driver], emulators, images, network, publisher, metrics },
       logger,
       stop.signal,
     ).catch((error: unknown) => {
@@ -246,8 +251,8 @@ export async function setDesired(client: KubeClient, pod: Pod, desired: Desired)
   );
 }
 
-/** Returns a publisher without registries, because these tests publish nothing. */
-function noPublisher(): Publisher {
+/** Returns a publisher without registries. Most tests publish nothing, and others only to the folder. */
+export function noPublisher(storageFolder?: string): Publisher {
   const registries = new Registries({ registries: [], allowLoopback: false });
-  return new Publisher({ registries, storageKeyring: () => Keyring.parse([]), storageFolder: undefined });
+  return new Publisher({ registries, storageKeyring: () => Keyring.parse([]), storageFolder });
 }

@@ -41,7 +41,7 @@ export class CacheSimulator {
   readonly #begun = new Set<string>();
   /** All tasks that succeeded, as `cache HOST NAME` or `uncache HOST NAME`. */
   readonly done: string[] = [];
-  /** Conduct of hosts for which a test sets no other conduct. */
+  /** Behaviour of hosts for which a test sets no other behaviour. */
   usual: Conduct = {};
 
   private constructor(client: KubeClient) {
@@ -68,7 +68,7 @@ export class CacheSimulator {
     this.#stopping.abort(new Error('the test is over'));
   }
 
-  /** Sets the conduct of a host from the next task on. */
+  /** Sets the behaviour of a host, from the next task on. */
   conduct(host: string, conduct: Conduct): void {
     this.#conducts.set(host, conduct);
   }

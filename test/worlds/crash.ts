@@ -14,8 +14,8 @@ import { waitFor } from '../../hack/wait.ts';
 import { KeptOperator } from './keptoperator.ts';
 
 /**
- * The design's times in shortened form. A cut-off host gives up machines that nobody saw running after FENCE_SECONDS. This is
- * well before the operator places their VMs again. The host's Lease is renewed four times in FENCE_SECONDS.
+ * Times of the design, shortened for tests. After FENCE_SECONDS, a host without a connection ends machines whose start the cluster has not
+ * seen. This is well before the operator places their VMs again. The host's Lease is renewed four times in FENCE_SECONDS.
  */
 const FENCE_SECONDS = 8;
 const GRACE_SECONDS = 10;

@@ -8,15 +8,15 @@ import { IMAGE, numbered } from '../fixtures/vms.ts';
 import { allowMetrics, readMetrics } from '../support/operatorlog.ts';
 import { type HTTPAnswer, HTTPClient } from '../wires/httpapi.ts';
 
-/** One caller may not have all waiting requests. */
+/** There are several callers, because one caller cannot have all waiting requests. */
 const CALLERS = 5;
-/** Time limit of the waits for all deployments, which is many times the need of a busy machine. */
+/** Time limit of the waits for all deployments. It is many times longer than a busy machine needs. */
 const LIMIT_MILLISECONDS = 600_000;
 const namespace = 'platform-default';
 const VMS = `/api/v1/namespaces/${namespace}/vms`;
 
 export interface DeployLoad {
-  /** Answers with code 200, and different names and hosts in them. */
+  /** Number of answers with code 200, and of different names and hosts in them. */
   readonly answered: number;
   readonly names: number;
   readonly hosts: number;

@@ -17,8 +17,8 @@ const OWNER = {
   uid: 'b5c8f1de-0000-4000-8000-000000000002',
 };
 /**
- * Range of the users of machines, outside those of the system. Each host begins at a random user, so that processes that a failed test left
- * behind do not count.
+ * Range of the Unix users of machines, outside the users of the system. Each host begins at a random user. Processes that a failed test
+ * left behind therefore have other users.
  */
 const [FIRST_USER, LAST_USER] = [61_000, 64_900];
 const MEMORY_BYTES = 2560 * 1024 * 1024;

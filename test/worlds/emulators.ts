@@ -1,7 +1,7 @@
 /**
- * Hosts with emulators beside their VMs: a control plane, an operator, and one agent per host. Each host has the `nat` network in a
- * network namespace, and another namespace around it, from which clients of ADB come. The emulator is the stand-in of
- * test/standins/emulator, whose guest has the real adbd.
+ * Hosts with emulators beside their VMs: a control plane, an operator, and one agent per host. Each host has the `nat` network in a network
+ * namespace. Clients of ADB connect from a second namespace. The emulator is the stand-in of test/standins/emulator, whose guest has the
+ * real adbd.
  */
 import { copyFile, readdir, readFile, rm } from 'node:fs/promises';
 import { basename, join } from 'node:path';
@@ -17,7 +17,7 @@ import { Relay } from '../../hack/cluster/relay.ts';
 import type { GuestArchitecture } from '../../hack/guest.ts';
 import { waitFor, type WaitOptions } from '../../hack/wait.ts';
 import { NODES } from '../../kube/core.ts';
-import { EMULATORS } from '../../operator/objects/resources.ts';
+import { EMULATORS } from '../../api/v1alpha1/resources.ts';
 import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
 import { waitForObject } from '../fixtures/objects.ts';
 import { makeSdk, makeSdkFolder } from '../standins/emulator/sdk.ts';
@@ -30,7 +30,7 @@ const CPU_OVERCOMMIT = 16;
 const OPERATOR_CONFIG = { emulators: { architectures: ['amd64', 'arm64'] } };
 const FIND = { timeoutMilliseconds: 10_000 };
 
-/** One host and the networks in which it is. */
+/** One host and its network namespaces. */
 export class EmulatorHost {
   readonly name: string;
   readonly net: NatWorld;
@@ -88,7 +88,10 @@ export class EmulatorHost {
     return emulators.size + ofVMs.length;
   }
 
-  /** Returns what the host's agent remembers of the machine of a Pod; undefined if it knows none of this key, `NAMESPACE/NAME`. */
+  /**
+   * Returns the record that the host's agent has of a Pod's machine. The key is `NAMESPACE/NAME`. The result is undefined if there is no
+   * record.
+   */
   async record(key: string): Promise<MachineRecord | undefined> {
     const folder = join(this.agent.dataDirectory, 'pods');
     for (const name of await entriesOf(folder)) {
@@ -149,7 +152,7 @@ export class EmulatorWorld implements AsyncDisposable {
     await this.#parts.disposeAsync();
   }
 
-  /** Gives the amd64 host this number of slots, by an operator with another configuration. */
+  /** Changes the number of slots of the amd64 host. For this, it starts an operator with another configuration. */
   async setSlots(slots: number): Promise<void> {
     await this.#operator.stop();
     const config = { ...OPERATOR_CONFIG, x86_node_platform_quota_pod: slots };

@@ -109,7 +109,7 @@ export class World {
     };
   }
 
-  /** Reconciles as the controller does. With `crashes`, the turn ends before Jobs are deleted or created. */
+  /** Reconciles as the controller does. If `crashes` is true, the operator crashes before it deletes or creates Jobs. */
   reconcile(crashes = false): { wrote: boolean } {
     if (this.isReleased) {
       return { wrote: false };

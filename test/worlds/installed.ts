@@ -220,7 +220,7 @@ export class Installed implements AsyncDisposable {
     return (await this.cluster.kubectl(get)).stdout;
   }
 
-  /** Returns the names of the Pods to which the operator's Service leads. */
+  /** Returns the names of the Pods that the operator's Service selects. */
   async behindService(): Promise<string[]> {
     const slices = [
       'get',

@@ -1,6 +1,6 @@
 /**
- * A host whose real agent parts (admission, planner, steps, ledger of ports and records) run two sleeping drivers against a model of the API
- * server. It checks at each start that the host stays within its slots, and that no port has two holders.
+ * A host whose real agent parts (admission, planner, steps, ledger of ports and records) run two sleeping drivers against a model of the
+ * API server. At each start of a machine, it checks the number of used slots, and that no two machines have the same port.
  */
 import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
@@ -42,7 +42,7 @@ class Life {
     }
   }
 
-  /** Returns the part for this agent alone. Its methods never return after the end of the agent. */
+  /** Returns a proxy of `part` for this agent. After the end of the agent, its methods never return. */
   use<T extends object>(part: T): T {
     const get = (target: T, key: string | symbol): unknown => {
       const value: unknown = Reflect.get(target, key, target);
@@ -100,7 +100,7 @@ export class ModelHost {
   readonly network = new StandInNetwork('nat');
   /** Host ports that other programs of the host have. */
   readonly foreign = new Set<number>();
-  /** Broken promises. */
+  /** Broken rules, as texts. */
   readonly faults: string[] = [];
   readonly #directory = mkdtempSync(join(MEMORY, 'berth-model-'));
   #stop = new AbortController();
@@ -165,7 +165,7 @@ export class ModelHost {
     await controller.start(this.#stop.signal);
   }
 
-  /** Kills the agent. Its machines go on. */
+  /** Kills the agent. Its machines continue to run. */
   async stop(): Promise<void> {
     await this.#life.end();
     this.#stop.abort(new Error('The agent was killed'));

@@ -86,7 +86,7 @@ export const actions = {
     await new Promise<void>((resolve) => socket.bind(port, address, resolve));
   },
   heard: () => Promise.resolve(heard),
-  /** Sends a datagram to each of many ports, so that each is a connection of its own. The sender's address may be one that it does not have. */
+  /** Sends a datagram to each of many ports. Each datagram is a separate connection. The sender's address can be false. */
   async udpFlood(address: string, ports: { first: number; last: number }, from?: string): Promise<void> {
     const socket = createSocket('udp4');
     socket.on('error', () => undefined);

@@ -1,4 +1,4 @@
-/** The part of oidc-provider that tests use. The package has no types of its own. */
+/** Types of the part of oidc-provider that tests use. The package itself has no types. */
 declare module 'oidc-provider' {
   import type { RequestListener } from 'node:http';
 

@@ -1,4 +1,4 @@
-/** A model of the API server for the Pods of one host: as much of it as an agent uses. Each answer comes at once. */
+/** A model of the API server for the Pods of one host. It has only the functions that an agent uses. Each answer comes immediately. */
 import { PassThrough } from 'node:stream';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Pod, PodStatus } from '../../kube/core.ts';

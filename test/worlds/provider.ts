@@ -24,7 +24,7 @@ const DEVICE_GRANT = 'urn:ietf:params:oauth:grant-type:device_code';
 /** Smallest RSA keys that every library accepts. */
 const RSA_BITS = 2048;
 const HOUR_SECONDS = 3600;
-/** Lives of what a sign-in needs, in seconds. They are longer than each test. */
+/** Lifetimes of sessions, codes and grants in seconds. They are longer than each test. */
 const TTL = Object.fromEntries(
   ['Interaction', 'Session', 'Grant', 'AccessToken', 'DeviceCode'].map((name) => [name, HOUR_SECONDS]),
 );
@@ -38,7 +38,7 @@ export class IdentityProvider implements AsyncDisposable {
   /** Certificate of the authority as PEM. */
   readonly authority: string;
   readonly issuer: string;
-  /** Life of new ID tokens. */
+  /** Lifetime of new ID tokens in seconds. */
   idTokenSeconds = HOUR_SECONDS;
   readonly #accounts: Readonly<Record<string, Claims>>;
   readonly #tls: { key: string; cert: string };
@@ -78,7 +78,7 @@ export class IdentityProvider implements AsyncDisposable {
     return provider;
   }
 
-  /** Begins to answer, also after {@link close}. */
+  /** Begins to answer requests, also again after {@link close}. */
   async listen(): Promise<void> {
     const server = createServer(this.#tls, (request, response) => this.#answer(request, response));
     server.listen(this.#port, '127.0.0.1');
@@ -145,9 +145,14 @@ export class IdentityProvider implements AsyncDisposable {
       })),
       scopes: ['openid', 'offline_access', 'email', 'groups'],
       claims: { openid: ['sub'], email: ['email', 'email_verified'], groups: ['groups'] },
-      // Otherwise the claims are only in the answer of the provider's own address for them, which no API server asks.
+      // With this setting, the claims are in the ID token. By default they are only in the answer of the userinfo endpoint, which no API
+      // server uses.
       conformIdTokenClaims: false,
-      features: { deviceFlow: { enabled: true }, devInteractions: { enabled: true } },
+      features: {
+        deviceFlow: { enabled: true },
+        devInteractions: { enabled: true },
+        revocation: { enabled: true },
+      },
       pkce: { required: () => true },
       ttl: { ...TTL, IdToken: () => this.idTokenSeconds },
       jwks: { keys: this.#keys },

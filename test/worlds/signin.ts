@@ -3,7 +3,7 @@ import * as client from 'openid-client';
 import { Agent, fetch } from 'undici';
 import { type IdentityProvider, CLIENT, REDIRECT, SCOPE } from './provider.ts';
 
-/** Limit of pages and redirects of one sign-in. There are eight. */
+/** Largest number of pages and redirects of one sign-in. A normal sign-in has eight. */
 const STEPS = 20;
 /** Interval in seconds at which a device asks whether its person has signed in. */
 const POLL_SECONDS = 1;
@@ -46,6 +46,19 @@ export async function signInByDevice(provider: IdentityProvider, account: string
   return idToken(tokens.id_token);
 }
 
+/**
+ * Fills the forms of the provider's pages as a browser of the person does, from the address that a program has opened. Returns the last
+ * address. If the provider sends the browser to the program, it is the address of the program. If `cancels` is true, the person refuses.
+ */
+export async function visitPages(
+  provider: IdentityProvider,
+  address: string,
+  { account, cancels = false }: { account: string; cancels?: boolean },
+): Promise<URL> {
+  await using session = await Session.open(provider, CLIENT);
+  return await session.visit(new URL(address), account, cancels);
+}
+
 function idToken(token: string | undefined): string {
   if (token === undefined) {
     throw new Error('the provider gave no ID token');
@@ -78,20 +91,21 @@ class Session implements AsyncDisposable {
   }
 
   /** Fills the forms of all pages, and follows all redirects. Returns the address of the client, or of the page without a form. */
-  async visit(start: URL, account: string): Promise<URL> {
+  async visit(start: URL, account: string, cancels = false): Promise<URL> {
     let address = start;
-    let form: URLSearchParams | undefined;
+    let fields: URLSearchParams | undefined;
     for (let step = 0; step < STEPS; step += 1) {
-      const { location, page } = await this.#get(address, form);
-      const next = location === undefined ? formOf(page, account) : { action: location, fields: undefined };
+      const { location, page } = await this.#get(address, fields);
+      const form = cancels ? cancelOf(page) : formOf(page, account);
+      const next = location === undefined ? form : { action: location, fields: undefined };
       if (next === undefined) {
         return address;
       }
       address = new URL(next.action, address);
-      if (address.href.startsWith(REDIRECT)) {
+      if (address.protocol === 'http:' && address.pathname === new URL(REDIRECT).pathname) {
         return address;
       }
-      form = next.fields;
+      fields = next.fields;
     }
     throw new Error(`no end after ${STEPS} pages: ${address.href}`);
   }
@@ -122,7 +136,13 @@ class Session implements AsyncDisposable {
   }
 }
 
-/** Returns the form of a page with its values and the name of the account; undefined if the page has none. */
+/** Returns the address with which the person refuses. The result is undefined if the page has none. */
+function cancelOf(page: string): { action: string; fields: undefined } | undefined {
+  const [, action] = / href="([^"]*\/abort)"/.exec(page) ?? [];
+  return action === undefined ? undefined : { action, fields: undefined };
+}
+
+/** Returns the form of a page with its values and the name of the account. The result is undefined if the page has none. */
 function formOf(page: string, account: string): { action: string; fields: URLSearchParams } | undefined {
   const [, action, content = ''] = /<form[^>]* action="([^"]*)"[^>]*>([^]*?)<\/form>/.exec(page) ?? [];
   if (action === undefined) {

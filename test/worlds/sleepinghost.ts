@@ -1,6 +1,6 @@
 /**
- * A cluster with an operator and one ARM host, whose agent runs in this process. The machines of the host sleep: VMs, emulators and cache Jobs
- * are stand-ins without processes. So the host itself knows at each moment how many of them work.
+ * A cluster with an operator and one ARM host, whose agent runs in this process. VMs, emulators and cache Jobs on the host are stand-ins
+ * without processes. Therefore the test can count at each moment how many of them work.
  */
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
@@ -30,7 +30,7 @@ const SETTINGS = {
   network: 'nat',
   architecture: 'arm64',
   emulator: { sdk: '/stand-in' },
-  // The slots limit the Jobs, and nothing else does.
+  // This setting makes the slots the only limit of the Jobs.
   tasksAtOnce: 16,
 } as const;
 

@@ -153,7 +153,7 @@ async function serve(): Promise<void> {
   server.on('connection', ({ localAddress = '' }) => {
     connections.set(localAddress, (connections.get(localAddress) ?? 0) + 1);
   });
-  // A registry uses TLS, which nothing here supports. FRONT closes the connection, so that the store tries again.
+  // A registry uses TLS, which nothing here supports. FRONT closes the connection, and the store then tries again.
   server.on('clientError', (_error, socket) => {
     if ('localAddress' in socket && socket.localAddress === `::ffff:${FRONT}`) {
       socket.destroy();

@@ -40,7 +40,7 @@ import type {
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 
-/** Limit of forwards, as of machines of QEMU. */
+/** Largest number of forwards of a machine. Machines of QEMU have the same limit. */
 const FORWARDS = 16;
 const IMAGE: BaseImage = { path: '/stand-in', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 1024 };
 
@@ -236,7 +236,7 @@ export class StandInDriver implements DriverOfVMs {
     return stream;
   }
 
-  /** Returns a screen that only says its protocol. */
+  /** Returns a screen that only sends the name of its protocol. */
   async connectScreen(folder: MachineFolder): Promise<Duplex> {
     this.#requireRunning(folder);
     const screen = new PassThrough();
@@ -244,7 +244,7 @@ export class StandInDriver implements DriverOfVMs {
     return screen;
   }
 
-  /** Every port of a guest is its page. */
+  /** Every port of a guest serves its page. */
   async forwardPort(folder: MachineFolder): Promise<PortForward> {
     this.#requireRunning(folder);
     if (this.#forwards.size >= FORWARDS) {

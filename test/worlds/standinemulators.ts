@@ -1,6 +1,6 @@
 /**
- * A stand-in for the driver of emulators. Its emulators sleep: they have a folder and a scripted ADB, but no process. A test says when
- * Android of an emulator has booted.
+ * A stand-in for the driver of emulators. Its emulators have a folder and a scripted ADB, but no process. A test decides when Android of an
+ * emulator has booted.
  */
 import type { EmulatorOffer, ExitReason, LaunchPlan, MachineFolder } from '../../agent/drivers/driver.ts';
 import type { DriverOfEmulators } from '../../agent/drivers/hostdrivers.ts';

@@ -25,7 +25,7 @@ export const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 }
 export const STEP = { deadlineMilliseconds: 90_000, intervalMilliseconds: 100 };
 /** Time limit of the whole set-up, in milliseconds. It is long, because a guest image may have to be made first. */
 export const SET_UP_MILLISECONDS = 400_000;
-/** Overcommit that lets several guests run on a machine with two processors, because the host counts their processors. */
+/** Overcommit of processors. With it, several guests fit on a machine with two processors. */
 const CPU_OVERCOMMIT = 8;
 
 export interface WorldOptions {
@@ -38,6 +38,7 @@ export interface WorldOptions {
   images?: Record<string, unknown> | ((host: string) => Record<string, unknown>);
   operatorConfig?: Record<string, unknown>;
   audit?: ClusterOptions['audit'];
+  authentication?: ClusterOptions['authentication'];
 }
 
 export class World implements AsyncDisposable {
@@ -63,11 +64,15 @@ export class World implements AsyncDisposable {
 
   /** Starts a world with an Image `guest` of the architecture. */
   static async start(options: WorldOptions): Promise<World> {
-    const { architecture, agentConfig, operatorConfig } = options;
+    const { architecture, agentConfig, operatorConfig, authentication } = options;
     const image = await guestFile(architecture);
     await using parts = new AsyncDisposableStack();
     const cluster = parts.adopt(
-      await startCluster({ name: `${options.name}-${process.pid}`, audit: options.audit ?? false }),
+      await startCluster({
+        name: `${options.name}-${process.pid}`,
+        audit: options.audit ?? false,
+        ...(authentication !== undefined && { authentication }),
+      }),
       (one) => one.stop(),
     );
     const shared = await shareGuest(cluster, image);

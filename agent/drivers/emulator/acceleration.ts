@@ -1,4 +1,4 @@
-/** Finds out whether the user of a machine may use the processor's virtualization. */
+/** Finds out whether the user of a machine has the right to use the processor's virtualization. */
 import { constants } from 'node:fs';
 import { open, stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -13,8 +13,8 @@ export interface Acceleration {
 }
 
 /**
- * Returns how a machine's user may open the device of KVM, or undefined if it may not, or if the device does not work. The emulator
- * opens the device as the machine's user, so the right of root alone is not enough.
+ * Returns the groups with which a machine's user can open the device `/dev/kvm`. Returns undefined if the user cannot open the device, or
+ * the device does not work. The emulator opens the device as the machine's user, so the rights of root are not enough.
  */
 export async function acceleration(hostRoot: string, isRoot: boolean): Promise<Acceleration | undefined> {
   const path = join(hostRoot, DEVICE);
@@ -26,7 +26,10 @@ export async function acceleration(hostRoot: string, isRoot: boolean): Promise<A
   return isRoot ? accessOf(await stat(path)) : { groups: [] };
 }
 
-/** Returns the groups with which a user who is not root may read and write a file; undefined if there are none. */
+/**
+ * Returns the groups that a user other than root needs to read and write a file. The list is empty if all users may do so. Returns
+ * undefined if no usable group gives these rights.
+ */
 export function accessOf({ mode, gid }: { mode: number; gid: number }): Acceleration | undefined {
   if ((mode & READ_AND_WRITE.all) === READ_AND_WRITE.all) {
     return { groups: [] };

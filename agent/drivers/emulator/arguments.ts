@@ -4,8 +4,8 @@ import { AVD_NAME } from './avd.ts';
 /** Port of the emulator's console on the loopback address of its network namespace. */
 export const CONSOLE_PORT = 5554;
 /**
- * Port of the ADB server that an emulator looks for at its start. No program listens there. A server of somebody else at the usual port
- * would list the emulator.
+ * Port of the ADB server that an emulator looks for at its start. No program listens at this port. At the usual port, the ADB server of
+ * another user could listen, and would list the emulator.
  */
 const NO_SERVER_PORT = 5038;
 /** Programs of the system that the emulator starts. */
@@ -17,7 +17,7 @@ export interface EmulatorCommand {
   uid: string;
   cpu: number;
   memoryBytes: number;
-  /** Whether the emulator may use the processor's virtualization. */
+  /** Whether the emulator can use the processor's virtualization. */
   isAccelerated: boolean;
   dnsServer: string;
 }
@@ -27,7 +27,7 @@ export function words(...values: string[]): string[] {
   return values;
 }
 
-/** Returns the argument by which a process is found as the one of this machine. */
+/** Returns the argument by which the agent finds the process of this machine among all processes. */
 export function processMark(uid: string): string {
   return uid;
 }
@@ -36,15 +36,15 @@ export function commandLine(command: EmulatorCommand): [string, ...string[]] {
   return [
     command.program,
     ...words('-avd', AVD_NAME, '-id', processMark(command.uid)),
-    // There is no screen, no sound and no snapshot: each boot is a cold boot, and nothing is saved.
+    // The emulator has no screen, no sound and no snapshot. Each boot is a cold boot, and no state of the running guest is saved.
     ...words('-no-window', '-no-audio', '-no-boot-anim', '-no-snapshot', '-gpu', 'swiftshader_indirect'),
-    // These switches prevent processes that would outlive the emulator, and reports to the vendor.
+    // These options prevent reports to the vendor, and helper processes that would outlive the emulator.
     ...words('-no-metrics', '-feature', '-BluetoothEmulation', '-feature', '-Uwb'),
     ...words('-cores', String(command.cpu), '-memory', String(Math.floor(command.memoryBytes / MEBIBYTE))),
-    // With `on`, an emulator without virtualization ends at once, and says the reason.
+    // With `on`, an emulator that cannot use virtualization ends at once with an error.
     ...words('-accel', command.isAccelerated ? 'on' : 'auto'),
-    // Only the network protects ADB. The emulator does not serve gRPC, because gRPC would have no password. ADB has the next port. With
-    // `-port`, a taken port surely ends the emulator; `-ports` does not say so in all versions.
+    // Only the network protects ADB. The emulator does not serve gRPC, because gRPC would have no password. ADB uses the port after the
+    // console's port. With `-port`, the emulator ends if another program uses the port. With `-ports`, some versions do not report this.
     ...words('-port', String(CONSOLE_PORT), '-skip-adb-auth'),
     ...words('-dns-server', command.dnsServer, '-show-kernel'),
   ];
@@ -55,11 +55,11 @@ export const FOLDERS = {
   /** Home of the user, with the token of the console. */
   home: 'home',
   temporary: 'tmp',
-  /** Folder for sockets and for the file by which programs discover the emulator. */
+  /** Folder for sockets, and for the file with which other programs find the emulator. */
   runtime: 'run',
 } as const;
 
-/** Folder of AVDs in a machine's folder. It belongs to root, so that the user cannot replace the AVD by a link. */
+/** Folder of AVDs in a machine's folder. The folder belongs to root, so that the machine's user cannot replace the AVD by a link. */
 export const AVDS = 'avd';
 
 /**

@@ -1,6 +1,6 @@
 /**
- * The description of an emulator for its program: an Android virtual device (AVD). It consists of `NAME.ini`, and of a folder `NAME.avd`
- * with `config.ini`, to which the emulator adds its disks.
+ * Makes the Android virtual device (AVD) of an emulator. The AVD describes the device to the emulator's program. An AVD consists of
+ * `NAME.ini` and of a folder `NAME.avd` with `config.ini`. The emulator adds its disks to this folder.
  */
 import {
   type EmulatorMachine,
@@ -17,7 +17,7 @@ interface Device {
   maker: 'Google' | 'Generic';
   width: number;
   height: number;
-  /** Pixels per inch, as a density of Android. */
+  /** Pixels per inch. The number must be one of Android's density values. */
   density: number;
 }
 
@@ -45,7 +45,7 @@ export interface AvdFiles {
 
 type Described = Pick<EmulatorMachine, 'platform' | 'device' | 'imageType'> & { architecture: Architecture };
 
-/** Returns the screen of a device. @throws ReasonedError `CreateFailed` when it is unknown. The message lists the known devices. */
+/** Returns the screen of a device. @throws ReasonedError `CreateFailed` when the device is unknown. The message lists the known devices. */
 export function requireDevice(device: string): Device {
   const devices: Readonly<Record<string, Device>> = DEVICES;
   const known = Object.hasOwn(devices, device) ? devices[device] : undefined;

@@ -1,9 +1,10 @@
 /**
- * Client of the emulator's console, a protocol of lines. An answer ends with a line that begins with `OK` or `KO`. The console shows
- * that an emulator runs, and its command `kill` ends the emulator in order.
+ * Client of the emulator's console, a protocol of lines. An answer ends with a line that begins with `OK` or `KO`. The console shows that
+ * an emulator runs, and its command `kill` ends the emulator normally.
  *
- * The console listens on the loopback address of the machine's network namespace. A process of Node.js cannot enter a namespace, so a
- * small Perl program enters it and copies bytes. Perl runs the log writer too, so it is on every host.
+ * The console listens on the loopback address of the machine's network namespace. A process of Node.js cannot enter a namespace. So a small
+ * Perl program enters the namespace, and copies bytes between the console and the agent. Every host has Perl, because the log writer needs
+ * it too.
  */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { Duplex, type Readable, type Writable } from 'node:stream';
@@ -17,8 +18,8 @@ const OUTPUT_LIMIT_BYTES = 64 * 1024;
 const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
 
 /**
- * Source code of the helper, without modules. It connects as soon as a program listens, and tries for a number of seconds. The
- * constants are AF_INET and SOCK_STREAM.
+ * Source code of the Perl program, which uses no modules. The program tries to connect for the given number of seconds, until the console
+ * listens. The constants are AF_INET and SOCK_STREAM.
  */
 const HELPER = String.raw`
 my ($port, $seconds) = @ARGV;
@@ -45,7 +46,10 @@ const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
 
 type Child = ChildProcessByStdio<Writable, Readable, null>;
 
-/** Connects to the console in a network namespace as soon as it listens, within `seconds`. The stream ends if it does not listen. */
+/**
+ * Connects to the console in a network namespace as soon as the console listens. If the console does not listen within `seconds`, the
+ * stream ends.
+ */
 export function connectInside(namespace: string, seconds: number): Duplex {
   const parameters = [
     `--net=${namespace}`,
@@ -60,7 +64,8 @@ export function connectInside(namespace: string, seconds: number): Duplex {
     stdio: ['pipe', 'pipe', 'ignore'],
     env: ENVIRONMENT,
   });
-  // An error that nobody handles would end the agent. The child's comes first: without a program the child has no streams that work.
+  // An error that nobody handles would end the agent. The listener of the child's error is added first, because a child whose program
+  // cannot start has no working streams.
   const failed = Promise.withResolvers<Error>();
   child.on('error', failed.resolve);
   const stream = Duplex.from({ readable: child.stdout, writable: child.stdin });
@@ -70,12 +75,14 @@ export function connectInside(namespace: string, seconds: number): Duplex {
   return stream;
 }
 
-/** Error of the console: it refused a command, or did not speak its protocol. */
+/** Error of the console. The console refused a command, or sent an answer that does not follow its protocol. */
 export class ConsoleError extends Error {
   override readonly name = 'ConsoleError';
 }
 
-/** Reads the console's answers one after the other. @throws ConsoleError when the console refuses or breaks its protocol. */
+/**
+ * Reads the console's answers one after the other. @throws ConsoleError when the console refuses a command or does not follow its protocol.
+ */
 export class ConsoleClient {
   readonly #stream: Duplex;
   #answer = Promise.withResolvers<string>();
@@ -146,7 +153,8 @@ function printable(text: string): string {
 }
 
 /**
- * Asks the emulator to end, as `adb emu kill` does. The console needs the token of the file in the emulator's home first.
+ * Asks the emulator to end, as `adb emu kill` does. Before this command, the console requires the token, which is in a file in the
+ * emulator's home folder.
  *
  * @throws ConsoleError when the console does not accept the command.
  */

@@ -1,6 +1,6 @@
 /**
- * Implements the driver for Android emulators. All lasting data about a machine is in its folder; the driver object has only the
- * watches of processes and the stores of logs.
+ * Implements the driver for Android emulators. All lasting data about a machine is in its folder. The driver object has only the watches of
+ * processes and the stores of logs.
  */
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -52,7 +52,7 @@ const NAMED_IMAGES = 8;
 export interface EmulatorDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
   dataDirectory: string;
-  /** Folder of the Android SDK on this host. Undefined if the configuration names none; the host then offers no emulators. */
+  /** Folder of the Android SDK on this host. If the configuration names no SDK, the field is undefined and the host offers no emulators. */
   sdk: string | undefined;
   /** Path of the emulator's program on this host. Undefined means `emulator/emulator` in the SDK. */
   program: string | undefined;
@@ -60,8 +60,8 @@ export interface EmulatorDriverOptions {
   architecture?: Architecture | undefined;
   logger: Logger;
   /**
-   * Root directory for the processes of machines that must outlive the agent's container. Emulators do not use it. If it is given,
-   * they run in the host's own file system, which also has the SDK.
+   * Root directory for the processes of machines that must outlive the agent's container. Emulators do not use this directory. If it is
+   * given, emulators run in the host's own file system, which also has the SDK.
    */
   ownRoot?: OwnRoot | undefined;
 }
@@ -97,7 +97,7 @@ export class EmulatorDriver implements Driver {
     };
   }
 
-  /** Returns the system images of this host, or the reason why it runs no emulators. It reads the SDK's folders at each call. */
+  /** Returns the system images of this host, or the reason why it runs no emulators. The function reads the SDK's folders at each call. */
   async offer(): Promise<EmulatorOffer> {
     return await scan(this.#sdk);
   }
@@ -166,7 +166,7 @@ export class EmulatorDriver implements Driver {
   async discard(folder: MachineFolder): Promise<void> {
     const { state } = this.#of(folder).process;
     await removeFiles(folder.path);
-    // The next agent would otherwise find the user, which another machine may have by then.
+    // After a restart, the agent would otherwise read this user from the file, although another machine may have the user by then.
     if ((await state.read())?.runAs !== undefined) {
       await state.update({ runAs: undefined });
     }

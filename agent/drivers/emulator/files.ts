@@ -1,7 +1,7 @@
 /**
- * The files of an emulator's machine. The folder itself and the folder of AVDs belong to root. The folders in them belong to the
- * machine's user, who may put anything there. So root never follows a path into them, but only creates and removes entries of them
- * while no process of the user lives.
+ * The files of an emulator's machine. The folder itself and the folder of AVDs belong to root. The folders inside these two belong to the
+ * machine's user, who can put anything there. So root never follows a path into these folders. Root only creates and removes direct entries
+ * of these folders, while no process of the user lives.
  */
 import { lchown, mkdir, open, readdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -13,8 +13,8 @@ import { AVD_NAME, avdFiles } from './avd.ts';
 import type { Architecture } from './sdk.ts';
 
 /**
- * Path at which the emulator sees its machine's folder, by a mount in its own mount namespace. The real path leads through the folder
- * of all machines, which only root may enter. The path is short, because the path of a socket may have only 107 bytes.
+ * Path at which the emulator sees its machine's folder, by a mount in its own mount namespace. The real path leads through the folder of
+ * all machines, which only root may enter. This path is short, because the path of a socket can have at most 107 bytes.
  */
 export const MACHINE_PLACE = '/run/berth-machine';
 
@@ -22,10 +22,12 @@ const OWN_MODE = 0o700;
 /** The machine's user reads the description of its AVD, but cannot replace it. */
 const AVDS_MODE = 0o755;
 const INI_MODE = 0o644;
-/** Largest number of locks that are removed. An emulator makes one for each of its disks, and two others. */
+/** Largest number of locks that are removed. An emulator makes one lock for each of its disks, and two other locks. */
 const LOCKS_LIMIT = 64;
 const TOKEN_FILE = '.emulator_console_auth_token';
-/** Time limit for the removal of a machine's files. A data disk has few files, but a user may make millions of others. */
+/**
+ * Time limit for the removal of a machine's files. The emulator itself makes few files, but the machine's user can make millions of files.
+ */
 const REMOVE_TIMEOUT_MILLISECONDS = 300_000;
 
 /** Creates the folders and the AVD again. @throws ReasonedError `CreateFailed` when the device is unknown. */
@@ -50,7 +52,9 @@ export async function makeFiles(
   }
 }
 
-/** Removes locks of an earlier process, and writes the token of the console. No process of the machine may live. */
+/**
+ * Removes locks of an earlier process, and writes the token of the console. Call this function only while no process of the machine lives.
+ */
 export async function prepareStart(folder: string, token: string, runAs: RunAs | undefined): Promise<void> {
   const disks = join(folder, AVDS, `${AVD_NAME}.avd`);
   const names = (await undefinedIf(isMissing, readdir(disks))) ?? [];
@@ -58,7 +62,7 @@ export async function prepareStart(folder: string, token: string, runAs: RunAs |
   await removeTrees(locks.map((name) => join(disks, name)));
   const path = join(folder, FOLDERS.home, TOKEN_FILE);
   await removeTrees([path]);
-  // The flag x refuses a link in place of the file.
+  // If a link has the name of the file, the flag `x` makes the call fail.
   const file = await open(path, 'wx', 0o600);
   try {
     await file.writeFile(token);
@@ -73,7 +77,7 @@ export async function removeFiles(folder: string): Promise<void> {
   await removeTrees([...Object.values(FOLDERS), AVDS].map((name) => join(folder, name)));
 }
 
-/** Removes files and folders. Unlike Node.js, the program `rm` removes folders in folders of any depth. It follows no link. */
+/** Removes files and folders. Unlike Node.js, the program `rm` removes nested folders of any depth. The program follows no links. */
 async function removeTrees(paths: readonly string[]): Promise<void> {
   await run('rm', ['-rf', '--', ...paths], { timeoutMilliseconds: REMOVE_TIMEOUT_MILLISECONDS });
 }

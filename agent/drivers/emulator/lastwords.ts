@@ -5,20 +5,23 @@ import { logTail } from '../../console/tail.ts';
 import type { StartReason } from '../driver.ts';
 import type { ExitStatus } from '../launch.ts';
 
-/** Part of the log in which errors are looked for, in bytes. Lines of the guest's kernel may follow an error. */
+/** Part of the log in which errors are looked for, in bytes. Lines of the guest's kernel can follow an error. */
 const TAIL_BYTES = 64 * 1024;
-/** Limits of the lines in a message. They fit, beside other text, into a Pod's container message of at most 4096 characters. */
+/**
+ * Limits of the lines in a message. These lines and other text fit into the message of a Pod's container, which has at most 4096
+ * characters.
+ */
 const WORDS_CHARACTERS = 2048;
 const WORDS_LINES = 12;
 /** Number of lines that a message has if none of them is an error. */
 const OTHER_LINES = 4;
 
-/** Longest part of a line that is looked at, in characters. The time of the pattern for keys grows with the square of the length. */
+/** Longest part of a line that is searched, in characters. The time of the search for keys grows with the square of the line's length. */
 const LINE_CHARACTERS = 4 * 1024;
 
 /** Line of the emulator or of the guest's kernel that names an error. */
 const PROBLEM = /^\s*(FATAL|ERROR|PANIC)\b|Kernel panic/;
-/** Line that may hold an ADB key. People show messages to others. */
+/** Pattern of a line that may contain an ADB key. Messages get no such line, because people show messages to others. */
 const KEY = /adb[\w.-]*key|PRIVATE KEY|QAAAA[A-Za-z0-9+/]{16}/i;
 const UNPRINTABLE = /[^\x20-\x7e\u00a0-\uffff]/g;
 
@@ -33,7 +36,10 @@ export function choose(output: string): string {
   return words.join('\n').slice(-WORDS_CHARACTERS);
 }
 
-/** Returns the last words since the start whose output begins at `from`. Call it when the emulator has ended. */
+/**
+ * Returns the last lines of the output of one start. `from` is the log position at which the output of this start begins. Call this
+ * function when the emulator has ended.
+ */
 async function lastWords(folder: string, from: number): Promise<string> {
   await logsWritten(folder);
   // The programs that start the emulator write to the second log.
@@ -57,13 +63,16 @@ export function describeExit(status: ExitStatus | undefined): string {
   return 'The emulator ended';
 }
 
-/** Returns the text `what`, followed by the emulator's last words. */
+/** Returns the text `what`, followed by the last lines of the emulator's log. */
 export async function exitMessage(folder: string, from: number, what: string): Promise<string> {
   const words = await lastWords(folder, from);
   return words === '' ? what : `${what}: ${words}`;
 }
 
-/** Reasons of a failed start, with words of the emulator that show the reason. The first pattern that fits counts. */
+/**
+ * Reasons of a failed start, each with a pattern of output of the emulator that shows the reason. The first pattern that matches determines
+ * the reason.
+ */
 const REASONS: [RegExp, StartReason][] = [
   [
     /requires hardware acceleration|acceleration is not|KVM (is )?required|\/dev\/kvm/i,
@@ -77,7 +86,10 @@ const REASONS: [RegExp, StartReason][] = [
   [/cannot allocate memory|cannot set up guest memory/i, 'OutOfMemory'],
 ];
 
-/** Returns the error of a failed start, with the emulator's last words and the reason that they show. */
+/**
+ * Returns the error of a failed start. The error's message has the last lines of the emulator's log. Its reason is the reason that these
+ * lines show.
+ */
 export async function startError(folder: string, from: number, what: string): Promise<ReasonedError> {
   const message = await exitMessage(folder, from, what);
   const reason = REASONS.find(([pattern]) => pattern.test(message))?.[1] ?? 'StartFailed';

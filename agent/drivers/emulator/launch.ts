@@ -9,16 +9,23 @@ import type { Acceleration } from './acceleration.ts';
 import { commandLine, environment, FOLDERS, words } from './arguments.ts';
 import { MACHINE_PLACE } from './files.ts';
 
-/** Limit of the threads of all processes of an emulator, beside one for each virtual processor. An emulator has some hundred. */
+/**
+ * Largest number of threads of all processes of an emulator, in addition to one thread for each virtual processor. An emulator has some
+ * hundred threads.
+ */
 const THREADS = 1024;
 
-/** Size of the file system in memory that an emulator sees as /dev/shm. The size is usual in containers, and counts as memory of the machine. */
+/**
+ * Size of the file system in memory that an emulator sees as /dev/shm. Containers usually have the same size. The used part of this file
+ * system counts as memory of the machine.
+ */
 const SHARED_MEMORY = '64m';
 
 /**
- * Program, in Perl without modules, that shows the machine's folder at another path and then becomes its arguments. It runs in a mount
- * namespace of its own, so that no other process sees the mounts. The folders in which all users of the host may write are replaced by the
- * machine's own: files in the shared folders would outlive the machine, count for no quota, and reach other machines.
+ * Program in Perl, without modules. The program mounts the machine's folder at another path, and then executes the command in its
+ * arguments. The program runs in a separate mount namespace, so that no other process sees the mounts. It replaces the folders in which all
+ * users of the host can write by folders of the machine. Otherwise the machine's files would outlive the machine, count for no quota, and
+ * be visible to other machines.
  */
 const PLACE = String.raw`
 my ($folder, $place, $temporary, $shared, @command) = @ARGV;
@@ -56,8 +63,9 @@ export async function launchEmulator(
 }
 
 /**
- * Returns the whole command. Each program becomes the next one by `exec`, so the process id stays. If the host removes a mount, the mount
- * also disappears from the machine's mount namespace. Otherwise this namespace would keep network namespaces of other machines.
+ * Returns the whole command. Each program of the command executes the next program by `exec`, so the process id stays the same. If the host
+ * removes a mount, the mount also disappears from the machine's mount namespace. Otherwise this namespace would keep network namespaces of
+ * other machines.
  */
 function enclosed(folder: MachineFolder, start: EmulatorStart): [string, ...string[]] {
   const { plan, program, acceleration, isContained } = start;

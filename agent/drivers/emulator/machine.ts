@@ -20,9 +20,9 @@ import { type EmulatorState, stateFile } from './state.ts';
 const START_TIMEOUT_MILLISECONDS = 60_000;
 /** Time to wait for the emulator's end after its console has failed, because a process that ends closes its sockets first. */
 const EXIT_NOTICE_MILLISECONDS = 500;
-/** Time that the connection to the console of a running emulator may take. */
+/** Time limit for the connection to the console of a running emulator. */
 const CONNECT_SECONDS = 2;
-/** Longest step of the wait for the end of the process. The grace period can be ended early after each step. */
+/** Longest time between two checks whether the process has ended. After each check, the grace period can be ended early. */
 const STEP_MILLISECONDS = 100;
 
 /** Objects that all machines of the driver share. */
@@ -37,7 +37,7 @@ export interface EmulatorContext {
 
 export interface StopOptions {
   graceMilliseconds: number;
-  /** Signal that ends the grace early. */
+  /** Signal that ends the grace period early. */
   hurry?: AbortSignal;
 }
 
@@ -70,7 +70,10 @@ export class EmulatorProcess {
     return state?.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /** Returns the machine's live main process, if any. An earlier agent may have started the process without recording it. */
+  /**
+   * Returns the machine's live main process, if any. The agent has perhaps started this process before its restart, and has not recorded
+   * it.
+   */
   async process(): Promise<ProcessIdentity | undefined> {
     const state = await this.state.read();
     if (state === undefined || !state.live) {
@@ -116,7 +119,7 @@ export class EmulatorProcess {
     await this.state.update({ live: false, paused: false, end: undefined, process: undefined });
   }
 
-  /** Ends all processes of the machine at once, also those that have outlived the emulator. */
+  /** Ends all processes of the machine at once, including processes that have outlived the emulator. */
   async end(): Promise<void> {
     const identity = await this.process();
     this.#letGo();
@@ -124,7 +127,10 @@ export class EmulatorProcess {
     await this.#context.cgroups.remove(this.#folder.uid);
   }
 
-  /** Stops or continues all processes. The state file is written first, so that the next agent completes the step if this agent dies. */
+  /**
+   * Stops or continues all processes. The state file is written first. So if the agent dies during the step, it completes the step after
+   * its restart.
+   */
   async setPaused(paused: boolean): Promise<void> {
     await this.state.update({ paused });
     const identity = await this.process();
@@ -133,7 +139,7 @@ export class EmulatorProcess {
     }
   }
 
-  /** Ends the watch of the machine's process for good. */
+  /** Ends the watch of the machine's process permanently. */
   close(): void {
     this.#closed = true;
     this.#letGo();
@@ -176,8 +182,9 @@ export class EmulatorProcess {
   }
 
   /**
-   * Asks the emulator to end, by its console or, if the console does not accept the command, by SIGTERM. How the emulator handles
-   * SIGTERM is not documented, so the console comes first. Resolves when the emulator has ended or the grace is over.
+   * Asks the emulator to end with a command to its console. If the console does not accept the command, the emulator gets SIGTERM. The
+   * console comes first, because the emulator's reaction to SIGTERM is not documented. Resolves when the emulator has ended or the grace
+   * period is over.
    */
   async #endInOrder(
     identity: ProcessIdentity,
@@ -205,7 +212,7 @@ export class EmulatorProcess {
       !over.aborted &&
       !(await waitForExit(identity, Math.min(STEP_MILLISECONDS, deadline - Date.now())))
     ) {
-      // The process is waited for in short steps, so that an abort of `hurry` ends the wait.
+      // The loop waits for the end of the process in short steps, so that an abort of `hurry` ends the wait.
     }
   }
 
@@ -222,7 +229,7 @@ export class EmulatorProcess {
     this.#letGo();
     this.#open(identity);
     this.#context.follow(this.#folder);
-    // An earlier agent may have died after it wrote the state file and before it sent the signals.
+    // The agent may have died after it wrote the state file and before it sent the signals.
     await this.#group.signal(identity, paused ? 'SIGSTOP' : 'SIGCONT');
   }
 
@@ -238,8 +245,8 @@ export class EmulatorProcess {
   }
 
   /**
-   * Records that the machine's main process has ended, and the reason. Ends the processes that have outlived it. Several callers may
-   * notice the end at the same time.
+   * Records that the machine's main process has ended, and the reason. Ends the processes that have outlived it. Several callers can notice
+   * the end at the same time.
    */
   async #settle(): Promise<EmulatorState> {
     this.#settling ??= this.#recordEnd().finally(() => {
@@ -266,7 +273,7 @@ export class EmulatorProcess {
 
   #background(work: () => Promise<void>): void {
     work().catch((error: unknown) => {
-      // After `close` the folder may be deleted, so errors are ignored.
+      // After `close`, the folder is perhaps deleted already, so errors are ignored.
       if (!this.#closed) {
         const { uid } = this.#folder;
         this.#context.logger.error({ uid, err: error }, 'The end of an emulator was not handled');

@@ -1,4 +1,4 @@
-/** Sentences that refuse requests to an emulator that only other machines can fulfil. */
+/** Messages that refuse a request to an emulator, because only VMs support the request. */
 import { ADB_PORT } from '../../../api/v1alpha1/names.ts';
 
 export const NO_CONSOLE = 'An emulator has no console for attach; read its log with kubectl logs';

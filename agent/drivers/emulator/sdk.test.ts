@@ -78,14 +78,16 @@ describe('the SDK of a host', () => {
     );
     expect(await reason({ sdk: join(root, 'nothing') })).toBe('The SDK SDK/nothing has no folder platforms');
     expect(await reason({ program: '/nowhere' })).toBe(
-      'The emulator /nowhere is no file that machines may execute',
+      'The emulator /nowhere is not a file that the Linux users of machines can execute',
     );
     await chmod(join(root, 'emulator', 'emulator'), 0o700);
-    expect(await reason()).toContain('is no file that machines may execute');
+    expect(await reason()).toContain('is not a file that the Linux users of machines can execute');
     expect(await reason({ isRoot: false })).toBe('offered');
     await chmod(join(root, 'emulator', 'emulator'), 0o755);
     await chmod(root, 0o700);
-    expect(await reason()).toBe('The users of machines may not enter SDK, so they cannot use the SDK');
+    expect(await reason()).toBe(
+      'The Linux users of machines have no right to enter SDK, so they cannot use the SDK',
+    );
     await chmod(root, 0o755);
     expect(await reason()).toBe('offered');
     await rm(join(root, 'platform-tools'), { recursive: true });
@@ -130,7 +132,11 @@ describe('the SDK of a host', () => {
       },
       'no readable source.properties',
     ],
-    ['a closed folder', async (folder: string) => await chmod(join(folder, '..'), 0o700), 'may not enter'],
+    [
+      'a closed folder',
+      async (folder: string) => await chmod(join(folder, '..'), 0o700),
+      'no right to enter',
+    ],
   ])('does not offer a system image with %s', async (_, damage, words) => {
     await damage(join(root, imageFolder(IMAGE)));
     expect(await reason()).toContain(words);

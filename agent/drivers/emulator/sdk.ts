@@ -1,6 +1,6 @@
 /**
- * Looks for an Android SDK on this host: the emulator's program, and system images of the architecture of guests. The SDK belongs to
- * the host's administrator. Its tree may be incomplete, huge or odd, so each read has a limit.
+ * Looks for an Android SDK on this host: the emulator's program, and system images of the architecture of guests. The SDK belongs to the
+ * host's administrator. The folders of an SDK can be incomplete, or can contain any number of other files. So each read has a limit.
  */
 import { constants } from 'node:fs';
 import { open, readdir, stat } from 'node:fs/promises';
@@ -18,13 +18,13 @@ export interface SdkOptions {
   program: string | undefined;
   /** Architecture of guests. */
   architecture: Architecture;
-  /** Whether machines run as users of their own. They then need rights of all users on the SDK's files. */
+  /** Whether each machine runs as a separate Linux user. If true, all users must have the right to read the SDK's files. */
   isRoot: boolean;
-  /** Folder below which the host's files are. It is empty, or in a container `/proc/1/root`. */
+  /** Folder below which the host's files are. The value is `/proc/1/root` if the agent runs in a container, and otherwise an empty text. */
   hostRoot: string;
 }
 
-/** Largest number of entries of a folder that are looked at. The vendor has about 20 platforms, and about 8 types for each. */
+/** Largest number of entries that are read in one folder. The vendor has about 20 platforms, and about 8 image types for each platform. */
 const ENTRIES_LIMIT = 64;
 /** Limit of a file `source.properties` in bytes. The vendor's files have about 500 bytes. */
 const PROPERTIES_LIMIT_BYTES = 16 * 1024;
@@ -34,11 +34,11 @@ const FOLDERS = ['platforms', 'platform-tools'];
 const IMAGE_FILES = ['kernel-ranchu', 'ramdisk.img', 'system.img'];
 const PROPERTIES = 'source.properties';
 
-/** Rights that a user needs who is neither owner nor in the group. */
+/** Mode bits for users who are neither the owner of a file nor in its group. */
 const READ = 0o004;
 const ENTER = 0o001;
 
-/** Names of the architectures in an SDK. The vendor's program runs no other architecture than its own. */
+/** Names of the architectures in an SDK. The vendor's emulator program runs only guests of its own architecture. */
 export const ABIS = {
   amd64: { abi: 'x86_64', cpu: 'x86_64' },
   arm64: { abi: 'arm64-v8a', cpu: 'arm64' },
@@ -104,18 +104,18 @@ async function problemOf(options: SdkOptions, sdk: string): Promise<string | und
   const mode = await fileMode(join(hostRoot, program));
   const right = isRoot ? ENTER : 0o100;
   if (mode === undefined || (mode & right) === 0) {
-    return `The emulator ${program} is no file that machines may execute`;
+    return `The emulator ${program} is not a file that the Linux users of machines can execute`;
   }
   for (const path of isRoot ? [sdk, dirname(program)] : []) {
     const closed = await closedFolder(hostRoot, path);
     if (closed !== undefined) {
-      return `The users of machines may not enter ${closed}, so they cannot use the SDK`;
+      return `The Linux users of machines have no right to enter ${closed}, so they cannot use the SDK`;
     }
   }
   return undefined;
 }
 
-/** Returns the first folder of a path, from the root on, that others may not enter. */
+/** Returns the first folder of a path, beginning at the root, that users other than its owner and group have no right to enter. */
 async function closedFolder(hostRoot: string, path: string): Promise<string | undefined> {
   const above = dirname(path);
   const closed = above === path ? undefined : await closedFolder(hostRoot, above);
@@ -123,7 +123,7 @@ async function closedFolder(hostRoot: string, path: string): Promise<string | un
   return closed ?? ((mode ?? 0) & ENTER ? undefined : path);
 }
 
-/** Yields the names of folders that may be system images for this host. */
+/** Yields the names of folders that are perhaps system images for this host. */
 async function* imagesIn(sdk: string, architecture: Architecture): AsyncGenerator<ImageName> {
   const root = join(sdk, 'system-images');
   for (const platform of await namesIn(root)) {
@@ -150,19 +150,19 @@ async function faultOf(name: ImageName, options: SdkOptions): Promise<string | u
   const [folder, sdk] = [imageFolder(name), join(hostRoot, own)];
   const closed = isRoot ? await closedFolder(hostRoot, join(own, folder)) : undefined;
   if (closed !== undefined) {
-    return `the users of machines may not enter ${closed}`;
+    return `the Linux users of machines have no right to enter ${closed}`;
   }
   for (const file of IMAGE_FILES) {
     const mode = await fileMode(join(sdk, folder, file));
     if (mode === undefined || (isRoot && (mode & READ) === 0)) {
-      return `${folder} has no file ${file} that machines may read`;
+      return `${folder} has no file ${file} that the Linux users of machines can read`;
     }
   }
   const text = await readBounded(join(sdk, folder, PROPERTIES));
   return text === undefined ? `${folder} has no readable ${PROPERTIES}` : contradiction(name, text);
 }
 
-/** Returns how `source.properties` contradicts the folder's name. */
+/** Returns a message if `source.properties` contradicts the folder's name, or undefined if it does not. */
 export function contradiction(name: ImageName, text: string): string | undefined {
   const { platform, imageType, architecture } = name;
   const stated = parseProperties(text);
@@ -196,7 +196,10 @@ async function fileMode(path: string): Promise<number | undefined> {
   return found?.isFile() ? found.mode : undefined;
 }
 
-/** Reads a small text file. Returns undefined if it is no file, too large or not readable. A pipe in its place does not block. */
+/**
+ * Reads a small text file. Returns undefined if the path is not a regular file, or the file is too large or not readable. If the path is a
+ * pipe, the call does not block.
+ */
 async function readBounded(path: string): Promise<string | undefined> {
   const handle = await undefinedIf(isOfSystem, open(path, constants.O_RDONLY | constants.O_NONBLOCK));
   if (handle === undefined) {

@@ -1,9 +1,9 @@
-/** The state file of an emulator's machine. Only root can write in the machine's folder itself, so the file is the agent's own. */
+/** The state file of an emulator's machine. Only root can write in the machine's folder itself, so only the agent can write the file. */
 import { randomBytes } from 'node:crypto';
 import * as z from 'zod';
 import { StateFile } from '../statefile.ts';
 
-/** Name of the state file. It differs from that of QEMU, so that each driver finds its own machines. */
+/** Name of the state file. The name differs from the name of QEMU's state file, so that each driver finds its own machines. */
 export const STATE_FILE = 'emulator.json';
 
 const stateSchema = z.object({
@@ -20,11 +20,11 @@ const stateSchema = z.object({
   logStart: z.number().int().min(0),
   /** Purpose of the machine's last step. `run` means that a start is under way or done, and that no end was requested. */
   intent: z.enum(['run', 'stop']),
-  /** Identity of the machine's process. It is absent while the process is being started. */
+  /** Identity of the machine's process. The field is absent while the process is being started. */
   process: z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() }).optional(),
-  /** Whether a process is being started or was started, and its end has not been noticed. */
+  /** Whether the agent is starting or has started a process, and has not yet noticed the end of this process. */
   live: z.boolean(),
-  /** Whether the processes must stand still. */
+  /** Whether the processes must be paused. */
   paused: z.boolean(),
   end: z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() }).optional(),
 });

@@ -1,4 +1,4 @@
-/** Builds QEMU's command line for a machine, which runs without a shell. Values from outside are quoted for QEMU's own parser. */
+/** Builds QEMU's command line for a machine. The command runs without a shell. Untrusted values are quoted for QEMU's own parser. */
 import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import { VNC_FIRST_PORT } from '../../../api/v1alpha1/reservable.ts';
@@ -30,8 +30,8 @@ export interface CommandLine {
 }
 
 /**
- * Returns the argument of QEMU by which the agent finds a machine's process among all others. It does not begin like an option, and
- * it names no path.
+ * Returns the argument of QEMU by which the agent finds a machine's process among all processes. The argument does not begin like an
+ * option, and it contains no path.
  */
 export function processMark(uid: string): string {
   return `guest=berth-${uid}`;
@@ -46,8 +46,8 @@ export function commandLine(command: CommandLine): string[] {
     ...options('-machine', machineOptions(command), '-cpu', cpuModel(platform), '-smp', String(command.cpu)),
     ...options('-m', `${Math.floor(command.memoryBytes / BYTES_PER_MEBIBYTE)}M`),
     ...identity(plan),
-    // With -no-shutdown QEMU stays paused after the guest has powered off. So an agent that was not running at that moment still
-    // finds why the machine ended.
+    // With -no-shutdown QEMU stays paused after the guest has powered off. So an agent that was not running at that moment can find the
+    // reason for the machine's end later.
     ...options('-no-shutdown', '-boot', 'strict=on', '-rtc', 'base=utc'),
     ...options('-qmp', `unix:${FILES.qmp},server=on,wait=off`),
     ...firmware(command),
@@ -161,8 +161,8 @@ function serial(): string[] {
 }
 
 /**
- * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend on the
- * order of the devices. Early releases of the agent had no screen without VNC, so such a screen comes after the network card.
+ * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend on the order of the devices.
+ * Early releases of the agent had no screen without VNC, so a screen without VNC comes after the network card.
  */
 function screenAndNetwork({ plan, state }: CommandLine): string[] {
   const isServed = plan.guest.vm.vnc.enabled;
@@ -181,8 +181,8 @@ function vncOnHost(vnc: VmLaunchPlan['vnc']): string[] {
 }
 
 /**
- * Returns the options of the machine's seed. The disk is the last device, so that the PCI addresses of all others are the same with
- * and without it. Guests name their network cards by these addresses.
+ * Returns the options of the machine's seed. The disk is the last device, so that the PCI addresses of all other devices are the same with
+ * and without this disk. Guests name their network cards by these addresses.
  */
 function seed(files: NonNullable<MachineFile['launched']>['seed']): string[] {
   if (files === undefined) {
@@ -197,7 +197,7 @@ function seed(files: NonNullable<MachineFile['launched']>['seed']): string[] {
   ];
 }
 
-/** Returns the guest's network card. It has no boot ROM, because machines boot from disk. */
+/** Returns the guest's network card. The network card has no boot ROM, because machines boot from disk. */
 export function networkArguments(network: GuestNetwork): string[] {
   const card = `virtio-net-pci,netdev=${NETWORK},mac=${network.macAddress},romfile=`;
   return ['-netdev', backend(network), '-device', card];

@@ -33,8 +33,8 @@ export async function makeDisk(
 }
 
 /**
- * Grows a machine's disk to `sizeBytes`. The name of a backing file in the disk's header is ignored, because a hypervisor wrote it and
- * is not trusted. @throws ReasonedError when {@link requireOwnData} refuses the disk.
+ * Grows a machine's disk to `sizeBytes`. The name of a backing file in the disk's header is ignored, because a hypervisor, which is not
+ * trusted, wrote this name. @throws ReasonedError when {@link requireOwnData} refuses the disk.
  */
 export async function growDisk(
   folder: string,
@@ -46,8 +46,8 @@ export async function growDisk(
 }
 
 /**
- * Returns the Linux user as which programs read a machine's disk, or undefined if the agent is not root. It is the owner of the disk,
- * normally the machine's own user. If root still owns the disk, the shared user becomes its owner first.
+ * Returns the Linux user as which programs read a machine's disk, or undefined if the agent is not root. This user is the owner of the
+ * disk, normally the machine's own user. If root owns the disk, the shared user becomes its owner first.
  */
 export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs | undefined> {
   if (!isRoot) {
@@ -62,18 +62,18 @@ export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs
 }
 
 /**
- * Makes the machine's user the owner of the files to which the machine writes, and removes the rights of all other users. The files
- * may be from an earlier agent and have another owner.
+ * Makes the machine's user the owner of the files to which the machine writes, and removes the rights of all other users. Files from before
+ * a restart of the agent can have another owner.
  */
 export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<void> {
   for (const name of [FILES.disk, FILES.variables]) {
-    // Each of these files may be missing in a machine.
+    // Some machines do not have all of these files.
     await undefinedIf(isMissing, chmod(join(folder, name), 0o600));
     await undefinedIf(isMissing, lchown(join(folder, name), uid, gid));
   }
 }
 
-/** Copies a file; zeros become holes in the copy. The file of firmware variables has 64 MiB, nearly all of them zeros. */
+/** Copies a file. Zeros become holes in the copy. The file of firmware variables has 64 MiB, which are nearly all zeros. */
 export async function copySparse(from: string, to: string): Promise<void> {
   const source = await open(from, 'r');
   const target = await open(to, 'w', 0o600);
@@ -100,9 +100,9 @@ export async function copySparse(from: string, to: string): Promise<void> {
 }
 
 /**
- * Checks the header of a machine's disk. The hypervisor wrote it, and a guest may have taken control of the hypervisor. A backing
- * file in the header is allowed, because the agent tells each program that reads the disk the right one. A missing disk is accepted,
- * because those programs report it themselves.
+ * Checks the header of a machine's disk. The hypervisor wrote this header, and a hostile guest can control its hypervisor. The header may
+ * name a backing file, because the agent gives the right backing file to each program that reads the disk. A missing disk is accepted,
+ * because those programs report the missing disk themselves.
  *
  * @throws ReasonedError when the header would make a program read data from another file, or when the header is not like those that
  * QEMU writes.

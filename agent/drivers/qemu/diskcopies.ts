@@ -1,4 +1,4 @@
-/** Makes copies of one machine's disk, and separates them from the machine's other steps. */
+/** Makes copies of one machine's disk. Ensures that no copy overlaps with a conflicting step of the machine. */
 import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -30,12 +30,12 @@ import {
   writeCopyNote,
 } from './state.ts';
 
-/** Least time between two attempts to clean up after a copy. Inspections of the machine start them, and each may take seconds. */
+/** Least time between two attempts to clean up after a copy. Inspections of the machine start them, and each can take seconds. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
 /**
- * Limit of requests to thaw that the guest does not confirm. After this limit the guest gets no more requests to thaw or freeze until
- * its next start. With {@link TIDY_INTERVAL_MILLISECONDS}, a guest that is only slow has five minutes. After the limit, a hostile
- * guest costs the host nothing.
+ * Largest number of thaw requests that the guest leaves unconfirmed. After this number, the guest gets no more requests to thaw or freeze
+ * until its next start. With {@link TIDY_INTERVAL_MILLISECONDS} between two requests, a slow guest has five minutes to confirm one. After
+ * that, a hostile guest costs the host no more work.
  */
 const THAW_LIMIT = 10;
 
@@ -62,7 +62,7 @@ export class DiskCopies {
     return await this.#serial.run(work);
   }
 
-  /** Makes every copy requested so far fail; resolves when all of them have ended. */
+  /** Makes all copies fail that were requested so far. Resolves when all these copies have ended. */
   async interrupt(message: string): Promise<void> {
     for (const interruption of this.#copies.keys()) {
       interruption.abort(new ReasonedError('Interrupted', message));
@@ -83,8 +83,8 @@ export class DiskCopies {
   }
 
   /**
-   * Removes the remains of a copy, for example after an agent died during it. If the guest does not confirm the thaw of its file systems,
-   * that is no error, and the next call requests the thaw again.
+   * Removes the files and QEMU objects that an ended copy has left, for example because the agent died during the copy. If the guest does
+   * not confirm the thaw of its file systems, that is no error, and the next call requests the thaw again.
    */
   async tidy(): Promise<void> {
     if (this.#tidied) {
@@ -98,7 +98,7 @@ export class DiskCopies {
     }
   }
 
-  /** Calls {@link tidy} for an inspection, except during a copy or soon after the last call. An error is only logged. */
+  /** Calls {@link tidy} during an inspection of the machine, but not during a copy or soon after the last call. It only logs errors. */
   async tryTidy(): Promise<void> {
     if (this.#copying || this.#tidied || Date.now() < this.#nextTidy) {
       return;
@@ -116,7 +116,7 @@ export class DiskCopies {
     }
   }
 
-  /** Copies the disk after all earlier requests. An abort ends a waiting copy at once. A copy that has begun then removes its files. */
+  /** Copies the disk after all earlier requests. If the signal aborts, a waiting copy ends at once, and a begun one removes its files. */
   async #inTurn(options: CopyOptions): Promise<DiskCopy> {
     const { signal } = options;
     const waiting = Promise.withResolvers<never>();
@@ -162,7 +162,7 @@ export class DiskCopies {
     } catch (error) {
       throw await this.#explained(error, running, options.signal);
     } finally {
-      // The cleanup is the same as after an agent's death. If it fails, later inspections of the machine repeat it.
+      // The cleanup is the same as after a crash of the agent. If it fails, later inspections of the machine repeat it.
       this.#tidied = false;
       await this.#tidyOrLog();
     }
@@ -199,7 +199,7 @@ export class DiskCopies {
     return frozen ? 'FileSystem' : 'Crash';
   }
 
-  /** Does `work` with the guest's file systems frozen, or without a freeze if the guest has left too many thaws unconfirmed. */
+  /** Does `work` while the guest's file systems are frozen, or without a freeze if the guest has left too many thaws unconfirmed. */
   async #whileFrozen(agent: GuestAgent, signal: AbortSignal, work: () => Promise<void>): Promise<Freeze> {
     const { path } = this.#folder;
     if (((await readCopyNote(path))?.thawsFailed ?? 0) >= THAW_LIMIT) {
@@ -259,8 +259,8 @@ export class DiskCopies {
         await dropSnapshot(qmp);
       }
       await removeSnapshotFiles(path);
-      // The note stays even if the guest gets no more requests to thaw, because the next copy reads it. It is removed when the
-      // machine has ended.
+      // The note about the copy stays even if the guest gets no more requests to thaw, because the next copy reads the note. The note is
+      // removed when the machine has ended.
       if (!thawed) {
         return await this.#note({ target: undefined });
       }
@@ -271,7 +271,7 @@ export class DiskCopies {
 
   /**
    * Requests a thaw of the guest's file systems, and returns whether the guest confirmed it. The attempt is recorded first, so that it
-   * counts even if the agent dies during it.
+   * counts even if the agent dies during the attempt.
    */
   async #thaw(agent: GuestAgent, { thawsFailed }: CopyNote): Promise<boolean> {
     if (thawsFailed >= THAW_LIMIT) {

@@ -3,7 +3,10 @@ import type { VmLaunchPlan } from '../driver.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile, type Screen } from './state.ts';
 
-/** D-Bus display without a bus. Its clients connect over a second machine protocol (QMP), because one QMP socket serves one client. */
+/**
+ * Arguments for a D-Bus display without a bus. The clients of this display connect over a second socket of the machine protocol (QMP),
+ * because one QMP socket serves one client.
+ */
 const DBUS_DISPLAY: readonly string[] = [
   '-display',
   'dbus,p2p=yes',
@@ -23,7 +26,7 @@ export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
 }
 
 /**
- * Returns the values of a machine's resume for its state file. The guest must find the same card as at its start, also after an upgrade of
+ * Returns the values of a machine's resume for its state file. The guest must find the same card as at its start, even after an upgrade of
  * the agent or of QEMU.
  */
 export function resumedWith(

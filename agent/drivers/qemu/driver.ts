@@ -1,4 +1,4 @@
-/** Implements the driver for QEMU. All lasting data about a machine is in its folder; the driver object has only connections and timers. */
+/** Implements the driver for QEMU. All lasting data about a machine is in its folder. The driver object has only connections and timers. */
 import { listFolders } from '../../../base/files.ts';
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -47,7 +47,7 @@ export interface QemuDriverOptions {
   architecture?: 'amd64' | 'arm64' | undefined;
   /** Root directory for the processes of machines that must outlive the agent's container. */
   ownRoot?: OwnRoot | undefined;
-  /** Linux group (gid) that may read images, if the agent is root. */
+  /** Linux group (gid) with the right to read images. Undefined if the agent is not root. */
   readers?: number | undefined;
 }
 

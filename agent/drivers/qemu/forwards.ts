@@ -1,4 +1,6 @@
-/** Forwards ports of the host's loopback address to a guest whose network is inside QEMU, each for the life of one stream. */
+/**
+ * Forwards ports of the host's loopback address to a guest whose network is inside QEMU. Each forward exists as long as one stream uses it.
+ */
 import { once } from 'node:events';
 import { type AddressInfo, createServer } from 'node:net';
 import type { Logger } from 'pino';
@@ -12,9 +14,14 @@ import type { QmpConnection } from './qmp.ts';
 
 /** Loopback address on which QEMU listens. Other hosts cannot reach it. */
 const ADDRESS = '127.0.0.1';
-/** Limit of the forwards of one machine. It is the limit of its streams, because no stream needs more than one forward. */
+/**
+ * Largest number of forwards of one machine. This number equals the largest number of the machine's streams, because a stream needs at most
+ * one forward.
+ */
 const FORWARDS = 16;
-/** Limit of attempts to open a port. Another program may take a free port before QEMU does, but hardly three times in a row. */
+/**
+ * Limit of attempts to open a port. Another program can take a free port before QEMU does, but this hardly happens three times in a row.
+ */
 const ATTEMPTS = 3;
 /** Limit of an error's text, which is one sentence. */
 const ERROR_LIMIT_CHARACTERS = 300;
@@ -27,7 +34,7 @@ export class PortForwards {
   /** Process of QEMU that has the ports open. When it ends, the kernel closes its ports. */
   #process: ProcessIdentity | undefined;
   readonly #open = new Set<number>();
-  /** Ports to remove: ports of an earlier agent, and ports whose removal failed. */
+  /** Ports to remove: ports that the agent opened before its restart, and ports whose removal failed. */
   readonly #unwanted = new Set<number>();
 
   constructor(uid: string, machine: QemuMachine, logger: Logger) {
@@ -64,7 +71,7 @@ export class PortForwards {
     let answer = '';
     for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
       const port = await freePort();
-      // The note comes first, so that the next agent removes the port if this agent dies.
+      // The port is written into the state file before QEMU opens it. So if the agent dies, it removes the port after its restart.
       this.#unwanted.add(port);
       await this.#note();
       answer = await command(qmp, `hostfwd_add ${NETWORK} tcp:${ADDRESS}:${port}-:${guestPort}`);
@@ -99,7 +106,8 @@ export class PortForwards {
   async #removeUnwanted(): Promise<void> {
     const now = await this.#machine.process();
     if (!isSame(now, this.#process)) {
-      // The ports of another process have ended with it. The state file has the ports that an earlier agent opened in this process.
+      // When a QEMU process ends, its ports close too. So only the ports of the present process matter. The state file has those that the
+      // agent opened before its restart.
       const { forwards = [] } = (await this.#machine.state.read()) ?? {};
       this.#process = now;
       this.#open.clear();
@@ -120,14 +128,17 @@ export class PortForwards {
     return await (await this.#machine.hypervisor())?.qmp();
   }
 
-  /** Writes all ports that this agent may have open into the state file. */
+  /** Writes all ports that are perhaps open into the state file. */
   async #note(): Promise<void> {
     const forwards = [...this.#open, ...this.#unwanted];
     await this.#machine.state.update({ forwards: forwards.length === 0 ? undefined : forwards });
   }
 }
 
-/** Executes a command of QEMU's monitor for people, because QMP cannot forward a port. Returns the output, empty after a success. */
+/**
+ * Executes a command of QEMU's human monitor, because QMP cannot forward a port. Returns the command's output, which is empty after a
+ * success.
+ */
 async function command(qmp: QmpConnection, line: string): Promise<string> {
   return (await qmp.ask('human-monitor-command', z.string(), { 'command-line': line })).trim();
 }

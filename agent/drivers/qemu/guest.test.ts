@@ -25,7 +25,7 @@ afterEach(async () => {
   await rm(folder, { recursive: true, force: true });
 });
 
-/** Answers each command of the guest agent with its entry. A command without an entry is unknown. */
+/** Answers each command of the guest agent with its entry in `answers`. A command without an entry is unknown to the guest agent. */
 async function listen(answers: Readonly<Record<string, unknown>>): Promise<ScriptedPeer> {
   peer = await ScriptedPeer.listen(
     join(folder, 'ga.sock'),
@@ -38,7 +38,7 @@ async function listen(answers: Readonly<Record<string, unknown>>): Promise<Scrip
   return peer;
 }
 
-/** Asks the guest of a machine whose hypervisor says `status`, and whether the guest opened the guest agent's port. */
+/** Asks the guest of a machine. Its hypervisor reports the run state `status`, and whether the guest has opened the guest agent's port. */
 async function ask(
   { facts = true, signal = new AbortController().signal }: Partial<GuestQuestion> = {},
   { status = 'running', isOpen = true } = {},

@@ -12,7 +12,7 @@ import { executeInGuest } from './guestagent/exec.ts';
 import { readFacts } from './guestagent/facts.ts';
 import type { QemuMachine } from './machine.ts';
 
-/** Time limit of an answer to a ping, over a connection whose first question the guest agent has answered. */
+/** Time limit of the guest agent's answer to a ping. The guest agent has answered an earlier question over the same connection. */
 const PING_TIMEOUT_MILLISECONDS = 3_000;
 
 export class MachineGuest {
@@ -56,8 +56,8 @@ export class MachineGuest {
   }
 
   /**
-   * Sets the guest's clock to the host's time, because the clock stood still with the guest. Without a guest agent, the guest corrects
-   * its clock itself, or not at all. Never rejects.
+   * Sets the guest's clock to the host's time, because the clock stands still while the guest is paused. Without a guest agent, the clock
+   * stays wrong unless the guest itself corrects it. The promise never rejects.
    */
   async setTime(): Promise<void> {
     const hypervisor = this.#machine.watched;

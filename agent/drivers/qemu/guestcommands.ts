@@ -6,8 +6,8 @@ import { GuestConnection } from './guestagent/connection.ts';
 import type { QmpConnection } from './qmp.ts';
 
 /**
- * Time in which a guest agent refuses a shutdown. It gives no answer if it has begun the shutdown. The guest's own command for a shutdown
- * ends in a second, also in an emulated guest.
+ * Time that a guest agent has to refuse a shutdown. A guest agent that has begun the shutdown gives no answer. The guest's own shutdown
+ * command ends within a second, even in an emulated guest.
  */
 const REFUSAL_MILLISECONDS = 5_000;
 /** Time limit to set the clock. The guest also writes its hardware clock, which takes up to two seconds. */
@@ -17,15 +17,18 @@ const NANOSECONDS_PER_MILLISECOND = 1_000_000;
 const chardevsSchema = z.array(z.object({ label: z.string(), 'frontend-open': z.boolean() }));
 
 /**
- * Returns whether a program in the guest has opened the guest agent's port. So a guest without an agent costs the host one question to
- * QEMU, and no connection that waits for an answer.
+ * Returns whether a program in the guest has opened the guest agent's port. If the guest has no guest agent, the caller thus learns this
+ * with one QMP command, and needs no connection that waits for an answer.
  */
 export async function hasGuestAgent(qmp: QmpConnection): Promise<boolean> {
   const chardevs = await qmp.ask('query-chardev', chardevsSchema);
   return chardevs.some((one) => one.label === AGENT_CHARDEV && one['frontend-open']);
 }
 
-/** Makes the guest power off. Resolves when it has not refused in time. @throws Error when it refuses, or no guest agent answers. */
+/**
+ * Makes the guest power off. Resolves when the guest agent has not refused in time. @throws Error when the guest agent refuses or does not
+ * answer.
+ */
 export async function shutDown(agent: GuestAgent, signal: AbortSignal): Promise<void> {
   await agent.urgently(async () => {
     const connection = await GuestConnection.open(agent.folder, { signal });

@@ -1,4 +1,4 @@
-/** Connections and timers of this agent for one QEMU machine. They need not outlive the agent. */
+/** Connections and timers of the agent for one QEMU machine. These connections and timers end with the agent's process. */
 import { ConsoleStore } from '../../console/store.ts';
 import type { MachineFolder } from '../driver.ts';
 import { DiskCopies } from './diskcopies.ts';

@@ -1,7 +1,7 @@
 /**
- * Finds the guest architectures that this host can run, and the fastest working accelerator of each. An existing /dev/kvm proves
- * nothing, because a guest may hang before its first instruction. So each accelerator is tried with a guest of a few instructions
- * that ends itself.
+ * Finds the guest architectures that this host can run, and the fastest working accelerator of each. The existence of /dev/kvm proves
+ * nothing, because a guest can hang before its first instruction. So the agent tries each accelerator with a guest of a few instructions,
+ * which powers itself off.
  */
 import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
@@ -24,28 +24,28 @@ import {
 } from './platform.ts';
 
 /**
- * Time limit to try a guest with a hardware accelerator. The guest ends itself 0.1 s after its start. An accelerator that needs 5 s
+ * Time limit to try a guest with a hardware accelerator. The guest powers itself off 0.1 s after its start. If an accelerator needs 5 s, it
  * does not work.
  */
 const HARDWARE_TIMEOUT_MILLISECONDS = 5_000;
-/** Time limit to try a guest with emulation. Emulation that works may be slow, because other programs may use the processor. */
+/** Time limit to try a guest with emulation. Working emulation can be slow if other programs use the processor. */
 const EMULATION_TIMEOUT_MILLISECONDS = 30_000;
 const HELP_TIMEOUT_MILLISECONDS = 30_000;
-/** Format of the saved results. Another number makes an upgraded agent try the platforms again. */
+/** Format of the saved results. If an upgraded agent has another number here, it tries the platforms again. */
 const CACHE_FORMAT = 2;
 
 /**
  * Machine code of the guest that tries amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The device
- * `isa-debug-exit` turns 0x10 into QEMU's exit code (0x10 << 1) | 1. A processor counts down in hundredths of a second. A KVM without
- * hardware of its own, inside another virtual machine, interprets instructions that it cannot run. It needs minutes to count down, and
- * still longer to boot a real guest.
+ * `isa-debug-exit` turns 0x10 into QEMU's exit code (0x10 << 1) | 1. A processor finishes this loop in hundredths of a second. Inside
+ * another virtual machine, KVM may have no hardware support. KVM then interprets the instructions. This takes minutes for the loop, and
+ * even longer for the boot of a real guest.
  */
 const BIOS_GUEST = Buffer.from('66b980f0fa02664975fcb010e6f4f4ebfd', 'hex');
 const BIOS_GUEST_EXIT_CODE = 0x21;
 const SECTOR_BYTES = 512;
-/** Size of the disk with the guest that tries amd64. SeaBIOS starts no disk smaller than one cylinder (516,096 bytes). */
+/** Size of the disk with the guest that tries amd64. SeaBIOS does not boot from a disk smaller than one cylinder (516,096 bytes). */
 const BIOS_DISK_BYTES = 4 * 1024 * 1024;
-/** Machine code that tries arm64: `mov w0, #0x84000008; hvc #0; b .`. It calls PSCI SYSTEM_OFF, and QEMU ends with code 0. */
+/** Machine code that tries arm64: `mov w0, #0x84000008; hvc #0; b .`. The code calls PSCI SYSTEM_OFF, and QEMU ends with code 0. */
 const ARM_GUEST = Buffer.from('000180520080b072020000d400000014', 'hex');
 
 export interface HostPlatformsOptions {
@@ -55,7 +55,7 @@ export interface HostPlatformsOptions {
   architecture?: Architecture | undefined;
 }
 
-/** Finds the platforms of this host at the first request, because to try them takes seconds. */
+/** Finds the platforms of this host. The platforms are tried only at the first request, because this takes seconds. */
 export class HostPlatforms {
   readonly #options: HostPlatformsOptions;
   #found: Promise<Platform[]> | undefined;
@@ -197,7 +197,10 @@ async function newestMachineType(architecture: Architecture, binary: string): Pr
   return newest.name;
 }
 
-/** Tries a small guest on a platform. Returns undefined if the guest ran and ended itself, otherwise the reason of the failure. */
+/**
+ * Tries a small guest on a platform. Returns undefined if the guest ran and powered itself off. Otherwise returns the reason of the
+ * failure.
+ */
 async function tryGuest(platform: Omit<Platform, 'display'>, work: string): Promise<string | undefined> {
   const guest = join(work, 'guest');
   const expected = platform.architecture === 'amd64' ? BIOS_GUEST_EXIT_CODE : 0;

@@ -1,4 +1,7 @@
-/** Watches a running hypervisor that this agent started or found, and provides the connections to it and to its guest agent. */
+/**
+ * Watches a running hypervisor, and provides the connections to the hypervisor and to its guest agent. The agent started the hypervisor, or
+ * found it after a restart.
+ */
 import type { ProcessIdentity } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import type { ExitStatus } from '../launch.ts';
@@ -8,8 +11,8 @@ import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
 import { FILES } from './state.ts';
 
 /**
- * Time limit to connect to a running QEMU. QEMU answers in milliseconds, but another client may be connected for a moment, for
- * example an earlier agent that is about to end.
+ * Time limit to connect to a running QEMU. QEMU answers in milliseconds, but another client can be connected for a moment, for example the
+ * previous process of the agent, which is ending.
  */
 const ADOPT_TIMEOUT_MILLISECONDS = 3_000;
 
@@ -25,8 +28,8 @@ export class Hypervisor {
   readonly identity: ProcessIdentity;
   readonly guestAgent: GuestAgent;
   /**
-   * Whether QEMU reported that a signal ends it, and not its guest. QEMU's run state is `shutdown` in this case, too, as after a
-   * power-off of the guest.
+   * Whether QEMU reported that a signal ends it. In this case, QEMU has the run state `shutdown`, which it also has after its guest has
+   * powered off.
    */
   endsFromOutside = false;
   #qmp: QmpConnection | undefined;
@@ -49,24 +52,26 @@ export class Hypervisor {
     this.#watch.watch(exited);
   }
 
-  /** Ends the watch of the process, because the caller will end the process and record that. */
+  /** Ends the watch of the process, because the caller will end the process and record its end. */
   expectExit(): void {
     this.#watch.expectExit();
   }
 
-  /** Notes that the guest powered off. Returns true only at the first call, because a hypervisor may report this many times. */
+  /** Notes that the guest powered off. Returns true only at the first call, because a hypervisor can report a power-off many times. */
   powersOff(): boolean {
     const first = !this.#poweredOff;
     this.#poweredOff = true;
     return first;
   }
 
-  /** Returns the exit status of an ended process; undefined for a process that another agent started. */
+  /** Returns the exit status of an ended process; undefined for a process that the agent started before its restart. */
   async exitStatus(): Promise<ExitStatus | undefined> {
     return await this.#watch.exitStatus();
   }
 
-  /** Returns the connection, and connects again if it was lost. @throws QmpError when QEMU does not answer. */
+  /**
+   * Returns the connection to QEMU. If the connection was lost, the function connects again. @throws QmpError when QEMU does not answer.
+   */
   async qmp(options?: { timeoutMilliseconds: number; signal: AbortSignal }): Promise<QmpConnection> {
     if (this.#qmp !== undefined && !this.#qmp.closed) {
       return this.#qmp;
@@ -93,7 +98,7 @@ export class Hypervisor {
       throw new QmpError('The agent closed the connection to QEMU');
     }
     qmp.on('event', (event) => this.#handlers.onEvent(event));
-    // A process that ends closes its connection first.
+    // When a process ends, its connection closes first.
     qmp.on('close', () => this.#watch.check());
     this.#qmp = qmp;
     return qmp;

@@ -5,7 +5,10 @@ import { logTail } from '../../console/tail.ts';
 import { type StartReason } from '../driver.ts';
 import type { ExitStatus } from '../launch.ts';
 
-/** Limits of the log lines in a message. They fit, beside other text, into a Pod's container message of at most 4096 characters. */
+/**
+ * Limits of the log lines in a message. These lines and other text fit into the message of a Pod's container, which has at most 4096
+ * characters.
+ */
 const TAIL_BYTES = 2048;
 const TAIL_LINES = 12;
 /** Timestamp before each line of QEMU's log, for example `2026-11-21T12:00:00.000000Z `. */
@@ -23,7 +26,7 @@ async function lastWords(folder: string): Promise<string> {
     .join('\n');
 }
 
-/** Message about a hypervisor that used more memory than its limit: the guest's memory and the overhead together. */
+/** Message about a hypervisor that used more memory than its limit. The limit is the guest's memory plus the overhead. */
 export const OUT_OF_MEMORY =
   'The hypervisor reached the memory limit of its machine, and the kernel of the host ended it';
 
@@ -64,8 +67,8 @@ const REASONS: [RegExp, StartReason][] = [
 ];
 
 /**
- * Returns the error of a failed start, with the hypervisor's last words and the reason that they show. `what` shows no reason, because
- * it may be an answer of QEMU to a command, whose failure passes.
+ * Returns the error of a failed start. The error's message is `what` and the last lines of the hypervisor's log. Only these lines determine
+ * the error's reason. `what` does not, because it can be QEMU's answer to a command that failed only temporarily.
  */
 export async function startError(folder: string, what: string): Promise<ReasonedError> {
   const words = await lastWords(folder);

@@ -1,4 +1,4 @@
-/** Starts a QEMU process that outlives the agent. */
+/** Starts a QEMU process, which continues to run when the agent ends. */
 import { join } from 'node:path';
 import { messageOf } from '../../../base/errors.ts';
 import { run } from '../../../base/exec.ts';
@@ -19,18 +19,24 @@ export interface MachineContext {
   cgroups: MachineCgroups;
   /** Root directory of the machines' processes, if they do not share the agent's root directory. */
   ownRoot: OwnRoot | undefined;
-  /** Whether the agent is root. QEMU then gives up root once it has opened everything. */
+  /** Whether the agent is root. If true, QEMU starts as root, and changes to another user when it has opened its files and sockets. */
   isRoot: boolean;
-  /** Linux group (gid) that may read images. Programs that read a machine's disk have this group. */
+  /** Linux group (gid) with the right to read images. Programs that read a machine's disk have this group. */
   readers: number | undefined;
   changed: (uid: string) => void;
-  /** Begins to store the console of a running machine and to set its DPI. `found` means that an earlier agent started the machine. */
+  /**
+   * Begins to store the console of a running machine, and to set the DPI of its screen. `found` means that the agent started the machine
+   * before its own restart.
+   */
   follow: (folder: MachineFolder, how: 'started' | 'found') => void;
 }
 
-/** Environment of the process. QEMU finds its modules (accelerators, displays) by its own built-in path. */
+/** Environment of the process. QEMU finds its modules (accelerators, displays) at a path that is built into QEMU. */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
-/** Time limit of a test of the log writer's interpreter. It ends 3 ms after its start, on an overloaded host after seconds. */
+/**
+ * Time limit for the test whether the log writer's interpreter runs. The interpreter ends after 3 ms, or after seconds on an overloaded
+ * host.
+ */
 const INTERPRETER_TIMEOUT_MILLISECONDS = 30_000;
 
 /**
@@ -90,15 +96,21 @@ const PROCESS_BYTES = 256 * MEBIBYTE;
 /** Memory in bytes of QEMU for the stacks and state of each virtual processor. */
 const PROCESSOR_BYTES = 16 * MEBIBYTE;
 /**
- * Overhead of QEMU as a share of the guest's memory. Page tables use 1/512, and each bitmap of written pages uses 1/32768. The rest is
- * margin.
+ * Overhead of QEMU as a share of the guest's memory. Page tables use 1/512 of this memory, and each bitmap of written pages uses 1/32768.
+ * The rest of the share is a safety margin.
  */
 const MEMORY_SHARE = 1 / 64;
-/** Memory in bytes that a guest may keep in its graphics card: QEMU's default (`max_hostmem`), enough for several screens of 3840×2160. */
+/**
+ * Largest memory in bytes that a guest can use in its graphics card. The number is QEMU's default (`max_hostmem`), and is enough for
+ * several screens of 3840×2160.
+ */
 const SCREEN_BYTES = 256 * MEBIBYTE;
-/** Memory in bytes of QEMU for translated code, if it emulates the processor. QEMU keeps 1 GiB at most (`tb-size`). */
+/** Memory in bytes of QEMU for translated code, if it emulates the processor. QEMU keeps at most 1 GiB of such code (`tb-size`). */
 const TRANSLATION_BYTES = 1024 * MEBIBYTE;
-/** Limit of QEMU's threads beside one per virtual processor: up to 64 for the disk, and others for screen, timers and copies. */
+/**
+ * Largest number of QEMU's threads in addition to one thread for each virtual processor. Up to 64 threads are for the disk, and others for
+ * screen, timers and copies.
+ */
 const THREADS = 128;
 
 /** Returns the limits of memory, processes and CPU for the process of one machine on its host. */

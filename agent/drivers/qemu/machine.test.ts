@@ -16,7 +16,7 @@ import { whileFrozen } from './guestagent/freeze.ts';
 import { GuestAgent } from './guestagent/guestagent.ts';
 import { type MachineFile, readCopyNote, readMachineFile, StateFile, writeCopyNote } from './state.ts';
 
-/** Events in the words of QEMU 7.2 to 10. */
+/** Events in the form in which QEMU 7.2 to 10 sends them. */
 const SAYS = {
   signal: '{"event":"SHUTDOWN","data":{"guest":false,"reason":"host-signal"}}',
   powerOff: '{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-shutdown"}}',
@@ -27,7 +27,7 @@ let folder: MachineFolder;
 let driver: QemuDriver;
 let peers: ScriptedPeer[];
 let hypervisor: ReturnType<typeof spawn>;
-/** Has the hypervisor report that its guest powered off. */
+/** Makes the hypervisor report that its guest has powered off. */
 let powerOff: () => void;
 
 beforeEach(async () => {
@@ -99,8 +99,8 @@ async function listen(
 }
 
 /**
- * A hypervisor between its own end and the end of its process. A real hypervisor passes this moment too fast for a test to meet
- * it each time. Its run state is `shutdown`, and it ends on command.
+ * A hypervisor between its own end and the end of its process. With a real hypervisor, this moment is too short for a test. Its run state
+ * is `shutdown`, and it ends on command.
  */
 describe('a hypervisor in the run state shutdown', () => {
   it.each([
@@ -120,7 +120,7 @@ describe('a hypervisor in the run state shutdown', () => {
   });
 });
 
-/** A test that kills the agent hits these moments too rarely. So these tests produce each moment directly. */
+/** If a test kills the agent, the kill rarely comes at one of these moments. So these tests produce each moment directly. */
 describe('an agent that dies between its note of a freeze and the freeze', () => {
   /** Guest agent that calls `seen` before it answers a command. */
   async function guestAgent(seen: (command: string) => void = () => undefined): Promise<ScriptedPeer> {
@@ -219,9 +219,9 @@ describe('a guest agent', () => {
   });
 });
 
-/** A real QEMU refuses these commands too rarely for a test. */
+/** A real QEMU rarely refuses these commands, so a substitute refuses them here. */
 describe('ports forwarded for streams', () => {
-  /** Answers commands of QEMU's monitor for people with the result of `monitor`. Returns the list of these commands. */
+  /** Answers commands of QEMU's human monitor with the result of `monitor`. Returns the list of these commands. */
   async function listenMonitor(monitor: (line: string) => string | undefined): Promise<string[]> {
     const lines: string[] = [];
     const answer = (socket: Socket, { execute, id, arguments: given }: PeerCommand): void => {

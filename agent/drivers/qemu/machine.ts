@@ -26,7 +26,7 @@ import {
 } from './runstate.ts';
 import { BEGUN, FILES, type MachineFile, StateFile } from './state.ts';
 
-/** Time limit of a start. QEMU answers some 30 ms after its start, on an overloaded host in seconds. */
+/** Time limit of a start. QEMU answers some 30 ms after its start, or after seconds on an overloaded host. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
 /** Time to wait for QEMU's end after its connection has failed, because a process that ends closes its sockets first. */
 const EXIT_NOTICE_MILLISECONDS = 500;
@@ -62,7 +62,7 @@ export class QemuMachine {
     return state.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /** Returns the machine's live process, if any. An earlier agent may have started the process without recording it. */
+  /** Returns the machine's live process, if any. The agent has perhaps started this process before its restart, and has not recorded it. */
   async process(): Promise<ProcessIdentity | undefined> {
     const state = await this.state.read();
     if (state === undefined || !state.live) {
@@ -78,7 +78,10 @@ export class QemuMachine {
     return identity === undefined ? undefined : this.#adopt(identity);
   }
 
-  /** The hypervisor that this agent watches. Unlike {@link hypervisor}, this never begins to watch one, so it fits into any step. */
+  /**
+   * The hypervisor that the agent watches; undefined if it watches none. Unlike {@link hypervisor}, this property never begins to watch a
+   * hypervisor, so any step may read it.
+   */
   get watched(): Hypervisor | undefined {
     return this.#hypervisor;
   }
@@ -94,7 +97,8 @@ export class QemuMachine {
   }
 
   async resume(plan: VmLaunchPlan, platform: Platform): Promise<void> {
-    // The machine stays suspended until the memory is in the new process, so that no failure loses the memory.
+    // The machine counts as suspended until the new process has read the memory, so that a failure before this moment does not lose the
+    // memory.
     await this.state.change(({ launched }) => ({
       ...BEGUN,
       launched: resumedWith(launched, plan, platform),
@@ -155,7 +159,7 @@ export class QemuMachine {
     await this.#context.cgroups.remove(this.#folder.uid);
   }
 
-  /** Ends the watch of the machine's process for good. The agent ignores later events of the process. */
+  /** Ends the watch of the machine's process permanently. The agent ignores later events of the process. */
   close(): void {
     this.#closed = true;
     this.#letGo();
@@ -190,14 +194,14 @@ export class QemuMachine {
     return await answer;
   }
 
-  /** Ends the process after a failed start or resume, and returns the error. The machine is then stopped, or still suspended. */
+  /** Ends the process after a failed start or resume, and returns the error. The machine is then stopped, or suspended as before. */
   async #failedStart(cause: unknown): Promise<ReasonedError> {
     const identity = await this.process();
     if (identity !== undefined) {
       await killForCertain(identity);
     }
     this.#letGo();
-    // The notice of the process's exit may have come before, and may have recorded a crash, which is removed here.
+    // Perhaps the exit of the process has already been recorded as a crash. This write removes the record of the crash.
     await this.state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
     await this.#context.cgroups.remove(this.#folder.uid);
     return cause instanceof ReasonedError ? cause : await startError(this.#folder.path, messageOf(cause));
@@ -284,7 +288,7 @@ export class QemuMachine {
 
   #background(work: () => Promise<void>): void {
     work().catch((error: unknown) => {
-      // After `close` the folder may be deleted, so errors are ignored.
+      // After `close`, the folder is perhaps deleted already, so errors are ignored.
       if (this.#closed) {
         return;
       }

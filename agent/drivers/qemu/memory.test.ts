@@ -1,6 +1,6 @@
 /**
- * Tests with a substitute for the hypervisor. It closes the connection at moments that a real hypervisor meets only on a busy
- * host.
+ * Tests with a substitute for the hypervisor. The substitute closes the connection at moments at which a real hypervisor closes it only on
+ * a busy host.
  */
 import { once } from 'node:events';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
@@ -14,7 +14,7 @@ import { QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
 
 const MEMORY = Buffer.alloc(64 * 1024, 'memory');
-/** Number of repetitions. The kernel decides which side is first, and repetitions meet both orders. */
+/** Number of repetitions. The kernel decides which side is first, and with many repetitions both orders occur. */
 const TIMES = 30;
 
 let folder: string;
@@ -54,7 +54,7 @@ async function serve(name: string, onConnection: (socket: Socket) => void): Prom
   servers.push(server);
 }
 
-/** Closes the connection at the last byte: before the agent has reached the end of its file, or just after. */
+/** Closes the connection at the last byte, either before or just after the agent has reached the end of its file. */
 async function restore(then: string | undefined): Promise<void> {
   await writeFile(join(folder, FILES.memory), MEMORY);
   await serve(FILES.migration, (socket) => {

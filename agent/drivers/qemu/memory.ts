@@ -13,8 +13,8 @@ import type { QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
 
 /**
- * Bandwidth limit of the migration stream, high enough to have no effect. QEMU's default of 128 MiB/s protects networks, and the
- * stream uses none.
+ * Bandwidth limit of the migration stream, high enough to have no effect. QEMU's default of 128 MiB/s protects networks, but this stream
+ * uses no network.
  */
 const BANDWIDTH_BYTES_PER_SECOND = 2 ** 40;
 const STATUS_INTERVAL_MILLISECONDS = 10;
@@ -23,8 +23,8 @@ const TRANSFER_TIMEOUT_MILLISECONDS = 600_000;
 const migrationSchema = z.object({ status: z.string().optional(), 'error-desc': z.string().optional() });
 
 /**
- * Saves the memory of a machine that QMP `stop` has paused. `stop` also flushes the machine's disks, so memory and disk belong to the
- * same moment. When the promise resolves, the memory file is complete and flushed to the host's disk.
+ * Saves the memory of a machine that QMP `stop` has paused. `stop` also flushes the machine's disks, so the memory and the disk have the
+ * state of the same moment. When the promise resolves, the memory file is complete and flushed to the host's disk.
  */
 export async function saveMemory(folder: string, qmp: QmpConnection): Promise<void> {
   const partial = join(folder, `${FILES.memory}.partial`);
@@ -35,7 +35,7 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
   server.maxConnections = 1;
   try {
     await withSocketPath(folder, FILES.migration, async (path) => await listening(server, path));
-    // QEMU is no longer root, so all users may connect to the socket. The parent folder keeps other users out.
+    // QEMU is no longer root, so all users may connect to the socket. Other users cannot enter the parent folder.
     await chmod(socketFile, 0o666);
     const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
     await Promise.all([receive(server, partial, signal), send(qmp, signal)]);

@@ -10,7 +10,7 @@ export interface Firmware {
   variables: string;
 }
 
-/** Capabilities of this host for one architecture; hostplatforms.ts finds them once per boot. */
+/** Capabilities of this host for one architecture. The code in hostplatforms.ts finds these capabilities once per boot. */
 export interface Platform {
   architecture: Architecture;
   binary: string;
@@ -22,7 +22,7 @@ export interface Platform {
   display: DisplaySupport;
 }
 
-/** Abilities of the host's QEMU for screens. */
+/** The features for screens that the QEMU of this host has. */
 export interface DisplaySupport {
   /** Whether amd64 guests can have the card whose DPI can be set. */
   virtioVga: boolean;
@@ -37,7 +37,10 @@ export const BINARIES: Record<Architecture, string> = {
   arm64: 'qemu-system-aarch64',
 };
 
-/** Patterns of QEMU's machine types with a version. An alias without version would change a machine's hardware when QEMU is upgraded. */
+/**
+ * Patterns of QEMU's machine types with a version. If a machine had a type without a version (an alias), an upgrade of QEMU would change
+ * its hardware.
+ */
 export const MACHINE_TYPE_PATTERNS: Record<Architecture, RegExp> = {
   amd64: /^(pc-q35-(\d+)\.(\d+)) /,
   arm64: /^(virt-(\d+)\.(\d+)) /,

@@ -1,6 +1,6 @@
 /**
- * Client of QEMU's machine protocol (QMP): JSON lines over a unix socket, which serves one client at a time. A guest may have taken
- * control of QEMU, so no message is trusted.
+ * Client of QEMU's machine protocol (QMP): JSON lines over a unix socket, which serves one client at a time. A hostile guest can control
+ * its QEMU, so no message is trusted.
  */
 import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
@@ -11,11 +11,11 @@ import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../processes/socket.ts';
 
 /**
- * Time between two attempts to connect. QEMU opens its socket some 10 ms after its start, and the attempts must add little to
- * this time.
+ * Time between two attempts to connect. QEMU opens its socket some 10 ms after its start, and the time between attempts must add little to
+ * this.
  */
 const CONNECT_INTERVAL_MILLISECONDS = 3;
-/** Time limit of a command. QEMU answers in a few milliseconds, on an overloaded host in seconds. */
+/** Time limit of a command. QEMU answers in a few milliseconds, or in seconds on an overloaded host. */
 const COMMAND_TIMEOUT_MILLISECONDS = 30_000;
 
 export interface QmpEvent {
@@ -26,12 +26,12 @@ export interface QmpEvent {
 /** Limit of one line. The longest answers, lists of block nodes, have some tens of KiB. */
 const LINE_LIMIT_BYTES = 1024 * 1024;
 /**
- * Limit of the characters in all lines that answer no command, within {@link UNASKED_MILLISECONDS}. A QEMU that works stays below,
+ * Limit of the characters in all lines that answer no command, within {@link UNASKED_MILLISECONDS}. A working QEMU stays below this limit,
  * because it limits the rate of frequent events.
  */
 const UNASKED_LIMIT_CHARACTERS = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;
-/** Limit of an error's text. An error of QEMU is a sentence; a longer text is cut before it gets into logs and statuses. */
+/** Limit of an error's text. An error of QEMU is one sentence. A longer text is cut before it gets into logs and statuses. */
 const ERROR_LIMIT_CHARACTERS = 1_000;
 
 const messageSchema = z.object({

@@ -1,6 +1,6 @@
 /**
- * Pauses, continues and ends guests by QEMU's run states, and completes a step that an earlier agent left unfinished. After its
- * guest has powered off, QEMU stays in the run state `shutdown` until it gets the command `quit`.
+ * Pauses, continues and ends guests by QEMU's run states, and completes a step that the agent left unfinished when it died. After its guest
+ * has powered off, QEMU stays in the run state `shutdown` until it gets the command `quit`.
  */
 import type { Logger } from 'pino';
 import { killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
@@ -13,20 +13,20 @@ import type { MachineFile, StateChange, StateFile } from './state.ts';
 /** QEMU's run state after the command `stop` has paused the guest. */
 const PAUSED = 'paused';
 /**
- * QEMU's run state after QEMU has paused the guest, because a write of the guest found the host's disk full. QEMU repeats the write
- * when the guest continues.
+ * QEMU's run state after QEMU has paused the guest, because a write of the guest failed on the full disk of the host. QEMU repeats the
+ * write when the guest continues.
  */
 const DISK_FULL = 'io-error';
-/** Run states in which QEMU waits for a command to continue. If an agent dies during a step, QEMU may stay in one of them. */
+/** Run states in which QEMU waits for a command to continue. If the agent dies during a step, QEMU can stay in one of these states. */
 const INTERRUPTED: ReadonlySet<string> = new Set([PAUSED, 'prelaunch', 'postmigrate', 'finish-migrate']);
 
 /** Time limit of QEMU's command `quit`, which flushes the disks. If QEMU needs longer, the agent kills it. */
 const QUIT_TIMEOUT_MILLISECONDS = 10_000;
-/** Time between two presses of the power button. A guest that is still in its firmware misses a press. */
+/** Time between two presses of the power button. A guest whose firmware is still running ignores a press. */
 const POWER_BUTTON_INTERVAL_MILLISECONDS = 3_000;
 /**
- * Time that the guest agent alone has to power off the guest. Then the agent presses the power button, too. A guest that already shuts
- * down ignores it.
+ * Time that the guest agent has to power off the guest. After this time, Berth's agent also presses the power button. A guest that already
+ * shuts down ignores the power button.
  */
 const GUEST_AGENT_MILLISECONDS = 5_000;
 
@@ -44,9 +44,7 @@ interface Pausable {
   hypervisor(): Promise<Hypervisor | undefined>;
 }
 
-/**
- * Pauses the guest. The state file is written first, so that the next agent completes the pause if this agent dies in between.
- */
+/** Pauses the guest. The state file is written first. So if the agent dies before the pause, it completes the pause after its restart. */
 export async function pauseGuest(machine: Pausable): Promise<void> {
   await machine.state.update({ paused: true });
   const qmp = await (await machine.hypervisor())?.qmp();
@@ -61,14 +59,14 @@ export async function unpauseGuest(machine: Pausable): Promise<void> {
 
 export interface StopOptions {
   graceMilliseconds: number;
-  /** Signal that ends the grace early. */
+  /** Signal that ends the grace period early. */
   hurry?: AbortSignal;
 }
 
 /**
- * Makes the guest power off. Asks the guest agent first, if there is one, because a desktop may ignore its power button or ask a person
- * what to do. Presses the power button if the guest does not power off, or has no guest agent. Resolves when the guest has powered off,
- * the grace is over, or `hurry` aborts. If the guest is paused, resolves at once.
+ * Makes the guest power off. A guest agent, if there is one, is asked first. The reason is that a desktop system may ignore its power
+ * button, or ask its user a question. Presses the power button if the guest does not power off, or has no guest agent. Resolves when the
+ * guest has powered off, the grace period is over, or `hurry` aborts. If the guest is paused, resolves at once.
  */
 export async function powerOffGuest(
   hypervisor: Hypervisor,
@@ -99,12 +97,12 @@ export async function powerOffGuest(
     const { uid } = hypervisor.folder;
     logger.warn(
       { uid, err: error },
-      'The power button of a machine could not be pressed, so its power is cut',
+      'The power button of a machine could not be pressed, so the agent ends the machine without a shutdown of its guest',
     );
   }
 }
 
-/** Returns whether the guest has powered off because its guest agent was asked to. */
+/** Returns whether the guest has powered off because its guest agent was asked to shut it down. */
 async function powerOffByAgent(
   { guestAgent, folder: { uid } }: Hypervisor,
   qmp: QmpConnection,
@@ -129,7 +127,7 @@ function isShutdown({ event }: QmpEvent): boolean {
   return event === 'SHUTDOWN';
 }
 
-/** Ends the hypervisor; no process is left when the promise resolves. */
+/** Ends the hypervisor. When the promise resolves, no process is left. */
 export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void> {
   try {
     const qmp = await hypervisor.qmp();
@@ -144,7 +142,7 @@ export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void
   await killForCertain(hypervisor.identity);
 }
 
-/** Completes a step that an agent had begun when it died. Returns the run state afterwards, or `gone` if no process is left. */
+/** Completes a step that the agent had begun when it died. Returns the run state afterwards, or `gone` if no process is left. */
 export async function reconcile(
   hypervisor: Hypervisor,
   identity: ProcessIdentity,
@@ -155,7 +153,8 @@ export async function reconcile(
   const status = await qmp.status();
   const state = await file.read();
   if (state?.suspended === true) {
-    // An agent died after it had saved the memory, or while a new process read it. The memory is still on disk, so the process can end.
+    // The agent died after QEMU had saved the memory, or while a new process read the saved memory. The memory is still on disk, so the
+    // process can be ended.
     await killForCertain(identity);
     return 'gone';
   }
@@ -181,8 +180,8 @@ export async function reconcile(
 }
 
 /**
- * Removes the record of the guest's power-off if a signal ended the hypervisor. An agent that connects just after the signal misses
- * QEMU's event about it. The log of the ended hypervisor still names the signal.
+ * Removes the record of the guest's power-off if a signal ended the hypervisor. If the agent connects just after the signal, it misses
+ * QEMU's event about the signal. The log of the ended hypervisor still names the signal.
  */
 async function correctEnd(folder: string, file: StateFile): Promise<void> {
   if (await wasEndedBySignal(folder)) {

@@ -1,8 +1,8 @@
 /**
- * Makes a snapshot of a running machine's disk: its content at one moment can be read while the guest continues to write. A filter
- * between the guest's drive and its disk saves old content in a second file before the guest overwrites it. A socket serves the
- * snapshot from both files. If the file system of the second file is full, the snapshot becomes unreadable and the guest continues. A
- * backup job of QEMU would instead make the guest's own write fail. The filter also keeps holes, which a backup job does not.
+ * Makes a snapshot of a running machine's disk: its content at one moment can be read while the guest continues to write. A filter between
+ * the guest's drive and its disk saves old content in a second file before the guest overwrites it. A socket serves the snapshot from both
+ * files. If the file system of the second file is full, the snapshot becomes unreadable and the guest continues. With a backup job of QEMU,
+ * the guest's own write would fail instead. The filter also keeps the holes of the disk, but a backup job does not.
  */
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -13,7 +13,9 @@ import type { RunAs } from '../../../base/exec.ts';
 import { DISK_NODE } from './arguments.ts';
 import { type QmpConnection, QmpError } from './qmp.ts';
 
-/** Name of the snapshot's folder in the machine's folder. The hypervisor is not root, and may create files only there. */
+/**
+ * Name of the snapshot's folder in the machine's folder. The hypervisor is not root, and has the right to create files only in this folder.
+ */
 const FOLDER = 'copy';
 const OLD = join(FOLDER, 'old.raw');
 const SOCKET = join(FOLDER, 'nbd.sock');
@@ -23,9 +25,12 @@ const FILTER_NODE = 'copy-filter';
 const VIEW_NODE = 'copy-view';
 const EXPORT = 'copy';
 
-/** Time limit of a guest's write that waits until old content is saved. Some guests treat their disk as broken after 60 s. */
+/** Time limit of a guest's write that waits until old content is saved. Some guests treat their disk as broken if a write takes 60 s. */
 const WRITE_TIMEOUT_SECONDS = 30;
-/** Time limit for the end of the snapshot's NBD export. The export ends when its requests in flight are answered, after one disk access. */
+/**
+ * Time limit for the end of the snapshot's NBD export. The export ends when the requests that have already begun are answered. Each of
+ * these requests needs one disk access.
+ */
 const EXPORT_END_TIMEOUT_MILLISECONDS = 10_000;
 const EXPORT_END_INTERVAL_MILLISECONDS = 10;
 
@@ -50,7 +55,7 @@ interface Drive {
   sizeBytes: number;
 }
 
-/** Does all steps of a snapshot that take time. The snapshot will show the disk at the moment of {@link takeSnapshot}. */
+/** Does all slow steps of a snapshot in advance. The snapshot will show the disk as it is when {@link takeSnapshot} is called. */
 export async function prepareSnapshot(
   qmp: QmpConnection,
   folder: string,
@@ -111,7 +116,7 @@ export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
   }
 }
 
-/** Removes the snapshot's files by their names. Follows no links, because the hypervisor may have put links into the folder. */
+/** Removes the snapshot's files by their names. Follows no links, because the hypervisor can put links into the folder. */
 export async function removeSnapshotFiles(folder: string): Promise<void> {
   for (const name of [OLD, SOCKET]) {
     await rm(join(folder, name), { force: true });

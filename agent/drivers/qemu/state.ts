@@ -7,12 +7,12 @@ import { writeWhole } from '../../../base/files.ts';
 import { type Change, readParsed, StateFile as AnyStateFile } from '../statefile.ts';
 
 /**
- * Names of the files in a machine's folder. The hypervisor binds its sockets relative to the folder, because the whole path of a
- * socket may have only 107 bytes.
+ * Names of the files in a machine's folder. The hypervisor binds its sockets relative to the folder, because the whole path of a socket can
+ * have at most 107 bytes.
  */
 export const FILES = {
   state: 'state.json',
-  /** Note about a copy of the disk. Only the agent may write it, because the agent removes the file that the note names. */
+  /** Note about a copy of the disk. Only the agent may write this note, because the agent removes the file that the note names. */
   copyNote: 'copy.json',
   disk: 'disk.qcow2',
   /** Variables of the firmware (UEFI). */
@@ -57,9 +57,12 @@ const stateSchema = z.object({
       cpu: z.number().int(),
       memoryBytes: z.number().int(),
       accelerator: z.string(),
-      /** Linux user of the process. Absent if the agent was not root, or was an early release with one user for all machines. */
+      /**
+       * Linux user of the process. Absent if the agent that started the process was not root, or was an early release with one user for all
+       * machines.
+       */
       runAs: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
-      /** Files of the machine's seed, relative to its folder. Absent if the machine was started without one. */
+      /** Files of the machine's seed, relative to its folder. Absent if the machine was started without a seed. */
       seed: z.object({ disk: z.string(), ignition: z.string().optional() }).optional(),
       /** Screen of the machine. Absent if an early release of the agent started the machine. */
       screen: screenSchema.optional(),
@@ -68,16 +71,19 @@ const stateSchema = z.object({
   /** Purpose of the machine's last step. `run` means that a start is under way or done, and that no end was requested. */
   intent: z.enum(['run', 'stop', 'suspend']),
   /**
-   * Identity of the machine's process. It is absent while the process is being started. If the agent dies then, the next agent searches
-   * for the process.
+   * Identity of the machine's process. The field is absent while the process is being started. If the agent dies during this time, it
+   * searches for the process after its restart.
    */
   process: processSchema.optional(),
-  /** Whether a process is being started or was started, and its end has not been noticed. */
+  /** Whether the agent is starting or has started a process, and has not yet noticed the end of this process. */
   live: z.boolean(),
   suspended: z.boolean(),
   /** Whether the guest must stay paused; absent if it was never paused. */
   paused: z.boolean().optional(),
-  /** Loopback ports that lead to the guest for streams. The next agent removes them if this agent dies. */
+  /**
+   * Ports of the loopback address that lead to the guest, each for one stream. If the agent dies, it removes these forwards after its
+   * restart.
+   */
   forwards: z.array(z.number().int().min(1).max(65_535)).optional(),
   end: z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() }).optional(),
 });
@@ -119,11 +125,14 @@ export class StateFile extends AnyStateFile<MachineFile> {
 }
 
 const copyNoteSchema = z.object({
-  /** Path of the incomplete copy of the disk; undefined once the copy is complete. */
+  /** Path of the incomplete copy of the disk. Undefined if the copy is complete. */
   target: z.string().optional(),
-  /** Whether the guest's file systems may be frozen. */
+  /** Whether the guest's file systems are perhaps frozen. */
   frozen: z.boolean(),
-  /** Number of requests to thaw since the freeze, by this and earlier agents, that the guest did not confirm. */
+  /**
+   * Number of thaw requests since the freeze that the guest did not confirm. The number includes requests from before a restart of the
+   * agent.
+   */
   thawsFailed: z.number().int().min(0).default(0),
 });
 export type CopyNote = z.infer<typeof copyNoteSchema>;
@@ -132,7 +141,10 @@ export async function readCopyNote(folder: string): Promise<CopyNote | undefined
   return await readParsed(join(folder, FILES.copyNote), copyNoteSchema);
 }
 
-/** Writes the note about a copy of the disk. It exists before the copy's first file, so that the next agent can clean up. */
+/**
+ * Writes the note about a copy of the disk. The note is written before the first file of the copy, so that the agent can clean up after a
+ * crash.
+ */
 export async function writeCopyNote(folder: string, note: CopyNote): Promise<void> {
   await writeWhole(join(folder, FILES.copyNote), JSON.stringify(note));
 }

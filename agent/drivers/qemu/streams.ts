@@ -15,7 +15,7 @@ import { FILES } from './state.ts';
 const NO_CONSOLE =
   'An earlier release of the agent started this machine, and its console takes no input. Restart the machine once';
 const BUSY =
-  'Another user types into this console. Attach without input to read along, or wait until the other user has left';
+  'Another user types into this console. To read the output only, attach without input. To send input, wait until the other user has left';
 const NO_SCREEN = 'This machine has no screen. Set vnc.enabled to true, and restart the machine';
 
 export class MachineStreams {

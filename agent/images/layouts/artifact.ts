@@ -27,8 +27,8 @@ import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
 
 /**
- * Size limit of a configuration in bytes. A disk has at most 20,000 layers, and each layer takes about 90 bytes. Chunks that repeat
- * the content of another chunk may take as much again.
+ * Size limit of a configuration in bytes. A disk has at most 20,000 layers, and each layer takes about 90 bytes. Chunks that repeat the
+ * content of another chunk can take the same number of bytes in addition.
  */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
 /**
@@ -40,7 +40,7 @@ const WINDOW_LOG = 26;
 const PIECE_BYTES = 256 * 1024;
 /** Bytes that are written at a time. Smaller writes would be slower, because the disk needs some time for each write. */
 const WRITE_BYTES = 1024 * 1024;
-/** Bytes that {@link digestOf} hashes at a time. Hashing them takes less than a millisecond, and other work runs between two pieces. */
+/** Bytes that {@link digestOf} hashes at a time. One such piece takes less than a millisecond, and other work runs between two pieces. */
 const HASH_BYTES = 1024 * 1024;
 
 interface RemoteChunk extends Chunk {
@@ -85,12 +85,12 @@ function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
 
 interface Work {
   repository: Repository;
-  /** The disk file that this pull writes. An earlier, interrupted pull may have left unverified content in it. */
+  /** The disk file that this pull writes. The file can contain unverified content of an earlier, interrupted pull. */
   disk: SparseFile;
   path: string;
   /**
-   * Offset in bytes of each content that is already on the disk, by the digest of its layer. A later chunk with the same layer is
-   * copied from there.
+   * Offset in bytes of each content that is already on the disk. The key is the digest of the content's layer. A later chunk with the same
+   * layer is copied from there.
    */
   written: Map<string, number>;
   /** Buffer that collects decoded bytes until there are enough to write. Undefined if the file does not support direct writes. */

@@ -21,7 +21,7 @@ export const PART_BYTES = 16 * 1024 * 1024;
  * limit the number of connections.
  */
 const CONNECTIONS = 4;
-/** Bytes that are read and hashed at a time. Hashing them takes less than a millisecond, and other work runs between two pieces. */
+/** Bytes that are read and hashed at a time. One such piece takes less than a millisecond, and other work runs between two pieces. */
 const PIECE_BYTES = 1024 * 1024;
 
 export interface BlobSource {
@@ -75,7 +75,7 @@ interface Part {
   arrived: PromiseWithResolvers<void>;
 }
 
-/** A blob whose parts arrive in a file in any order. Its bytes are read and hashed once, from the beginning. */
+/** A blob whose parts arrive in a file in any order. The bytes of the blob are read and hashed once, from the beginning. */
 class ArrivingBlob {
   readonly parts: Part[];
   readonly #file: FileHandle;
@@ -97,7 +97,7 @@ class ArrivingBlob {
     }
   }
 
-  /** Rejects all parts that have not arrived with `error`, because no more parts will arrive. */
+  /** Rejects the promises of all parts that have not arrived, because no more parts will arrive. The reason is `error`. */
   fail(error: unknown): void {
     for (const { arrived } of this.parts) {
       arrived.reject(error);
@@ -112,8 +112,8 @@ class ArrivingBlob {
   async *rest(): AsyncGenerator<Buffer, void, undefined> {
     const reader = Symbol('reader');
     this.#reader = reader;
-    // An earlier reader may have stopped while its last piece was being read. An error of that read is ignored here, because it is
-    // reported to the earlier reader.
+    // Perhaps an earlier reader stopped while its last piece was being read. An error of that read is ignored here, because it is reported
+    // to the earlier reader.
     await this.#reading.catch(() => undefined);
     while (this.#at < (this.parts.at(-1)?.end ?? 0)) {
       const part = this.parts[Math.floor(this.#at / PART_BYTES)];
@@ -178,8 +178,8 @@ export function checkDigest({ repository, descriptor }: BlobSource, hash: Hash):
 }
 
 /**
- * Yields the bytes of a range of a blob. If the range is empty, yields nothing and sends no request, because no request may begin
- * at the end of a blob.
+ * Yields the bytes of a range of a blob. If the range is empty, yields nothing and sends no request, because registries refuse a request
+ * that begins at the end of a blob.
  */
 export async function* streamOf(
   repository: Repository,
@@ -194,7 +194,7 @@ export async function* streamOf(
 }
 
 /**
- * Fetches a blob with one request to the file `path`, verifies it and syncs it. It is for blobs that are small compared with a
+ * Fetches a blob with one request to the file `path`, verifies it and syncs it. The function is for blobs that are small compared with a
  * disk.
  */
 export async function saveBlob(source: BlobSource, path: string, options: PullOptions): Promise<void> {

@@ -1,5 +1,5 @@
 /**
- * The table of a disk's chunks. It is stored as `chunks.json` in the folder of the disk, so that pulls of other disks can copy
+ * The table of a disk's chunks. The table is stored as `chunks.json` in the folder of the disk, so that pulls of other disks can copy
  * chunks from this disk.
  */
 import { createHash } from 'node:crypto';
@@ -37,8 +37,8 @@ export async function readChunkTable(folder: string): Promise<Chunk[]> {
 }
 
 /**
- * Returns a function that finds content in disks of this host by its digest. If several chunks have the same content, it finds the
- * first of them.
+ * Returns a function that finds content in disks of this host by its digest. If several chunks have the same content, the function finds
+ * the first of these chunks.
  */
 export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[] }[]): ContentLookup {
   const places = new Map<string, { path: string; offset: number; length: number }>();

@@ -59,12 +59,12 @@ export function chunkSizeFor(virtualSize: number): number {
   return virtualSize <= CHUNK_DISK_LIMIT_BYTES ? CHUNK_BYTES : LARGE_CHUNK_BYTES;
 }
 
-/** Returns how many chunks of this size (bytes) may be processed at the same time without exceeding the memory limit. */
+/** Returns the number of chunks of this size (in bytes) that can be processed at the same time within the memory limit. */
 export function chunksAtOnce(chunkSize: number): number {
   return Math.max(1, Math.min(CHUNKS_AT_ONCE, Math.floor(MEMORY_BYTES / chunkSize)));
 }
 
-/** Returns the largest possible size in bytes of `length` bytes after compression with zstd. It is zstd's own bound, rounded up. */
+/** Returns the largest possible size in bytes of `length` bytes after compression with zstd. The result is zstd's own bound, rounded up. */
 export function compressedLimit(length: number): number {
   return length + Math.ceil(length / 256) + 1024;
 }

@@ -5,7 +5,7 @@ import { sync } from '../../../base/files.ts';
 import { unlessMissing } from '../../disks/diskio.ts';
 import type { PullTarget } from './pull.ts';
 
-/** Size limit of a journal in bytes. It is enough for the manifest with the most layers, and for the parts of the largest blob. */
+/** Size limit of a journal in bytes. This size is enough for the manifest with the most layers, and for the parts of the largest blob. */
 const JOURNAL_LIMIT_BYTES = 4 * 1024 * 1024;
 
 export interface Journal {
@@ -106,8 +106,8 @@ export function unfinished(target: PullTarget): string {
 }
 
 /**
- * Makes the disk `target.disk`, unless an earlier call finished it. `make` gets the journal of the folder, and writes the file
- * {@link unfinished}. This file is then synced and renamed to `target.disk`. `key` identifies the work in the journal.
+ * Makes the disk `target.disk`, unless an earlier call finished it. `make` gets the journal of the folder, and writes the file {@link
+ * unfinished}. The file is then synced and renamed to `target.disk`. `key` identifies the work in the journal.
  */
 export async function makeDisk(
   target: PullTarget,

@@ -37,7 +37,7 @@ export interface Covering {
   opaque: boolean;
 }
 
-/** Limit of the bytes that the layers of an image may unpack to together. */
+/** Largest number of unpacked bytes that all layers of an image may have together. */
 export interface Allowance {
   readonly limitBytes: number;
   /** Bytes of the limit that the layers have not used yet. */
@@ -107,7 +107,7 @@ class Walk {
   readonly #hides = new Set<string>();
   #opaque = false;
   #entries = 0;
-  /** Bytes that the entries to come may have. */
+  /** Largest number of bytes that the remaining entries may have together. */
   #leftBytes: number;
   #found: string | undefined;
 

@@ -71,7 +71,7 @@ export interface PublishedDisk {
   storageBytes: number;
 }
 
-/** Value for an architecture or operating system that was not specified. It fits every machine. */
+/** Value for an architecture or operating system that was not specified. An image with this value fits every machine. */
 const UNKNOWN = 'unknown';
 
 /**
@@ -154,8 +154,8 @@ async function publishChunks(
   const rooms = Array.from({ length: workers }, () => new Room(length));
   const places = new Map<number, Layer>();
   /**
-   * Layers by the digest of their uncompressed content. Two chunks with the same content are sent once, even if both are processed
-   * at the same time.
+   * Layers that are known. The key is the digest of the layer's uncompressed content. Two chunks with the same content are sent once, even
+   * if both are processed at the same time.
    */
   const layers = new Map<string, Promise<Layer>>();
   let reported = 0;

@@ -11,9 +11,9 @@ import type { Repository, ResolvedManifest } from '../oci/types.ts';
 
 /**
  * The folder in which an image is fetched. If the agent is killed, the same image gets the same folder later, so that its fetch can
- * continue. If the content of the folder belongs to another manifest, the folder is emptied. The file `journal` in the folder
- * records the progress. It may be removed after the disk was moved out of the folder. A layout may leave other files beside the
- * disk (`chunks.json`, `nvram.bin`).
+ * continue. If the content of the folder belongs to another manifest, the folder is emptied. The file `journal` in the folder records the
+ * progress. The file may be removed after the disk was moved out of the folder. A layout can leave other files beside the disk
+ * (`chunks.json`, `nvram.bin`).
  */
 export interface PullTarget {
   folder: string;
@@ -25,9 +25,8 @@ export interface PullPlan {
   /** Total size in bytes of the layers to download. */
   downloadBytes: number;
   /**
-   * Largest number of bytes that the disk and the temporary files beside it need on the host. If the layout does not state the size
-   * of the disk, this is only the smallest number that can be expected. In that case, the host's file system may become full during
-   * the pull.
+   * Largest number of bytes that the disk and the temporary files beside it need on the host. If the layout does not state the size of the
+   * disk, this is only the smallest number that can be expected. In that case, the host's file system can become full during the pull.
    */
   roomBytes: number;
   /**
@@ -85,7 +84,7 @@ const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
  * disk is fetched. `name` is the name of the image in messages. `said` is the architecture that the image states, as in an OCI
  * configuration. If the image states none (undefined), it fits every machine. If `wanted` is undefined, nothing is checked.
  *
- * @throws ReasonedError `ImageArchitectureMismatch` with both architectures when they differ.
+ * @throws ReasonedError `ImageArchitectureMismatch` with both architectures when the two differ.
  */
 export function checkArchitecture(
   name: string,
@@ -104,8 +103,8 @@ export function checkArchitecture(
 }
 
 /**
- * Returns a failure of this host's disk or of the fetched disk as ReasonedError, and any other failure unchanged. `what` names
- * the image in messages.
+ * Returns a failure of this host's disk or of the fetched disk as ReasonedError, and any other failure unchanged. The text `what` is the
+ * name of the image in messages.
  */
 export function asReasonedError(error: unknown, what: string): unknown {
   if (error instanceof DiskError) {
@@ -114,6 +113,6 @@ export function asReasonedError(error: unknown, what: string): unknown {
   }
   // EFBIG means that the file is larger than the file system allows.
   return isDiskFull(error) || codeOf(error) === 'EFBIG'
-    ? new ReasonedError('DiskFull', `This host has no room for ${what}`, { cause: error })
+    ? new ReasonedError('DiskFull', `This host has too little disk space for ${what}`, { cause: error })
     : error;
 }

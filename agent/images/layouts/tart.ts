@@ -30,8 +30,8 @@ const DIGEST = 'org.cirruslabs.tart.uncompressed-content-digest';
 const DISK_SIZE = 'org.cirruslabs.tart.uncompressed-disk-size';
 
 /**
- * Number of layers that are fetched at the same time. Tart itself fetches as many. The decoder of each layer needs a window and a
- * piece of 1 MiB in memory.
+ * Number of layers that are fetched at the same time. Tart itself fetches the same number of layers. The decoder of each layer needs a
+ * window and a piece of 1 MiB in memory.
  */
 const LAYERS_AT_ONCE = 4;
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
@@ -87,7 +87,7 @@ function partsOf(manifest: Manifest): {
   for (const descriptor of manifest.layers) {
     if (descriptor.mediaType === OLD_DISK_TYPE) {
       throw invalid(
-        `its disk has the old layout ${OLD_DISK_TYPE}; push it again with a newer version of tart`,
+        `its disk has the old layout ${OLD_DISK_TYPE}; push the image again with a newer version of tart`,
       );
     }
     if (descriptor.mediaType !== DISK_TYPE) {
@@ -201,8 +201,8 @@ async function decodeLayer(
   for await (const bytes of streamOf(repository, descriptor, { start: 0, end: descriptor.size }, signal)) {
     compressed.update(bytes);
     onBytes(bytes.length);
-    // If bytes cannot be decoded, they may be other bytes than the registry's manifest promises. Only the digest of the whole layer
-    // tells that, so the error is thrown after the check of the digest.
+    // If bytes cannot be decoded, perhaps they are not the bytes that the manifest promises. Only the digest of the whole layer shows this,
+    // so the error is thrown after the check of the digest.
     if (broken === undefined) {
       broken = await failureOf(decoding.push(bytes));
     }
@@ -248,7 +248,7 @@ class LayerDecoding {
     this.#hash.update(piece);
     await writeSparse(this.#disk, piece, this.#position);
     this.#position += piece.length;
-    // A piece of zeros is not written, so the code above may never wait for the disk. This pause lets other work run.
+    // A piece of zeros is not written, so the code above does not always wait for the disk. During this pause, other work can run.
     await turn();
   }
 }

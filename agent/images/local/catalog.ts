@@ -10,8 +10,8 @@ import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
 /**
- * Largest number of shared files that the catalog keeps although no machine, cache entry or task needs them. They are used in
- * place, so they take no disk space, only an entry in the catalog.
+ * Largest number of shared files that the catalog keeps although no machine, cache entry or task needs them. Shared files are used without
+ * a copy, so they take no disk space in the store, but only an entry in the catalog.
  */
 const SHARED_LIMIT = 256;
 /**
@@ -50,7 +50,7 @@ export class Catalog {
   readonly #images = new Map<ImageId, Stored>();
   readonly #listeners: (() => void)[] = [];
   #listed = '';
-  /** Queue of writes. They run one after another, so that the last write stores the latest state. */
+  /** Queue of writes. The writes run one after another, so that the last write stores the latest state. */
   readonly #writes = new Serial();
 
   constructor(layout: Layout, holders: Holders, logger: Logger) {
@@ -81,8 +81,8 @@ export class Catalog {
   }
 
   /**
-   * Returns the image with this name. If the agent crashed while it moved the name, two images have it. Then the image that was
-   * used last is returned.
+   * Returns the image with this name. If the agent crashed while it moved the name, two images have this name. In this case, the image that
+   * was used last is returned.
    */
   byName(name: string, architecture: Asked['architecture']): Stored | undefined {
     return this.all()
@@ -106,15 +106,15 @@ export class Catalog {
     return stored;
   }
 
-  /** Records now as the time of the last use of an image, because a holder no longer needs the image. */
+  /** Records the present time as the time of the image's last use, because a holder no longer needs the image. */
   async released(stored: Stored): Promise<void> {
     stored.usedAt = Date.now();
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
   }
 
   /**
-   * Moves the requested names to this image. If the holder is a cache entry, also records that the image belongs to the entry.
-   * Resolves when both are on the disk, so that they survive a restart of the agent.
+   * Moves the requested names to this image. If the holder is a cache entry, also records that the image belongs to the entry. Resolves
+   * when both changes are on the disk, so that they survive a restart of the agent.
    */
   async assign(stored: Stored, asked: Asked): Promise<void> {
     stored.usedAt = Date.now();
@@ -126,8 +126,8 @@ export class Catalog {
       this.#enter(asked.holder, stored, changed);
     }
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
-    // The image that gains a name or a cache entry is saved first. After a crash, two images may then have the name or entry, but
-    // it is never lost.
+    // The image that gains a name or a cache entry is saved first. So after a crash, two images can have the same name or entry, but no
+    // name or entry is lost.
     if (changed.delete(stored)) {
       await this.save(stored);
     }
@@ -180,8 +180,8 @@ export class Catalog {
   }
 
   /**
-   * Removes images that have neither a name nor a holder, because nobody can use them. If there are too many shared files without a
-   * holder, also removes those from the catalog that were used longest ago.
+   * Removes images that have neither a name nor a holder, because nobody can use them. If there are too many shared files without a holder,
+   * the function also removes from the catalog the shared files that were used longest ago.
    */
   async sweep(): Promise<void> {
     const free = this.all().filter(({ id }) => !this.#holders.isHeld(id));

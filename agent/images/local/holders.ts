@@ -5,14 +5,14 @@
 import type { ImageId } from './layout.ts';
 
 /**
- * Name of a holder: a machine, an ImageCacheEntry or a task that needs images on this host. A machine becomes a holder of its image
- * before the pull. An ImageCacheEntry remains a holder of its image until it is removed, also across restarts of the agent.
+ * Name of a holder: a machine, an ImageCacheEntry or a task that needs images on this host. A machine becomes a holder of its image before
+ * the pull. An ImageCacheEntry remains a holder of its image until the entry is removed, even after a restart of the agent.
  */
 export type Holder = `machine/${string}` | `entry/${string}` | `task/${string}`;
 
 interface Hold {
   readonly images: Set<ImageId>;
-  /** True while the holder reads the image or will soon read it. It becomes false when the holder has cloned the image. */
+  /** True while the holder reads the image or will soon read it. The field becomes false when the holder has cloned the image. */
   deploying: boolean;
 }
 
@@ -88,7 +88,7 @@ export class Holders {
     return this.#some(id, isEntry);
   }
 
-  /** Returns whether a machine or task needs the image and has not completed its clone of it. */
+  /** Returns whether a machine or task needs the image and has not yet completed its clone. */
   isDeploying(id: ImageId): boolean {
     return this.#some(id, (_, { deploying }) => deploying);
   }

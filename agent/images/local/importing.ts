@@ -19,8 +19,7 @@ import type { Space, Watched } from './space.ts';
  */
 const HOPELESS: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
 /**
- * Reasons of failures that depend on the requester's own credentials or architecture. The same import may succeed for another
- * requester.
+ * Reasons of failures that depend on the requester's own credentials or architecture. The same import can succeed for another requester.
  */
 const OF_THE_ASKER: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageArchitectureMismatch']);
 
@@ -69,11 +68,11 @@ export class Importing {
   }
 
   /**
-   * Runs the import that `plan` returns. Callers with the same key at the same time share one import. `key` names the content and
-   * its source, so that a later call finds the files of an earlier attempt. A shared import may fail because of the request of the
-   * caller that began it. Then a waiting caller begins an import of its own.
+   * Runs the import that `plan` returns. Callers with the same key at the same time share one import. `key` names the content and its
+   * source, so that a later call finds the files of an earlier attempt. A shared import can fail because of the request of the caller that
+   * began it. After such a failure, a waiting caller begins its own import.
    *
-   * @throws ReasonedError when the import fails, or the reason of the signal when it aborts.
+   * @throws ReasonedError when the import fails, or the reason of the signal when the signal aborts.
    */
   async ensure(
     key: string,

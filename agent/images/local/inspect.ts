@@ -1,4 +1,4 @@
-/** Inspects an untrusted disk image: its format, its size, and whether it may be used. */
+/** Inspects an untrusted disk image: its format, its size, and whether it can be used. */
 import { type FileHandle, open } from 'node:fs/promises';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -11,8 +11,8 @@ import { type DiskFormat, SECTOR_BYTES } from '../../disks/disk.ts';
 export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
 /**
- * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest may write these bytes to the beginning of its raw disk. Berth
- * treats such a disk as qcow2: it refuses the disk, or uses it as the qcow2 image that it contains.
+ * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest can write these bytes to the beginning of its raw disk. Berth treats
+ * such a disk as qcow2: it refuses the disk, or uses it as the qcow2 image that it contains.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const READABLE_BY_OTHERS = 0o004;
@@ -119,10 +119,10 @@ async function infoOf(
 }
 
 /**
- * Checks that the user `uid` with the group `gid` may read the file, because an administrator may have restricted the file to
+ * Checks that the user `uid` with the group `gid` has the right to read the file, because an administrator may have restricted the file to
  * root.
  *
- * @throws ReasonedError `ImageInvalid` when that user may not read the file.
+ * @throws ReasonedError `ImageInvalid` when the user has no right to read the file.
  */
 async function requireReadable(
   { file, path }: { file: FileHandle; path: string },

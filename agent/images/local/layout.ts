@@ -19,8 +19,8 @@ import { folderBytes, unlessMissing } from '../../disks/diskio.ts';
 import { CHUNK_TABLE } from '../layouts/chunks.ts';
 
 /**
- * Kinds of images: from a registry (`sha256`), from a web server (`file`), or used without a copy (`shared`). Each kind has ids of its
- * own, because a user who knows a digest of one kind may lack access to an image of another kind.
+ * Kinds of images: from a registry (`sha256`), from a web server (`file`), or used without a copy (`shared`). Each kind has ids of its own,
+ * because a user who knows a digest of one kind does not always have access to an image of another kind.
  */
 const KINDS = ['sha256', 'file', 'shared'] as const;
 type Kind = (typeof KINDS)[number];
@@ -70,7 +70,7 @@ interface Loaded {
   usedAt: number;
 }
 
-/** Returns the id of an image of a registry. A `scope` that is not empty gives ids of its own. */
+/** Returns the id of an image of a registry. With a `scope` that is not empty, the id differs from the ids of all other scopes. */
 export function manifestId(digest: string, scope = ''): ImageId {
   return `sha256/${scope === '' ? digest.replace(/^sha256:/, '') : hash(`${scope} ${digest}`)}`;
 }
@@ -91,7 +91,7 @@ export class Layout {
   readonly root: string;
   readonly #readers: number | undefined;
 
-  /** `readers` is the id of the group that may read images when the agent runs as root. */
+  /** `readers` is the id of the group with the right to read images when the agent runs as root. */
   constructor(dataDirectory: string, readers?: number) {
     this.root = join(dataDirectory, 'images');
     this.#readers = readers;
@@ -120,8 +120,8 @@ export class Layout {
   }
 
   /**
-   * Returns all images with the times of their last use in milliseconds since the epoch. Removes incomplete images. If the metadata
-   * of an image cannot be read, reports this to `broken`, and keeps the image because a machine may run from it.
+   * Returns all images with the times of their last use in milliseconds since the epoch. Removes incomplete images. If the metadata of an
+   * image cannot be read, reports this to `broken`, and keeps the image, because perhaps a machine runs from it.
    */
   async load(broken: (problem: object) => void): Promise<Loaded[]> {
     const found: Loaded[] = [];
@@ -156,17 +156,14 @@ export class Layout {
   }
 
   async save(id: ImageId, metadata: Metadata): Promise<void> {
-    // Only an image that is used without a copy may have no folder yet. Other images have their folder from the fetch.
+    // Only an image that is used without a copy can have no folder at this point. Other images have their folder from the fetch.
     if (metadata.path !== undefined) {
       await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
     }
     await writeWhole(join(this.folder(id), METADATA), JSON.stringify(metadata));
   }
 
-  /**
-   * Stores the time of an image's last use as the modification time of `image.json`. The time may be lost when the host loses
-   * power.
-   */
+  /** Stores the time of an image's last use as the modification time of `image.json`. The time can be lost when the host loses power. */
   async touch(id: ImageId, time: Date): Promise<void> {
     await unlessMissing(utimes(join(this.folder(id), METADATA), time, time));
   }

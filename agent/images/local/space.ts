@@ -18,7 +18,7 @@ const WATCH_MILLISECONDS = 1_000;
 const PARTIAL_LIFE_MILLISECONDS = 24 * 3_600_000;
 
 export interface SpaceLimits {
-  /** Largest number of bytes that all images together may take. If undefined, only the size of the host's disk limits them. */
+  /** Largest number of bytes that all images together may take. If undefined, only the size of the host's disk limits the images. */
   budget?: number | undefined;
   /** Number of bytes of the file system that must stay free. */
   minimumFree: number;
@@ -91,7 +91,7 @@ export class Space {
     }
   }
 
-  /** Frees disk space as {@link relieve} does. Then removes fetches that nobody has continued for a day. */
+  /** Frees disk space as {@link relieve} does. Afterwards removes fetches that nobody has continued for a day. */
   async tidy(): Promise<void> {
     await this.relieve();
     const oldest = Date.now() - PARTIAL_LIFE_MILLISECONDS;
@@ -137,7 +137,7 @@ export class Space {
   }
 
   /**
-   * Returns the bytes that are missing for a claim and the bytes that are free for images. Both take the reservations of all other
+   * Returns the bytes that are missing for a claim and the bytes that are free for images. Both numbers take the reservations of all other
    * claims into account.
    */
   async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
@@ -151,7 +151,7 @@ export class Space {
   }
 
   /**
-   * Returns the number of bytes that may still be written to the file system. It is negative if less than `minimumFree` is free.
+   * Returns the number of free bytes of the file system beyond `minimumFree`. The result is negative if less than `minimumFree` is free.
    */
   async #free(): Promise<number> {
     const { layout, minimumFree } = this.#options;
@@ -179,8 +179,8 @@ export class Space {
   }
 
   /**
-   * Removes images and fetches until `minimumFree` bytes are free. Returns false when nothing more can be removed and there is
-   * still too little free space.
+   * Removes images and fetches until `minimumFree` bytes are free. Returns false when too little space is free and nothing more can be
+   * removed.
    */
   async #relieve(): Promise<boolean> {
     if ((await this.#free()) >= 0) {
@@ -204,7 +204,7 @@ export class Space {
       ...catalog.evictable().map((stored) => ({
         sizeBytes: stored.metadata.sizeBytes,
         remove: async () => {
-          // A caller may have requested the image in the meantime.
+          // Perhaps a caller has requested the image in the meantime.
           if (!catalog.evictable().includes(stored)) {
             return;
           }

@@ -53,9 +53,9 @@ const OPEN = [
 
 describe('an address', () => {
   it.each([...LOCAL, '64:ff9b::7f00:1', '192.0.2.7', '::ffff:192.0.2.7'])(
-    '%s is of the host or its link',
+    '%s is of the host, or link-local',
     (address) => {
-      expect(strict.refusal(address)).toContain('of this host or its link');
+      expect(strict.refusal(address)).toContain('of this host or a link-local address');
     },
   );
 

@@ -1,7 +1,7 @@
 /**
- * Rules for the network addresses from which images may come. A user who names an image makes this host open a connection.
- * Connections to the host's own services, a cloud's metadata or the inside of the cluster are refused, unless an administrator
- * configured them.
+ * Rules for the network addresses from which the agent fetches images. A user who names an image makes this host open a connection.
+ * Connections to the host's own services, a cloud's metadata or the inside of the cluster are refused, unless an administrator configured
+ * them.
  */
 import { lookup } from 'node:dns';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
@@ -17,7 +17,7 @@ export interface AddressRules {
   clusterCIDRs?: readonly string[];
   /** Addresses of this host that none of its interfaces has, because another device translates them to the host's address. */
   ownAddresses?: readonly string[];
-  /** Servers that may have any address, written as in references: `registry.example:5000`. */
+  /** Servers for which any address is allowed, written as in references: `registry.example:5000`. */
   registries?: readonly { host: string }[];
 }
 
@@ -81,7 +81,7 @@ export class Addresses {
   }
 
   /**
-   * Returns a connector for undici. It looks a host name up once and uses only the addresses that it checked, because a second
+   * Returns a connector for undici. The connector looks a host name up once and uses only the addresses that it checked, because a second
    * look-up could return other addresses. A refused connection fails with a ReasonedError before anything is sent.
    */
   connector(options: buildConnector.BuildOptions): buildConnector.connector {
@@ -104,7 +104,7 @@ export class Addresses {
   }
 
   /**
-   * Returns the reason why nothing may be fetched from the address, or undefined for an allowed address. The reason is text for a
+   * Returns the reason why the agent must not fetch from the address, or undefined for an allowed address. The reason is text for a
    * message, after the word "is".
    */
   refusal(address: string): string | undefined {
@@ -126,7 +126,7 @@ export class Addresses {
     return isIn(LISTS.special) ? `a reserved address; ${OUTSIDE}` : undefined;
   }
 
-  /** Returns the current addresses of the host. They are read each time because interfaces change. */
+  /** Returns the current addresses of the host. The addresses are read each time because interfaces change. */
   #own(): BlockList {
     const { ownAddresses = [] } = this.#rules;
     const interfaces = Object.values(networkInterfaces()).flatMap((each) => each ?? []);
@@ -158,7 +158,7 @@ export class Addresses {
 }
 
 const LOCAL_WORDS =
-  'an address of this host or its link; to allow it, set images.allowLoopbackHttp of the agent, or name the server in images.registries';
+  'an address of this host or a link-local address; to allow such addresses, set images.allowLoopbackHttp of the agent, or name the server in images.registries';
 
 const LISTS = { metadata: listOf(METADATA), local: listOf(LOCAL), special: listOf(SPECIAL) };
 

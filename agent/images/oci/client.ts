@@ -12,10 +12,10 @@ export interface Ask {
   method: Exchange['method'];
   /** Path below `/v2/REPOSITORY/`, or a URL that the registry returned for this request. */
   at: string | URL;
-  /** Tag or digest that the request reads or writes. It is used in messages only. */
+  /** Tag or digest that the request reads or writes. The value is used only in messages. */
   reference?: string;
   headers?: Readonly<Record<string, string>>;
-  /** Returns the body of the request. It is called each time the request is sent. */
+  /** Returns the body of the request. This function is called each time the request is sent. */
   body?: (() => Buffer | Readable) | undefined;
   writes?: boolean;
   removes?: boolean;
@@ -58,7 +58,8 @@ export class Session {
   }
 
   /**
-   * Sends a request, and sends it again after transient failures. It is for requests that do no harm when they are sent twice.
+   * Sends a request, and sends it again after transient failures. Use this function only for requests that do no harm when they are sent
+   * twice.
    * @throws ReasonedError when no try succeeds.
    */
   async ask(ask: Ask, signal: AbortSignal): Promise<Response> {
@@ -68,7 +69,7 @@ export class Session {
   /**
    * Sends a request once, or twice if its authorization must be renewed.
    *
-   * @throws ReasonedError, or TransientError when another try may help.
+   * @throws ReasonedError, or TransientError when another try can help.
    */
   async once(ask: Ask, signal: AbortSignal): Promise<Response> {
     const what = this.named(ask.reference);
@@ -105,7 +106,7 @@ export class Session {
         body: ask.body,
         what: this.named(ask.reference),
         unverified: this.#route !== undefined && url.origin === this.#base.origin,
-        // The registry may direct an upload to another host, which must not receive the authorization.
+        // The registry can direct an upload to another host, which must not receive the authorization.
         authorization: url.origin === this.#base.origin ? authorization : undefined,
       },
       signal,

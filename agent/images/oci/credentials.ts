@@ -28,12 +28,12 @@ const DOCKER_HUB = new Set(['docker.io', 'index.docker.io', 'registry-1.docker.i
 interface Key {
   host: string;
   port: string;
-  /** Segments of the path in the key. The credential is only for repositories whose path begins with them. */
+  /** Segments of the path in the key. The credential is only for repositories whose path begins with these segments. */
   path: string[];
   credential: Credential;
 }
 
-/** Credentials for registries, and the routes on which they may be sent. */
+/** Credentials for registries, and the routes on which the agent is allowed to send them. */
 export class Keyring {
   readonly #keys: readonly Key[];
   readonly #insecure: InsecureServers | undefined;
@@ -145,8 +145,7 @@ function readEntry(document: unknown, where: string): Credential | undefined {
 }
 
 /**
- * Decodes the base64 of USER:PASSWORD. The text is split at the first colon, because passwords may contain colons and user names
- * may not.
+ * Decodes the base64 of USER:PASSWORD. The text is split at the first colon, because passwords can contain colons, but user names cannot.
  */
 function readAuth(auth: string, where: string): Credential {
   const text = Buffer.from(auth, 'base64').toString('utf8');
@@ -158,8 +157,8 @@ function readAuth(auth: string, where: string): Credential {
 }
 
 /**
- * Reads a key of `auths`: `host`, `host:port` or `host/path`. Docker may add a prefix (`https://`) or a path (`/v1`, `/v2`). Both
- * are ignored.
+ * Reads a key of `auths`: `host`, `host:port` or `host/path`. Docker may add a prefix (`https://`) or a path (`/v1`, `/v2`). The prefix and
+ * the path are ignored.
  */
 function readKey(name: string): Omit<Key, 'credential'> {
   const [registry = '', ...rest] = name.replace(/^https?:\/\//i, '').split('/');

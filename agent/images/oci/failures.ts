@@ -1,4 +1,4 @@
-/** Classifies failures of fetching images, and repeats work that may succeed on another try. */
+/** Classifies failures of fetching images, and repeats work that can succeed on another try. */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Backoff } from '../../../base/backoff.ts';
 import { pause } from '../../../base/time.ts';
@@ -13,7 +13,7 @@ const FIRST_MILLISECONDS = 250;
 const CAP_MILLISECONDS = 4_000;
 const JITTER = 0.2;
 /**
- * Longest wait in milliseconds that a server may request with `Retry-After`. If a server requests a longer wait, the caller
+ * Longest accepted wait, in milliseconds, that a server requests with `Retry-After`. If a server requests a longer wait, the caller
  * receives the failure.
  */
 const RETRY_AFTER_LIMIT_MILLISECONDS = 30_000;
@@ -43,7 +43,7 @@ const TRANSIENT_CODES = new Set([
   'UND_ERR_RES_CONTENT_LENGTH_MISMATCH',
 ]);
 
-/** A failure that another try may fix. `final` is the error to report when no try succeeds. */
+/** A failure after which another try can succeed. `final` is the error to report when no try succeeds. */
 export class TransientError extends Error {
   override readonly name = 'TransientError';
   readonly final: ReasonedError;

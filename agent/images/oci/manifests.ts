@@ -71,7 +71,7 @@ export function parseManifest(bytes: Buffer, contentType: string, what: string):
   if (!MANIFESTS.has(mediaType)) {
     throw new ReasonedError(
       'ImageSourceUnsupported',
-      `${what} has the media type ${printable(mediaType)}, which is no image that Berth can read`,
+      `${what} has the media type ${printable(mediaType)}, but Berth cannot read images of this type`,
     );
   }
   const { config, layers, artifactType, annotations } = check(manifestSchema, document, body);
@@ -119,7 +119,7 @@ function mediaTypeOf(mediaType: string, contentType: string, what: string): stri
 }
 
 /**
- * Parses JSON from strangers, and checks it with `schema`. `what` is the beginning of error messages.
+ * Parses untrusted JSON, and checks it with `schema`. `what` is the beginning of error messages.
  *
  * @throws ReasonedError `ImageInvalid` with the first mistake when the text is not JSON, or the schema does not allow it.
  */
@@ -145,7 +145,7 @@ export function mistakeIn({ issues: [issue] }: z.ZodError): string {
   return `is invalid at ${place}: ${printable(String(issue?.message))}`;
 }
 
-/** Returns text from strangers in a form that is safe in a message: one line of at most `length` printable ASCII characters. */
+/** Returns untrusted text in a form that is safe in a message: one line of at most `length` printable ASCII characters. */
 export function printable(text: string, length = 200): string {
   return text.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, length);
 }

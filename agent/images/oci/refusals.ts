@@ -1,4 +1,4 @@
-/** Converts a registry's refusals to errors with a reason, and decides whether another try may help. */
+/** Converts a registry's refusals to errors with a reason, and decides whether another try can help. */
 import * as z from 'zod';
 import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -87,10 +87,10 @@ function hintFor(status: number, hasCredential: boolean): string {
   if (status === 401 || status === 403) {
     return hasCredential
       ? '; the given credentials do not allow this'
-      : '; it needs credentials (imagePullSecrets), or it does not exist';
+      : '; the image needs credentials (imagePullSecrets), or it does not exist';
   }
   return status === 404 && !hasCredential
-    ? '; if it is private, it needs credentials (imagePullSecrets)'
+    ? '; if the image is private, it needs credentials (imagePullSecrets)'
     : '';
 }
 

@@ -20,7 +20,7 @@ import { Tokens } from './tokens.ts';
 import { checkNoDowngrade, type RegistriesOptions, type Response, Transport } from './transport.ts';
 import type { Descriptor, Repository, ResolvedManifest, UploadBlob } from './types.ts';
 
-/** Largest number of nested indexes. It is one more than any publisher uses. */
+/** Largest number of nested indexes. This number is one more than any publisher uses. */
 const INDEX_DEPTH = 3;
 
 /** HTTP status of a DELETE request if the registry's configuration does not allow anybody to remove anything. */
@@ -38,8 +38,8 @@ export class Registries {
   }
 
   /**
-   * Returns a client for one repository and the route to its registry. It sends no request yet. Tags and digests are given to the client's
-   * methods.
+   * Returns a client for one repository and the route to its registry. The call sends no request. Tags and digests are given to the
+   * client's methods.
    */
   repository(
     reference: Pick<Reference, 'registry' | 'repository'>,
@@ -50,7 +50,7 @@ export class Registries {
     return new HttpRepository(new Session(reference, credential, shared, route));
   }
 
-  /** Closes all connections. Requests that are still running fail. */
+  /** Closes all connections. Requests that are not finished fail. */
   async close(): Promise<void> {
     await this.#transport.close();
   }
@@ -214,8 +214,8 @@ class HttpRepository implements Repository {
   }
 
   /**
-   * Checks `digest`, the digest of some content, if `reference` is itself a digest and not a tag. @throws ReasonedError
-   * `DigestMismatch` when they differ.
+   * Checks `digest`, the digest of some content, if `reference` is itself a digest and not a tag. @throws ReasonedError `DigestMismatch`
+   * when `digest` and `reference` differ.
    */
   #checkDigest(reference: string, digest: string): void {
     if (!reference.includes(':') || reference === digest) {

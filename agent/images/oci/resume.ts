@@ -6,7 +6,7 @@ import type { Session } from './client.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor } from './types.ts';
 
-/** Number of bytes that the stream reads ahead of its reader. It corresponds to a few reads of a socket. */
+/** Number of bytes that the stream reads ahead of its reader. This number corresponds to a few reads of a socket. */
 const READ_AHEAD_BYTES = 256 * 1024;
 
 interface Range {
@@ -17,8 +17,8 @@ interface Range {
 }
 
 /**
- * Returns a stream of exactly the bytes of `range` of a blob. Their digest is not verified. If bytes are missing, the stream fails
- * with a ReasonedError. No request is sent before the stream is read.
+ * Returns a stream of exactly the bytes of `range` of a blob. The digest of these bytes is not verified. If bytes are missing, the stream
+ * fails with a ReasonedError. No request is sent before the stream is read.
  */
 export function blobStream(
   session: Session,

@@ -1,7 +1,7 @@
 /**
- * Insecure routes to a registry, which do not prove the identity of the registry. A namespace may allow them for its own Pods. Somebody
- * between the host and the registry can then choose which image a tag names, and who may have it. So everything that is learned on such a
- * route is kept apart: its name begins with the namespace, and requests on the usual route do not find it.
+ * Insecure routes to a registry, which do not prove the identity of the registry. A namespace can allow insecure routes for its own Pods.
+ * Somebody between the host and the registry can then choose which image a tag names, and who has access to the image. Therefore everything
+ * that is learned on such a route is stored under names that begin with the namespace. Requests on the usual route do not find these names.
  */
 import type { Server } from '../../../api/v1alpha1/registrycredentials.ts';
 
@@ -11,15 +11,15 @@ export interface InsecureRoute {
   readonly namespace: string;
 }
 
-/** Servers that the Pods of one namespace may reach in this way. */
+/** Servers that the Pods of one namespace may reach on an insecure route. */
 export interface InsecureServers {
   readonly namespace: string;
   readonly servers: readonly Server[];
 }
 
 /**
- * Returns the prefix of names and keys for what is learned on a route; empty for the usual, secure route. No reference can begin with it,
- * because `insecure:` is no registry. A namespace has no slash, so two namespaces never share a name.
+ * Returns the prefix of names and keys for data that is learned on a route; empty for the usual, secure route. No reference can begin with
+ * the prefix, because `insecure:` is no registry. A namespace has no slash, so two namespaces never share a name.
  */
 export function scopeOf(route: InsecureRoute | undefined): string {
   return route === undefined ? '' : `insecure:${route.namespace}/`;

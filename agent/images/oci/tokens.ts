@@ -1,11 +1,11 @@
 /**
- * Determines the value of the header `Authorization`. When a registry refuses a request, it states which authorization it requires.
- * This is Basic, or a token from a token server whose URL (realm) the registry names.
+ * Determines the value of the header `Authorization`. When a registry refuses a request, it states which authorization it requires. The
+ * required authorization is Basic, or a token from a token server whose URL (realm) the registry names.
  *
- * The token server receives only the credentials for this registry, and only over https with a verified certificate. It may be on
- * any host, because large registries have token servers on other hosts. A hostile registry gains nothing from this, because it
- * could request the same credentials itself. A realm with http is refused, because others on the network could read credentials or
- * tokens. Registries that are configured for plain http are the exception. A realm at an address of this host or its link is
+ * The token server receives only the credentials for this registry, and only over https with a verified certificate. The token server can
+ * be on any host, because large registries have token servers on other hosts. A hostile registry gains nothing from another host, because
+ * it could request the same credentials itself. A realm with http is refused, because others on the network could read credentials or
+ * tokens. Registries that are configured for plain http are the exception. A realm at an address of this host or at a link-local address is
  * refused, like every connection to such an address. Redirects of a token server are not followed.
  */
 import { LRUCache } from 'lru-cache';
@@ -22,11 +22,14 @@ import { checkNoDowngrade, type Exchange, type Response, type Transport } from '
 /** Lifetime of a token in seconds when the token server states none. The distribution specification defines this value. */
 const EXPIRES_SECONDS = 60;
 /**
- * Part of a token's lifetime during which the token is used. The rest is a margin, because the token must still be valid when it
- * reaches the server.
+ * Part of a token's lifetime during which the token is used. The rest is a margin, because the token must be valid when it reaches the
+ * server.
  */
 const MARGIN = 0.9;
-/** Size limit of a token server's answer in bytes. Some tokens are larger than a header may be, but no token is larger than this. */
+/**
+ * Size limit of a token server's answer in bytes. Some tokens are larger than the usual limit of a header, but no token is larger than this
+ * limit.
+ */
 const TOKEN_BODY_BYTES = 256 * 1024;
 const CLIENT_ID = 'berth';
 /** Limit of the tokens that are kept, each for one registry, credential and scope. */
@@ -45,8 +48,8 @@ export interface Need {
   scope: string;
   credential: Credential | undefined;
   /**
-   * Prefix for the names of what is learned on an insecure route; empty if the registry proves its identity. Answers are reused only for
-   * needs with the same prefix.
+   * Prefix for the names of data that is learned on an insecure route; empty if the registry proves its identity. Answers are reused only
+   * for requests with the same prefix.
    */
   trust: string;
   /** Text at the beginning of error messages. */
@@ -70,8 +73,8 @@ export class Tokens {
   }
 
   /**
-   * Returns the value of `Authorization` for the first try of a request. Returns undefined when the registry's requirement is not
-   * known yet. Then the first try is sent without the header, and the answer states the requirement.
+   * Returns the value of `Authorization` for the first try of a request. Returns undefined when the registry's requirement is not known
+   * yet. In this case, the first try is sent without the header, and the answer states the requirement.
    */
   async current(need: Need, signal: AbortSignal): Promise<string | undefined> {
     if (need.credential?.type === 'registryToken') {

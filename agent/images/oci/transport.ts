@@ -1,5 +1,5 @@
 /**
- * A pool of connections to servers of images: registries with their token servers and storage, or web servers. It uses HTTP/1.1,
+ * A pool of connections to servers of images: registries with their token servers and storage, or web servers. The pool uses HTTP/1.1,
  * which was twice as fast as HTTP/2 in measurements with Berth.
  */
 import { readFileSync } from 'node:fs';
@@ -10,11 +10,10 @@ import { networkError } from './failures.ts';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
-/** Time limit of connecting, in milliseconds. It is long enough for a handshake with a busy server far away. */
+/** Time limit of connecting, in milliseconds. This time is long enough for a handshake with a busy server far away. */
 const CONNECT_TIMEOUT_MILLISECONDS = 15_000;
 /**
- * Time limit in milliseconds of waiting for the headers of an answer. A registry may first have to check or fetch a blob of
- * gigabytes.
+ * Time limit in milliseconds of waiting for the headers of an answer. A registry sometimes has to check or fetch a blob of gigabytes first.
  */
 const HEADERS_TIMEOUT_MILLISECONDS = 120_000;
 /** Time in milliseconds after which a transfer without data is aborted. The transfer is then resumed. */
@@ -30,14 +29,14 @@ const REDIRECTS = new Set([301, 302, 303, 307, 308]);
 export interface RegistrySettings {
   /** Name of the registry as in references: `registry.example:5000`. */
   host: string;
-  /** Path of a PEM file with certificate authorities for this host. They replace the public authorities. */
+  /** Path of a PEM file with certificate authorities for this host. These authorities replace the public authorities. */
   caFile?: string | undefined;
   /** True for HTTP without TLS. */
   plainHttp?: boolean | undefined;
 }
 
 export interface RegistriesOptions extends AddressRules {
-  /** Registries that need settings. A registry listed here may have any address. */
+  /** Registries that need settings. For a registry in this list, any address is allowed. */
   registries: readonly RegistrySettings[];
 }
 
@@ -45,11 +44,11 @@ export interface Exchange {
   method: 'GET' | 'HEAD' | 'POST' | 'PUT' | 'DELETE';
   url: URL;
   headers: Readonly<Record<string, string>>;
-  /** Returns the body of the request. It is called each time the request is sent. */
+  /** Returns the body of the request. This function is called each time the request is sent. */
   body?: (() => Buffer | Readable) | undefined;
-  /** Value of the header `Authorization`. It is sent only to the host of `url`, not to hosts of redirects. */
+  /** Value of the header `Authorization`. The header is sent only to the host of `url`, not to hosts of redirects. */
   authorization?: string | undefined;
-  /** True to accept any certificate from the host of `url`. Hosts of redirects must still prove their identity. */
+  /** True to accept any certificate from the host of `url`. Even then, hosts of redirects must prove their identity. */
   unverified?: boolean;
   /** False to return redirects instead of following them. The default is true. */
   followsRedirects?: boolean;
@@ -106,7 +105,7 @@ export class Transport {
     }
   }
 
-  /** Closes all connections. Requests that are still running fail. */
+  /** Closes all connections. Requests that are not finished fail. */
   async close(): Promise<void> {
     await Promise.all([this.#agent.destroy(), this.#unverified.destroy()]);
   }
@@ -129,7 +128,7 @@ export class Transport {
 
   async #exchange(exchange: Exchange, url: URL, signal: AbortSignal): Promise<Response> {
     const { method, authorization } = exchange;
-    // The credentials are not sent to other hosts. Storage servers of a registry refuse them and must not see them.
+    // The credentials are not sent to other hosts. Storage servers of a registry refuse these credentials, and must not see them.
     const isOwn = url.origin === exchange.url.origin;
     const headers = {
       ...exchange.headers,
@@ -169,7 +168,7 @@ export class Transport {
 }
 
 /**
- * Returns the URL to which a redirect leads. A request other than GET or HEAD follows it only if the status keeps the method (307
+ * Returns the URL to which a redirect leads. A request other than GET or HEAD follows the redirect only if the status keeps the method (307
  * and 308).
  */
 function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): URL {
@@ -196,7 +195,7 @@ export function checkNoDowngrade(from: URL, to: URL, what: string): void {
   }
   throw new ReasonedError(
     'ImageFetchFailed',
-    `${what}: ${from.host} leads from ${from.protocol}// to ${to.protocol}//${to.host}, which is not allowed`,
+    `${what}: ${from.host} leads to ${to.protocol}//${to.host}, but a change from ${from.protocol}// to ${to.protocol}// is not allowed`,
   );
 }
 

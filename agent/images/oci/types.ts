@@ -66,8 +66,8 @@ export interface Repository {
   /** Writes a manifest under a tag and returns the manifest's digest. */
   putManifest(tag: string, mediaType: string, bytes: Buffer, signal: AbortSignal): Promise<string>;
   /**
-   * Removes a manifest and every tag that names it. Its blobs remain until the registry's own garbage collection. Returns true also
-   * for a missing manifest, and false when the registry does not allow anybody to remove anything.
+   * Removes a manifest and every tag that names it. The blobs of the manifest remain until the registry's own garbage collection. Also
+   * returns true if the manifest is missing. Returns false if the registry does not allow removals.
    */
   removeManifest(digest: string, signal: AbortSignal): Promise<boolean>;
 }
@@ -75,6 +75,6 @@ export interface Repository {
 export interface UploadBlob {
   digest: string;
   size: number;
-  /** Returns the content. It is called once for each attempt. */
+  /** Returns the content. This function is called once for each attempt. */
   content: () => Readable | Buffer;
 }

@@ -1,5 +1,5 @@
 /**
- * Checks whether a requester may have an image from a registry. The registry decides this by its answer to a request with the
+ * Checks whether a requester has the right to use an image from a registry. The registry decides this by its answer to a request with the
  * requester's own credentials.
  */
 import { LRUCache } from 'lru-cache';
@@ -11,24 +11,24 @@ import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Repository } from '../oci/types.ts';
 
 /**
- * Time in milliseconds for which a registry's permission is used without a new request, also its permission for everybody. After
- * this time, a Secret that was withdrawn or a repository that became private gives no access to images on this host. Within this
- * time, further deployments from the same repository send no request.
+ * Time in milliseconds for which a registry's permission is used without a new request, including its permission for everybody. After this
+ * time, a Secret that was withdrawn or a repository that became private gives no access to images on this host. Within this time, further
+ * deployments from the same repository send no request.
  */
 export const REMEMBERED_MILLISECONDS = 5 * 60_000;
 /** Largest number of permissions that are remembered. If there are more, the oldest is forgotten and requested again. */
 const REMEMBERED_LIMIT = 4_096;
 
 /**
- * Reasons with which registries refuse a private image to requests without credentials. Some registries do not admit that the
- * image exists.
+ * Reasons with which registries refuse a private image to requests without credentials. Some registries answer in this case that the image
+ * does not exist.
  */
 const CLOSED: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
 
 export interface Opened<T> {
   answer: T;
   repository: Repository;
-  /** Credential that the repository accepted. Undefined when everybody may have the image. */
+  /** Credential that the repository accepted. Undefined when everybody has the right to use the image. */
   credential: Credential | undefined;
 }
 
@@ -93,9 +93,9 @@ export class Access {
   }
 
   /**
-   * Returns whether everybody may still read a manifest. It is for repositories that everybody could read at the last check. The
-   * result is false only when the registry refuses access. If the registry cannot be reached, its last answer is used, and further
-   * deployments do not repeat the request.
+   * Returns whether everybody continues to have the right to read a manifest. The function is for repositories that everybody could read at
+   * the last check. The result is false only when the registry refuses access. If the registry cannot be reached, its last answer is used,
+   * and further deployments do not repeat the request.
    */
   async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
     if (this.isKnown(reference)) {

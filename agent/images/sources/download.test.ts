@@ -28,7 +28,7 @@ describe('a download', () => {
   let current: Buffer;
   let etag: string | undefined;
   let knowsRanges: boolean;
-  /** Numbers of bytes after which the server breaks answers off, one number for each answer. */
+  /** Numbers of bytes after which the server interrupts its answers, one number for each answer. */
   let cuts: number[];
   let refuses: boolean;
   let transport: Transport;
@@ -140,7 +140,7 @@ describe('a download', () => {
     await expectContent();
     expect(asked).toHaveLength(3);
     expect(asked[1]).toMatch(/^bytes=\d+- \| "one"$/);
-    // Bytes that were on their way when the transfer broke off are sent twice.
+    // Bytes that were in transit when the transfer was interrupted are sent twice.
     expect(sentBytes).toBeLessThan(BYTES + 1024 ** 2);
   });
 

@@ -20,7 +20,7 @@ import {
 } from '../oci/failures.ts';
 import type { Response, Transport } from '../oci/transport.ts';
 
-/** Size limit of a download: 1 TiB. It is larger than any image of a desktop system, and stops a download that would never end. */
+/** Size limit of a download: 1 TiB. The limit is larger than any image of a desktop system, and stops a download that would never end. */
 const SIZE_LIMIT_BYTES = 1024 ** 4;
 /** Bytes of an existing file that are read at a time. */
 const READ_BYTES = 1024 ** 2;
@@ -37,8 +37,8 @@ export interface DownloadOptions {
 }
 
 /**
- * Fetches `url` to the file `path`, verifies it and syncs it. Nothing may use the file before the promise resolves. When the
- * promise rejects, the fetched bytes and `PATH.source` remain for the next call, unless the bytes are useless.
+ * Fetches `url` to the file `path`, verifies it and syncs it. The file must not be used before the promise resolves. When the promise
+ * rejects, the fetched bytes and `PATH.source` remain for the next call, unless the bytes are useless.
  *
  * @throws ReasonedError when the download fails or its digest differs.
  */
@@ -118,7 +118,7 @@ class Download {
     }
     await this.#fetch();
     if (!this.#isRight() && hasOld) {
-      // The existing bytes may belong to another version of the file.
+      // The existing bytes can belong to another version of the file.
       await this.#startOver();
       await this.#fetch();
     }
@@ -217,7 +217,7 @@ class Download {
     try {
       await this.#parts.options.onTotal?.(total);
     } catch (error) {
-      // destroy() makes the body emit an error of its own. It is ignored, because the first error is thrown.
+      // destroy() makes the body emit an error of its own. This error is ignored, because the first error is thrown.
       body.on('error', () => undefined).destroy();
       throw error;
     }
@@ -265,9 +265,9 @@ function refusal({ url, status, headers }: Response): Error {
     : error;
 }
 
-/** Statements of the server about a file whose download is not finished. They are stored beside the fetched bytes for the next call. */
+/** What the server states about a file whose download is not finished. It is stored beside the fetched bytes for the next call. */
 const sourceSchema = z.object({
-  /** ETag or time of the last change. The next call uses it to get the remaining bytes of the same version of the file. */
+  /** ETag or time of the last change. The next call uses this value to get the remaining bytes of the same version of the file. */
   validator: z.string().optional(),
   total: z.number().optional(),
 });
@@ -290,8 +290,8 @@ function sourceFile(path: string): string {
 }
 
 /**
- * Reads what the server stated about the file at `path`, whose download is not finished. If the stored text is missing or invalid,
- * returns an empty object. This does no harm, because the digest is checked at the end.
+ * Reads what the server stated about the file at `path`, whose download is not finished. If the stored text is missing or invalid, returns
+ * an empty object. The empty object does no harm, because the digest of the file is checked at the end.
  */
 async function readSource(path: string): Promise<Source> {
   const text = await unlessMissing(readFile(sourceFile(path), 'utf8'));

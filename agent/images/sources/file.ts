@@ -1,7 +1,7 @@
 /**
- * Images that are files of an administrator below a configured folder. Clones use these files directly as a read-only base, which
- * takes no time and no disk space. Like any base image, they must not be written to afterwards. The digest of a file is computed at
- * the first use. It is computed again when the file's device, inode, size or time of change differs.
+ * Images that are files of an administrator below a configured folder. Clones use these files directly as a read-only base, which takes no
+ * time and no disk space. Like any base image, they must not be written to afterwards. The digest of a file is computed at the first use.
+ * The digest is computed again when the file's device, inode, size or time of change differs.
  */
 import { readFile, realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
@@ -23,7 +23,7 @@ const DIGESTS_LIMIT = 256;
 
 export interface FileRequest extends ImageRequest {
   path: string;
-  /** Folders that may contain the file, at any depth. */
+  /** Folders in which the file can be, at any depth. */
   roots: readonly string[];
   /** Digest that the file must have. If undefined, any content is allowed. */
   sha256: string | undefined;
@@ -34,7 +34,7 @@ export class FileSource {
   readonly #file: string;
   readonly #reader: RunAs | undefined;
   readonly #flights = new SingleFlight<string>();
-  /** Digests of files, by the text that {@link fileIdentity} returns. */
+  /** Digests of files. The key is the text that {@link fileIdentity} returns. */
   readonly #digests = new LRUCache<string, string>({ max: DIGESTS_LIMIT });
 
   /** `folder` is the folder of the store. If the agent runs as root, programs read the files as the user `reader`. */

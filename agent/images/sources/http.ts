@@ -71,7 +71,7 @@ export class HttpSource {
 
   async #note(stored: Stored, address: string): Promise<void> {
     const { metadata } = stored;
-    // Several requests may have waited for the same import. One of them may already have added the URL.
+    // Several requests can wait for the same import. Perhaps another of these requests has already added the URL.
     if (metadata.urls.includes(address)) {
       return;
     }
@@ -121,7 +121,7 @@ export class HttpSource {
       // If the zeros do not become holes, the image uses more disk space, but its content is the same.
       logger.debug(
         { err: error, url: describeUrl(url) },
-        'the zeros of an image still take room, because they were not turned into holes',
+        'The zeros of an image use disk space, because they could not be turned into holes',
       );
     }
     await rename(fetched, target.disk);

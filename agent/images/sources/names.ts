@@ -19,7 +19,8 @@ export function namesOf(
     case 'registry': {
       const scope = scopeFor(parseReference(source.reference), keyring);
       const name = normaliseImageName(source.reference);
-      // An image from an insecure route has no object's name, because other namespaces would find the image by it.
+      // An image from an insecure route does not get the name of an Image object, because other namespaces would find the image by this
+      // name.
       return scope === '' ? [name, ...names] : [`${scope}${name}`];
     }
     case 'storedArtifact':

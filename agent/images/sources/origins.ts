@@ -43,8 +43,8 @@ export function noteOrigin(stored: Stored, seen: Origin): boolean {
 }
 
 /**
- * Returns the prefix of the names of an image, of its repository and of its id for a requester. It is empty on the usual route. On an
- * insecure route, it keeps the image for the requester's namespace.
+ * Returns the prefix of the names of an image, of its repository and of its id for a requester. The prefix is empty on the usual route. On
+ * an insecure route, the prefix restricts the image to the requester's namespace.
  */
 export function scopeFor({ registry }: Reference, keyring: Keyring | undefined): string {
   return scopeOf(keyring?.routeTo(registry));

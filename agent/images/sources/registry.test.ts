@@ -19,7 +19,7 @@ const { signal } = new AbortController();
 
 describe('the search for content in images of this host', () => {
   let folder: string;
-  /** Answers of the registries that were asked whether everybody may have the image, by the registry. */
+  /** Answers to the question whether everybody has the right to use the image, by registry. */
   let asked: Map<string, PromiseWithResolvers<boolean>>;
   let found: () => ReturnType<ContentLookup>;
   let pulling: Promise<unknown>;

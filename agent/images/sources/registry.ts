@@ -1,6 +1,6 @@
 /**
- * Images from registries. An image on this host is used if the requester may have it. Otherwise it is fetched. Content that images
- * on this host already have is not fetched again.
+ * Images from registries. An image on this host is used if the requester has the right to use it. Otherwise the image is fetched. Content
+ * that images on this host already have is not fetched again.
  */
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -24,11 +24,13 @@ import type { Access } from './access.ts';
 import { digestsOf, noteOrigin, type Origin, originName, originOf, scopeFor } from './origins.ts';
 
 /**
- * Largest number of images on this host in which a pull searches for content to copy. They are the images that were used last.
+ * Largest number of images on this host in which a pull searches for content to copy. The pull searches the images that were used last.
  * Other images seldom share content, and each pull reads the chunk table of each image.
  */
 const BASES_LIMIT = 8;
-/** Time limit of asking whether everybody may have an image on this host, in milliseconds. The answer only saves a download. */
+/**
+ * Time limit, in milliseconds, of asking whether everybody has the right to use an image on this host. The answer only saves a download.
+ */
 const OPEN_TIMEOUT_MILLISECONDS = 5_000;
 
 export interface RegistryRequest extends ImageRequest {
@@ -36,7 +38,10 @@ export interface RegistryRequest extends ImageRequest {
   keyring: Keyring | undefined;
   /** True to resolve the tag at the registry, even if an image of that name is on this host. */
   refresh: boolean;
-  /** True when the operator has already checked that the requester may have the image. The keyring is then the host's own. */
+  /**
+   * True when the operator has already checked that the requester has the right to use the image. In this case, the keyring is the host's
+   * own.
+   */
   trusted: boolean;
 }
 
@@ -67,7 +72,7 @@ export class RegistrySource {
   }
 
   /**
-   * Returns the image with the name `reference` on this host, if the requester may have it. Returns undefined when the registry
+   * Returns the image with the name `reference` on this host, if the requester has the right to use it. Returns undefined when the registry
    * must resolve the name.
    */
   async #known(reference: Reference, request: RegistryRequest): Promise<Stored | undefined> {
@@ -83,7 +88,7 @@ export class RegistrySource {
         return stored;
       });
     } catch (error) {
-      // This error means that the tag may name another image by now.
+      // This error means that perhaps the tag now names another image.
       if (error instanceof ReasonedError && error.reason === 'ImageNotFound') {
         return undefined;
       }
@@ -107,7 +112,7 @@ export class RegistrySource {
     });
   }
 
-  /** Checks that the requester may have the image. @throws ReasonedError when the requester may not have it. */
+  /** Checks that the requester has the right to use the image. @throws ReasonedError when the requester does not have this right. */
   async #check(
     stored: Stored,
     origin: Origin,
@@ -127,7 +132,7 @@ export class RegistrySource {
     await catalog.save(stored);
   }
 
-  /** Returns whether everybody may have the image from this repository. */
+  /** Returns whether everybody has the right to use the image from this repository. */
   async #isOpen(stored: Stored, origin: Origin, signal: AbortSignal): Promise<boolean> {
     if (!origin.open) {
       return false;
@@ -150,8 +155,8 @@ export class RegistrySource {
       return one.resolve(reference.digest ?? reference.tag ?? 'latest', architecture, signal);
     });
     const { answer, repository, credential } = opened;
-    // Earlier releases labelled images in the image storage with the architecture of the host that stored them. This label is
-    // not checked.
+    // Earlier releases labelled images in the image storage with the architecture of the host that stored them. The architecture in this
+    // label is not checked.
     const resolved = trusted ? { ...answer, architecture: undefined } : answer;
     const scope = scopeFor(reference, keyring);
     const name = originName(reference, keyring);
@@ -201,8 +206,8 @@ export class RegistrySource {
   }
 
   /**
-   * Returns a function that finds content in images of this host. It searches images of the same repository and images that
-   * everybody may have. Other images are not searched, because a digest alone must not give access to another user's image.
+   * Returns a function that finds content in images of this host. The function searches images of the same repository, and images that
+   * everybody has the right to use. Other images are not searched, because a digest alone must not give access to another user's image.
    */
   async #contentFor(repository: string, signal: AbortSignal): Promise<ContentLookup> {
     const { catalog } = this.#parts;
@@ -224,12 +229,15 @@ export class RegistrySource {
     const find = lookupIn(bases.flat());
     return (...asked) => {
       const place = find(...asked);
-      // The image may have been removed since its chunk table was read.
+      // Perhaps the image was removed after its chunk table was read.
       return place !== undefined && catalog.byPath(place.path) !== undefined ? place : undefined;
     };
   }
 
-  /** Asks all origins of an image at the same time, and returns whether one answers in time that everybody may have the image. */
+  /**
+   * Asks all origins of an image at the same time, and returns whether one origin answers in time that everybody has the right to use the
+   * image.
+   */
   async #isOpenAnywhere(stored: Stored, signal: AbortSignal): Promise<boolean> {
     const { promise, resolve, reject } = Promise.withResolvers<boolean>();
     const timer = setTimeout(resolve, OPEN_TIMEOUT_MILLISECONDS, false);
@@ -238,7 +246,7 @@ export class RegistrySource {
         resolve(true);
       }
     });
-    // An answer or failure after the result has no effect here; later pulls use the answer.
+    // An answer or failure after the result has no effect here. Later pulls use the answer.
     Promise.all(asked).then(() => resolve(false), reject);
     try {
       return await promise;

@@ -17,7 +17,10 @@ function protocolOf({ request }: Upgrade): typeof spdy | typeof websocket {
   }
 }
 
-/** Accepts a session for `exec` or `attach`. @throws HttpError 400, also when the client does not open the announced streams. */
+/**
+ * Accepts a session for `exec` or `attach`. @throws HttpError 400 when the request is wrong, or when the client does not open the announced
+ * streams.
+ */
 export async function acceptCommand(
   upgrade: Upgrade,
   wanted: WantedStreams,
@@ -26,7 +29,7 @@ export async function acceptCommand(
   return await protocolOf(upgrade).acceptCommand(upgrade, wanted, limits);
 }
 
-/** Accepts a session for connections to ports. @throws HttpError 400. */
+/** Accepts a session for connections to ports. @throws HttpError 400 when the request is wrong, or the client offers no known protocol. */
 export function acceptPorts(
   upgrade: Upgrade,
   limits: SessionLimits,

@@ -1,5 +1,5 @@
 /**
- * Sessions of callers with a machine, independent of their protocol. A session for a command has the streams of a process; a session for
+ * Sessions of callers with a machine, independent of their protocol. A session for a command has the streams of a process. A session for
  * ports has connections.
  */
 import type { Duplex, Readable, Writable } from 'node:stream';
@@ -49,7 +49,7 @@ export interface PortConnection {
   /** Port of the guest, from 1 to 65535. */
   port: number;
   data: Duplex;
-  /** Ends the connection. A message tells the caller why; the caller's kubectl then usually ends all its connections. */
+  /** Ends the connection. A message tells the caller the reason. The caller's kubectl then usually ends all its connections. */
   end(message?: string): void;
 }
 
@@ -63,7 +63,7 @@ export interface SessionLimits {
   stop: AbortSignal;
 }
 
-/** Error of a stream whose client closed the stream or the connection. It is a normal end of a session. */
+/** Error of a stream whose client closed the stream or the connection. This error is a normal end of a session. */
 export class ClientGoneError extends Error {
   override readonly name = 'ClientGoneError';
 
@@ -72,12 +72,15 @@ export class ClientGoneError extends Error {
   }
 }
 
-/** Protocols of commands, the preferred one first. They differ only over WebSockets. Older ones have no exit code. */
+/**
+ * Protocols for `exec` and `attach`, the preferred protocol first. The protocols differ only over WebSockets. Older protocols have no exit
+ * code.
+ */
 export const COMMAND_PROTOCOLS: readonly string[] = ['v5.channel.k8s.io', 'v4.channel.k8s.io'];
 
 /**
- * Returns the first of our protocols that the client offers in a header. The header is split at its commas alone. A pattern with spaces
- * around a comma takes seconds for a long header of spaces.
+ * Returns the first of our protocols that the client offers in a header. The header is split only at its commas. A pattern that also
+ * matches the spaces around a comma would take seconds for a long header of spaces.
  *
  * @throws HttpError 400 when the client offers none of our protocols.
  */
@@ -120,7 +123,7 @@ export function exited(code: number): Status {
   };
 }
 
-/** Ends the streams to a client, and resolves when the client has all their data, has gone, or the time limit is over. */
+/** Ends the streams to a client, and resolves when the client has received all data, the client has gone, or the time limit is over. */
 export async function endStreams(streams: readonly (Duplex | undefined)[]): Promise<void> {
   const sent = streams
     .filter((one) => one !== undefined)

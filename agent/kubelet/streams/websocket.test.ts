@@ -36,13 +36,13 @@ function dial(path: string, ...protocols: string[]): WebSocket {
   return socket;
 }
 
-/** What the server sent on a channel. */
+/** Returns the bytes that the server sent on a channel. */
 function received(channel: number): string {
   const own = messages.filter(([number]) => number === channel);
   return Buffer.concat(own.map((message) => message.subarray(1))).toString();
 }
 
-/** The status and the text with which an upgrade was refused. */
+/** Returns the status and the text with which the server refused an upgrade. */
 async function refusal(socket: WebSocket): Promise<string> {
   socket.on('error', () => undefined);
   const [, response] = (await once(socket, 'unexpected-response')) as [

@@ -18,7 +18,7 @@ import {
   type WantedStreams,
 } from './session.ts';
 
-/** Limit of one message in bytes. Clients send what they have read at once, up to 32 KiB. */
+/** Limit of one message in bytes. Clients send at most 32 KiB in one message. */
 const MESSAGE_BYTES = 1024 * 1024;
 /** Longest message that the agent sends, in bytes, without the number of the channel. */
 const SENT_BYTES = 64 * 1024;
@@ -30,7 +30,7 @@ const PING_MILLISECONDS = 30_000;
 const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, error: 3 } as const;
 /** Channel of protocol v5 whose messages name an ended channel. */
 const END_CHANNEL = 255;
-/** The protocol of a kubelet for connections to ports. Clients offer it among others. */
+/** The protocol of a kubelet for connections to ports. Clients offer this protocol and others. */
 const PORT_PROTOCOL = 'v4.channel.k8s.io';
 
 class Channel extends Duplex {
@@ -41,7 +41,7 @@ class Channel extends Duplex {
     super({ highWaterMark: BUFFERED_BYTES });
     this.#channels = channels;
     this.#number = number;
-    // An error of the connection reaches every channel. Users of a channel see it in their pipeline.
+    // An error of the connection reaches every channel. The pipeline that uses a channel reports the error.
     this.on('error', () => undefined);
   }
 
@@ -54,7 +54,8 @@ class Channel extends Duplex {
   }
 
   override _final(done: () => void): void {
-    // The protocol cannot tell the client that the guest ended its direction. So the client's direction ends, too.
+    // The protocol cannot tell the client that the guest has ended its direction of the connection. So the agent also ends the client's
+    // direction.
     this.push(null);
     done();
   }
@@ -115,7 +116,7 @@ class Channels {
     }
   }
 
-  /** Notes that a channel has room. */
+  /** Notes that a channel can take more bytes. */
   resume(number: number): void {
     if (this.#full.delete(number) && this.#full.size === 0) {
       this.#socket.resume();
@@ -169,7 +170,7 @@ function accept(
   server.on('wsClientError', (error) => {
     throw new HttpError(400, error.message);
   });
-  // The server calls back before it returns, or it throws the error above.
+  // `handleUpgrade` calls the function before it returns, or throws the error of the listener above.
   server.handleUpgrade(request, socket, head, (one) => {
     accepted = one;
   });
@@ -179,7 +180,7 @@ function accept(
   return new Channels(accepted, limits, protocol === COMMAND_PROTOCOLS[0]);
 }
 
-/** Accepts a session for `exec` or `attach`. @throws HttpError 400. */
+/** Accepts a session for `exec` or `attach`. @throws HttpError 400 when the client offers no known protocol. */
 export function acceptCommand(
   upgrade: Upgrade,
   wanted: WantedStreams,
@@ -230,7 +231,7 @@ export function acceptPorts(
   for (const [index, port = 0] of ports.entries()) {
     const [data, error] = [channels.open(2 * index), channels.open(2 * index + 1)];
     error.resume();
-    // Each channel begins with its port, little endian.
+    // The first message of each channel is the number of its port, in little-endian order.
     const begin = Buffer.from([port % 256, Math.floor(port / 256)]);
     data.write(begin);
     error.write(begin);

@@ -23,7 +23,7 @@ const PROGRAM = {
   peer: 'vm',
   ports: [],
 };
-/** File of a release without namespaces, which knows the attachments of machines alone. */
+/** File that an earlier release writes. It has only the attachments of machines, because that release has no namespaces. */
 const EARLIER = JSON.stringify({ attachments: [MACHINE] });
 
 test('a release without namespaces reads and writes its file, and the next release still knows machines and programs', async () => {

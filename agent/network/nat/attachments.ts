@@ -1,6 +1,7 @@
 /**
  * Stores the wanted attachments of machines to the NAT network in files, so that they outlive the agent. Attachments of network namespaces
- * are in a file of their own, which earlier releases neither read nor write. So both files survive a downgrade and an upgrade.
+ * are in a separate file, which earlier releases of the agent neither read nor write. So both files survive a downgrade and a later
+ * upgrade.
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -53,8 +54,8 @@ export class AttachmentFiles {
   }
 
   /**
-   * Reads the attachments. A missing file has none. An invalid file is an error, because without its content machines that run could lose
-   * their network.
+   * Reads the attachments. A missing file counts as empty. An invalid file is an error, because running machines could lose their network
+   * without its content.
    *
    * @throws Error when a file is invalid.
    */

@@ -5,7 +5,10 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { Dnsmasq } from './dnsmasq.ts';
 import { layoutOf } from './layout.ts';
 
-/** Stands in for dnsmasq: leaves a process with its arguments, which waits for a writer of a pipe, and writes its pid. */
+/**
+ * Program that the tests use in place of dnsmasq. It starts a process with the same arguments that waits at a pipe, and writes the pid of
+ * this process.
+ */
 const PROGRAM = `#!/bin/sh
 for word; do case "$word" in --pid-file=*) file="\${word#--pid-file=}";; esac; done
 mkfifo "$file.pipe"

@@ -1,6 +1,7 @@
 /**
- * Provides DHCP and DNS for the guests by one dnsmasq per NAT network. dnsmasq outlives the agent, and a new agent finds it by its pid
- * file. dnsmasq has no lease file because each machine's address is fixed. A restarted dnsmasq gives the same addresses.
+ * Provides DHCP and DNS for the guests by one dnsmasq per NAT network. dnsmasq continues to run when the agent ends. After a restart, the
+ * agent finds dnsmasq by the pid file of dnsmasq. dnsmasq has no lease file because each machine's address is fixed. A restarted dnsmasq
+ * gives the same addresses.
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -117,7 +118,7 @@ export class Dnsmasq {
       // With this option dnsmasq serves the bridge again after the bridge was deleted and created again.
       '--bind-dynamic',
       `--interface=${bridge}`,
-      // Programs in network namespaces get DNS alone: their addresses are fixed.
+      // Programs in network namespaces get only DNS, because their addresses are fixed.
       `--interface=${namespaces}`,
       `--no-dhcp-interface=${namespaces}`,
       '--except-interface=lo',

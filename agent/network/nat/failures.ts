@@ -1,11 +1,14 @@
-/** Collects the failed repairs of the NAT network: of all machines, and of each network namespace for itself. */
+/** Collects the failed repairs of the NAT network: those that concern all machines, and those of each network namespace separately. */
 import type { Layout } from './layout.ts';
 import { describeDifference, type Repair } from './plan.ts';
 
-/** Number of failed repairs that a message names. One cause can fail a repair for each machine, and a message has limited room. */
+/**
+ * Number of failed repairs that a message names. One cause can make the repairs of all machines fail, and the length of a message is
+ * limited.
+ */
 const NAMED_FAILURES = 3;
 
-/** Returns one message about failed repairs, with the first few and the number of the others. */
+/** Returns one message about failed repairs, with the first few repairs and the number of the other repairs. */
 function describeFailures(failures: readonly string[]): string {
   const others = failures.length - NAMED_FAILURES;
   const rest = others > 0 ? [`Further failed repairs: ${others}`] : [];
@@ -15,7 +18,7 @@ function describeFailures(failures: readonly string[]): string {
 export class Failures {
   readonly #layout: Layout;
   readonly #general: string[] = [];
-  /** First failure of each namespace, by the name of its device. */
+  /** First failure of each namespace. The key is the name of the namespace's device. */
   readonly #namespaces = new Map<string, string>();
 
   constructor(layout: Layout) {
@@ -27,7 +30,7 @@ export class Failures {
     return this.#general.length > 0;
   }
 
-  /** Returns whether the repair is of a namespace with a failed repair. Further repairs of this namespace would fail, too. */
+  /** Returns whether an earlier repair of the same namespace has failed. Further repairs of this namespace would fail, too. */
   precludes(repair: Repair): boolean {
     return 'device' in repair && this.#namespaces.has(repair.device);
   }
@@ -42,7 +45,7 @@ export class Failures {
     }
   }
 
-  /** Returns the messages about the failures: of all machines, and by the device of a namespace. */
+  /** Returns the messages about the failures: one for all machines, and one for each namespace. The key is the namespace's device. */
   described(): { failed: string | undefined; failedNamespaces: ReadonlyMap<string, string> } {
     const failed = this.areGeneral ? describeFailures(this.#general) : undefined;
     return { failed, failedNamespaces: this.#namespaces };

@@ -1,6 +1,6 @@
 /**
- * Finds nftables rules of other programs that drop a machine's packets, but never changes these rules. Berth cannot overrule them, because
- * an accept in one table does not cancel a drop in another. A rule is reported only if it drops all packets of a machine in one
+ * Finds nftables rules of other programs that drop a machine's packets, but never changes these rules. Berth cannot overrule these rules,
+ * because an accept in one table does not cancel a drop in another. A rule is reported only if it drops all packets of a machine in one
  * direction. A rule that also tests other properties than device or address (a port, a connection's state) is an intended filter.
  */
 import { type Answer, matchExpression, type Packet } from './rulematch.ts';
@@ -34,7 +34,7 @@ export interface Subject {
 
 type Verdict = 'drop' | 'accept' | 'next';
 
-/** Limit of nested nftables chains. The kernel allows fewer, so the limit only ends an endless loop after a parsing error. */
+/** Limit of nested nftables chains. The kernel allows fewer nested chains, so the limit only ends an endless loop after a parsing error. */
 const MAXIMUM_DEPTH = 20;
 
 function textList(value: unknown): string[] {

@@ -6,10 +6,10 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { addressAt, parseSubnet, type Subnet, sizeOf } from './ipv4.ts';
 
 export interface NatOptions {
-  /** Folder for the file of attachments. It must survive a reboot. The network creates the folder if it is missing. */
+  /** Folder for the file of attachments. The folder must survive a reboot. The network creates the folder if it is missing. */
   directory: string;
   /**
-   * Folder for dnsmasq's files. The network creates and removes the folder. Its parent folders must be readable for all users, because
+   * Folder for dnsmasq's files. The network creates and removes the folder. The parent folders must be readable for all users, because
    * dnsmasq runs as an unprivileged user.
    */
   runtimeDirectory: string;
@@ -20,15 +20,15 @@ export interface NatOptions {
   /** Subnet of the guests, for example 10.213.0.0/20. */
   subnet: string;
   /**
-   * Subnet of size /24 with addresses that only this host uses. They are for the outer end of the probe, which sends test packets, and for
-   * the network namespaces of programs.
+   * Subnet of size /24 with addresses that only this host uses. These addresses are for the outer end of the probe, which sends test
+   * packets, and for the network namespaces of programs.
    */
   probeSubnet: string;
   /** IPv4 address of the host at which reserved ports are reached; undefined means every address except loopback. */
   hostAddress?: string;
-  /** IPv4 networks that guests may not reach. Guests can never reach each other or the host. */
+  /** IPv4 networks that are blocked for guests. In addition, guests can never reach each other or the host. */
   forbidden: readonly string[];
-  /** Limit of tracked connections that one guest may have at the same time. */
+  /** Largest number of tracked connections of one guest at the same time. */
   connectionsPerGuest: number;
   /** Rules for the ports that machines may reserve. */
   ports: PortRules;
@@ -78,14 +78,15 @@ export interface NamespaceLayout {
 }
 
 /**
- * Address of the host on the link to each namespace. It is the same on all these links, because it never leaves them. It is not in the
- * configured subnets, because an earlier release does not start if an unknown device has an address of a subnet.
+ * Address of the host on the link to each namespace. All these links have the same address, because packets with this address never leave
+ * the link. The address is not in the configured subnets, because an earlier release does not start if an unknown device has an address of
+ * a subnet.
  */
 const NAMESPACE_GATEWAY = '169.254.213.1';
 
 /**
- * Address and TCP port at which guests reach their metadata, and the port of the gateway to which the rules translate them. Only root can
- * listen on that port, and by default no machine can reserve it. So no other program takes the port while the agent is away.
+ * Address and TCP port at which guests reach their metadata, and the port of the gateway to which the rules redirect these connections.
+ * Only root can listen on that port, and by default no machine can reserve it. So no other program takes the port while no agent runs.
  */
 export const METADATA = { address: '169.254.169.254', port: 80, gatewayPort: 254 } as const;
 
@@ -166,7 +167,7 @@ export function namespaceDevice({ namespaces }: Layout, uid: string): string {
   return namespaces.prefix + hash(uid, 8);
 }
 
-/** Returns the path of a namespace's file, by the name of its device. */
+/** Returns the path of a namespace's file. `device` is the name of the namespace's device. */
 export function namespacePath({ namespaces }: Layout, device: string): string {
   return join(namespaces.folder, device);
 }
@@ -184,7 +185,9 @@ interface AddressRange {
   end: number;
 }
 
-/** Returns an address of the range that is not taken; undefined if all are taken. A uid always gets the same address if that is free. */
+/**
+ * Returns a free address of the range. Returns undefined if all addresses are in use. A uid always gets the same address if that is free.
+ */
 function chooseFrom(
   { subnet, first, end }: AddressRange,
   uid: string,
@@ -202,7 +205,7 @@ function chooseFrom(
 }
 
 /**
- * Returns a guest address that is not taken. A uid always gets the same address if that is free.
+ * Returns a free guest address. A uid always gets the same address if that is free.
  * @throws ReasonedError `NetworkUnavailable` when the subnet is full.
  */
 export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {
@@ -216,7 +219,7 @@ export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<st
 
 /**
  * Returns an address for a namespace, like {@link chooseAddress}.
- * @throws ReasonedError `NetworkUnavailable` when all addresses are taken.
+ * @throws ReasonedError `NetworkUnavailable` when all addresses are in use.
  */
 export function chooseNamespaceAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {
   const { first, end } = NAMESPACE_NUMBERS;

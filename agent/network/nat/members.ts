@@ -19,7 +19,7 @@ export class Members {
   readonly #files: AttachmentFiles;
   readonly #machines = new Map<string, Attachment>();
   readonly #namespaces = new Map<string, NamespaceAttachment>();
-  /** Members whose addresses may still have tracked connections of earlier owners, because an attach failed. */
+  /** Members for whose addresses the kernel may have tracked connections of earlier owners, because an attach failed. */
   readonly #unforgotten = new Set<string>();
   #isLoaded = false;
 
@@ -80,7 +80,10 @@ export class Members {
     }
   }
 
-  /** Writes the files. @throws ReasonedError `NetworkUnavailable` before {@link load}, because the members would be lost. */
+  /**
+   * Writes the files. @throws ReasonedError `NetworkUnavailable` when {@link load} was not called before, because the saved members would
+   * be lost.
+   */
   async save(): Promise<void> {
     if (!this.#isLoaded) {
       throw new ReasonedError('NetworkUnavailable', 'The nat network is not set up yet');

@@ -1,25 +1,28 @@
 /**
- * Serves guests their metadata at 169.254.169.254. The rules translate that address to a port of the gateway. The address is not an
- * address of the host, because a host in a cloud reaches the metadata service of its cloud there.
+ * Serves guests their metadata at 169.254.169.254. The rules translate that address to a port of the gateway. The address is not an address
+ * of the host, because a host in a cloud reaches the metadata service of its cloud at this address.
  *
  * The rules bind a guest's address to its tap and let only guests reach the port. So the sender's address identifies the machine.
  *
- * The server reads the first line of one short request and answers it. It does not use the HTTP server of Node.js, which parses
- * everything that a client sends: thousands of requests in one packet would keep the agent busy.
+ * The server reads the first line of one short request and answers it. This server is not the HTTP server of Node.js, because that server
+ * parses everything that a client sends. Thousands of requests in one packet would keep the agent busy.
  */
 import { once } from 'node:events';
 import { STATUS_CODES } from 'node:http';
 import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
 import type { Logger } from 'pino';
 
-/** Limit of open connections of one guest. Programs in a guest ask for one page after another; more connections mean an attack. */
+/** Limit of open connections of one guest. Programs in a guest ask for one page after another. More connections mean an attack. */
 const CONNECTIONS_PER_GUEST = 16;
 /**
  * Time limit of a connection, from its start until the guest has its answer. A page has at most some 100 KiB, and its bytes never leave
  * the host.
  */
 const CONNECTION_MILLISECONDS = 10_000;
-/** Limits of the head of a request: characters, and parts in which it arrives. Usual clients send some 100 characters in one part. */
+/**
+ * Limits of the head of a request: the number of its characters, and the number of parts in which it arrives. Usual clients send some 100
+ * characters in one part.
+ */
 const HEAD_LENGTH = 8192;
 const HEAD_PARTS = 32;
 const END_OF_HEAD = '\r\n\r\n';
@@ -66,7 +69,9 @@ export class MetadataServer {
     server.listen({ host, port });
     await once(server, 'listening');
     // Without a listener, an error of accept(2) would end the process, for example when too many files are open.
-    server.on('error', (error) => this.#options.logger.error({ err: error }, 'connection not taken'));
+    server.on('error', (error) =>
+      this.#options.logger.error({ err: error }, 'A connection for metadata was not accepted'),
+    );
     this.#server = server;
     return (server.address() as AddressInfo).port;
   }
@@ -109,7 +114,7 @@ export class MetadataServer {
     this.#receive(socket, uid);
   }
 
-  /** Reads until the head of the request is complete, or longer than a usual one. */
+  /** Reads until the head of the request is complete or exceeds a limit. */
   #receive(socket: Socket, uid: string): void {
     const parts: Buffer[] = [];
     const take = (part: Buffer): void => {

@@ -48,7 +48,7 @@ interface MutableInside extends Omit<Inside, 'links' | 'routes'> {
   routes: Route[];
 }
 
-/** Model of a host. It applies repairs as the kernel does. */
+/** Model of a host. The model applies repairs as the kernel does. */
 class Host {
   readonly links = new Map<string, Link>();
   readonly files = new Map<string, MutableInside | undefined>();
@@ -161,7 +161,9 @@ const link = fc.record<Link>({
   carrier: fc.boolean(),
 });
 
-/** Returns any state of a host and its namespaces: every part missing or in any condition, and leftovers. */
+/**
+ * Returns any state of a host and its namespaces. Each part is missing or in any condition, and there may be parts of removed namespaces.
+ */
 function anyHost(wanted: readonly NamespaceAttachment[]): fc.Arbitrary<Host> {
   const devices = [...wanted.map(({ device }) => device), namespaceDevice(layout, 'long gone')];
   const each = devices.map((device) => {

@@ -8,17 +8,18 @@ import type { Link, Links, Route } from './observe.ts';
 export interface Inside {
   links: Links;
   routes: readonly Route[];
-  /** Whether packets that arrive on the namespace's device may be led to the loopback address. */
+  /** Whether the kernel can forward packets that arrive on the namespace's device to the loopback address. */
   leadsToLoopback: boolean;
   /** Whether the namespace contains exactly the rules that were loaded for this attachment. */
   rulesCurrent: boolean;
 }
 
 export interface NamespacesObserved {
-  /** Contents of the namespaces by the names of their files. A file that holds no namespace has no contents. */
+  /** Contents of the namespaces. The key is the name of the namespace's file. If a file keeps no namespace, its value is undefined. */
   files: ReadonlyMap<string, Inside | undefined>;
   /**
-   * Reasons why namespaces could not be read, by the names of their files. Such a namespace is not changed, because a program may use it.
+   * Reasons why namespaces could not be read. The key is the name of the namespace's file. An unreadable namespace is not changed, because
+   * a program may use it.
    */
   unreadable: ReadonlyMap<string, string>;
   /** Routes of this host to addresses of namespaces. */
@@ -27,7 +28,7 @@ export interface NamespacesObserved {
 
 /**
  * Repair of a namespace. `device` is the name of the namespace's file and of its device on both sides. One repair configures everything on
- * one side, because the start of a program costs more than all settings. `missing` names the missing settings for users.
+ * one side, because the start of a program takes longer than all settings together. `missing` names the missing settings for users.
  */
 export type NamespaceRepair =
   | { kind: 'createNamespace'; device: string }
@@ -57,7 +58,7 @@ export function planNamespaces(
   ];
 }
 
-/** Plans the repairs of one namespace. The contents of a missing namespace are planned with it. */
+/** Plans the repairs of one namespace. If the namespace is missing, the repairs of its contents are planned too. */
 function planNamespace(
   layout: Layout,
   { device, address }: NamespaceAttachment,
@@ -67,7 +68,7 @@ function planNamespace(
   const found = observed.files.get(device);
   const inside = found ?? NEW_NAMESPACE;
   const isPaired = arePaired(links.get(device), inside.links.get(device));
-  // The properties of a device that leads elsewhere do not count: a new one takes its place.
+  // If the devices are not paired with each other, their properties do not matter, because new devices replace them.
   const [outer, inner] = isPaired ? [links.get(device), inside.links.get(device)] : [];
   const outerMissing = missingOutside(layout, { device, address }, outer, observed.routes);
   const innerMissing = missingInside(layout, { device, address }, inner, inside);
@@ -128,7 +129,7 @@ function missingInside(
     [`the address ${address}`]: hasAddress(link, address),
     'an active device': isUp,
     'its routes': isUp && isRouted(layout, device, routes),
-    'the way to its loopback address': link !== undefined && leadsToLoopback,
+    'the forwarding to its loopback address': link !== undefined && leadsToLoopback,
   });
 }
 
@@ -180,7 +181,7 @@ const DIFFERENCES: {
     `The nftables rules in network namespace ${device} were missing or changed`,
 };
 
-/** Returns whether a repair is one of a namespace itself, and not of a device or rule of this host. */
+/** Returns whether a repair concerns a namespace, and not a device or rule of this host. */
 export function isOfNamespace(repair: { kind: string }): repair is NamespaceRepair {
   return repair.kind in DIFFERENCES;
 }

@@ -1,6 +1,6 @@
 /**
- * Makes the nftables scripts for the network namespaces of programs. A table of the host decides who reaches a namespace, and what its
- * program reaches. Rules in the namespace lead its exposed port to the program on loopback.
+ * Makes the nftables scripts for the network namespaces of programs. A table of the host determines who can reach a namespace, and which
+ * addresses the program in it can reach. Rules in the namespace forward its exposed port to the program on loopback.
  */
 import type { NamespaceAttachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
@@ -32,7 +32,7 @@ function leadingToProgram({ address, exposedPort, ports }: NamespaceAttachment) 
   return { address, ports: ports.map((port) => ({ ...port, guestPort: exposedPort })) };
 }
 
-/** Returns a rule for each reserved port. It accepts only packets that came to the host port. */
+/** Returns a rule for each reserved port. The rule accepts only packets that came to the host port. */
 function admissions(namespaces: readonly NamespaceAttachment[]): string[] {
   return namespaces.flatMap((one) =>
     one.ports.map(({ hostPort }) => `${exposed(one)} ct original proto-dst ${hostPort} accept`),
@@ -49,9 +49,10 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 }
 
 /**
- * Returns the table of the host for namespaces; empty without namespaces. It is separate from the other tables, because an earlier release
- * replaces those without knowing namespaces. Programs that still run thus stay confined. Each packet is checked twice: rules of other
- * programs may translate a permitted address, for example of a Service, into a forbidden one.
+ * Returns the table of the host for namespaces; empty without namespaces. This table is separate from the other tables, because an earlier
+ * release of the agent replaces the other tables without rules for namespaces. Thus programs that continue to run stay confined. Each
+ * packet is checked twice. The reason is that rules of other programs can translate a permitted address (for example of a Service) into a
+ * forbidden address.
  */
 export function namespaceTable(layout: Layout, wanted: Wanted): string {
   const { bridge, gateway, subnet, probe } = layout;
@@ -154,8 +155,8 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
 }
 
 /**
- * Returns the script with the rules in a namespace. Only connections to the exposed port are tracked: a program that opens connections
- * without end must not fill the kernel's memory with entries that no limit of the host counts. The namespace is Berth's alone, so that the
+ * Returns the script with the rules in a namespace. Only connections to the exposed port are tracked. Otherwise a program could open
+ * connections without end and fill the kernel's memory with entries that no limit of the host counts. Only Berth uses the namespace, so the
  * script replaces all its rules.
  */
 export function insideScript(layout: Layout, { device, address, exposedPort }: NamespaceAttachment): string {

@@ -1,6 +1,6 @@
 /**
- * The network namespaces of programs in the kernel: reads what they contain, creates and configures them. As with `ip netns`, a file keeps
- * each namespace. The files are in the data directory, where a new container of the agent finds them.
+ * Reads, creates and configures the network namespaces of programs in the kernel. As with `ip netns`, a file keeps each namespace. The
+ * files are in the data directory, where a new container of the agent finds them.
  */
 import { mkdir, readdir, rm, stat, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
@@ -20,17 +20,18 @@ import {
 import { insideScript } from './namespacerules.ts';
 import { type Links, parseLinks, parseRoutes } from './observe.ts';
 
-/** Limit of mounts that are removed from one file. There is one, and another one for each program that mounted over it. */
+/** Largest number of mounts that are removed from one file. A file has one mount, and one more for each program that mounted over it. */
 const MAXIMUM_MOUNTS = 16;
 
 /**
- * Prints everything that is checked in a namespace, each on a line of its own. One shell for all takes half of the time of one process for
- * each. The argument is the path of a switch, which a namespace without the device does not have.
+ * Prints everything that is checked in a namespace, each part on a separate line. One shell for all parts takes half of the time of one
+ * process for each part. The argument is the path of a kernel switch for the namespace's device. If the device is missing, the path does
+ * not exist.
  */
 const READ_ALL =
   'ip -json -details address show && ip -json route show && nft --json list ruleset && { cat "$1" 2> /dev/null || echo 0; }';
 
-/** Switches IPv6 off, unless the kernel has none. The argument is the path of the switch. */
+/** Switches IPv6 off if the kernel supports IPv6. The argument is the path of the kernel switch. */
 const DISABLE_IPV6 = '[ ! -e "$1" ] || echo 1 > "$1"';
 
 /** Configures a namespace. The input has commands for `ip`, and the arguments are the paths of the switches for IPv6 and loopback. */
@@ -39,7 +40,7 @@ const CONFIGURE = `ip -batch - && { ${DISABLE_IPV6}; } && echo 1 > "$2"`;
 /** Deletes the device that the argument names, if it exists. */
 const DELETE_DEVICE = 'if ip link show dev "$1" > /dev/null 2>&1; then ip link delete "$1"; fi';
 
-/** Replaces the rules and prints them as the kernel has them. The input has the rules. */
+/** Replaces the rules, and prints the rules that the kernel has afterwards. The input has the rules. */
 const LOAD_RULES = 'nft -f - && nft --json list ruleset';
 
 const OWN_NAMESPACE = '/proc/self/ns/net';
@@ -95,7 +96,7 @@ export class Namespaces {
     };
   }
 
-  /** Does everything of a repair that is not done by `ip` in this host's network namespace. */
+  /** Does the part of a repair that is not done with the program `ip` in this host's network namespace. */
   async perform(
     repair: NamespaceRepair,
     wanted: readonly NamespaceAttachment[],
@@ -204,7 +205,7 @@ async function isMounted(path: string): Promise<boolean> {
   return file !== undefined && file.dev !== folder?.dev;
 }
 
-/** Path of the kernel's switch that lets packets from a device go to the loopback address. */
+/** Path of the kernel switch that allows packets from a device to go to the loopback address. */
 function loopbackSwitch(device: string): string {
   return `/proc/sys/net/ipv4/conf/${device}/route_localnet`;
 }

@@ -2,7 +2,8 @@
  * Implements the `nat` network on Linux: a bridge with isolated ports, and a tap per machine. nftables translates addresses and forwards
  * reserved ports, and dnsmasq provides DHCP and DNS. The network works in the agent's network namespace and needs the rights of root there.
  *
- * One file contains the wanted state, and the kernel has the actual state. {@link NatNetwork.check} compares them and repairs the kernel's.
+ * One file contains the wanted state, and the kernel has the actual state. {@link NatNetwork.check} compares both states, and repairs the
+ * state in the kernel.
  */
 import { mkdir } from 'node:fs/promises';
 import type { Logger } from 'pino';
@@ -54,10 +55,12 @@ export class NatNetwork implements Network {
   readonly #logger: Logger;
   readonly #metadata: MetadataServer;
   readonly #taps = new TapWatch();
-  /** Devices of namespaces that were created again. A program that ran before stays in the former namespace, without a network. */
+  /** Devices of namespaces that were created again. A program that ran before this stays in the former namespace, without a network. */
   readonly #lostNamespaces = new Set<string>();
   readonly #ports: PortWatch;
-  /** Reasons why reserved ports are not forwarded for now, by the port's name. For example, another process listens on the port. */
+  /**
+   * Reasons why reserved ports are not forwarded now, for example because another process listens on the port. The key is the port's name.
+   */
   #withheld: ReadonlyMap<string, string> = new Map();
   readonly #refusals: Refusals;
   /** Queue that runs one operation at a time, because two repairs at once would undo each other. */
@@ -161,7 +164,8 @@ export class NatNetwork implements Network {
       if (!attachment) {
         return;
       }
-      // The file is saved last. If the agent dies before, the next agent finds the attachment and detaches it again.
+      // The file is saved last. If the agent dies before that, it finds the attachment in the file after its restart, and detaches the
+      // machine again.
       this.#members.delete(uid);
       this.#taps.forget(deviceOf(attachment));
       this.#metadata.forget(uid);
@@ -208,7 +212,8 @@ export class NatNetwork implements Network {
         await this.#state.close();
         return;
       }
-      // This may be the host's last agent, so the network is removed now. Forwarding stays on because other programs may need it.
+      // Perhaps no agent will run on this host again, so the network is removed now. IPv4 forwarding stays on, because perhaps other
+      // programs need it.
       await this.#state.remove();
       await this.#members.removeFiles();
     });
@@ -228,7 +233,10 @@ export class NatNetwork implements Network {
     return convergence;
   }
 
-  /** Repairs everything. @throws ReasonedError `NetworkUnavailable` when something fails, except for namespaces of other devices. */
+  /**
+   * Repairs everything. @throws ReasonedError `NetworkUnavailable` when a repair fails. Failed repairs of namespaces of devices other than
+   * `device` are ignored.
+   */
   async #converge(device?: string): Promise<Convergence['observed']> {
     const { failed, failedNamespaces, observed } = await this.#repair();
     const failure = failed ?? failedNamespaces.get(device ?? '');

@@ -15,7 +15,10 @@ export interface Link {
   isolated: boolean;
   /** IPv4 addresses in the form `a.b.c.d/len`. */
   addresses: string[];
-  /** Whether the host has an IPv6 address on the device. By default the kernel gives one to each device, even a bridge's ports. */
+  /**
+   * Whether the host has an IPv6 address on the device. By default the kernel gives an IPv6 address to each device, even to the ports of a
+   * bridge.
+   */
   ipv6: boolean;
   /** Whether the device has a carrier: a process has opened the tap, or the peer device of the veth pair is up. */
   carrier: boolean;
@@ -67,7 +70,7 @@ export async function readLinks(): Promise<Links> {
   return parseLinks(await run('ip', ['-json', '-details', 'address', 'show']));
 }
 
-/** Parses the output of `ip -json -details address show`. @throws Error when it is no such output. */
+/** Parses the output of `ip -json -details address show`. @throws Error when the text is not such output. */
 export function parseLinks(text: string): Links {
   const raw = z.array(linkSchema).parse(JSON.parse(text));
   return new Map(
@@ -87,7 +90,7 @@ const routesSchema = z.array(
   z.object({ dst: z.string(), gateway: z.string().optional(), dev: z.string().default('') }),
 );
 
-/** Parses the output of `ip -json route show`. @throws Error when it is no such output. */
+/** Parses the output of `ip -json route show`. @throws Error when the text is not such output. */
 export function parseRoutes(text: string): Route[] {
   return routesSchema.parse(JSON.parse(text));
 }

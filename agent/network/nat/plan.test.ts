@@ -37,7 +37,7 @@ function attachments(uids: readonly string[]): Attachment[] {
   });
 }
 
-/** Returns what should be on a host that has machines alone. The programs are in namespaceplan.test.ts. */
+/** Returns the wanted state of a host that has only machines. The tests of programs in namespaces are in namespaceplan.test.ts. */
 function wantedOf(machines: readonly Attachment[]): Wanted {
   return { machines, namespaces: [] };
 }
@@ -56,7 +56,7 @@ const FRESH: Link = {
   carrier: false,
 };
 
-/** Model of a host. It applies repairs as the kernel does. */
+/** Model of a host. The model applies repairs as the kernel does. */
 class Host {
   readonly links: Map<string, Link>;
   state: Omit<Observed, 'links'>;
@@ -260,7 +260,7 @@ test('foreign devices with the names of our devices are left alone, and everythi
         const { dnsmasqRuns, metadataListens, probeEnds, ...others } = host.state;
         expect(Object.values(others)).not.toContain(false);
         expect(host.links.get(b)).toMatchObject({ kind: 'tun', up: true, ipv6: false });
-        // dnsmasq must not serve on a device of others, but one that runs is not stopped.
+        // dnsmasq must not be started for a device of another program, but a running dnsmasq is not stopped.
         expect(dnsmasqRuns).toBe(!taken.includes(bridge) || observed.dnsmasqRuns);
         expect(metadataListens).toBe(!taken.includes(bridge) || observed.metadataListens);
         expect(probeEnds || taken.some((name) => name.startsWith('bp'))).toBe(true);

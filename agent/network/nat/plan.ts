@@ -144,7 +144,10 @@ function planStrays(layout: Layout, { machines, namespaces }: Wanted, links: Lin
   return strays.map((device) => ({ kind: 'removeDevice', device }));
 }
 
-/** Returns the repairs in the order in which they must be done; empty if no repair is necessary. No repair touches a foreign device. */
+/**
+ * Returns the repairs in the order in which they must be done; empty if no repair is necessary. No repair changes a device of another
+ * program.
+ */
 export function planRepairs(layout: Layout, wanted: Wanted, observed: Observed): Repair[] {
   const { links } = observed;
   const repairs: Repair[] = [
@@ -223,7 +226,7 @@ export function describeDifference(layout: Layout, repair: Repair): string {
 }
 
 const DIFFERENCES = {
-  rebuildProbe: 'The probe was incomplete',
+  rebuildProbe: 'The network probe was incomplete',
   loadRules: 'The nftables rules were missing or changed',
   enableForwarding: 'IPv4 forwarding was off',
   informDnsmasq: 'The list of machines for dnsmasq was not current',
@@ -231,7 +234,7 @@ const DIFFERENCES = {
   openMetadata: 'The metadata service for guests did not listen',
 } as const;
 
-/** If another device's network overlaps one of Berth's, returns a message. The host could not route addresses that are in both. */
+/** Returns a message if the network of another device overlaps a network of Berth. The host could not route addresses that are in both. */
 export function findOverlap(layout: Layout, links: Links): string | undefined {
   const ours = [
     { setting: 'network.subnet', device: layout.bridge, subnet: layout.subnet },

@@ -17,15 +17,21 @@ import { addressAt } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 import { PROBE_PORT, PROBE_PORTS } from './ruleset.ts';
 
-/** Time after which a test packet counts as lost, short because it never leaves the host. A busy host has {@link ATTEMPTS} attempts. */
+/**
+ * Time after which a test packet counts as lost. The time is short, because a test packet never leaves the host. For busy hosts, there are
+ * {@link ATTEMPTS} attempts.
+ */
 const ANSWER_TIMEOUT_MILLISECONDS = 500;
 const ATTEMPTS = 4;
 const DNS_PORT = 53;
-/** First address number of the upper half of the outer /24. The outer end has that whole half, so that targets of packets can differ. */
+/**
+ * First address number of the upper half of the outer /24. The outer end has all addresses of this half, so that test packets can have
+ * different targets.
+ */
 const OUTER_FIRST = 128;
 const OUTER_LAST = 254;
 
-/** Time limit for the child process that opens a socket of the probe. It needs less than a second, even on a busy host. */
+/** Time limit for the child process that opens a socket of the probe. The child process needs less than a second, even on a busy host. */
 const HANDOVER_TIMEOUT_MILLISECONDS = 10_000;
 
 const CHILD_SCRIPT = `
@@ -210,8 +216,8 @@ interface EndpointOptions {
 /**
  * Creates one end of the probe: an unnamed network namespace with one device and one UDP socket. A short-lived child process in the
  * namespace creates the socket and passes it to this process. This process then sends and receives there without another child. The
- * namespace exists as long as the socket, so an agent that dies leaves nothing. The peer device, in the namespace of this process,
- * stays down.
+ * namespace exists as long as the socket, so nothing remains when the agent dies. The peer device, in the namespace of this process, stays
+ * down.
  *
  * @throws ReasonedError `NetworkUnavailable` when the child does not pass a socket; ProgramError when a network command fails.
  */
@@ -239,7 +245,9 @@ function handedOver(child: ChildProcess): Promise<Socket> {
   return new Promise((resolve, reject) => {
     const fail = (why: string, cause?: unknown) =>
       reject(
-        new ReasonedError('NetworkUnavailable', `An end of the probe could not be made: ${why}`, { cause }),
+        new ReasonedError('NetworkUnavailable', `An end of the network probe could not be created: ${why}`, {
+          cause,
+        }),
       );
     const timer = setTimeout(() => fail('unshare did not answer in time'), HANDOVER_TIMEOUT_MILLISECONDS);
     child.once('error', (error) => fail(error.message, error));

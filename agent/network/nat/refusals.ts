@@ -4,7 +4,7 @@ import { refusalCounter } from './rulewords.ts';
 
 export class Refusals {
   readonly #tables: readonly string[];
-  /** Numbers of refused packets at the last count, by the name of the nftables counter. */
+  /** Numbers of refused packets at the last count. The key is the name of the nftables counter. */
   #last: ReadonlyMap<string, number> = new Map();
 
   constructor(tables: readonly string[]) {
@@ -12,9 +12,10 @@ export class Refusals {
   }
 
   /**
-   * Returns the numbers of refused packets since the last count, by machine uid. A reload of the rules sets all counters to 0.
+   * Returns the numbers of refused packets since the last count. The key is the machine's uid. A reload of the rules sets all counters to
+   * 0.
    *
-   * @param devices taps and devices of namespaces, by machine uid.
+   * @param devices taps and devices of namespaces; the key is the machine's uid.
    */
   count(ruleset: readonly RulesetEntry[], devices: ReadonlyMap<string, string>): Record<string, number> {
     const before = this.#last;

@@ -9,20 +9,23 @@ import { sharedDevices } from './plan.ts';
 import { PATHS, type ProbePath } from './probe.ts';
 
 export interface Evidence {
-  /** Reason why a repair failed that concerns all machines. */
+  /** Reason for the failure of a repair that concerns all machines. */
   failedRepair: string | undefined;
-  /** Reasons why repairs failed that concern one namespace, by the name of its device. */
+  /** Reasons for the failures of repairs that concern one namespace. The key is the name of the namespace's device. */
   failedNamespaces: ReadonlyMap<string, string>;
   /** Messages about devices of other programs that have the name of a Berth device. The key is that name. */
   foreignDevices: ReadonlyMap<string, string>;
   /** Paths through the network on which the probe's test packets were lost. */
   lostPaths: readonly ProbePath[];
   foreign: ForeignTables;
-  /** Names of taps that were deleted and created again while a hypervisor had the old tap open. Its guest has no network. */
+  /**
+   * Names of taps that were deleted and created again while a hypervisor had the old tap open. The guest of such a hypervisor has no
+   * network.
+   */
   lostTaps: ReadonlySet<string>;
-  /** Names of devices of namespaces that were created again while a program may run in the former namespace. It has no network. */
+  /** Names of the devices of namespaces that were created again. A program that continues to run in the former namespace has no network. */
   lostNamespaces: ReadonlySet<string>;
-  /** Reasons why reserved ports are not forwarded, by the port's name. */
+  /** Reasons why reserved ports are not forwarded. The key is the port's name. */
   withheldPorts: ReadonlyMap<string, string>;
 }
 
@@ -33,7 +36,7 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
     : `${lost}; other programs drop packets in ${culprits.join(' and in ')}`;
 }
 
-/** Machine with what the report needs to know of its connection. */
+/** Machine with the properties of its connection that the report needs. */
 interface Member extends Subject {
   uid: string;
   ports: readonly MachinePort[];

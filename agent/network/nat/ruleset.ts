@@ -24,8 +24,8 @@ export const PROBE_PORTS = { first: 20_000, last: 29_999 };
 export const PROBE_PORT = 20_000;
 
 /**
- * Returns a rule for each reserved port. It accepts packets that came to the host port and were translated to the guest port. Packets that
- * another program's rules translate to a guest are not accepted.
+ * Returns a rule for each reserved port. The rule accepts packets that came to the host port and were translated to the guest port. Packets
+ * that another program's rules translate to a guest are not accepted.
  */
 function admissions(attachments: readonly Attachment[]): string[] {
   return attachments.flatMap((one) =>
@@ -47,7 +47,7 @@ function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachmen
 
 /**
  * Limit of a guest's connections to its metadata per second, after an initial burst. The burst lets a guest read all values one by one at
- * its start. The agent works for each connection, also for its Lease, so no guest may keep it busy.
+ * its start. Each connection takes some of the agent's processor time, and a busy agent would renew the Lease of its Node too late.
  */
 const METADATA_CONNECTIONS_PER_SECOND = 5;
 const METADATA_BURST = 128;
@@ -178,9 +178,9 @@ function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): 
 }
 
 /**
- * Returns the table that filters packets of guests at the bridge. A guest may send only ARP, DHCP requests and packets to the gateway, with
- * its own MAC and IP address. Packets to several bridge ports (broadcast, multicast) are dropped here. The kernel would track them as
- * connections even if a later rule drops them, and no limit would count those.
+ * Returns the table that filters packets of guests at the bridge. A guest can send only ARP, DHCP requests and packets to the gateway, and
+ * only with its own MAC and IP address. Packets to several bridge ports (broadcast, multicast) are dropped here. Otherwise the kernel would
+ * track such packets as connections, even if a later rule drops the packets. No limit would count these connections.
  */
 function bridged(layout: Layout, attachments: readonly Attachment[]): string {
   const ports = portsOf(layout, attachments);
@@ -226,7 +226,7 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
 
 /**
  * Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. Guests reach their metadata only if
- * `hasMetadata` is true. Otherwise another program may listen on its port.
+ * `hasMetadata` is true. If it is false, another program may be listening on the port of the metadata server.
  */
 export function rulesetScript(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   const tables = [

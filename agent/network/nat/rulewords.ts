@@ -7,7 +7,7 @@ export function refusalCounter(device: string): string {
   return `refused_${device}`;
 }
 
-/** Returns the elements of a set or map in nft's form. A set without elements has no such part. */
+/** Returns the elements of a set or map in nft's form. If there are no elements, the result is empty. */
 export function elements(values: readonly string[]): string {
   return values.length === 0 ? '' : `elements = { ${values.join(', ')} }`;
 }

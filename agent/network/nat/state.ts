@@ -16,14 +16,17 @@ import { Probe, type ProbePath } from './probe.ts';
 import { Failures } from './failures.ts';
 import { removalScript, rulesetScript, tablesOf } from './ruleset.ts';
 
-/** Limit of rounds of repairs. A repair can make another one necessary, for example to connect a new probe. More rounds do not help. */
+/**
+ * Limit of rounds of repairs. A repair can make another repair necessary, for example to connect a new probe. If differences remain after
+ * these rounds, more rounds do not help.
+ */
 const MAXIMUM_ROUNDS = 3;
 
 export interface Convergence {
   done: Repair[];
-  /** Reason why some repairs failed that concern all machines; undefined if there is none. */
+  /** Reason for the failure of repairs that concern all machines; undefined if there is none. */
   failed: string | undefined;
-  /** Reasons why repairs failed that concern one namespace, by the name of its device. */
+  /** Reasons for the failures of repairs that concern one namespace. The key is the name of the namespace's device. */
   failedNamespaces: ReadonlyMap<string, string>;
   observed: Observed & { ruleset: RulesetEntry[] };
 }
@@ -128,7 +131,7 @@ export class NatState {
     await this.#metadata.close();
   }
 
-  /** Prepares the host for this agent, whose dnsmasq may need other arguments than the dnsmasq of an earlier agent. */
+  /** Prepares the host. A dnsmasq from before the agent's restart may have other arguments than the agent needs now. */
   async begin(): Promise<void> {
     await this.#dnsmasq.stopFormer();
   }

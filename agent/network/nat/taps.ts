@@ -1,4 +1,4 @@
-/** Remembers which taps hypervisors hold, and which taps they lost. */
+/** Remembers which taps hypervisors have open, and which taps were deleted while they were open. */
 import type { Links } from './observe.ts';
 import type { Repair } from './plan.ts';
 
@@ -6,12 +6,15 @@ export class TapWatch {
   readonly #lost = new Set<string>();
   #held: ReadonlySet<string> = new Set();
 
-  /** Taps that were deleted while a hypervisor held them. The hypervisor stays cut off until its next start. */
+  /** Taps that were deleted while a hypervisor had them open. Such a hypervisor has no network until its next start. */
   get lost(): ReadonlySet<string> {
     return this.#lost;
   }
 
-  /** Takes the taps of all machines, the repairs that were done, and the links after them or after a failed repair. */
+  /**
+   * Updates the state after repairs. `taps` are the taps of all machines, `done` are the successful repairs, and `links` are the devices
+   * afterwards.
+   */
   notice(taps: readonly string[], done: readonly Repair[], links: Links): void {
     const created = new Set(done.flatMap((repair) => (repair.kind === 'createTap' ? [repair.device] : [])));
     const held = new Set<string>();
@@ -27,7 +30,7 @@ export class TapWatch {
     this.#held = held;
   }
 
-  /** Forgets a lost tap, because no hypervisor holds it any more. */
+  /** Removes a tap from {@link lost}, because no hypervisor has the tap open any more. */
   forget(tap: string): void {
     this.#lost.delete(tap);
   }

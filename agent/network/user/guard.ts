@@ -12,10 +12,16 @@ import { fingerprint, readTable } from '../nftables.ts';
 export interface UserGuardOptions {
   /** Name of the nftables table. Each agent of a host has its own table. */
   table: string;
-  /** Uids of the Linux users of this agent's machines, in the form of nftables: `7`, `10-19`. No other process may use these users. */
+  /**
+   * Uids of the Linux users of this agent's machines, in the form of nftables: `7`, `10-19`. No other process must run as one of these
+   * users.
+   */
   users: readonly string[];
   forbidden: { ipv4: readonly string[]; ipv6: readonly string[] };
-  /** Path of the resolv.conf that hypervisors read. They send the guests' DNS queries to the servers in this file, often 127.0.0.53. */
+  /**
+   * Path of the resolv.conf that hypervisors read. Hypervisors send the guests' DNS queries to the servers in this file, often to
+   * 127.0.0.53.
+   */
   resolvConf: string;
 }
 
@@ -28,7 +34,10 @@ export class UserGuard {
     this.#options = options;
   }
 
-  /** Loads the guard's rules if the kernel has others. Returns whether it loaded them. @throws Error when a check or the load fails. */
+  /**
+   * Loads the guard's rules if the rules in the kernel differ. Returns whether the rules were loaded. @throws Error when a check or the
+   * load fails.
+   */
   async hold(): Promise<boolean> {
     const script = guardScript(this.#options, await this.#resolvers());
     if (this.#loaded?.script === script && this.#loaded.fingerprint === (await this.#fingerprint())) {
@@ -77,7 +86,7 @@ function removal(table: string): string {
   return `add table inet ${table}\ndelete table inet ${table}\n`;
 }
 
-/** Returns the nftables script of the guard. Replies are accepted because clients may reach reserved ports over the host's loopback. */
+/** Returns the nftables script of the guard. Replies are accepted because clients can use reserved ports over the host's loopback. */
 function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: readonly string[]): string {
   const rules = [
     `meta skuid != { ${users.join(', ')} } accept`,

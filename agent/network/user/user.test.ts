@@ -58,7 +58,7 @@ test.each([
     reason: 'PortTaken',
     message: expect.stringContaining(`${held.port}/${protocol}`) as string,
   });
-  // A machine that already runs holds the port itself.
+  // A machine that already runs uses the port itself.
   await expect(network.attach('a', { macAddress: MAC, ports, running: true })).resolves.toBeDefined();
   held.release();
 });
@@ -70,7 +70,7 @@ test('two machines cannot reserve one port, and a detached machine releases it',
   await network.attach('a', { macAddress: MAC, ports });
   await expect(network.attach('b', { macAddress: MAC, ports })).rejects.toMatchObject({
     reason: 'PortTaken',
-    // The other machine may be another tenant's, so nothing identifies it.
+    // The message does not identify the other machine, which may belong to another tenant.
     message: `Another machine on this host already reserves port ${ports[0]?.hostPort}/TCP`,
   });
   await network.detach('a');

@@ -1,6 +1,6 @@
 /**
- * Connects guests by QEMU's user-mode network. It needs no root and uses only QEMU's own sockets on the host. It is meant for a first
- * try on a laptop.
+ * Connects guests by QEMU's user-mode network. This network needs no root, and uses only QEMU's own sockets on the host. The network is
+ * meant for a first try on a laptop.
  *
  * The user-mode network alone does not protect the host. A guest reaches everything that QEMU's user reaches, and 10.0.2.2 is the host's
  * loopback. QEMU can prevent this only if it cuts off the guest completely. If the agent is root, the {@link UserGuard} protects the
@@ -26,7 +26,7 @@ export interface UserNetworkOptions {
   hostAddress: string;
   /** Rules for the ports that machines may reserve. */
   ports: PortRules;
-  /** Guard that keeps guests from the host; undefined if no guard is possible. */
+  /** Guard that prevents connections from guests to the host. Undefined if no guard is possible. */
   guard: UserGuard | undefined;
 }
 
@@ -94,7 +94,7 @@ export class UserNetwork implements Network {
       const repaired = (await this.#guard?.hold()) ? ['The nftables rules were missing or changed'] : [];
       return { ...report, healthy: true, repaired, faults: [] };
     } catch (error) {
-      const fault = `Guests may reach the addresses of this host, because its rules could not be checked: ${messageOf(error)}`;
+      const fault = `Guests can perhaps reach the addresses of this host, because the nftables rules could not be checked: ${messageOf(error)}`;
       return { ...report, healthy: false, repaired: [], faults: [fault] };
     }
   }

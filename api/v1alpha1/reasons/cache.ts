@@ -5,20 +5,20 @@ export const CACHE_REASONS = {
     seen: { ImageCacheEntry: ['Accepted'] },
     class: 'state',
     by: 'operator',
-    says: 'Hosts keep the image for this entry, and for no other entry with the same image',
+    says: 'Hosts keep the image for this entry. Other entries with the same image have no effect',
   },
   DuplicateOf: {
     seen: { ImageCacheEntry: ['Accepted', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'Another entry keeps the same image; this entry takes over when the other is deleted',
+    says: 'Another entry keeps the same image. This entry takes effect when the other entry is deleted',
     todo: 'Delete one of the two entries',
   },
   Caching: {
     seen: { ImageCacheEntry: ['Ready', 'Reconciling'] },
     class: 'state',
     by: 'operator',
-    says: 'Hosts fetch the image; the message counts them',
+    says: 'Hosts fetch the image. The message has the number of hosts',
   },
   Removing: {
     seen: { ImageCacheEntry: ['Ready', 'Reconciling'] },

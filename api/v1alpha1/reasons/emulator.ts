@@ -6,13 +6,13 @@ export const EMULATOR_REASONS = {
     class: 'state',
     by: 'agent and operator',
     says: 'The VM of the emulator does not run, so the emulator has no host',
-    todo: 'Start the VM; the emulator then starts by itself',
+    todo: 'Start the VM. The emulator then starts automatically',
   },
   NoFreeSlot: {
     seen: { Emulator: ['Scheduled', 'Event'] },
     class: 'passing',
     by: 'operator',
-    says: 'All slots of the host of the VM are taken',
+    says: 'All slots of the host of the VM are in use',
     todo: 'Delete a VM, an emulator or a cache Job of this host, or wait for its end',
   },
   HostWithoutEmulators: {
@@ -27,14 +27,14 @@ export const EMULATOR_REASONS = {
     class: 'mendable',
     by: 'agent and operator',
     says: 'The SDK of the host has no system image of this platform and type',
-    todo: 'Install the system image on the host, and the emulator starts; or create it again with one that the message names',
+    todo: 'Install the system image on the host. The emulator then starts automatically. Or create the emulator again with a system image that the message names',
   },
   AccelerationMissing: {
     seen: { Emulator: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] },
     class: 'final',
     ofHost: true,
     by: 'agent',
-    says: 'The emulator needs virtualization by the processor, which its user may not use on this host',
+    says: 'The emulator needs hardware virtualization, but its Unix user has no access to /dev/kvm on this host',
     todo: 'Give all users or the group kvm the right to read and write /dev/kvm, and create the emulator again',
   },
   ArchitectureNotAllowed: {

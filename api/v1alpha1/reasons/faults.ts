@@ -8,14 +8,14 @@ export const FAULTS = {
     seen: { Emulator: ['Scheduled', 'Event'], VM: ['Scheduled', 'Event'] },
     class: 'passing',
     by: 'operator',
-    says: 'No suitable host has room for the VM or Emulator; the message counts the hosts by cause',
+    says: 'No suitable host has room for the VM or Emulator. The message has the number of hosts for each cause',
     todo: 'Add hosts, delete other VMs, or change the requests of the VM',
   },
   NotReady: {
     seen: { Emulator: ['Ready'], VM: ['Ready'] },
     class: 'passing',
     by: 'operator',
-    says: 'The machine runs, but the guest is not ready, or ADB of the emulator does not answer',
+    says: 'The machine runs, but its guest is not ready. For an emulator: ADB does not answer',
     todo: 'If this continues, look at the console of the guest',
   },
   GuestNotReady: {
@@ -36,7 +36,7 @@ export const FAULTS = {
     seen: { VM: ['UserDataReady', 'Ready'], Pod: ['berth.dev/UserData', 'waiting'] },
     class: 'mendable',
     by: 'agent',
-    says: 'The host could not read the Secret in spec.userDataSecretRef from the API server; it tries again',
+    says: 'The host could not read the Secret in spec.userDataSecretRef from the API server. The host tries again',
     todo: 'If this continues, check the connection of the host to the API server',
   },
   UserDataInvalid: {
@@ -50,14 +50,14 @@ export const FAULTS = {
     seen: { Emulator: ['Ready'], VM: ['Ready'] },
     class: 'passing',
     by: 'operator',
-    says: 'The host of the VM does not report; the machine may still run',
-    todo: 'Look at the host and its agent; when the host returns, the VM becomes Running',
+    says: 'The host of the VM does not report. The machine may be running',
+    todo: 'Look at the host and its agent. When the host reports again, the VM becomes Running',
   },
   Faulty: {
     seen: { VM: ['NetworkReady'], Pod: ['berth.dev/Network'] },
     class: 'passing',
     by: 'agent',
-    says: 'Packets of the VM are lost; the host keeps repairing its network',
+    says: 'Packets of the VM are lost. The host tries again and again to repair its network',
     todo: 'Remove the rules that the message names',
   },
   Healthy: {
@@ -71,21 +71,21 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent and operator',
     says: 'The machine is paused, because the disk of its host is full',
-    todo: 'Free room on the disk of the host; the machine then continues by itself',
+    todo: 'Free space on the disk of the host. The machine then continues automatically',
   },
   NoRoomToSuspend: {
     seen: { VM: ['Reconciling', 'Event'], Pod: ['berth.dev/Disk'] },
     class: 'mendable',
     by: 'agent and operator',
-    says: 'The machine is not suspended, because the disk of its host has no room for its memory',
-    todo: 'Free room on the disk of the host; the machine is then suspended',
+    says: 'The machine is not suspended, because the disk of its host has no space for the memory of the machine',
+    todo: 'Free space on the disk of the host. The machine is then suspended',
   },
   ResizeDeferred: {
     seen: { VM: ['RestartRequired'] },
     class: 'passing',
     by: 'operator',
-    says: 'The new size of the VM waits for room on its host',
-    todo: 'Free room on the host, or request a smaller size',
+    says: 'The VM gets its new size when its host has enough free CPU and memory',
+    todo: 'Free CPU and memory on the host, or request a smaller size',
   },
   ResizeRefused: {
     seen: { VM: ['RestartRequired'] },
@@ -98,8 +98,8 @@ export const FAULTS = {
     seen: { Pod: ['PodResizePending'] },
     class: 'passing',
     by: 'agent',
-    says: 'The host has no room for the new size of the machine now',
-    todo: 'Free room on the host, or request a smaller size',
+    says: 'The host has too little free CPU or memory for the new size of the machine now',
+    todo: 'Free CPU and memory on the host, or request a smaller size',
   },
   Infeasible: {
     seen: { Pod: ['PodResizePending'] },
@@ -127,13 +127,13 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent',
     says: 'All ports in a range from which the host chooses ports are in use; the message names the range',
-    todo: 'Delete VMs or Emulators on the host, or widen the range in ports of its agent. VMs can also set network.automaticPorts to false',
+    todo: 'Delete VMs or Emulators on the host, or widen the range in the setting ports of its agent. Or set network.automaticPorts of VMs to false',
   },
   VNCSecretNotFound: {
     seen: { VM: ['Ready'], Pod: ['waiting'] },
     class: 'mendable',
     by: 'agent',
-    says: 'The Secret with the VNC password does not exist yet, or belongs to an earlier VM',
+    says: 'The Secret with the VNC password does not exist yet, or it belongs to an earlier VM of the same name',
     todo: 'If this continues, read the message and delete a Secret that has the name',
   },
   ConfigNotFound: {
@@ -147,12 +147,15 @@ export const FAULTS = {
     seen: { VM: ['Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'An earlier VM with the same MAC address may still run on a silent host',
-    todo: 'Bring the silent host back, or switch it off',
+    says: 'An earlier VM with the same MAC address may be running on a host that does not report',
+    todo: 'Repair the host that does not report, or switch it off',
   },
 } as const;
 
-/** Places where a refusal by a host appears. An Emulator also shows it in `Scheduled` and `Ready`, because it waits for this host and for no other. */
+/**
+ * Places where a refusal by a host appears. For an Emulator these include `Scheduled` and `Ready`, because an Emulator can only run on this
+ * host.
+ */
 const REFUSED = { ...FAILURE, Emulator: ['Scheduled', 'Ready', 'Event'] } as const;
 
 /** Reasons for which a host refuses a machine that another host may accept. */
@@ -161,15 +164,15 @@ export const REFUSALS = {
     seen: { ...FAILURE, Pod: [...FAILURE.Pod, 'waiting', 'Ready'] },
     class: 'elsewhere',
     by: 'agent',
-    says: 'Another machine or a program on the host uses a port that the VM reserves, or the host chose the port for another VM',
-    todo: 'Reserve a port that is free on a host, outside the ranges from which agents choose ports',
+    says: 'A port that the VM reserves is not free: another machine or program uses it, or the host chose it for another VM',
+    todo: 'Reserve a port that is free on a host, and that is outside the ranges from which agents choose ports',
   },
   PortNotReservable: {
     seen: FAILURE,
     class: 'elsewhere',
     by: 'agent and operator',
     says: 'The configuration of the host or the operator does not allow VMs to reserve this port',
-    todo: 'Reserve another port, or change ports in the configuration',
+    todo: 'Reserve another port, or change the setting ports in the configuration',
   },
   OutOfSlot: {
     seen: REFUSED,

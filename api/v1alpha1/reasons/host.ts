@@ -1,4 +1,4 @@
-/** Reasons of Nodes that are hosts, and of the certificates that hosts request. */
+/** Reasons in the conditions and Events of hosts' Nodes, and of the certificate requests of hosts. */
 
 const DENIED = { CertificateSigningRequest: ['Denied'] } as const;
 
@@ -20,14 +20,14 @@ export const HOST_REASONS = {
     seen: { Node: ['DiskPressure'] },
     class: 'state',
     by: 'agent',
-    says: 'The disk of the host has room',
+    says: 'The disk of the host has enough space',
   },
   DiskNearlyFull: {
     seen: { Node: ['DiskPressure'] },
     class: 'mendable',
     by: 'agent',
     says: 'The disk of the host is nearly full, and the host takes no new VMs',
-    todo: 'Free room on the disk of the host',
+    todo: 'Free space on the disk of the host',
   },
   SelfHealFailed: {
     seen: { Node: ['berth.dev/NATReady'] },
@@ -40,7 +40,7 @@ export const HOST_REASONS = {
     seen: { Node: ['berth.dev/VersionSkew'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The agent of the host is more than one minor release apart from the operator',
+    says: 'The agent of the host is more than one minor release older or newer than the operator',
     todo: 'Upgrade the operator first, then the agent of the host',
   },
   NetworkRepaired: {
@@ -55,7 +55,7 @@ export const HOST_REASONS = {
     class: 'mendable',
     by: 'operator',
     says: 'The Node claims to be a host, but Berth approved no certificate for its name',
-    todo: 'If it is a host, set the label that the message names',
+    todo: 'If the machine of this Node is a host, set the label that the message names',
   },
   ApprovedByBerth: {
     seen: { CertificateSigningRequest: ['Approved'] },
@@ -81,14 +81,14 @@ export const HOST_REASONS = {
     seen: DENIED,
     class: 'final',
     by: 'operator',
-    says: 'The usages of the request are not exactly those of a host',
+    says: 'The usages of the request are not exactly the usages of a host',
     todo: 'Let the agent create the request',
   },
   InvalidNames: {
     seen: DENIED,
     class: 'final',
     by: 'operator',
-    says: 'The request has alternative names that a host must not have',
+    says: 'The request has subject alternative names that a host must not have',
     todo: 'Let the agent create the request',
   },
   InvalidLifetime: {
@@ -103,7 +103,7 @@ export const HOST_REASONS = {
     class: 'final',
     by: 'operator',
     says: 'The requester has no right to a certificate of this host',
-    todo: 'Let each host request its own certificate',
+    todo: 'Let the agent of each host request the certificate of its own host',
   },
   ForeignAddress: {
     seen: DENIED,
@@ -130,7 +130,7 @@ export const HOST_REASONS = {
     seen: DENIED,
     class: 'mendable',
     by: 'operator',
-    says: 'Another Node has the address too',
+    says: 'Another Node has the same address',
     todo: 'Give the host another address, or delete the other Node if its machine is gone',
   },
   TokenNotForOneHost: {
@@ -138,7 +138,7 @@ export const HOST_REASONS = {
     class: 'final',
     by: 'operator',
     says: 'The bootstrap token is not for exactly one host',
-    todo: 'Make a token with make host-token',
+    todo: 'Make a token with the command make host-token',
   },
   TokenNotBoundToNode: {
     seen: DENIED,
@@ -151,8 +151,8 @@ export const HOST_REASONS = {
     seen: DENIED,
     class: 'final',
     by: 'operator',
-    says: 'A Node of that name exists, and its host may still have a certificate',
-    todo: 'If the host is to join again, delete the Node',
+    says: 'A Node of that name exists already, and its host may have a valid certificate',
+    todo: 'If the host must join the cluster again, delete the Node',
   },
   RequestOpen: {
     seen: DENIED,

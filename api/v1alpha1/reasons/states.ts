@@ -1,6 +1,6 @@
 /** Reasons that describe the state of a machine and are no faults. */
 
-/** Places where a reason appears if a machine changes its state, or stays Stopped or Suspended. */
+/** Places where a reason appears if a machine is changing its state, or is Stopped or Suspended. */
 const PHASE = { VM: ['Ready', 'Reconciling'], Pod: ['waiting', 'Ready', 'berth.dev/Machine'] } as const;
 
 export const STATES = {
@@ -33,7 +33,7 @@ export const STATES = {
     seen: { Emulator: ['Scheduled'], VM: ['Scheduled'] },
     class: 'state',
     by: 'operator',
-    says: 'The scheduler has not looked at the Pod yet',
+    says: 'The scheduler has not yet tried to find a host for the Pod',
   },
   Pulling: {
     seen: { ...PHASE, VM: [...PHASE.VM, 'Event'], Image: ['Ready', 'Reconciling'] },
@@ -100,7 +100,7 @@ export const STATES = {
     class: 'state',
     by: 'agent',
     says: 'The guest powered itself off',
-    todo: 'To start it again, set spec.restartRequestedAt; restartPolicy Always starts it by itself',
+    todo: 'To start the VM again, set spec.restartRequestedAt. If restartPolicy is Always, the VM starts automatically',
   },
   Cloned: {
     seen: { VM: ['Event'] },
@@ -119,13 +119,13 @@ export const STATES = {
     seen: { VM: ['Event'] },
     class: 'state',
     by: 'agent',
-    says: 'The machine continues from where it was suspended',
+    says: 'The machine continues from the state in which it was suspended',
   },
   Reverted: {
     seen: { VM: ['Event'] },
     class: 'state',
     by: 'agent',
-    says: 'The disk is as it was when the machine was made',
+    says: 'The disk has the same content again as when the machine was made',
   },
   Unpaused: {
     seen: { Pod: ['Event'] },
@@ -149,19 +149,19 @@ export const STATES = {
     seen: { VM: ['UserDataReady'], Pod: ['berth.dev/UserData'] },
     class: 'state',
     by: 'agent',
-    says: 'The guest got its user data with its last start',
+    says: 'The guest got its user data at its last start',
   },
   NotReported: {
     seen: { VM: ['NetworkReady', 'UserDataReady'] },
     class: 'state',
     by: 'operator',
-    says: 'The host has not reported on the network or the user data of the VM yet',
+    says: 'The host has not yet reported the state of the network or user data of the VM',
   },
   Reported: {
     seen: { VM: ['NetworkReady', 'UserDataReady'] },
     class: 'state',
     by: 'operator',
-    says: 'The host reported on the network or the user data of the VM without a reason',
+    says: 'The host reported the state of the network or user data of the VM, but gave no reason',
   },
   Connected: {
     seen: { VM: ['GuestAgentConnected'] },

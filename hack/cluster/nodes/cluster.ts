@@ -1,4 +1,4 @@
-/** Starts a control plane with its own nodes on their own network. Users have such a cluster before they install Berth. */
+/** Starts a control plane with real nodes on a separate network. It is like the cluster of a user before the installation of Berth. */
 import { join } from 'node:path';
 import { Relay } from '../relay.ts';
 import { Cluster } from '../cluster.ts';
@@ -12,7 +12,7 @@ import { ClusterNode } from './node.ts';
 export interface NodeClusterOptions {
   name: string;
   nodes: number;
-  /** Time in which a node may be silent before it counts as lost. The default of Kubernetes is 50 s. */
+  /** Time without a report of a node after which the node counts as lost. The default of Kubernetes is 50 s. */
   nodeMonitorGracePeriodSeconds?: number;
   /** Identity providers of users, as in `ClusterOptions`. A relay brings a provider on loopback into the namespace of the control plane. */
   authentication?: string;

@@ -59,7 +59,9 @@ export async function createNetwork(cluster: string, nodes: readonly NodeAddress
   }
 }
 
-/** Deletes namespaces with all their content. No process may run there any more. Missing namespaces are no error. */
+/**
+ * Deletes namespaces with all their content. Before this call, all processes there must have ended. Missing namespaces are not an error.
+ */
 export async function removeNamespaces(names: readonly string[]): Promise<void> {
   const { stdout } = await run('ip', '-json', 'netns', 'list');
   const there = (stdout.trim() === '' ? [] : JSON.parse(stdout)) as { name: string }[];

@@ -1,7 +1,7 @@
 /** Checks whether this machine can run nodes. */
 import { existsSync } from 'node:fs';
 
-/** Returns the reason why this machine cannot run nodes; undefined when it can. */
+/** Returns the reason why this machine cannot run nodes. The result is undefined if it can. */
 export function whyNoNodes(): string | undefined {
   if (process.platform !== 'linux') {
     return 'nodes of their own need Linux';

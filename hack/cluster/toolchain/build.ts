@@ -6,7 +6,9 @@ import { moduleDirectory, type Tool, type ToolGroup } from './tools.ts';
 
 /** Interval between messages of a running build. */
 const PROGRESS_INTERVAL_MILLISECONDS = 15_000;
-/** Time limit of a build. A cold build of Kubernetes takes 6 min on 2 idle cores; a build that takes several times that hangs. */
+/**
+ * Time limit of a build. A build of Kubernetes without a cache takes 6 min on 2 idle cores. If it takes several times as long, it hangs.
+ */
 const BUILD_MILLISECONDS = 45 * 60_000;
 /** Leaves out debug information, because nobody debugs these programs and the compiler needs time to write it. */
 export const NO_DEBUG_INFORMATION = '-gcflags=all=-dwarf=false';

@@ -1,19 +1,19 @@
 /**
  * Finds the programs in KUBEBUILDER_ASSETS or in the user's cache, or builds them from Go modules. Nothing is downloaded ready-made. A
- * checksum from the same host as its file proves nothing, while a go.sum of this repository covers every module of a build.
+ * checksum from the same server as its file proves nothing. A go.sum file of this repository has checksums of every module of a build.
  */
 import { constants } from 'node:fs';
 import { access, mkdir, mkdtemp, rename, rm } from 'node:fs/promises';
-import { homedir } from 'node:os';
 import { join } from 'node:path';
 import { messageOf } from '../../../base/errors.ts';
+import { cacheDirectory } from '../../cache.ts';
 import { buildTools, type Progress } from './build.ts';
 import { withLock } from './lock.ts';
 import {
   CHART_TOOL_GROUPS,
   type ChartTool,
-  cacheKey,
   type ClusterTool,
+  cacheKey,
   NODE_TOOL_GROUPS,
   type NodeTool,
   SIMULATION_TOOL_GROUPS,
@@ -42,11 +42,6 @@ export interface ToolchainOptions {
 
 type How = Required<ToolchainOptions>;
 
-/** Returns `$XDG_CACHE_HOME/berth`, or `~/.cache/berth` without that variable. */
-function cacheDirectory(environment: Readonly<Record<string, string | undefined>> = process.env): string {
-  return join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'berth');
-}
-
 /** Returns paths of a cluster's programs. The first call on a machine builds them, which takes minutes. */
 export async function resolveTools(options: ToolchainOptions = {}): Promise<Tools> {
   return (await resolveGroups(TOOL_GROUPS, options)) as Tools;
@@ -62,7 +57,7 @@ export async function resolveChartTools(options: ToolchainOptions = {}): Promise
   return (await resolveGroups(CHART_TOOL_GROUPS, options)) as ChartTools;
 }
 
-/** Returns absolute paths of the programs that make a machine a node. */
+/** Returns absolute paths of the programs that a machine needs to be a node. */
 export async function resolveNodeTools(options: ToolchainOptions = {}): Promise<NodeTools> {
   return (await resolveGroups(NODE_TOOL_GROUPS, options)) as NodeTools;
 }

@@ -16,7 +16,7 @@ export type SimulationTool = 'kwok';
 /** Programs that render and check the chart. */
 export type ChartTool = 'helm' | 'helm-unittest' | 'kubeconform';
 
-/** Programs that make a machine a node. */
+/** Programs that a machine needs to be a node. */
 export type NodeTool = 'kubelet' | 'kube-proxy';
 
 export type Tool = ClusterTool | SimulationTool | ChartTool | NodeTool;
@@ -28,7 +28,7 @@ export interface ToolGroup {
   /** Go package of each program. */
   readonly packages: Readonly<Partial<Record<Tool, string>>>;
   readonly ldflags: string;
-  /** Duration of a cold build, which is printed before a build, so that nobody thinks the build hangs. */
+  /** Duration of a build without a cache. It is printed before a build, so that nobody thinks that the build hangs. */
   readonly coldBuild: string;
 }
 

@@ -10,8 +10,8 @@ import { podSize } from '../size.ts';
 import { NOTHING, type StepResult } from './step.ts';
 
 /**
- * Writes the desired state of the machine for the agent. CPU and memory come from the Pod's requests, and the disk size comes
- * from the VM.
+ * Writes the annotation with the desired state of the machine for the agent. CPU and memory come from the Pod's requests, and the disk size
+ * comes from the VM.
  */
 export function desire({ vm, pod }: Observed, facts: Facts): StepResult {
   const ended = pod === undefined || hasEnded(pod) || pod.metadata.deletionTimestamp !== undefined;

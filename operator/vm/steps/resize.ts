@@ -5,8 +5,8 @@ import { standingRefusal, wantedSize } from '../size.ts';
 import { NOTHING, type StepResult } from './step.ts';
 
 /**
- * Asks the API server to give the Pod the size that the VM requests. Scheduler and ResourceQuota therefore know the size before
- * the host does. A refusal blocks no other step, and the operator requests the size again after a wait.
+ * Asks the API server to give the Pod the size that the VM requests. Therefore the scheduler and ResourceQuota know the size before the
+ * host does. If the API server refuses the size, the other steps continue, and the operator requests the size again later.
  */
 export function resize(observed: Observed, facts: Facts): StepResult {
   const { pod, now } = observed;

@@ -23,7 +23,7 @@ export function retirePod(observed: Observed, _facts: Facts): StepResult {
     : NOTHING;
 }
 
-/** Returns true if the Pod must be deleted. An ended Pod of a failed VM stays for its log until the VM is deleted. */
+/** Returns true if the Pod must be deleted. An ended Pod of a failed VM stays until the VM is deleted, because users can read its log. */
 function mustGo(observed: Observed, pod: Pod): boolean {
   const { status } = observed.vm;
   return (status?.attempt ?? 1) > podAttempt(pod) || (status?.failure !== undefined && !hasEnded(pod));
@@ -46,7 +46,10 @@ function letGo(observed: Observed, pod: Pod): StepResult {
     : waitFor('the Pod to go', { kind: 'releasePod' });
 }
 
-/** Returns the write that stores the machine's MAC address on the Node before the finalizer is removed, because only the Pod has it. */
+/**
+ * Returns the write that stores the machine's MAC address on the Node. This comes before the removal of the finalizer, because only the Pod
+ * has the address.
+ */
 function remember(observed: Observed, pod: Pod): Write[] {
   const macAddresses = toRemember(observed, pod);
   return macAddresses === undefined ? [] : [{ kind: 'rememberGivenUp', macAddresses }];
@@ -62,7 +65,7 @@ function factsAreWritten({ vm }: Observed, pod: Pod): boolean {
   return runIsKnown && endIsKnown;
 }
 
-/** Deletes the Pod of a deleted VM. Once the Pod no longer exists, removes the VM's own finalizer. */
+/** Deletes the Pod of a deleted VM. When the Pod no longer exists, removes the VM's own finalizer. */
 export function deleteMachine(observed: Observed): StepResult {
   const { pod } = observed;
   if (pod === undefined) {

@@ -8,27 +8,27 @@ import type { Findings } from '../status.ts';
 export type Write =
   | { readonly kind: 'addFinalizer' }
   | { readonly kind: 'removeFinalizer' }
-  /** `ignoredEntries` has sentences about credentials that the Pod may lack. */
+  /** `ignoredEntries` has messages about wrong registry entries, whose credentials the Pod perhaps needs. */
   | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod>; readonly ignoredEntries: readonly string[] }
-  /** A CREATE that succeeds if the Secret exists, because the operator may not read Secrets. */
+  /** A CREATE of the Secret. It counts as a success if the Secret exists already, because the operator has no right to read Secrets. */
   | { readonly kind: 'createSecret'; readonly secret: Unsaved<Secret> }
   /** A PATCH of `pods/resize`. A refusal is stored in {@link Observed.resizeRefused}. */
   | { readonly kind: 'resizePod'; readonly size: Size }
   | { readonly kind: 'patchDesired'; readonly text: string }
   | { readonly kind: 'deletePod'; readonly force: boolean }
   | { readonly kind: 'releasePod' }
-  /** Stores MAC addresses of given-up machines on the Pod's Node. */
+  /** Stores MAC addresses of abandoned machines on the Pod's Node. */
   | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
   /**
-   * A DELETE that fails if the VM has changed since it was read. If nobody took the answer of the deployment in time, `unansweredSince` is
-   * the end of that time, in milliseconds since the epoch.
+   * A DELETE that fails if the VM has changed since it was read. `unansweredSince` is set if the client did not take the answer of the
+   * deployment in time. It is the end of this time, in milliseconds since the epoch.
    */
   | { readonly kind: 'deleteVM'; readonly unansweredSince?: number };
 
 export type Outcome =
   /** The reconcile continues with the next step. */
   | { readonly kind: 'done' }
-  /** The reconcile ends, because nothing can be done before a change. `for` names this change. */
+  /** The reconcile ends, because the operator must wait for a change. `for` describes this change. */
   | { readonly kind: 'wait'; readonly for: string }
   | { readonly kind: 'requeueAfter'; readonly milliseconds: number };
 

@@ -1,16 +1,19 @@
-/** Creates the Secret with the VNC password of a VM. The operator may create Secrets, but not read them. */
+/** Creates the Secret with the VNC password of a VM. The operator has the right to create Secrets, but not to read them. */
 import { API_VERSION, VNC_SECRET_KEY, VNC_SECRET_TYPE, vncSecretName } from '../../../api/v1alpha1/names.ts';
 import type { Facts } from '../facts.ts';
 import type { Observed } from '../observe.ts';
 import { machineOf, waitingState } from '../podstate.ts';
 import { NOTHING, requeueAfter, type StepResult, type Write } from './step.ts';
 
-/** Time in milliseconds between tries while the Secret of an earlier VM still has the name, because no watch shows when it is gone. */
+/** Time in milliseconds between attempts if the Secret of an earlier VM has the name. No watch shows when that Secret is deleted. */
 const RECHECK_MILLISECONDS = 2_000;
-/** Bytes of a password. In base64url they are eight characters, and VNC uses no more. */
+/** Number of random bytes in a password. In base64url they are eight characters, and VNC uses no more than eight. */
 const PASSWORD_BYTES = 6;
 
-/** Returns the write of the Secret. A Secret that exists stays as it is. The VM owns the Secret, which is deleted with the VM. */
+/**
+ * Returns the write of the Secret. An existing Secret is not changed. The VM owns the Secret, so the Secret is deleted together with the
+ * VM.
+ */
 export function createVncSecret({ vm, random }: Observed): Write {
   const { name, namespace = '', uid = '' } = vm.metadata;
   const password = Buffer.from(random(), 'hex').subarray(0, PASSWORD_BYTES).toString('base64url');
@@ -29,7 +32,7 @@ export function createVncSecret({ vm, random }: Observed): Write {
   };
 }
 
-/** Creates the Secret again while the host misses it. Its name may have belonged to the Secret of an earlier VM until now. */
+/** Creates the Secret again while the host reports that it is missing. Perhaps the Secret of an earlier VM had the name until now. */
 export function ensureVncSecret(observed: Observed, { failure }: Facts): StepResult {
   const { pod } = observed;
   const isMissed = pod !== undefined && waitingState(pod).reason === 'VNCSecretNotFound';

@@ -14,7 +14,7 @@ import { CONSOLE_PORT } from '../../../agent/drivers/emulator/arguments.ts';
 import { AVD_NAME } from '../../../agent/drivers/emulator/avd.ts';
 import { choose } from '../../../agent/drivers/emulator/lastwords.ts';
 import { imageFolder, NATIVE } from '../../../agent/drivers/emulator/sdk.ts';
-import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/emulator.ts';
+import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/emulatordefaults.ts';
 import { ADB_PORT } from '../../../api/v1alpha1/names.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { ConsoleClient } from '../../standins/emulator/consoleclient.ts';

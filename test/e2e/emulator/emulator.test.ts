@@ -20,7 +20,7 @@ import { GreatestCount } from '../../support/greatestcount.ts';
 import { unless } from '../../support/unless.ts';
 import { AdbClient } from '../../wires/adb.ts';
 import { GuestTunnel } from '../../wires/guesttunnel.ts';
-import { Kubectl } from '../../wires/kubectl.ts';
+import { StartedProgram } from '../../wires/startedprogram.ts';
 import {
   controlGroups,
   type EmulatorHost,
@@ -299,7 +299,7 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
     expect(await world.kubectl('logs', 'phone.emulator')).toContain('INFO');
     const { kubectlPath, kubeconfig } = world.cluster;
     const pod = ['--kubeconfig', kubeconfig, '-n', NAMESPACE, 'port-forward', 'pod/phone.emulator', ':5555'];
-    const forward = new Kubectl(kubectlPath, pod);
+    const forward = new StartedProgram(kubectlPath, pod);
     try {
       const [, port] = await forward.prints(/127\.0\.0\.1:(\d+) -> 5555/);
       await using here = await AdbClient.open();

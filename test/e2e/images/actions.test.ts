@@ -7,7 +7,7 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { Image, ImageSpec } from '../../../api/v1alpha1/image.ts';
 import { SECRETS } from '../../../kube/core.ts';
-import { IMAGES } from '../../../operator/objects/resources.ts';
+import { IMAGES } from '../../../api/v1alpha1/resources.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { Downloads } from '../../wires/downloads.ts';
 import { startRegistry, type TestRegistry } from '../../wires/registry.ts';

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { TASK_ANNOTATION } from '../../../api/v1alpha1/names.ts';
 import { NODES, PODS, SECRETS } from '../../../kube/core.ts';
-import { IMAGES } from '../../../operator/objects/resources.ts';
+import { IMAGES } from '../../../api/v1alpha1/resources.ts';
 import { CacheEntries, rowOf } from '../../fixtures/cacheentries.ts';
 import { Downloads } from '../../wires/downloads.ts';
 import { createImage, guestFile } from '../../fixtures/images.ts';

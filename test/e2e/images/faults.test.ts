@@ -7,7 +7,7 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import { Registries } from '../../../agent/images/oci/repository.ts';
 import { Keyring } from '../../../agent/images/oci/credentials.ts';
 import { SECRETS } from '../../../kube/core.ts';
-import { IMAGE_CACHE_ENTRIES, IMAGES } from '../../../operator/objects/resources.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES } from '../../../api/v1alpha1/resources.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { guestFile } from '../../fixtures/images.ts';
 import { startRegistry, type TestRegistry } from '../../wires/registry.ts';

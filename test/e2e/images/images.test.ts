@@ -15,7 +15,7 @@ import {
 import type { GuestArchitecture } from '../../../hack/guest.ts';
 import { CONFIG_MAPS, NODES, SECRETS } from '../../../kube/core.ts';
 import type { Condition } from '../../../kube/objects.ts';
-import { IMAGES, ISOS, VMS } from '../../../operator/objects/resources.ts';
+import { IMAGES, ISOS, VMS } from '../../../api/v1alpha1/resources.ts';
 import { AgentProcess } from '../../../hack/cluster/agent.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { Downloads } from '../../wires/downloads.ts';

@@ -1,6 +1,7 @@
 /** The HTTP API on a real cluster: people sign in at a provider, and everybody calls every operation. */
 import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { gunzipSync } from 'node:zlib';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { stringify } from 'yaml';
 import { authenticationConfiguration } from '../../../hack/authentication.ts';
@@ -14,10 +15,12 @@ import { KubeClient } from '../../../kube/client.ts';
 import { loadConnection } from '../../../kube/credentials.ts';
 import { createMetrics } from '../../../kube/metrics.ts';
 import { Transport } from '../../../kube/transport.ts';
-import { VMS } from '../../../operator/objects/resources.ts';
+import { VMS } from '../../../api/v1alpha1/resources.ts';
 import { httpObjects, type HTTPRequest, httpRequests } from '../../fixtures/httprequests.ts';
+import { plantedIn, plantedObjects } from '../../fixtures/plantedsecrets.ts';
 import { CHART } from '../../support/chart.ts';
 import { unless } from '../../support/unless.ts';
+import { BerthCommand } from '../../wires/berth.ts';
 import { bodyOf, Curl, SERVICE } from '../../wires/curl.ts';
 import { Installed, ROLLOUT, SET_UP_MILLISECONDS, SYSTEM, VALUES } from '../../worlds/installed.ts';
 import { CLIENT, IdentityProvider } from '../../worlds/provider.ts';
@@ -150,6 +153,29 @@ describe('The HTTP API of an installation', unless(unfit), () => {
     curl = curlAt(await berth.serviceAddress('berth-server'));
     const info = bodyOf(await curl.call('/api/v1/cluster-info'));
     expect(info).toMatchObject({ appClientId: CLIENT, issuer: provider.issuer });
+  });
+
+  test('a support bundle has logs and metrics of a real cluster, and none of 20 planted secrets', async () => {
+    const { cluster } = berth;
+    const [pod] = await berth.pods('operator');
+    const items = pod === undefined ? [] : plantedObjects('platform-default', SYSTEM, pod);
+    const input = JSON.stringify({ apiVersion: 'v1', kind: 'List', items });
+    await cluster.kubectl(['create', '--filename', '-'], { input });
+    const words = ['logs', 'planted', '--namespace', SYSTEM];
+    const isWritten = async () =>
+      plantedIn((await cluster.kubectl(words).catch(() => ({ stdout: '' }))).stdout).length > 0;
+    await waitFor('the log of the planted Pod', isWritten, ROLLOUT);
+    await using command = await BerthCommand.make(cluster.kubeconfig);
+    const file = join(cluster.directory, 'support.tar.gz');
+    const { code, err } = await command.run(['support-bundle', '--file', file]);
+    expect([code, err]).toEqual([0, '']);
+    const archive = await readFile(file);
+    const content = gunzipSync(archive).toString('latin1');
+    expect(plantedIn(`${archive.toString('latin1')} ${content}`)).toEqual([]);
+    expect(content).toMatch(/berth-support\/logs\/\d+-planted-planted\.log/);
+    expect(content).toMatch(/berth-support\/logs\/\d+-berth-operator-/);
+    expect(content).toMatch(/^berth_image_store_bytes /m);
+    await cluster.kubectl(['delete', '--wait=false', '--filename', '-'], { input });
   });
 
   test('people sign in through the pages of the provider, by code and by device', async () => {

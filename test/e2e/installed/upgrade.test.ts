@@ -5,7 +5,7 @@ import { pino } from 'pino';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import { Informer } from '../../../kube/informer.ts';
-import { VMS } from '../../../operator/objects/resources.ts';
+import { VMS } from '../../../api/v1alpha1/resources.ts';
 import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
 import { CHART } from '../../support/chart.ts';
 import { buildEarlier, EARLIER_TAG, type Earlier, whyNoEarlier } from './earlier.ts';

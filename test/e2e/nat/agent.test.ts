@@ -7,7 +7,7 @@ import { createImage } from '../../fixtures/images.ts';
 import { readMetrics } from '../../support/operatorlog.ts';
 import { VMs } from '../../fixtures/vms.ts';
 import { waitFor } from '../../../hack/wait.ts';
-import { Kubectl } from '../../wires/kubectl.ts';
+import { StartedProgram } from '../../wires/startedprogram.ts';
 import { NAMESPACE, NatHost, NODE } from '../../worlds/natagent.ts';
 import { whyNotHere } from '../../worlds/nat.ts';
 import { unless } from '../../support/unless.ts';
@@ -175,7 +175,7 @@ describe('nat from the agent to the VM', unless(missing), () => {
   test('kubectl port-forward reaches the guest at its own address', async () => {
     const { kubectlPath, kubeconfig } = host.cluster;
     const args = ['--kubeconfig', kubeconfig, '-n', NAMESPACE, 'port-forward', 'pod/steady', ':80'];
-    const forward = new Kubectl(kubectlPath, args);
+    const forward = new StartedProgram(kubectlPath, args);
     try {
       const [, port] = await forward.prints(/127\.0\.0\.1:(\d+) -> 80/);
       const response = await fetch(`http://127.0.0.1:${port}/`);

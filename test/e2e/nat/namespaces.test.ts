@@ -391,7 +391,7 @@ describe('network namespaces of programs', unless(missing), () => {
         'the way to the loopback address',
         'inside',
         ['sysctl', '--write', 'net.ipv4.conf.DEVICE.route_localnet=0'],
-        'Network namespace DEVICE did not have the way to its loopback address',
+        'Network namespace DEVICE did not have the forwarding to its loopback address',
       ],
       [
         'the rules in the namespace',

@@ -1,7 +1,7 @@
 /** A whole Berth at rest: the writers to the API server while nothing changes. */
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { conditionIn } from '../../../operator/objects/conditions.ts';
-import { IMAGES } from '../../../operator/objects/resources.ts';
+import { IMAGES } from '../../../api/v1alpha1/resources.ts';
 import { auditedWrites, isSignOfLife, untilSettled } from '../../support/apiwrites.ts';
 import { CacheEntries } from '../../fixtures/cacheentries.ts';
 import { numbered } from '../../fixtures/vms.ts';

@@ -11,7 +11,7 @@ import { waitFor } from '../../../hack/wait.ts';
 import { SECRETS } from '../../../kube/core.ts';
 import { PUBLIC_KEYS } from '../../fixtures/guestdata.ts';
 import { expectUntold } from '../../support/told.ts';
-import { Kubectl } from '../../wires/kubectl.ts';
+import { StartedProgram } from '../../wires/startedprogram.ts';
 import { logIn } from '../../support/vnc.ts';
 import { page, powerOff, tell } from '../../worlds/qemuguest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
@@ -186,9 +186,15 @@ test(
   'is reached through the API server: ports, screen, console and commands',
   async () => {
     const { kubectlPath, kubeconfig } = world.cluster;
-    const started: Kubectl[] = [];
-    const kubectl = (...args: string[]): Kubectl => {
-      const one = new Kubectl(kubectlPath, ['--kubeconfig', kubeconfig, '-n', world.vms.namespace, ...args]);
+    const started: StartedProgram[] = [];
+    const kubectl = (...args: string[]): StartedProgram => {
+      const one = new StartedProgram(kubectlPath, [
+        '--kubeconfig',
+        kubeconfig,
+        '-n',
+        world.vms.namespace,
+        ...args,
+      ]);
       started.push(one);
       return one;
     };

@@ -13,7 +13,7 @@ import { AVDS, commandLine, environment, FOLDERS } from '../../../agent/drivers/
 import { AVD_NAME, avdFiles } from '../../../agent/drivers/emulator/avd.ts';
 import { prepareStart } from '../../../agent/drivers/emulator/files.ts';
 import { type Architecture, imageFolder, NATIVE } from '../../../agent/drivers/emulator/sdk.ts';
-import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/emulator.ts';
+import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/emulatordefaults.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { makeSdk } from './sdk.ts';
 

@@ -3,7 +3,7 @@ import { encodeCall, MESSAGE_LIMIT_BYTES, MessageSplitter, readBody } from './db
 import { DBusFormatError, Writer } from './dbusvalues.ts';
 
 const SIZE = { path: '/a', interface: 'b', member: 'c', type: 'qqiiuu', values: [300, 170, 0, 0, 1280, 720] };
-/** The call {@link SIZE} with the number 9, as another program wrote it. */
+/** Bytes of the call {@link SIZE} with the serial number 9, as another program wrote them. */
 const SIZE_BYTES = [
   '6c01000114000000090000003c000000',
   '01016f00020000002f61000000000000',

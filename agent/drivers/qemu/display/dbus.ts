@@ -1,6 +1,6 @@
 /**
- * Reads and writes the messages of D-Bus that QEMU's display needs: calls are written, and any message in little-endian order is
- * read. A guest may have taken control of QEMU, so the size has a limit, and every other form is an error.
+ * Reads and writes the messages of D-Bus that QEMU's display needs: calls are written, and any message in little-endian order is read. A
+ * hostile guest can control its QEMU. So the size of a message has a limit, and a message of any other form is an error.
  */
 import { DBusFormatError, padding, Reader, STRUCTURE_BYTES, type Value, Writer } from './dbusvalues.ts';
 
@@ -9,7 +9,7 @@ export const MESSAGE_LIMIT_BYTES = 64 * 1024;
 const LITTLE_ENDIAN = 0x6c;
 const PROTOCOL_VERSION = 1;
 const FIXED_HEADER_BYTES = 16;
-/** Position of the length of the header's fields. The fields are an array behind this length. */
+/** Position of the length of the header's fields. The fields are an array after this length. */
 const FIELDS_POSITION = 12;
 
 export const MESSAGE_TYPE = { call: 1, answer: 2, error: 3, signal: 4 } as const;
@@ -48,7 +48,7 @@ export interface Message {
   size: number;
 }
 
-/** Returns the bytes of a call. `serial` is a number that the answer will name; it is not 0. */
+/** Returns the bytes of a call. `serial` is a number other than 0. The answer to the call will contain this number. */
 export function encodeCall(serial: number, call: Call): Buffer {
   const body = new Writer();
   for (const [index, value] of call.values.entries()) {
@@ -129,7 +129,7 @@ function decode(bytes: Buffer): Message {
   };
 }
 
-/** Returns the values of a message. @throws DBusFormatError when they do not have the form that the message's signature says. */
+/** Returns the values of a message. @throws DBusFormatError when the values do not have the form that the message's signature states. */
 export function readBody({ signature, body }: Pick<Message, 'signature' | 'body'>): Value[] {
   return new Reader(body, 0).values(signature, 0);
 }

@@ -3,13 +3,13 @@ import { EventEmitter } from 'node:events';
 import type { Duplex } from 'node:stream';
 import { type Call, encodeCall, type Message, MESSAGE_TYPE, MessageSplitter } from './dbus.ts';
 
-/** Time limit of a call and of the login. QEMU answers in a few milliseconds, on an overloaded host in seconds. */
+/** Time limit of a call and of the login. QEMU answers in a few milliseconds, or in seconds on an overloaded host. */
 const CALL_TIMEOUT_MILLISECONDS = 30_000;
-/** Limit of the line that accepts the login. QEMU's line has some 40 bytes. */
+/** Limit of the line with which QEMU accepts the login. This line has some 40 bytes. */
 const LOGIN_LIMIT_BYTES = 512;
 /**
- * Limit of the bytes of messages that do not answer a call, within {@link UNASKED_MILLISECONDS}. A QEMU that works sends some hundred
- * bytes for each change of the screen's size.
+ * Limit of the bytes of messages that do not answer a call, within {@link UNASKED_MILLISECONDS}. A working QEMU sends some hundred bytes
+ * for each change of the screen's size.
  */
 const UNASKED_LIMIT_BYTES = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;
@@ -51,7 +51,9 @@ export class DBusConnection extends EventEmitter<{ signal: [Message]; close: [] 
     });
   }
 
-  /** Logs in as this process's user. @throws DBusError when QEMU refuses the login or gives no answer. The socket is closed then. */
+  /**
+   * Logs in as this process's user. @throws DBusError when QEMU refuses the login or gives no answer. In this case, the socket is closed.
+   */
   static async open(socket: Duplex): Promise<DBusConnection> {
     const user = Buffer.from(String(process.getuid?.() ?? 0)).toString('hex');
     socket.write(`\0AUTH EXTERNAL ${user}\r\n`);
@@ -95,7 +97,7 @@ export class DBusConnection extends EventEmitter<{ signal: [Message]; close: [] 
     });
   }
 
-  /** Handles a message. An error ends the connection. @throws DBusError when QEMU sends too much that answers no call. */
+  /** Handles a message. An error ends the connection. @throws DBusError when QEMU sends too many bytes that answer no call. */
   #take(message: Message): void {
     const pending = message.answers === undefined ? undefined : this.#pending.get(message.answers);
     if (message.answers === undefined || pending === undefined) {

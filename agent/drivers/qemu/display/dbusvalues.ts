@@ -1,6 +1,6 @@
 /**
- * Reads and writes the values of D-Bus messages, in little-endian order. A guest may have taken control of QEMU, so a value of any other
- * form is an error, and the nesting of values has a limit.
+ * Reads and writes the values of D-Bus messages, in little-endian order. A hostile guest can control its QEMU. So a value of any other form
+ * is an error, and the nesting of values has a limit.
  */
 
 /** Limit of nested values. QEMU's answers have three levels: a list of pairs with values of any type. */
@@ -9,7 +9,7 @@ const NESTING_LIMIT = 8;
 export const STRUCTURE_BYTES = 8;
 const COUNT_BYTES = 4;
 
-/** Value of a message: structures, pairs and arrays are lists. A value of any type is the value itself. */
+/** Value of a message. Structures, pairs and arrays become lists. A variant becomes the value that it contains. */
 export type Value = number | bigint | string | Value[];
 
 /** Error of a message that is not D-Bus, or exceeds a limit. */
@@ -43,7 +43,7 @@ const NUMBERS: Readonly<
 /** Types of the lengths before texts: strings, paths of objects, and signatures. */
 const TEXT_LENGTHS: Readonly<Record<string, 'u' | 'y'>> = { s: 'u', o: 'u', g: 'y' };
 
-/** Writes values one behind the other. */
+/** Writes values one after the other. */
 export class Writer {
   readonly #parts: Buffer[] = [];
   #length = 0;
@@ -57,7 +57,7 @@ export class Writer {
     this.add(Buffer.alloc(padding(this.#length, bytes)));
   }
 
-  /** Writes a number or a text. @throws Error when calls cannot have this type. */
+  /** Writes a number or a text. @throws Error when this class cannot write values of this type. */
   value(type: string, value: number | string): void {
     if (typeof value === 'string') {
       this.#text(type, value);
@@ -149,7 +149,7 @@ export class Reader {
     return this.value(type, depth + 1);
   }
 
-  /** Reads a structure. D-Bus has no empty structures. An array of them would have no end, because its items have no bytes. */
+  /** Reads a structure. D-Bus has no empty structures. An array of empty structures would have no end, because its items have no bytes. */
   #structure(types: string, depth: number): Value[] {
     if (types === '') {
       throw new DBusFormatError('A message has an empty structure');
@@ -201,7 +201,7 @@ function alignmentOf(type: string): number {
   }
 }
 
-/** Returns the position behind the complete type that begins at `start` of a signature. @throws DBusFormatError when it has no end. */
+/** Returns the position after the complete type that begins at `start` of a signature. @throws DBusFormatError when the type has no end. */
 function endOfType(signature: string, start: number): number {
   let depth = 0;
   for (let at = start; at < signature.length; at += 1) {

@@ -19,15 +19,18 @@ const CONSOLE_PATH = '/org/qemu/Display1/Console_0';
 const CONSOLE_INTERFACE = 'org.qemu.Display1.Console';
 const PROPERTIES_INTERFACE = 'org.freedesktop.DBus.Properties';
 const MILLIMETERS_PER_INCH = 25.4;
-/** Waits between attempts to set the DPI. The cause is most likely a host that has too much to do, or a QEMU that refuses for good. */
+/** Waits between attempts to set the DPI. If an attempt fails, most likely the host is overloaded, or QEMU always refuses. */
 const RETRY = { firstMilliseconds: 1_000, capMilliseconds: 60_000 };
-/** Wait after a change of the size. A guest changes its size several times when it boots, and a client while a window is dragged. */
+/**
+ * Wait after a change of the screen's size. A guest changes the size several times when it boots. A VNC client changes the size several
+ * times while a user drags its window.
+ */
 const SETTLE_MILLISECONDS = 300;
 
 /** Limit of the text of an error in the VM's condition. The log of the agent has the whole error. */
 const FAULT_LIMIT_CHARACTERS = 100;
 const NO_DBUS =
-  'QEMU on the host has no D-Bus display, or the machine began with another card; upgrade QEMU, and stop and start the VM';
+  'QEMU on the host has no D-Bus display, or the VM was started with another graphics card. Upgrade QEMU, then stop and start the VM';
 
 const propertiesSchema = z.tuple([z.array(z.tuple([z.string(), z.unknown()]))]);
 const sizeSchema = z.object({ Width: z.number().int().min(1), Height: z.number().int().min(1) });
@@ -55,7 +58,10 @@ export class DisplayDpi {
     this.#context = context;
   }
 
-  /** Begins to set the DPI of the machine's process. This agent started the process just now, or found it. */
+  /**
+   * Begins to set the DPI of the machine's screen. `started` means that the agent has just started the process. `found` means that the
+   * agent found the process after its own restart.
+   */
   follow(how: 'started' | 'found'): void {
     this.close();
     const following = new AbortController();
@@ -169,7 +175,10 @@ export function displayState({ display, cropped }: Screen, fault?: string): Disp
     : { ready: false, reason: 'NoDPI', message: [has, ...dpiFault].join('. ') };
 }
 
-/** Calls `work` after changes of the screen, one call at a time. Changes during a call are one change. Resolves when `dbus` is closed. */
+/**
+ * Calls `work` after changes of the screen, one call at a time. All changes during a call together cause one more call. Resolves when
+ * `dbus` is closed.
+ */
 async function eachChange(
   dbus: DBusConnection,
   signal: AbortSignal,

@@ -3,7 +3,7 @@ import { run } from '../../../../base/exec.ts';
 import { canPassSockets } from './socket.ts';
 import type { DisplaySupport } from '../platform.ts';
 
-/** Time limit of a program that prints its version or help. It needs some 50 ms, on an overloaded host seconds. */
+/** Time limit of a program that prints its version or help. The program needs some 50 ms, or seconds on an overloaded host. */
 const HELP_TIMEOUT_MILLISECONDS = 30_000;
 /** Sizes in pixels that VNC shows at most. QEMU cuts off the rest of a larger screen. */
 const VNC_MAXIMUM = { width: 5120, height: 2160 };

@@ -1,7 +1,7 @@
 /** Decides for which sizes of a guest's screen the DPI is set. */
 import { displayBounds } from '../../../../api/v1alpha1/display.ts';
 
-/** Limit of width and height in pixels. QEMU writes the size in a field of 12 bits, as the standard of screens does (EDID). */
+/** Limit of width and height in pixels. QEMU writes the size into a field of 12 bits, as the EDID standard for screens requires. */
 const LARGEST = 4095;
 
 export interface Size {
@@ -12,8 +12,9 @@ export interface Size {
 }
 
 /**
- * Follows the size of a screen. A VNC client can change the size, and QEMU then forgets the DPI. But firmware and boot menus have sizes of
- * their own: if the DPI were set for these sizes, the guest would keep them. So a size counts only after the guest has shown a known size.
+ * Follows the size of a screen. A VNC client can change the size, and QEMU then forgets the DPI. But firmware and boot menus use other
+ * sizes. If the DPI were set while the screen has such a size, the guest would keep this size. So the DPI is set only after the screen has
+ * had the wanted size or the last known size.
  */
 export class FollowedSize {
   readonly #wanted: Size;
@@ -26,8 +27,8 @@ export class FollowedSize {
   }
 
   /**
-   * Takes the size of a guest that an earlier agent started. Returns whether the DPI must be set for the size. A client or a boot menu may
-   * have chosen another size than the wanted one, so only a later change of the size counts.
+   * Takes the screen size of a guest that the agent started before its own restart. Returns whether the DPI must be set for this size. If
+   * the size is not the wanted size, a client or a boot menu may have chosen it. So the DPI is set only after the next change of the size.
    */
   adopt(size: Size): boolean {
     if (isPossible(size)) {

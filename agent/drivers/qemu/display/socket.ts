@@ -1,6 +1,7 @@
 /**
- * Connects to QEMU's D-Bus display. QEMU does not listen for D-Bus: it takes a socket as an open file over its machine protocol. Node.js
- * cannot send open files, so a short Perl program does, and ends. An agent that has restarted connects in the same way.
+ * Connects to QEMU's D-Bus display. QEMU does not listen for D-Bus connections. QEMU takes a socket as an open file descriptor over its
+ * machine protocol (QMP). Node.js cannot send file descriptors, so a short Perl program sends the socket and ends. An agent that has
+ * restarted connects in the same way.
  */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -8,18 +9,18 @@ import type { Duplex, Readable } from 'node:stream';
 import { DBusConnection, DBusError } from './dbusconnection.ts';
 import { FILES } from '../state.ts';
 
-/** Numbers of the system call `sendmsg` on Linux, by Node.js's name of the architecture. */
+/** Numbers of the system call `sendmsg` on Linux. The key is Node.js's name of the architecture. */
 const SENDMSG: Readonly<Partial<Record<string, number>>> = { x64: 46, arm64: 211 };
 /** File descriptor of the socket in the program. The program sends it to QEMU. */
 const PASSED_DESCRIPTOR = 3;
-/** Time limit of the program. It ends after some 10 ms, on an overloaded host after seconds. */
+/** Time limit of the program. The program ends after some 10 ms, or after seconds on an overloaded host. */
 const PROGRAM_TIMEOUT_MILLISECONDS = 30_000;
 /** Limit of the text of the program's error. */
 const WORDS_LIMIT_CHARACTERS = 500;
 
 /**
- * Source code of the program, in Perl. It uses no Perl module, as the log writer's program. It speaks QEMU's machine protocol on a
- * socket of its own, because QEMU takes an open file only for commands on the same socket.
+ * Source code of the program, in Perl. Like the log writer's program, it uses no Perl module. The program speaks QEMU's machine protocol on
+ * a separate socket, because QEMU accepts an open file only for commands on the same socket.
  */
 const PROGRAM = String.raw`
 my ($path, $sendmsg, $passed) = @ARGV;
@@ -76,7 +77,7 @@ export async function connectDisplay(folder: string, signal: AbortSignal): Promi
     timeout: PROGRAM_TIMEOUT_MILLISECONDS,
     killSignal: 'SIGKILL',
   });
-  // Errors of the program and of the socket appear as the failures below. Without a listener they would end the process.
+  // The code below reports errors of the program and of the socket. Without these listeners, such errors would end the agent.
   child.on('error', () => undefined);
   const socket = child.stdio[PASSED_DESCRIPTOR] as Duplex | undefined;
   if (socket === undefined || child.stderr === null) {

@@ -6,12 +6,12 @@
 const NEWLINE = 0x0a;
 const QUOTE = 0x22;
 const BACKSLASH = 0x5c;
-/** Byte that a guest agent sends before its answer to `guest-sync-delimited`. It is never a part of JSON. */
+/** Byte that a guest agent sends before its answer to `guest-sync-delimited`. This byte is never a part of JSON. */
 export const DELIMITER = 0xff;
 
 /**
- * Limit of one string in bytes. A longer string is cut. It is the base64 text of nearly 4 MiB, in whole groups of four characters, so
- * that the text stays valid.
+ * Limit of one string in bytes. A longer string is cut. The limit is the length of the base64 text of nearly 4 MiB. It is a multiple of
+ * four characters, so that a cut text stays valid base64.
  */
 export const STRING_LIMIT_BYTES = Math.floor((4 * 1024 * 1024) / 3) * 4;
 /** Limit of one line in bytes, after the cuts. The longest honest answer has two long strings and some numbers. */
@@ -26,7 +26,7 @@ export class AnswerReader {
   /** Whether a delimiter has come. All bytes before the first delimiter are thrown away, because they answer an earlier client. */
   #delimited = false;
 
-  /** Returns the lines that this chunk completes, also empty ones. @throws Error when a line is longer than the limit. */
+  /** Returns the lines that this chunk completes, including empty lines. @throws Error when a line is longer than the limit. */
   push(chunk: Buffer): string[] {
     const lines: string[] = [];
     const kept = Buffer.alloc(chunk.length);
@@ -70,7 +70,7 @@ export class AnswerReader {
     this.#parts.push(piece);
   }
 
-  /** Follows the strings of the line, and returns whether the line keeps this byte. */
+  /** Keeps track of the strings in the line, and returns whether this byte is kept or cut. */
   #isKept(byte: number): boolean {
     if (!this.#delimited) {
       return false;

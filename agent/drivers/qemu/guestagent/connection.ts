@@ -7,26 +7,26 @@ import { AnswerReader, DELIMITER } from './answers.ts';
 import { FILES } from '../state.ts';
 
 /**
- * Time limit of a guest agent's first answer. It answers in milliseconds, or in tenths of a second in a busy emulated guest. If a
- * guest has no agent, each copy of its disk waits this long.
+ * Time limit of a guest agent's first answer. A guest agent answers in milliseconds, or in tenths of a second if the guest is emulated and
+ * busy. If a guest has no guest agent, each copy of its disk waits this long.
  */
 const SYNC_TIMEOUT_MILLISECONDS = 3_000;
 /**
- * Limit of the random numbers in the command guest-sync-delimited. It takes any 64-bit number, but JSON is exact up to 53 bits and
- * randomInt up to 48 bits.
+ * Limit of the random numbers in the command guest-sync-delimited. The command takes any 64-bit number. But JavaScript reads numbers in
+ * JSON exactly only up to 53 bits, and `randomInt` makes at most 48 bits.
  */
 const SYNC_ID_LIMIT = 2 ** 48 - 1;
 /**
- * Default limit of the bytes that the client reads from one connection. Real answers have some hundred bytes. A hostile guest that
- * writes without end cannot use more time of the agent.
+ * Default limit of the bytes that the client reads from one connection. Real answers have some hundred bytes. The limit protects the
+ * agent's processor time from a hostile guest that writes without end.
  */
 const RECEIVE_LIMIT_BYTES = 1024 * 1024;
 /**
- * Limit of the lines in a row that answer no command. Answers to earlier clients may wait in the guest, up to some hundred after a long
- * time without its guest agent. A hostile guest could send millions of short lines, and the agent would parse each.
+ * Limit of the lines in a row that answer no command. Answers to earlier clients can wait in the guest. If its guest agent did not run for
+ * a long time, some hundred such answers can wait. A hostile guest could send millions of short lines, and the agent would parse each line.
  */
 const UNASKED_LINES = 1_024;
-/** Limit of an error's text. An error of a guest agent is a sentence; a longer text is cut before it gets into a log. */
+/** Limit of an error's text. An error of a guest agent is one sentence. A longer text is cut before it is logged. */
 const ERROR_LIMIT_CHARACTERS = 500;
 
 const messageSchema = z.object({
@@ -53,12 +53,12 @@ export class GuestConnection {
   readonly #socket: Socket;
   readonly #reader = new AnswerReader();
   /**
-   * Receivers of the answers that have not come yet. Answers have no id, and come in the order of the commands. A receiver whose
-   * time limit is over stays here, because its answer may still come.
+   * Receivers of the answers that have not come yet. Answers have no id, and come in the order of the commands. A receiver whose time limit
+   * is over stays in this list, because its answer can come later.
    */
   readonly #expected: ((answer: Answer) => void)[] = [];
   #synced: ((id: unknown) => boolean) | undefined;
-  /** Number of lines since the last answer to a command. */
+  /** Number of lines received since the last answer to a command. */
   #unaskedLines = 0;
   /** Reason why the connection is closed; undefined while it is open. */
   #closed: string | undefined;
@@ -81,8 +81,8 @@ export class GuestConnection {
   }
 
   /**
-   * Connects to the guest agent. Returns undefined when no agent answers in time, because QEMU keeps the socket open whether the
-   * guest has an agent or not.
+   * Connects to the guest agent. Returns undefined when no guest agent answers in time. The socket is open in any case, because QEMU opens
+   * it even if the guest has no guest agent.
    *
    * @throws Error of the system when no hypervisor listens; the signal's reason when the signal aborted.
    */
@@ -115,9 +115,9 @@ export class GuestConnection {
   }
 
   /**
-   * Executes a command, and returns the agent's answer. After a timeout, the answer may still come later.
+   * Executes a command, and returns the agent's answer. After a timeout, the answer can come later.
    *
-   * @throws GuestAgentRefusal when the agent answers with an error; Error when it does not answer in time.
+   * @throws GuestAgentRefusal when the guest agent answers with an error; Error when the guest agent does not answer in time.
    */
   async execute(command: string, options: CommandOptions): Promise<unknown> {
     const { timeoutMilliseconds } = options;
@@ -146,9 +146,8 @@ export class GuestConnection {
   }
 
   /**
-   * Requests an answer with a random number, and returns whether that answer came in time. The delimiter makes the agent forget the
-   * half of a command that an earlier client sent. Answers to an earlier client come first, so only the answer with this number is
-   * accepted.
+   * Requests an answer with a random number, and returns whether that answer came in time. The delimiter makes the guest agent drop an
+   * incomplete command that an earlier client sent. Answers to earlier clients come first, so only the answer with this number is accepted.
    */
   async #sync(signal: AbortSignal | undefined): Promise<boolean> {
     const id = randomInt(SYNC_ID_LIMIT);
@@ -164,7 +163,7 @@ export class GuestConnection {
     return (await within(promise, SYNC_TIMEOUT_MILLISECONDS, signal)) ?? false;
   }
 
-  /** Makes all commands without an answer fail. Of several reasons, an error or a close, the first is kept. */
+  /** Makes all commands fail that have no answer yet. If both an error and a close are reported, the first report is the reason. */
   #end(why: string): void {
     this.#closed ??= why;
     for (const take of this.#expected.splice(0)) {
@@ -222,7 +221,7 @@ export class GuestConnection {
   }
 }
 
-/** Parses a line from the guest, which may be any text. Returns undefined if the text is not an answer. */
+/** Parses a line from the guest. The line can be any text. Returns undefined if the text is not an answer. */
 function parse(line: string): Message | undefined {
   try {
     return messageSchema.safeParse(JSON.parse(line)).data;

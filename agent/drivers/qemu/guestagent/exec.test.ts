@@ -26,7 +26,7 @@ afterEach(async () => {
   await rm(folder, { recursive: true, force: true });
 });
 
-/** Answers commands in turn with the next of `answers`, and the rest with the last. `seen` gets each command. */
+/** Answers each command with the next entry of `answers`. All further commands get the last entry. `seen` receives each command. */
 async function guest(answers: readonly object[], seen: PeerCommand[] = []): Promise<void> {
   let next = 0;
   const play = (socket: Socket, command: PeerCommand): void => {
@@ -124,7 +124,7 @@ describe('a command in a guest', () => {
 
   it('that only pretends to run gets no more of the agent’s memory', async () => {
     const flood = `{"return":{"exited":false,"x":"${'x'.repeat(8 * MEBIBYTE)}"}}\n`;
-    // No connection alone reaches the limit: the first is quiet, and each later one carries one answer.
+    // No single connection reaches the limit. The first connection carries no answer, and each later connection carries one.
     let first: Socket | undefined;
     const play = (socket: Socket, { execute }: PeerCommand): void => {
       first ??= socket;
@@ -137,7 +137,7 @@ describe('a command in a guest', () => {
 });
 
 describe('a guest agent that sends lines without a question', () => {
-  /** Sends so many lines after each answer. */
+  /** Sends `count` copies of `line` after each answer. */
   async function chatty(line: string, count: number): Promise<void> {
     const play = (socket: Socket, { execute }: PeerCommand): void => {
       const answer = JSON.stringify(execute === 'guest-exec' ? STARTED : RUNNING);
@@ -171,7 +171,7 @@ describe('a guest agent that sends lines without a question', () => {
 
 describe('a guest agent', () => {
   it('is asked nothing while others use it, and a question gives way to a freeze', async () => {
-    // The guest answers nothing, so the question would last.
+    // The guest sends no answer, so the question would wait until its time limit.
     peer = await ScriptedPeer.listen(
       join(folder, 'ga.sock'),
       afterSync(

@@ -1,4 +1,4 @@
-/** Runs a command in a guest by its guest agent. The agent has no streams, so the output is fetched when the command has ended. */
+/** Runs a command in a guest by its guest agent. A guest agent has no streams, so the output is fetched when the command has ended. */
 import * as z from 'zod';
 import { hasCode } from '../../../../base/errors.ts';
 import { pause } from '../../../../base/time.ts';
@@ -10,26 +10,33 @@ import { type GuestConnection, GuestAgentRefusal } from './connection.ts';
 /** Limit of a command's input. The guest agent gets the input in one message, and holds it in the guest's memory. */
 const INPUT_LIMIT_BYTES = 1024 * 1024;
 /**
- * Limit of the bytes that the agent reads for one command. A guest agent sends up to 16 MiB for each of two streams, as base64 in one
- * line. The agent keeps nearly 4 MiB of each.
+ * Limit of the bytes that the agent reads for one command. A guest agent sends up to 16 MiB for each of two streams, as base64 in one line.
+ * The agent keeps nearly 4 MiB of each stream.
  */
 const RECEIVE_LIMIT_BYTES = 48 * 1024 * 1024;
-/** Time limit of an answer without output. The guest agent may be slow to start a program in a busy emulated guest. */
+/** Time limit of an answer without output. A guest agent starts a program slowly if the guest is emulated and busy. */
 const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
-/** Time limit of an answer with output. 22 MB take 5 s in an emulated guest. */
+/** Time limit of an answer with output. An emulated guest needs 5 s for 22 MB of output. */
 const OUTPUT_TIMEOUT_MILLISECONDS = 60_000;
-/** Time in which the agent waits for a short command over its first connection. Other users of the guest agent wait meanwhile. */
+/**
+ * Time in which the agent waits for the end of a command over its first connection, because most commands are short. Meanwhile other uses
+ * of the guest agent wait.
+ */
 const SHORT_COMMAND_MILLISECONDS = 500;
 /** Time between two questions whether a short command has ended. */
 const SHORT_INTERVAL_MILLISECONDS = 20;
 /** Time between two questions whether a long command has ended. Each question makes a connection. */
 const LONG_INTERVAL_MILLISECONDS = 500;
-/** Number of questions in a row without an answer, after which the command is given up. A busy guest may answer late. */
+/**
+ * Number of consecutive questions without an answer after which the agent stops waiting for the command. One such question is not enough,
+ * because a busy guest can answer late.
+ */
 const SILENCE_LIMIT = 5;
 
 const isUnreachable = hasCode('ENOENT', 'ECONNREFUSED', 'EAGAIN');
 const SILENT = 'The guest agent of the machine does not answer';
-const INVALID = 'The guest agent of the machine gave no valid answer, and the command may still run';
+const INVALID =
+  'The guest agent of the machine gave no valid answer. Check in the guest whether the command still runs';
 
 const startedSchema = z.object({ pid: z.number().int() });
 const statusSchema = z.object({
@@ -46,8 +53,8 @@ type Status = z.infer<typeof statusSchema>;
 /**
  * Runs a command in the guest, and resolves when the command has ended. If the signal aborts, the command continues in the guest.
  *
- * @throws StreamRefused when no guest agent answers, the guest agent refuses the command or gives no valid answer, the input is too
- * large, or an urgent use of the guest agent interrupts the command; the signal's reason when it aborted.
+ * @throws StreamRefused when no guest agent answers, the guest agent refuses the command or gives no valid answer, the input is too large,
+ *     or an urgent use of the guest agent interrupts the command; the signal's reason when the signal aborted.
  */
 export async function executeInGuest(agent: GuestAgent, command: GuestCommand): Promise<GuestCommandResult> {
   const { signal, input } = command;
@@ -81,7 +88,7 @@ export async function executeInGuest(agent: GuestAgent, command: GuestCommand): 
     );
     silences = next === undefined ? silences + 1 : 0;
     if (silences === SILENCE_LIMIT) {
-      throw new StreamRefused(`${SILENT} any more, and the command may still run`);
+      throw new StreamRefused(`${SILENT} any more. Check in the guest whether the command still runs`);
     }
     status = next ?? status;
   }
@@ -119,7 +126,10 @@ async function ask(connection: GuestConnection, pid: number, signal: AbortSignal
   return statusSchema.parse(await connection.execute('guest-exec-status', options));
 }
 
-/** Makes each fault of the guest and its agent a refusal that people read. A lost socket means that the machine has ended. */
+/**
+ * Turns each error of the guest and its guest agent into a StreamRefused, whose message is for people. If the socket was lost, the machine
+ * has ended.
+ */
 async function refusing<T>(answer: Promise<T>, signal: AbortSignal): Promise<T> {
   try {
     return await answer;
@@ -133,7 +143,7 @@ async function refusing<T>(answer: Promise<T>, signal: AbortSignal): Promise<T> 
   }
 }
 
-/** Returns the result of an ended command. A signal gives the exit code that a shell gives. */
+/** Returns the result of an ended command. If a signal ended the command, the exit code is the one that a shell returns in this case. */
 function resultOf(status: Status): GuestCommandResult {
   const { exitcode, signal = 0, 'out-data': stdout = '', 'err-data': stderr = '' } = status;
   const isCut = [stdout, stderr].some(({ length }) => length >= STRING_LIMIT_BYTES);

@@ -1,4 +1,4 @@
-/** Reads the facts that a guest reports about itself by its guest agent. A guest may report anything, so each value is checked. */
+/** Reads the facts that a guest reports about itself by its guest agent. A guest can report anything, so each value is checked. */
 import { BlockList, isIP, SocketAddress } from 'node:net';
 import * as z from 'zod';
 import {
@@ -9,10 +9,10 @@ import {
 } from '../../../../api/v1alpha1/machine.ts';
 import { type GuestConnection, GuestAgentRefusal } from './connection.ts';
 
-/** Time limit of each question. An agent answers in some 20 ms, or in tenths of a second in a busy emulated guest. */
+/** Time limit of each question. A guest agent answers in some 20 ms, or in tenths of a second if the guest is emulated and busy. */
 const ANSWER_TIMEOUT_MILLISECONDS = 5_000;
 
-/** Networks whose addresses lead nowhere from outside the guest: this host, loopback, link-local, multicast and reserved. */
+/** Networks whose addresses cannot be reached from outside the guest: this host, loopback, link-local, multicast and reserved. */
 const NOWHERE = [
   ['0.0.0.0', 8, 'ipv4'],
   ['127.0.0.0', 8, 'ipv4'],
@@ -27,12 +27,14 @@ for (const [network, prefix, family] of NOWHERE) {
   nowhere.addSubnet(network, prefix, family);
 }
 
-/** Limit of the interfaces of a guest, and of the addresses of one interface. A guest with many containers has some dozens. */
+/**
+ * Largest number of interfaces of a guest, and of addresses of one interface. A guest with many containers has some dozens of interfaces.
+ */
 const LIST_LIMIT = 256;
 
 /**
- * Schema of a list that is only read up to {@link LIST_LIMIT}. A guest may send a list of 500,000 wrong items, and an error for each would
- * keep the agent busy for half a second.
+ * Schema of a list that is only read up to {@link LIST_LIMIT}. A guest can send a list of 500,000 wrong items. If the schema made an error
+ * for each item, the agent would be busy for half a second.
  */
 function beginningOf<T extends z.ZodType>(item: T) {
   return z.preprocess((value) => (Array.isArray(value) ? value.slice(0, LIST_LIMIT) : value), z.array(item));
@@ -82,9 +84,9 @@ function addressesOf(interfaces: z.infer<typeof interfacesSchema>): string[] {
   return [...known];
 }
 
-/** Returns the usual form of an address by which others may reach the guest; undefined for any other text. */
+/** Returns the standard form of an address at which others can reach the guest. Returns undefined for any other text. */
 function plainAddress(text: string): string | undefined {
-  // Other texts that count as IPv6 have a zone after a percent sign, or the dots of an IPv4 address.
+  // `isIP` accepts other texts as IPv6 too: those with a zone after a percent sign, or with the dots of an IPv4 address.
   const version = /^[0-9a-f:]+$|^[0-9.]+$/i.test(text) ? isIP(text) : 0;
   if (version === 0) {
     return undefined;

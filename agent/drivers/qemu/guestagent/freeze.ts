@@ -1,27 +1,27 @@
-/** Freezes the file systems of a guest that runs a guest agent, for the moment of a copy of its disk. */
+/** Freezes the file systems of a guest with a guest agent until a copy of its disk has begun. */
 import type { GuestAgent } from './guestagent.ts';
 import { GuestConnection } from './connection.ts';
 
 /**
- * Time limit of a request to freeze the guest's file systems. The guest first writes out its cached data, and its programs stand still
- * meanwhile. A copy without a freeze is better than a longer standstill.
+ * Time limit of a request to freeze the guest's file systems. The guest first writes its cached data to its disk, and its programs cannot
+ * write meanwhile. If this takes longer, a copy without a freeze is better.
  */
 const FREEZE_TIMEOUT_MILLISECONDS = 8_000;
-/** Time limit of a request to thaw. The guest agent executes commands one by one, so a thaw may have to wait for a late freeze. */
+/** Time limit of a request to thaw. The guest agent executes commands one by one, so a thaw sometimes has to wait for a late freeze. */
 const THAW_TIMEOUT_MILLISECONDS = 10_000;
 /**
  * Limit of attempts to thaw a guest after a freeze, each over a new connection. After an abort there is only one attempt, because a
  * caller waits to stop the guest. A later call of {@link thaw} tries again.
  */
 const THAW_ATTEMPTS = 3;
-const SILENT = 'The guest agent does not answer, and file systems may be frozen';
+const SILENT = 'The guest agent does not answer, and the file systems of the guest are perhaps frozen';
 
 export interface FreezeOptions {
   agent: GuestAgent;
   signal: AbortSignal;
   /**
-   * Called with true before a guest is asked to freeze, and with false when the guest has confirmed the thaw. Between both calls
-   * the guest may need {@link thaw}.
+   * Called with true before a guest is asked to freeze, and with false when the guest has confirmed the thaw. If the second call does not
+   * come, the guest may need {@link thaw}.
    */
   remember: (mayBeFrozen: boolean) => Promise<void>;
 }
@@ -74,7 +74,10 @@ async function freezeAround(
   return freeze;
 }
 
-/** Requests a thaw of file systems when it is unknown if a freeze has ended. @throws Error when the guest does not confirm the thaw. */
+/**
+ * Requests a thaw of the guest's file systems. The caller need not know whether they are frozen. @throws Error when the guest does not
+ * confirm the thaw.
+ */
 export async function thaw(agent: GuestAgent): Promise<void> {
   await agent.urgently(async () => {
     const connection = await GuestConnection.open(agent.folder, {});

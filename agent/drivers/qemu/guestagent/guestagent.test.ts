@@ -16,7 +16,7 @@ let agent: GuestAgent;
 let peer: ScriptedPeer;
 let firstCommand: Promise<void>;
 
-/** The guest never answers its first command. It executes the later ones. */
+/** The guest never answers its first command, but executes all later commands. */
 beforeEach(async () => {
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
   folder = await mkdtemp(join(tmpdir(), 'berth-agent-'));
@@ -62,7 +62,7 @@ describe('a freeze', { timeout: 10_000 }, () => {
     expect(await freeze).toEqual({ frozen: true, problems: [] });
     expect(await silent).toEqual(
       new StreamRefused(
-        'A stop or copy of the VM interrupted the command, which may still run; check in the guest',
+        'A stop or copy of the VM ended the wait for the command. Check in the guest whether the command still runs',
       ),
     );
     expect(await Promise.all(later)).toMatchObject([{ exitCode: 0 }, { exitCode: 0 }]);

@@ -1,17 +1,17 @@
 /**
- * Access to the guest agent of one machine. QEMU serves one client at a time, and the guest agent executes commands one by one, so
- * each use waits for the earlier ones. Urgent uses come before all others. Regular questions give way to all other uses.
+ * Access to the guest agent of one machine. QEMU serves one client at a time, and the guest agent executes commands one by one, so each use
+ * waits for the earlier uses. Urgent uses come before all other uses. Regular questions are asked only when there is no other use.
  */
 import { StreamRefused } from '../../driver.ts';
 import { GuestConnection } from './connection.ts';
 
 /**
- * Time in which a use may end before an urgent use interrupts it. An honest guest answers most commands at once, and sends the longest
- * output in 5 s. A hostile guest could hold up a stop or a copy of its VM for more than a minute with each command.
+ * Time that a use has to end before an urgent use interrupts it. An honest guest answers most commands at once, and sends the longest
+ * output in 5 s. Without this limit, a hostile guest could delay a stop or a copy of its VM by more than a minute with each command.
  */
 const PATIENCE_MILLISECONDS = 5_000;
 const INTERRUPTED =
-  'A stop or copy of the VM interrupted the command, which may still run; check in the guest';
+  'A stop or copy of the VM ended the wait for the command. Check in the guest whether the command still runs';
 
 /** Work with a guest agent. The connection is undefined if no guest agent answers. */
 type Work<T> = (connection: GuestConnection | undefined, signal: AbortSignal) => Promise<T>;
@@ -30,7 +30,7 @@ export class GuestAgent {
   readonly #urgent: (() => void)[] = [];
   readonly #waiting: (() => void)[] = [];
   #question: AbortController | undefined;
-  /** Interrupts the use that runs. Undefined if no use runs, or the use is an urgent one or a question. */
+  /** Interrupts the current use. Undefined if there is no current use, or if this use is an urgent use or a question. */
   #interrupt: AbortController | undefined;
 
   constructor(folder: string) {
@@ -38,8 +38,8 @@ export class GuestAgent {
   }
 
   /**
-   * Does `work` before all uses that wait, except earlier urgent ones. Interrupts a question at once, and another use after 5 s. `work`
-   * makes its own connections, so that it can make another one if the first is lost.
+   * Does `work` before all waiting uses, except earlier urgent uses. A current question is interrupted at once, and any other current use
+   * after 5 s. `work` makes its own connections, so that it can connect again if a connection is lost.
    */
   async urgently<T>(work: () => Promise<T>): Promise<T> {
     this.#question?.abort();
@@ -56,7 +56,7 @@ export class GuestAgent {
   /**
    * Does `work` over one connection when all earlier uses have ended.
    *
-   * @throws the signal's reason when it aborted; StreamRefused when an urgent use interrupts this one, or after {@link close}.
+   * @throws the signal's reason when the signal aborted; StreamRefused when an urgent use interrupts this use, or after {@link close}.
    */
   async use<T>({ signal, receiveLimitBytes }: UseOptions, work: Work<T>): Promise<T> {
     return await this.#inTurn(this.#waiting, async () => {
@@ -71,7 +71,10 @@ export class GuestAgent {
     });
   }
 
-  /** Does `work` over one connection if nobody else uses the guest agent. Returns `busy` if there is a use or a use interrupts it. */
+  /**
+   * Does `work` over one connection if nobody else uses the guest agent. Returns `busy` if there is another use, or if another use
+   * interrupts `work`.
+   */
   async ask<T>(signal: AbortSignal, work: Work<T>): Promise<T | 'busy'> {
     if (this.#busy) {
       return 'busy';
@@ -91,12 +94,12 @@ export class GuestAgent {
     }
   }
 
-  /** Ends all uses except urgent ones, because the agent ends or the machine's process has ended. */
+  /** Ends all uses except urgent uses. This function is called when the agent ends or the machine's process has ended. */
   close(): void {
     this.#end.abort(new StreamRefused('The connection to the machine was closed'));
   }
 
-  /** Does `work` when no other use runs, and then begins the next one. `queue` is the place where `work` waits for its turn. */
+  /** Does `work` when there is no other use, and then begins the next waiting use. If there is another use, `work` waits in `queue`. */
   async #inTurn<T>(queue: (() => void)[], work: () => Promise<T>): Promise<T> {
     if (this.#busy) {
       await new Promise<void>((resolve) => queue.push(resolve));

@@ -24,15 +24,15 @@ import { SpdyStream, type StreamOwner } from './stream.ts';
 
 /** Limit of a control frame in bytes. Frames of real clients have about 100 bytes. */
 const CONTROL_BYTES = 16 * 1024;
-/** Limit of the control frames that wait for a client who does not read, in bytes: thousands of answers to pings. */
+/** Largest size in bytes of the control frames that wait for a client who does not read. Thousands of answers to pings have this size. */
 const WAITING_CONTROL_BYTES = 64 * 1024;
-/** Longest payload of a sent data frame in bytes. Longer data is sent in several frames, so that streams take turns. */
+/** Longest payload of a sent data frame in bytes. Longer data is sent in several frames, so that one stream does not delay the others. */
 const DATA_BYTES = 64 * 1024;
 /** Number of bytes before the headers in the frame that opens a stream: two ids, the priority and an unused byte. */
 const SYN_STREAM_BYTES = 10;
 /**
- * Time between two pings of the server. A write shows that the client has closed the connection, even while a full stream keeps the
- * server from reading.
+ * Time between two pings of the server. If the client has closed the connection, the write of a ping fails. The server notices this even
+ * while it does not read because a stream is full.
  */
 const PING_MILLISECONDS = 30_000;
 
@@ -40,7 +40,7 @@ const PING_MILLISECONDS = 30_000;
 const CLOSE_MILLISECONDS = 5_000;
 
 export interface SpdyOptions {
-  /** Limit of open streams. Further streams are refused; the connection continues. */
+  /** Largest number of open streams. If the client opens more streams, they are refused, and the connection continues. */
   streams: number;
   /** Called for each new stream. The stream can be destroyed at once. */
   onStream: (stream: SpdyStream) => void;
@@ -64,10 +64,10 @@ export class SpdyConnection implements StreamOwner {
     this.#options = options;
   }
 
-  /** Reads until the connection ends. Then all streams are destroyed. @throws ProtocolError when the client broke the protocol. */
+  /** Reads until the connection ends. At the end, all streams are destroyed. @throws ProtocolError when the client broke the protocol. */
   async run(): Promise<void> {
     const timer = setInterval(() => this.#ping(), PING_MILLISECONDS).unref();
-    // A full stream keeps `run` waiting. The loss of the connection destroys the stream, so that `run` continues and ends.
+    // While a stream is full, `run` waits. If the connection is lost, this listener destroys the streams, so that `run` continues and ends.
     this.#socket.once('close', () => this.#destroyStreams());
     try {
       const reader = new ByteReader(this.#socket);
@@ -79,7 +79,7 @@ export class SpdyConnection implements StreamOwner {
         this.#control(goAway(this.#last, GO_AWAY.protocolError));
         throw error;
       }
-      // A lost connection is a normal end. Its streams are destroyed.
+      // A lost connection is a normal end. The streams of the connection are destroyed.
       if (codeOf(error) === undefined) {
         throw error;
       }
@@ -158,7 +158,7 @@ export class SpdyConnection implements StreamOwner {
       }
       left -= piece.length;
       this.#options.onData();
-      // A stream that the server has reset may still have data on its way. It is dropped.
+      // If the server has reset a stream, data of this stream may arrive later. Such data is dropped.
       await this.#streams.get(id)?.deliver(piece);
     }
     if ((flags & FIN) !== 0) {
@@ -175,7 +175,7 @@ export class SpdyConnection implements StreamOwner {
       case TYPE.reset: {
         const id = idAt(needBytes(body, 8), 0);
         const stream = this.#streams.get(id);
-        // Without this, `closed` would answer the reset with a reset.
+        // Without this deletion, `closed` would answer the reset with a reset.
         this.#streams.delete(id);
         stream?.destroy(new ClientGoneError());
         return;
@@ -203,7 +203,7 @@ export class SpdyConnection implements StreamOwner {
     if ((flags & ~FIN) !== 0) {
       throw new ProtocolError(`stream ${id} has the flags ${flags}; the only flag is ${FIN}`);
     }
-    // Later headers refer to these headers, so they are unpacked even if the stream is refused.
+    // Later headers refer to these headers, so these headers are unpacked even if the stream is refused.
     const headers = await this.#headers.read(body.subarray(SYN_STREAM_BYTES));
     this.#last = id;
     if (this.#streams.size >= this.#options.streams) {
@@ -225,7 +225,10 @@ export class SpdyConnection implements StreamOwner {
     this.#control(ping(2 * this.#pings));
   }
 
-  /** Sends a control frame. A client who reads none of them is cut off, because nothing else limits their number. */
+  /**
+   * Sends a control frame. If a client reads no control frames, its connection is closed, because nothing else limits the number of waiting
+   * frames.
+   */
   #control(frame: Buffer): void {
     if (!this.#socket.writable) {
       return;
@@ -248,7 +251,7 @@ export class SpdyConnection implements StreamOwner {
   }
 }
 
-/** Returns the body of a control frame. @throws ProtocolError when it has fewer bytes. */
+/** Returns the body of a control frame. @throws ProtocolError when the body has fewer than `count` bytes. */
 function needBytes(body: Buffer, count: number): Buffer {
   if (body.length < count) {
     throw new ProtocolError(`a control frame has ${body.length} bytes; its type needs at least ${count}`);

@@ -121,7 +121,7 @@ export class ByteReader {
     return piece;
   }
 
-  /** Returns this number of bytes; undefined if the connection ends before them. */
+  /** Returns exactly `count` bytes, or undefined if the connection ends earlier. */
   async exactly(count: number): Promise<Buffer | undefined> {
     const pieces: Buffer[] = [];
     for (let left = count; left > 0; ) {

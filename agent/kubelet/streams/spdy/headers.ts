@@ -3,7 +3,7 @@ import { constants, createInflate } from 'node:zlib';
 import { SPDY_DICTIONARY } from './dictionary.ts';
 import { ProtocolError } from './frames.ts';
 
-/** Limit of one block of headers after it is unpacked, in bytes. Real clients send three short headers; more is a zip bomb. */
+/** Limit of one block of headers after it is unpacked, in bytes. Real clients send three short headers. A larger block is an attack. */
 const HEADER_BYTES = 16 * 1024;
 
 export type Headers = ReadonlyMap<string, string>;
@@ -59,7 +59,10 @@ export class HeaderReader {
   }
 }
 
-/** Parses the number of headers, then names and values, each after its length. @throws ProtocolError when lengths do not add up. */
+/**
+ * Parses the number of headers, then names and values, each after its length. @throws ProtocolError when the lengths do not match the size
+ * of the block.
+ */
 function parseHeaders(block: Buffer): Headers {
   let at = 0;
   const number = (): number => {

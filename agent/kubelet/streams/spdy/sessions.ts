@@ -20,7 +20,7 @@ import { SpdyConnection } from './connection.ts';
 import type { SpdyStream } from './stream.ts';
 
 const PORT_PROTOCOL = 'portforward.k8s.io';
-/** Time limit for the streams that a client has announced. It is the limit of a kubelet. */
+/** Time limit for the streams that a client has announced. A kubelet has the same limit. */
 const STREAMS_MILLISECONDS = 30_000;
 
 interface Link extends Session {
@@ -60,7 +60,10 @@ function accept(
   return { connection, signal: lost.signal, ended: run() };
 }
 
-/** Accepts a session for `exec` or `attach`. @throws HttpError 400, also when the client does not open the announced streams. */
+/**
+ * Accepts a session for `exec` or `attach`. @throws HttpError 400 when the request is wrong, or when the client does not open the announced
+ * streams.
+ */
 export async function acceptCommand(
   upgrade: Upgrade,
   wanted: WantedStreams,
@@ -80,7 +83,8 @@ export async function acceptCommand(
     }
     streams.set(type, stream);
     if (type !== 'stdin') {
-      // Only the end of these streams matters. Their content is dropped, because a serial console has no size.
+      // The agent needs only the end of these streams. The agent drops the content of these streams (the size of the caller's terminal),
+      // because a serial console has no size.
       stream.resume();
     }
     if (streams.size === names.length) {
@@ -171,7 +175,7 @@ function isPairType(type: string | undefined): type is 'data' | 'error' {
 }
 
 function portConnection(port: number, data: SpdyStream, error: SpdyStream): PortConnection {
-  // Clients end this stream at once.
+  // Clients send nothing on this stream, and end it at once.
   error.resume();
   return {
     port,

@@ -3,8 +3,8 @@ import { Duplex } from 'node:stream';
 import type { Headers } from './headers.ts';
 
 /**
- * Limit of the bytes that wait for a reader of the stream, or in the stream for the connection. While a stream is full, its connection
- * is not read: SPDY/3.1 as Kubernetes uses it cannot stop a single stream.
+ * Limit of the bytes that wait for a reader of the stream, or in the stream for the connection. While a stream is full, the agent does not
+ * read the connection, because Kubernetes uses SPDY/3.1 without flow control for single streams.
  */
 const BUFFERED_BYTES = 64 * 1024;
 
@@ -12,7 +12,7 @@ const BUFFERED_BYTES = 64 * 1024;
 export interface StreamOwner {
   /** Sends bytes of a stream, and the end of the stream with `end`. `done` is called when the operating system has the bytes. */
   sendData(stream: number, bytes: Buffer, end: boolean, done: (error?: Error | null) => void): void;
-  /** Called once when a stream is closed. `finished` tells whether both ends had ended it. */
+  /** Called once when a stream is closed. `finished` tells whether both the client and the server had ended the stream. */
   closed(stream: number, finished: boolean): void;
 }
 
@@ -29,12 +29,12 @@ export class SpdyStream extends Duplex {
     this.id = id;
     this.headers = headers;
     this.#owner = owner;
-    // An error of the connection reaches every stream. Users of a stream see it in their pipeline; without this listener, the error of a
-    // stream without a pipeline would end the process.
+    // An error of the connection reaches every stream. The pipeline that uses a stream reports the error. Without this listener, the error
+    // of a stream without a pipeline would end the agent.
     this.on('error', () => undefined);
   }
 
-  /** Takes bytes of the peer. Resolves when the stream has room for more. Bytes of a closed stream are dropped. */
+  /** Takes bytes of the peer. Resolves when the stream can take more bytes. Bytes of a closed stream are dropped. */
   async deliver(bytes: Buffer): Promise<void> {
     if (this.destroyed || this.#ended || this.push(bytes)) {
       return;

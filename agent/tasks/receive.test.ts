@@ -1,0 +1,146 @@
+import { createHash, randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
+import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { gzipSync } from 'node:zlib';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
+import type { DiskHost } from './disks.ts';
+import { receive } from './receive.ts';
+import type { TaskContext } from './runner.ts';
+
+const content = randomBytes(64 * 1024);
+const TASK: Task & { type: 'receive' } = {
+  apiVersion: TASK_API_VERSION,
+  type: 'receive',
+  limitBytes: 1024 * 1024,
+  format: 'Auto',
+  target: { type: 'folder', path: 'ns/disk-1.qcow2' },
+};
+
+let folder: string;
+let server: Server;
+let sender: Socket;
+let host: Socket;
+let caller: PromiseWithResolvers<Socket>;
+let percents: number[];
+let taker: (caller: Socket) => boolean;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-receive-'));
+  caller = Promise.withResolvers();
+  percents = [];
+  server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const accepted = once(server, 'connection');
+  sender = connect((server.address() as AddressInfo).port, '127.0.0.1');
+  [host] = (await accepted) as [Socket];
+  host.on('error', () => undefined);
+});
+
+afterEach(async () => {
+  vi.useRealTimers();
+  sender.destroy();
+  host.destroy();
+  server.close();
+  await rm(folder, { recursive: true });
+});
+
+function context(): TaskContext {
+  return {
+    uid: 'u',
+    pod: { apiVersion: 'v1', kind: 'Pod', metadata: { name: 'p' }, spec: { containers: [] } },
+    folder,
+    signal: new AbortController().signal,
+    log: () => undefined,
+    progress: (percent) => percents.push(percent),
+    takeCallers: (take) => {
+      taker = take;
+      void caller.promise.then(take);
+    },
+  };
+}
+
+/** Returns a host with enough disk space. If `full` is given, the host refuses to reserve space with this error. */
+function diskHost(full?: ReasonedError): DiskHost {
+  const withRoom: DiskHost['images']['withRoom'] = async (_claim, signal, work) => {
+    if (full !== undefined) {
+      throw full;
+    }
+    return await work(signal);
+  };
+  return { images: { withRoom } } as unknown as DiskHost;
+}
+
+async function answered(): Promise<unknown> {
+  const [bytes] = (await once(sender, 'data')) as [Buffer];
+  return JSON.parse(bytes.toString());
+}
+
+function send(bytes: Buffer): void {
+  const length = Buffer.alloc(4);
+  length.writeUInt32BE(bytes.length);
+  sender.write(Buffer.concat([length, bytes, Buffer.alloc(4), createHash('sha256').update(bytes).digest()]));
+}
+
+it('a file is checked and given on as a disk; its sender has the answer before that, and nothing stays', async () => {
+  caller.resolve(host);
+  send(content);
+  const report = await receive(
+    diskHost(),
+    TASK,
+    context(),
+    async ({ path, virtualSizeBytes }, { onProgress }) => {
+      expect(await answered()).toEqual({});
+      expect((await readFile(path)).equals(content)).toBe(true);
+      onProgress(100);
+      return { sizeBytes: virtualSizeBytes };
+    },
+  );
+  expect(taker(host)).toBe(false);
+  expect(report).toEqual({ sizeBytes: content.length });
+  expect(percents.at(-1)).toBe(100);
+  expect(await readdir(folder)).toEqual([]);
+});
+
+it.each([
+  ['that is no disk', Buffer.from('no disk')],
+  [
+    'that is compressed, with the size of a disk',
+    Buffer.concat([gzipSync(content), Buffer.alloc(512)]).subarray(0, content.length),
+  ],
+])('a file %s is refused, and its sender gets the reason', async (_what, file) => {
+  caller.resolve(host);
+  send(file);
+  const use = vi.fn();
+  await expect(receive(diskHost(), TASK, context(), use)).rejects.toMatchObject({ reason: 'ImageInvalid' });
+  expect(await answered()).toMatchObject({ reason: 'ImageInvalid' });
+  expect(use).not.toHaveBeenCalled();
+  expect(await readdir(folder)).toEqual([]);
+});
+
+it('a sender who attaches after the failure gets its reason too', async () => {
+  const full = diskHost(new ReasonedError('DiskFull', 'no room'));
+  await expect(receive(full, TASK, context(), vi.fn())).rejects.toMatchObject({ reason: 'DiskFull' });
+  caller.resolve(host);
+  expect(await answered()).toEqual({ reason: 'DiskFull', message: 'no room' });
+});
+
+it('a task without a sender ends after two minutes', async () => {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+  const received = receive(diskHost(), TASK, context(), vi.fn());
+  received.catch(() => undefined);
+  while (vi.getTimerCount() === 0) {
+    await new Promise((turn) => setImmediate(turn));
+  }
+  vi.advanceTimersByTime(119_999);
+  expect(vi.getTimerCount()).toBe(1);
+  vi.advanceTimersByTime(1);
+  await expect(received).rejects.toMatchObject({
+    reason: 'UploadInterrupted',
+    message: 'Nobody sent the file',
+  });
+});

@@ -1,0 +1,128 @@
+/** The task of an upload: it waits for the sender of a file, receives the file, and stores it as the content of an Image or ISO. */
+import { chmod, chown, rm } from 'node:fs/promises';
+import type { Socket } from 'node:net';
+import { join } from 'node:path';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
+import type { BaseImage } from '../disks/disk.ts';
+import { compressionOf } from '../disks/unpack.ts';
+import { inspectImage } from '../images/local/inspect.ts';
+import { type DiskHost, type UseDisk, withImage } from './disks.ts';
+import type { TaskContext } from './runner.ts';
+import { answer, receiveFile } from './upload.ts';
+
+/** Time in which the sender must attach, in milliseconds. The sender watches the Pod and attaches as soon as its task runs. */
+const WAIT_MILLISECONDS = 120_000;
+/** Progress of the task in percent when the file has arrived. The rest of the progress is for storing the file. */
+const RECEIVED_PERCENT = 50;
+/** With this mode, the owner root and the group of users that read images can read the file. */
+const FILE_MODE = 0o440;
+
+type ReceiveTask = Task & { type: 'receive' };
+
+interface ReceiveContext extends TaskContext {
+  /** Resolves with the connection of the sender. The promise never rejects. */
+  readonly caller: Promise<Socket>;
+}
+
+/** Receives a file, and calls `use` with the disk in this file. The sender gets its answer before this call. */
+export async function receive(
+  host: DiskHost,
+  task: ReceiveTask,
+  context: TaskContext,
+  use: UseDisk,
+): Promise<TaskReport> {
+  const path = join(context.folder, 'upload');
+  const caller = firstCaller(context);
+  try {
+    const base = await received(host, task, { ...context, caller }, path);
+    const { architecture } = task;
+    const progress = (percent: number): void =>
+      context.progress(RECEIVED_PERCENT + (percent * (100 - RECEIVED_PERCENT)) / 100);
+    return await withImage(host, { base, architecture }, { ...context, progress }, use);
+  } finally {
+    await rm(path, { force: true });
+  }
+}
+
+/** Resolves with the first caller. Later callers are refused. */
+async function firstCaller({ takeCallers }: TaskContext): Promise<Socket> {
+  const { promise, resolve } = Promise.withResolvers<Socket>();
+  let isTaken = false;
+  takeCallers((caller) => {
+    const isFirst = !isTaken;
+    isTaken = true;
+    resolve(caller);
+    return isFirst;
+  });
+  return await promise;
+}
+
+/** @throws ReasonedError when the file did not arrive or is not a valid disk. */
+async function received(
+  host: DiskHost,
+  task: ReceiveTask,
+  context: ReceiveContext,
+  path: string,
+): Promise<BaseImage> {
+  const { limitBytes, format } = task;
+  // Perhaps a file is left from before a restart of the agent, which ended during this task.
+  await rm(path, { force: true });
+  const claim = { folder: context.folder, bytes: limitBytes };
+  return await answering(context, async () => {
+    return await host.images.withRoom(claim, context.signal, async (signal) => {
+      const sender = await senderOf(context, signal);
+      context.log('Receiving the file');
+      const onBytes = (bytes: number): void => context.progress((bytes * RECEIVED_PERCENT) / limitBytes);
+      const { bytes, sha256 } = await receiveFile(sender, { path, limitBytes, signal, onBytes });
+      context.log(`Received ${bytes} bytes with the sha256 ${sha256}`);
+      return { path, digest: `sha256:${sha256}`, ...(await inspected(host, path, format)) };
+    });
+  });
+}
+
+/** Sends the result of `work` to the sender, even if the sender attaches after `work` has ended. */
+async function answering<T>(context: ReceiveContext, work: () => Promise<T>): Promise<T> {
+  try {
+    const result = await work();
+    void context.caller.then((sender) => answer(sender));
+    return result;
+  } catch (error) {
+    void context.caller.then((sender) => answer(sender, error));
+    throw error;
+  }
+}
+
+async function senderOf({ caller }: ReceiveContext, signal: AbortSignal): Promise<Socket> {
+  const { promise, reject } = Promise.withResolvers<never>();
+  const onAbort = (): void => reject(signal.reason as Error);
+  const late = new ReasonedError('UploadInterrupted', 'Nobody sent the file');
+  const timer = setTimeout(() => reject(late), WAIT_MILLISECONDS);
+  signal.addEventListener('abort', onAbort, { once: true });
+  try {
+    return await Promise.race([caller, promise]);
+  } finally {
+    clearTimeout(timer);
+    signal.removeEventListener('abort', onAbort);
+  }
+}
+
+/**
+ * @throws ReasonedError `ImageInvalid` when the file is not a disk or is compressed. Without the check, a compressed file would count as a
+ *     raw disk.
+ */
+async function inspected(host: DiskHost, path: string, format: ReceiveTask['format']) {
+  const compression = await compressionOf(path);
+  if (compression !== undefined) {
+    throw new ReasonedError(
+      'ImageInvalid',
+      `The file is compressed with ${compression}. Upload the disk itself`,
+    );
+  }
+  const reader = host.users?.reader;
+  if (reader !== undefined) {
+    await chown(path, 0, reader.gid);
+  }
+  await chmod(path, FILE_MODE);
+  return await inspectImage(path, format, reader);
+}

@@ -1,0 +1,188 @@
+/** Reads the file of an upload from the connection of its sender. The protocol is in `transfer.ts` of the API. */
+import { createHash } from 'node:crypto';
+import { type FileHandle, open } from 'node:fs/promises';
+import type { Socket } from 'node:net';
+import { setImmediate } from 'node:timers/promises';
+import { ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
+import { DIGEST_BYTES, LENGTH_BYTES, PIECE_BYTES, type TransferAnswer } from '../../api/v1alpha1/transfer.ts';
+import { messageOf } from '../../base/errors.ts';
+import { writeSparse } from '../disks/sparse.ts';
+
+/**
+ * Time without data after which the sender counts as gone, in milliseconds. If the client of a server pauses, the server also stops sending
+ * to this agent.
+ */
+const IDLE_MILLISECONDS = 60_000;
+const SILENT = 'The sender sent nothing for a minute';
+/** Time in which a sender must close the connection after its answer. If the sender continues to send, the agent closes the connection. */
+const CLOSE_MILLISECONDS = 5_000;
+/**
+ * Number of pieces after which the agent does other work. A chunk of a connection can contain ten thousand pieces of one byte. Without
+ * pauses, they would keep the agent busy for a tenth of a second.
+ */
+const PIECES_AT_ONCE = 256;
+/** Longest message in an answer, in characters. */
+const MESSAGE_LENGTH = 4096;
+
+export interface Receiving {
+  /** File that is created. */
+  readonly path: string;
+  /** Largest accepted size of the file. */
+  readonly limitBytes: number;
+  readonly signal: AbortSignal;
+  /** Called with the number of bytes that have arrived. */
+  readonly onBytes: (bytes: number) => void;
+}
+
+export interface ReceivedFile {
+  readonly bytes: number;
+  /** SHA-256 in hexadecimal digits. */
+  readonly sha256: string;
+}
+
+/**
+ * Writes the file that the sender sends, with holes in place of zeros, and syncs it. The sender gets no answer yet.
+ *
+ * @throws ReasonedError `UploadInterrupted` when the connection ends before the file, `DigestMismatch` when the file has another digest, or
+ *     `ImageInvalid` when the file is too large; the signal's reason when the signal aborts.
+ */
+export async function receiveFile(sender: Socket, receiving: Receiving): Promise<ReceivedFile> {
+  const { path, signal } = receiving;
+  const onAbort = (): void => {
+    // If the file does not fit on the disk, the signal's reason is a ReasonedError, and the sender gets an answer. After any other abort,
+    // the sender gets no answer.
+    if (!(signal.reason instanceof ReasonedError)) {
+      sender.destroy();
+    }
+  };
+  signal.addEventListener('abort', onAbort, { once: true });
+  const file = await open(path, 'wx', 0o600);
+  try {
+    return await writeFile(file, new ByteSource(sender), receiving);
+  } catch (error) {
+    signal.throwIfAborted();
+    throw error;
+  } finally {
+    signal.removeEventListener('abort', onAbort);
+    await file.close();
+  }
+}
+
+async function writeFile(
+  file: FileHandle,
+  source: ByteSource,
+  { limitBytes, signal, onBytes }: Receiving,
+): Promise<ReceivedFile> {
+  const hash = createHash('sha256');
+  let bytes = 0;
+  for await (const part of partsOf(source)) {
+    signal.throwIfAborted();
+    if (bytes + part.length > limitBytes) {
+      throw new ReasonedError('ImageInvalid', `The file is larger than the announced ${limitBytes} bytes`);
+    }
+    hash.update(part);
+    await writeSparse({ file, fresh: true }, part, bytes);
+    bytes += part.length;
+    onBytes(bytes);
+  }
+  const expected = (await source.exactly(DIGEST_BYTES)).toString('hex');
+  const sha256 = hash.digest('hex');
+  if (sha256 !== expected) {
+    throw new ReasonedError('DigestMismatch', `The file has the sha256 ${sha256} instead of ${expected}`);
+  }
+  // If the file ends with a hole, only this call gives the file its full size.
+  await file.truncate(bytes);
+  await file.sync();
+  return { bytes, sha256 };
+}
+
+/** Tells the sender the result. The sender then closes the connection. Without an error, the host has the whole file. */
+export function answer(sender: Socket, error?: unknown): void {
+  const failed: TransferAnswer =
+    error === undefined
+      ? {}
+      : { reason: reasonIn(error) ?? 'TaskFailed', message: messageOf(error).slice(0, MESSAGE_LENGTH) };
+  // The connection stays open. If the agent closed the connection, the API server could drop the answer before the sender has received it.
+  sender.write(JSON.stringify(failed));
+  sender.once('end', () => sender.end());
+  // The bytes that the sender continues to send are dropped.
+  sender.resume();
+  const late = setTimeout(() => sender.destroy(), CLOSE_MILLISECONDS);
+  sender.once('close', () => clearTimeout(late));
+}
+
+/** Yields the bytes of the file as they arrive, until its end. */
+async function* partsOf(source: ByteSource): AsyncGenerator<Buffer> {
+  for (let count = 1; ; count += 1) {
+    if (count % PIECES_AT_ONCE === 0) {
+      await setImmediate();
+    }
+    const length = (await source.exactly(LENGTH_BYTES)).readUInt32BE();
+    if (length === 0) {
+      return;
+    }
+    if (length > PIECE_BYTES) {
+      throw new ReasonedError(
+        'UploadInterrupted',
+        `The sender broke the protocol: a piece of ${length} bytes`,
+      );
+    }
+    for (let left = length; left > 0; ) {
+      const part = await source.some(left);
+      left -= part.length;
+      yield part;
+    }
+  }
+}
+
+/** Bytes of a connection. */
+class ByteSource {
+  readonly #socket: Socket;
+  readonly #chunks: AsyncIterator<Buffer>;
+  #rest: Buffer = Buffer.alloc(0);
+
+  constructor(socket: Socket) {
+    this.#socket = socket;
+    // After an error, the connection must stay open for the answer.
+    this.#chunks = socket.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
+  }
+
+  /** Returns from 1 to `most` bytes. @throws ReasonedError `UploadInterrupted` when the connection has ended. */
+  async some(most: number): Promise<Buffer> {
+    if (this.#rest.length === 0) {
+      this.#rest = await this.#next();
+    }
+    const part = this.#rest.subarray(0, most);
+    this.#rest = this.#rest.subarray(part.length);
+    return part;
+  }
+
+  /** Returns exactly `count` bytes. Use small counts only, because all bytes are held in memory. @throws ReasonedError as {@link some}. */
+  async exactly(count: number): Promise<Buffer> {
+    const parts: Buffer[] = [];
+    for (let left = count; left > 0; ) {
+      const part = await this.some(left);
+      parts.push(part);
+      left -= part.length;
+    }
+    return Buffer.concat(parts);
+  }
+
+  async #next(): Promise<Buffer> {
+    let cause: unknown;
+    // The timer runs only while the agent waits for the sender. So the time that the disk of this host needs does not count.
+    const late = setTimeout(() => this.#socket.destroy(new Error(SILENT)), IDLE_MILLISECONDS);
+    try {
+      const { value, done } = await this.#chunks.next();
+      if (done !== true) {
+        return value;
+      }
+    } catch (error) {
+      cause = error;
+    } finally {
+      clearTimeout(late);
+    }
+    const why = cause === undefined ? '' : `: ${messageOf(cause)}`;
+    throw new ReasonedError('UploadInterrupted', `The connection ended before the end of the file${why}`);
+  }
+}

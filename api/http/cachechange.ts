@@ -1,0 +1,174 @@
+/** Plans changes of the cache of images on the hosts of a namespace, for the HTTP API and the `berth` command. */
+import { createHash } from 'node:crypto';
+import { isDeepStrictEqual } from 'node:util';
+import { type CacheTargets, referenceOf } from '../v1alpha1/cachetargets.ts';
+import type { ImageCacheEntry, ImageCacheEntrySpec } from '../v1alpha1/imagecacheentry.ts';
+import { type Host, isEmpty, withHosts, withoutHosts, withoutNames } from './cachehosts.ts';
+import { type HostNode, tagsOf } from './host.ts';
+import type { CacheResult, CacheSelection } from './imagecache.ts';
+
+type Item = CacheResult['items'][number];
+type Planned = Pick<CacheChange, 'change' | 'result'>;
+
+/** Prefix of the names of entries that the HTTP API and the command create. The rest is a hash of the name of the image. */
+export const ENTRY_PREFIX = 'cached-';
+const HASH_LENGTH = 32;
+
+/** An image that hosts can keep. */
+export type CachedSource = Pick<ImageCacheEntrySpec, 'reference' | 'imageRef'>;
+
+export interface CacheHosts {
+  /** Hosts of the namespace. */
+  readonly own: readonly HostNode[];
+  /** Reports whether a host exists, in any namespace. */
+  readonly exists: (name: string) => boolean;
+}
+
+export interface CacheChange {
+  /** Names of all hosts of the namespace. */
+  readonly own: ReadonlySet<string>;
+  /** Selected names that are not names of hosts of the namespace. */
+  readonly missing: readonly string[];
+  /** Returns the changed targets of the image's entry. The function can be called again after a failed write. */
+  readonly change: (before: CacheTargets) => CacheTargets;
+  /** Returns one item for each host. It is called after the change, when the work is queued. */
+  readonly result: () => CacheResult;
+}
+
+export interface NewEntry {
+  readonly metadata: { readonly name: string };
+  readonly spec: ImageCacheEntrySpec;
+}
+
+/** A new entry, or a patch of an existing entry. If somebody else wrote the entry at the same time, the API server refuses both. */
+export type EntryWrite =
+  | { readonly create: NewEntry }
+  | { readonly name: string; readonly patch: object }
+  | { readonly refusal: string };
+
+/** Returns the name of the entry that Berth creates for the image with this normalized name. */
+export function entryName(reference: string): string {
+  return ENTRY_PREFIX + createHash('sha256').update(reference).digest('hex').slice(0, HASH_LENGTH);
+}
+
+/** Returns the message for an entry that others changed in each attempt. */
+export function changedByOthers(reference: string): string {
+  return `Other clients change the cache of ${reference} at the same time. Try again`;
+}
+
+/**
+ * Returns the write that changes the targets of the image's entry, or the reason why the change is refused. The result is undefined if
+ * nothing has to be written. An entry is created only if the changed targets select hosts.
+ */
+export function entryWrite(
+  entry: Readonly<ImageCacheEntry> | undefined,
+  source: CachedSource,
+  change: (before: CacheTargets) => CacheTargets,
+): EntryWrite | undefined {
+  const reference = referenceOf({ spec: source });
+  const before = entry?.spec.targets ?? {};
+  const targets = change(before);
+  if (entry === undefined) {
+    const create = { metadata: { name: entryName(reference) }, spec: { ...source, targets } };
+    return isEmpty(targets) ? undefined : { create };
+  }
+  if (isDeepStrictEqual(before, targets)) {
+    return undefined;
+  }
+  const { name, resourceVersion, deletionTimestamp } = entry.metadata;
+  if (deletionTimestamp !== undefined || referenceOf(entry) !== reference) {
+    return { refusal: `The ImageCacheEntry ${name} is being deleted. Try again later` };
+  }
+  const { nodes, excludeNodes } = targets;
+  return { name, patch: { metadata: { resourceVersion }, spec: { targets: { nodes, excludeNodes } } } };
+}
+
+/** Returns whether exactly one of the fields selects hosts. */
+export function isOneSelection({ nodes, tags, all }: CacheSelection): boolean {
+  const given = [namesIn(nodes).length > 0, namesIn(tags).length > 0, all === true];
+  return given.filter(Boolean).length === 1;
+}
+
+/** Returns the change that lets the selected hosts keep or remove the image. If the selection is not clear, no host is selected. */
+export function cacheChange(
+  action: 'add' | 'remove',
+  hosts: CacheHosts,
+  selection: CacheSelection,
+): CacheChange {
+  const left = new Set(selectedHosts(selection, hosts.own));
+  const known = hosts.own
+    .filter(({ metadata }) => left.delete(metadata.name))
+    .map((node) => ({ name: node.metadata.name, tags: new Set(tagsOf(node)) }));
+  const own = new Set(hosts.own.map(({ metadata }) => metadata.name));
+  const missing = [...left];
+  return {
+    own,
+    missing,
+    ...(action === 'add' ? addition(known, missing) : removal(known, missing, hosts)),
+  };
+}
+
+function addition(known: readonly Host[], missing: readonly string[]): Planned {
+  let excluded: ReadonlySet<string> = new Set();
+  const itemOf = ({ name }: Host): Item =>
+    excluded.has(name) ? failed(name, 409, 'A tag of the host excludes it from this image') : done(name);
+  return {
+    change: (before) => {
+      const after = withHosts(before, known);
+      ({ excluded } = after);
+      return after.targets;
+    },
+    result: () => sorted([...known.map(itemOf), ...missing.map(notFound)]),
+  };
+}
+
+/**
+ * Plans a removal. If no host has a name, the removal counts as done, because a deleted host keeps nothing. If the host belongs to another
+ * namespace, its status is 404.
+ */
+function removal(known: readonly Host[], missing: readonly string[], { exists }: CacheHosts): Planned {
+  const gone = new Set(missing.filter((name) => !exists(name)));
+  const strangers = missing.filter((name) => !gone.has(name));
+  const leaving = [...known.map(({ name }) => name), ...gone];
+  return {
+    change: (before) => withoutHosts(withoutNames(before, gone), known),
+    result: () => sorted([...leaving.map(done), ...strangers.map(notFound)]),
+  };
+}
+
+/** Returns the names of the selected hosts. They can include names in the request that no host has. */
+function selectedHosts(selection: CacheSelection, hosts: readonly HostNode[]): readonly string[] {
+  if (!isOneSelection(selection)) {
+    return [];
+  }
+  const named = namesIn(selection.nodes);
+  const tagged = namesIn(selection.tags);
+  return named.length > 0
+    ? named
+    : hosts.filter((host) => hasAll(new Set(tagsOf(host)), tagged)).map(({ metadata }) => metadata.name);
+}
+
+function hasAll(own: ReadonlySet<string>, wanted: readonly string[]): boolean {
+  return wanted.every((tag) => own.has(tag));
+}
+
+function namesIn(given: string | readonly string[] = []): string[] {
+  const names = typeof given === 'string' ? given.split(',') : given;
+  return [...new Set(names.map((name) => name.trim()).filter((name) => name !== ''))];
+}
+
+function sorted(items: readonly Item[]): CacheResult {
+  return { items: items.toSorted((a, b) => (a.node < b.node ? -1 : 1)) };
+}
+
+function done(node: string): Item {
+  return { node, code: 200, status: 'Success' };
+}
+
+function notFound(node: string): Item {
+  return failed(node, 404, `nodes ${JSON.stringify(node)} not found`);
+}
+
+function failed(node: string, code: number, message: string): Item {
+  return { node, code, status: 'Failure', message };
+}

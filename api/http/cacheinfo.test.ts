@@ -1,0 +1,78 @@
+import { expect, it } from 'vitest';
+import type { ImageCacheEntry } from '../v1alpha1/imagecacheentry.ts';
+import { infoItems, listItems, objectInfoItems } from './cacheinfo.ts';
+import type { CachedContent, HostNode } from './host.ts';
+
+const REFERENCE = 'registry.example/team/image:1';
+const DIGEST = `sha256:${'a'.repeat(64)}`;
+const IMAGE: CachedContent = {
+  names: [`registry.example/team/image@${DIGEST}`, REFERENCE],
+  sizeBytes: 31_230_000_000,
+};
+
+function host(name: string, ...images: CachedContent[]): HostNode {
+  return { metadata: { name }, status: { images } };
+}
+
+function entry(spec: ImageCacheEntry['spec'], status: ImageCacheEntry['status'] = {}): ImageCacheEntry {
+  return {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'ImageCacheEntry',
+    metadata: { name: 'entry' },
+    spec,
+    status,
+  };
+}
+
+it('shows the state of each host, and leaves out hosts without the image', () => {
+  const hosts = ['has', 'waits', 'fails', 'leaves', 'lacks'].map((name) =>
+    host(name, ...(name === 'has' || name === 'leaves' ? [IMAGE] : [])),
+  );
+  const spec = { reference: REFERENCE, targets: { nodes: ['has', 'waits', 'fails'] } };
+  const status = {
+    nodes: [{ node: 'fails', state: 'Failed', message: 'no room' }],
+    holders: ['has', 'leaves'],
+  };
+  const size = '31.23G';
+  expect(infoItems(REFERENCE, hosts, entry(spec, status))).toEqual([
+    { node: 'has', status: 'ready', size },
+    { node: 'waits', status: 'queued' },
+    { node: 'fails', status: 'failed', message: 'no room' },
+    { node: 'leaves', status: 'removing', size },
+  ]);
+  // A VM brought the image, and no entry keeps it.
+  expect(infoItems(REFERENCE, [host('other', IMAGE)], undefined)).toMatchObject([{ status: 'ready' }]);
+});
+
+it('finds an image by its digest, and an Image object by its name', () => {
+  const pinned = `registry.example/team/image:2@${DIGEST}`;
+  const object = { names: [`berth.dev/platform-ci/base@${DIGEST}`] };
+  expect(infoItems(pinned, [host('one', IMAGE)], undefined)).toHaveLength(1);
+  expect(infoItems('berth.dev/platform-ci/base', [host('one', object)], undefined)).toHaveLength(1);
+  expect(infoItems('berth.dev/platform-ci/bas', [host('one', object)], undefined)).toEqual([]);
+});
+
+it('shows an Image of the namespace before one of the default namespace with the same name', () => {
+  const shared = { names: [`berth.dev/platform-default/base@${DIGEST}`] };
+  const own = { names: [`berth.dev/platform-ci/base@${DIGEST}`] };
+  const nodesOf = (...hosts: HostNode[]) =>
+    objectInfoItems('base', { own: 'platform-ci', default: 'platform-default' }, hosts, () => undefined).map(
+      ({ node }) => node,
+    );
+  expect(nodesOf(host('one', shared), host('two', own))).toEqual(['two']);
+  expect(nodesOf(host('one', shared), host('two'))).toEqual(['one']);
+  expect(nodesOf(host('two'))).toEqual([]);
+});
+
+it('lists each image once with the number of its hosts, and no image of another namespace', () => {
+  const objects = ['platform-ci/mine', 'platform-default/shared', 'platform-other/theirs'].map((name) => ({
+    names: [`berth.dev/${name}@${DIGEST}`],
+  }));
+  const hosts = [host('one', IMAGE, ...objects), host('two', IMAGE)];
+  const names = ['insecure:platform-other/registry.example/private:1'];
+  expect(listItems([...hosts, host('three', { names })], 'platform-ci', 'platform-default')).toEqual([
+    { image: 'mine', imageId: DIGEST, nodes: 1 },
+    { image: 'registry.example/team/image', tag: '1', imageId: DIGEST, size: '31.23G', nodes: 2 },
+    { image: 'shared', imageId: DIGEST, nodes: 1 },
+  ]);
+});

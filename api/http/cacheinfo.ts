@@ -1,0 +1,137 @@
+/** Shows the cached images of a namespace's hosts. All functions are pure. */
+import { cachedObjectName, isTargeted } from '../v1alpha1/cachetargets.ts';
+import type { ImageCacheEntry } from '../v1alpha1/imagecacheentry.ts';
+import { readReference, repositoryName } from '../v1alpha1/reference.ts';
+import { type CachedContent, type HostNode, tagsOf } from './host.ts';
+import type { CacheInfo, CacheList } from './imagecache.ts';
+import { gigabytes } from './nodeitem.ts';
+
+type InfoItem = CacheInfo['items'][number];
+type ListItem = CacheList['items'][number];
+
+/** Statuses by the state of a host in the status of an ImageCacheEntry. */
+const STATUS_BY_STATE: Readonly<Record<string, InfoItem['status']>> = {
+  Queued: 'queued',
+  Caching: 'caching',
+  Removing: 'removing',
+  Failed: 'failed',
+  Outdated: 'outdated',
+};
+
+/**
+ * Returns the hosts that have the image, fetch it or remove it. `reference` is the normalized name of the image. `entry` is the
+ * ImageCacheEntry that keeps it on hosts.
+ */
+export function infoItems(
+  reference: string,
+  hosts: readonly HostNode[],
+  entry: Readonly<ImageCacheEntry> | undefined,
+): InfoItem[] {
+  const isNamed = matcherOf(reference);
+  return hosts.flatMap((host) => {
+    const image = host.status?.images?.find(({ names }) => names.some(isNamed));
+    const status = statusOn(host, image !== undefined, entry);
+    return status === undefined ? [] : [{ node: host.metadata.name, ...status, size: sizeOf(image) }];
+  });
+}
+
+/**
+ * Returns the hosts that have, fetch or remove the Image object with this name. The Image of the namespace comes first. If there is no host
+ * for it, the result is for the Image of the default namespace.
+ */
+export function objectInfoItems(
+  image: string,
+  namespaces: { readonly own: string; readonly default: string },
+  hosts: readonly HostNode[],
+  entryFor: (reference: string) => Readonly<ImageCacheEntry> | undefined,
+): InfoItem[] {
+  const itemsIn = (namespace: string) => {
+    const reference = cachedObjectName(namespace, image);
+    return infoItems(reference, hosts, entryFor(reference));
+  };
+  const items = itemsIn(namespaces.own);
+  return items.length > 0 ? items : itemsIn(namespaces.default);
+}
+
+/**
+ * Returns a function that reports whether a name in the status of a Node is for this image. Hosts list Image objects with their digest. The
+ * reference is parsed only once, because the function is called for thousands of names.
+ */
+function matcherOf(reference: string): (name: string) => boolean {
+  const parts = readReference(reference);
+  const pinned =
+    typeof parts === 'string' || parts.digest === undefined
+      ? undefined
+      : `${repositoryName(parts)}@${parts.digest}`;
+  return (name) => name === reference || name === pinned || name.startsWith(`${reference}@`);
+}
+
+function statusOn(
+  host: HostNode,
+  isThere: boolean,
+  entry: Readonly<ImageCacheEntry> | undefined,
+): Pick<InfoItem, 'status' | 'message'> | undefined {
+  const { name } = host.metadata;
+  const row = entry?.status?.nodes?.find(({ node }) => node === name);
+  const status = STATUS_BY_STATE[row?.state ?? ''];
+  return status === undefined ? statusAtRest(host, isThere, entry) : { status, message: row?.message };
+}
+
+/** Returns the status of a host that the status of the entry does not list. */
+function statusAtRest(
+  host: HostNode,
+  isThere: boolean,
+  entry: Readonly<ImageCacheEntry> | undefined,
+): Pick<InfoItem, 'status'> | undefined {
+  const { name } = host.metadata;
+  const isWanted = isTargeted({ name, tags: new Set(tagsOf(host)) }, entry?.spec.targets ?? {});
+  if (isThere) {
+    const isLeaving = !isWanted && entry?.status?.holders?.includes(name) === true;
+    return { status: isLeaving ? 'removing' : 'ready' };
+  }
+  return isWanted ? { status: 'queued' } : undefined;
+}
+
+/** Returns the images that the hosts list. Images of other namespaces are left out, except those of the default namespace. */
+export function listItems(
+  hosts: readonly HostNode[],
+  namespace: string,
+  defaultNamespace: string,
+): ListItem[] {
+  const items = new Map<string, ListItem>();
+  for (const image of hosts.flatMap(({ status }) => status?.images ?? [])) {
+    const item = itemOf(image, [namespace, defaultNamespace]);
+    if (item !== undefined) {
+      const key = [item.image, item.tag, item.imageId].join(' ');
+      items.set(key, { ...item, nodes: (items.get(key)?.nodes ?? 0) + 1 });
+    }
+  }
+  return [...items].toSorted(([a], [b]) => (a < b ? -1 : 1)).map(([, item]) => item);
+}
+
+function itemOf(image: CachedContent, namespaces: readonly string[]): ListItem | undefined {
+  const [first = ''] = image.names.toSorted((a, b) => Number(a.includes('@')) - Number(b.includes('@')));
+  const size = sizeOf(image);
+  const object = objectNameIn(first, namespaces);
+  if (object !== undefined) {
+    return { image: object, imageId: digestIn([first]), size, nodes: 0 };
+  }
+  const parts = first.startsWith('berth.dev/') ? 'an Image of another namespace' : readReference(first);
+  return typeof parts === 'string'
+    ? undefined
+    : { image: repositoryName(parts), tag: parts.tag, imageId: digestIn(image.names), size, nodes: 0 };
+}
+
+function objectNameIn(name: string, namespaces: readonly string[]): string | undefined {
+  const [object = ''] = name.split('@');
+  const prefix = namespaces.map((one) => cachedObjectName(one, '')).find((one) => object.startsWith(one));
+  return prefix === undefined ? undefined : object.slice(prefix.length);
+}
+
+function digestIn(names: readonly string[]): string | undefined {
+  return names.find((name) => name.includes('@'))?.split('@')[1];
+}
+
+function sizeOf(image: CachedContent | undefined): string | undefined {
+  return image?.sizeBytes === undefined ? undefined : gigabytes(image.sizeBytes);
+}

@@ -1,0 +1,19 @@
+/** Conditions of Berth's objects. */
+import type { Condition } from '../v1alpha1/conditions.ts';
+
+interface WithConditions {
+  readonly status?: { readonly conditions?: readonly Condition[] | undefined } | undefined;
+}
+
+export function conditionOf({ status }: WithConditions, type: string): Condition | undefined {
+  return status?.conditions?.find((condition) => condition.type === type);
+}
+
+/**
+ * Returns the message of the condition Ready if the object is not ready. The result is undefined if it is ready, or if the message is
+ * absent.
+ */
+export function notReadyMessage(object: WithConditions): string | undefined {
+  const ready = conditionOf(object, 'Ready');
+  return ready?.status === 'True' ? undefined : ready?.message || undefined;
+}

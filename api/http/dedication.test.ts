@@ -1,0 +1,33 @@
+import { expect, it } from 'vitest';
+import { dedicate } from './dedication.ts';
+import type { HostPod } from './host.ts';
+
+function machine(namespace: string, name: string, phase = 'Running'): HostPod {
+  return { metadata: { namespace, name }, spec: { containers: [] }, status: { phase } };
+}
+
+/** Moves a host. `looks` has its machines at each look. Resolves with the result and the namespaces that were written. */
+async function move(to: string | undefined, ...looks: HostPod[][]) {
+  const written: (string | undefined)[] = [];
+  const machines = async () => looks.shift() ?? [];
+  const label = async (_from: string | undefined, next: string | undefined) => void written.push(next);
+  return [await dedicate({ machines, label }, { host: 'host-1', from: 'platform-a', to }), written];
+}
+
+it('refuses to move a host with machines, and names some of them', async () => {
+  const many = Array.from({ length: 7 }, (_, index) => machine('platform-a', `vm-${index}`));
+  const [refusal, written] = await move('platform-b', many);
+  expect(refusal).toMatch(/^Host host-1 still runs VMs: platform-a\/vm-0, .*platform-a\/vm-4 and 2 more$/);
+  expect(written).toEqual([]);
+  expect(await move(undefined, [machine('platform-a', 'done', 'Succeeded')])).toEqual([
+    undefined,
+    [undefined],
+  ]);
+});
+
+it('gives the host back when a machine of the former namespace came meanwhile', async () => {
+  const [refusal, written] = await move('platform-b', [], [machine('platform-a', 'late')]);
+  expect(refusal).toBe('Host host-1 still runs VMs: platform-a/late');
+  expect(written).toEqual(['platform-b', 'platform-a']);
+  expect(await move('platform-b', [], [machine('platform-b', 'first')])).toEqual([undefined, ['platform-b']]);
+});

@@ -1,0 +1,63 @@
+/** Dedicates a host to a namespace, or ends this, for the HTTP API and the `berth` command. */
+import { WORKLOAD_LABEL } from '../v1alpha1/names.ts';
+import { hasEnded, type HostPod } from './host.ts';
+
+/**
+ * Label selector of the Pods that are machines. Pods that work on images are not among them, because their work is not for a single
+ * namespace.
+ */
+export const MACHINES_SELECTOR = `${WORKLOAD_LABEL} in (vm,emulator)`;
+/** Largest number of machines that a refusal names. */
+const NAMED = 5;
+
+export interface Dedication {
+  readonly host: string;
+  /** Namespace to which the host must be dedicated now. If undefined, the host must not be dedicated. */
+  readonly from: string | undefined;
+  /** Namespace that gets the host. If undefined, the host is no longer dedicated. */
+  readonly to: string | undefined;
+}
+
+/** Functions that read and write the host. */
+export interface DedicatedHost {
+  /** Reads the Pods of the host with {@link MACHINES_SELECTOR} from the API server and not from a cache, because a cache may lag. */
+  readonly machines: () => Promise<readonly HostPod[]>;
+  /** Writes the namespace of the host. @throws when the host does not belong to `from`. */
+  readonly label: (from: string | undefined, to: string | undefined) => Promise<void>;
+}
+
+/**
+ * Moves the host from one namespace to another. If this is refused, resolves with the reason. The machines are counted before and after the
+ * write, because a machine may be placed on the host at the same time. In this case, the host returns to its former namespace.
+ *
+ * @throws errors of {@link DedicatedHost}.
+ */
+export async function dedicate(
+  { machines, label }: DedicatedHost,
+  { host, from, to }: Dedication,
+): Promise<string | undefined> {
+  const before = refusalOf(host, await machines());
+  if (before !== undefined) {
+    return before;
+  }
+  await label(from, to);
+  if (to === undefined) {
+    return undefined;
+  }
+  const strangers = (await machines()).filter(({ metadata }) => metadata.namespace !== to);
+  const after = refusalOf(host, strangers);
+  if (after !== undefined) {
+    await label(to, from);
+  }
+  return after;
+}
+
+function refusalOf(host: string, pods: readonly HostPod[]): string | undefined {
+  const machines = pods.filter((pod) => !hasEnded(pod));
+  if (machines.length === 0) {
+    return undefined;
+  }
+  const names = machines.slice(0, NAMED).map(({ metadata }) => `${metadata.namespace}/${metadata.name}`);
+  const more = machines.length > NAMED ? ` and ${machines.length - NAMED} more` : '';
+  return `Host ${host} still runs VMs: ${names.join(', ')}${more}`;
+}

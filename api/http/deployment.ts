@@ -1,0 +1,145 @@
+/** Judges how far the deployment of a VM is, for the HTTP API and the `berth` command. */
+import { pause } from '../../base/time.ts';
+import type { VM } from '../v1alpha1/vm.ts';
+import { conditionOf } from './conditions.ts';
+import type { Cause } from './status.ts';
+import type { VMDeployQuery } from './vmdeploy.ts';
+import { statusOfPhase } from './vmitem.ts';
+
+/** Statuses in which a deployment has ended without a machine that runs. */
+const ENDS: ReadonlySet<string> = new Set(['Failed', 'Stopped', 'Suspended']);
+/** Types and reasons of the conditions which show that an object that the VM names does not exist. */
+const MISSING = [
+  ['Scheduled', 'ConfigNotFound'],
+  ['ImageReady', 'ImageNotFound'],
+] as const;
+/** Reason of the condition Scheduled when no host has room. */
+const NO_ROOM = 'Unschedulable';
+
+/** Status code of a deployment for which no host has room. */
+const FULL_STATUS = 503;
+
+/**
+ * Time in milliseconds that the operator needs to see a new object. Clients create a VM config or an image, and deploy a VM from it
+ * immediately.
+ */
+const LEARNING_MILLISECONDS = 1_000;
+
+/** State of the VM for which a deployment waits. */
+interface Wanted extends Pick<VMDeployQuery, 'waitFor' | 'whenFull'> {
+  /**
+   * HTTP status code that replaces {@link FULL_STATUS}. If it is set and `whenFull` is absent, the deployment ends when no host has room.
+   */
+  readonly fullStatus?: number | undefined;
+}
+
+/** End of a deployment without a machine that runs. */
+export interface Ended {
+  /** HTTP status code of the answer. */
+  readonly code: number;
+  readonly message: string;
+  readonly causes?: Cause[];
+}
+
+export type DeploymentState = 'done' | 'waiting' | Ended;
+
+/**
+ * Returns the state of the deployment, and the version of the VM from which the state was read. If an object seems to be missing, the
+ * function waits a moment and reads the VM again. It ignores a new VM that somebody else created under the same name. `readAgain` resolves
+ * with undefined if the VM is gone.
+ *
+ * @throws the error of `readAgain`; the signal's reason.
+ */
+export async function settledState(
+  vm: VM,
+  wanted: Wanted,
+  readAgain: () => Promise<VM | undefined>,
+  signal: AbortSignal,
+): Promise<{ vm: VM; state: DeploymentState }> {
+  const state = stateOf(vm, wanted);
+  if (typeof state === 'string' || state.code !== 404) {
+    return { vm, state };
+  }
+  await pause(LEARNING_MILLISECONDS, signal);
+  const later = await readAgain();
+  return later === undefined || later.metadata.uid !== vm.metadata.uid
+    ? { vm, state }
+    : { vm: later, state: stateOf(later, wanted) };
+}
+
+/** Returns `done` if the deployment succeeded, `waiting` if it continues, or the error with which it ended. */
+export function stateOf(vm: VM, wanted: Wanted): DeploymentState {
+  const { metadata, status = {} } = vm;
+  const failed = failureOf(vm);
+  if (failed !== undefined) {
+    return failed;
+  }
+  if (metadata.deletionTimestamp !== undefined) {
+    return 'waiting';
+  }
+  const blocked = missingFor(vm) ?? noRoomFor(vm, wanted);
+  return (
+    blocked ?? (statusOfPhase(status.phase) === 'Running' ? stateOfRunning(vm, wanted.waitFor) : 'waiting')
+  );
+}
+
+function stateOfRunning(vm: VM, waitFor: VMDeployQuery['waitFor']): 'done' | 'waiting' {
+  return waitFor === 'running' || conditionOf(vm, 'Ready')?.status === 'True' ? 'done' : 'waiting';
+}
+
+function failureOf(vm: VM): Ended | undefined {
+  const { metadata, status = {} } = vm;
+  if (status.failure !== undefined) {
+    const { reason, message } = status.failure;
+    return { code: 500, message: message || reason, causes: [{ reason, message }] };
+  }
+  const ready = conditionOf(vm, 'Ready');
+  if (ENDS.has(statusOfPhase(status.phase))) {
+    return { code: 500, message: `VM ${metadata.name} is ${status.phase}: ${ready?.message ?? ''}` };
+  }
+  const stalled = conditionOf(vm, 'Stalled');
+  if (stalled?.status === 'True') {
+    const { reason, message } = stalled;
+    return {
+      code: 422,
+      message: `VM ${metadata.name} cannot run: ${message}`,
+      causes: [{ reason, message }],
+    };
+  }
+  return undefined;
+}
+
+/**
+ * Returns an error with code 404 if the VMConfig or image of the VM does not exist. Without this error, the VM would wait until somebody
+ * creates that object.
+ */
+function missingFor(vm: VM): Ended | undefined {
+  if ((vm.status?.phase ?? 'Pending') !== 'Pending') {
+    return undefined;
+  }
+  const missing = MISSING.map(([type, reason]) => ({ condition: conditionOf(vm, type), reason })).find(
+    ({ condition, reason }) => condition?.status !== 'True' && condition?.reason === reason,
+  )?.condition;
+  return missing && { code: 404, message: `VM ${vm.metadata.name} was deleted: ${missing.message}` };
+}
+
+/** Returns an error if no host has room for the VM, and the deployment must not wait for room. */
+function noRoomFor(vm: VM, { whenFull, fullStatus }: Wanted): Ended | undefined {
+  const isPatient = whenFull === undefined ? fullStatus === undefined : whenFull === 'wait';
+  const scheduled = conditionOf(vm, 'Scheduled');
+  return isPatient || scheduled?.reason !== NO_ROOM
+    ? undefined
+    : {
+        code: fullStatus ?? FULL_STATUS,
+        message: `VM ${vm.metadata.name} was deleted, because no host has room: ${scheduled.message}`,
+      };
+}
+
+/** Returns the reason why the VM does not run yet, for people. */
+export function progressOf(vm: VM): string {
+  const { progress, phase = 'Pending' } = vm.status ?? {};
+  const waiting = ['Scheduled', 'ImageReady', 'Ready']
+    .map((type) => conditionOf(vm, type))
+    .find((condition) => condition !== undefined && condition.status !== 'True' && condition.message !== '');
+  return waiting?.message ?? progress ?? `the phase after ${phase}`;
+}

@@ -1,0 +1,57 @@
+/** Reads facts about hosts from their Nodes, and from the Pods on these Nodes. The HTTP API and the `berth` command use them. */
+import { DEDICATED_KEY, HOST_MARK, HOST_VALUE, TAG_LABEL_PREFIX, WORKLOAD_LABEL } from '../v1alpha1/names.ts';
+
+/** Parts of a Node. */
+export interface HostNode {
+  readonly metadata: { readonly name: string; readonly labels?: Readonly<Record<string, string>> };
+  readonly status?: {
+    readonly allocatable?: Readonly<Record<string, string>>;
+    readonly conditions?: readonly { readonly type: string; readonly status: string }[];
+    readonly addresses?: readonly { readonly type: string; readonly address: string }[];
+    readonly nodeInfo?: {
+      readonly architecture?: string;
+      readonly osImage?: string;
+      readonly kubeletVersion?: string;
+    };
+    readonly images?: readonly CachedContent[];
+  };
+}
+
+/** Image in the store of a host. */
+export interface CachedContent {
+  readonly names: readonly string[];
+  readonly sizeBytes?: number;
+}
+
+/** Parts of a Pod that is bound to a host. */
+export interface HostPod {
+  readonly metadata: { readonly name: string; readonly namespace?: string };
+  readonly spec: {
+    readonly nodeName?: string;
+    readonly containers: readonly { readonly resources?: { readonly requests?: Record<string, string> } }[];
+  };
+  readonly status?: { readonly phase?: string };
+}
+
+/** Label selector of the Nodes that are hosts. */
+export const HOSTS_SELECTOR = `${HOST_MARK}=${HOST_VALUE}`;
+/** Label selector of the Pods of machines and tasks. */
+export const WORKLOADS_SELECTOR = WORKLOAD_LABEL;
+
+/** Returns the namespace of a host. A host that is not dedicated to a namespace belongs to the default namespace. */
+export function namespaceOfHost({ metadata }: HostNode, defaultNamespace: string): string {
+  return metadata.labels?.[DEDICATED_KEY] ?? defaultNamespace;
+}
+
+/** Returns the names of the tags of a host, in alphabetical order. */
+export function tagsOf({ metadata: { labels = {} } }: HostNode): string[] {
+  return Object.keys(labels)
+    .filter((label) => label.startsWith(TAG_LABEL_PREFIX))
+    .map((label) => label.slice(TAG_LABEL_PREFIX.length))
+    .toSorted();
+}
+
+/** Reports whether a Pod has ended. Such a Pod uses no CPU, memory or disk of its host. */
+export function hasEnded({ status }: HostPod): boolean {
+  return status?.phase === 'Failed' || status?.phase === 'Succeeded';
+}

@@ -1,0 +1,46 @@
+/**
+ * Shows namespaces, gives the labels of a new namespace, and finds the objects that prevent its deletion. For the HTTP API and the `berth`
+ * command.
+ */
+import { CUSTOM_PODS_LABEL } from '../v1alpha1/names.ts';
+import type { NamespaceItem } from './namespace.ts';
+
+/** Largest number of hosts that a refusal names. The same limit holds for VMs. */
+export const NAMED = 5;
+
+interface Named {
+  readonly metadata: { readonly name: string; readonly labels?: Readonly<Record<string, string>> };
+}
+
+export function namespaceItem({ metadata: { name, labels } }: Named): NamespaceItem {
+  return { name, customPods: labels?.[CUSTOM_PODS_LABEL] === 'true' };
+}
+
+/** Returns the labels of a new namespace. */
+export function namespaceLabels({ customPods }: { customPods: boolean }): Record<string, string> {
+  return {
+    // The Pods of machines use host ports, which only this level of Pod security allows. Admission policies restrict the Pods of users to
+    // the level "baseline".
+    'pod-security.kubernetes.io/enforce': 'privileged',
+    ...(customPods ? { [CUSTOM_PODS_LABEL]: 'true' } : {}),
+  };
+}
+
+/** Returns the reason why the namespace cannot be deleted: it has hosts or VMs. The result is undefined if it has none. */
+export function stillUsed(
+  name: string,
+  { hosts, vms }: { hosts: readonly Named[]; vms: readonly Named[] },
+): string | undefined {
+  const left = [named('hosts', hosts), named('VMs', vms)].filter((text) => text !== undefined);
+  return left.length === 0 ? undefined : `Namespace ${name} still has ${left.join(', and ')}`;
+}
+
+export function ownNamespace(name: string): string {
+  return `Namespace ${name} belongs to Berth and cannot be deleted`;
+}
+
+function named(what: string, objects: readonly Named[]): string | undefined {
+  const names = objects.slice(0, NAMED).map(({ metadata }) => metadata.name);
+  const more = objects.length > NAMED ? ' and more' : '';
+  return names.length === 0 ? undefined : `${what} (${names.join(', ')}${more})`;
+}

@@ -1,0 +1,57 @@
+import { expect, it } from 'vitest';
+import type { HostNode, HostPod } from './host.ts';
+import { nodeItem } from './nodeitem.ts';
+
+const NODE: HostNode = {
+  metadata: { name: 'host-1', labels: { 'tag.berth.dev/fast': '', 'tag.berth.dev/ci': '', other: 'label' } },
+  status: {
+    allocatable: { cpu: '15500m', memory: '64Gi', 'berth.dev/slot': '4' },
+    addresses: [{ type: 'InternalIP', address: '192.0.2.1' }],
+    conditions: [{ type: 'Ready', status: 'True' }],
+    nodeInfo: { architecture: 'arm64', osImage: '' },
+  },
+};
+
+function pod(phase: 'Running' | 'Succeeded', requests: Record<string, string>): HostPod {
+  return {
+    metadata: { name: 'pod' },
+    spec: { nodeName: 'host-1', containers: [{ resources: { requests } }] },
+    status: { phase },
+  };
+}
+
+it('subtracts what runs on the host, and counts whole CPUs', () => {
+  const requests = { cpu: '2', memory: '4Gi', 'berth.dev/slot': '1' };
+  const pods = [pod('Running', requests), pod('Running', { cpu: '600m' }), pod('Succeeded', requests)];
+  expect(nodeItem(NODE, pods, 'platform-ci')).toEqual({
+    name: 'host-1',
+    namespace: 'platform-ci',
+    nodeIP: '192.0.2.1',
+    availableCpu: 12,
+    availableMemory: '64.42G',
+    availableGpu: 0,
+    allocatableCpu: 15,
+    allocatableMemory: '68.72G',
+    allocatableGpu: 0,
+    nodeType: 'WORKER',
+    phase: 'READY',
+    tags: ['ci', 'fast'],
+    architecture: 'arm64',
+    slots: 4,
+    slotsFree: 3,
+    versions: {},
+  });
+});
+
+it('shows an overfull or unknown host without negative numbers', () => {
+  const empty: HostNode = { ...NODE, status: {} };
+  expect(
+    nodeItem(empty, [pod('Running', { cpu: '1', memory: '1Gi', 'berth.dev/slot': '1' })], 'ns'),
+  ).toMatchObject({
+    availableCpu: 0,
+    availableMemory: '0.00G',
+    slots: 0,
+    slotsFree: 0,
+    phase: 'NOT READY',
+  });
+});

@@ -1,0 +1,71 @@
+/** Shows a host as the HTTP API and the `berth` command do. */
+import { SLOT_RESOURCE } from '../v1alpha1/names.ts';
+import { parseQuantity } from '../v1alpha1/quantity.ts';
+import { agentVersion } from '../v1alpha1/version.ts';
+import { hasEnded, type HostNode, type HostPod, tagsOf } from './host.ts';
+import type { NodeItem } from './node.ts';
+
+const GIGABYTE = 1_000_000_000;
+
+/** Returns the host of a Node for an answer. `pods` are the Pods that are bound to this Node. */
+export function nodeItem(node: HostNode, pods: readonly HostPod[], namespace: string): NodeItem {
+  const { metadata, status = {} } = node;
+  const { allocatable = {}, addresses = [], nodeInfo = {} } = status;
+  const used = usedOf(pods.filter((pod) => !hasEnded(pod)));
+  const cpu = millisOf(allocatable.cpu);
+  const memory = numberOf(allocatable.memory);
+  const slots = numberOf(allocatable[SLOT_RESOURCE]);
+  return {
+    name: metadata.name,
+    namespace,
+    nodeIP: addresses.find(({ type }) => type === 'InternalIP')?.address,
+    availableCpu: wholeCPUs(cpu - used.cpu),
+    availableMemory: gigabytes(memory - used.memory),
+    availableGpu: 0,
+    allocatableCpu: wholeCPUs(cpu),
+    allocatableMemory: gigabytes(memory),
+    allocatableGpu: 0,
+    nodeType: 'WORKER',
+    phase: isReady(node) ? 'READY' : 'NOT READY',
+    tags: tagsOf(node),
+    architecture: nodeInfo.architecture ?? metadata.labels?.['kubernetes.io/arch'],
+    slots,
+    slotsFree: Math.max(0, slots - used.slots),
+    versions: {
+      agent: agentVersion(nodeInfo.kubeletVersion),
+      os: nodeInfo.osImage || undefined,
+    },
+  };
+}
+
+function isReady({ status }: HostNode): boolean {
+  return status?.conditions?.some(({ type, status }) => type === 'Ready' && status === 'True') === true;
+}
+
+function usedOf(pods: readonly HostPod[]): { cpu: number; memory: number; slots: number } {
+  const used = { cpu: 0, memory: 0, slots: 0 };
+  for (const { resources: { requests = {} } = {} } of pods.flatMap(({ spec }) => spec.containers)) {
+    used.cpu += millisOf(requests.cpu);
+    used.memory += numberOf(requests.memory);
+    used.slots += numberOf(requests[SLOT_RESOURCE]);
+  }
+  return used;
+}
+
+/** Returns thousandths of a CPU. The API server writes fractions of a CPU with the suffix `m`. */
+function millisOf(quantity = '0'): number {
+  return quantity.endsWith('m') ? numberOf(quantity.slice(0, -1)) : numberOf(quantity) * 1000;
+}
+
+function numberOf(quantity = '0'): number {
+  return Number(parseQuantity(quantity));
+}
+
+function wholeCPUs(millis: number): number {
+  return Math.max(0, Math.floor(millis / 1000));
+}
+
+/** Returns bytes in units of 10⁹ with two decimals, for example `31.23G`. */
+export function gigabytes(bytes: number): string {
+  return `${(Math.max(0, bytes) / GIGABYTE).toFixed(2)}G`;
+}

@@ -1,0 +1,76 @@
+/**
+ * Finds the probable reason why an API server refused a token. The API server writes the reason only to its own log, so this file reads the
+ * token.
+ */
+
+/** The identity provider at which users sign in. */
+export interface SignIn {
+  readonly issuer?: string | undefined;
+  readonly clientID: string;
+}
+
+/** Longest lifetime of a token in seconds. The authentication configuration of the API server has the same value. */
+const LIFE_SECONDS = 3600;
+/**
+ * A token is accepted if its claim `nbf` is at most this number of seconds in the future. API servers use the same number, because clocks
+ * differ.
+ */
+const BEGIN_LEEWAY_SECONDS = 60;
+/** Latest time that a Date can hold, in seconds. */
+const LAST_SECOND = 8.64e12;
+
+type Claims = Readonly<Record<string, unknown>>;
+
+/** Returns the claims of an ID token, which are not verified. For other tokens the result is empty. */
+function claimsOf(token: string): Claims {
+  const [, payload = ''] = token.split('.');
+  try {
+    const claims: unknown = JSON.parse(Buffer.from(payload, 'base64url').toString());
+    return typeof claims === 'object' && claims !== null ? (claims as Claims) : {};
+  } catch {
+    return {};
+  }
+}
+
+/**
+ * Returns the reason why the token is refused at `now`, in seconds since the epoch. The result is undefined if the token does not show a
+ * reason. The text contains no quotation marks and no backslashes, because an HTTP header would have to escape them. It repeats no text of
+ * the token.
+ */
+export function causeOfRefusal(token: string, signIn: SignIn, now = Date.now() / 1000): string | undefined {
+  const claims = claimsOf(token);
+  const [expiry, begin] = [timeOf(claims['exp']), timeOf(claims['nbf'])];
+  if (expiry !== undefined && expiry <= now) {
+    return `The token expired at ${written(expiry)}. Sign in again`;
+  }
+  if (begin !== undefined && begin > now + BEGIN_LEEWAY_SECONDS) {
+    return `The token is valid from ${written(begin)} on. Compare the clocks`;
+  }
+  return signIn.issuer !== undefined && claims['iss'] === signIn.issuer
+    ? causeForProvider(claims, signIn.clientID, expiry)
+    : undefined;
+}
+
+/**
+ * Returns the rule of the API server's authentication configuration that a token of the identity provider breaks. The result is undefined
+ * if it breaks none.
+ */
+function causeForProvider(claims: Claims, clientID: string, expiry: number | undefined): string | undefined {
+  const audience = claims['aud'];
+  if (audience !== clientID && !(Array.isArray(audience) && audience.includes(clientID))) {
+    return 'The token is for another client of the identity provider';
+  }
+  const issued = timeOf(claims['iat']);
+  if (expiry === undefined || issued === undefined || expiry - issued > LIFE_SECONDS) {
+    return 'The token is valid for longer than one hour. Shorten the lifetime of ID tokens at the identity provider';
+  }
+  return claims['email_verified'] === true ? undefined : 'The email address in the token is not verified';
+}
+
+function timeOf(claim: unknown): number | undefined {
+  return typeof claim === 'number' && Math.abs(claim) <= LAST_SECOND ? claim : undefined;
+}
+
+function written(seconds: number): string {
+  return new Date(seconds * 1000).toISOString();
+}

@@ -1,0 +1,107 @@
+/** Plans changes of the credentials of a namespace for registries, for the HTTP API and the `berth` command. */
+import {
+  entryText,
+  PULL_SECRET_KEY,
+  PULL_SECRET_TYPE,
+  readRegistryCredentials,
+  REGISTRY_CREDENTIALS_LIMIT,
+  registrySecretName,
+  type Server,
+  SERVER_NEEDS_INSECURE,
+  serverUrl,
+} from '../v1alpha1/registrycredentials.ts';
+import type { RegistryCredentialRequest } from './registrycredential.ts';
+
+/** Content of the ConfigMap that names the Secrets. */
+export type Entries = Readonly<Record<string, string>>;
+
+export interface RegistryItem {
+  readonly server: string;
+  readonly username: string | undefined;
+  readonly allowInsecure: boolean;
+}
+
+/**
+ * Secret to create, and the entries of the ConfigMap to write afterwards. A Secret without an entry has no effect. The value null removes
+ * an entry.
+ */
+export interface Addition {
+  readonly secretName: string;
+  readonly secret: { readonly type: string; readonly data: Record<string, string> };
+  readonly entries: Record<string, string | null>;
+}
+
+/** Reason why a credential is not added. `field` names the field of the request that is wrong. It is absent if no field is wrong. */
+export interface Refusal {
+  readonly field?: 'server';
+  readonly alreadyExists?: true;
+  readonly message: string;
+}
+
+/**
+ * Entries of the ConfigMap to remove, and Secrets to delete afterwards. If there is no entry, an interrupted removal may have left a
+ * Secret.
+ */
+export interface Removal {
+  readonly entries: Record<string, null>;
+  readonly secretNames: readonly string[];
+}
+
+export function registryItems(entries: Entries): RegistryItem[] {
+  return readRegistryCredentials(entries).credentials.map(({ username, allowInsecure, ...server }) => ({
+    server: serverUrl(server),
+    username,
+    allowInsecure,
+  }));
+}
+
+/**
+ * Returns the changes that add the credential, or the reason why it is refused. If the credential replaces an earlier one, its Secret keeps
+ * its name.
+ */
+export function additionOf(
+  entries: Entries,
+  server: Server,
+  { username, password, allowInsecure = false, replace = false }: Omit<RegistryCredentialRequest, 'server'>,
+): Addition | { refusal: Refusal } {
+  if (server.scheme === 'http' && !allowInsecure) {
+    return { refusal: { field: 'server', message: SERVER_NEEDS_INSECURE } };
+  }
+  const [known, ...others] = secretsFor(entries, server);
+  if (known !== undefined && !replace) {
+    const message = `The credential for ${serverUrl(server)} already exists. Set replace to replace it`;
+    return { refusal: { alreadyExists: true, message } };
+  }
+  const secretName = known ?? registrySecretName(server.registry);
+  if (new Set([...Object.keys(entries), secretName]).size > REGISTRY_CREDENTIALS_LIMIT) {
+    // An entry beyond the limit would have no effect.
+    const limit = `The namespace has ${REGISTRY_CREDENTIALS_LIMIT} credentials already`;
+    return { refusal: { message: `${limit}. Remove one first` } };
+  }
+  const auths = { [server.registry]: { username, password } };
+  const content = Buffer.from(JSON.stringify({ auths })).toString('base64');
+  // If several entries are for the same registry, only the first of them has an effect.
+  const duplicates = Object.fromEntries(others.map((name) => [name, null]));
+  const entry = entryText({ ...server, secretName, username, allowInsecure });
+  return {
+    secretName,
+    secret: { type: PULL_SECRET_TYPE, data: { [PULL_SECRET_KEY]: content } },
+    entries: { [secretName]: entry, ...duplicates },
+  };
+}
+
+export function removalOf(entries: Entries, server: Server): Removal {
+  const names = secretsFor(entries, server);
+  return {
+    entries: Object.fromEntries(names.map((name) => [name, null])),
+    secretNames: [...new Set([...names, registrySecretName(server.registry)])],
+  };
+}
+
+/** Returns the keys of the entries for the registry, in their order. People choose other keys than Berth. */
+function secretsFor(entries: Entries, { registry }: Server): string[] {
+  return Object.entries(entries)
+    .filter(([key, value]) => readRegistryCredentials({ [key]: value }).credentials[0]?.registry === registry)
+    .map(([key]) => key)
+    .toSorted();
+}

@@ -1,0 +1,70 @@
+import { expect, it } from 'vitest';
+import type { VM } from '../v1alpha1/vm.ts';
+import type { VMConfig } from '../v1alpha1/vmconfig.ts';
+import { vmConfigItem } from './vmconfigitem.ts';
+import { vmItem } from './vmitem.ts';
+
+function imageIn(spec: VM['spec'], image?: NonNullable<VM['status']>['image']): string | undefined {
+  const metadata = { name: 'mac', namespace: 'platform-default' };
+  return vmItem({ metadata, spec, status: { image } } as VM).image;
+}
+
+it('shows the whole reference of an image of a registry, and the name of an Image or ISO', () => {
+  const reference = 'registry.example:5000/team/desktop:1';
+  expect(imageIn({}, { name: 'team/desktop:1', reference })).toBe(reference);
+  expect(imageIn({ image: 'sonoma' }, { name: 'sonoma', reference })).toBe('sonoma');
+  expect(imageIn({}, { name: 'sonoma', reference: 'berth.dev/platform-default/sonoma@sha256:a' })).toBe(
+    'sonoma',
+  );
+  expect([imageIn({ image: 'sonoma' }), imageIn({ iso: 'disc' })]).toEqual(['sonoma', 'disc']);
+});
+
+it('shows the architecture of the VM, or else that of its host', () => {
+  const shown = (spec: VM['spec'], nodeName?: string) =>
+    vmItem({ metadata: { name: 'mac' }, spec, status: { nodeName } } as VM, (host) => `of ${host}`)
+      .architecture;
+  expect([shown({ architecture: 'arm64' }, 'mini'), shown({}, 'mini'), shown({})]).toEqual([
+    'arm64',
+    'of mini',
+    undefined,
+  ]);
+});
+
+it('shows a limited number of labels', () => {
+  const shown = (count: number) => {
+    const labels = Object.fromEntries(Array.from({ length: count }, (_one, index) => [`a${index}`, '']));
+    return Object.keys(vmItem({ metadata: { name: 'mac', labels }, spec: {} } as VM).labels ?? {});
+  };
+  expect([shown(2), shown(55_000).length]).toEqual([['a0', 'a1'], 64]);
+});
+
+it('shows the port for SSH, also if the VM reserves it', () => {
+  const shown = (endpoints: NonNullable<VM['status']>['endpoints']) => {
+    const { ssh, vnc, reservedPorts } = vmItem({
+      metadata: { name: 'mac' },
+      spec: {},
+      status: { endpoints },
+    } as VM);
+    return { ssh, vnc, reservedPorts };
+  };
+  const web = { name: '8080-tcp', protocol: 'TCP', hostPort: 8080, guestPort: 80 };
+  const chosen = { name: 'ssh', purpose: 'ssh', protocol: 'TCP', hostPort: 20_000, guestPort: 22 };
+  const vnc = { name: 'vnc', purpose: 'vnc', protocol: 'TCP', hostPort: 20_001 };
+  expect(shown([web, chosen, vnc])).toEqual({ ssh: 20_000, vnc: 20_001, reservedPorts: '8080:80/tcp' });
+  expect(shown([{ ...chosen, name: '8822-tcp', hostPort: 8822 }])).toEqual({
+    ssh: 8822,
+    vnc: undefined,
+    reservedPorts: '8822:22/tcp',
+  });
+});
+
+it('shows the memory in GiB, and none if it cannot be read', () => {
+  const shown = (memory: string) => [
+    vmItem({ metadata: { name: 'mac' }, spec: { memory } } as VM).memory,
+    vmConfigItem({ metadata: { name: 'big' }, spec: { memory } } as VMConfig).memory,
+  ];
+  expect([shown('4915Mi'), shown('4.8 GB')]).toEqual([
+    ['4.80Gi', 4.8],
+    [undefined, undefined],
+  ]);
+});

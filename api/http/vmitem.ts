@@ -1,0 +1,105 @@
+/** Shows a VM as the HTTP API and the `berth` command do. */
+import type { VMItem } from './vm.ts';
+import type { DeployedVM } from './vmdeploy.ts';
+import { CREATED_BY_ANNOTATION } from '../v1alpha1/names.ts';
+import type { VMPhase } from '../v1alpha1/phases.ts';
+import { shortImageName } from '../v1alpha1/reference.ts';
+import type { VM } from '../v1alpha1/vm.ts';
+import type { VMStatus } from '../v1alpha1/vmstatus.ts';
+import { gibibytes } from './memory.ts';
+
+/**
+ * Largest number of labels in an item. Without this limit, the labels of one object could need a hundred times the memory of its other
+ * fields.
+ */
+const LABELS = 64;
+
+/** Statuses that clients know, by phase. Clients wait while a VM is Pending, and use it while it is Running. */
+const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
+  Pending: 'Pending',
+  Scheduled: 'Pending',
+  Pulling: 'Pending',
+  Cloning: 'Pending',
+  Starting: 'Pending',
+  Running: 'Running',
+  Stopping: 'Running',
+  Suspending: 'Running',
+  Resuming: 'Running',
+  Stopped: 'Stopped',
+  Suspended: 'Suspended',
+  Failed: 'Failed',
+  Terminating: 'Terminating',
+};
+
+/**
+ * `architectureOf` returns the architecture of a host. A VM has the architecture of its host, even if neither its config nor its image
+ * names one.
+ */
+export function vmItem(
+  { metadata, spec, status = {} }: VM,
+  architectureOf: (host: string) => string | undefined = () => undefined,
+): VMItem {
+  return {
+    name: metadata.name,
+    node: status.nodeName,
+    ip: status.hostAddress,
+    ...sizeOf(spec, status),
+    image: imageOf(status) ?? spec.image ?? spec.iso,
+    gpuPassthrough: false,
+    deployDate: metadata.creationTimestamp,
+    ...portsOf(status),
+    status: statusOfPhase(status.phase),
+    powerState: spec.powerState ?? 'Running',
+    owner: metadata.annotations?.[CREATED_BY_ANNOTATION],
+    architecture: spec.architecture ?? (status.nodeName && architectureOf(status.nodeName)),
+    labels: labelsOf(metadata),
+    message: status.failure?.message,
+  };
+}
+
+/** Returns the answer of a deployment. */
+export function deployedVM(vm: VM): DeployedVM {
+  const { name, node, memory, ip, ssh, vnc, screenshare, status } = vmItem(vm);
+  return { name, node, memory, ip, ssh, vnc, screenshare, status };
+}
+
+/**
+ * Returns the name of the Image or ISO of the VM. If the VM has an image of a registry, the result is the whole reference, because `name`
+ * lacks the registry.
+ */
+function imageOf({ image: { name, reference } = {} }: VMStatus): string | undefined {
+  const isReference = reference !== undefined && name === shortImageName(reference);
+  return isReference ? reference : name;
+}
+
+/** Returns the status for clients. A newer operator may have phases that this release does not know. */
+export function statusOfPhase(phase = 'Pending'): VMItem['status'] {
+  return STATUS_BY_PHASE[phase as VMPhase] ?? 'Pending';
+}
+
+function labelsOf({ labels }: VM['metadata']): VMItem['labels'] {
+  return labels && Object.fromEntries(Object.entries(labels).slice(0, LABELS));
+}
+
+function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memory'> {
+  const { cpu = spec.cpu, memory = spec.memory } = status.resources ?? {};
+  const gib = gibibytes(memory);
+  return { cpu, memory: gib === undefined ? undefined : `${gib}Gi` };
+}
+
+function portsOf({
+  endpoints = [],
+}: VMStatus): Pick<VMItem, 'ssh' | 'vnc' | 'screenshare' | 'reservedPorts'> {
+  // If the VM reserves the guest port of a service (SSH, for example), `name` describes the port, and `purpose` names the service.
+  const portOf = (wanted: string) =>
+    endpoints.find(({ name, purpose }) => (purpose ?? name) === wanted)?.hostPort;
+  const reserved = endpoints
+    .filter(({ name, purpose, guestPort }) => name !== purpose && guestPort !== undefined)
+    .map(({ hostPort, guestPort, protocol }) => `${hostPort}:${guestPort}/${protocol.toLowerCase()}`);
+  return {
+    ssh: portOf('ssh'),
+    vnc: portOf('vnc'),
+    screenshare: portOf('screen'),
+    reservedPorts: reserved.length === 0 ? undefined : reserved.join(','),
+  };
+}

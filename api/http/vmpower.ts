@@ -1,0 +1,50 @@
+/**
+ * Commands for the power of a VM: the fields that they change, and the phases in which they are refused. For the HTTP API and the `berth`
+ * command.
+ */
+import type { VMPhase } from '../v1alpha1/phases.ts';
+import type { VM, VMSpec } from '../v1alpha1/vm.ts';
+import type { Command } from './vmaction.ts';
+
+interface Power {
+  readonly spec: (vm: VM) => Partial<VMSpec>;
+  /** Phases in which each command is refused. Every command is also refused for VMs that have ended. */
+  readonly refusedIn: readonly VMPhase[];
+}
+
+const BEFORE_RUNNING: readonly VMPhase[] = ['Pending', 'Scheduled', 'Pulling', 'Cloning'];
+const WITHOUT_MEMORY: readonly VMPhase[] = [...BEFORE_RUNNING, 'Starting', 'Stopping', 'Stopped'];
+const ENDED: readonly VMPhase[] = ['Failed', 'Terminating'];
+
+const COMMANDS: Readonly<Record<Command | 'restart', Power>> = {
+  start: { spec: startOf, refusedIn: [] },
+  stop: { spec: () => ({ powerState: 'Stopped' }), refusedIn: [] },
+  restart: { spec: restarted, refusedIn: BEFORE_RUNNING },
+  suspend: { spec: () => ({ powerState: 'Suspended' }), refusedIn: WITHOUT_MEMORY },
+  resume: { spec: () => ({ powerState: 'Running' }), refusedIn: WITHOUT_MEMORY },
+  revert: { spec: () => ({ revertRequestedAt: new Date().toISOString() }), refusedIn: BEFORE_RUNNING },
+};
+export type PowerCommand = keyof typeof COMMANDS;
+
+/** Returns the merge patch for the command, or the reason why the state of the VM does not allow the command. */
+export function powerChange(vm: VM, word: PowerCommand): { patch: object } | { refusal: string } {
+  const { spec, refusedIn } = COMMANDS[word];
+  const phase = phaseOf(vm);
+  return [...ENDED, ...refusedIn].includes(phase)
+    ? { refusal: `VM ${vm.metadata.name} is ${phase}, so the command ${word} is refused` }
+    : { patch: { metadata: { uid: vm.metadata.uid }, spec: spec(vm) } };
+}
+
+/** Starts a VM. If its guest has shut down by itself, the VM is stopped although it should run, so it needs a restart. */
+function startOf({ spec, status = {} }: VM): Partial<VMSpec> {
+  const isToRun = (spec.powerState ?? 'Running') === 'Running';
+  return isToRun && status.phase === 'Stopped' ? restarted() : { powerState: 'Running' };
+}
+
+function restarted(): Partial<VMSpec> {
+  return { powerState: 'Running', restartRequestedAt: new Date().toISOString() };
+}
+
+function phaseOf({ metadata, status = {} }: VM): VMPhase {
+  return metadata.deletionTimestamp === undefined ? ((status.phase ?? 'Pending') as VMPhase) : 'Terminating';
+}

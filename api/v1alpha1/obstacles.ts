@@ -1,0 +1,44 @@
+/**
+ * Words for the reasons why a host cannot take a VM. The operator writes them with the number of hosts into the message of the condition
+ * Scheduled, and the `berth` command finds them there.
+ */
+
+/** Texts about hosts, by the obstacle. `%` stands for the number of hosts. */
+export const OBSTACLES = {
+  slot: '% without a free berth',
+  macosGuests: '% with two macOS guests already',
+  sharedDisk: '% whose shared disk is in use',
+  cpu: '% short of CPU',
+  memory: '% short of memory',
+  disk: '% short of disk (ephemeral-storage)',
+  port: '% with a reserved port in use',
+  nat: '% with broken NAT',
+  dedicated: '% dedicated to another namespace',
+  unreachable: '% not reachable',
+  cordoned: '% cordoned',
+} as const;
+export type Obstacle = keyof typeof OBSTACLES;
+
+/** Message of the condition Scheduled if the scheduler finds no host that matches the VM. */
+export const NO_MATCHING_HOST = 'No host has the architecture, name or tag that the VM requests';
+/** Message of the scheduler if the cluster has no Node. */
+const NO_NODES = 'no nodes available';
+
+/**
+ * Returns the obstacles in a message of the scheduler, with the number of hosts for each. The result is undefined if no host matches the
+ * VM.
+ */
+export function obstaclesIn(message: string): ReadonlyMap<Obstacle, number> | undefined {
+  if (message.startsWith(NO_MATCHING_HOST) || message.startsWith(NO_NODES)) {
+    return undefined;
+  }
+  const found = new Map<Obstacle, number>();
+  for (const obstacle of Object.keys(OBSTACLES) as Obstacle[]) {
+    const pattern = OBSTACLES[obstacle].replaceAll(/[()]/g, String.raw`\$&`).replace('%', String.raw`(\d+)`);
+    const [, count] = new RegExp(pattern).exec(message) ?? [];
+    if (count !== undefined) {
+      found.set(obstacle, Number(count));
+    }
+  }
+  return found;
+}

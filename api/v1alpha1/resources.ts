@@ -1,0 +1,38 @@
+/**
+ * Resource types of Berth's kinds, for clients of the Kubernetes API. This file imports no schema, because a schema would slow the start of
+ * the `berth` command.
+ */
+import type { Emulator } from './emulator.ts';
+import type { Image } from './image.ts';
+import type { ImageCacheEntry } from './imagecacheentry.ts';
+import type { ISO } from './iso.ts';
+import { API_VERSION } from './names.ts';
+import type { VM } from './vm.ts';
+import type { VMConfig } from './vmconfig.ts';
+
+/**
+ * Values from which a client builds the URLs of a kind's objects. The field `example` is never set. TypeScript reads the type of the
+ * objects from it.
+ */
+interface KindResource<T> {
+  readonly apiVersion: string;
+  readonly kind: string;
+  readonly plural: string;
+  readonly namespaced: boolean;
+  readonly example?: T;
+}
+
+export const VMS = kindResource<VM>('VM', 'vms');
+export const VM_CONFIGS = kindResource<VMConfig>('VMConfig', 'vmconfigs');
+export const IMAGES = kindResource<Image>('Image', 'images');
+export const ISOS = kindResource<ISO>('ISO', 'isos');
+export const EMULATORS = kindResource<Emulator>('Emulator', 'emulators');
+export const IMAGE_CACHE_ENTRIES = kindResource<ImageCacheEntry>(
+  'ImageCacheEntry',
+  'imagecacheentries',
+  false,
+);
+
+function kindResource<T>(kind: string, plural: string, namespaced = true): KindResource<T> {
+  return { apiVersion: API_VERSION, kind, plural, namespaced };
+}

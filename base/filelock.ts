@@ -1,0 +1,54 @@
+/** Lets only one process at a time change a file. The lock is a second file beside it, which only one process can create. */
+import { open, rename, rm, stat } from 'node:fs/promises';
+import { hasCode, isMissing, undefinedIf } from './errors.ts';
+import { pause } from './time.ts';
+
+/** Interval between two attempts to get a lock. Its holder usually needs less than a second. */
+const ATTEMPT_MILLISECONDS = 50;
+
+export interface FileLockOptions {
+  /** Age in milliseconds after which a lock counts as left behind by a killed process. The work under a lock must always take less time. */
+  readonly staleMilliseconds: number;
+  readonly signal: AbortSignal;
+}
+
+/**
+ * Runs `work` while this process holds the lock file. Other processes that use the same path wait.
+ *
+ * @throws the signal's reason; the system's error if the lock file cannot be made; the error of `work`.
+ */
+export async function withFileLock<T>(
+  path: string,
+  { staleMilliseconds, signal }: FileLockOptions,
+  work: () => Promise<T>,
+): Promise<T> {
+  while (!(await tryLock(path))) {
+    await removeStale(path, staleMilliseconds);
+    await pause(ATTEMPT_MILLISECONDS, signal);
+  }
+  try {
+    return await work();
+  } finally {
+    await rm(path, { force: true });
+  }
+}
+
+async function tryLock(path: string): Promise<boolean> {
+  const handle = await undefinedIf(hasCode('EEXIST'), open(path, 'wx', 0o600));
+  await handle?.close();
+  return handle !== undefined;
+}
+
+async function removeStale(path: string, staleMilliseconds: number): Promise<void> {
+  const isStale = async (file: string) => {
+    const found = await undefinedIf(isMissing, stat(file));
+    return found !== undefined && Date.now() - found.mtimeMs > staleMilliseconds;
+  };
+  if (!(await isStale(path))) {
+    return;
+  }
+  // Several processes may find the lock stale. Only one of them renames it.
+  const aside = `${path}.${process.pid}`;
+  await undefinedIf(isMissing, rename(path, aside));
+  await rm(aside, { force: true });
+}

@@ -1,0 +1,139 @@
+/**
+ * The cluster that the command talks to. The libraries for the connection and for kubeconfig files are loaded only here, because help,
+ * completion and mistakes in the command line must not wait for them.
+ */
+import { causeOfRefusal } from '../api/http/refusedtoken.ts';
+import { codeOf, messageOf, undefinedIf } from '../base/errors.ts';
+import { aliasNames } from '../api/http/namespacealias.ts';
+import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX } from '../api/v1alpha1/names.ts';
+import { isObjectName } from '../api/v1alpha1/objectname.ts';
+import { VERSION } from '../api/v1alpha1/version.ts';
+import { KubeClient } from '../kube/client.ts';
+import type { Connection } from '../kube/credentials.ts';
+import { ApiError, isUnreachable } from '../kube/errors.ts';
+import { TokenSource } from '../kube/tokensource.ts';
+import type { Transport } from '../kube/transport.ts';
+import { certificateMistake, CommandError, EXIT } from './errors.ts';
+import type { Globals } from './globals.ts';
+import { readSettings, type Settings } from './settings.ts';
+import type { Terminal } from './terminal.ts';
+
+export interface Cluster {
+  readonly client: KubeClient;
+  /** Connections for watches. */
+  readonly watches: Transport;
+  readonly namespace: string;
+  readonly connection: Connection;
+  /** Address of the HTTP API, if the settings have it. */
+  readonly apiURL: string | undefined;
+}
+
+/** Runs `work` with the cluster of the user, and closes the connections. @throws CommandError; ApiError of `work`. */
+export async function withCluster<T>(
+  terminal: Terminal,
+  globals: Globals,
+  work: (cluster: Cluster) => Promise<T>,
+): Promise<T> {
+  const [{ Transport }, { Registry }, settings, connection] = await Promise.all([
+    import('../kube/transport.ts'),
+    import('prom-client'),
+    readSettings(terminal.environment),
+    connect(terminal, globals),
+  ]);
+  const watches = new Transport(connection, { metrics: new Registry(), userAgent: `berth/${VERSION}` });
+  const namespace = required(namespaceOf(globals, terminal, settings, connection));
+  const client = new KubeClient(watches);
+  try {
+    const { apiURL } = settings;
+    const result = await work({ client, watches, namespace, connection, apiURL });
+    if (terminal.isForPeople) {
+      const { remind } = await import('./versions.ts');
+      await remind(terminal, client);
+    }
+    return result;
+  } catch (error) {
+    const source = 'the kubeconfig';
+    throw (await refusalOf(error, connection)) ?? explained(error, `API server ${connection.server}`, source);
+  } finally {
+    await watches.close();
+  }
+}
+
+/**
+ * Returns the namespace: the flag's, that of a variable, the context's, or the default. Empty texts do not count. A flag or variable may use
+ * the prefix that the settings name, as the scripts of another platform do.
+ */
+export function namespaceOf(
+  { namespace }: Pick<Globals, 'namespace'>,
+  { environment }: Pick<Terminal, 'environment'>,
+  { namespaceVariable = '', namespacePrefix }: Settings,
+  context: Pick<Connection, 'namespace'>,
+): string {
+  const { BERTH_NAMESPACE: variable, [namespaceVariable]: alias } = environment;
+  const named = namespace || variable || alias;
+  if (!named || namespacePrefix === undefined) {
+    return named || context.namespace || DEFAULT_NAMESPACE;
+  }
+  return aliasNames(namespacePrefix, { prefix: NAMESPACE_PREFIX, default: DEFAULT_NAMESPACE }).real(named);
+}
+
+/**
+ * Returns the namespace. It may be that of a kubeconfig, where login writes the answer of the HTTP API. Other texts could have a meaning in a
+ * path or for a shell. @throws CommandError.
+ */
+function required(namespace: string): string {
+  if (!isObjectName(namespace)) {
+    throw new CommandError(`No namespace can have the name ${JSON.stringify(namespace)}`, EXIT.usage);
+  }
+  return namespace;
+}
+
+/** Returns the cluster that the kubeconfig names. @throws CommandError when it has a mistake. */
+export async function connect(
+  { environment, name }: Terminal,
+  { kubeconfig: kubeconfigPath, context }: Globals,
+): Promise<Connection> {
+  const { ContextError, loadConnection } = await import('../kube/credentials.ts');
+  try {
+    return await loadConnection({ kubeconfigPath, context, environment });
+  } catch (error) {
+    const { path } = error as NodeJS.ErrnoException;
+    const signIn = `Sign in with ${name} login, or name a`;
+    let words = messageOf(error);
+    if (codeOf(error) === 'ENOENT') {
+      words = `The file ${path} does not exist. ${signIn} kubeconfig with --kubeconfig or in KUBECONFIG`;
+    } else if (error instanceof ContextError) {
+      words = `${words}. ${signIn} context with --context`;
+    }
+    throw new CommandError(words, EXIT.usage);
+  }
+}
+
+/** Returns why the token is refused, if it is and shows the cause itself. */
+async function refusalOf(error: unknown, connection: Connection): Promise<CommandError | undefined> {
+  if (!(error instanceof ApiError) || error.status !== 401) {
+    return undefined;
+  }
+  const token = await undefinedIf(() => true, new TokenSource(connection).token());
+  const cause = causeOfRefusal(token ?? '', { clientID: '' });
+  return cause === undefined
+    ? undefined
+    : new CommandError(`Unauthorized: ${cause}: berth login`, EXIT.denied);
+}
+
+/** Adds the address of the server to an error of the connection. `source` says where the address and the authority come from. */
+export function explained(error: unknown, server: string, source: string): unknown {
+  const { message } = error as Error;
+  const mistake = certificateMistake(error);
+  if (mistake !== undefined) {
+    return new CommandError(
+      `The certificate of the ${server} is not trusted: ${mistake}. Check the certificate authority in ${source}`,
+    );
+  }
+  return isUnreachable(error)
+    ? new CommandError(
+        `The ${server} does not answer: ${message}. Check the network and ${source}`,
+        EXIT.noAnswer,
+      )
+    : error;
+}

@@ -1,0 +1,73 @@
+import { execFileSync } from 'node:child_process';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, it } from 'vitest';
+import { completionScript } from './completion.ts';
+import { createProgram } from './program.ts';
+
+const program = await createProgram(
+  {
+    name: 'kubectl berth',
+    environment: {},
+    out: () => undefined,
+    err: () => undefined,
+    isForPeople: false,
+    signal: new AbortController().signal,
+  },
+  () => true,
+);
+program.name('berth');
+
+/** Returns the words that bash offers for the last word of the line. */
+function offered(...line: string[]): string[] {
+  const script = `${completionScript('bash', program)}
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _berth; printf '%s\\n' "\${COMPREPLY[@]}"`;
+  return execFileSync('bash', ['-c', script, 'bash', ...line], { encoding: 'utf8' })
+    .split('\n')
+    .filter(Boolean);
+}
+
+it('completes commands, flags and their values in bash', () => {
+  expect(offered('berth', 've')).toEqual(['version']);
+  expect(offered('berth', 'vm-config', 'd')).toEqual(['delete']);
+  expect(offered('berth', 'vm', 'st')).toEqual(['start', 'stop']);
+  expect(offered('berth', 'vm', 'deploy', 'mac', '--display-')).toEqual([
+    '--display-width',
+    '--display-height',
+    '--display-dpi',
+  ]);
+  expect(offered('berth', 'vm', 'list', '-o', '')).toEqual(['table', 'wide', 'json', 'yaml', 'name']);
+  expect(offered('berth', 'completion', '')).toEqual(expect.arrayContaining(['bash', 'zsh', 'fish']));
+});
+
+it('offers the names that the command lists, and nothing that a shell would run', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-completion-'));
+  try {
+    const command = join(folder, 'berth');
+    const names = ['desk', 'dark.side', 'd$(touch hit)', 'd`touch hit`', 'd*', 'd e', 'd;e'];
+    const script = `#!/bin/sh\necho "$@" >>'${folder}/asked'\nprintf '%s\\n' ${names.map((name) => `'${name}'`).join(' ')}\n`;
+    await writeFile(command, script, { mode: 0o755 });
+    expect(offered(command, '-n', 'lab', 'vm-config', 'get', '--context=x', 'd')).toEqual([
+      'desk',
+      'dark.side',
+    ]);
+    expect(offered(command, 'vm', 'ssh', 'd')).toEqual(['desk', 'dark.side']);
+    const asked = 'vm-config list -o name -n lab --context=x\nvm list -o name\n';
+    expect(await readFile(join(folder, 'asked'), 'utf8')).toBe(asked);
+    const others = [
+      ['vm', 'save', 'desk', 'd'],
+      ['vm', 'create', 'd'],
+      ['vm', 'ssh', '--u'],
+    ];
+    expect(others.flatMap((line) => offered(command, ...line))).toEqual(['--user']);
+    expect(await readFile(join(folder, 'asked'), 'utf8')).toBe(asked);
+  } finally {
+    await rm(folder, { recursive: true });
+  }
+});
+
+it('describes each word in zsh and fish', () => {
+  expect(completionScript('zsh', program)).toContain(`'stop:Stop VMs. They keep their disk'`);
+  expect(completionScript('fish', program)).toContain(`= " vm"' -a stop -d 'Stop VMs. They keep their disk'`);
+});

@@ -1,0 +1,263 @@
+/**
+ * Writes scripts with which shells complete commands, flags and the names of objects. Commands and flags are those of the tree of commands.
+ * For names, the script runs the `list` of the noun.
+ */
+import type { Command } from 'commander';
+import type { ShellName } from './shells.ts';
+
+/** Word that can follow. */
+interface Word {
+  readonly text: string;
+  readonly description: string;
+}
+
+/** Names of objects that can follow: one, or several. */
+type Names = 'one' | 'several';
+
+/** Place in the tree: the names of the commands so far, each with a space in front, and the words that can follow. */
+interface Place {
+  readonly path: string;
+  readonly words: readonly Word[];
+  /** Absent if no names of the noun's objects can follow. */
+  readonly names?: Names;
+}
+
+/** Flag that takes one of some values. */
+interface Choice {
+  readonly flags: readonly string[];
+  readonly values: readonly string[];
+}
+
+/** Flags that choose where the names come from. Each has a value. */
+const SOURCE_FLAGS = ['-n', '--namespace', '--context', '--kubeconfig'];
+/** Characters of names. A cluster may be hostile, and shells give a meaning to other ones. In bash, a colon separates words. */
+const NAME_CHARACTERS = 'A-Za-z0-9._/-';
+
+type Script = (name: string, places: readonly Place[], choices: readonly Choice[]) => string;
+
+const SCRIPTS: Readonly<Record<ShellName, Script>> = { bash: bashScript, zsh: zshScript, fish: fishScript };
+
+/** Returns the script for the shell. `program` has all verbs. */
+export function completionScript(shell: ShellName, program: Command): string {
+  const choices = new Map(choicesOf(program).map((choice) => [choice.flags.join(), choice]));
+  return SCRIPTS[shell](program.name(), placesOf(program, '', []), [...choices.values()]);
+}
+
+function placesOf(command: Command, path: string, inherited: readonly Word[]): Place[] {
+  const help = { text: '--help', description: 'show the help' };
+  const flags = command.options
+    .filter(({ hidden }) => !hidden)
+    .map(({ long, description }) => ({ text: long ?? '', description }));
+  const own = [...inherited, ...flags];
+  const names = command.commands.flatMap((next) =>
+    [next.name(), ...next.aliases()].map((text) => ({ text, description: next.description(), next })),
+  );
+  const values = command.registeredArguments
+    .flatMap(({ argChoices = [] }) => argChoices)
+    .map((text) => ({ text, description: '' }));
+  const objects = namesOf(command);
+  return [
+    {
+      path,
+      words: [...names, ...values, ...own, help],
+      ...(objects === undefined ? {} : { names: objects }),
+    },
+    ...names.flatMap(({ text, next }) => placesOf(next, `${path} ${text}`, own)),
+  ];
+}
+
+/** Returns how many names of existing objects follow the command. A noun without a list has none that are known. */
+function namesOf(command: Command): Names | undefined {
+  const [first] = command.registeredArguments;
+  const hasList = command.parent?.commands.some((verb) => verb.name() === 'list') ?? false;
+  if (!hasList || command.name() === 'create' || first === undefined) {
+    return undefined;
+  }
+  if (first.variadic) {
+    return first.name() === 'names' ? 'several' : undefined;
+  }
+  return first.required && first.name() === 'name' ? 'one' : undefined;
+}
+
+function choicesOf(command: Command): Choice[] {
+  const own = command.options.flatMap(({ short, long, argChoices: values }) =>
+    values === undefined ? [] : [{ flags: [short, long].filter((flag) => flag !== undefined), values }],
+  );
+  return [...own, ...command.commands.flatMap(choicesOf)];
+}
+
+/** Returns the name of the function of the script. */
+function functionOf(name: string): string {
+  return `_${name.replace(/\W/g, '_')}`;
+}
+
+/** Returns the paths after the first place as patterns of `case`. */
+function patternsOf(places: readonly Place[]): string {
+  return places
+    .slice(1)
+    .map(({ path }) => quoted(path))
+    .join('|');
+}
+
+/** Returns the paths that are followed by names, as patterns of `case`. */
+function pathsWith(places: readonly Place[], wanted: Names): string {
+  return places
+    .filter(({ names }) => names === wanted)
+    .map(({ path }) => quoted(path))
+    .join('|');
+}
+
+/** Returns a function for bash and zsh that writes the names of a noun's objects. `words` are the words before the last one. */
+function namesFunction(name: string, words: string): string {
+  return `${functionOf(name)}_names() {
+  local word takes=''
+  local -a flags
+  for word in ${words}; do
+    if [[ -n $takes && $word != "=" ]]; then
+      flags+=("$word") takes=''
+    else
+      case "$word" in
+        ${SOURCE_FLAGS.join('|')}) flags+=("$word") takes=yes ;;
+        ${equalled().join('|')}) flags+=("$word") ;;
+      esac
+    fi
+  done
+  "$1" "$2" list -o name "\${flags[@]}" 2>/dev/null </dev/null | grep -E '^[${NAME_CHARACTERS}]+$'
+}`;
+}
+
+/** Returns patterns of the flags for the names with their value in the same word. */
+function equalled(): string[] {
+  return SOURCE_FLAGS.filter((flag) => flag.startsWith('--')).map((flag) => `${flag}=*`);
+}
+
+function bashScript(name: string, places: readonly Place[], choices: readonly Choice[]): string {
+  const wordsOf = (words: readonly string[]) => `words=${quoted(words.join(' '))} ;;`;
+  return `${namesFunction(name, '"${COMP_WORDS[@]:1:COMP_CWORD-1}"')}
+${functionOf(name)}() {
+  local current=\${COMP_WORDS[COMP_CWORD]} before=\${COMP_WORDS[COMP_CWORD-1]} at='' noun word words='' names=''
+  for word in "\${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+    case "$at $word" in
+      ${patternsOf(places)}) at="$at $word" ;;
+    esac
+  done
+  case "$at" in
+    ${pathsWith(places, 'several')}) names=yes ;;
+    ${pathsWith(places, 'one')}) [[ $at == *" $before" ]] && names=yes ;;
+  esac
+  case "$before" in
+${choices.map(({ flags, values }) => `    ${flags.join('|')}) ${wordsOf(values)}`).join('\n')}
+    *)
+      if [[ -n $names && $current != -* ]]; then
+        noun=\${at# }
+        words=$(${functionOf(name)}_names "\${COMP_WORDS[0]}" "\${noun%% *}")
+      else
+        case "$at" in
+${places.map(({ path, words }) => `          ${quoted(path)}) ${wordsOf(words.map(({ text }) => text))}`).join('\n')}
+        esac
+      fi ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
+}
+complete -o default -F ${functionOf(name)} ${name}
+`;
+}
+
+function zshScript(name: string, places: readonly Place[], choices: readonly Choice[]): string {
+  // A colon separates the word from its description.
+  const described = ({ text, description }: Word) => quoted(`${text}:${description.replaceAll(':', '\\:')}`);
+  return `#compdef ${name}
+${namesFunction(name, '"${(@Q)words[2,CURRENT-1]}"')}
+${functionOf(name)}() {
+  local current=\${words[CURRENT]} before=\${words[CURRENT-1]} at='' noun word names=''
+  local -a candidates
+  for word in "\${(@)words[2,CURRENT-1]}"; do
+    case "$at $word" in
+      ${patternsOf(places)}) at="$at $word" ;;
+    esac
+  done
+  case "$at" in
+    ${pathsWith(places, 'several')}) names=yes ;;
+    ${pathsWith(places, 'one')}) [[ $at == *" $before" ]] && names=yes ;;
+  esac
+  case "$before" in
+${choices.map(({ flags, values }) => `    ${flags.join('|')}) candidates=(${values.join(' ')}) ;;`).join('\n')}
+    *)
+      if [[ -n $names && $current != -* ]]; then
+        noun=\${at# }
+        candidates=(\${(f)"$(${functionOf(name)}_names \${words[1]} \${noun%% *})"})
+      else
+        case "$at" in
+${places.map(({ path, words }) => `          ${quoted(path)}) candidates=(${words.map(described).join(' ')}) ;;`).join('\n')}
+        esac
+      fi ;;
+  esac
+  _describe ${quoted(name)} candidates
+}
+compdef ${functionOf(name)} ${name}
+`;
+}
+
+function fishScript(name: string, places: readonly Place[], choices: readonly Choice[]): string {
+  const at = `_${functionOf(name)}_at`;
+  const line = (path: string, { text, description }: Word) =>
+    `complete -c ${name} -f -n ${quoted(`test "$(${at})" = "${path}"`)} ${
+      text.startsWith('--') ? `-l ${text.slice(2)}` : `-a ${text}`
+    } -d ${quoted(description)}`;
+  const values = choices.map(
+    ({ flags, values }) =>
+      `complete -c ${name} -f ${flags.map((flag) => (flag.startsWith('--') ? `-l ${flag.slice(2)}` : `-s ${flag.slice(1)}`)).join(' ')} -xa ${quoted(values.join(' '))}`,
+  );
+  const objects = places
+    .filter(({ names }) => names !== undefined)
+    .map(({ path, names }) => {
+      const [noun = '', verb = ''] = path.trim().split(' ');
+      const first = names === 'one' ? `; and test (commandline -opc)[-1] = ${verb}` : '';
+      return `complete -c ${name} -f -n ${quoted(`test "$(${at})" = "${path}"${first}`)} -a ${quoted(`(_${functionOf(name)}_names ${noun})`)}`;
+    });
+  return `function ${at}
+  set -l at ''
+  for word in (commandline -opc)[2..]
+    switch "$at $word"
+      case ${places
+        .slice(1)
+        .map(({ path }) => quoted(path))
+        .join(' ')}
+        set at "$at $word"
+    end
+  end
+  echo $at
+end
+${fishNames(name)}
+${[...places.flatMap(({ path, words }) => words.map((word) => line(path, word))), ...values, ...objects].join('\n')}
+`;
+}
+
+/** Returns a function that writes the names of a noun's objects. */
+function fishNames(name: string): string {
+  return `function _${functionOf(name)}_names
+  set -l words (commandline -opc)
+  set -l flags
+  set -l takes ''
+  for word in $words[2..]
+    if test -n "$takes"
+      set -a flags $word
+      set takes ''
+      continue
+    end
+    switch $word
+      case ${SOURCE_FLAGS.join(' ')}
+        set -a flags $word
+        set takes yes
+      case ${equalled().map(quoted).join(' ')}
+        set -a flags $word
+    end
+  end
+  $words[1] $argv[1] list -o name $flags 2>/dev/null </dev/null | string match -r '^[${NAME_CHARACTERS}]+$'
+end`;
+}
+
+/** Returns the text in single quotes of a shell. */
+function quoted(text: string): string {
+  return `'${text.replaceAll("'", `'\\''`)}'`;
+}

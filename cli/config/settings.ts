@@ -1,0 +1,61 @@
+/** Shows and changes the settings of the command. */
+import { mkdir, readFile } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import { parseDocument } from 'yaml';
+import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
+import { writeWhole } from '../../base/files.ts';
+import { CommandError } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { print } from '../output.ts';
+import { API_URL_KEY, readSettings, type Settings, settingsFile, settingsOf } from '../settings.ts';
+import type { Terminal } from '../terminal.ts';
+
+/** Writes the address of the HTTP API to the settings file. @throws CommandError when the file has a mistake or cannot be written. */
+export async function change(terminal: Terminal, { output }: Globals, apiURL: string): Promise<void> {
+  const file = settingsFile(terminal.environment);
+  const text = (await undefinedIf(isMissing, readFile(file, 'utf8'))) ?? '';
+  // A file with a mistake stays as it is, because its user has to correct it.
+  await settingsOf(file, text);
+  const document = parseDocument(text);
+  document.set(API_URL_KEY, apiURL);
+  const changed = document.toString();
+  try {
+    await mkdir(dirname(file), { recursive: true });
+    await writeWhole(file, changed);
+  } catch (error) {
+    throw new CommandError(`The settings file could not be written: ${messageOf(error)}`);
+  }
+  if (terminal.isForPeople && !apiURL.startsWith('https:')) {
+    terminal.err(`Warning: ${apiURL} has no TLS. Others in the network could read your token\n`);
+  }
+  if (output === 'table' || output === 'wide') {
+    terminal.out(`Set ${API_URL_KEY} to ${apiURL} in ${file}\n`);
+  } else {
+    await show(terminal, output, await settingsOf(file, changed));
+  }
+}
+
+export async function view(terminal: Terminal, { output }: Globals): Promise<void> {
+  await show(terminal, output, await readSettings(terminal.environment));
+}
+
+async function show(
+  terminal: Terminal,
+  format: Globals['output'],
+  { apiURL, context, namespaceVariable }: Settings,
+): Promise<void> {
+  const settings = [
+    { name: API_URL_KEY, value: apiURL },
+    { name: 'aliases.context', value: context },
+    { name: 'aliases.namespaceVariable', value: namespaceVariable },
+  ];
+  await print(terminal, format, {
+    rows: settings.filter(({ value }) => value !== undefined),
+    columns: [
+      { header: 'SETTING', value: ({ name }) => name },
+      { header: 'VALUE', value: ({ value }) => value },
+    ],
+    itemOf: (setting) => setting,
+    none: `There are no settings in ${settingsFile(terminal.environment)}`,
+  });
+}

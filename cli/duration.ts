@@ -1,0 +1,29 @@
+/** Times that users give to flags, and times that the command shows. */
+import { InvalidArgumentError } from 'commander';
+
+const UNITS: Readonly<Record<string, number>> = { s: 1_000, m: 60_000, h: 3_600_000 };
+/** Longest time. Timers of Node.js end after 24 days. */
+const MAXIMUM_MILLISECONDS = 7 * 24 * 3_600_000;
+/** Seconds and minutes that are shown in their own unit. From more on, the larger unit is precise enough. */
+const MANY = 120;
+
+/** Returns the time in milliseconds. A number without a unit is in minutes, as in `vm deploy --timeout`. */
+export function durationIn(text: string): number {
+  const [, number = '', unit = 'm'] = /^(\d{1,7})([smh])?$/.exec(text) ?? [];
+  const milliseconds = Number(number) * (UNITS[unit] ?? 0);
+  if (milliseconds < 1 || milliseconds > MAXIMUM_MILLISECONDS) {
+    throw new InvalidArgumentError('It must be a time from 1s to 168h, such as 90s, 10m or 2h.');
+  }
+  return milliseconds;
+}
+
+/** Returns the time in words for people, for example `90 s` or `10 min`. */
+export function timeText(milliseconds: number): string {
+  const seconds = Math.round(milliseconds / 1_000);
+  const minutes = Math.round(seconds / 60);
+  return seconds < MANY
+    ? `${seconds} s`
+    : minutes < MANY
+      ? `${minutes} min`
+      : `${Math.round(minutes / 60)} h`;
+}

@@ -1,0 +1,167 @@
+/**
+ * Deploys emulators. Android may boot for longer than the user waits, so the emulator stays then, and ends with its VM at the latest. An
+ * emulator that fails, or whose deployment the user interrupts, is deleted.
+ */
+import type { EmulatorRequest } from '../../api/http/emulator.ts';
+import { emulatorItem } from '../../api/http/emulatoritem.ts';
+import { emulatorOf, emulatorState, notRunning, timeoutMinutes } from '../../api/http/emulatorspec.ts';
+import type { Emulator } from '../../api/v1alpha1/emulator.ts';
+import { EMULATORS } from '../../api/v1alpha1/resources.ts';
+import { follow } from '../../kube/follow.ts';
+import type { Unsaved } from '../../kube/objects.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
+import { CommandError, described, EXIT, Interrupted } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { createNamed } from '../objects/create.ts';
+import { inFlags } from '../objects/invalid.ts';
+import { listingOf } from '../objects/kind.ts';
+import { getNamed } from '../objects/named.ts';
+import { print } from '../output.ts';
+import { progressLine } from '../progress.ts';
+import type { Terminal } from '../terminal.ts';
+import { VM_KIND } from '../vm/kind.ts';
+import { EMULATOR_KIND } from './kind.ts';
+
+export interface EmulatorFlags {
+  readonly vm: string;
+  readonly platform?: string;
+  readonly imageType?: string;
+  readonly deviceProfile?: string;
+  readonly cpu?: number;
+  /** Quantity. */
+  readonly memory?: string;
+  readonly config?: string;
+  readonly timeout?: number;
+}
+
+/** Longest wait in minutes, as in the HTTP API. */
+const TIMEOUT_MAXIMUM = 1_440;
+/** Flags by the fields of the emulator that they set. */
+const FLAG_BY_FIELD = {
+  'metadata.name': 'the name',
+  'spec.vmName': '--vm',
+  'spec.platform': '--platform',
+  'spec.imageType': '--image-type',
+  'spec.device': '--device-profile',
+  'spec.cpu': '--cpu',
+  'spec.memory': '--memory',
+};
+/** Time limit of the last write after a failure. */
+const LAST_WRITE_MILLISECONDS = 10_000;
+
+/** Creates the emulator and waits until it runs. @throws CommandError when it fails; ApiError. */
+export async function deploy(
+  terminal: Terminal,
+  globals: Globals,
+  { name, flags }: { name: string | undefined; flags: EmulatorFlags },
+): Promise<void> {
+  check(flags);
+  const { signal } = terminal;
+  const minutes = timeoutMinutes(flags);
+  await withCluster(terminal, globals, async (cluster) => {
+    const refusal = notRunning(await getNamed(cluster, VM_KIND, flags.vm, signal));
+    if (refusal !== undefined) {
+      throw new CommandError(refusal);
+    }
+    const created = await createEmulator(cluster, { name, flags }, signal);
+    const progress = progressLine(terminal);
+    const late = AbortSignal.timeout(minutes * 60_000);
+    try {
+      const emulator = await untilBooted(cluster, created, {
+        signal,
+        late,
+        onVersion: (version) => progress.show(lineOf(version)),
+      });
+      progress.end();
+      await print(terminal, globals.output, listingOf(EMULATOR_KIND, [emulator]));
+    } catch (error) {
+      progress.end();
+      throw error instanceof EmulatorFailure || error instanceof Interrupted
+        ? await removed(cluster, created, error)
+        : error;
+    }
+  });
+}
+
+/** Says that the emulator itself failed, and will not run. */
+class EmulatorFailure extends CommandError {}
+
+/** @throws CommandError for flags that the command does not offer. */
+function check({ config, timeout }: EmulatorFlags): void {
+  if (config !== undefined) {
+    throw new CommandError(
+      '--config: there are no emulator configs. Give the values by --platform, --image-type and --device-profile',
+      EXIT.usage,
+    );
+  }
+  if (timeout !== undefined && (timeout < 1 || timeout > TIMEOUT_MAXIMUM)) {
+    throw new CommandError(`--timeout must be from 1 to ${TIMEOUT_MAXIMUM} minutes`, EXIT.usage);
+  }
+}
+
+async function createEmulator(
+  cluster: Cluster,
+  { name, flags }: { name: string | undefined; flags: EmulatorFlags },
+  signal: AbortSignal,
+): Promise<Emulator> {
+  const { memory, config: _config, ...values } = flags;
+  const request = { ...values, name } as EmulatorRequest;
+  const { metadata, spec } = emulatorOf(request, cluster.namespace);
+  // A request of the HTTP API has the memory in MiB, and this flag is a quantity.
+  const emulator: Unsaved<Emulator> = { metadata, spec: { ...spec, memory } };
+  try {
+    return await createNamed(cluster, EMULATORS, emulator, { signal });
+  } catch (error) {
+    throw inFlags(error, FLAG_BY_FIELD);
+  }
+}
+
+/** Resolves with the emulator when it runs, or as it is when `late` aborts. @throws EmulatorFailure; the signal's reason. */
+async function untilBooted(
+  { client, watches }: Cluster,
+  created: Emulator,
+  {
+    signal,
+    late,
+    onVersion,
+  }: { signal: AbortSignal; late: AbortSignal; onVersion: (emulator: Emulator) => void },
+): Promise<Emulator> {
+  let latest = created;
+  const following = { client, watches, type: EMULATORS, from: created.metadata };
+  try {
+    for await (const version of follow<Emulator>({ ...following, signal: AbortSignal.any([signal, late]) })) {
+      latest = version;
+      const state = emulatorState(version);
+      if (state === 'done') {
+        return version;
+      }
+      if (state !== 'waiting') {
+        throw new EmulatorFailure(state.message);
+      }
+      onVersion(version);
+    }
+  } catch (error) {
+    if (error !== late.reason) {
+      throw error;
+    }
+    return latest;
+  }
+  throw new CommandError(`Emulator ${created.metadata.name} was deleted before it ran`);
+}
+
+/** Deletes the emulator, and adds a sentence about it to the error. */
+async function removed({ client }: Cluster, { metadata }: Emulator, error: CommandError): Promise<Error> {
+  const { name, namespace = '', uid } = metadata;
+  const signal = AbortSignal.timeout(LAST_WRITE_MILLISECONDS);
+  const left = await client.delete(EMULATORS, { namespace, name }, { uid, signal }).then(
+    () => `Emulator ${name} was deleted`,
+    (reason: unknown) =>
+      `Emulator ${name} could not be deleted (${described(reason).message}), and stays until its VM is deleted`,
+  );
+  return new CommandError(`${error.message}. ${left}`, error.exitCode);
+}
+
+function lineOf(emulator: Emulator): string {
+  const { name, status, message = status } = emulatorItem(emulator);
+  return `${name}: ${message}`;
+}

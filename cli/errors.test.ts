@@ -1,0 +1,39 @@
+import { expect, it } from 'vitest';
+import { ApiError, CredentialError } from '../kube/errors.ts';
+import { certificateMistake, CommandError, described, EXIT, Interrupted } from './errors.ts';
+
+function refusal(status: number, message: string): ApiError {
+  return new ApiError(message, { status, reason: '' });
+}
+
+it.each([
+  [refusal(401, 'x'), EXIT.denied, /^Unauthorized: .*Sign in again: berth login$/],
+  [refusal(403, 'vms is forbidden: User "a" cannot list'), EXIT.denied, /cannot list\. Ask an admin/],
+  [refusal(403, 'pods "a" is forbidden: User "a" cannot get'), EXIT.denied, /cannot get\. Ask an admin/],
+  [
+    refusal(403, 'nodes is forbidden: User "a" cannot list resource "nodes" at the cluster scope'),
+    EXIT.denied,
+    /at the cluster scope\. Only cluster admins have this right$/,
+  ],
+  [refusal(403, 'pods "a" is forbidden: exceeded quota'), EXIT.failed, /exceeded quota$/],
+  [refusal(404, 'the server could not find the requested resource'), EXIT.notFound, /not installed there/],
+  [refusal(404, 'vms "a" not found'), EXIT.notFound, /^vms "a" not found$/],
+  [refusal(503, 'busy\u001b[2J'), EXIT.noAnswer, /^busy \[2J$/],
+  [Object.assign(new Error('refused'), { code: 'ECONNREFUSED' }), EXIT.noAnswer, /^refused$/],
+  [new CredentialError('no token'), EXIT.denied, /^no token$/],
+  [new CredentialError('The identity provider does not answer', 5), EXIT.noAnswer, /does not answer$/],
+  [new Interrupted(), EXIT.interrupted, /^Interrupted$/],
+  [new AggregateError([new CommandError('a', EXIT.notFound), new Error('b')]), EXIT.notFound, /^a\nb$/],
+])('describes %s', (error, code, words) => {
+  const { exitCode, message } = described(error);
+  expect(exitCode).toBe(code);
+  expect(message).toMatch(words);
+});
+
+it('tells the mistake of a certificate without advice about flags of Node.js', () => {
+  const message =
+    'unable to verify the first certificate; if the root CA is installed locally, try --use-system-ca';
+  const error = Object.assign(new Error(message), { code: 'UNABLE_TO_VERIFY_LEAF_SIGNATURE' });
+  expect(certificateMistake(error)).toBe('unable to verify the first certificate');
+  expect(certificateMistake(new Error(message))).toBeUndefined();
+});

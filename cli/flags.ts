@@ -1,0 +1,134 @@
+/** Values of flags. A mistake is refused with the name of the flag. */
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { quantityOf } from '../api/http/memory.ts';
+import { bytesIn } from '../api/v1alpha1/quantity.ts';
+
+/** Words that people type for true and false, although only those two are allowed. */
+const NEAR_BOOLEAN = /^(yes|no|on|off|0|1)$/i;
+
+/** Flag that is true when it is given. It also takes `true` or `false`. */
+export class BooleanFlag extends Option {
+  constructor(name: string, description: string) {
+    super(`${name} <true|false>`, description);
+    this.flags = name;
+    // commander would take `--no-x` for the opposite of `--x`.
+    this.negate = false;
+    this.argParser(booleanIn);
+  }
+}
+
+/**
+ * Returns the arguments with a value for each boolean flag. commander would take the name after `--generate-name` for its value, so each
+ * boolean flag gets its value here.
+ */
+export function withBooleans(program: Command, args: readonly string[]): string[] {
+  const longs = booleanFlagsOf(commandIn(program, args));
+  const end = args.includes('--') ? args.indexOf('--') : args.length;
+  const result: string[] = [];
+  for (let at = 0; at < end; at += 1) {
+    const arg = args[at] ?? '';
+    const names = namesIn(arg, longs);
+    if (names === undefined) {
+      result.push(withLong(arg, longs));
+      continue;
+    }
+    const next = args[at + 1] ?? '';
+    const hasValue = next === 'true' || next === 'false' || NEAR_BOOLEAN.test(next);
+    at += hasValue ? 1 : 0;
+    result.push(...names.map((name) => `${name}=${hasValue ? next : 'true'}`));
+  }
+  return [...result, ...args.slice(end)];
+}
+
+/** Returns the boolean flags of one argument: `--follow`, `-f`, or several letters such as `-it`. Undefined if it is something else. */
+function namesIn(arg: string, longs: ReadonlyMap<string, string>): string[] | undefined {
+  const words = /^-[a-z]{2,}$/i.test(arg) ? Array.from(arg.slice(1), (letter) => `-${letter}`) : [arg];
+  const names = words.map((word) => longs.get(word)).filter((name) => name !== undefined);
+  return names.length === words.length ? names : undefined;
+}
+
+/** Returns `--follow=VALUE` for `-f=VALUE`, because commander would take the equals sign for a part of the value. */
+function withLong(arg: string, longs: ReadonlyMap<string, string>): string {
+  const long = arg.charAt(2) === '=' ? longs.get(arg.slice(0, 2)) : undefined;
+  return long === undefined ? arg : long + arg.slice(2);
+}
+
+/** Returns the command that the arguments name. Each command has its own flags: `-f` is boolean for one, and takes a file for another. */
+function commandIn(program: Command, args: readonly string[]): Command {
+  let command = program;
+  for (let at = 0; at < args.length; at += 1) {
+    const arg = args[at] ?? '';
+    if (arg.startsWith('-')) {
+      at += program.options.some((option) => option.required && [option.short, option.long].includes(arg))
+        ? 1
+        : 0;
+      continue;
+    }
+    const next = command.commands.find((one) => one.name() === arg || one.aliases().includes(arg));
+    if (next === undefined) {
+      break;
+    }
+    command = next;
+  }
+  return command;
+}
+
+/** Returns the long names of the boolean flags, by their long and short ones. */
+function booleanFlagsOf({ options }: Command): ReadonlyMap<string, string> {
+  return new Map(
+    options
+      .filter((option) => option instanceof BooleanFlag)
+      .flatMap(({ short, long = '' }) => [[long, long] as const, [short ?? long, long] as const]),
+  );
+}
+
+function booleanIn(text: string): boolean {
+  if (text !== 'true' && text !== 'false') {
+    throw new InvalidArgumentError(`It must be true or false.`);
+  }
+  return text === 'true';
+}
+
+export function wholeNumber(text: string): number {
+  if (!/^\d{1,9}$/.test(text)) {
+    throw new InvalidArgumentError('It must be a whole number.');
+  }
+  return Number(text);
+}
+
+/** Returns memory as a quantity. A number without a unit is in GiB. */
+export function memoryIn(text: string): string {
+  if (/^\d{1,9}(\.\d{1,9})?$/.test(text)) {
+    return quantityOf(Number(text));
+  }
+  if (bytesIn(text) === undefined) {
+    throw new InvalidArgumentError('It must be a size such as 512Mi, 4Gi or 4G, or a number of GiB.');
+  }
+  return text;
+}
+
+/** Returns the size of a disk as a quantity. A number without a unit is in GB. */
+export function diskSizeIn(text: string): string {
+  const size = /^\d{1,9}$/.test(text) ? `${text}G` : text;
+  if ((bytesIn(size) ?? 0) <= 0) {
+    throw new InvalidArgumentError('It must be a size such as 120G or 100Gi, or a number of GB.');
+  }
+  return size;
+}
+
+/** Adds the pairs of `key=value,key=value` to those of the flag before. A comma belongs to a value unless another key follows. */
+export function pairsIn(text: string, before: Record<string, string> = {}): Record<string, string> {
+  const pairs = text.split(/,(?=[^,=]+=)/).map((pair) => {
+    const at = pair.indexOf('=');
+    if (at < 1) {
+      throw new InvalidArgumentError('It must have the form key=value,key=value.');
+    }
+    return [pair.slice(0, at), pair.slice(at + 1)];
+  });
+  return { ...before, ...Object.fromEntries(pairs) };
+}
+
+/** Adds texts that are separated by commas to those of the flag before. */
+export function listIn(text: string, before: readonly string[] = []): readonly string[] {
+  return [...before, ...text.split(',').filter((part) => part.trim() !== '')];
+}

@@ -1,0 +1,64 @@
+import { once } from 'node:events';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { ApiError } from '../kube/errors.ts';
+import type { Cluster } from './cluster.ts';
+import { directOrAsked } from './httpapi.ts';
+
+const pemOf = (text: string) => `-----BEGIN CERTIFICATE-----\n${text}\n-----END CERTIFICATE-----\n`;
+const AUTHORITY = pemOf('b3du') + pemOf('b2xk');
+
+let server: Server;
+let certData: unknown;
+/** Tokens that the HTTP API has received. */
+let tokens: string[];
+
+beforeEach(async () => {
+  tokens = [];
+  server = createServer((request, response) => {
+    tokens.push(...(request.headers.authorization === undefined ? [] : [request.headers.authorization]));
+    response.setHeader('content-type', 'application/json');
+    response.end(JSON.stringify({ apiEndpoint: 'https://other.example', certData }));
+  });
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+});
+
+afterEach(() => {
+  server.closeAllConnections();
+  server.close();
+});
+
+async function ask(): Promise<unknown> {
+  const connection = {
+    server: 'https://cluster.example',
+    certificateAuthority: AUTHORITY,
+    token: 'mine',
+  };
+  const apiURL = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  const refusal = new ApiError('nodes is forbidden: User "me" cannot list', {
+    status: 403,
+    reason: 'Forbidden',
+  });
+  return await directOrAsked(
+    { apiURL, connection } as Cluster,
+    new AbortController().signal,
+    async () => await Promise.reject(refusal),
+    async (asked) => await asked({ method: 'GET', path: '/nodes' }),
+  );
+}
+
+it('sends the token to the HTTP API of the cluster', async () => {
+  certData = pemOf(' b2xk');
+  await ask();
+  expect(tokens).toEqual(['Bearer mine']);
+});
+
+it.each([' ', '-', 'b3', pemOf(''), pemOf('b3d1'), AUTHORITY + pemOf('bmV3'), 7])(
+  'sends no token to a server whose certificate authority is %j',
+  async (claimed) => {
+    certData = claimed;
+    await expect(ask()).rejects.toThrow('belongs to another cluster');
+    expect(tokens).toEqual([]);
+  },
+);

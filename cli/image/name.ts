@@ -1,0 +1,14 @@
+/** Names of new images. */
+import { SAVED_NAME_LENGTH } from '../../api/http/vmdisk.ts';
+import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { CommandError, EXIT } from '../errors.ts';
+
+/** @throws CommandError when no image may have the name, with the rule of the HTTP API. */
+export function checkImageName(name: string): void {
+  if (!isObjectName(name) || name.length > SAVED_NAME_LENGTH) {
+    throw new CommandError(
+      `The name of an image is not allowed: ${JSON.stringify(name)}. It has at most ${SAVED_NAME_LENGTH} lower-case letters, digits, dashes and dots`,
+      EXIT.usage,
+    );
+  }
+}

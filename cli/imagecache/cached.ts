@@ -1,0 +1,80 @@
+/** Reads the cache of images from the API server: hosts, and the ImageCacheEntries that keep images on them. */
+import { infoItems, objectInfoItems } from '../../api/http/cacheinfo.ts';
+import type { CacheInfo } from '../../api/http/imagecache.ts';
+import { keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
+import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
+import { isImageReference, normaliseImageName, readReference } from '../../api/v1alpha1/reference.ts';
+import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
+import type { Node } from '../../kube/core.ts';
+import type { Cluster } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import { directOrAsked, namespacePath } from '../httpapi.ts';
+import { allHosts, hostsOf } from '../node/hosts.ts';
+import { printable } from '../text.ts';
+
+export type InfoItem = CacheInfo['items'][number];
+
+interface Cache {
+  /** Hosts of all namespaces. */
+  readonly hosts: readonly Node[];
+  readonly entries: readonly ImageCacheEntry[];
+}
+
+/** @throws ApiError when the user may not read Nodes and ImageCacheEntries. */
+export async function readCache(cluster: Cluster, signal: AbortSignal): Promise<Cache> {
+  const [hosts, { items: entries }] = await Promise.all([
+    allHosts(cluster, signal),
+    cluster.client.list(IMAGE_CACHE_ENTRIES, { signal }),
+  ]);
+  return { hosts, entries };
+}
+
+/** Returns the entry that keeps the image with this normalized name. */
+export function entryFor(
+  entries: readonly ImageCacheEntry[],
+  reference: string,
+): ImageCacheEntry | undefined {
+  return keepingEntry(entries.filter((entry) => referenceOf(entry) === reference));
+}
+
+/**
+ * Returns the normalized name of an image of a registry; undefined for the name of an Image object.
+ *
+ * @throws CommandError when the name is not that of an image.
+ */
+export function referenceIn(image: string): string | undefined {
+  if (!isImageReference(image)) {
+    return undefined;
+  }
+  const parts = readReference(image);
+  if (typeof parts === 'string') {
+    throw new CommandError(
+      `The image ${JSON.stringify(printable(image))} is not an image reference: ${parts}`,
+      EXIT.usage,
+    );
+  }
+  return normaliseImageName(image);
+}
+
+/** Returns the hosts of the namespace that have the image, get it or remove it. @throws ApiError and CommandError. */
+export async function readInfo(cluster: Cluster, image: string, signal: AbortSignal): Promise<InfoItem[]> {
+  return await directOrAsked(
+    cluster,
+    signal,
+    async () => infoOf(await readCache(cluster, signal), image, cluster.namespace),
+    async (server) => {
+      const path = namespacePath(cluster.namespace, 'cache', 'images', image);
+      return ((await server({ method: 'GET', path })) as CacheInfo).items;
+    },
+  );
+}
+
+function infoOf({ hosts, entries }: Cache, image: string, namespace: string): InfoItem[] {
+  const own = hostsOf(hosts, namespace);
+  const entryOf = (reference: string) => entryFor(entries, reference);
+  const reference = referenceIn(image);
+  return reference === undefined
+    ? objectInfoItems(image, { own: namespace, default: DEFAULT_NAMESPACE }, own, entryOf)
+    : infoItems(reference, own, entryOf(reference));
+}

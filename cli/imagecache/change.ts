@@ -1,0 +1,215 @@
+/** Adds images to the cache of hosts, and removes them. */
+import {
+  cacheChange,
+  type CachedSource,
+  changedByOthers,
+  type EntryWrite,
+  entryName,
+  entryWrite,
+} from '../../api/http/cachechange.ts';
+import type { CacheResult } from '../../api/http/imagecache.ts';
+import type { NodeItem } from '../../api/http/node.ts';
+import { cachedObjectName, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
+import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
+import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
+import { isAlreadyExists, isConflict } from '../../kube/errors.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { directOrAsked, namespacePath, type Server } from '../httpapi.ts';
+import { IMAGE_KIND } from '../image/kind.ts';
+import { hostNotFound, hostsOf, meantHost } from '../node/hosts.ts';
+import { findNamed } from '../objects/named.ts';
+import { print, printDone } from '../output.ts';
+import type { Terminal } from '../terminal.ts';
+import { printable } from '../text.ts';
+import { entryFor, readCache, readInfo, referenceIn } from './cached.ts';
+import { type Selection, selectionIn } from './selection.ts';
+
+type Item = CacheResult['items'][number];
+
+interface Change {
+  readonly action: 'add' | 'remove';
+  readonly image: string;
+  readonly selection: Selection;
+  /** Namespace of the Image object, if it exists. */
+  readonly imageNamespace?: string | undefined;
+}
+
+/** Limit of attempts. Each failed attempt means that somebody else wrote the entry at the same time. */
+const ATTEMPTS = 10;
+
+/**
+ * Requests the change of the cache. If the image or one of several hosts does not exist, nothing changes.
+ *
+ * @throws CommandError when a name is wrong or a host refuses the image; ApiError.
+ */
+export async function changeCache(
+  terminal: Terminal,
+  globals: Globals,
+  { action, image, flags }: { action: Change['action']; image: string; flags: Selection },
+): Promise<void> {
+  const { signal } = terminal;
+  const selection = selectionIn(flags);
+  const isObject = referenceIn(image) === undefined;
+  await withCluster(terminal, globals, async (cluster) => {
+    const imageNamespace = isObject ? await namespaceOfImage(cluster, { action, image }, signal) : undefined;
+    const change = { action, image, selection, imageNamespace };
+    const items = await directOrAsked(
+      cluster,
+      signal,
+      async () => await changeDirectly(cluster, change, signal),
+      async (server) => await ask(server, cluster.namespace, change),
+    );
+    await report(terminal, globals, { change, items, namespace: cluster.namespace });
+  });
+}
+
+/**
+ * Returns the namespace of the Image object. The result is undefined for an object that was deleted, if hosts still have its image.
+ *
+ * @throws CommandError when there is no such image; ApiError.
+ */
+async function namespaceOfImage(
+  cluster: Cluster,
+  { action, image }: Pick<Change, 'action' | 'image'>,
+  signal: AbortSignal,
+): Promise<string | undefined> {
+  try {
+    return (await findNamed(cluster, IMAGE_KIND, image, signal)).metadata.namespace;
+  } catch (error) {
+    const isMissing = error instanceof CommandError && error.exitCode === EXIT.notFound;
+    if (!isMissing || action === 'add' || (await readInfo(cluster, image, signal)).length === 0) {
+      throw error;
+    }
+    return undefined;
+  }
+}
+
+/** Changes the entry of the image, as the HTTP API does. */
+async function changeDirectly(
+  cluster: Cluster,
+  change: Change,
+  signal: AbortSignal,
+): Promise<readonly Item[]> {
+  for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
+    const { hosts, entries } = await readCache(cluster, signal);
+    const own = hostsOf(hosts, cluster.namespace);
+    const source = sourceOf(change, entries, cluster.namespace);
+    const reference = referenceOf({ spec: source });
+    // An entry whose name is taken by that of another image is found too, so that the refusal names it.
+    const entry =
+      entryFor(entries, reference) ?? entries.find(({ metadata }) => metadata.name === entryName(reference));
+    const names = new Set(hosts.map(({ metadata }) => metadata.name));
+    const exists = (name: string) => names.has(name);
+    const planned = cacheChange(change.action, { own, exists }, change.selection);
+    // A host that does not exist any more may still be named by the entry.
+    const gone =
+      change.action === 'add' ? [] : (entry?.spec.targets?.nodes ?? []).filter((one) => !exists(one));
+    requireHosts(
+      planned.missing.filter((name) => !gone.includes(name)),
+      own.map(({ metadata }) => metadata.name),
+      cluster.namespace,
+    );
+    if (await write(cluster, entryWrite(entry, source, planned.change), signal)) {
+      return planned.result().items;
+    }
+  }
+  throw new CommandError(changedByOthers(change.image), EXIT.noAnswer);
+}
+
+/** Returns the image whose entry changes. For a removal it is an Image of the namespace only if an entry keeps that. */
+function sourceOf(
+  { action, image, imageNamespace = DEFAULT_NAMESPACE }: Change,
+  entries: readonly ImageCacheEntry[],
+  namespace: string,
+): CachedSource {
+  const reference = referenceIn(image);
+  if (reference !== undefined) {
+    return { reference };
+  }
+  const isOwn = entryFor(entries, cachedObjectName(namespace, image)) !== undefined;
+  const kept = isOwn ? namespace : DEFAULT_NAMESPACE;
+  return { imageRef: { namespace: action === 'add' ? imageNamespace : kept, name: image } };
+}
+
+/** Resolves with false if somebody else wrote the entry at the same time. @throws CommandError; ApiError. */
+async function write(
+  { client }: Cluster,
+  planned: EntryWrite | undefined,
+  signal: AbortSignal,
+): Promise<boolean> {
+  if (planned === undefined) {
+    return true;
+  }
+  if ('refusal' in planned) {
+    throw new CommandError(planned.refusal);
+  }
+  try {
+    if ('create' in planned) {
+      await client.create(IMAGE_CACHE_ENTRIES, planned.create, { signal });
+    } else {
+      await client.mergePatch(IMAGE_CACHE_ENTRIES, { name: planned.name }, planned.patch, { signal });
+    }
+    return true;
+  } catch (error) {
+    if (!isConflict(error) && !isAlreadyExists(error)) {
+      throw error;
+    }
+    return false;
+  }
+}
+
+/** Lets the HTTP API change the cache. It would change the other hosts if one name is wrong, so the names are checked first. */
+async function ask(
+  server: Server,
+  namespace: string,
+  { action, image, selection }: Change,
+): Promise<readonly Item[]> {
+  if (selection.nodes !== undefined) {
+    const answer = await server({ method: 'GET', path: namespacePath(namespace, 'nodes') });
+    const own = (answer as { items: NodeItem[] }).items.map(({ name }) => name);
+    const missing = selection.nodes.filter((name) => !own.includes(name));
+    requireHosts(missing, own, namespace);
+  }
+  const path = namespacePath(namespace, 'cache', 'images', image, action);
+  return ((await server({ method: 'POST', path, body: selection })) as CacheResult).items;
+}
+
+/** @throws AggregateError with a CommandError for each name that no host has. */
+function requireHosts(missing: readonly string[], own: readonly string[], namespace: string): void {
+  if (missing.length > 0) {
+    throw new AggregateError(missing.map((name) => hostNotFound(name, namespace, meantHost(name, own))));
+  }
+}
+
+async function report(
+  terminal: Terminal,
+  { output }: Globals,
+  { change, items, namespace }: { change: Change; items: readonly Item[]; namespace: string },
+): Promise<void> {
+  const { action, image, selection } = change;
+  if (items.length === 0) {
+    const none = noneOf(selection, namespace);
+    if (action === 'add') {
+      throw new CommandError(none, EXIT.notFound);
+    }
+    await print(terminal, output, { rows: items, columns: [], itemOf: (item) => item, none });
+    return;
+  }
+  const done = items.filter(({ status }) => status === 'Success');
+  const words =
+    action === 'add' ? `caching of ${printable(image)} on` : `removal of ${printable(image)} from`;
+  await printDone(terminal, output, done, `Requested ${words} node`);
+  const failed = items.filter(({ status }) => status === 'Failure');
+  if (failed.length > 0) {
+    throw new AggregateError(failed.map(({ node, message }) => new CommandError(`node ${node}: ${message}`)));
+  }
+}
+
+function noneOf({ tags }: Selection, namespace: string): string {
+  return tags === undefined
+    ? `There are no hosts in namespace ${namespace}`
+    : `No host of namespace ${namespace} has all of these tags: ${tags.join(', ')}`;
+}

@@ -1,0 +1,42 @@
+/** The verbs of `imagecache`. */
+import type { Command } from 'commander';
+import { BooleanFlag, listIn } from '../flags.ts';
+import type { Globals } from '../globals.ts';
+import type { Terminal } from '../terminal.ts';
+import type { Selection } from './selection.ts';
+
+export function addImageCacheCommands(noun: Command, terminal: Terminal): void {
+  noun
+    .command('list')
+    .alias('ls')
+    .description('List the images on the hosts of the namespace')
+    .argument('[images...]', 'only these')
+    .action(async (images: string[], _flags, command: Command) => {
+      const { list } = await import('./show.ts');
+      await list(terminal, command.optsWithGlobals<Globals>(), images);
+    });
+  noun
+    .command('info')
+    .description('Show the hosts that have an image, get it or remove it')
+    .argument('<image>', 'image of a registry, or an Image of the cluster')
+    .action(async (image: string, _flags, command: Command) => {
+      const { info } = await import('./show.ts');
+      await info(terminal, command.optsWithGlobals<Globals>(), image);
+    });
+  for (const [action, description] of [
+    ['add', 'Let hosts keep an image. It does not wait for them'],
+    ['remove', 'Remove an image from hosts, when no VM needs it there any more. It does not wait for them'],
+  ] as const) {
+    noun
+      .command(action)
+      .description(description)
+      .argument('<image>', 'image of a registry, or an Image of the cluster')
+      .option('--nodes <names>', 'hosts by name, with commas between them', listIn)
+      .option('--tags <tags>', 'hosts that have all of these tags now, with commas between them', listIn)
+      .addOption(new BooleanFlag('--all', 'all hosts of the namespace'))
+      .action(async (image: string, flags: Selection, command: Command) => {
+        const { changeCache } = await import('./change.ts');
+        await changeCache(terminal, command.optsWithGlobals<Globals>(), { action, image, flags });
+      });
+  }
+}

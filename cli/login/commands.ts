@@ -1,0 +1,67 @@
+/** The commands with which people sign in. */
+import { type Command, InvalidArgumentError } from 'commander';
+import { BooleanFlag } from '../flags.ts';
+import type { Globals } from '../globals.ts';
+import { API_URL_FORM, apiURLIn } from '../settings.ts';
+import type { Terminal } from '../terminal.ts';
+import type { LoginFlags } from './login.ts';
+import type { TargetFlags } from './target.ts';
+
+export function addLogin(command: Command, terminal: Terminal): void {
+  addTargetFlags(command)
+    .option('--issuer <url>', 'identity provider, if the HTTP API does not name it')
+    .option('--client-id <id>', 'client at the identity provider, if the HTTP API does not name it')
+    .addOption(new BooleanFlag('--device', 'whether to show a code instead of opening a browser'))
+    .action(async (flags: LoginFlags) => {
+      const { login } = await import('./login.ts');
+      await login(terminal, command.optsWithGlobals<Globals>(), flags);
+    });
+}
+
+export function addLogout(command: Command, terminal: Terminal): void {
+  command.action(async () => {
+    const { logout } = await import('./logout.ts');
+    await logout(terminal, command.optsWithGlobals<Globals>());
+  });
+}
+
+export function addUserCommands(noun: Command, terminal: Terminal): void {
+  addLogin(noun.command('login').description('Sign in at the identity provider of the cluster'), terminal);
+  addLogout(noun.command('logout').description('Sign out'), terminal);
+  const get = noun.command('get-token').description('Write the token of the user, and nothing else');
+  get.action(async () => {
+    const { getToken } = await import('./token.ts');
+    await getToken(terminal, get.optsWithGlobals<Globals>());
+  });
+  const set = noun.command('set-token').description('Sign in with a token, for example of a service account');
+  addTargetFlags(set.argument('<token>', 'bearer token, or - for the standard input')).action(
+    async (token: string, flags: TargetFlags) => {
+      const { setToken } = await import('./token.ts');
+      await setToken(terminal, set.optsWithGlobals<Globals>(), { token, flags });
+    },
+  );
+}
+
+export function addCredential(command: Command, terminal: Terminal): void {
+  command
+    .requiredOption('--session <file>', 'session of the user')
+    .action(async ({ session }: { session: string }) => {
+      const { credential } = await import('./credential.ts');
+      await credential(terminal, session);
+    });
+}
+
+function addTargetFlags(command: Command): Command {
+  return command
+    .option('--api-url <url>', 'HTTP API of Berth (default: that of the settings)', addressIn)
+    .option('--server <url>', 'API server (default: that of the HTTP API, or of the kubeconfig)')
+    .option('--certificate-authority <file>', 'private authority of these servers, as PEM');
+}
+
+function addressIn(text: string): string {
+  const address = apiURLIn(text);
+  if (address === undefined) {
+    throw new InvalidArgumentError(`It ${API_URL_FORM}.`);
+  }
+  return address;
+}

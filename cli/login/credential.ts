@@ -1,0 +1,35 @@
+/** The credential plug-in, which kubectl and this command start (https://kubernetes.io/docs/reference/config-api/client-authentication.v1/). */
+import { CommandError, EXIT } from '../errors.ts';
+import type { Terminal } from '../terminal.ts';
+import { freshSession } from './renew.ts';
+
+const API_VERSIONS = ['client.authentication.k8s.io/v1', 'client.authentication.k8s.io/v1beta1'];
+
+/** Writes the ID token of the session, which it renews if necessary. @throws CommandError with what to do. */
+export async function credential(
+  { environment: { KUBERNETES_EXEC_INFO: request }, out, signal }: Terminal,
+  file: string,
+): Promise<void> {
+  const apiVersion = versionIn(request);
+  const { idToken: token, end } = await freshSession(file, signal);
+  const status = { token, expirationTimestamp: new Date(end).toISOString() };
+  out(`${JSON.stringify({ apiVersion, kind: 'ExecCredential', status })}\n`);
+}
+
+/** Returns the version in which the caller wants its answer. Without a caller it is the newest. */
+function versionIn(request = JSON.stringify({ apiVersion: API_VERSIONS[0] })): string {
+  let version: unknown;
+  try {
+    ({ apiVersion: version } = JSON.parse(request) as { apiVersion?: unknown });
+  } catch {
+    version = undefined;
+  }
+  const known = API_VERSIONS.find((candidate) => candidate === version);
+  if (known === undefined) {
+    throw new CommandError(
+      `KUBERNETES_EXEC_INFO must have the apiVersion ${API_VERSIONS.join(' or ')}`,
+      EXIT.usage,
+    );
+  }
+  return known;
+}

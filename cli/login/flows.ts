@@ -1,0 +1,86 @@
+/** The two ways to sign in at a provider. */
+import { CommandError, EXIT } from '../errors.ts';
+import { printable } from '../text.ts';
+import type { OpenBrowser } from './browser.ts';
+import { Loopback } from './loopback.ts';
+import { type OpenIDProvider, tokensOf } from './provider.ts';
+import type { Tokens } from './session.ts';
+
+/** Time that people have to sign in. They may have to find a password and a second factor. Codes of devices may end earlier. */
+const SIGN_IN_MILLISECONDS = 600_000;
+
+export interface Prompt {
+  /** Scopes, separated by spaces. */
+  readonly scope: string;
+  /** Writes to the person. */
+  readonly say: (text: string) => void;
+  readonly signal: AbortSignal;
+}
+
+/** Signs in by a browser on this machine: authorization code with PKCE. @throws CommandError; errors of the library. */
+export async function signInByBrowser(
+  { oidc, configuration }: OpenIDProvider,
+  { scope, say, signal }: Prompt,
+  openBrowser: OpenBrowser,
+): Promise<Tokens> {
+  const [verifier, state, nonce] = [oidc.randomPKCECodeVerifier(), oidc.randomState(), oidc.randomNonce()];
+  await using loopback = await Loopback.open(state);
+  const { href } = oidc.buildAuthorizationUrl(configuration, {
+    redirect_uri: loopback.address,
+    scope,
+    state,
+    nonce,
+    code_challenge: await oidc.calculatePKCECodeChallenge(verifier),
+    code_challenge_method: 'S256',
+    // Providers give refresh tokens only with consent (OpenID Connect Core, section 11).
+    prompt: 'consent',
+  });
+  say(`Sign in with a browser on this machine. If none opens, open this address:\n\n  ${href}\n\n`);
+  openBrowser(href);
+  const { url, end } = await loopback.arrival(withLimit(signal));
+  let isDone = false;
+  try {
+    const answer = await oidc.authorizationCodeGrant(configuration, url, {
+      pkceCodeVerifier: verifier,
+      expectedState: state,
+      expectedNonce: nonce,
+      idTokenExpected: true,
+    });
+    isDone = true;
+    return tokensOf(answer);
+  } finally {
+    end(isDone);
+  }
+}
+
+/** Signs in by a browser on any machine, with a code that the person enters there. @throws CommandError; errors of the library. */
+export async function signInByDevice(
+  { oidc, configuration }: OpenIDProvider,
+  { scope, say, signal }: Prompt,
+): Promise<Tokens> {
+  const device = await oidc.initiateDeviceAuthorization(configuration, { scope });
+  const address = device.verification_uri_complete ?? device.verification_uri;
+  if (URL.parse(address)?.protocol !== 'https:') {
+    throw new CommandError('The identity provider gave a sign-in address that is not https');
+  }
+  const code = printable(device.user_code);
+  say(
+    `Open this address on any machine, and compare or enter the code ${code}:\n\n  ${printable(address)}\n\n`,
+  );
+  const limited = withLimit(signal);
+  try {
+    const options = { signal: limited };
+    return tokensOf(await oidc.pollDeviceAuthorizationGrant(configuration, device, undefined, options));
+  } catch (error) {
+    throw limited.aborted ? limited.reason : error;
+  }
+}
+
+/** Returns a signal that aborts with `signal`, or at the end of the time for people. */
+function withLimit(signal: AbortSignal): AbortSignal {
+  const late = new AbortController();
+  const minutes = SIGN_IN_MILLISECONDS / 60_000;
+  const error = new CommandError(`Nobody signed in within ${minutes} minutes. Sign in again`, EXIT.noAnswer);
+  setTimeout(() => late.abort(error), SIGN_IN_MILLISECONDS).unref();
+  return AbortSignal.any([signal, late.signal]);
+}

@@ -1,0 +1,48 @@
+import { once } from 'node:events';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { CommandError } from '../errors.ts';
+import { login } from './login.ts';
+
+let folder: string;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-login-'));
+});
+
+afterEach(async () => await rm(folder, { recursive: true }));
+
+/** Returns the message with which a sign-in fails. */
+async function failure(apiUrl: string): Promise<string> {
+  const ignored = () => undefined;
+  const { signal } = new AbortController();
+  const attempt = login(
+    { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
+    { kubeconfig: join(folder, 'kubeconfig'), output: 'table' },
+    { apiUrl },
+  );
+  const error: unknown = await attempt.catch((reason: unknown) => reason);
+  return error instanceof CommandError ? error.message : '';
+}
+
+it('asks no HTTP API without TLS, except on this machine', async () => {
+  // Nothing answers at these addresses.
+  expect(await failure('http://192.0.2.1')).toContain('has no TLS');
+  expect(await failure('http://127.0.0.1.example')).toContain('has no TLS');
+  for (const own of ['http://127.0.0.1:1', 'http://localhost:1', 'https://127.0.0.1:1']) {
+    expect(await failure(own)).toContain('does not answer');
+  }
+});
+
+it('takes no namespace from the HTTP API that could be a command', async () => {
+  const info = { apiEndpoint: 'https://cluster.example', namespaceDefault: '$(touch hit)' };
+  const server = createServer((_request, response) => response.end(JSON.stringify(info)));
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  const { port } = server.address() as AddressInfo;
+  expect(await failure(`http://127.0.0.1:${port}`)).toContain('no namespace can have the name');
+  server.close();
+});

@@ -1,0 +1,141 @@
+/** Signs in at the identity provider of the cluster. */
+import { CommandError, EXIT } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { print } from '../output.ts';
+import { readSettings } from '../settings.ts';
+import type { Terminal } from '../terminal.ts';
+import { browserCommand, opener } from './browser.ts';
+import { signInByBrowser, signInByDevice } from './flows.ts';
+import { changeKubeconfig, type ContextEntries, readKubeconfig, SESSION_FLAG } from './kubeconfig.ts';
+import { type Place, placeOf } from './place.ts';
+import { type Address, type OpenIDProvider, scopesFor, withProvider } from './provider.ts';
+import { userOf } from './review.ts';
+import { selfCommand } from './self.ts';
+import { sessionFields, sessionFile, type Tokens, writeSession } from './session.ts';
+import { type ServerAddress, type Target, type TargetFlags, targetOf } from './target.ts';
+
+/** Names of this machine, as URLs have them. */
+const LOOPBACK: readonly string[] = ['127.0.0.1', '[::1]', 'localhost'];
+
+export interface LoginFlags extends TargetFlags {
+  /** Whether to show a code instead of opening a browser. */
+  readonly device?: boolean;
+}
+
+/** Signs in, and makes the context for it. Nothing is written if the API server refuses the user. @throws CommandError. */
+export async function login(terminal: Terminal, globals: Globals, flags: LoginFlags): Promise<void> {
+  const { signal } = terminal;
+  const settings = await readSettings(terminal.environment);
+  const place = placeOf(terminal, globals, settings);
+  requireTLS(flags.apiUrl ?? settings.apiURL);
+  // A mistake in the kubeconfig is told before the person signs in.
+  (await readKubeconfig(place.file)).checkOwn(place.context);
+  const target = await targetOf(terminal, { place, settings, flags });
+  const address = addressIn(target);
+  const tokens = await withProvider(
+    address,
+    signal,
+    async (provider) => await signIn(terminal, provider, target, flags.device),
+  );
+  const user = await userOf(target.address, tokens.idToken, address, signal);
+  const session = sessionFile(terminal, place);
+  await writeSession(session, { ...address, ...sessionFields(tokens) });
+  const entries = entriesFor(target, { exec: await pluginFor(session) });
+  await changeKubeconfig(place.file, signal, (kubeconfig) => kubeconfig.setContext(place.context, entries));
+  await reportUser(terminal, globals, { place, user, target, hasRefresh: tokens.refreshToken !== undefined });
+}
+
+/**
+ * Refuses an HTTP API without TLS on another machine. Others in the network could answer in its place, name a server of their own as the API
+ * server, and receive the token. @throws CommandError.
+ */
+function requireTLS(apiURL: string | undefined): void {
+  const { protocol = 'https:', hostname = '' } = URL.parse(apiURL ?? '') ?? {};
+  if (protocol !== 'https:' && !LOOPBACK.includes(hostname)) {
+    throw new CommandError(
+      `The HTTP API ${apiURL} has no TLS, so others in the network could receive your token. Name its https address with --api-url`,
+      EXIT.usage,
+    );
+  }
+}
+
+/** Returns the entries of a context for the cluster. */
+export function entriesFor({ address, namespace }: Target, user: ContextEntries['user']): ContextEntries {
+  return { cluster: clusterEntry(address), user, namespace };
+}
+
+function addressIn({ issuer, clientID, authority }: Target): Address {
+  if (issuer === undefined) {
+    throw new CommandError(
+      'The cluster names no identity provider. Name it with --issuer and --client-id, or use the token of a service account: berth user set-token TOKEN',
+      EXIT.usage,
+    );
+  }
+  if (clientID === undefined) {
+    throw new CommandError('Name the client at the identity provider with --client-id', EXIT.usage);
+  }
+  return { issuer, clientID, ...(authority !== undefined && { authority }) };
+}
+
+async function signIn(
+  { err, environment, signal }: Terminal,
+  provider: OpenIDProvider,
+  { scopes, deviceFlow }: Target,
+  isDevice: boolean | undefined,
+): Promise<Tokens> {
+  const prompt = { scope: scopesFor(provider, scopes), say: err, signal };
+  const browser = browserCommand(environment);
+  const offersCodes =
+    deviceFlow && provider.configuration.serverMetadata().device_authorization_endpoint !== undefined;
+  if (isDevice === true && !offersCodes) {
+    throw new CommandError('The identity provider offers no codes for devices. Sign in without --device');
+  }
+  if (isDevice === true || (isDevice === undefined && browser === undefined && offersCodes)) {
+    return await signInByDevice(provider, prompt);
+  }
+  return await signInByBrowser(provider, prompt, browser === undefined ? () => undefined : opener(browser));
+}
+
+async function pluginFor(session: string): Promise<Record<string, unknown>> {
+  const [command, ...args] = await selfCommand();
+  return {
+    apiVersion: 'client.authentication.k8s.io/v1',
+    command,
+    args: [...args, 'credential', SESSION_FLAG, session],
+    interactiveMode: 'Never',
+    provideClusterInfo: false,
+    installHint: 'Install the command berth, and sign in again: berth login',
+  };
+}
+
+function clusterEntry({ server, certificateAuthority, serverName }: ServerAddress): Record<string, string> {
+  return {
+    server,
+    ...(certificateAuthority !== undefined && {
+      'certificate-authority-data': Buffer.from(certificateAuthority).toString('base64'),
+    }),
+    ...(serverName !== undefined && { 'tls-server-name': serverName }),
+  };
+}
+
+async function reportUser(
+  terminal: Terminal,
+  { output }: Globals,
+  done: { place: Place; user: string; target: Target; hasRefresh: boolean },
+): Promise<void> {
+  const { place, user, target, hasRefresh } = done;
+  if (output === 'table' || output === 'wide') {
+    const life = hasRefresh
+      ? ''
+      : '. The identity provider gave no refresh token, so sign in again within the hour';
+    terminal.out(
+      `Signed in as ${user}. The context "${place.context}" of ${place.file} is the current one${life}\n`,
+    );
+    return;
+  }
+  await print(terminal, output, {
+    rows: [{ name: place.context, user, server: target.address.server, kubeconfig: place.file }],
+    columns: [],
+    itemOf: (row) => row,
+  });
+}

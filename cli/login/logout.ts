@@ -1,0 +1,46 @@
+/** Ends the sign-in on this machine, and at the provider. */
+import { undefinedIf } from '../../base/errors.ts';
+import { CommandError } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { readSettings } from '../settings.ts';
+import type { Terminal } from '../terminal.ts';
+import { printable } from '../text.ts';
+import { changeKubeconfig } from './kubeconfig.ts';
+import { placeOf } from './place.ts';
+import { withProvider } from './provider.ts';
+import { readSession, removeSession, type Session, sessionFile, withSessionLock } from './session.ts';
+
+/** Removes the context and its session. A provider that does not answer changes nothing about this. @throws CommandError. */
+export async function logout(terminal: Terminal, globals: Globals): Promise<void> {
+  const { signal } = terminal;
+  const place = placeOf(terminal, globals, await readSettings(terminal.environment));
+  const wasThere = await changeKubeconfig(place.file, signal, (kubeconfig) =>
+    kubeconfig.removeContext(place.context),
+  );
+  const file = sessionFile(terminal, place);
+  const session = await withSessionLock(file, signal, async () => {
+    const found = await undefinedIf((error) => error instanceof CommandError, readSession(file));
+    await removeSession(file);
+    return found;
+  });
+  const isRevoked = session === undefined || (await revoke(session, signal));
+  const words = wasThere ? 'Signed out. Removed the context' : 'You were not signed in. There is no context';
+  terminal.out(`${words} "${place.context}" of ${place.file}\n`);
+  if (!isRevoked) {
+    terminal.err(`${printable(session.issuer)} could not be told. Copies of the session stay valid there\n`);
+  }
+}
+
+/** Tells the provider that the refresh token is not used any more. Returns whether it knows. */
+async function revoke(session: Session, signal: AbortSignal): Promise<boolean> {
+  const { refreshToken } = session;
+  if (refreshToken === undefined) {
+    return true;
+  }
+  const work = withProvider(session, signal, async ({ oidc, configuration }) => {
+    const { revocation_endpoint: address } = configuration.serverMetadata();
+    await (address && oidc.tokenRevocation(configuration, refreshToken));
+    return address !== undefined;
+  });
+  return (await undefinedIf((error) => error instanceof CommandError, work)) ?? false;
+}

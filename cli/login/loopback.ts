@@ -1,0 +1,101 @@
+/** Takes the answer of the identity provider from the browser: a server on loopback for one request. */
+import { once } from 'node:events';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+
+const PATH = '/callback';
+/** Time in which a browser must have sent its request. */
+const REQUEST_MILLISECONDS = 10_000;
+/** A browser opens two or three connections. More of them come from other programs. */
+const CONNECTIONS = 8;
+const HEADERS = {
+  'content-type': 'text/html; charset=utf-8',
+  'content-security-policy': "default-src 'none'",
+  'cache-control': 'no-store',
+  'referrer-policy': 'no-referrer',
+  connection: 'close',
+};
+
+export interface Arrival {
+  /** Address of the request, with the answer of the provider. */
+  readonly url: URL;
+  /** Shows the browser whether the sign-in succeeded. */
+  readonly end: (isDone: boolean) => void;
+}
+
+export class Loopback implements AsyncDisposable {
+  readonly #server: Server;
+  readonly #state: string;
+  readonly #arrival = Promise.withResolvers<Arrival>();
+  #isTaken = false;
+
+  private constructor(state: string) {
+    this.#state = state;
+    this.#server = createServer({ requestTimeout: REQUEST_MILLISECONDS }, (request, response) =>
+      this.#take(request, response),
+    );
+    this.#server.maxConnections = CONNECTIONS;
+    // A rejection after the last reader has left must not end the process.
+    this.#arrival.promise.catch(() => undefined);
+  }
+
+  /** Begins to listen on a free port. Only a request with this `state`, which only the provider and its browser know, is answered. */
+  static async open(state: string): Promise<Loopback> {
+    const loopback = new Loopback(state);
+    loopback.#server.listen(0, '127.0.0.1');
+    await once(loopback.#server, 'listening');
+    return loopback;
+  }
+
+  /** Address to which the provider sends the browser. */
+  get address(): string {
+    return `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}${PATH}`;
+  }
+
+  /** Resolves with the request of the browser. @throws the signal's reason. */
+  async arrival(signal: AbortSignal): Promise<Arrival> {
+    const onAbort = () => this.#arrival.reject(signal.reason as Error);
+    signal.addEventListener('abort', onAbort, { once: true });
+    if (signal.aborted) {
+      onAbort();
+    }
+    try {
+      return await this.#arrival.promise;
+    } finally {
+      signal.removeEventListener('abort', onAbort);
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    const closed = once(this.#server, 'close');
+    this.#server.close();
+    this.#server.closeIdleConnections();
+    // A browser that takes no answer does not hold the command up.
+    setTimeout(() => this.#server.closeAllConnections(), REQUEST_MILLISECONDS).unref();
+    await closed;
+  }
+
+  #take(request: IncomingMessage, response: ServerResponse): void {
+    const url = URL.parse(request.url ?? '', this.address);
+    const isOwn = request.headers.host === new URL(this.address).host;
+    if (request.method !== 'GET' || !isOwn || url?.pathname !== PATH) {
+      answer(response, 404, 'There is nothing here.');
+    } else if (url.searchParams.get('state') !== this.#state || this.#isTaken) {
+      // Other pages and programs can guess the port, but not the state. The sign-in goes on.
+      answer(response, 400, 'This address does not belong to a sign-in that is under way.');
+    } else {
+      this.#isTaken = true;
+      this.#arrival.resolve({
+        url,
+        end: (isDone) =>
+          isDone
+            ? answer(response, 200, 'You are signed in. You can close this window.')
+            : answer(response, 400, 'The sign-in failed. The terminal has the reason.'),
+      });
+    }
+  }
+}
+
+function answer(response: ServerResponse, status: number, words: string): void {
+  response.writeHead(status, HEADERS).end(`<!doctype html><title>berth</title><p>${words}</p>\n`);
+}

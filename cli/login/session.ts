@@ -1,0 +1,112 @@
+/** The tokens of a person who has signed in. They are in a file that only this person can read, and never in the kubeconfig. */
+import { createHash } from 'node:crypto';
+import { mkdir, readFile, rm } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { isMissing, undefinedIf } from '../../base/errors.ts';
+import { withFileLock } from '../../base/filelock.ts';
+import { writeWhole } from '../../base/files.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import { settingsFile } from '../settings.ts';
+import type { Terminal } from '../terminal.ts';
+import type { Place } from './place.ts';
+
+/** Age from which the lock of a session is left behind. Its holder asks the provider, which has at most 20 s for each of two answers. */
+const STALE_MILLISECONDS = 60_000;
+/** Largest part of a token's life, and longest time in milliseconds, in which a token is renewed before its end. */
+const MARGIN = { part: 0.2, milliseconds: 60_000 };
+
+export interface Session {
+  readonly issuer: string;
+  readonly clientID: string;
+  /** Private authority of the provider as PEM. */
+  readonly authority?: string;
+  readonly idToken: string;
+  /** Time from which the ID token is renewed, in milliseconds since 1970. */
+  readonly end: number;
+  /** Absent if the provider gave none. */
+  readonly refreshToken?: string;
+}
+
+/** Tokens as a provider gives them. */
+export interface Tokens {
+  readonly idToken: string;
+  readonly refreshToken?: string | undefined;
+  /** Life of the ID token in seconds. */
+  readonly life: number;
+}
+
+/** Returns the path of the session of a context. */
+export function sessionFile(
+  { environment }: Pick<Terminal, 'environment'>,
+  { file, context }: Place,
+): string {
+  const name = createHash('sha256').update(`${file}\0${context}`).digest('hex').slice(0, 16);
+  return join(dirname(settingsFile(environment)), 'sessions', `${name}.json`);
+}
+
+/**
+ * Returns the tokens as fields of a session. Its end is counted from now, because the clock of the provider may differ. A provider that gives
+ * no new refresh token lets the earlier one go on.
+ */
+export function sessionFields(
+  { idToken, refreshToken, life }: Tokens,
+  earlier?: Session,
+): Pick<Session, 'idToken' | 'end' | 'refreshToken'> {
+  const milliseconds = life * 1000;
+  const kept = refreshToken ?? earlier?.refreshToken;
+  return {
+    idToken,
+    end: Date.now() + milliseconds - Math.min(milliseconds * MARGIN.part, MARGIN.milliseconds),
+    ...(kept !== undefined && { refreshToken: kept }),
+  };
+}
+
+export function isFresh({ end }: Session): boolean {
+  return end > Date.now();
+}
+
+/** Reads a session. @throws CommandError when there is none, or when the file has another form. */
+export async function readSession(file: string): Promise<Session> {
+  const text = await undefinedIf(isMissing, readFile(file, 'utf8'));
+  const session = text === undefined ? undefined : sessionIn(text);
+  if (session === undefined) {
+    throw new CommandError(`There is no session in ${file}. Sign in again: berth login`, EXIT.denied);
+  }
+  return session;
+}
+
+/** Makes or replaces a session. Only its owner can read the file. */
+export async function writeSession(file: string, session: Session): Promise<void> {
+  await mkdir(dirname(file), { recursive: true, mode: 0o700 });
+  await writeWhole(file, JSON.stringify(session));
+}
+
+export async function removeSession(file: string): Promise<void> {
+  await rm(file, { force: true });
+}
+
+/** Runs `work` while no other process changes the session. */
+export async function withSessionLock<T>(
+  file: string,
+  signal: AbortSignal,
+  work: () => Promise<T>,
+): Promise<T> {
+  await mkdir(dirname(file), { recursive: true, mode: 0o700 });
+  return await withFileLock(`${file}.lock`, { staleMilliseconds: STALE_MILLISECONDS, signal }, work);
+}
+
+function sessionIn(text: string): Session | undefined {
+  let document: unknown;
+  try {
+    document = JSON.parse(text);
+  } catch {
+    // The words of the parser could have a part of a token.
+    return undefined;
+  }
+  const session = (typeof document === 'object' && document !== null ? document : {}) as Partial<Session>;
+  const { issuer, clientID, authority = '', idToken, end, refreshToken = '' } = session;
+  const areTexts = [issuer, clientID, authority, idToken, refreshToken].every(
+    (text) => typeof text === 'string',
+  );
+  return areTexts && typeof end === 'number' ? (session as Session) : undefined;
+}

@@ -1,0 +1,163 @@
+/** The cluster and its identity provider, as the HTTP API, the flags or the kubeconfig name them. */
+import { readFile } from 'node:fs/promises';
+import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { messageOf } from '../../base/errors.ts';
+import type { Connection } from '../../kube/credentials.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import { apiURLIn, type Settings } from '../settings.ts';
+import type { Terminal } from '../terminal.ts';
+import { fetchFrom } from './https.ts';
+import { readKubeconfig } from './kubeconfig.ts';
+import type { Place } from './place.ts';
+
+/** Scopes whose claims the API server needs, if the HTTP API names no others. */
+const SCOPES = ['openid', 'email', 'groups'];
+/** Longest list of scopes that is used. */
+const SCOPES_LIMIT = 32;
+
+export interface TargetFlags {
+  readonly apiUrl?: string;
+  readonly issuer?: string;
+  readonly clientId?: string;
+  readonly server?: string;
+  /** Path of a file with the authority of all servers, as PEM. */
+  readonly certificateAuthority?: string;
+}
+
+/** API server of a cluster. */
+export type ServerAddress = Pick<Connection, 'server' | 'certificateAuthority' | 'serverName'>;
+
+export interface Target {
+  readonly address: ServerAddress;
+  /** Private authority of the provider as PEM. */
+  readonly authority?: string | undefined;
+  readonly issuer?: string | undefined;
+  readonly clientID?: string | undefined;
+  readonly scopes: readonly string[];
+  readonly deviceFlow: boolean;
+  readonly namespace?: string | undefined;
+}
+
+/** Finds the cluster and its provider. Flags have precedence over the HTTP API, and it over the kubeconfig. @throws CommandError. */
+export async function targetOf(
+  terminal: Terminal,
+  { place, settings, flags }: { place: Place; settings: Settings; flags: TargetFlags },
+): Promise<Target> {
+  const authority = await authorityIn(flags.certificateAuthority);
+  const apiURL = flags.apiUrl ?? settings.apiURL;
+  const found =
+    apiURL === undefined
+      ? { address: await addressOf(terminal, place, flags), scopes: SCOPES, deviceFlow: true }
+      : await askHTTPAPI(terminal, apiURL, authority);
+  const { issuer, clientId: clientID, server } = flags;
+  return {
+    ...found,
+    authority,
+    ...(server !== undefined && { address: { server: httpsIn(server), certificateAuthority: authority } }),
+    ...(issuer !== undefined && { issuer }),
+    ...(clientID !== undefined && { clientID }),
+  };
+}
+
+async function authorityIn(file: string | undefined): Promise<string | undefined> {
+  if (file === undefined) {
+    return undefined;
+  }
+  try {
+    return await readFile(file, 'utf8');
+  } catch (error) {
+    throw new CommandError(`--certificate-authority: ${messageOf(error)}`, EXIT.usage);
+  }
+}
+
+/** Returns the API server of the context, or else that of the current context. */
+async function addressOf(
+  { environment }: Terminal,
+  { file, context }: Place,
+  { server }: TargetFlags,
+): Promise<ServerAddress> {
+  if (server !== undefined) {
+    return { server };
+  }
+  const kubeconfig = await readKubeconfig(file);
+  const known = kubeconfig.entry('context', context) === undefined ? kubeconfig.currentContext : context;
+  if (known === undefined) {
+    throw new CommandError(
+      `${file} has no context whose cluster could be used. Name the HTTP API of Berth with --api-url, or the API server with --server`,
+      EXIT.usage,
+    );
+  }
+  const { loadConnection } = await import('../../kube/credentials.ts');
+  try {
+    return await loadConnection({ kubeconfigPath: file, context: known, environment });
+  } catch (error) {
+    throw new CommandError(messageOf(error), EXIT.usage);
+  }
+}
+
+async function askHTTPAPI(
+  { signal, isForPeople, err }: Terminal,
+  address: string,
+  authority: string | undefined,
+): Promise<Omit<Target, 'authority'>> {
+  const url = apiURLIn(address) ?? '';
+  if (isForPeople && !url.startsWith('https:')) {
+    err(`Warning: ${url} has no TLS. Others in the network could send you to another cluster\n`);
+  }
+  const fetch = fetchFrom({ who: 'HTTP API', authority, signal });
+  const answer = await fetch(`${url}/api/v1/cluster-info`, { headers: { accept: 'application/json' } });
+  try {
+    if (answer.status !== 200) {
+      throw new Error(`it answers with HTTP status ${answer.status}`);
+    }
+    return infoIn(await answer.json());
+  } catch (error) {
+    throw new CommandError(
+      `${url} is not the HTTP API of Berth: ${messageOf(error)}. Check --api-url, or: berth config view`,
+    );
+  }
+}
+
+/** Reads the answer of cluster-info. */
+function infoIn(document: unknown): Omit<Target, 'authority'> {
+  const info = (typeof document === 'object' && document !== null ? document : {}) as Record<string, unknown>;
+  const text = (name: string) => {
+    const value = info[name];
+    return typeof value === 'string' && value !== '' ? value : undefined;
+  };
+  const server = httpsIn(text('apiEndpoint') ?? '');
+  const name = text('apiDomain');
+  const scopes = Array.isArray(info['scopes']) ? info['scopes'] : SCOPES;
+  return {
+    address: {
+      server,
+      certificateAuthority: text('certData'),
+      ...(name !== undefined && name !== hostOf(server) && { serverName: name }),
+    },
+    issuer: text('issuer') ?? text('baseOauthEndpoint'),
+    clientID: text('appClientId'),
+    scopes: scopes.filter((scope) => typeof scope === 'string').slice(0, SCOPES_LIMIT),
+    deviceFlow: info['deviceFlow'] !== false,
+    namespace: namespaceIn(text('namespaceDefault')),
+  };
+}
+
+/** The kubeconfig gets the namespace, and other programs may give it to a shell. */
+function namespaceIn(text: string | undefined): string | undefined {
+  if (text !== undefined && !isObjectName(text)) {
+    throw new Error(`no namespace can have the name ${JSON.stringify(text)}`);
+  }
+  return text;
+}
+
+function httpsIn(address: string): string {
+  const url = URL.parse(address);
+  if (url?.protocol !== 'https:' || url.username !== '') {
+    throw new CommandError(`The API server ${JSON.stringify(address)} must be an https address`, EXIT.usage);
+  }
+  return address.replace(/\/+$/, '');
+}
+
+function hostOf(address: string): string {
+  return new URL(address).hostname.replace(/^\[(.*)\]$/, '$1');
+}

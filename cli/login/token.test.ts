@@ -1,0 +1,38 @@
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { Readable } from 'node:stream';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { setToken } from './token.ts';
+
+let folder: string;
+let kubeconfig: string;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-token-'));
+  kubeconfig = join(folder, 'kubeconfig');
+});
+
+afterEach(async () => {
+  vi.restoreAllMocks();
+  await rm(folder, { recursive: true });
+});
+
+async function store(token: string, input: string): Promise<void> {
+  vi.spyOn(process, 'stdin', 'get').mockReturnValue(
+    Readable.from([input]) as unknown as typeof process.stdin,
+  );
+  const ignored = () => undefined;
+  const { signal } = new AbortController();
+  await setToken(
+    { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
+    { kubeconfig, output: 'table' },
+    { token, flags: { server: 'https://cluster.example' } },
+  );
+}
+
+it('stores a token of the standard input, which is in no argument', async () => {
+  await store('-', 'Bearer abc.def\nrest\n');
+  expect(await readFile(kubeconfig, 'utf8')).toContain('token: abc.def\n');
+  await expect(store('-', '\n')).rejects.toThrow('The token must have from 1 to');
+});

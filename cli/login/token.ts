@@ -1,0 +1,63 @@
+/** Shows and stores the token of the user. */
+import { causeOfRefusal } from '../../api/http/refusedtoken.ts';
+import { TokenSource } from '../../kube/tokensource.ts';
+import { connect } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { readPassword } from '../password.ts';
+import { readSettings } from '../settings.ts';
+import type { Terminal } from '../terminal.ts';
+import { changeKubeconfig } from './kubeconfig.ts';
+import { entriesFor } from './login.ts';
+import { placeOf } from './place.ts';
+import { removeSession, sessionFile } from './session.ts';
+import { type TargetFlags, targetOf } from './target.ts';
+
+/** A token as clients send it in a header (RFC 6750). */
+const TOKEN = /^[A-Za-z0-9._~+/-]+=*$/;
+/** Stands for a token on the standard input. */
+const INPUT = '-';
+/** Longest token in characters. API servers refuse larger headers. */
+const TOKEN_CHARACTERS = 128 * 1024;
+
+/** Writes the token and nothing else. @throws CommandError when there is none, or when it has expired. */
+export async function getToken(terminal: Terminal, globals: Globals): Promise<void> {
+  const token = await new TokenSource(await connect(terminal, globals)).token();
+  if (token === undefined) {
+    throw new CommandError(
+      'The kubeconfig has no token, because it signs in with a certificate. Sign in: berth login',
+      EXIT.denied,
+    );
+  }
+  const cause = causeOfRefusal(token, { clientID: '' });
+  if (cause !== undefined) {
+    throw new CommandError(`${cause}: berth login`, EXIT.denied);
+  }
+  terminal.out(`${token}\n`);
+}
+
+/** Stores a token for the context, which is made if it does not exist. @throws CommandError. */
+export async function setToken(
+  terminal: Terminal,
+  globals: Globals,
+  { token: typed, flags }: { token: string; flags: TargetFlags },
+): Promise<void> {
+  // Other users of the machine see the arguments of a command.
+  const given = typed === INPUT ? await readPassword(terminal, true, 'token') : typed;
+  const token = given.trim().replace(/^Bearer +/i, '');
+  if (!TOKEN.test(token) || token.length > TOKEN_CHARACTERS) {
+    // The token is not in the message, because messages end up in logs.
+    throw new CommandError(
+      'TOKEN must be a bearer token: letters, digits and the characters ._~+/-=',
+      EXIT.usage,
+    );
+  }
+  const settings = await readSettings(terminal.environment);
+  const place = placeOf(terminal, globals, settings);
+  const target = await targetOf(terminal, { place, settings, flags });
+  await changeKubeconfig(place.file, terminal.signal, (kubeconfig) =>
+    kubeconfig.setContext(place.context, entriesFor(target, { token })),
+  );
+  await removeSession(sessionFile(terminal, place));
+  terminal.out(`Stored the token. The context "${place.context}" of ${place.file} is the current one\n`);
+}

@@ -1,0 +1,41 @@
+/** The verbs of `node`. */
+import type { Command } from 'commander';
+import type { Globals } from '../globals.ts';
+import type { Terminal } from '../terminal.ts';
+
+export function addNodeCommands(noun: Command, terminal: Terminal): void {
+  const show = async (names: string[], _flags: object, command: Command) => {
+    const { list } = await import('./list.ts');
+    await list(terminal, command.optsWithGlobals<Globals>(), names);
+  };
+  noun
+    .command('list')
+    .alias('ls')
+    .description('List the hosts of the namespace')
+    .argument('[names...]', 'only these')
+    .action(show);
+  noun.command('get').description('Show hosts').argument('<names...>', 'their names').action(show);
+  for (const [verb, description, isSet] of [
+    ['tag', 'Add a tag to a host, which has 64 at most', true],
+    ['untag', 'Remove a tag from a host. A tag from the configuration of the host returns by itself', false],
+  ] as const) {
+    noun
+      .command(verb)
+      .description(description)
+      .argument('<name>', 'name of the host')
+      .argument('<tag>', 'the tag')
+      .action(async (name: string, tag: string, _flags, command: Command) => {
+        const { changeTag } = await import('./tags.ts');
+        await changeTag(terminal, command.optsWithGlobals<Globals>(), { name, tag, isSet });
+      });
+  }
+  noun
+    .command('namespace')
+    .description('Give a host of the namespace to another one. No VM may run on it')
+    .argument('<name>', 'name of the host')
+    .argument('<target>', 'namespace that gets the host. The default namespace gets it back')
+    .action(async (name: string, target: string, _flags, command: Command) => {
+      const { giveHost } = await import('./namespace.ts');
+      await giveHost(terminal, command.optsWithGlobals<Globals>(), { name, target });
+    });
+}

@@ -1,0 +1,99 @@
+/** Reads and changes the hosts of a namespace. */
+import { HOSTS_SELECTOR, type HostNode, namespaceOfHost } from '../../api/http/host.ts';
+import { DEFAULT_NAMESPACE, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
+import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import { type Node, NODES } from '../../kube/core.ts';
+import { ApiError, isNotFound } from '../../kube/errors.ts';
+import { relabel } from '../../kube/nodelabels.ts';
+import type { Cluster } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import { similarTo } from '../objects/similar.ts';
+import { printable } from '../text.ts';
+
+/** Returns the Nodes of all hosts. @throws ApiError when the user may not read Nodes. */
+export async function allHosts({ client }: Cluster, signal: AbortSignal): Promise<readonly Node[]> {
+  return (await client.list(NODES, { labelSelector: HOSTS_SELECTOR, signal })).items;
+}
+
+/** Returns the hosts that belong to the namespace, by name. */
+export function hostsOf<T extends HostNode>(hosts: readonly T[], namespace: string): readonly T[] {
+  return hosts
+    .filter((host) => namespaceOfHost(host, DEFAULT_NAMESPACE) === namespace)
+    .toSorted((one, other) => (one.metadata.name < other.metadata.name ? -1 : 1));
+}
+
+/** `meant` is a sentence about the host that the user may have meant. */
+export function hostNotFound(name: string, namespace: string, meant = ''): CommandError {
+  return new CommandError(
+    `node ${JSON.stringify(printable(name))} not found in namespace ${namespace}${meant}`,
+    EXIT.notFound,
+  );
+}
+
+/** Returns a question with a name that is like the mistyped one; empty without one. */
+export function meantHost(mistyped: string, names: readonly string[]): string {
+  const similar = similarTo(mistyped, names);
+  return similar === undefined ? '' : `. Did you mean ${similar}?`;
+}
+
+/** Refuses names that no Node can have. Such a name could lead to another path of a server. @throws CommandError. */
+export function requireHostName(name: string, namespace: string): void {
+  if (!isObjectName(name)) {
+    throw hostNotFound(name, namespace);
+  }
+}
+
+/** Returns the host. @throws CommandError when it does not exist or belongs to another namespace; ApiError. */
+export async function findHost(cluster: Cluster, name: string, signal: AbortSignal): Promise<Node> {
+  const { client, namespace } = cluster;
+  const asked = client.get(NODES, { name }, { signal });
+  return requiredHost(await foundIn(cluster, name, asked), namespace);
+}
+
+/**
+ * Writes the labels that `labelsFor` returns for a host of the namespace; null removes a label.
+ *
+ * @throws CommandError when the host does not exist or belongs to another namespace; ApiError; errors of `labelsFor`.
+ */
+export async function relabelHost(
+  cluster: Cluster,
+  name: string,
+  labelsFor: (host: Node) => Readonly<Record<string, string | null>>,
+): Promise<void> {
+  const { client, namespace } = cluster;
+  const work = relabel(client, name, (node) => labelsFor(requiredHost(node, namespace)));
+  await foundIn(cluster, name, work);
+}
+
+/** Resolves with the result of the work on a host. @throws CommandError when the host does not exist. */
+async function foundIn<T>(cluster: Cluster, name: string, work: Promise<T>): Promise<T> {
+  try {
+    return await work;
+  } catch (error) {
+    throw isNotFound(error) ? hostNotFound(name, cluster.namespace, await suggestion(cluster, name)) : error;
+  }
+}
+
+/** Returns the Node. @throws CommandError when it is no host, or is one of another namespace. */
+function requiredHost(node: Node, namespace: string): Node {
+  const { name, labels } = node.metadata;
+  if (labels?.[HOST_MARK] !== HOST_VALUE) {
+    throw hostNotFound(name, namespace, '. The Node is no host of Berth');
+  }
+  const owner = namespaceOfHost(node, DEFAULT_NAMESPACE);
+  if (owner !== namespace) {
+    throw hostNotFound(name, namespace, `. It belongs to namespace ${owner}: use --namespace ${owner}`);
+  }
+  return node;
+}
+
+async function suggestion({ client, namespace }: Cluster, name: string): Promise<string> {
+  const pages = client.pages(NODES, { labelSelector: HOSTS_SELECTOR });
+  const page = await undefinedIf((error) => error instanceof ApiError, pages.next());
+  const hosts = page?.done === false ? hostsOf(page.value.items, namespace) : [];
+  return meantHost(
+    name,
+    hosts.map(({ metadata }) => metadata.name),
+  );
+}

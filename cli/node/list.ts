@@ -1,0 +1,76 @@
+/** Lists the hosts of a namespace. */
+import { WORKLOADS_SELECTOR } from '../../api/http/host.ts';
+import type { NodeItem } from '../../api/http/node.ts';
+import { nodeItem } from '../../api/http/nodeitem.ts';
+import { PODS } from '../../kube/core.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
+import type { Globals } from '../globals.ts';
+import { directOrAsked, namespacePath } from '../httpapi.ts';
+import { forEachName } from '../objects/named.ts';
+import { type Column, print } from '../output.ts';
+import type { Terminal } from '../terminal.ts';
+import { allHosts, hostNotFound, hostsOf } from './hosts.ts';
+
+const COLUMNS: readonly Column<NodeItem>[] = [
+  { header: 'NAME', value: ({ name }) => name },
+  { header: 'STATUS', value: ({ phase }) => phase },
+  { header: 'IP', value: ({ nodeIP }) => nodeIP },
+  { header: 'CPU', value: ({ availableCpu, allocatableCpu }) => `${availableCpu}/${allocatableCpu}` },
+  {
+    header: 'MEMORY',
+    value: ({ availableMemory, allocatableMemory }) => `${availableMemory}/${allocatableMemory}`,
+  },
+  { header: 'SLOTS', value: ({ slotsFree, slots }) => `${slotsFree}/${slots}` },
+  { header: 'ARCHITECTURE', value: ({ architecture }) => architecture },
+  { header: 'TAGS', value: ({ tags }) => tags.join(',') },
+  { header: 'AGENT', value: ({ versions }) => versions.agent, isWide: true },
+  { header: 'OS', value: ({ versions }) => versions.os, isWide: true },
+];
+
+/** Lists the named hosts, or all of the namespace without names. The numbers are free and in all. */
+export async function list(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async (cluster) => {
+    const { namespace } = cluster;
+    const hosts = await directOrAsked(
+      cluster,
+      signal,
+      async () => await readHosts(cluster, signal),
+      async (server) => {
+        const answer = await server({ method: 'GET', path: namespacePath(namespace, 'nodes') });
+        return (answer as { items: NodeItem[] }).items;
+      },
+    );
+    const { done: rows, rethrow } = await forEachName(
+      names.length === 0 ? hosts.map(({ name }) => name) : names,
+      async (name) => {
+        const host = hosts.find((one) => one.name === name);
+        if (host === undefined) {
+          throw hostNotFound(name, namespace);
+        }
+        return host;
+      },
+    );
+    if (rows.length > 0 || names.length === 0) {
+      const none = `There are no hosts in namespace ${namespace}`;
+      await print(terminal, globals.output, { rows, columns: COLUMNS, itemOf: (item) => item, none });
+    }
+    rethrow();
+  });
+}
+
+async function readHosts(cluster: Cluster, signal: AbortSignal): Promise<NodeItem[]> {
+  const { client, namespace } = cluster;
+  const [hosts, { items: pods }] = await Promise.all([
+    allHosts(cluster, signal),
+    client.list(PODS, { labelSelector: WORKLOADS_SELECTOR, signal }),
+  ]);
+  return hostsOf(hosts, namespace).map((host) => {
+    const { name } = host.metadata;
+    return nodeItem(
+      host,
+      pods.filter(({ spec }) => spec.nodeName === name),
+      namespace,
+    );
+  });
+}

@@ -1,0 +1,83 @@
+/** Gives hosts to namespaces. */
+import { dedicate, MACHINES_SELECTOR } from '../../api/http/dedication.ts';
+import { DEDICATED_KEY, DEFAULT_NAMESPACE, NAMESPACE_PREFIX } from '../../api/v1alpha1/names.ts';
+import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { NAMESPACES, PODS } from '../../kube/core.ts';
+import { isNotFound } from '../../kube/errors.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { directOrAsked, namespacePath } from '../httpapi.ts';
+import { isServed } from '../namespace/served.ts';
+import { printDone } from '../output.ts';
+import type { Terminal } from '../terminal.ts';
+import { printable } from '../text.ts';
+import { findHost, relabelHost, requireHostName } from './hosts.ts';
+
+interface Gift {
+  readonly name: string;
+  /** Namespace that gets the host. */
+  readonly target: string;
+}
+
+/** Gives the host of the current namespace to another one. @throws CommandError when VMs run on it, or a name is wrong; ApiError. */
+export async function giveHost(terminal: Terminal, globals: Globals, gift: Gift): Promise<void> {
+  const { name, target } = gift;
+  if (!isServed(target) || !isObjectName(target)) {
+    throw new CommandError(
+      `The target ${JSON.stringify(printable(target))} must be ${DEFAULT_NAMESPACE}, or a namespace whose name begins with ${NAMESPACE_PREFIX}`,
+      EXIT.usage,
+    );
+  }
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async (cluster) => {
+    const { namespace } = cluster;
+    requireHostName(name, namespace);
+    await directOrAsked(
+      cluster,
+      signal,
+      async () => await giveDirectly(cluster, gift, signal),
+      async (server) => {
+        const path = namespacePath(namespace, 'nodes', name, 'namespace');
+        await server({ method: 'POST', path, body: { namespace: target } });
+      },
+    );
+    const words = `Successfully gave namespace ${target} the node`;
+    const item = { name, namespace: target };
+    await printDone(terminal, globals.output, [item], words);
+  });
+}
+
+async function giveDirectly(cluster: Cluster, { name, target }: Gift, signal: AbortSignal): Promise<void> {
+  const { client, namespace } = cluster;
+  await requireNamespace(cluster, target, signal);
+  await findHost(cluster, name, signal);
+  if (target === namespace) {
+    return;
+  }
+  const labelOf = (one: string) => (one === DEFAULT_NAMESPACE ? undefined : one);
+  const machines = async () => {
+    const fieldSelector = `spec.nodeName=${name}`;
+    return (await client.list(PODS, { labelSelector: MACHINES_SELECTOR, fieldSelector, signal })).items;
+  };
+  const label = async (from: string | undefined, to: string | undefined) => {
+    const holder = { ...cluster, namespace: from ?? DEFAULT_NAMESPACE };
+    await relabelHost(holder, name, () => ({ [DEDICATED_KEY]: to ?? null }));
+  };
+  const dedication = { host: name, from: labelOf(namespace), to: labelOf(target) };
+  const refusal = await dedicate({ machines, label }, dedication);
+  if (refusal !== undefined) {
+    throw new CommandError(refusal);
+  }
+}
+
+/** @throws CommandError when the namespace does not exist; ApiError. */
+async function requireNamespace({ client }: Cluster, name: string, signal: AbortSignal): Promise<void> {
+  try {
+    await client.get(NAMESPACES, { name }, { signal });
+  } catch (error) {
+    throw isNotFound(error)
+      ? new CommandError(`namespace ${JSON.stringify(name)} not found`, EXIT.notFound)
+      : error;
+  }
+}

@@ -1,0 +1,51 @@
+/** Adds and removes tags of hosts. */
+import { type TagChange, tagLabels } from '../../api/http/hosttags.ts';
+import { isTag, TAG_FORM } from '../../api/v1alpha1/tag.ts';
+import { withCluster } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { directOrAsked, namespacePath } from '../httpapi.ts';
+import { printDone } from '../output.ts';
+import type { Terminal } from '../terminal.ts';
+import { printable } from '../text.ts';
+import { relabelHost, requireHostName } from './hosts.ts';
+
+/** @throws CommandError when the host or the tag is wrong; ApiError. */
+export async function changeTag(
+  terminal: Terminal,
+  globals: Globals,
+  { name, ...change }: TagChange & { readonly name: string },
+): Promise<void> {
+  const { tag, isSet } = change;
+  requireTag('tag', tag);
+  await withCluster(terminal, globals, async (cluster) => {
+    const { namespace } = cluster;
+    requireHostName(name, namespace);
+    await directOrAsked(
+      cluster,
+      terminal.signal,
+      async () =>
+        await relabelHost(cluster, name, (host) => {
+          const planned = tagLabels(host, change);
+          if ('refusal' in planned) {
+            throw new CommandError(`${planned.refusal}. Remove one with node untag first`);
+          }
+          return planned.labels;
+        }),
+      async (server) => {
+        const path = namespacePath(namespace, 'nodes', name, isSet ? 'tag' : 'untag');
+        await server({ method: 'POST', path, body: { tag } });
+      },
+    );
+    const item = { name, tag };
+    const words = `Successfully ${isSet ? 'added' : 'removed'} tag ${tag} ${isSet ? 'to' : 'from'} node`;
+    await printDone(terminal, globals.output, [item], words);
+  });
+}
+
+/** `field` is the argument or flag with the tag. @throws CommandError when no host can have the tag. */
+export function requireTag(field: string, tag: string): void {
+  if (!isTag(tag)) {
+    throw new CommandError(`The ${field} ${JSON.stringify(printable(tag))} ${TAG_FORM}`, EXIT.usage);
+  }
+}

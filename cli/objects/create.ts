@@ -1,0 +1,29 @@
+/** Creates objects with the name of the user in an annotation. */
+import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
+import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';
+import type { Cluster } from '../cluster.ts';
+
+interface Creation {
+  readonly signal: AbortSignal;
+  /** Whether the API server refuses fields that it does not know, instead of dropping them. */
+  readonly isStrict?: boolean;
+}
+
+/** @throws ApiError when the API server refuses. */
+export async function createNamed<T extends KubeObject>(
+  { client }: Pick<Cluster, 'client'>,
+  type: Resource<T>,
+  object: Unsaved<T>,
+  { signal, isStrict = false }: Creation,
+): Promise<T> {
+  const { status } = await client.create(SELF_SUBJECT_REVIEWS, { metadata: {} }, { signal });
+  const { metadata } = object;
+  const annotations = { ...metadata.annotations, [CREATED_BY_ANNOTATION]: status?.userInfo?.username ?? '' };
+  const fieldValidation = isStrict ? 'Strict' : undefined;
+  return await client.create(
+    type,
+    { ...object, metadata: { ...metadata, annotations } },
+    { signal, fieldValidation },
+  );
+}

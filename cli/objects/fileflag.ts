@@ -1,0 +1,29 @@
+/** The flag that names a file with objects. */
+import type { Command } from 'commander';
+import { CommandError, EXIT } from '../errors.ts';
+
+export interface FileFlag {
+  /** Path of the file, or `-` for the standard input. */
+  readonly filename?: string;
+}
+
+export function addFileFlag(command: Command): Command {
+  return command.option(
+    '-f, --filename <file>',
+    'file with the objects as YAML or JSON; - is the standard input',
+  );
+}
+
+/** Returns the file if the flags name one. @throws CommandError for a file with other values, and for neither a file nor a name. */
+export function fileIn(name: string | undefined, { filename, ...flags }: FileFlag): string | undefined {
+  if (filename === undefined) {
+    return undefined;
+  }
+  if (name !== undefined || Object.keys(flags).length > 0) {
+    throw new CommandError(
+      'Use -f without a name and without other flags. The file has the values',
+      EXIT.usage,
+    );
+  }
+  return filename;
+}

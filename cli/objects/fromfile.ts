@@ -1,0 +1,114 @@
+/** Creates objects from a file in the form of kubectl: one or more documents of YAML or JSON. */
+import { createReadStream } from 'node:fs';
+import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
+import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import type { Terminal } from '../terminal.ts';
+import { printable } from '../text.ts';
+import { createNamed } from './create.ts';
+import { type Kind, report } from './kind.ts';
+import { forEachName } from './named.ts';
+
+/** Longest file in bytes, like the longest request that the API server takes. */
+const LENGTH = 3 * 1024 * 1024;
+
+/** Creates the objects of the file at the same time. @throws CommandError for a mistake in the file, before anything is created; ApiError. */
+export async function createFromFile<T extends KubeObject>(
+  terminal: Terminal,
+  globals: Globals,
+  kind: Kind<T>,
+  file: string,
+): Promise<void> {
+  const objects = await objectsIn(file, kind);
+  await withCluster(terminal, globals, async (cluster) => {
+    const placed = objects.map((object) => placedIn(object, globals, cluster));
+    const { done, rethrow } = await forEachName(
+      placed,
+      async (object) =>
+        await createNamed(cluster, kind.type, object, { signal: terminal.signal, isStrict: true }),
+    );
+    await report(terminal, globals, { kind, objects: done, sentence: createdSentence(kind) });
+    rethrow();
+  });
+}
+
+/** Returns the sentence about a new object. */
+export function createdSentence({ noun }: { readonly noun: string }): (name: string) => string {
+  return (name) => `Successfully created ${noun} ${name}`;
+}
+
+async function objectsIn<T extends KubeObject>(file: string, { type }: Kind<T>): Promise<Unsaved<T>[]> {
+  const { parseAllDocuments } = await import('yaml');
+  const documents = [...parseAllDocuments(await textOf(file))].filter(({ contents }) => contents !== null);
+  if (documents.length === 0) {
+    throw new CommandError(`${file} has no object`, EXIT.usage);
+  }
+  return documents.map((document, index) => {
+    const [error] = document.errors;
+    const object = error === undefined ? (document.toJS() as unknown) : undefined;
+    const mistake = error?.message ?? mistakeIn(object, type);
+    if (mistake !== undefined) {
+      throw new CommandError(`${file}: object ${index + 1}: ${mistake}`, EXIT.usage);
+    }
+    return object as Unsaved<T>;
+  });
+}
+
+/** Returns what is wrong with an object of a file; undefined if the API server may judge it. */
+function mistakeIn(object: unknown, type: Resource<KubeObject>): string | undefined {
+  const { apiVersion, kind, metadata } = (object ?? {}) as Partial<KubeObject>;
+  if (apiVersion !== type.apiVersion || kind !== type.kind) {
+    const found = printable(`${String(kind)} of ${String(apiVersion)}`);
+    return `it is ${found}, and must be ${type.kind} of ${type.apiVersion}`;
+  }
+  const { name, generateName, namespace = '' }: Record<string, unknown> = { ...metadata };
+  return typeof (name ?? generateName) === 'string' && typeof namespace === 'string'
+    ? undefined
+    : 'metadata needs a name, and its namespace must be a text';
+}
+
+async function textOf(file: string): Promise<string> {
+  const stream = file === '-' ? process.stdin : createReadStream(file);
+  const pieces: Buffer[] = [];
+  let length = 0;
+  const read = async () => {
+    for await (const piece of stream) {
+      pieces.push(Buffer.from(piece as Buffer));
+      length += pieces.at(-1)?.length ?? 0;
+      if (length > LENGTH) {
+        throw new CommandError(`${file} is longer than ${LENGTH} bytes`, EXIT.usage);
+      }
+    }
+    return Buffer.concat(pieces).toString('utf8');
+  };
+  try {
+    const text = await undefinedIf(isMissing, read());
+    if (text !== undefined) {
+      return text;
+    }
+  } catch (error) {
+    throw error instanceof CommandError
+      ? error
+      : new CommandError(`${file}: ${messageOf(error)}`, EXIT.usage);
+  }
+  throw new CommandError(`The file ${file} does not exist`, EXIT.usage);
+}
+
+/** Returns the object with its namespace. @throws CommandError when the flag names another namespace, as kubectl does. */
+function placedIn<T extends KubeObject>(
+  object: Unsaved<T>,
+  globals: Globals,
+  { namespace }: Cluster,
+): Unsaved<T> {
+  const { metadata } = object;
+  const own = metadata.namespace ?? namespace;
+  if (globals.namespace && own !== namespace) {
+    throw new CommandError(
+      `The file has an object of namespace ${printable(own)}, and --namespace is ${namespace}`,
+      EXIT.usage,
+    );
+  }
+  return { ...object, metadata: { ...metadata, namespace: own } };
+}

@@ -1,0 +1,17 @@
+/** Says refusals of fields in the words of the command. */
+import { ApiError } from '../../kube/errors.ts';
+import { CommandError } from '../errors.ts';
+import { printable } from '../text.ts';
+
+/** Returns the error of a refused object with the names of the flags instead of those of the fields. Other errors stay. */
+export function inFlags(error: unknown, flagByField: Readonly<Record<string, string>>): unknown {
+  if (!(error instanceof ApiError) || error.status !== 422) {
+    return error;
+  }
+  const { causes = [] } = (error.details ?? {}) as { causes?: { field?: string; message?: string }[] };
+  const lines = causes.map(({ field = '', message = '' }) => {
+    const flag = flagByField[field.replace(/\[.*$/, '')] ?? field;
+    return printable(`${flag}: ${message.replaceAll(`${field} in body `, '')}`);
+  });
+  return lines.length === 0 ? error : new CommandError(lines.join('\n'));
+}

@@ -1,0 +1,43 @@
+/** A kind whose objects the command shows. */
+import type { KubeObject, Resource } from '../../kube/objects.ts';
+import type { Globals } from '../globals.ts';
+import { type Column, type Listing, print } from '../output.ts';
+import type { Terminal } from '../terminal.ts';
+
+export interface Kind<T extends KubeObject> {
+  readonly type: Resource<T>;
+  /** Word for one object in messages, which is also the noun of its commands: `vm`. */
+  readonly noun: string;
+  /** Word for several objects in sentences: `VMs`. */
+  readonly plural: string;
+  readonly columns: readonly Column<T>[];
+  /** Returns the object as the HTTP API shows it. */
+  readonly itemOf: (object: T) => { name: string };
+  /** Whether users of each namespace may also use the objects of the default namespace. */
+  readonly isShared: boolean;
+}
+
+export function listingOf<T extends KubeObject>(
+  { columns, itemOf }: Kind<T>,
+  rows: readonly T[],
+  none = '',
+): Listing<T> {
+  return { rows, columns, itemOf, none };
+}
+
+/** Writes what was done: a sentence for each object, or the objects in a format for programs. */
+export async function report<T extends KubeObject>(
+  terminal: Terminal,
+  { output }: Globals,
+  done: { kind: Kind<T>; objects: readonly T[]; sentence: (name: string) => string },
+): Promise<void> {
+  const { kind, objects, sentence } = done;
+  if (objects.length === 0) {
+    return;
+  }
+  if (output === 'table' || output === 'wide') {
+    terminal.out(objects.map(({ metadata }) => `${sentence(metadata.name)}\n`).join(''));
+  } else {
+    await print(terminal, output, listingOf(kind, objects));
+  }
+}

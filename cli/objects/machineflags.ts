@@ -1,0 +1,69 @@
+/** Flags for the fields that a VM and a VM config share. */
+import { type Command, Option } from 'commander';
+import type { MachineRequest } from '../../api/http/machine.ts';
+import { BooleanFlag, memoryIn, wholeNumber } from '../flags.ts';
+
+export interface MachineFlags {
+  readonly image?: string;
+  readonly iso?: string;
+  readonly cpu?: number;
+  /** Quantity. */
+  readonly memory?: string;
+  readonly node?: string;
+  readonly tag?: string;
+  readonly tagRequired?: boolean;
+  readonly scheduler?: 'default' | 'most-allocated';
+  readonly displayWidth?: number;
+  readonly displayHeight?: number;
+  readonly displayDpi?: number;
+  readonly vnc?: boolean;
+}
+
+/** Flags by the fields that they set. */
+export const FLAG_BY_MACHINE_FIELD: Readonly<Record<string, string>> = {
+  'metadata.name': 'the name',
+  'spec.image': '--image',
+  'spec.iso': '--iso',
+  'spec.cpu': '--cpu',
+  'spec.memory': '--memory',
+  'spec.displayWidth': '--display-width',
+  'spec.displayHeight': '--display-height',
+  'spec.displayDPI': '--display-dpi',
+  'spec.placement.node': '--node',
+  'spec.placement.tag': '--tag',
+  'spec.placement.strategy': '--scheduler',
+};
+
+export function addMachineFlags(command: Command): Command {
+  return command
+    .option('-i, --image <image>', 'image for the disk')
+    .option('--iso <image>', 'ISO for booting')
+    .option('-c, --cpu <number>', 'number of virtual processors', wholeNumber)
+    .option('-m, --memory <size>', 'memory, for example 512Mi, 4Gi or 4G; in GiB without a unit', memoryIn)
+    .option('--node <host>', 'the only allowed host')
+    .option('--tag <tag>', 'tag of the wanted hosts')
+    .addOption(new BooleanFlag('--tag-required', 'use only hosts with the tag'))
+    .addOption(new Option('--scheduler <way>', 'how hosts are filled').choices(['default', 'most-allocated']))
+    .option('--display-width <pixels>', 'width of the display', wholeNumber)
+    .option('--display-height <pixels>', 'height of the display', wholeNumber)
+    .option('--display-dpi <number>', 'dots per inch of the display', wholeNumber)
+    .addOption(new BooleanFlag('--vnc', 'serve the display over VNC (default: true)'));
+}
+
+/** Returns the fields of the request. It has no memory, because a request has it in GiB and the flag is a quantity. */
+export function machineRequest(flags: MachineFlags): MachineRequest {
+  const { image, iso, cpu, node, tag, tagRequired, scheduler, displayWidth, displayHeight } = flags;
+  return {
+    image,
+    iso,
+    cpu,
+    node,
+    tag,
+    tagRequired,
+    scheduler,
+    displayWidth,
+    displayHeight,
+    displayDPI: flags.displayDpi,
+    vncConsole: flags.vnc,
+  };
+}

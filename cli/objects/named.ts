@@ -1,0 +1,106 @@
+/** Works on objects that the user names. */
+import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
+import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import { ApiError, isForbidden, isNotFound } from '../../kube/errors.ts';
+import type { KubeObject, Resource } from '../../kube/objects.ts';
+import type { Cluster } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import { printable } from '../text.ts';
+import type { Kind } from './kind.ts';
+import { similarTo } from './similar.ts';
+
+/** Returns the object of the namespace. @throws CommandError when it does not exist; ApiError. */
+export async function getNamed<T extends KubeObject>(
+  cluster: Cluster,
+  { type, noun }: Kind<T>,
+  name: string,
+  signal: AbortSignal,
+): Promise<T> {
+  const { client, namespace } = cluster;
+  const missing = (meant = '') =>
+    new CommandError(
+      `${noun} ${JSON.stringify(printable(name))} not found in namespace ${namespace}${meant}`,
+      EXIT.notFound,
+    );
+  // A name with a slash or of two dots would lead to another path of the API server.
+  if (!isObjectName(name)) {
+    throw missing();
+  }
+  try {
+    return await client.get(type, { namespace, name }, { signal });
+  } catch (error) {
+    // Without the kind, the API server answers the same code. Its message then does not have the name.
+    if (!isNotFound(error) || !error.message.includes(`"${name}"`)) {
+      throw error;
+    }
+    throw missing(await suggestion(cluster, type, name, signal));
+  }
+}
+
+/** Returns a question with a name that exists and is like the mistyped one; empty without one, or if the user may not list. */
+async function suggestion<T extends KubeObject>(
+  { client, namespace }: Cluster,
+  type: Resource<T>,
+  name: string,
+  signal: AbortSignal,
+): Promise<string> {
+  const page = await undefinedIf(
+    (error) => error instanceof ApiError,
+    client.pages(type, { namespace, signal }).next(),
+  );
+  const names = page?.done === false ? page.value.items.map(({ metadata }) => metadata.name) : [];
+  const similar = similarTo(name, names);
+  return similar === undefined ? '' : `. Did you mean ${similar}?`;
+}
+
+/** Returns the object of the namespace, or else that of the default namespace if the kind is shared. @throws as {@link getNamed}. */
+export async function findNamed<T extends KubeObject>(
+  cluster: Cluster,
+  kind: Kind<T>,
+  name: string,
+  signal: AbortSignal,
+): Promise<T> {
+  try {
+    return await getNamed(cluster, kind, name, signal);
+  } catch (error) {
+    const isMissing = error instanceof CommandError && error.exitCode === EXIT.notFound;
+    if (!isMissing || !kind.isShared || cluster.namespace === DEFAULT_NAMESPACE) {
+      throw error;
+    }
+    const shared = getNamed({ ...cluster, namespace: DEFAULT_NAMESPACE }, kind, name, signal);
+    const found = await undefinedIf(
+      (reason) => reason instanceof CommandError || isForbidden(reason),
+      shared,
+    );
+    if (found === undefined) {
+      throw error;
+    }
+    return found;
+  }
+}
+
+interface Outcome<T> {
+  readonly done: readonly T[];
+  /** Throws the errors, if there are any. */
+  readonly rethrow: () => void;
+}
+
+/** Does the work for all names or objects at the same time. The failure of one does not stop the others. */
+export async function forEachName<T, N = string>(
+  names: readonly N[],
+  work: (name: N) => Promise<T>,
+): Promise<Outcome<T>> {
+  const outcomes = await Promise.allSettled(names.map(work));
+  const errors = outcomes
+    .filter((outcome) => outcome.status === 'rejected')
+    .map(({ reason }) => reason as unknown);
+  return {
+    done: outcomes.filter((outcome) => outcome.status === 'fulfilled').map(({ value }) => value),
+    rethrow: () => {
+      if (errors.length > 0) {
+        throw errors.length === 1 ? errors[0] : new AggregateError(errors);
+      }
+    },
+  };
+}

@@ -1,0 +1,38 @@
+/** The verbs that most nouns have. */
+import type { Command } from 'commander';
+import type { KubeObject } from '../../kube/objects.ts';
+import { BooleanFlag } from '../flags.ts';
+import type { Globals } from '../globals.ts';
+import type { Terminal } from '../terminal.ts';
+import type { Kind } from './kind.ts';
+
+export function addCommonVerbs<T extends KubeObject>(noun: Command, terminal: Terminal, kind: Kind<T>): void {
+  const show = async (names: string[], _flags: object, command: Command) => {
+    const { list } = await import('./list.ts');
+    await list(terminal, command.optsWithGlobals<Globals>(), kind, names);
+  };
+  noun
+    .command('list')
+    .alias('ls')
+    .description(`List ${kind.plural}`)
+    .argument('[names...]', 'only these')
+    .addOption(new BooleanFlag('--watch', 'show changes until you press Ctrl+C'))
+    .action(async (names: string[], flags: { watch?: boolean }, command: Command) => {
+      if (flags.watch !== true) {
+        await show(names, flags, command);
+        return;
+      }
+      const { watchList } = await import('./watch.ts');
+      await watchList(terminal, command.optsWithGlobals<Globals>(), kind, names);
+    });
+  noun.command('get').description(`Show ${kind.plural}`).argument('<names...>', 'their names').action(show);
+  noun
+    .command('delete')
+    .description(`Delete ${kind.plural} and wait until nothing of them remains`)
+    .argument('<names...>', 'their names')
+    .addOption(new BooleanFlag('--wait', 'whether to wait (default: true)'))
+    .action(async (names: string[], { wait = true }: { wait?: boolean }, command: Command) => {
+      const { remove } = await import('./remove.ts');
+      await remove(terminal, command.optsWithGlobals<Globals>(), kind, { names, wait });
+    });
+}

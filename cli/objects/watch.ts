@@ -1,0 +1,42 @@
+/** Lists objects of a namespace, and then each change. */
+import { followAll } from '../../kube/follow.ts';
+import type { KubeObject } from '../../kube/objects.ts';
+import { withCluster } from '../cluster.ts';
+import type { Globals } from '../globals.ts';
+import { lineBelow, print } from '../output.ts';
+import type { Terminal } from '../terminal.ts';
+import { type Kind, listingOf } from './kind.ts';
+
+/**
+ * Writes the objects, and each of them again when it changes or is gone, until the user ends the command. In a format for programs, each
+ * change is a list of one object.
+ */
+export async function watchList<T extends KubeObject>(
+  terminal: Terminal,
+  globals: Globals,
+  kind: Kind<T>,
+  names: readonly string[],
+): Promise<void> {
+  const { signal } = terminal;
+  const isWanted = ({ metadata }: T) => names.length === 0 || names.includes(metadata.name);
+  await withCluster(terminal, globals, async ({ client, watches, namespace }) => {
+    const { type } = kind;
+    const { items, resourceVersion } = await client.list(type, { namespace, signal });
+    let above = items.filter(isWanted);
+    const none = `There are no ${kind.plural} in namespace ${namespace}`;
+    await print(terminal, globals.output, listingOf(kind, above, none));
+    const isTable = globals.output === 'table' || globals.output === 'wide';
+    const following = { client, watches, type, signal };
+    for await (const object of followAll<T>(following, { namespace, resourceVersion })) {
+      if (!isWanted(object)) {
+        continue;
+      }
+      if (isTable && above.length > 0) {
+        terminal.out(lineBelow(listingOf(kind, above), object, globals.output === 'wide'));
+      } else {
+        await print(terminal, globals.output, listingOf(kind, [object]));
+        above = [object];
+      }
+    }
+  });
+}

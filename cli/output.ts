@@ -1,0 +1,100 @@
+/** Writes objects in the format that the user wants. */
+import { render, templateIn } from './jsonpath.ts';
+import type { Terminal } from './terminal.ts';
+import { aligned, printable } from './text.ts';
+
+export const FORMATS = ['table', 'wide', 'json', 'yaml', 'name'] as const;
+/** Beginning of a format that has a template. */
+export const JSONPATH = 'jsonpath=';
+export type Format = (typeof FORMATS)[number] | `${typeof JSONPATH}${string}`;
+
+export interface Column<R> {
+  readonly header: string;
+  readonly value: (row: R) => string | number | undefined;
+  /** Whether only the format `wide` has the column. */
+  readonly isWide?: true;
+}
+
+/** What JSON and YAML show of a row. One of the fields is its name. */
+export type Item =
+  | { readonly name: string }
+  | { readonly node: string }
+  | { readonly image: string }
+  | { readonly server: string };
+
+export interface Listing<R> {
+  readonly rows: readonly R[];
+  readonly columns: readonly Column<R>[];
+  /** Returns the object as JSON and YAML show it. */
+  readonly itemOf: (row: R) => Item;
+  /** Sentence for people if there are no rows. */
+  readonly none?: string;
+}
+
+/**
+ * Writes the rows. JSON and YAML are always a list, also of one object, and nothing else is written then. Programs read both streams
+ * together.
+ */
+export async function print<R>(terminal: Terminal, format: Format, listing: Listing<R>): Promise<void> {
+  const items = listing.rows.map(listing.itemOf);
+  if (format === 'json') {
+    terminal.out(`${JSON.stringify(items, undefined, 2)}\n`);
+  } else if (format === 'yaml') {
+    const { stringify } = await import('yaml');
+    terminal.out(stringify(items));
+  } else if (isTemplate(format)) {
+    terminal.out(render(templateIn(format.slice(JSONPATH.length)), items));
+  } else if (format === 'name') {
+    terminal.out(items.map((item) => `${nameOf(item)}\n`).join(''));
+  } else if (items.length === 0) {
+    terminal.err(`${printable(listing.none ?? 'There is nothing')}\n`);
+  } else {
+    terminal.out(table(listing, format === 'wide'));
+  }
+}
+
+/** Returns whether the format has a template. */
+export function isTemplate(format: string): format is `${typeof JSONPATH}${string}` {
+  return format.startsWith(JSONPATH);
+}
+
+/** Returns the line of one more row, aligned with those of the table above it. */
+export function lineBelow<R>({ rows, ...listing }: Listing<R>, row: R, isWide: boolean): string {
+  return `${table({ ...listing, rows: [...rows, row] }, isWide)
+    .trimEnd()
+    .split('\n')
+    .at(-1)}\n`;
+}
+
+/** Writes what was done: a sentence for each item, or the items in a format for programs. */
+export async function printDone(
+  terminal: Terminal,
+  format: Format,
+  items: readonly Item[],
+  words: string,
+): Promise<void> {
+  if (items.length === 0) {
+    return;
+  }
+  if (format === 'table' || format === 'wide') {
+    terminal.out(items.map((item) => `${words} ${printable(nameOf(item))}\n`).join(''));
+  } else {
+    await print(terminal, format, { rows: items, columns: [], itemOf: (item) => item });
+  }
+}
+
+function nameOf(item: Item): string {
+  if ('name' in item) {
+    return item.name;
+  }
+  if ('node' in item) {
+    return item.node;
+  }
+  return 'image' in item ? item.image : item.server;
+}
+
+function table<R>({ rows, columns }: Listing<R>, isWide: boolean): string {
+  const shown = columns.filter((column) => isWide || column.isWide === undefined);
+  const cells = rows.map((row) => shown.map(({ value }) => printable(String(value(row) ?? ''))));
+  return aligned([shown.map(({ header }) => header), ...cells]);
+}

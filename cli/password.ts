@@ -1,0 +1,64 @@
+/** Reads passwords. They are never arguments, because other users of a machine see the arguments of a command. */
+import { CommandError, EXIT, Interrupted } from './errors.ts';
+import type { Terminal } from './terminal.ts';
+
+/** Longest password in characters, as in the HTTP API. */
+const LENGTH = 16_384;
+const INTERRUPT = '\u0003';
+const END = '\u0004';
+const BACKSPACE = /[\b\u007f]/;
+
+/** Returns the first line of the standard input, or what a person types at a prompt. `word` is for messages. @throws CommandError. */
+export async function readPassword(
+  terminal: Terminal,
+  fromInput: boolean,
+  word = 'password',
+): Promise<string> {
+  const { stdin } = process;
+  if (!fromInput && !stdin.isTTY) {
+    throw new CommandError('There is no terminal to ask for the password. Use --password-stdin', EXIT.usage);
+  }
+  const password = fromInput ? await firstLine(stdin) : await typed(terminal, stdin);
+  if (password === '' || password.length > LENGTH) {
+    throw new CommandError(`The ${word} must have from 1 to ${LENGTH} characters`, EXIT.usage);
+  }
+  return password;
+}
+
+async function firstLine(stdin: NodeJS.ReadStream): Promise<string> {
+  let text = '';
+  for await (const piece of stdin.setEncoding('utf8')) {
+    text += String(piece);
+    if (text.length > LENGTH + 2) {
+      break;
+    }
+  }
+  return text.replace(/\r?\n[\s\S]*$/, '');
+}
+
+/** The terminal shows nothing of the password while it is in raw mode. */
+async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promise<string> {
+  err('Password: ');
+  stdin.setRawMode(true);
+  let password = '';
+  try {
+    // The iterator must not end the standard input, because the mode of the terminal is set back afterwards.
+    for await (const piece of stdin.setEncoding('utf8').iterator({ destroyOnReturn: false })) {
+      signal.throwIfAborted();
+      for (const character of String(piece)) {
+        if (character === INTERRUPT) {
+          throw new Interrupted();
+        }
+        if (character === '\r' || character === '\n' || character === END) {
+          return password;
+        }
+        password = BACKSPACE.test(character) ? password.slice(0, -1) : password + character;
+      }
+    }
+    return password;
+  } finally {
+    stdin.setRawMode(false);
+    stdin.pause();
+    err('\n');
+  }
+}

@@ -1,0 +1,76 @@
+import { expect, it } from 'vitest';
+import { EXIT } from './errors.ts';
+import { run } from './program.ts';
+
+/** Runs the command without a cluster. Returns its exit code and both streams. */
+async function berth(...args: string[]) {
+  let out = '';
+  let err = '';
+  const code = await run(args, {
+    name: 'berth',
+    environment: { KUBECONFIG: '/nonexistent/config' },
+    out: (text) => void (out += text),
+    err: (text) => void (err += text),
+    isForPeople: false,
+    signal: new AbortController().signal,
+  });
+  return { code, out, err };
+}
+
+it('shows the help of each command, with the flags that all commands have', async () => {
+  const { code, out, err } = await berth('vm', 'deploy', '--help');
+  expect([code, err]).toEqual([EXIT.done, '']);
+  for (const part of [
+    'Usage: berth vm deploy',
+    '--display-width <pixels>',
+    '--generate-name ',
+    '--namespace <name>',
+  ]) {
+    expect(out).toContain(part);
+  }
+});
+
+it.each([
+  [['vm', 'lst'], "unknown command 'lst'\n(Did you mean one of list, ls?)"],
+  [['vmm'], "unknown command 'vmm'\n(Did you mean vm?)"],
+  [['vm', 'list', '--namspace', 'a'], '(Did you mean --namespace?)'],
+  [['vm', 'list', '-o', 'xml'], 'Allowed choices are table, wide, json, yaml, name or jsonpath='],
+  [['vm', 'list', '-o', 'jsonpath={..a}'], '..a is not supported. Use .field'],
+  [['vm', 'deploy', '--image', 'a', '--tag-required', 'yes'], "'--tag-required' argument 'yes' is invalid"],
+  [['vm', 'deploy', '--image', 'a', '--tag-required=1'], "'--tag-required' argument '1' is invalid"],
+  [['vm', 'exec', '-i', 'yes', 'mac', '--', 'date'], "'-i, --stdin' argument 'yes' is invalid"],
+  [['vm', 'exec', 'mac', '-t=no', '--', 'date'], "'-t, --tty' argument 'no' is invalid"],
+  [['vm', 'logs', 'mac', '-f', 'yes'], "'-f, --follow' argument 'yes' is invalid. It must be true or false"],
+  [['vm', 'console', 'mac', '--stdin=1'], "'-i, --stdin' argument '1' is invalid"],
+  [['vm', 'deploy', '--image', 'a', '--memory', '4X'], "'-m, --memory <size>' argument '4X' is invalid"],
+  [['vm', 'deploy', '--image', 'a', '--cpu', 'two'], "argument 'two' is invalid. It must be a whole number"],
+  [['vm', 'deploy', 'mac'], '--image, --iso or --config'],
+  [['vm', 'deploy', 'mac', '--image', 'a', '--iso', 'b'], 'only one of --image and --iso'],
+  [['vm', 'deploy', 'mac', '--image', 'a', '--timeout', '0'], '--timeout must be from 1 to 1440 minutes'],
+  [['vm', 'delete'], "missing required argument 'names'"],
+  [['vmconfig', 'deploy'], "unknown command 'deploy'"],
+  [['vm-config', 'lst'], 'Did you mean one of list, ls?'],
+  [['vm', 'list'], 'The file /nonexistent/config does not exist. Sign in with berth login'],
+])('refuses %j with words that help', async (args, words) => {
+  const { code, out, err } = await berth(...args);
+  expect([code, out]).toEqual([EXIT.usage, '']);
+  expect(err).toContain(words);
+});
+
+it('writes its version for people and for programs, also without a cluster', async () => {
+  const shown = await Promise.all(
+    ['table', 'json', 'yaml', 'name'].map((format) => berth('version', '-o', format)),
+  );
+  expect(shown.map(({ code, out }) => [code, out])).toEqual([
+    [EXIT.done, 'COMPONENT   VERSION   HOSTS\nberth       0.1.0\n'],
+    [EXIT.done, '[\n  {\n    "name": "berth",\n    "version": "0.1.0"\n  }\n]\n'],
+    [EXIT.done, '- name: berth\n  version: 0.1.0\n'],
+    [EXIT.done, 'berth\n'],
+  ]);
+  expect(shown.map(({ err }) => err)).toEqual([
+    expect.stringMatching(/^The cluster was not asked: The file .* does not exist/),
+    '',
+    '',
+    '',
+  ]);
+});

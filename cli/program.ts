@@ -1,0 +1,227 @@
+/** The commands. Only the noun that a call names gets its verbs, because to make all of them takes longer than most calls. */
+import { Argument, Command, CommanderError } from 'commander';
+import { VERSION } from '../api/v1alpha1/version.ts';
+import { described, EXIT, ProgramEnded } from './errors.ts';
+import { withBooleans } from './flags.ts';
+import { addGlobals, type Globals } from './globals.ts';
+import { type ShellName, SHELLS } from './shells.ts';
+import { addSupportBundle } from './support/command.ts';
+import type { Terminal } from './terminal.ts';
+
+interface Noun {
+  readonly name: string;
+  /** Other spelling. */
+  readonly alias?: string;
+  readonly description: string;
+  /** Adds the verbs. */
+  readonly addVerbs: (noun: Command, terminal: Terminal) => Promise<void>;
+}
+
+const NOUNS: readonly Noun[] = [
+  {
+    name: 'vm',
+    description: 'Virtual machines',
+    addVerbs: async (noun, terminal) => {
+      (await import('./vm/commands.ts')).addVMCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'vmconfig',
+    alias: 'vm-config',
+    description: 'Values that VMs share',
+    addVerbs: async (noun, terminal) => {
+      (await import('./vmconfig/commands.ts')).addVMConfigCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'image',
+    description: 'Images for disks',
+    addVerbs: async (noun, terminal) => {
+      (await import('./image/commands.ts')).addImageCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'iso',
+    description: 'ISOs for booting',
+    addVerbs: async (noun, terminal) => {
+      (await import('./image/commands.ts')).addISOCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'imagecache',
+    description: 'Images that hosts keep, so that VMs start without a pull',
+    addVerbs: async (noun, terminal) => {
+      (await import('./imagecache/commands.ts')).addImageCacheCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'login',
+    description: 'Sign in at the identity provider of the cluster',
+    addVerbs: async (command, terminal) => {
+      (await import('./login/commands.ts')).addLogin(command, terminal);
+    },
+  },
+  {
+    name: 'logout',
+    description: 'Sign out',
+    addVerbs: async (command, terminal) => {
+      (await import('./login/commands.ts')).addLogout(command, terminal);
+    },
+  },
+  {
+    name: 'user',
+    description: 'Token of the user',
+    addVerbs: async (noun, terminal) => {
+      (await import('./login/commands.ts')).addUserCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'credential',
+    description: 'Credential plug-in of the kubeconfig, for kubectl',
+    addVerbs: async (command, terminal) => {
+      (await import('./login/commands.ts')).addCredential(command, terminal);
+    },
+  },
+  {
+    name: 'node',
+    description: 'Hosts',
+    addVerbs: async (noun, terminal) => {
+      (await import('./node/commands.ts')).addNodeCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'emulator',
+    description: 'Android emulators beside VMs',
+    addVerbs: async (noun, terminal) => {
+      (await import('./emulator/commands.ts')).addEmulatorCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'emulator-config',
+    description: 'Values that emulators share. There are none',
+    addVerbs: async (noun, terminal) => {
+      (await import('./emulator/commands.ts')).addEmulatorConfigCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'namespace',
+    description: 'Namespaces of VMs',
+    addVerbs: async (noun, terminal) => {
+      (await import('./namespace/commands.ts')).addNamespaceCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'serviceaccount',
+    description: 'Accounts of programs, and their tokens',
+    addVerbs: async (noun, terminal) => {
+      (await import('./serviceaccount/commands.ts')).addServiceAccountCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'rolebinding',
+    description: 'Members of a namespace',
+    addVerbs: async (noun, terminal) => {
+      (await import('./rolebinding/commands.ts')).addRoleBindingCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'registry',
+    description: 'Credentials for registries',
+    addVerbs: async (noun, terminal) => {
+      (await import('./registry/commands.ts')).addRegistryCommands(noun, terminal);
+    },
+  },
+  {
+    name: 'config',
+    description: 'Settings of this command',
+    addVerbs: async (noun, terminal) => {
+      (await import('./config/commands.ts')).addConfigCommands(noun, terminal);
+    },
+  },
+];
+
+/** Runs the command and resolves with its exit code. `args` are the arguments after the name of the command. */
+export async function run(args: readonly string[], terminal: Terminal): Promise<number> {
+  try {
+    const program = await createProgram(terminal, ({ name, alias }) =>
+      [name, alias].some((word) => args.includes(word ?? name)),
+    );
+    await program.parseAsync(withBooleans(program, args), { from: 'user' });
+    return EXIT.done;
+  } catch (error) {
+    if (error instanceof CommanderError) {
+      // commander has already written the message or the help.
+      return error.exitCode === 0 ? EXIT.done : EXIT.usage;
+    }
+    if (error instanceof ProgramEnded) {
+      return error.exitCode;
+    }
+    const { exitCode, message } = described(error);
+    terminal.err(`error: ${message}\n`);
+    return exitCode;
+  }
+}
+
+/** Returns the commands. `hasVerbs` chooses the nouns that get their verbs. */
+export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) => boolean): Promise<Command> {
+  const program = new Command(terminal.name)
+    .description('Virtual machines of a Kubernetes cluster')
+    .version(VERSION, '--version', 'show the version')
+    .configureHelp({ showGlobalOptions: true })
+    .configureOutput({
+      writeOut: terminal.out,
+      writeErr: terminal.err,
+      getOutHasColors: () => false,
+      getErrHasColors: () => false,
+    })
+    .helpOption('-h, --help', 'show this help')
+    .helpCommand('help [command]', 'show the help of a command')
+    .exitOverride();
+  addGlobals(program);
+  for (const noun of NOUNS) {
+    const command = program.command(noun.name).description(noun.description).helpCommand(false);
+    if (noun.alias !== undefined) {
+      command.alias(noun.alias);
+    }
+    if (hasVerbs(noun)) {
+      await noun.addVerbs(command, terminal);
+    }
+  }
+  addVersion(program, terminal);
+  addExplain(program, terminal);
+  addSupportBundle(program, terminal);
+  addCompletion(program, terminal);
+  return program;
+}
+
+function addVersion(program: Command, terminal: Terminal): void {
+  program
+    .command('version')
+    .description('Show the versions of this command and of the cluster')
+    .action(async (_options, command: Command) => {
+      const { showVersions } = await import('./version.ts');
+      await showVersions(terminal, command.optsWithGlobals<Globals>());
+    });
+}
+
+function addExplain(program: Command, terminal: Terminal): void {
+  program
+    .command('explain')
+    .description('Describe the fields of a kind, for example vm.spec.ports')
+    .argument('<path>', 'kind, and perhaps fields after dots')
+    .action(async (path: string, _options, command: Command) => {
+      const { explain } = await import('./explain.ts');
+      await explain(terminal, command.optsWithGlobals<Globals>(), path);
+    });
+}
+
+function addCompletion(program: Command, terminal: Terminal): void {
+  program
+    .command('completion')
+    .description('Write a script with which a shell completes commands and flags')
+    .addArgument(new Argument('<shell>', 'name of the shell').choices(SHELLS))
+    .action(async (name: ShellName) => {
+      const { completionScript } = await import('./completion.ts');
+      terminal.out(completionScript(name, await createProgram(terminal, () => true)));
+    });
+}

@@ -1,0 +1,123 @@
+/** Lists, adds and deletes the credentials of a namespace for registries. */
+import { additionOf, registryItems, removalOf } from '../../api/http/registrychange.ts';
+import {
+  readServer,
+  REGISTRIES_CONFIG_MAP,
+  type Server,
+  SERVER_FORM,
+  serverUrl,
+} from '../../api/v1alpha1/registrycredentials.ts';
+import { readData, writeData } from '../../kube/configmapdata.ts';
+import { SECRETS } from '../../kube/core.ts';
+import { deleteExisting } from '../../kube/deletion.ts';
+import { isNotFound } from '../../kube/errors.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { forEachName } from '../objects/named.ts';
+import { print, printDone } from '../output.ts';
+import { readPassword } from '../password.ts';
+import type { Terminal } from '../terminal.ts';
+import { printable } from '../text.ts';
+
+export interface RegistryFlags {
+  readonly username: string;
+  readonly passwordStdin?: boolean;
+  readonly allowInsecure?: boolean;
+  readonly replace?: boolean;
+}
+
+export async function list(terminal: Terminal, globals: Globals): Promise<void> {
+  await withCluster(terminal, globals, async ({ client, namespace }) => {
+    await print(terminal, globals.output, {
+      rows: registryItems(await readData(client, mapIn(namespace))),
+      columns: [
+        { header: 'SERVER', value: ({ server }) => server },
+        { header: 'USERNAME', value: ({ username }) => username },
+        { header: 'INSECURE', value: ({ allowInsecure }) => String(allowInsecure) },
+      ],
+      itemOf: (item) => item,
+      none: `There are no credentials in namespace ${namespace}`,
+    });
+  });
+}
+
+/** Makes the Secret, and then the entry that names it. @throws CommandError; ApiError. */
+export async function add(
+  terminal: Terminal,
+  globals: Globals,
+  { server: url, flags }: { server: string; flags: RegistryFlags },
+): Promise<void> {
+  const server = serverOf(url);
+  const { username, passwordStdin = false, allowInsecure = false, replace = false } = flags;
+  const password = await readPassword(terminal, passwordStdin);
+  await withCluster(terminal, globals, async ({ client, namespace }) => {
+    const entries = await readData(client, mapIn(namespace));
+    const addition = additionOf(entries, server, { username, password, allowInsecure, replace });
+    if ('refusal' in addition) {
+      throw new CommandError(inFlags(addition.refusal.message));
+    }
+    const { secretName: name, secret } = addition;
+    if (replace) {
+      await client.delete(SECRETS, { namespace, name });
+    }
+    await client.create(SECRETS, { metadata: { namespace, name }, ...secret });
+    await writeData(client, mapIn(namespace), addition.entries);
+    const item = { server: serverUrl(server), username, allowInsecure };
+    await printDone(terminal, globals.output, [item], 'Successfully added credential for');
+  });
+}
+
+export async function remove(terminal: Terminal, globals: Globals, urls: readonly string[]): Promise<void> {
+  const servers = urls.map(serverOf);
+  await withCluster(terminal, globals, async (cluster) => {
+    const byURL = new Map(servers.map((server) => [serverUrl(server), server]));
+    const { done, rethrow } = await forEachName([...byURL.keys()], async (url) => {
+      await removeOne(cluster, url, byURL.get(url) as Server);
+      return { server: url };
+    });
+    await printDone(terminal, globals.output, done, 'Successfully deleted credential for');
+    rethrow();
+  });
+}
+
+/** Removes the entries of the registry, and then their Secrets. @throws CommandError when there is neither an entry nor a Secret. */
+async function removeOne({ client, namespace }: Cluster, url: string, server: Server): Promise<void> {
+  const { entries, secretNames } = removalOf(await readData(client, mapIn(namespace)), server);
+  if (Object.keys(entries).length > 0) {
+    await writeData(client, mapIn(namespace), entries);
+    for (const name of secretNames) {
+      await client.delete(SECRETS, { namespace, name });
+    }
+    return;
+  }
+  try {
+    const [name = ''] = secretNames;
+    await deleteExisting(client, SECRETS, { namespace, name });
+  } catch (error) {
+    throw isNotFound(error)
+      ? new CommandError(`credential for ${url} not found in namespace ${namespace}`, EXIT.notFound)
+      : error;
+  }
+}
+
+function mapIn(namespace: string) {
+  return { namespace, name: REGISTRIES_CONFIG_MAP };
+}
+
+/** @throws CommandError when the text is not the URL of a registry. */
+function serverOf(url: string): Server {
+  const server = readServer(url);
+  if (server === undefined) {
+    throw new CommandError(`The server ${JSON.stringify(printable(url))} ${SERVER_FORM}`, EXIT.usage);
+  }
+  return server;
+}
+
+/** Returns a sentence with the names of flags instead of those of the fields of a request. */
+function inFlags(message: string): string {
+  return message
+    .replace('Set replace to replace it', 'Use --replace to replace it')
+    .replace('allowInsecure must be true', 'use --allow-insecure')
+    .replace(/^must be/, 'The server must be');
+}

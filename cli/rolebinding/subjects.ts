@@ -1,0 +1,64 @@
+/** Lists and changes the members of a namespace: the subjects of the RoleBinding of the role dev. */
+import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
+import { addSubjects, listSubjects, removeSubjects, type Subjects } from '../../kube/members.ts';
+import { withCluster } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { print, printDone } from '../output.ts';
+import { accountIn } from '../serviceaccount/accounts.ts';
+import type { Terminal } from '../terminal.ts';
+
+export interface SubjectFlags {
+  readonly user?: readonly string[];
+  /** Names, with the namespace and a colon in front. */
+  readonly serviceaccount?: readonly string[];
+}
+
+interface SubjectItem {
+  readonly kind: string;
+  readonly name: string;
+  readonly namespace?: string | undefined;
+}
+
+export async function list(terminal: Terminal, globals: Globals): Promise<void> {
+  await withCluster(terminal, globals, async ({ client, namespace }) => {
+    const subjects = await listSubjects(client, { namespace, name: DEV_ROLE });
+    await print(terminal, globals.output, {
+      rows: subjects.map(({ kind, name, namespace }): SubjectItem => ({ kind, name, namespace })),
+      columns: [
+        { header: 'KIND', value: ({ kind }) => kind },
+        { header: 'NAME', value: ({ name }) => name },
+        { header: 'NAMESPACE', value: ({ namespace }) => namespace },
+      ],
+      itemOf: (item) => item,
+      none: `Nobody has the role dev in namespace ${namespace}`,
+    });
+  });
+}
+
+export async function change(
+  terminal: Terminal,
+  globals: Globals,
+  { verb, flags }: { verb: 'add-subject' | 'remove-subject'; flags: SubjectFlags },
+): Promise<void> {
+  const { user: users = [], serviceaccount: accounts = [] } = flags;
+  if (users.length + accounts.length === 0) {
+    throw new CommandError(`Name the subjects: --user or --serviceaccount`, EXIT.usage);
+  }
+  await withCluster(terminal, globals, async ({ client, namespace }) => {
+    const subjects: Subjects = { users, serviceaccounts: accounts.map((text) => accountOf(text, namespace)) };
+    const role = { namespace, name: DEV_ROLE };
+    await (verb === 'add-subject' ? addSubjects : removeSubjects)(client, role, subjects);
+    const items: SubjectItem[] = [
+      ...users.map((name) => ({ kind: 'User', name })),
+      ...(subjects.serviceaccounts ?? []).map((account) => ({ kind: 'ServiceAccount', ...account })),
+    ];
+    const words = verb === 'add-subject' ? 'Successfully added subject' : 'Successfully removed subject';
+    await printDone(terminal, globals.output, items, words);
+  });
+}
+
+function accountOf(text: string, namespace: string) {
+  const at = text.indexOf(':');
+  return at < 0 ? accountIn(namespace, text) : accountIn(text.slice(0, at), text.slice(at + 1));
+}

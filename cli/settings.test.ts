@@ -1,0 +1,61 @@
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { namespaceOf } from './cluster.ts';
+import { readSettings } from './settings.ts';
+
+let folder: string;
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-settings-'));
+  await mkdir(join(folder, 'berth'));
+});
+
+afterAll(async () => await rm(folder, { recursive: true, force: true }));
+
+async function settingsIn(text: string) {
+  await writeFile(join(folder, 'berth', 'config.yaml'), text);
+  return await readSettings({ XDG_CONFIG_HOME: folder });
+}
+
+it('needs no file, and reads an empty one', async () => {
+  expect(await readSettings({ XDG_CONFIG_HOME: join(folder, 'absent') })).toEqual({});
+  expect(await settingsIn('')).toEqual({});
+});
+
+it.each([
+  ['alias: {}', 'alias is not a setting. There is aliases'],
+  ['aliases: {namespace: A}', 'aliases.namespace is not a setting. There is namespaceVariable'],
+  ['aliases: [1]', 'aliases must be a map'],
+  ['aliases: {namespaceVariable: "A B"}', 'aliases.namespaceVariable must be the name of a variable'],
+  ['aliases: {namespacePrefix: "CI_"}', 'aliases.namespacePrefix must be the start of names of namespaces'],
+  ['aliases: {context: "a b"}', 'aliases.context must be a name'],
+  ['ssh: {user: "-oProxyCommand=a"}', 'ssh.user must be the name of a user'],
+  ['{', 'config.yaml'],
+])('refuses %s by name', async (text, words) => {
+  await expect(settingsIn(text)).rejects.toThrow(words);
+});
+
+it('takes the namespace from the flag, a variable, the other variable, the context, or the default', async () => {
+  const settings = await settingsIn('aliases: {namespaceVariable: OTHER_NAMESPACE}');
+  const chosen = [{ namespace: 'flag' }, {}, {}, {}, {}].map((flags, index) => {
+    const variables = [{ BERTH_NAMESPACE: 'own', OTHER_NAMESPACE: 'other' }, { OTHER_NAMESPACE: 'other' }];
+    const environment = [variables[0], variables[0], variables[1], { BERTH_NAMESPACE: '' }, {}][index] ?? {};
+    return namespaceOf(flags, { environment }, settings, index < 4 ? { namespace: 'context' } : {});
+  });
+  expect(chosen).toEqual(['flag', 'own', 'other', 'context', 'platform-default']);
+});
+
+it('takes namespaces with the other prefix of the settings from flags and variables', async () => {
+  const settings = await settingsIn('aliases: {namespacePrefix: ci-, namespaceVariable: OTHER_NAMESPACE}');
+  const own = namespaceOf({ namespace: 'ci-team' }, { environment: {} }, settings, {});
+  const byVariable = { environment: { OTHER_NAMESPACE: 'ci-default' } };
+  expect([own, namespaceOf({}, byVariable, settings, {})]).toEqual(['platform-team', 'platform-default']);
+  // The names in a kubeconfig are those of the cluster.
+  const context = { namespace: 'ci-team' };
+  expect(namespaceOf({}, { environment: {} }, settings, context)).toBe('ci-team');
+  expect(namespaceOf({ namespace: 'platform-team' }, { environment: {} }, settings, context)).toBe(
+    'platform-team',
+  );
+});

@@ -1,0 +1,128 @@
+/** Settings of the command itself, in a file of the user. */
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { isMissing, messageOf, undefinedIf } from '../base/errors.ts';
+import { homeFolder } from '../base/home.ts';
+import { CommandError, EXIT } from './errors.ts';
+
+export interface Settings {
+  /** Name of a variable that holds the default namespace, besides `BERTH_NAMESPACE`. */
+  readonly namespaceVariable?: string;
+  /** Other prefix that names of namespaces may have in flags and variables, in place of `platform-`. */
+  readonly namespacePrefix?: string;
+  /** Name of the context that `login` writes. */
+  readonly context?: string;
+  /** Address of the HTTP API: scheme, host and port, without a slash at the end. */
+  readonly apiURL?: string;
+  /** User of VMs for `vm ssh`. */
+  readonly sshUser?: string;
+}
+
+/** Key of {@link Settings.apiURL} in the file. */
+export const API_URL_KEY = 'apiURL';
+/** Mistake in the address of the HTTP API, as a phrase after the name of the flag or key. */
+export const API_URL_FORM = 'must be https:// or http:// with a host and an optional port';
+/** Longest address of the HTTP API in characters: a scheme, a host name and a port. */
+const API_URL_LENGTH = 272;
+const PREFIX = /^[a-z][a-z0-9-]{0,61}$/;
+const CONTEXT = /^[\w.@:/-]{1,253}$/;
+/** Name of a user. It never begins with a dash, which ssh would take for an option. */
+const USER = /^[A-Za-z_][A-Za-z0-9_.@-]{0,127}$/;
+const VARIABLE = /^[A-Za-z_][A-Za-z0-9_]{0,127}$/;
+
+export type Environment = Readonly<Record<string, string | undefined>>;
+
+/** Returns the path of the settings file. */
+export function settingsFile(environment: Environment): string {
+  const folder = environment['XDG_CONFIG_HOME'] || join(homeFolder(environment), '.config');
+  return join(folder, 'berth', 'config.yaml');
+}
+
+/** Reads the settings file. @throws CommandError when the file has a mistake. */
+export async function readSettings(environment: Environment): Promise<Settings> {
+  const file = settingsFile(environment);
+  const text = await undefinedIf(isMissing, readFile(file, 'utf8'));
+  return text === undefined ? {} : await settingsOf(file, text);
+}
+
+/** Returns the settings in the text of the file. @throws CommandError when the text has a mistake. */
+export async function settingsOf(file: string, text: string): Promise<Settings> {
+  const { parse } = await import('yaml');
+  try {
+    return settingsIn(parse(text) ?? {});
+  } catch (error) {
+    throw new CommandError(`${file}: ${messageOf(error)}`, EXIT.usage);
+  }
+}
+
+/** Returns the address of the HTTP API without slashes at the end, or undefined if the text has not the form of {@link API_URL_FORM}. */
+export function apiURLIn(text: unknown): string | undefined {
+  const url = typeof text === 'string' && text.length <= API_URL_LENGTH ? URL.parse(text) : null;
+  if (url === null || !['http:', 'https:'].includes(url.protocol)) {
+    return undefined;
+  }
+  const { username, password, pathname, search, hash, origin } = url;
+  return username + password + search + hash === '' && /^\/*$/.test(pathname) ? origin : undefined;
+}
+
+function settingsIn(document: unknown): Settings {
+  const {
+    aliases = {},
+    ssh = {},
+    [API_URL_KEY]: address,
+  } = mapOf(document, '', ['aliases', API_URL_KEY, 'ssh']);
+  const { namespaceVariable, namespacePrefix, context } = mapOf(aliases, 'aliases', [
+    'namespaceVariable',
+    'namespacePrefix',
+    'context',
+  ]);
+  const { user } = mapOf(ssh, 'ssh', ['user']);
+  const settings = {
+    namespaceVariable: textOf(namespaceVariable, VARIABLE),
+    namespacePrefix: textOf(namespacePrefix, PREFIX),
+    context: textOf(context, CONTEXT),
+    apiURL: apiURLIn(address),
+    sshUser: textOf(user, USER),
+  };
+  const mistakes = [
+    [
+      namespaceVariable,
+      settings.namespaceVariable,
+      'aliases.namespaceVariable must be the name of a variable',
+    ],
+    [
+      namespacePrefix,
+      settings.namespacePrefix,
+      'aliases.namespacePrefix must be the start of names of namespaces, such as ci-',
+    ],
+    [
+      context,
+      settings.context,
+      'aliases.context must be a name of letters, digits and the characters ._@:/-',
+    ],
+    [user, settings.sshUser, 'ssh.user must be the name of a user'],
+    [address, settings.apiURL, `${API_URL_KEY} ${API_URL_FORM}`],
+  ] as const;
+  const mistake = mistakes.find(([written, value]) => written !== undefined && value === undefined);
+  if (mistake !== undefined) {
+    throw new Error(mistake[2]);
+  }
+  return Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== undefined));
+}
+
+function textOf(value: unknown, form: RegExp): string | undefined {
+  return typeof value === 'string' && form.test(value) ? value : undefined;
+}
+
+/** Returns the map in the document. @throws Error when it is none, or has another key than `keys`. */
+function mapOf(document: unknown, path: string, keys: readonly string[]): Record<string, unknown> {
+  if (typeof document !== 'object' || document === null || Array.isArray(document)) {
+    throw new Error(`${path || 'the file'} must be a map`);
+  }
+  const unknown = Object.keys(document).find((key) => !keys.includes(key));
+  if (unknown !== undefined) {
+    const name = [path, unknown].filter((part) => part !== '').join('.');
+    throw new Error(`${name} is not a setting. There is ${keys.join(', ')}`);
+  }
+  return document as Record<string, unknown>;
+}

@@ -1,0 +1,49 @@
+/** Finds the machine of a VM, and its streams at the API server. They are those of its Pod, which has the name of the VM. */
+import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import { PODS } from '../../kube/core.ts';
+import { isNotFound } from '../../kube/errors.ts';
+import { pathOf } from '../../kube/objects.ts';
+import type { Cluster } from '../cluster.ts';
+import { CommandError } from '../errors.ts';
+import { getNamed } from '../objects/named.ts';
+import { VM_KIND } from '../vm/kind.ts';
+
+/** Phases in which nothing can connect to the VM, and what to do. */
+const NO_MACHINE: Readonly<Record<string, string>> = {
+  Pending: 'Wait until it runs',
+  Scheduled: 'Wait until it runs',
+  Pulling: 'Wait until it runs',
+  Cloning: 'Wait until it runs',
+  Stopped: 'Start it with `vm start`',
+  Suspended: 'Go on with it by `vm resume`',
+  Failed: 'Its conditions have the reason',
+};
+
+type StreamName = 'exec' | 'attach' | 'portforward' | 'log';
+type Query = readonly (readonly [string, string | number | boolean])[];
+
+/** Returns the VM. @throws CommandError when it does not exist or does not run; ApiError. */
+export async function runningVM(cluster: Cluster, name: string, signal: AbortSignal): Promise<VM> {
+  const vm = await getNamed(cluster, VM_KIND, name, signal);
+  const { phase = '' } = vm.status ?? {};
+  const advice = NO_MACHINE[phase];
+  if (advice !== undefined) {
+    throw new CommandError(`VM ${name} is ${phase}. ${advice}`);
+  }
+  return vm;
+}
+
+/** Returns the path of a stream with its query. */
+export function streamPath({ namespace }: Cluster, name: string, stream: StreamName, query: Query): string {
+  const parameters = query.map(([key, value]): [string, string] => [key, String(value)]);
+  const container: [string, string][] = stream === 'portforward' ? [] : [['container', MACHINE_CONTAINER]];
+  return `${pathOf(PODS, { namespace, name }, stream)}?${new URLSearchParams([...container, ...parameters]).toString()}`;
+}
+
+/** Returns the error for the user. VMs without a machine have no Pod, and users do not know Pods. */
+export function withoutPod(error: unknown, name: string): unknown {
+  return isNotFound(error) && error.message.startsWith('pods ')
+    ? new CommandError(`VM ${name} has no machine yet. Wait until it runs`)
+    : error;
+}

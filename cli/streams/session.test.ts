@@ -1,0 +1,82 @@
+import { once } from 'node:events';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { Registry } from 'prom-client';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { type WebSocket, WebSocketServer } from 'ws';
+import { COMMAND_PROTOCOL } from '../../kube/channels.ts';
+import { Transport } from '../../kube/transport.ts';
+import type { Cluster } from '../cluster.ts';
+import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
+import { runSession } from './session.ts';
+
+const SIZE = 4;
+const STATUS = 3;
+/** Time limit of a session that must end by itself. */
+const END_MILLISECONDS = 5_000;
+
+let server: Server;
+let watches: Transport;
+let onSession: (host: WebSocket) => void;
+
+beforeEach(async () => {
+  server = createServer();
+  new WebSocketServer({ server, handleProtocols: () => COMMAND_PROTOCOL }).on('connection', (host) =>
+    onSession(host),
+  );
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  const { port } = server.address() as AddressInfo;
+  watches = new Transport({ server: `http://127.0.0.1:${port}` }, { metrics: new Registry() });
+});
+
+afterEach(async () => {
+  await watches.close();
+  server.closeAllConnections();
+  server.close();
+});
+
+/** Resolves with the error of a session without input; undefined if it succeeded. */
+async function session(): Promise<unknown> {
+  const request = { name: 'desk', path: '/exec', tty: false, input: false };
+  return await runSession({ watches } as Cluster, request, AbortSignal.timeout(END_MILLISECONDS)).then(
+    () => undefined,
+    (error: unknown) => error,
+  );
+}
+
+function send(host: WebSocket, channel: number, content: string | Buffer): void {
+  host.send(Buffer.concat([Buffer.from([channel]), Buffer.from(content)]));
+}
+
+function endWith(host: WebSocket, code: string): void {
+  const causes = [{ reason: 'ExitCode', message: code }];
+  const status = {
+    status: 'Failure',
+    reason: 'NonZeroExitCode',
+    message: `exit code ${code}`,
+    details: { causes },
+  };
+  send(host, STATUS, JSON.stringify(status));
+  host.close();
+}
+
+it('ends with the exit code of the command, and never with 0 for a command that failed', async () => {
+  onSession = (host) => endWith(host, '255');
+  expect(await session()).toMatchObject({ exitCode: 255, name: ProgramEnded.name });
+  for (const code of ['256', '0']) {
+    onSession = (host) => endWith(host, code);
+    expect(await session()).toMatchObject({ exitCode: EXIT.failed, name: CommandError.name });
+  }
+});
+
+it('goes on when a host fills a channel on which only the caller writes', async () => {
+  onSession = (host) => {
+    send(host, SIZE, Buffer.alloc(256 * 1024));
+    host.once('pong', () => {
+      send(host, STATUS, '{"status":"Success"}');
+      host.close();
+    });
+    host.ping();
+  };
+  expect(await session()).toBeUndefined();
+});

@@ -1,0 +1,125 @@
+/** A session with a command or the console of a VM: the streams of this process, and the result. */
+import type { Readable, Transform } from 'node:stream';
+import { pipeline } from 'node:stream/promises';
+import { type Channels, COMMAND_PROTOCOL } from '../../kube/channels.ts';
+import type { Cluster } from '../cluster.ts';
+import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
+import { printable } from '../text.ts';
+import { withoutPod } from './machine.ts';
+import { RawTerminal } from './rawterminal.ts';
+import { wordsIn } from './words.ts';
+
+const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, status: 3, size: 4 } as const;
+/** Largest exit code of a process. The system would cut a larger one, for example 256 to 0. */
+const EXIT_CODE_LIMIT = 255;
+/** Words of the API server before those of a host that refuses a session. The words of the host say what to do. */
+const HOST_REFUSES = /^Internal error occurred: unable to upgrade connection: /;
+
+interface SessionRequest {
+  readonly name: string;
+  readonly path: string;
+  /** Whether the terminal of the user becomes that of the session. */
+  readonly tty: boolean;
+  /** Whether the session reads the standard input. */
+  readonly input: boolean;
+  /** Ends the session when the user types the keys for it. */
+  readonly leave?: (end: () => void) => Transform;
+}
+
+/** `metav1.Status`, with which a session ends. */
+interface Status {
+  readonly status?: string;
+  readonly message?: string;
+  readonly reason?: string;
+  readonly details?: { readonly causes?: readonly { readonly reason?: string; readonly message?: string }[] };
+}
+
+/** Runs the session. @throws ProgramEnded with the exit code of the command; CommandError; ApiError; the signal's reason. */
+export async function runSession(
+  { watches }: Cluster,
+  request: SessionRequest,
+  signal: AbortSignal,
+): Promise<void> {
+  const { name, path } = request;
+  let channels: Channels;
+  try {
+    channels = await watches.channels({
+      path,
+      protocol: COMMAND_PROTOCOL,
+      numbers: Object.values(CHANNEL),
+      signal,
+    });
+  } catch (error) {
+    throw withoutPod(error, name);
+  }
+  const ended = await follow(channels, request);
+  signal.throwIfAborted();
+  if (ended !== 'left') {
+    judge(ended, name);
+  }
+}
+
+/** Carries the streams until the end. Returns the text of the Status, or `left` when the user has left. */
+async function follow(channels: Channels, { tty, input, leave }: SessionRequest): Promise<string> {
+  let hasLeft = false;
+  for (const unread of [CHANNEL.stdin, CHANNEL.size]) {
+    // Only this side writes there. Bytes of a hostile host would fill the channel, and a full one stops all others.
+    channels.channel(unread).resume();
+  }
+  const end = (): void => {
+    hasLeft = true;
+    channels.close();
+  };
+  const terminal = tty ? new RawTerminal((size) => sendSize(channels, size)) : undefined;
+  const enough = new AbortController();
+  const keys = leave === undefined ? [] : [leave(end)];
+  const stdin: Readable = process.stdin;
+  const typed = input
+    ? pipeline([stdin, ...keys, channels.channel(CHANNEL.stdin)], { signal: enough.signal })
+    : undefined;
+  const outcome = Promise.allSettled([
+    typed,
+    pipeline(channels.channel(CHANNEL.stdout), process.stdout, { end: false }),
+    pipeline(channels.channel(CHANNEL.stderr), process.stderr, { end: false }),
+  ]);
+  try {
+    const [status] = await Promise.all([wordsIn(channels.channel(CHANNEL.status)), channels.ended]);
+    return hasLeft ? 'left' : status;
+  } finally {
+    terminal?.[Symbol.dispose]();
+    // The rest of the input is not wanted, and reading it would keep this process.
+    enough.abort();
+    await outcome;
+  }
+}
+
+function sendSize(channels: Channels, { columns, rows }: { columns: number; rows: number }): void {
+  channels.channel(CHANNEL.size).write(JSON.stringify({ Width: columns, Height: rows }));
+}
+
+/** @throws the error of the Status, if there is any. */
+function judge(text: string, name: string): void {
+  const status = statusIn(text, name);
+  if (status.status === 'Success') {
+    return;
+  }
+  const code = exitCodeIn(status);
+  const words = printable((status.message ?? '').replace(HOST_REFUSES, ''));
+  throw code === undefined
+    ? new CommandError(words || `The session with VM ${name} failed`)
+    : new ProgramEnded(code);
+}
+
+function exitCodeIn({ reason, details }: Status): number | undefined {
+  const code = Number(details?.causes?.find((cause) => cause.reason === 'ExitCode')?.message);
+  const isWhole = Number.isInteger(code) && code > 0 && code <= EXIT_CODE_LIMIT;
+  return reason === 'NonZeroExitCode' && isWhole ? code : undefined;
+}
+
+function statusIn(text: string, name: string): Status {
+  try {
+    return (JSON.parse(text) ?? {}) as Status;
+  } catch {
+    throw new CommandError(`The connection to VM ${name} was lost. Connect again`, EXIT.noAnswer);
+  }
+}

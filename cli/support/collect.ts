@@ -1,0 +1,131 @@
+/** Collects the content of a support bundle: objects, Events, logs of Berth's own Pods, and metrics. Secrets are never asked for. */
+import { inParallel } from '../../base/parallel.ts';
+import { HOST_KEY, HOST_VALUE, SYSTEM_NAMESPACE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
+import {
+  EMULATORS,
+  IMAGE_CACHE_ENTRIES,
+  IMAGES,
+  ISOS,
+  VM_CONFIGS,
+  VMS,
+} from '../../api/v1alpha1/resources.ts';
+import { query } from '../../kube/client.ts';
+import { EVENTS, NODES, type Pod, PODS } from '../../kube/core.ts';
+import type { KubeObject, Resource } from '../../kube/objects.ts';
+import { type Reader, TEXT_BYTES } from './reader.ts';
+import { Redactor } from './redact.ts';
+import type { TarFile } from './tar.ts';
+
+/** Reads at a time. More would take the API server from others. */
+const WIDTH = 4;
+/** Last lines of each log. */
+const LOG_LINES = 5_000;
+/** Limits of Pods with logs, and of hosts with metrics. The first ones show what is wrong in large clusters too. */
+const PODS_WITH_LOGS = 50;
+const HOSTS_WITH_METRICS = 50;
+
+const NAMESPACED: readonly Resource<KubeObject>[] = [VMS, VM_CONFIGS, IMAGES, ISOS, EMULATORS, EVENTS];
+
+interface Text {
+  readonly name: string;
+  readonly text: string;
+}
+
+interface TextSource {
+  /** Name of the part for people. */
+  readonly part: string;
+  /** Name of the file. */
+  readonly name: string;
+  readonly path: string;
+}
+
+/** Returns the files of the bundle, without secrets. `namespace` limits the objects of users; undefined means all namespaces. */
+export async function collect(
+  reader: Reader,
+  namespace: string | undefined,
+  signal: AbortSignal,
+): Promise<TarFile[]> {
+  const redactor = new Redactor();
+  const lists: { name: string; items: unknown }[] = [];
+  const add = (name: string, items: readonly KubeObject[] | undefined) => {
+    if (items !== undefined) {
+      lists.push({ name: `objects/${name}.json`, items: items.map((item) => redactor.fields(item)) });
+    }
+  };
+  for (const type of NAMESPACED) {
+    add(type.plural, await reader.objects(type, { namespace }));
+  }
+  add('machine-pods', await reader.objects(PODS, { namespace, labelSelector: WORKLOAD_LABEL }));
+  add(IMAGE_CACHE_ENTRIES.plural, await reader.objects(IMAGE_CACHE_ENTRIES));
+  const nodes = await reader.objects(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
+  const pods = await reader.objects(PODS, { namespace: SYSTEM_NAMESPACE });
+  add('nodes', nodes);
+  add('system-pods', pods);
+  if (namespace !== undefined) {
+    add('system-events', await reader.objects(EVENTS, { namespace: SYSTEM_NAMESPACE }));
+  }
+  const hosts = (nodes ?? []).map(({ metadata }) => metadata.name);
+  const texts = await readTexts(reader, [...logs(pods ?? []), ...metrics(hosts)], signal);
+  // All values that objects lose are known now, so the texts lose them too.
+  return [
+    ...lists.map(({ name, items }) => fileOf(name, JSON.stringify(redactor.texts(items), undefined, 1))),
+    ...texts.map(({ name, text }) => fileOf(name, redactor.text(text))),
+    fileOf('report.json', JSON.stringify(redactor.texts(reportOf(reader, namespace)), undefined, 1)),
+  ];
+}
+
+function reportOf({ unread }: Reader, namespace: string | undefined) {
+  return { namespace: namespace ?? 'all', made: new Date().toISOString(), unread };
+}
+
+async function readTexts(
+  reader: Reader,
+  sources: readonly TextSource[],
+  signal: AbortSignal,
+): Promise<Text[]> {
+  const texts: Text[] = [];
+  await inParallel(sources, WIDTH, signal, async ({ part, name, path }) => {
+    const text = await reader.text(part, path);
+    if (text !== undefined) {
+      texts.push({ name, text });
+    }
+  });
+  return texts;
+}
+
+/** Returns the logs of the operator, the server and the agents. The consoles of guests are not read, because they belong to users. */
+function logs(pods: readonly Pod[]): TextSource[] {
+  return pods.slice(0, PODS_WITH_LOGS).flatMap((pod, index) =>
+    pod.spec.containers.flatMap(({ name: container }) => {
+      const status = pod.status?.containerStatuses?.find(({ name }) => name === container);
+      const runs = (status?.restartCount ?? 0) > 0 ? [false, true] : [false];
+      return runs.map((previous) => {
+        const options = { container, previous, tailLines: LOG_LINES, limitBytes: TEXT_BYTES };
+        const name = `${short(pod.metadata.name)}-${short(container)}${previous ? '-previous' : ''}`;
+        return {
+          part: `log of container ${container} in Pod ${pod.metadata.name}`,
+          name: `logs/${index}-${name}.log`,
+          path: `/api/v1/namespaces/${SYSTEM_NAMESPACE}/pods/${pod.metadata.name}/log${query(options)}`,
+        };
+      });
+    }),
+  );
+}
+
+/** Those of the operator need a token, which the API server does not pass on to a Pod. */
+function metrics(hosts: readonly string[]): TextSource[] {
+  return hosts.slice(0, HOSTS_WITH_METRICS).map((host, index) => ({
+    part: `metrics of host ${host}`,
+    name: `metrics/host-${index}-${short(host)}.txt`,
+    path: `/api/v1/nodes/${host}/proxy/metrics`,
+  }));
+}
+
+/** Returns the start of a name, because names in the archive are short. The number before it keeps them apart. */
+function short(name: string): string {
+  return name.slice(0, 30);
+}
+
+function fileOf(name: string, text: string): TarFile {
+  return { name: `berth-support/${name}`, content: Buffer.from(text, 'utf8') };
+}

@@ -1,0 +1,103 @@
+/** Reads parts of a cluster for a support bundle, each with limits. A part that cannot be read is noted, and the others follow. */
+import { messageOf } from '../../base/errors.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { apiErrorFrom } from '../../kube/errors.ts';
+import type { KubeObject, Resource } from '../../kube/objects.ts';
+
+/** Limit of the objects of one kind. 2,000 VMs have some 10 MB of JSON. */
+const OBJECTS = 2_000;
+/** Limit of one text: a log or the metrics of a host. A host may be hostile and send without an end. */
+export const TEXT_BYTES = 1024 * 1024;
+/** Limit of all texts and objects, so that the bundle fits into memory and into a mail. */
+const TOTAL_BYTES = 64 * 1024 * 1024;
+/** Time for one part. A host that does not answer must not take the time of the others. */
+const PART_MILLISECONDS = 15_000;
+
+interface Unread {
+  readonly part: string;
+  readonly cause: string;
+}
+
+export class Reader {
+  readonly #client: KubeClient;
+  readonly #signal: AbortSignal;
+  readonly unread: Unread[] = [];
+  #bytes = 0;
+
+  /** All reads end with `signal`. */
+  constructor(client: KubeClient, signal: AbortSignal) {
+    this.#client = client;
+    this.#signal = signal;
+  }
+
+  note(part: string, cause: unknown): void {
+    this.unread.push({ part, cause: messageOf(cause) });
+  }
+
+  /** Returns objects of the kind, of one namespace if it is given. The result is undefined if they could not be read. */
+  async objects<T extends KubeObject>(
+    type: Resource<T>,
+    options: { namespace?: string | undefined; labelSelector?: string } = {},
+  ): Promise<T[] | undefined> {
+    const part = `${type.plural}${options.namespace === undefined ? '' : ` in namespace ${options.namespace}`}`;
+    return await this.#noted(part, async (signal) => {
+      const found: T[] = [];
+      for await (const { items } of this.#client.pages(type, { ...options, signal })) {
+        found.push(...items);
+        this.#count(JSON.stringify(items).length);
+        if (found.length >= OBJECTS) {
+          this.note(part, `Only the first ${OBJECTS} objects were read`);
+          break;
+        }
+      }
+      return found.slice(0, OBJECTS);
+    });
+  }
+
+  /** Returns the text behind the path; undefined if it could not be read. A longer text than {@link TEXT_BYTES} is cut. */
+  async text(part: string, path: string): Promise<string | undefined> {
+    return await this.#noted(part, async (signal) => {
+      const pieces: Buffer[] = [];
+      const enough = new AbortController();
+      let bytes = 0;
+      const onData = (piece: Buffer) => {
+        bytes += piece.length;
+        pieces.push(piece);
+        if (bytes > TEXT_BYTES) {
+          enough.abort();
+        }
+      };
+      try {
+        const joined = AbortSignal.any([signal, enough.signal]);
+        const { status, body } = await this.#client.raw('GET', path, { signal: joined, onData });
+        if (status !== 200) {
+          throw apiErrorFrom(body, status);
+        }
+      } catch (error) {
+        if (!enough.signal.aborted) {
+          throw error;
+        }
+        this.note(part, `Only the first ${TEXT_BYTES} bytes were read`);
+      }
+      this.#count(bytes);
+      return Buffer.concat(pieces).subarray(0, TEXT_BYTES).toString('utf8');
+    });
+  }
+
+  async #noted<T>(part: string, read: (signal: AbortSignal) => Promise<T>): Promise<T | undefined> {
+    try {
+      this.#signal.throwIfAborted();
+      return await read(AbortSignal.any([this.#signal, AbortSignal.timeout(PART_MILLISECONDS)]));
+    } catch (error) {
+      this.note(part, error);
+      return undefined;
+    }
+  }
+
+  #count(bytes: number): void {
+    this.#bytes += bytes;
+    if (this.#bytes > TOTAL_BYTES) {
+      throw new Error(`The bundle already has ${TOTAL_BYTES} bytes`);
+    }
+  }
+}

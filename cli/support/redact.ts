@@ -1,0 +1,186 @@
+/**
+ * Removes secrets from the content of a support bundle. Fields that may hold a secret are removed whole. Their values are remembered, so
+ * that texts of other objects and logs lose them too. All other texts lose everything that has the form of a secret.
+ */
+import {
+  EMULATOR_UID_LABEL,
+  IMAGE_UID_LABEL,
+  VM_UID_LABEL,
+  WORKLOAD_LABEL,
+} from '../../api/v1alpha1/names.ts';
+
+export const REMOVED = '[removed]';
+
+/** Fields whose whole content is the users', or may be a secret. Secrets are never read; `data` is here in case that a list has one. */
+const REMOVED_FIELDS: ReadonlySet<string> = new Set([
+  'userData',
+  'guestMetadata',
+  'data',
+  'stringData',
+  'binaryData',
+  'description',
+  'headers',
+  'args',
+  'command',
+  'annotations',
+  'managedFields',
+]);
+/** Removed fields whose values are not remembered, because they repeat names and other harmless values of the object. */
+const REPEATING_FIELDS: ReadonlySet<string> = new Set([
+  'annotations',
+  'args',
+  'command',
+  'managedFields',
+  'description',
+]);
+/** Labels that Berth or Kubernetes set. The values of all others are the users'. */
+const KEPT_LABELS: ReadonlySet<string> = new Set([
+  VM_UID_LABEL,
+  IMAGE_UID_LABEL,
+  EMULATOR_UID_LABEL,
+  WORKLOAD_LABEL,
+  'berth.dev/host',
+  'berth.dev/leader',
+  'kubernetes.io/arch',
+  'kubernetes.io/os',
+  'kubernetes.io/hostname',
+  'kubernetes.io/metadata.name',
+]);
+const SECRET_FIELD = /(passw(or)?d|passphrase|secret|token|credential|api_?key|private_?key|authorization)$/i;
+
+/** Least length of a remembered value without a digit, and of one with a digit. Shorter ones are often words of the logs. */
+const WORD_LENGTH = 8;
+const MIXED_LENGTH = 6;
+/** Limit of remembered values, so that a namespace full of user data does not fill the memory. */
+const REMEMBERED = 100_000;
+/** Depth of an object below which everything is removed. Objects of Kubernetes have less. */
+const DEPTH = 40;
+const PART = /[^\s"'`=:,;/?&@()[\]{}<>\\|]+/g;
+
+/** Word of a key for a secret, and the rest of the key. */
+const KEY = String.raw`(?:passw(?:or)?d|pwd|passphrase|secret|token|credential|api[-_]?key|access[-_]?key|private[-_]?key|key-data|signature)[\w.-]{0,128}`;
+
+/**
+ * Forms of secrets, in the order in which they are removed. The time for each must be linear in the length of the text, because hosts can
+ * write any log. So two repetitions that take the same characters never follow each other without a limit.
+ */
+const FORMS: readonly (readonly [RegExp, string])[] = [
+  [/-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)/g, REMOVED],
+  [
+    /\b((?:proxy-)?authorization|(?:set-)?cookie)(\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\]+/gi,
+    `$1$2${REMOVED}`,
+  ],
+  // Credentials of registries in the configuration of Docker.
+  [/(["']auth\\*["']\s*:\s*\\*["'])[^"'\\]+/g, `$1${REMOVED}`],
+  [/\b(bearer|basic)\s+[\w.~+/=-]{6,}/gi, `$1 ${REMOVED}`],
+  [/\beyJ[\w-]{5,}(?:\.[\w-]*)*/g, REMOVED],
+  [/([a-z][a-z0-9+.-]{0,30}:\/\/)[^\s/"'<>]+@/gi, `$1${REMOVED}@`],
+  [/(?<![\w.+-])[\w.+-]{1,100}:[^\s/@"'<>:]{3,200}@(?!sha256:)(?=[\w[])/g, `${REMOVED}@`],
+  [/(?<=[\w/])\?[^\s"'<>\\]{3,}/g, `?${REMOVED}`],
+  [new RegExp(String.raw`(?<!-)(--[\w.-]{0,128}${KEY})[ =]+[^\s"']+`, 'gi'), `$1=${REMOVED}`],
+  [
+    new RegExp(
+      String.raw`(${KEY})(\\*["']?\s*[=:]\s*)(?![\s[{])(?:\\*"[^"]*"|\\*'[^']*'|[^\s,;&"'}\\]+)`,
+      'gi',
+    ),
+    `$1$2${REMOVED}`,
+  ],
+  [/\b(password|passwd|passphrase|token|secret)\s+(?:is\s+|was\s+)?(?=\S*\d)\S+/gi, `$1 ${REMOVED}`],
+  [/\b[a-z0-9]{6}\.[a-z0-9]{16}\b/g, REMOVED],
+  [/(?<!sha256:|[0-9a-f-])[0-9a-f]{32,}(?![0-9a-f-])/g, REMOVED],
+  [/(?<![\w+=-])(?=[\w+=-]*[a-z])(?=[\w+=-]*[A-Z])(?=[\w+=-]*\d)[\w+=-]{16,}/g, REMOVED],
+];
+
+export class Redactor {
+  readonly #values = new Set<string>();
+
+  /** Returns a copy of the object without fields that may hold secrets, and remembers their values. Texts stay as they are. */
+  fields(value: unknown, depth = 0): unknown {
+    if (typeof value !== 'object' || value === null) {
+      return value;
+    }
+    if (depth > DEPTH) {
+      return REMOVED;
+    }
+    if (Array.isArray(value)) {
+      return value.map((item) => this.fields(item, depth + 1));
+    }
+    const entries = Object.entries(value).map(([key, field]) => [key, this.#field(key, field, depth)]);
+    return Object.fromEntries(entries) as unknown;
+  }
+
+  #field(key: string, value: unknown, depth: number): unknown {
+    if (value === undefined || value === null) {
+      return value;
+    }
+    if (REMOVED_FIELDS.has(key) || (SECRET_FIELD.test(key) && typeof value === 'string')) {
+      this.#remember(value, key);
+      return REMOVED;
+    }
+    if (key === 'labels' || key === 'matchLabels') {
+      return this.#labels(value);
+    }
+    if (key === 'env' && Array.isArray(value)) {
+      this.#remember(
+        value.map((entry: { value?: unknown }) => entry?.value),
+        key,
+      );
+      return value.map((entry: { name?: unknown }) => ({ name: entry?.name }));
+    }
+    return this.fields(value, depth + 1);
+  }
+
+  #labels(labels: unknown): unknown {
+    const entries = Object.entries(labels as Record<string, unknown>).map(([key, value]) => {
+      if (KEPT_LABELS.has(key)) {
+        return [key, value];
+      }
+      this.#remember(value, key);
+      return [key, REMOVED];
+    });
+    return Object.fromEntries(entries) as unknown;
+  }
+
+  #remember(value: unknown, key: string): void {
+    if (typeof value === 'object' && value !== null) {
+      for (const item of Object.values(value)) {
+        this.#remember(item, key);
+      }
+    } else if (typeof value === 'string' && !REPEATING_FIELDS.has(key)) {
+      for (const part of secretParts(value)) {
+        if (this.#values.size < REMEMBERED) {
+          this.#values.add(part);
+        }
+      }
+    }
+  }
+
+  /** Returns the text without everything that has the form of a secret, and without remembered values. */
+  text(text: string): string {
+    const formless = FORMS.reduce((kept, [form, instead]) => kept.replace(form, instead), text);
+    return formless.replace(PART, (part) => (this.#values.has(part) ? REMOVED : part));
+  }
+
+  /** Returns a copy of the object with redacted texts. */
+  texts(value: unknown): unknown {
+    if (typeof value === 'string') {
+      return this.text(value);
+    }
+    if (Array.isArray(value)) {
+      return value.map((item) => this.texts(item));
+    }
+    if (typeof value !== 'object' || value === null) {
+      return value;
+    }
+    return Object.fromEntries(
+      Object.entries(value).map(([key, field]) => [this.text(key), this.texts(field)]),
+    ) as unknown;
+  }
+}
+
+/** Returns the parts of a removed value that logs could repeat. Common words of a longer text are not among them. */
+function secretParts(value: string): string[] {
+  const parts = value.match(PART) ?? [];
+  const least = parts.length === 1 ? WORD_LENGTH : Infinity;
+  return parts.filter((part) => part.length >= (/\d/.test(part) ? MIXED_LENGTH : least));
+}

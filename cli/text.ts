@@ -1,0 +1,62 @@
+/** Text for terminals. */
+
+/**
+ * Characters with which a terminal could be controlled, and those that nobody sees, so that two names look alike. Objects may have texts from
+ * people who are not trusted.
+ */
+const CONTROL = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
+/** Sequences of a terminal for colors and for moves of the cursor. */
+// oxlint-disable-next-line no-control-regex -- A sequence begins with the character Escape.
+const SEQUENCE = /\u001b\[[0-?]*[ -/]*[@-~]/g;
+/** Space between two columns. */
+const GAP = '   ';
+
+const UNITS = [
+  ['d', 86_400],
+  ['h', 3_600],
+  ['m', 60],
+] as const;
+/** Number of a unit from which ages are shown in it alone. Below it, the next smaller unit would still matter. */
+const ENOUGH = 2;
+
+/** Returns the text in one line, without characters that control a terminal. */
+export function printable(text: string): string {
+  return text.replace(CONTROL, ' ');
+}
+
+/** Returns the text in its lines, without sequences and characters that control a terminal. */
+export function printableLines(text: string): string {
+  return text
+    .replace(SEQUENCE, '')
+    .replaceAll('\r\n', '\n')
+    .replace(CONTROL, (character) => (character === '\n' || character === '\t' ? character : ' '));
+}
+
+/** Returns lines in which the cells of a column begin at the same place. */
+export function aligned(rows: readonly (readonly string[])[]): string {
+  const widths: number[] = [];
+  for (const row of rows) {
+    row.forEach((cell, index) => {
+      widths[index] = Math.max(widths[index] ?? 0, cell.length);
+    });
+  }
+  return rows
+    .map(
+      (row) =>
+        `${row
+          .map((cell, index) => cell.padEnd(widths[index] ?? 0))
+          .join(GAP)
+          .trimEnd()}\n`,
+    )
+    .join('');
+}
+
+/** Returns the time since a moment, for example `3h`. The moment is in RFC 3339, and `now` in milliseconds. */
+export function age(moment: string | undefined, now = Date.now()): string {
+  const seconds = Math.max(0, Math.floor((now - Date.parse(moment ?? '')) / 1000));
+  if (Number.isNaN(seconds)) {
+    return '';
+  }
+  const [unit, length] = UNITS.find(([, length]) => seconds >= ENOUGH * length) ?? ['s', 1];
+  return `${Math.floor(seconds / length)}${unit}`;
+}

@@ -1,0 +1,40 @@
+/** `version`: the versions of this command and of the parts in the cluster. */
+import { VERSION } from '../api/v1alpha1/version.ts';
+import { withCluster } from './cluster.ts';
+import { described, Interrupted } from './errors.ts';
+import type { Globals } from './globals.ts';
+import { print } from './output.ts';
+import type { Terminal } from './terminal.ts';
+import { type Version, type Versions, versionsOf } from './versions.ts';
+
+/** Time limit of reading the versions. A cluster that is away must not hold up the version of the command for long. */
+const LIMIT_MILLISECONDS = 5_000;
+
+/** Writes the versions. Without a cluster it is that of the command, and a person reads why. */
+export async function showVersions(terminal: Terminal, globals: Globals): Promise<void> {
+  const { versions, problems } = await readVersions(terminal, globals);
+  await print<Version>(terminal, globals.output, {
+    rows: [{ name: 'berth', version: VERSION }, ...versions],
+    columns: [
+      { header: 'COMPONENT', value: ({ name }) => name },
+      { header: 'VERSION', value: ({ version }) => version },
+      { header: 'HOSTS', value: ({ hosts }) => hosts },
+    ],
+    itemOf: (row) => row,
+  });
+  if (globals.output === 'table' || globals.output === 'wide') {
+    terminal.err(problems.map((problem) => `${problem}\n`).join(''));
+  }
+}
+
+async function readVersions(terminal: Terminal, globals: Globals): Promise<Versions> {
+  const signal = AbortSignal.any([terminal.signal, AbortSignal.timeout(LIMIT_MILLISECONDS)]);
+  try {
+    return await withCluster(terminal, globals, async ({ client }) => await versionsOf(client, signal));
+  } catch (error) {
+    if (error instanceof Interrupted) {
+      throw error;
+    }
+    return { versions: [], problems: [`The cluster was not asked: ${described(error).message}`] };
+  }
+}

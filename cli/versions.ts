@@ -1,0 +1,117 @@
+/** Versions of the parts of Berth in the cluster, from the objects that show them. */
+import { mkdir, stat, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { undefinedIf, isMissing } from '../base/errors.ts';
+import { homeFolder } from '../base/home.ts';
+import { HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
+import { agentVersion, VERSION } from '../api/v1alpha1/version.ts';
+import type { KubeClient } from '../kube/client.ts';
+import { ApiError } from '../kube/errors.ts';
+import { NODES } from '../kube/core.ts';
+import { type KubeObject, resource } from '../kube/objects.ts';
+import { described } from './errors.ts';
+import type { Terminal } from './terminal.ts';
+
+const COMPONENT = 'app.kubernetes.io/component';
+/** Parts that run as Deployments, as their labels name them. */
+const PARTS: readonly string[] = ['operator', 'server'];
+const DAY_MILLISECONDS = 24 * 3_600_000;
+/** Time limit of the daily look. The user waits for it after the result of another command. */
+const LOOK_MILLISECONDS = 2_000;
+
+interface Deployment extends KubeObject {
+  readonly spec?: { readonly selector?: { readonly matchLabels?: Readonly<Record<string, string>> } };
+}
+
+const DEPLOYMENTS = resource<Deployment>({
+  apiVersion: 'apps/v1',
+  kind: 'Deployment',
+  plural: 'deployments',
+  namespaced: true,
+});
+
+export interface Version {
+  readonly name: string;
+  readonly version: string;
+  /** Number of hosts whose agents have this version. */
+  readonly hosts?: number;
+}
+
+export interface Versions {
+  readonly versions: readonly Version[];
+  /** Sentences about the parts whose versions could not be read. */
+  readonly problems: readonly string[];
+}
+
+/** Reads what the user may read. A part without the right to it is a problem and no error. @throws ApiError 401; the error of the connection. */
+export async function versionsOf(client: KubeClient, signal: AbortSignal): Promise<Versions> {
+  const problems: string[] = [];
+  const orNone = async (what: string, versions: Promise<Version[]>) => {
+    try {
+      return await versions;
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status === 401) {
+        throw error;
+      }
+      problems.push(`The versions of ${what} are not known: ${described(error).message}`);
+      return [];
+    }
+  };
+  const found = await Promise.all([
+    orNone('operator and server', deployed(client, signal)),
+    orNone('the agents', agents(client, signal)),
+  ]);
+  return { versions: found.flat(), problems };
+}
+
+async function deployed(client: KubeClient, signal: AbortSignal): Promise<Version[]> {
+  const { items } = await client.list(DEPLOYMENTS, { labelSelector: 'app.kubernetes.io/name=berth', signal });
+  return items.flatMap(({ metadata: { labels = {} }, spec }) => {
+    const name = spec?.selector?.matchLabels?.[COMPONENT] ?? '';
+    const version = labels['app.kubernetes.io/version'];
+    return version !== undefined && PARTS.includes(name) ? [{ name, version }] : [];
+  });
+}
+
+async function agents(client: KubeClient, signal: AbortSignal): Promise<Version[]> {
+  const { items } = await client.list(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}`, signal });
+  const all = items.map(({ status }) => agentVersion(status?.nodeInfo?.kubeletVersion) ?? 'unknown');
+  const hosts = Map.groupBy(all, (version) => version);
+  return [...hosts].map(([version, { length }]) => ({ name: 'agent', version, hosts: length }));
+}
+
+/** Returns a warning if a part has another minor release than this command. */
+export function warningOf(versions: readonly Version[], own = VERSION): string | undefined {
+  const other = versions.find(({ version }) => /^\d/.test(version) && minorOf(version) !== minorOf(own));
+  return other === undefined
+    ? undefined
+    : `warning: this command has release ${minorOf(own)}, and ${other.name} has ${minorOf(other.version)}. Install the command of the cluster's release`;
+}
+
+function minorOf(version: string): string {
+  return version.split('.', 2).join('.');
+}
+
+/** Once a day, looks whether the releases of a person's command and cluster differ, and writes a warning then. */
+export async function remind({ environment, err }: Terminal, client: KubeClient): Promise<void> {
+  const folder = join(environment['XDG_CACHE_HOME'] || join(homeFolder(environment), '.cache'), 'berth');
+  const file = join(folder, 'versions-compared');
+  try {
+    const last = await undefinedIf(isMissing, stat(file));
+    if (last !== undefined && Date.now() - last.mtimeMs < DAY_MILLISECONDS) {
+      return;
+    }
+    await mkdir(folder, { recursive: true });
+    await writeFile(file, '');
+  } catch {
+    // Without the file, the command would look each time. A user without a folder gets no warning.
+    return;
+  }
+  const asked = versionsOf(client, AbortSignal.timeout(LOOK_MILLISECONDS));
+  // The command has done its work, so no error ends it now.
+  const found = await undefinedIf(() => true, asked);
+  const warning = warningOf(found?.versions ?? []);
+  if (warning !== undefined) {
+    err(`${warning}\n`);
+  }
+}

@@ -1,0 +1,48 @@
+import { expect, it } from 'vitest';
+import { ApiError } from '../../kube/errors.ts';
+import { bodyOf, inFlags, vmFrom } from './body.ts';
+
+it('makes the VM of the flags', () => {
+  const flags = {
+    image: 'sonoma',
+    cpu: 4,
+    memory: '4G',
+    tag: 'fast',
+    tagRequired: true,
+    scheduler: 'most-allocated',
+    reservePort: ['8080:80', '5353:53/udp'],
+    displayDpi: 96,
+    vnc: false,
+    metadata: { items: '1' },
+    timeout: 5,
+  } as const;
+  const { metadata, spec } = vmFrom(bodyOf('mac', flags), flags, { namespace: 'platform-a' });
+  expect(metadata).toMatchObject({ name: 'mac', namespace: 'platform-a' });
+  expect(JSON.parse(JSON.stringify(spec))).toEqual({
+    image: 'sonoma',
+    cpu: 4,
+    memory: '4G',
+    placement: { tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },
+    ports: ['8080:80', '5353:53/udp'],
+    displayDPI: 96,
+    vnc: { enabled: false },
+    guestMetadata: { items: '1' },
+    deployTimeoutSeconds: 300,
+  });
+});
+
+it('names the flags of the fields that the API server refuses', () => {
+  const causes = [
+    {
+      field: 'spec.displayWidth',
+      message: 'Invalid value: 9: spec.displayWidth in body should be at least 320',
+    },
+    { field: 'spec.ports[0]', message: 'Invalid value: "x"' },
+    { field: 'spec.vnc', message: 'is odd' },
+  ];
+  const error = new ApiError('VM is invalid', { status: 422, reason: 'Invalid', details: { causes } });
+  expect(inFlags(error)).toMatchObject({
+    message:
+      '--display-width: Invalid value: 9: should be at least 320\n--reserve-port: Invalid value: "x"\nspec.vnc: is odd',
+  });
+});

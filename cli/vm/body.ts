@@ -1,0 +1,81 @@
+/** Turns the flags of a deployment into the VM, in the same way as the HTTP API turns its body. */
+import type { VMDeployBody } from '../../api/http/vmdeploy.ts';
+import { vmOf } from '../../api/http/vmspec.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import { inFlags as withFlags } from '../objects/invalid.ts';
+import { FLAG_BY_MACHINE_FIELD, type MachineFlags, machineRequest } from '../objects/machineflags.ts';
+
+export interface DeployFlags extends MachineFlags {
+  readonly generateName?: boolean;
+  readonly config?: string;
+  readonly reservePort?: readonly string[];
+  readonly systemSerial?: string;
+  readonly metadata?: Record<string, string>;
+  readonly labels?: Record<string, string>;
+  readonly timeout?: number;
+}
+
+/** Longest time limit of a deployment in minutes, as in the HTTP API. */
+const TIMEOUT_MAXIMUM = 1_440;
+
+/** Flags by the fields of the VM that they set. */
+const FLAG_BY_FIELD: Readonly<Record<string, string>> = {
+  ...FLAG_BY_MACHINE_FIELD,
+  'metadata.generateName': 'the name',
+  'metadata.labels': '--labels',
+  'spec.ports': '--reserve-port',
+  'spec.configRef': '--config',
+  'spec.guestMetadata': '--metadata',
+  'spec.serialNumber': '--system-serial',
+  'spec.deployTimeoutSeconds': '--timeout',
+};
+
+/** Returns the body of the deployment. @throws CommandError when flags contradict each other. */
+export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBody {
+  check(flags);
+  const { generateName, config, systemSerial, timeout, labels } = flags;
+  return {
+    ...machineRequest(flags),
+    name,
+    shouldGenerateName: generateName,
+    vmConfig: config,
+    systemSerial,
+    timeout,
+    reservedPorts: flags.reservePort?.join(','),
+    vmMetadata: flags.metadata && itemsOf(flags.metadata),
+    labels,
+  };
+}
+
+/** @throws CommandError when flags contradict each other. */
+function check({ image, iso, config, timeout }: DeployFlags): void {
+  if (image === undefined && iso === undefined && config === undefined) {
+    throw new CommandError('Name what the VM starts from: --image, --iso or --config', EXIT.usage);
+  }
+  if (image !== undefined && iso !== undefined) {
+    throw new CommandError('Use only one of --image and --iso', EXIT.usage);
+  }
+  if (timeout !== undefined && (timeout < 1 || timeout > TIMEOUT_MAXIMUM)) {
+    throw new CommandError(`--timeout must be from 1 to ${TIMEOUT_MAXIMUM} minutes`, EXIT.usage);
+  }
+}
+
+/** Returns the VM for the body. Its memory is that of the flag, because a body could only have it in GiB. */
+export function vmFrom(
+  body: VMDeployBody,
+  { memory }: DeployFlags,
+  where: { namespace: string; answerBy?: number },
+): ReturnType<typeof vmOf> {
+  const vm = vmOf(body, where);
+  return memory === undefined ? vm : { ...vm, spec: { ...vm.spec, memory } };
+}
+
+/** Returns the error of a refused VM with the names of the flags instead of those of the fields. */
+export function inFlags(error: unknown): unknown {
+  return withFlags(error, FLAG_BY_FIELD);
+}
+
+/** Returns the values as items, because a map with the key `items` would be read as such a list. */
+function itemsOf(metadata: Record<string, string>): VMDeployBody['vmMetadata'] {
+  return { items: Object.entries(metadata).map(([key, value]) => ({ key, value })) };
+}

@@ -1,0 +1,64 @@
+/** The verbs of `vm`. Their work is loaded when they run. */
+import type { Command } from 'commander';
+import type { PowerCommand } from '../../api/http/vmpower.ts';
+import { BooleanFlag, listIn, pairsIn, wholeNumber } from '../flags.ts';
+import type { Globals } from '../globals.ts';
+import { addFileFlag } from '../objects/fileflag.ts';
+import { addMachineFlags } from '../objects/machineflags.ts';
+import { addCommonVerbs } from '../objects/verbs.ts';
+import type { Terminal } from '../terminal.ts';
+import type { DeployFlags } from './body.ts';
+import { addDiagnosisVerbs } from './diagnosisverbs.ts';
+import { addDiskVerbs } from './diskverbs.ts';
+import { VM_KIND } from './kind.ts';
+import { addStreamCommands } from './streamcommands.ts';
+
+const POWER: readonly (readonly [PowerCommand, string])[] = [
+  ['start', 'Start VMs'],
+  ['stop', 'Stop VMs. They keep their disk'],
+  ['restart', 'Restart VMs'],
+  ['suspend', 'Save the memory of VMs and stop them'],
+  ['resume', 'Go on with VMs that are suspended'],
+  ['revert', 'Reset the disks of VMs to their images. What the guests wrote is lost'],
+];
+
+export function addVMCommands(noun: Command, terminal: Terminal): void {
+  addCommonVerbs(noun, terminal, VM_KIND);
+  addDeployFlags(noun.command('deploy').description('Make a VM and wait until it runs')).action(
+    async (name: string | undefined, flags: DeployFlags, command: Command) => {
+      const { deploy } = await import('./deploy.ts');
+      await deploy(terminal, command.optsWithGlobals<Globals>(), { name, flags });
+    },
+  );
+  addDeployFlags(
+    addFileFlag(noun.command('create')).description('Make a VM, or those of a file, and do not wait'),
+  ).action(async (name: string | undefined, flags: DeployFlags, command: Command) => {
+    const { create } = await import('./deploy.ts');
+    await create(terminal, command.optsWithGlobals<Globals>(), { name, flags });
+  });
+  addDiskVerbs(noun, terminal);
+  addDiagnosisVerbs(noun, terminal);
+  for (const [word, description] of POWER) {
+    noun
+      .command(word)
+      .description(description)
+      .argument('<names...>', 'names of the VMs')
+      .action(async (names: string[], _options, command: Command) => {
+        const { power } = await import('./power.ts');
+        await power(terminal, command.optsWithGlobals<Globals>(), { names, word });
+      });
+  }
+  addStreamCommands(noun, terminal);
+}
+
+function addDeployFlags(command: Command): Command {
+  return addMachineFlags(command)
+    .argument('[name]', 'name of the VM, or the start of its name with --generate-name')
+    .addOption(new BooleanFlag('--generate-name', 'let the cluster add five characters to the name'))
+    .option('--config <name>', 'VM config with the values that have no flag')
+    .option('-p, --reserve-port <list>', 'reserved ports HOST:GUEST, with /tcp or /udp', listIn)
+    .option('--system-serial <text>', 'serial number of the machine')
+    .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', pairsIn)
+    .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', pairsIn)
+    .option('--timeout <minutes>', 'time until the VM must run (default: 10)', wholeNumber);
+}

@@ -1,0 +1,160 @@
+/**
+ * Deploys VMs. A VM whose deployment has no good end is deleted, because a script may not know its name. If the command is killed before,
+ * the operator deletes the VM: it has the annotation `berth.dev/answer-by` until its deployment ends.
+ */
+import { conditionOf } from '../../api/http/conditions.ts';
+import { progressOf, settledState } from '../../api/http/deployment.ts';
+import { timeoutMinutes } from '../../api/http/vmspec.ts';
+import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import { isConflict, unlessMissing } from '../../kube/errors.ts';
+import { follow } from '../../kube/follow.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
+import { CommandError, described, EXIT, type ExitCode } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { createNamed } from '../objects/create.ts';
+import { type FileFlag, fileIn } from '../objects/fileflag.ts';
+import { listingOf } from '../objects/kind.ts';
+import { print } from '../output.ts';
+import { progressLine } from '../progress.ts';
+import type { Terminal } from '../terminal.ts';
+import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
+import { VM_KIND } from './kind.ts';
+
+/** Time after the deployment in which the command ends it. Its clock and that of the operator differ by less. */
+const ANSWER_MILLISECONDS = 60_000;
+/** Time limit of the last write after a failure. The operator does it later if the API server is away. */
+const LAST_WRITE_MILLISECONDS = 10_000;
+
+const EXIT_BY_CODE: Readonly<Record<number, ExitCode>> = { 404: EXIT.notFound };
+
+interface Request {
+  readonly name: string | undefined;
+  readonly flags: DeployFlags;
+}
+
+/** Creates the VM, or those of a file, and does not wait. */
+export async function create(
+  terminal: Terminal,
+  globals: Globals,
+  { name, flags }: Request & { readonly flags: FileFlag },
+): Promise<void> {
+  const file = fileIn(name, flags);
+  if (file !== undefined) {
+    const { createFromFile } = await import('../objects/fromfile.ts');
+    await createFromFile(terminal, globals, VM_KIND, file);
+    return;
+  }
+  const body = bodyOf(name, flags);
+  await withCluster(terminal, globals, async (cluster) => {
+    const { namespace } = cluster;
+    const vm = await createVM(cluster, vmFrom(body, flags, { namespace }), terminal.signal);
+    await print(terminal, globals.output, listingOf(VM_KIND, [vm]));
+  });
+}
+
+/** Creates the VM and waits until it runs. @throws CommandError when it will not run; ApiError. */
+export async function deploy(terminal: Terminal, globals: Globals, { name, flags }: Request): Promise<void> {
+  const body = bodyOf(name, flags);
+  const minutes = timeoutMinutes(body);
+  await withCluster(terminal, globals, async (cluster) => {
+    const { namespace } = cluster;
+    const answerBy = Date.now() + minutes * 60_000 + ANSWER_MILLISECONDS;
+    const late = AbortSignal.timeout(minutes * 60_000);
+    const signal = AbortSignal.any([terminal.signal, late]);
+    const created = await createVM(cluster, vmFrom(body, flags, { namespace, answerBy }), signal);
+    const latest = { vm: created };
+    const progress = progressLine(terminal);
+    try {
+      await untilRunning(cluster, latest, { signal, onVersion: (vm) => progress.show(lineOf(vm)) });
+      latest.vm = await keep(cluster, latest.vm, signal);
+    } catch (error) {
+      const left = await removeFailed(cluster, latest.vm);
+      throw failureOf(error, latest.vm, { left, minutes: late.aborted ? minutes : undefined });
+    } finally {
+      progress.end();
+    }
+    await print(terminal, globals.output, listingOf(VM_KIND, [latest.vm]));
+  });
+}
+
+async function createVM(cluster: Cluster, vm: ReturnType<typeof vmFrom>, signal: AbortSignal): Promise<VM> {
+  try {
+    return await createNamed(cluster, VMS, vm, { signal });
+  } catch (error) {
+    throw inFlags(error);
+  }
+}
+
+/** Follows the VM until it runs. `latest` has its last known version. @throws CommandError when it will not run; the signal's reason. */
+async function untilRunning(
+  { client, watches }: Cluster,
+  latest: { vm: VM },
+  { signal, onVersion }: { signal: AbortSignal; onVersion: (vm: VM) => void },
+): Promise<void> {
+  const { metadata: from } = latest.vm;
+  for await (const version of follow<VM>({ client, watches, type: VMS, from, signal })) {
+    const readAgain = async () => await unlessMissing(client.get(VMS, refOf(version), { signal }));
+    const { vm, state } = await settledState(version, { waitFor: 'running' }, readAgain, signal);
+    latest.vm = vm;
+    if (state === 'done') {
+      return;
+    }
+    onVersion(vm);
+    if (state !== 'waiting') {
+      throw new CommandError(state.message, EXIT_BY_CODE[state.code] ?? EXIT.failed);
+    }
+  }
+  throw new CommandError(`VM ${from.name} was deleted before it ran`);
+}
+
+/** Takes the annotation from the VM, so that it stays. */
+async function keep({ client }: Cluster, vm: VM, signal: AbortSignal): Promise<VM> {
+  const patch = { metadata: { uid: vm.metadata.uid, annotations: { [ANSWER_BY_ANNOTATION]: null } } };
+  return await client.mergePatch<VM>(VMS, refOf(vm), patch, { signal });
+}
+
+/** Deletes the VM, and returns a sentence about it. */
+async function removeFailed({ client }: Cluster, vm: VM): Promise<string> {
+  const { name, uid, annotations = {} } = vm.metadata;
+  try {
+    const signal = AbortSignal.timeout(LAST_WRITE_MILLISECONDS);
+    await client.delete(VMS, refOf(vm), { uid, signal });
+    return `VM ${name} was deleted`;
+  } catch (error) {
+    return isConflict(error)
+      ? `VM ${name} was deleted`
+      : `VM ${name} could not be deleted (${described(error).message}). The operator deletes it at ${annotations[ANSWER_BY_ANNOTATION]}`;
+  }
+}
+
+/** Returns the error for the user. `minutes` is the time limit if it is over. */
+function failureOf(
+  error: unknown,
+  vm: VM,
+  { left, minutes }: { left: string; minutes: number | undefined },
+): CommandError {
+  const { name } = vm.metadata;
+  if (minutes !== undefined) {
+    const limit = minutes === 1 ? '1 minute' : `${minutes} minutes`;
+    return new CommandError(
+      `VM ${name} did not run within ${limit}. ${left}. It waited for: ${progressOf(vm)}`,
+      EXIT.noAnswer,
+    );
+  }
+  const { message, exitCode } = described(error);
+  return new CommandError(message.includes(left) ? message : `${message}. ${left}`, exitCode);
+}
+
+/** Returns the work of the host, or why there is no host yet. */
+function lineOf(vm: VM): string {
+  const { progress, phase = 'Pending' } = vm.status ?? {};
+  const scheduled = conditionOf(vm, 'Scheduled');
+  const waiting = scheduled?.status === 'False' ? scheduled.message : '';
+  return `${vm.metadata.name}: ${progress ?? (waiting || phase)}`;
+}
+
+function refOf({ metadata: { name, namespace = '' } }: VM): { name: string; namespace: string } {
+  return { name, namespace };
+}

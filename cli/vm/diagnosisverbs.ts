@@ -1,0 +1,35 @@
+/** The verbs that wait for VMs and say why they do not run. */
+import { type Command, Option } from 'commander';
+import { durationIn } from '../duration.ts';
+import type { Globals } from '../globals.ts';
+import type { Terminal } from '../terminal.ts';
+import { type Goal, goalIn } from './goal.ts';
+
+/** Longest wait by default, as for a deployment. */
+const LIMIT_MILLISECONDS = 600_000;
+
+export function addDiagnosisVerbs(noun: Command, terminal: Terminal): void {
+  noun
+    .command('wait')
+    .description('Wait until VMs have a state')
+    .argument('<names...>', 'names of the VMs')
+    .addOption(
+      new Option('--for <state>', 'running, ready, stopped, suspended, deleted or condition=TYPE')
+        .argParser(goalIn)
+        .makeOptionMandatory(),
+    )
+    .option('--timeout <time>', 'longest wait, for example 90s or 1h (default: 10m)', durationIn)
+    .action(async (names: string[], flags: { for: Goal; timeout?: number }, command: Command) => {
+      const { wait } = await import('./wait.ts');
+      const { for: goal, timeout = LIMIT_MILLISECONDS } = flags;
+      await wait(terminal, command.optsWithGlobals<Globals>(), { names, goal, timeout });
+    });
+  noun
+    .command('why')
+    .description('Say why a VM is not running, and what to do')
+    .argument('<name>', 'name of the VM')
+    .action(async (name: string, _flags: object, command: Command) => {
+      const { why } = await import('./why/why.ts');
+      await why(terminal, command.optsWithGlobals<Globals>(), name);
+    });
+}

@@ -1,0 +1,134 @@
+/** Works with the disks of VMs: saves them as images, commits them, pushes them, and lets them grow. */
+import { pushItem } from '../../api/http/pushitem.ts';
+import {
+  type CommitReads,
+  commitChange,
+  pushedImage,
+  resizeChange,
+  savedImage,
+} from '../../api/http/vmdisk.ts';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import { IMAGES, VM_CONFIGS, VMS } from '../../api/v1alpha1/resources.ts';
+import { unlessMissing } from '../../kube/errors.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
+import { CommandError } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { IMAGE_KIND } from '../image/kind.ts';
+import { checkImageName } from '../image/name.ts';
+import { report } from '../objects/kind.ts';
+import { createNamed } from '../objects/create.ts';
+import { getNamed } from '../objects/named.ts';
+import { print } from '../output.ts';
+import type { Terminal } from '../terminal.ts';
+import { type ImageWork, untilDone } from './imagework.ts';
+import { VM_KIND } from './kind.ts';
+
+export interface Waiting {
+  readonly wait: boolean;
+  /** Time limit in milliseconds. */
+  readonly timeout: number;
+}
+
+interface Saving extends Waiting {
+  readonly name: string;
+  readonly imageName: string;
+  readonly description?: string | undefined;
+}
+
+/** Makes an Image of the VM's disk. @throws CommandError when the copy fails or is not complete in time; ApiError. */
+export async function save(terminal: Terminal, globals: Globals, saving: Saving): Promise<void> {
+  const { name, imageName, description } = saving;
+  checkImageName(imageName);
+  await withCluster(terminal, globals, async (cluster) => {
+    const { namespace } = cluster;
+    await getNamed(cluster, VM_KIND, name, terminal.signal);
+    const made = savedImage({ namespace, name }, { imageName, description });
+    const image = await createNamed(cluster, IMAGES, made, { signal: terminal.signal });
+    await finish(terminal, globals, { cluster, image, work: 'save', waiting: saving });
+  });
+}
+
+/** Replaces the content of the VM's Image by its disk. @throws CommandError when commitChange refuses it, or as {@link save}. */
+export async function commit(
+  terminal: Terminal,
+  globals: Globals,
+  { name, description, ...waiting }: Omit<Saving, 'imageName'>,
+): Promise<void> {
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async (cluster) => {
+    const { client, namespace } = cluster;
+    const vm = await getNamed(cluster, VM_KIND, name, signal);
+    const reads: CommitReads = {
+      config: async (ref) => await unlessMissing(client.get(VM_CONFIGS, ref, { signal })),
+      image: async (ref) => await unlessMissing(client.get(IMAGES, ref, { signal })),
+    };
+    const change = await commitChange(vm, description, reads);
+    if ('refusal' in change) {
+      throw new CommandError(change.refusal);
+    }
+    const ref = { namespace, name: change.name };
+    const image = await client.mergePatch<Image>(IMAGES, ref, change.patch, { signal });
+    await finish(terminal, globals, { cluster, image, work: 'commit', waiting });
+  });
+}
+
+/** Pushes the VM's disk to a registry. @throws CommandError as {@link save}. */
+export async function push(
+  terminal: Terminal,
+  globals: Globals,
+  { name, reference, ...waiting }: Waiting & { readonly name: string; readonly reference: string },
+): Promise<void> {
+  await withCluster(terminal, globals, async (cluster) => {
+    const { namespace } = cluster;
+    await getNamed(cluster, VM_KIND, name, terminal.signal);
+    const made = pushedImage({ namespace, name }, reference);
+    const image = await createNamed(cluster, IMAGES, made, { signal: terminal.signal });
+    await finish(terminal, globals, { cluster, image, work: 'push', waiting });
+  });
+}
+
+/** Lets the disk grow to `size`, a quantity. @throws CommandError when the disk is larger already; ApiError. */
+export async function resize(
+  terminal: Terminal,
+  globals: Globals,
+  { name, size }: { readonly name: string; readonly size: string },
+): Promise<void> {
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async (cluster) => {
+    const { client, namespace } = cluster;
+    const change = resizeChange(await getNamed(cluster, VM_KIND, name, signal), size);
+    if ('refusal' in change) {
+      throw new CommandError(change.refusal);
+    }
+    const vm = await client.mergePatch(VMS, { namespace, name }, change.patch, { signal });
+    const sentence = () =>
+      `Requested a disk of ${size} for vm ${name}. A VM that runs gets it with its next start`;
+    await report(terminal, globals, { kind: VM_KIND, objects: [vm], sentence });
+  });
+}
+
+interface Begun {
+  readonly cluster: Cluster;
+  readonly image: Image;
+  readonly work: ImageWork;
+  readonly waiting: Waiting;
+}
+
+/** Waits for the end of the work if the user wants it, and writes the result. */
+async function finish(terminal: Terminal, globals: Globals, begun: Begun): Promise<void> {
+  const { work, waiting } = begun;
+  const image = waiting.wait ? await untilDone(terminal, begun) : begun.image;
+  const verb = waiting.wait ? 'Successfully finished' : 'Requested';
+  if (work !== 'push') {
+    const sentence = (name: string) => `${verb} ${work} of image ${name}`;
+    await report(terminal, globals, { kind: IMAGE_KIND, objects: [image], sentence });
+    return;
+  }
+  const item = pushItem(image);
+  if (globals.output === 'table' || globals.output === 'wide') {
+    terminal.out(`${verb} push ${item.jobName} to ${item.image}\n`);
+    return;
+  }
+  const itemOf = () => ({ name: item.jobName, ...item });
+  await print(terminal, globals.output, { rows: [item], columns: [], itemOf });
+}

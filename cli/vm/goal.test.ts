@@ -1,0 +1,61 @@
+import { expect, it } from 'vitest';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import { goalIn, reached, wordsOf } from './goal.ts';
+
+function vm(status: object, spec: object = {}, metadata: object = {}): VM {
+  return { metadata: { name: 'mac', ...metadata }, spec, status } as VM;
+}
+
+const condition = (type: string, status: string) => ({
+  conditions: [{ type, status, reason: 'Word', message: 'no image', lastTransitionTime: '' }],
+});
+const LATE = '2026-11-23T13:00:00Z';
+
+it.each([
+  ['running', { phase: 'Running' }, {}, 'yes'],
+  ['running', { phase: 'Stopping' }, {}, 'not yet'],
+  // The guest has shut down, or the host has not followed `vm start` yet.
+  ['running', { phase: 'Stopped' }, {}, 'not yet'],
+  ['running', { phase: 'Running' }, { restartRequestedAt: LATE }, 'not yet'],
+  ['running', { phase: 'Running', restartedAt: LATE }, { restartRequestedAt: LATE }, 'yes'],
+  ['ready', { phase: 'Running' }, {}, 'not yet'],
+  ['ready', { phase: 'Running', ...condition('Ready', 'True') }, {}, 'yes'],
+  ['condition=NetworkReady=false', condition('NetworkReady', 'False'), {}, 'yes'],
+  ['condition=NetworkReady', condition('NetworkReady', 'False'), {}, 'not yet'],
+  ['stopped', { phase: 'Stopping' }, { powerState: 'Stopped' }, 'not yet'],
+  ['stopped', { phase: 'Stopped' }, { powerState: 'Stopped' }, 'yes'],
+  // The guest has shut down by itself.
+  ['stopped', { phase: 'Stopped' }, {}, 'yes'],
+  ['suspended', { phase: 'Running' }, { powerState: 'Suspended' }, 'not yet'],
+  ['suspended', { phase: 'Suspended' }, { powerState: 'Suspended' }, 'yes'],
+  ['deleted', { phase: 'Running' }, {}, 'not yet'],
+] as const)('the goal %s with status %j and spec %j: %s', (goal, status, spec, result) => {
+  expect(reached(vm(status, spec), goalIn(goal))).toBe(result);
+});
+
+it.each([
+  [{ failure: { reason: 'StartFailed', message: 'no KVM', time: LATE } }, {}, {}, 'cannot run: no KVM'],
+  [condition('Stalled', 'True'), {}, {}, 'cannot run: no image'],
+  [{ phase: 'Stopped' }, { powerState: 'Stopped' }, {}, 'is to be Stopped. Start it with vm start'],
+  [{ phase: 'Running' }, {}, { deletionTimestamp: LATE }, 'is being deleted'],
+])('ends for a VM that cannot run: %j %j %j', (status, spec, metadata, failure) => {
+  expect(reached(vm(status, spec, metadata), goalIn('ready'))).toEqual({ failure: `VM mac ${failure}` });
+  expect(reached(vm(status, spec, metadata), goalIn('deleted'))).toBe('not yet');
+});
+
+it.each([
+  ['stopped', 'Suspended', 'Stop it with vm stop'],
+  ['suspended', 'Running', 'Suspend it with vm suspend'],
+  ['suspended', 'Stopped', 'Suspend it with vm suspend'],
+])('ends for a VM that is not to be %s but %s', (goal, powerState, advice) => {
+  expect(reached(vm({ phase: 'Running' }, { powerState }), goalIn(goal))).toEqual({
+    failure: `VM mac is to be ${powerState}. ${advice}`,
+  });
+});
+
+it('refuses other goals', () => {
+  expect(wordsOf(goalIn('condition=Ready'))).toBe('at condition Ready=True');
+  for (const text of ['paused', 'condition=', 'condition=Ready=maybe', '']) {
+    expect(() => goalIn(text)).toThrow('running, ready, stopped, suspended, deleted');
+  }
+});

@@ -1,0 +1,95 @@
+/** States of VMs for which the command waits. */
+import { InvalidArgumentError } from 'commander';
+import { conditionOf } from '../../api/http/conditions.ts';
+import { progressOf } from '../../api/http/deployment.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+
+const STATES = ['running', 'ready', 'stopped', 'suspended', 'deleted'] as const;
+type State = (typeof STATES)[number];
+export type Goal =
+  | { readonly state: State }
+  | { readonly state: 'condition'; readonly type: string; readonly status: string };
+
+/** Values of `spec.powerState` with which a VM can reach a state, and the advice for the others. Guests can also shut down by themselves. */
+const POWER = {
+  running: { fit: ['Running'], advice: 'Start it with vm start' },
+  ready: { fit: ['Running'], advice: 'Start it with vm start' },
+  stopped: { fit: ['Running', 'Stopped'], advice: 'Stop it with vm stop' },
+  suspended: { fit: ['Suspended'], advice: 'Suspend it with vm suspend' },
+} as const;
+
+/** State of the wait. A failure says why the VM cannot reach the goal. */
+type Reached = 'yes' | 'not yet' | { readonly failure: string };
+
+const CONDITION = /^condition=([A-Za-z][A-Za-z0-9./-]{0,315})(?:=(true|false|unknown))?$/i;
+
+export function goalIn(text: string): Goal {
+  const state = STATES.find((word) => word === text.toLowerCase());
+  if (state !== undefined) {
+    return { state };
+  }
+  const [, type, status = 'True'] = CONDITION.exec(text) ?? [];
+  if (type === undefined) {
+    throw new InvalidArgumentError(
+      `It must be ${STATES.join(', ')} or condition=TYPE, such as condition=Ready or condition=Scheduled=False.`,
+    );
+  }
+  return { state: 'condition', type, status: capitalized(status) };
+}
+
+/** Returns the goal in words, after `is`. */
+export function wordsOf(goal: Goal): string {
+  return goal.state === 'condition' ? `at condition ${goal.type}=${goal.status}` : goal.state;
+}
+
+/** Reports whether the VM has reached the goal. A VM that still exists is not deleted. */
+export function reached(vm: VM, goal: Goal): Reached {
+  if (goal.state === 'deleted') {
+    return 'not yet';
+  }
+  if (goal.state === 'condition') {
+    return conditionOf(vm, goal.type)?.status === goal.status ? 'yes' : 'not yet';
+  }
+  const failure = failureOf(vm, goal.state);
+  return failure === undefined ? isIn(vm, goal.state) : { failure };
+}
+
+function isIn(vm: VM, state: keyof typeof POWER): Reached {
+  if (state === 'running' || state === 'ready') {
+    return runs(vm, state);
+  }
+  return vm.status?.phase?.toLowerCase() === state ? 'yes' : 'not yet';
+}
+
+/** A restart that is requested has to happen first. Until then the phase is that of the earlier run. */
+function runs({ spec, status = {} }: VM, state: 'running' | 'ready'): Reached {
+  const isRestarted = spec.restartRequestedAt === undefined || spec.restartRequestedAt === status.restartedAt;
+  const isReady = state === 'running' || conditionOf({ status }, 'Ready')?.status === 'True';
+  return status.phase === 'Running' && isRestarted && isReady ? 'yes' : 'not yet';
+}
+
+/** Returns why the VM does not reach the state without the help of a user. Returns undefined if it can. */
+function failureOf(vm: VM, state: keyof typeof POWER): string | undefined {
+  const { metadata, spec, status = {} } = vm;
+  const { name } = metadata;
+  if (metadata.deletionTimestamp !== undefined) {
+    return `VM ${name} is being deleted`;
+  }
+  const stalled = conditionOf(vm, 'Stalled');
+  const final = status.failure ?? (stalled?.status === 'True' ? stalled : undefined);
+  if (final !== undefined) {
+    return `VM ${name} cannot run: ${final.message || final.reason}`;
+  }
+  const wanted = spec.powerState ?? 'Running';
+  const { fit, advice } = POWER[state];
+  return fit.some((one) => one === wanted) ? undefined : `VM ${name} is to be ${wanted}. ${advice}`;
+}
+
+/** Returns the thing that the VM waits for, for people. */
+export function obstacleOf(vm: VM): string {
+  return vm.metadata.deletionTimestamp === undefined ? progressOf(vm) : 'the end of the machine on its host';
+}
+
+function capitalized(word: string): string {
+  return word.charAt(0).toUpperCase() + word.slice(1).toLowerCase();
+}

@@ -1,0 +1,107 @@
+/** Follows the work of a host on an image: a save, a commit or a push. */
+import { conditionOf, notReadyMessage } from '../../api/http/conditions.ts';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import { IMAGES } from '../../api/v1alpha1/resources.ts';
+import { follow } from '../../kube/follow.ts';
+import type { Cluster } from '../cluster.ts';
+import { timeText } from '../duration.ts';
+import { CommandError, EXIT, Interrupted } from '../errors.ts';
+import { progressLine } from '../progress.ts';
+import { estimator } from '../remaining.ts';
+import type { Terminal } from '../terminal.ts';
+
+export type ImageWork = 'save' | 'commit' | 'push';
+
+interface Work {
+  readonly cluster: Cluster;
+  /** Version of the Image that requests the work. */
+  readonly image: Image;
+  readonly work: ImageWork;
+  /** Time limit in milliseconds. */
+  readonly waiting: { readonly timeout: number };
+}
+
+/** Returns the Image after the end of the work. @throws CommandError when it fails, or is not complete in time; ApiError. */
+export async function untilDone(terminal: Terminal, { cluster, image, work, waiting }: Work): Promise<Image> {
+  const { client, watches } = cluster;
+  const { metadata: from } = image;
+  const late = AbortSignal.timeout(waiting.timeout);
+  const signal = AbortSignal.any([terminal.signal, late]);
+  const progress = progressLine(terminal);
+  const estimate = estimator();
+  let latest = image;
+  try {
+    for await (const version of follow<Image>({ client, watches, type: IMAGES, from, signal })) {
+      latest = version;
+      const result = resultOf(version, work);
+      if (result === 'done') {
+        return version;
+      }
+      if (result !== 'waiting') {
+        throw new CommandError(`The ${work} of image ${from.name} failed: ${result.failure}`);
+      }
+      progress.show(lineOf(version, work, estimate));
+    }
+    throw new CommandError(`Image ${from.name} was deleted before the end of the ${work}`);
+  } catch (error) {
+    const command = `${terminal.name} image get ${from.name}`;
+    throw ended(error, { latest, work, command, limit: late.aborted ? waiting.timeout : undefined });
+  } finally {
+    progress.end();
+  }
+}
+
+type Result = 'done' | 'waiting' | { readonly failure: string };
+
+/** Returns the result of the work that the spec of the Image requests. */
+export function resultOf(image: Image, work: ImageWork): Result {
+  const stalled = conditionOf(image, 'Stalled');
+  if (stalled?.status === 'True') {
+    return { failure: stalled.message || stalled.reason };
+  }
+  if (work === 'save') {
+    return conditionOf(image, 'Ready')?.status === 'True' ? 'done' : 'waiting';
+  }
+  return resultOfAction(image, work);
+}
+
+/** A result of an earlier request does not count. */
+function resultOfAction({ spec, status = {} }: Image, work: 'commit' | 'push'): Result {
+  const wanted = spec[work]?.requestedAt;
+  const last = work === 'commit' ? status.lastCommit : status.lastPush;
+  if (last?.result === undefined || last.requestedAt !== wanted) {
+    return 'waiting';
+  }
+  return last.result === 'Succeeded' ? 'done' : { failure: last.message || last.result };
+}
+
+function lineOf(image: Image, work: ImageWork, estimate: (percent: number) => string): string {
+  const { phase = 'Pending', progressPercent: percent } = image.status ?? {};
+  const state = percent === undefined ? (notReadyMessage(image) ?? phase) : estimate(percent);
+  return `${work} of image ${image.metadata.name}: ${state}`;
+}
+
+/** Returns the error for the user. `limit` is the time limit if it is over. The work goes on without the command. */
+function ended(
+  error: unknown,
+  {
+    latest,
+    work,
+    command,
+    limit,
+  }: { latest: Image; work: ImageWork; command: string; limit: number | undefined },
+): unknown {
+  const { name } = latest.metadata;
+  const goesOn = `The ${work} of image ${name} goes on. ${command} shows its state`;
+  if (error instanceof Interrupted) {
+    return new CommandError(`${error.message}. ${goesOn}`, EXIT.interrupted);
+  }
+  if (limit === undefined) {
+    return error;
+  }
+  const waitsFor = notReadyMessage(latest);
+  return new CommandError(
+    `The ${work} of image ${name} did not end within ${timeText(limit)}${waitsFor === undefined ? '' : `: ${waitsFor}`}. ${goesOn}`,
+    EXIT.noAnswer,
+  );
+}

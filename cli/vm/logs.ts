@@ -1,0 +1,52 @@
+/** Shows what a VM has written to its serial console. */
+import { once } from 'node:events';
+import { StringDecoder } from 'node:string_decoder';
+import { withCluster } from '../cluster.ts';
+import type { Globals } from '../globals.ts';
+import { getNamed } from '../objects/named.ts';
+import { streamPath, withoutPod } from '../streams/machine.ts';
+import type { Terminal } from '../terminal.ts';
+import { printableLines } from '../text.ts';
+import { VM_KIND } from './kind.ts';
+
+export interface LogFlags {
+  readonly follow?: boolean;
+  /** Number of the last lines. */
+  readonly tail?: number;
+  /** Age of the oldest line in seconds. */
+  readonly since?: number;
+}
+
+export async function logs(
+  terminal: Terminal,
+  globals: Globals,
+  { name, flags }: { name: string; flags: LogFlags },
+): Promise<void> {
+  const { signal } = terminal;
+  const { follow = false, tail, since } = flags;
+  const shown = process.stdout.isTTY ? shownOnTerminal() : (chunk: Buffer) => chunk;
+  await withCluster(terminal, globals, async (cluster) => {
+    await getNamed(cluster, VM_KIND, name, signal);
+    const path = streamPath(cluster, name, 'log', [
+      ['follow', follow],
+      ...(tail === undefined ? [] : [['tailLines', tail] as const]),
+      ...(since === undefined ? [] : [['sinceSeconds', since] as const]),
+    ]);
+    try {
+      for await (const chunk of await cluster.watches.stream(path, signal)) {
+        if (!process.stdout.write(shown(chunk))) {
+          await once(process.stdout, 'drain', { signal });
+        }
+      }
+    } catch (error) {
+      signal.throwIfAborted();
+      throw withoutPod(error, name);
+    }
+  });
+}
+
+/** Returns a function that takes each piece of the log. Guests could else control the terminal of a user who only reads. */
+function shownOnTerminal(): (chunk: Buffer) => string {
+  const decoder = new StringDecoder();
+  return (chunk) => printableLines(decoder.write(chunk));
+}

@@ -1,0 +1,153 @@
+/** Forwards ports of this machine to ports of a VM. */
+import { once } from 'node:events';
+import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import { codeOf, messageOf } from '../../base/errors.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
+import { CommandError, described, EXIT } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { runningVM } from '../streams/machine.ts';
+import { carry } from '../streams/ports.ts';
+import type { Terminal } from '../terminal.ts';
+import type { PortPair } from './portpair.ts';
+
+/** Address that only programs of this machine reach. */
+const LOOPBACK = '127.0.0.1';
+/** Limit of connections at once. A host allows fewer streams of one VM. */
+const CONNECTIONS = 64;
+
+/** Forwards the ports until the user ends it. @throws CommandError when a port is in use, or the user lacks rights; ApiError. */
+export async function portForward(
+  terminal: Terminal,
+  globals: Globals,
+  { name, pairs }: { name: string; pairs: readonly PortPair[] },
+): Promise<void> {
+  await withCluster(terminal, globals, async (cluster) => {
+    const vm = await runningVM(cluster, name, terminal.signal);
+    await using forwards = new Forwards(terminal, cluster, vm);
+    for (const pair of pairs) {
+      const port = await forwards.open(pair);
+      terminal.out(`Forwarding ${LOOPBACK}:${port} to port ${pair.remote} of VM ${name}\n`);
+    }
+    await forwards.ended();
+  });
+}
+
+/** Carries one connection over the standard input and output, for programs such as ssh. */
+export async function forwardInput(
+  terminal: Terminal,
+  globals: Globals,
+  { name, port }: { name: string; port: number },
+): Promise<void> {
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async (cluster) => {
+    await runningVM(cluster, name, signal);
+    await carry(cluster, { name, port }, { from: process.stdin, to: process.stdout }, signal);
+  });
+}
+
+/** Ports of this machine that lead to one VM. */
+export class Forwards implements AsyncDisposable {
+  readonly #terminal: Terminal;
+  readonly #cluster: Cluster;
+  readonly #vm: VM;
+  readonly #servers: Server[] = [];
+  readonly #stop = new AbortController();
+  readonly #open = new Set<Promise<void>>();
+
+  constructor(terminal: Terminal, cluster: Cluster, vm: VM) {
+    this.#terminal = terminal;
+    this.#cluster = cluster;
+    this.#vm = vm;
+    terminal.signal.addEventListener('abort', () => this.#stop.abort());
+  }
+
+  /** Returns the port of this machine. @throws CommandError when it is in use. */
+  async open({ local, remote }: PortPair): Promise<number> {
+    const server = createServer({ allowHalfOpen: true, noDelay: true }, (socket) => {
+      const carried = this.#carry(socket, remote);
+      this.#open.add(carried);
+      void carried.finally(() => this.#open.delete(carried));
+    });
+    server.maxConnections = CONNECTIONS;
+    this.#servers.push(server);
+    try {
+      await once(server.listen(local, LOOPBACK), 'listening');
+    } catch (error) {
+      throw new CommandError(
+        codeOf(error) === 'EADDRINUSE'
+          ? `Port ${local} of this machine is in use. Choose another one, or :${remote} for a free one`
+          : `Port ${local} of this machine: ${messageOf(error)}`,
+      );
+    }
+    return (server.address() as AddressInfo).port;
+  }
+
+  /** Resolves when the user ends the command. @throws the error after which no connection can work. */
+  async ended(): Promise<void> {
+    const { signal } = this.#stop;
+    if (!signal.aborted) {
+      await once(signal, 'abort');
+    }
+    if (signal.reason instanceof FinalError) {
+      throw signal.reason.cause;
+    }
+  }
+
+  /** Ends the forwards as {@link ended} for the user. */
+  end(): void {
+    this.#stop.abort();
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.#stop.abort();
+    for (const server of this.#servers) {
+      server.close();
+    }
+    await Promise.all(this.#open);
+  }
+
+  /** Carries one connection. Never rejects. */
+  async #carry(socket: Socket, port: number): Promise<void> {
+    const { signal } = this.#stop;
+    // Users of the socket see its errors in their pipeline. Without a listener, an error before that would end the process.
+    socket.on('error', () => undefined);
+    const { name } = this.#vm.metadata;
+    try {
+      await this.#requireSameVM(signal);
+      await carry(this.#cluster, { name, port }, { from: socket, to: socket }, signal);
+    } catch (error) {
+      if (!signal.aborted) {
+        this.#tell(error);
+      }
+    } finally {
+      socket.destroy();
+    }
+  }
+
+  /** Somebody else may have made another VM of this name meanwhile. @throws CommandError when the VM does not exist or does not run; ApiError. */
+  async #requireSameVM(signal: AbortSignal): Promise<void> {
+    const { name, uid } = this.#vm.metadata;
+    const { metadata } = await runningVM(this.#cluster, name, signal);
+    if (metadata.uid !== uid) {
+      throw new CommandError(
+        `VM ${name} was deleted, and another VM has its name now. Connect again`,
+        EXIT.notFound,
+      );
+    }
+  }
+
+  #tell(error: unknown): void {
+    const { exitCode, message } = described(error);
+    if (exitCode === EXIT.denied || exitCode === EXIT.notFound) {
+      this.#stop.abort(new FinalError('', { cause: error }));
+      return;
+    }
+    this.#terminal.err(`error: ${message}\n`);
+  }
+}
+
+/** Reason why no connection can work. */
+class FinalError extends Error {
+  override readonly name = 'FinalError';
+}

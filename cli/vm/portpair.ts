@@ -1,0 +1,34 @@
+/** Ports on the command line. */
+import { InvalidArgumentError } from 'commander';
+import { SCREEN_PORT, SCREEN_PORT_NAME } from '../../api/v1alpha1/names.ts';
+
+/** Port of this machine that leads to a port of a VM. */
+export interface PortPair {
+  /** 0 for a free one. */
+  readonly local: number;
+  readonly remote: number;
+}
+
+const PORTS = 65_535;
+
+/** Adds a pair: `LOCAL:REMOTE`, `REMOTE` for the same number, or `:REMOTE` for a free one. */
+export function pairIn(text: string, before: readonly PortPair[] = []): readonly PortPair[] {
+  const [local = '', remote = local, ...more] = text.split(':');
+  if (more.length > 0) {
+    throw new InvalidArgumentError('It must have the form LOCAL:REMOTE, REMOTE or :REMOTE.');
+  }
+  const target = remoteIn(remote);
+  return [...before, { local: local === '' ? 0 : local === remote ? target : portIn(local), remote: target }];
+}
+
+function remoteIn(text: string): number {
+  return text === SCREEN_PORT_NAME ? SCREEN_PORT : portIn(text);
+}
+
+function portIn(text: string): number {
+  const port = /^\d{1,5}$/.test(text) ? Number(text) : 0;
+  if (port < 1 || port > PORTS) {
+    throw new InvalidArgumentError(`A port must be a number from 1 to ${PORTS}, or ${SCREEN_PORT_NAME}.`);
+  }
+  return port;
+}

@@ -1,0 +1,31 @@
+/** Starts, stops, restarts, suspends and resumes VMs. The hosts follow later. */
+import { type PowerCommand, powerChange } from '../../api/http/vmpower.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
+import { withCluster } from '../cluster.ts';
+import { CommandError } from '../errors.ts';
+import type { Globals } from '../globals.ts';
+import { report } from '../objects/kind.ts';
+import { forEachName, getNamed } from '../objects/named.ts';
+import type { Terminal } from '../terminal.ts';
+import { VM_KIND } from './kind.ts';
+
+export async function power(
+  terminal: Terminal,
+  globals: Globals,
+  { names, word }: { names: readonly string[]; word: PowerCommand },
+): Promise<void> {
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async (cluster) => {
+    const { client, namespace } = cluster;
+    const { done: objects, rethrow } = await forEachName(names, async (name) => {
+      const change = powerChange(await getNamed(cluster, VM_KIND, name, signal), word);
+      if ('refusal' in change) {
+        throw new CommandError(change.refusal);
+      }
+      return await client.mergePatch(VMS, { namespace, name }, change.patch, { signal });
+    });
+    const sentence = (name: string) => `Requested ${word} of vm ${name}`;
+    await report(terminal, globals, { kind: VM_KIND, objects, sentence });
+    rethrow();
+  });
+}

@@ -1,0 +1,82 @@
+import { execFileSync } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { delimiter, join } from 'node:path';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { ssh } from './ssh.ts';
+
+let folder: string;
+let server: Server;
+let kubeconfig: string;
+let uid: string;
+let context: { name: string; namespace?: string };
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-ssh-'));
+  // The stand-in for ssh writes its arguments.
+  await writeFile(join(folder, 'ssh'), `#!/bin/sh\nprintf '%s\\n' "$@" > ${folder}/arguments\n`, {
+    mode: 0o700,
+  });
+  vi.stubEnv('PATH', `${folder}${delimiter}${process.env['PATH']}`);
+  server = createServer((_request, response) => {
+    response.setHeader('content-type', 'application/json');
+    const metadata = { name: 'desk', namespace: 'berth', uid };
+    response.end(JSON.stringify({ metadata, spec: {}, status: { phase: 'Running' } }));
+  });
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  kubeconfig = join(folder, 'kubeconfig');
+  uid = '7d9f2b1c-1111-4222-8333-0123456789ab';
+  context = { name: 'a' };
+});
+
+afterEach(async () => {
+  vi.unstubAllEnvs();
+  server.close();
+  await rm(folder, { recursive: true });
+});
+
+async function login(): Promise<void> {
+  const { port } = server.address() as AddressInfo;
+  const { name, namespace } = context;
+  const document = {
+    clusters: [{ name: 'a', cluster: { server: `http://127.0.0.1:${port}` } }],
+    contexts: [{ name, context: { cluster: 'a', user: 'a', namespace } }],
+    users: [{ name: 'a', user: { token: 'a' } }],
+  };
+  await writeFile(kubeconfig, JSON.stringify(document));
+  const ignored = () => undefined;
+  const { signal } = new AbortController();
+  await ssh(
+    { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
+    { kubeconfig, context: name, output: 'table' },
+    { name: 'desk', user: undefined, command: [] },
+  );
+}
+
+it('knows the key of a VM by its UID', async () => {
+  await login();
+  expect(await readFile(join(folder, 'arguments'), 'utf8')).toContain(`HostKeyAlias=${uid}`);
+});
+
+it.each(['*', 'a\n*', '"@cert-authority *', ''])('starts no ssh for the UID %j', async (hostile) => {
+  uid = hostile;
+  await expect(login()).rejects.toThrow('UID');
+});
+
+it('starts no ssh for a namespace that would be a command in the shell fish', async () => {
+  context = { name: 'a', namespace: String.raw`\'(touch hit)\'` };
+  await expect(login()).rejects.toThrow('No namespace can have the name');
+});
+
+it('gives ssh a command whose words no shell changes', async () => {
+  context = { name: String.raw`it's a \'(touch hit)\' $(touch hit)` };
+  await login();
+  const [, proxy = ''] = /^ProxyCommand=(.*)$/m.exec(await readFile(join(folder, 'arguments'), 'utf8')) ?? [];
+  const words = execFileSync('sh', ['-c', `printf '%s\\n' ${proxy}`], { encoding: 'utf8', cwd: folder });
+  expect(words.split('\n')).toContain(context.name);
+  // In fish, a backslash in single quotes has a meaning.
+  expect(proxy.replace(/"[^"]*"/g, '')).not.toContain('\\');
+});

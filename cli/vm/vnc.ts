@@ -1,0 +1,62 @@
+/** Shows the screen of a VM in a viewer of this machine. */
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { SCREEN_PORT } from '../../api/v1alpha1/names.ts';
+import { withCluster } from '../cluster.ts';
+import type { Globals } from '../globals.ts';
+import { runningVM } from '../streams/machine.ts';
+import type { Terminal } from '../terminal.ts';
+import { Forwards } from './portforward.ts';
+
+interface Viewer {
+  readonly program: string;
+  readonly argument: (port: number) => string;
+  /** Whether the program runs as long as the viewer does. */
+  readonly stays: boolean;
+}
+
+const address = (port: number): string => `vnc://127.0.0.1:${port}`;
+/** Viewers in the order of trial. */
+const VIEWERS: readonly Viewer[] = [
+  // Two colons are in front of a port, and one in front of the number of a display.
+  { program: 'vncviewer', argument: (port) => `127.0.0.1::${port}`, stays: true },
+  { program: 'remote-viewer', argument: address, stays: true },
+  { program: process.platform === 'darwin' ? 'open' : 'xdg-open', argument: address, stays: false },
+];
+
+/** Opens a viewer. The address is printed too, for other viewers. Ends with the viewer or by the user. */
+export async function vnc(terminal: Terminal, globals: Globals, name: string): Promise<void> {
+  await withCluster(terminal, globals, async (cluster) => {
+    const vm = await runningVM(cluster, name, terminal.signal);
+    await using forwards = new Forwards(terminal, cluster, vm);
+    const port = await forwards.open({ local: 0, remote: SCREEN_PORT });
+    terminal.out(`The screen of VM ${name} is at ${address(port)}\n`);
+    const viewer = hasScreen(terminal) ? await openViewer(port) : undefined;
+    if (viewer === undefined) {
+      terminal.err('No viewer was found. Open this address in a VNC viewer. Ctrl+C ends\n');
+    } else if (viewer.stays) {
+      void viewer.ended.then(() => forwards.end());
+    }
+    await forwards.ended();
+  });
+}
+
+/** Returns whether a viewer could show something here. */
+function hasScreen({ environment }: Terminal): boolean {
+  const { DISPLAY: x11 = '', WAYLAND_DISPLAY: wayland = '' } = environment;
+  return process.platform === 'darwin' || x11 + wayland !== '';
+}
+
+/** Starts the first viewer that exists. It may outlive this command. */
+async function openViewer(port: number): Promise<{ stays: boolean; ended: Promise<unknown> } | undefined> {
+  for (const { program, argument, stays } of VIEWERS) {
+    const child = spawn(program, [argument(port)], { stdio: 'ignore' });
+    try {
+      await once(child, 'spawn');
+      return { stays, ended: once(child, 'exit') };
+    } catch {
+      // The next one may exist.
+    }
+  }
+  return undefined;
+}

@@ -1,0 +1,267 @@
+/** Finds out why a VM is not running, from its status and the objects beside it. All functions are pure. */
+import { conditionOf } from '../../../api/http/conditions.ts';
+import type { Condition } from '../../../api/v1alpha1/conditions.ts';
+import type { Stored } from '../../../api/http/imageitem.ts';
+import {
+  classOf,
+  isReason,
+  isSeen,
+  REASON_CLASSES,
+  type ReasonClass,
+  type ReasonEntry,
+  REASONS,
+} from '../../../api/v1alpha1/reasons.ts';
+import type { VM } from '../../../api/v1alpha1/vm.ts';
+import type { Node, Pod } from '../../../kube/core.ts';
+import { placementAdvice } from './placement.ts';
+
+/** Parts of the way to a VM that runs, in its order. */
+export const AREAS = ['scheduler', 'quota', 'image', 'network', 'host', 'machine', 'guest'] as const;
+export type Area = (typeof AREAS)[number];
+
+/** Objects from which the diagnosis is made. An object is absent if it does not exist or the user may not read it. */
+export interface Seen {
+  readonly vm: VM;
+  readonly pod?: Pod | undefined;
+  /** Image or ISO that the VM names. */
+  readonly image?: Pick<Stored, 'metadata' | 'status'> | undefined;
+  /** All Nodes. */
+  readonly nodes?: readonly Node[] | undefined;
+}
+
+interface Problem {
+  readonly area: Area;
+  readonly reason: string;
+  readonly message: string;
+  /** Steps for the user. If absent, the catalogue of reasons has the step. */
+  readonly todo?: readonly string[];
+}
+
+interface Check {
+  readonly area: Area;
+  /** `off` is the machine of a VM that is to be stopped or suspended. */
+  readonly state: 'ok' | 'problem' | 'off' | 'not yet';
+  readonly message: string;
+}
+
+export interface Diagnosis {
+  readonly name: string;
+  readonly namespace: string;
+  readonly phase: string;
+  /** Whether the VM runs and its guest is ready. */
+  readonly ok: boolean;
+  /** Part of the way that stops the VM; absent if the VM runs, or only needs time. */
+  readonly area?: Area;
+  readonly reason?: string;
+  /** Sentence of the host, the scheduler or the API server. */
+  readonly message: string;
+  /** Meaning of the reason. */
+  readonly meaning?: string;
+  readonly class?: ReasonClass;
+  /** What happens next. */
+  readonly outlook?: string;
+  readonly todo: readonly string[];
+  readonly checks: readonly Check[];
+}
+
+/** Reasons that name the network, with those of the condition NetworkReady. */
+const NETWORK_REASONS: ReadonlySet<string> = new Set([
+  'NATSelfHealFailed',
+  'NetworkUnavailable',
+  'NetworkModeUnsupported',
+  'PortsNeedNAT',
+  'PortTaken',
+  'PortNotReservable',
+  'NoFreePort',
+]);
+const HOST_REASONS: ReadonlySet<string> = new Set(['HostLost', 'HostUnreachable', 'HostDiskFull', 'Evicted']);
+const QUOTA = /exceeded quota: ([^,\s]+)/;
+
+export function diagnose(seen: Seen): Diagnosis {
+  const { vm } = seen;
+  const { name, namespace = '' } = vm.metadata;
+  const phase = phaseOf(vm);
+  const problem = FINDERS.map((find) => find(seen)).find((found) => found !== undefined);
+  const known = { name, namespace, phase, checks: checksOf(vm, problem) };
+  if (problem !== undefined) {
+    return { ...known, ok: false, ...explained(problem) };
+  }
+  return conditionOf(vm, 'Ready')?.status === 'True'
+    ? { ...known, ok: true, message: `VM ${name} runs, and nothing is wrong`, todo: [] }
+    : { ...known, ok: false, message: waitsFor(vm, phase), todo: [patience(phase)] };
+}
+
+function phaseOf({ metadata, status = {} }: VM): string {
+  return metadata.deletionTimestamp === undefined ? (status.phase ?? 'Pending') : 'Terminating';
+}
+
+/** Adds the words of the catalogue to a problem. A host of another release may have reasons that the catalogue does not contain. */
+function explained({ area, reason, message, todo }: Problem) {
+  const entry: ReasonEntry | undefined = isReason(reason) ? REASONS[reason] : undefined;
+  const known = classOf(reason, 'VM');
+  return {
+    area,
+    reason,
+    message,
+    ...(entry && { meaning: entry.says }),
+    ...(known && { class: known, outlook: REASON_CLASSES[known] }),
+    todo: todo ?? (entry?.todo === undefined ? [] : [entry.todo]),
+  };
+}
+
+/** Functions that find a problem, the most certain one first. */
+const FINDERS: readonly ((seen: Seen) => Problem | undefined)[] = [
+  deletion,
+  failure,
+  placement,
+  silentHost,
+  missingImage,
+  ({ vm }) => fault(vm, 'UserDataReady', 'guest'),
+  ({ vm }) => fault(vm, 'NetworkReady', 'network'),
+  power,
+  notReady,
+];
+
+function deletion({ vm }: Seen): Problem | undefined {
+  return vm.metadata.deletionTimestamp === undefined
+    ? undefined
+    : {
+        area: 'host',
+        reason: 'Terminating',
+        message: 'The VM is being deleted',
+        todo: [
+          'Wait until it is gone, and create it again. If its host is away, the deletion waits for the host',
+        ],
+      };
+}
+
+function failure({ vm }: Seen): Problem | undefined {
+  const { failure: recorded } = vm.status ?? {};
+  const stalled = conditionOf(vm, 'Stalled');
+  const { reason, message } = recorded ?? (stalled?.status === 'True' ? stalled : {});
+  return reason === undefined ? undefined : { area: areaOf(reason), reason, message: message || reason };
+}
+
+function placement(seen: Seen): Problem | undefined {
+  const scheduled = conditionOf(seen.vm, 'Scheduled');
+  if (scheduled?.status !== 'False') {
+    return undefined;
+  }
+  const { reason, message } = scheduled;
+  if (reason === 'Unschedulable') {
+    return { area: 'scheduler', reason, message, todo: placementAdvice(message, seen) };
+  }
+  const [, quota] = QUOTA.exec(message) ?? [];
+  return quota === undefined
+    ? { area: reason === 'PodRefused' ? 'quota' : 'scheduler', reason, message }
+    : {
+        area: 'quota',
+        reason,
+        message,
+        todo: [
+          `Delete VMs of the namespace, make the VM smaller, or ask an admin to raise the ResourceQuota ${quota}`,
+        ],
+      };
+}
+
+function silentHost({ vm }: Seen): Problem | undefined {
+  const ready = conditionOf(vm, 'Ready');
+  return ready !== undefined && HOST_REASONS.has(ready.reason) ? problemOf('host', ready) : undefined;
+}
+
+/** Returns the problem of the image, with the words of the Image object if it is the cause. */
+function missingImage({ vm, image }: Seen): Problem | undefined {
+  const found = fault(vm, 'ImageReady', 'image');
+  const ready = image && conditionOf(image, 'Ready');
+  if (found === undefined || ready === undefined || ready.status === 'True') {
+    return found;
+  }
+  return {
+    ...found,
+    message: `${found.message}. Image ${image?.metadata.name}: ${ready.message || ready.reason}`,
+  };
+}
+
+function power({ vm: { metadata, spec, status = {} } }: Seen): Problem | undefined {
+  const { phase = 'Pending' } = status;
+  const wanted = spec.powerState ?? 'Running';
+  if (phase !== 'Stopped' && phase !== 'Suspended') {
+    return undefined;
+  }
+  const isWanted = wanted === phase;
+  const reason = isWanted ? phase : 'GuestShutdown';
+  const message = isWanted ? `spec.powerState asks for ${wanted}` : 'The guest has powered itself off';
+  const verb = phase === 'Suspended' ? 'resume' : 'start';
+  return { area: 'machine', reason, message, todo: [`Start it again: vm ${verb} ${metadata.name}`] };
+}
+
+/** Returns the fault that the condition Ready names. Before the first run, its reason may be only the present step. */
+function notReady({ vm }: Seen): Problem | undefined {
+  const ready = conditionOf(vm, 'Ready');
+  if (ready === undefined || ready.status === 'True') {
+    return undefined;
+  }
+  const isStep = classOf(ready.reason, 'VM') === 'state' || (!isReason(ready.reason) && ready.message === '');
+  return isStep ? undefined : problemOf(areaOf(ready.reason), ready);
+}
+
+function fault(vm: VM, type: string, area: Area): Problem | undefined {
+  const condition = conditionOf(vm, type);
+  return condition?.status === 'False' ? problemOf(area, condition) : undefined;
+}
+
+function problemOf(area: Area, { reason, message }: Condition): Problem {
+  return { area, reason, message: message || reason };
+}
+
+function areaOf(reason: string): Area {
+  if (NETWORK_REASONS.has(reason)) {
+    return 'network';
+  }
+  if (HOST_REASONS.has(reason)) {
+    return 'host';
+  }
+  if (isSeen(reason, 'VM', 'ImageReady') || reason === 'NoImage') {
+    return 'image';
+  }
+  return reason === 'NotReady' || isSeen(reason, 'VM', 'UserDataReady') ? 'guest' : 'machine';
+}
+
+function waitsFor(vm: VM, phase: string): string {
+  const { progress } = vm.status ?? {};
+  const told = ['Scheduled', 'Ready'].map((type) => conditionOf(vm, type)?.message).find(Boolean);
+  if (vm.status === undefined) {
+    return 'The operator has not looked at the VM yet';
+  }
+  return progress ?? told ?? `The phase is ${phase}`;
+}
+
+function patience(phase: string): string {
+  return phase === 'Pending'
+    ? 'Wait. If this stays for a minute, check that the operator and the scheduler of the cluster run'
+    : 'Wait. The host is at work';
+}
+
+function checksOf(vm: VM, problem: Problem | undefined): Check[] {
+  const { status = {} } = vm;
+  const isOn = (type: string) => conditionOf(vm, type)?.status === 'True';
+  const runs = status.phase === 'Running';
+  const passed: Record<Area, boolean> = {
+    scheduler: status.nodeName !== undefined,
+    quota: status.nodeName !== undefined || conditionOf(vm, 'Scheduled')?.reason === 'Unschedulable',
+    image: runs || isOn('ImageReady') || status.firstRunningTime !== undefined,
+    network: isOn('NetworkReady'),
+    host: status.nodeName !== undefined && conditionOf(vm, 'Ready')?.status !== 'Unknown',
+    machine: runs,
+    guest: isOn('Ready'),
+  };
+  return AREAS.map((area) => {
+    if (problem?.area === area) {
+      const isOff = problem.reason === 'Stopped' || problem.reason === 'Suspended';
+      return { area, state: isOff ? 'off' : 'problem', message: problem.message };
+    }
+    return passed[area]
+      ? { area, state: 'ok', message: area === 'scheduler' ? `Host ${status.nodeName}` : '' }
+      : { area, state: 'not yet', message: '' };
+  });
+}

@@ -1,0 +1,82 @@
+/** Advice for VMs that no host can take. */
+import { HOST_KEY, TAG_LABEL_PREFIX } from '../../../api/v1alpha1/names.ts';
+import { type Obstacle, obstaclesIn } from '../../../api/v1alpha1/obstacles.ts';
+import type { Node, NodeSelectorRequirement, Pod } from '../../../kube/core.ts';
+
+interface Seen {
+  /** Pod of the VM, which has the requests of the VM with those of its config. */
+  readonly pod?: Pod | undefined;
+  readonly nodes?: readonly Node[] | undefined;
+}
+
+const ADVICE: Readonly<Record<Obstacle, string>> = {
+  slot: 'All slots are taken: delete VMs that nobody needs, or add hosts',
+  macosGuests: 'A host may run two macOS guests: delete one, or add hosts',
+  sharedDisk: 'Another VM uses the shared disk: delete it, or wait for its end',
+  cpu: 'Ask for fewer processors, delete VMs, or add hosts',
+  memory: 'Ask for less memory, delete VMs, or add hosts',
+  disk: 'Ask for a smaller disk, delete VMs, or add hosts',
+  port: 'Reserve another port of the host, or delete the VM that holds it',
+  nat: 'The network of a host is broken: an admin has to repair the host, and its Node says what is wrong',
+  dedicated: 'Hosts belong to other namespaces: ask an admin for a host of this namespace',
+  unreachable: 'Hosts are silent: an admin has to look at the hosts and their agents',
+  cordoned: 'Hosts are cordoned: ask an admin whether they can take VMs again',
+};
+
+/** Returns the steps for a VM with this message in its condition Scheduled. */
+export function placementAdvice(message: string, { pod, nodes }: Seen): string[] {
+  const hosts = nodes?.filter(({ metadata }) => metadata.labels?.[HOST_KEY] !== undefined);
+  if (hosts?.length === 0) {
+    return ['The cluster has no hosts: add one, see docs/operate/hosts.md'];
+  }
+  const obstacles = obstaclesIn(message);
+  if (obstacles === undefined) {
+    return matchAdvice(pod, hosts);
+  }
+  const steps = [...obstacles].sort(([, a], [, b]) => b - a).map(([obstacle]) => ADVICE[obstacle]);
+  return steps.length === 0
+    ? ['Read the message of the scheduler, and compare the VM with the hosts']
+    : steps;
+}
+
+/** Returns the steps if no host matches the VM. Each request that no known host meets is named. */
+function matchAdvice(pod: Pod | undefined, hosts: readonly Node[] | undefined): string[] {
+  const requests = requestsOf(pod);
+  const unmet = requests.filter(({ isMetBy }) => hosts !== undefined && !hosts.some(isMetBy));
+  const named = (unmet.length > 0 ? unmet : requests).map(({ text }) => text).join(', ');
+  const known = unmet.length > 0 ? 'No host has' : 'The VM requests';
+  return named === ''
+    ? ['Ask an admin whether the cluster has hosts: none can take this VM']
+    : [`${known} ${named}: change the VM, or ask an admin for such a host`];
+}
+
+interface Request {
+  readonly text: string;
+  readonly isMetBy: (host: Node) => boolean;
+}
+
+function requestsOf(pod: Pod | undefined): Request[] {
+  const required = pod?.spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
+  const [term] = required?.nodeSelectorTerms ?? [];
+  const byLabel = (term?.matchExpressions ?? []).flatMap((requirement) => labelRequest(requirement) ?? []);
+  const byName = (term?.matchFields ?? [])
+    .filter(({ operator }) => operator === 'In')
+    .map(({ values = [] }) => ({
+      text: `the name ${values.join(' or ')}`,
+      isMetBy: ({ metadata }: Node) => values.includes(metadata.name),
+    }));
+  return [...byLabel, ...byName];
+}
+
+function labelRequest({ key, operator, values = [] }: NodeSelectorRequirement): Request | undefined {
+  const isTag = key.startsWith(TAG_LABEL_PREFIX);
+  if (!isTag && key !== 'kubernetes.io/arch') {
+    return undefined;
+  }
+  const text = isTag
+    ? `the tag ${key.slice(TAG_LABEL_PREFIX.length)}`
+    : `the architecture ${values.join(' or ')}`;
+  const isMetBy = ({ metadata: { labels = {} } }: Node) =>
+    operator === 'Exists' ? key in labels : values.includes(labels[key] ?? '');
+  return { text, isMetBy };
+}

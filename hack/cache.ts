@@ -1,0 +1,10 @@
+/** Folder for files that take long to make and are made only once for each user. */
+import { homedir } from 'node:os';
+import { join } from 'node:path';
+
+/** Returns `$XDG_CACHE_HOME/berth`, or `~/.cache/berth` without that variable. */
+export function cacheDirectory(
+  environment: Readonly<Record<string, string | undefined>> = process.env,
+): string {
+  return join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'berth');
+}

@@ -1,0 +1,118 @@
+/** Makes the command one executable file: the bundle inside of Node.js ("single executable application"). */
+import { chmod, copyFile, cp, mkdtemp, rename, rm, stat, writeFile } from 'node:fs/promises';
+import { createRequire } from 'node:module';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { codeOf } from '../../base/errors.ts';
+import { run } from '../guest/run.ts';
+import { bundleCommand } from './bundle.ts';
+import { licenses } from './licenses.ts';
+import { DARWIN_VERSION, LINUX_VERSION, nodeFiles, ownPlatform, type Platform } from './nodes.ts';
+
+/** Time limit of a program in milliseconds. The slowest step is the injection into a Mac's binary of 150 MB on a busy machine. */
+const STEP_MILLISECONDS = 120_000;
+/** Mark in the binary of Node.js that says whether it has a program inside. */
+const FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2';
+const SIGNING = 'cargo install apple-codesign --version 0.29.0 --locked --no-default-features';
+
+export interface Executable {
+  readonly path: string;
+  readonly bytes: number;
+  readonly nodeVersion: string;
+}
+
+/**
+ * Writes `berth` for the platform into the folder, and `LICENSES.txt` with the licences of its parts.
+ *
+ * @throws Error when a program is missing.
+ */
+export async function makeExecutable(platform: Platform, folder: string): Promise<Executable> {
+  const isMac = platform.startsWith('darwin');
+  const nodeVersion = isMac ? DARWIN_VERSION : LINUX_VERSION;
+  const node = await nodeFiles(platform, nodeVersion);
+  const work = await mkdtemp(join(tmpdir(), 'berth-executable-'));
+  try {
+    const { path: main, inputs } = await bundleCommand(work);
+    const made = join(work, 'made', 'berth');
+    await cp(node.executable, made);
+    await (isMac ? injectIntoMac : injectIntoLinux)({ platform, main, made, nodeVersion, work });
+    await chmod(made, 0o755);
+    const path = join(folder, 'berth');
+    // The file is copied and then renamed. The folder may be on another file system, and the old file may be running.
+    await copyFile(made, `${path}.partial`);
+    await rename(`${path}.partial`, path);
+    await writeFile(join(folder, 'LICENSES.txt'), await licenses(inputs, node.license));
+    return { path, bytes: (await stat(path)).size, nodeVersion };
+  } finally {
+    await rm(work, { recursive: true, force: true });
+  }
+}
+
+interface Injection {
+  readonly platform: Platform;
+  /** Path of the bundle. */
+  readonly main: string;
+  /** Path of the copy of Node.js that becomes the executable. */
+  readonly made: string;
+  readonly nodeVersion: string;
+  /** Folder for other files. */
+  readonly work: string;
+}
+
+async function injectIntoLinux({ platform, main, made, nodeVersion, work }: Injection): Promise<void> {
+  const own = ownPlatform();
+  const { executable: builder } = await nodeFiles(own, nodeVersion);
+  const blob = join(work, 'blob');
+  // Compiled code belongs to one version and architecture.
+  const config = await configFile(work, { main, output: blob, useCodeCache: platform === own });
+  await step(builder, '--experimental-sea-config', config);
+  if (platform === own) {
+    await strip(made);
+  }
+  const postject = createRequire(import.meta.url).resolve('postject/dist/cli.js');
+  await step(process.execPath, postject, made, 'NODE_SEA_BLOB', blob, '--sentinel-fuse', FUSE);
+}
+
+async function injectIntoMac({ main, made, nodeVersion, work }: Injection): Promise<void> {
+  const { executable: builder } = await nodeFiles(ownPlatform(), nodeVersion);
+  const output = `${made}.injected`;
+  const config = await configFile(work, { main, output, executable: made, useCodeCache: false });
+  await step(builder, '--build-sea', config);
+  await rename(output, made);
+  try {
+    // A Mac with an ARM processor runs no program without a signature. This signature has no identity.
+    await step('rcodesign', 'sign', '--binary-identifier', 'berth', made);
+  } catch (error) {
+    throw codeOf(error) === 'ENOENT'
+      ? new Error(`a Mac's executable has to be signed by rcodesign, which is missing: ${SIGNING}`, {
+          cause: error,
+        })
+      : error;
+  }
+}
+
+async function configFile(work: string, config: object): Promise<string> {
+  const path = join(work, 'sea.json');
+  const common = { disableExperimentalSEAWarning: true, execArgvExtension: 'none' };
+  await writeFile(path, JSON.stringify({ ...common, ...config }));
+  return path;
+}
+
+/** Removes the symbols, 18 MB, if binutils are installed. */
+async function strip(path: string): Promise<void> {
+  try {
+    await step('strip', path);
+  } catch (error) {
+    if (codeOf(error) !== 'ENOENT') {
+      throw error;
+    }
+  }
+}
+
+async function step(program: string, ...parameters: string[]): Promise<void> {
+  // Variables of the caller must not change what Node.js builds.
+  await run(program, parameters, {
+    timeoutMilliseconds: STEP_MILLISECONDS,
+    environment: { NODE_OPTIONS: '' },
+  });
+}

@@ -1,0 +1,203 @@
+import { once } from 'node:events';
+import { createServer, type RequestListener, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { text } from 'node:stream/consumers';
+import { type Dispatcher, Pool as LibraryPool } from 'undici';
+import { afterEach, describe, expect, it } from 'vitest';
+import { isUnreachable } from '../../../kube/errors.ts';
+import { exchange } from '../../../kube/exchange.ts';
+import { Pool } from './undici.ts';
+
+const ends: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const end of ends.splice(0).toReversed()) {
+    await end();
+  }
+});
+
+async function listening(listener: RequestListener): Promise<{ origin: string; server: Server }> {
+  const server = createServer(listener).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  ends.push(
+    () => server.close(),
+    () => server.closeAllConnections(),
+  );
+  return { origin: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, server };
+}
+
+const GET = { method: 'GET', path: '/' } as const;
+const never = () => new AbortController().signal;
+
+/** Both have the same behaviour. */
+const POOLS = [
+  ['undici', LibraryPool],
+  ['the command', Pool],
+] as const;
+
+describe.each(POOLS)('an exchange of %s', (_name, One) => {
+  /** Starts a server and a pool with one connection to the server. */
+  async function serve(listener: RequestListener): Promise<{ pool: Dispatcher; server: Server }> {
+    const { origin, server } = await listening(listener);
+    const pool = new One(origin, { connections: 1 });
+    ends.push(() => pool.destroy());
+    return { pool: pool as unknown as Dispatcher, server };
+  }
+
+  it('gives status, headers and a body in several parts, also if a part ends inside a character', async () => {
+    const bytes = Buffer.from('{"name":"Zoë"}');
+    const { pool } = await serve((_request, response) => {
+      response.writeEarlyHints({ link: '</style.css>; rel=preload' });
+      response.writeHead(201, { 'content-type': 'application/json' });
+      response.write(bytes.subarray(0, 12), () => setImmediate(() => response.end(bytes.subarray(12))));
+    });
+    const { statusCode, headers, text } = await exchange(pool, GET, never());
+    expect([statusCode, headers['content-type'], text]).toEqual([201, 'application/json', '{"name":"Zoë"}']);
+  });
+
+  it('sends its body with each method', async () => {
+    const { pool } = await serve((request, response) => {
+      const answer = async () => response.end(`${request.method} ${await text(request)}`);
+      void answer();
+    });
+    for (const method of ['DELETE', 'PATCH', 'POST'] as const) {
+      const options = { method, path: '/', headers: { accept: 'text/plain' }, body: '{"name":"Zoë"}' };
+      expect((await exchange(pool, options, never())).text).toBe(`${method} {"name":"Zoë"}`);
+    }
+    expect((await exchange(pool, GET, never())).text).toBe('GET ');
+  });
+
+  it('that is cancelled while it waits for a connection is never sent', async () => {
+    const paths: (string | undefined)[] = [];
+    const { promise: arrived, resolve: arrive } = Promise.withResolvers<() => void>();
+    const { pool } = await serve((request, response) => {
+      paths.push(request.url);
+      if (request.url === '/first') {
+        arrive(() => response.end('done'));
+      } else {
+        response.end('done');
+      }
+    });
+    const first = exchange(pool, { ...GET, path: '/first' }, never());
+    const answer = await arrived;
+    const limit = new AbortController();
+    const second = exchange(pool, { ...GET, path: '/second' }, limit.signal);
+    limit.abort(new Error('too late'));
+    await expect(second).rejects.toThrow('too late');
+    answer();
+    expect((await first).text).toBe('done');
+    expect((await exchange(pool, { ...GET, path: '/third' }, never())).text).toBe('done');
+    expect(paths).toEqual(['/first', '/third']);
+  });
+
+  it('that is cancelled in the middle of the answer closes its connection', async () => {
+    const { promise: begun, resolve: begin } = Promise.withResolvers<void>();
+    const { promise: closed, resolve: close } = Promise.withResolvers<void>();
+    const { pool } = await serve((_request, response) => {
+      response.once('close', close);
+      response.write('half', () => begin());
+    });
+    const limit = new AbortController();
+    const half = exchange(pool, GET, limit.signal);
+    await begun;
+    limit.abort(new Error('too late'));
+    await expect(half).rejects.toThrow('too late');
+    await closed;
+  });
+
+  it('fails with the error of a connection that ends before the answer does', async () => {
+    const { pool } = await serve((_request, response) => {
+      response.writeHead(200, { 'content-length': 100 });
+      response.write('half', () => response.destroy());
+    });
+    await expect(exchange(pool, GET, never())).rejects.toThrow(/other side closed|aborted/);
+  });
+
+  it('lets other work run between two pieces of the body', async () => {
+    const { pool } = await serve((_request, response) => void response.end(Buffer.alloc(8 * 1024 * 1024)));
+    let done = 0;
+    const work = (): void => {
+      done += 1;
+      next = setImmediate(work);
+    };
+    let next = setImmediate(work);
+    ends.push(() => clearImmediate(next));
+    const doneBefore: number[] = [];
+    await exchange(pool, GET, never(), () => void doneBefore.push(done));
+    expect(doneBefore.length).toBeGreaterThan(50);
+    expect(new Set(doneBefore).size).toBe(doneBefore.length);
+  });
+
+  it('fails when a refusal has no end', async () => {
+    const piece = Buffer.alloc(1024 * 1024, 'a');
+    const { pool } = await serve((_request, response) => {
+      const write = (): void => {
+        while (!response.destroyed && response.write(piece)) {
+          // The next piece follows.
+        }
+      };
+      response.on('drain', write).writeHead(500);
+      write();
+    });
+    await expect(exchange(pool, GET, AbortSignal.timeout(10_000))).rejects.toThrow('more than');
+  });
+
+  it('gives the body in pieces, and ends with the error of their reader', async () => {
+    const { pool } = await serve((request, response) => {
+      response.statusCode = request.url === '/' ? 200 : 403;
+      response.end('answer');
+    });
+    const pieces: string[] = [];
+    const read = (piece: Buffer) => void pieces.push(String(piece));
+    expect((await exchange(pool, GET, never(), read)).text).toBe('');
+    const refused = await exchange(pool, { ...GET, path: '/other' }, never(), read);
+    expect([pieces.join(''), refused.text]).toEqual(['answer', 'answer']);
+    const fail = () => {
+      throw new Error('no list');
+    };
+    await expect(exchange(pool, GET, never(), fail)).rejects.toThrow('no list');
+    expect((await exchange(pool, GET, never())).text).toBe('answer');
+  });
+});
+
+describe.each(POOLS)('a stream of %s', (_name, One) => {
+  const REQUEST = { ...GET, headersTimeout: 30_000 };
+
+  it('gives the head at once and the body as it comes, and ends with the reason of its signal', async () => {
+    const { origin } = await listening((_request, response) => {
+      response.writeHead(200, { 'content-type': 'application/json' });
+      response.write('first');
+    });
+    const pool = new One(origin, { connections: 1 });
+    ends.push(() => pool.destroy());
+    const limit = new AbortController();
+    const { statusCode, headers, body } = await pool.request({ ...REQUEST, signal: limit.signal });
+    expect([statusCode, headers['content-type']]).toEqual([200, 'application/json']);
+    const pieces: string[] = [];
+    const read = async () => {
+      for await (const piece of body as AsyncIterable<Buffer>) {
+        pieces.push(String(piece));
+        limit.abort(new Error('enough'));
+      }
+    };
+    await expect(read()).rejects.toThrow('enough');
+    expect(pieces).toEqual(['first']);
+  });
+
+  it('reads a refusal as text, and fails without an answer in time or without a server', async () => {
+    const { origin, server } = await listening((request, response) => {
+      if (request.url === '/refused') {
+        response.writeHead(403).end('no');
+      }
+    });
+    const pool = new One(origin, { connections: 1 });
+    ends.push(() => pool.destroy());
+    const refused = await pool.request({ ...REQUEST, path: '/refused', signal: never() });
+    expect([refused.statusCode, await text(refused.body)]).toEqual([403, 'no']);
+    const late = pool.request({ ...REQUEST, headersTimeout: 50, signal: never() });
+    await expect(late).rejects.toSatisfy(isUnreachable);
+    server.closeAllConnections();
+    server.close();
+    await once(server, 'close');
+    await expect(pool.request({ ...REQUEST, signal: never() })).rejects.toSatisfy(isUnreachable);
+  });
+});

@@ -1,0 +1,28 @@
+/** Makes tokens of service accounts with the TokenRequest API. */
+import type { KubeClient } from './client.ts';
+import { SERVICE_ACCOUNTS } from './core.ts';
+import { apiErrorFrom } from './errors.ts';
+import { pathOf } from './objects.ts';
+
+export interface AccountToken {
+  token: string;
+  /** RFC 3339 time at which the token expires. The API server chooses it. */
+  expirationTimestamp?: string | undefined;
+}
+
+/** Returns a token with a lifetime of this number of seconds. The least number is 600. @throws ApiError when the API server refuses. */
+export async function requestToken(
+  client: KubeClient,
+  account: { namespace: string; name: string },
+  expirationSeconds: number,
+): Promise<AccountToken> {
+  const path = pathOf(SERVICE_ACCOUNTS, account, 'token');
+  const { status, body, retryAfterMilliseconds } = await client.raw('POST', path, {
+    body: { apiVersion: 'authentication.k8s.io/v1', kind: 'TokenRequest', spec: { expirationSeconds } },
+  });
+  if (status >= 400) {
+    throw apiErrorFrom(body, status, retryAfterMilliseconds);
+  }
+  const { token, expirationTimestamp } = (body as { status: AccountToken }).status;
+  return { token, expirationTimestamp };
+}

@@ -1,0 +1,44 @@
+/** Reads and changes the values of a ConfigMap that may not exist yet. */
+import type { KubeClient } from './client.ts';
+import { CONFIG_MAPS } from './core.ts';
+import { isAlreadyExists, unlessMissing } from './errors.ts';
+
+/** Reference to a ConfigMap. */
+interface ConfigMapRef {
+  namespace: string;
+  name: string;
+}
+
+/** Returns the values. The result is empty if the ConfigMap does not exist. @throws ApiError when the API server refuses. */
+export async function readData(
+  client: KubeClient,
+  ref: ConfigMapRef,
+): Promise<Readonly<Record<string, string>>> {
+  return (await unlessMissing(client.get(CONFIG_MAPS, ref)))?.data ?? {};
+}
+
+/**
+ * Changes only the given values, so two changes of different values at the same time both take effect. The value null removes a key.
+ *
+ * @throws ApiError when the API server refuses.
+ */
+export async function writeData(
+  client: KubeClient,
+  ref: ConfigMapRef,
+  data: Readonly<Record<string, string | null>>,
+): Promise<void> {
+  const patched = await unlessMissing(client.mergePatch(CONFIG_MAPS, ref, { data }));
+  if (patched !== undefined) {
+    return;
+  }
+  const present = Object.entries(data).filter((one): one is [string, string] => one[1] !== null);
+  try {
+    await client.create(CONFIG_MAPS, { metadata: ref, data: Object.fromEntries(present) });
+  } catch (error) {
+    if (!isAlreadyExists(error)) {
+      throw error;
+    }
+    // Somebody else created the ConfigMap at the same time.
+    await client.mergePatch(CONFIG_MAPS, ref, { data });
+  }
+}

@@ -1,0 +1,116 @@
+import { chmod, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { CredentialError } from './errors.ts';
+import { execPluginIn, tokenPlugin } from './execplugin.ts';
+
+const apiVersion = 'client.authentication.k8s.io/v1';
+const CLUSTER = {
+  server: 'https://cluster.example',
+  'tls-server-name': undefined,
+  'certificate-authority-data': undefined,
+  config: undefined,
+};
+const HOUR_MILLISECONDS = 3_600_000;
+
+let folder: string;
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-plugin-'));
+});
+
+afterAll(async () => await rm(folder, { recursive: true, force: true }));
+
+/**
+ * Makes a plug-in that runs the shell script, and returns its source of tokens. `$runs` is a file to which the plug-in adds a line at each
+ * run.
+ */
+async function pluginOf(script: string, exec: object = {}) {
+  const [name, runs] = [`./plugin${Math.random()}`, join(folder, `runs${Math.random()}`)];
+  await writeFile(join(folder, name), `#!/bin/sh\necho >> ${runs}\n${script}\n`);
+  await chmod(join(folder, name), 0o755);
+  const source = tokenPlugin(
+    execPluginIn({ apiVersion, command: name, args: ['one two', '$HOME'], ...exec }, folder),
+    CLUSTER,
+    process.env,
+  );
+  return { source, runs: async () => (await readFile(runs, 'utf8')).length };
+}
+
+function answer(token: string, milliseconds?: number): string {
+  const expirationTimestamp =
+    milliseconds === undefined ? undefined : new Date(Date.now() + milliseconds).toISOString();
+  const status = { token, expirationTimestamp };
+  return `echo '${JSON.stringify({ apiVersion, kind: 'ExecCredential', status })}'`;
+}
+
+describe('a plug-in', () => {
+  it('gets its arguments without a shell, its variables, and the request', async () => {
+    const values = `"$1|$2|$OWN|$KUBERNETES_EXEC_INFO"`;
+    const script = `printf %s ${values} > ${folder}/values\n${answer('a')}`;
+    const { source } = await pluginOf(script, { env: [{ name: 'OWN', value: 'mine' }] });
+    expect(await source()).toBe('a');
+    const [first, second, own, request] = (await readFile(join(folder, 'values'), 'utf8')).split('|');
+    expect([first, second, own]).toEqual(['one two', '$HOME', 'mine']);
+    expect(JSON.parse(request ?? '')).toEqual({
+      apiVersion,
+      kind: 'ExecCredential',
+      spec: { interactive: false },
+    });
+  });
+
+  it('runs once for calls at the same time, and again when its token expires or is refused', async () => {
+    const lasting = await pluginOf(answer('a', HOUR_MILLISECONDS));
+    await Promise.all([lasting.source(), lasting.source()]);
+    await lasting.source();
+    expect(await lasting.runs()).toBe(1);
+    await lasting.source(true);
+    expect(await lasting.runs()).toBe(2);
+    const endless = await pluginOf(answer('a'));
+    await endless.source();
+    await endless.source();
+    expect(await endless.runs()).toBe(1);
+    const brief = await pluginOf(answer('a', 1000));
+    await brief.source();
+    await brief.source();
+    expect(await brief.runs()).toBe(2);
+  });
+
+  it.each([
+    ['a failure', 'echo "sign in again" >&2; exit 3', /plugin.* ended with code 3: sign in again$/],
+    ['no JSON', 'echo secret-token', /wrote no JSON$/],
+    ['another kind', `echo '{"status":{"token":"secret-token"}}'`, /wrote no ExecCredential of .*\/v1$/],
+    ['no token', answer(''), /gave no token/],
+    ['a token of two lines', answer('secret-token\\nx'), /gave no token/],
+    ['a wrong time', answer('secret-token').replace('}}', ',"expirationTimestamp":"x"}}'), /is no time$/],
+    ['endless output', 'yes secret-token', /wrote more than 1048576 bytes$/],
+  ])('with %s is an error without its token', async (_, script, words) => {
+    const { source } = await pluginOf(script);
+    const error: Error = await source().then(
+      () => new Error('no error'),
+      (reason: Error) => reason,
+    );
+    expect(error).toBeInstanceOf(CredentialError);
+    expect(error.message).toMatch(words);
+    expect(error.message).not.toContain('secret-token');
+  });
+
+  it('that is not installed is an error with the hint', async () => {
+    const exec = { apiVersion, command: 'berth-absent', installHint: 'Install it from example' };
+    const absent = tokenPlugin(execPluginIn(exec, folder), CLUSTER, {});
+    await expect(absent()).rejects.toThrow(/berth-absent cannot be executed: .*\. Install it from example$/);
+  });
+});
+
+it.each([
+  [{ command: 'a' }, 'exec.apiVersion'],
+  [{ apiVersion: 'client.authentication.k8s.io/v1alpha1', command: 'a' }, 'exec.apiVersion'],
+  [{ apiVersion }, 'exec.command'],
+  [{ apiVersion, command: 'a', args: 'b' }, 'exec.args must be a list'],
+  [{ apiVersion, command: 'a', args: [1] }, 'exec.args must have texts'],
+  [{ apiVersion, command: 'a', env: [{ name: 'A' }] }, 'exec.env must have texts'],
+  [{ apiVersion, command: 'a', interactiveMode: 'Always' }, 'interactiveMode Always'],
+])('%j is refused by its field', (exec, words) => {
+  expect(() => execPluginIn(exec, folder)).toThrow(words);
+});

@@ -1,0 +1,182 @@
+/**
+ * Gets tokens from the credential plug-in of a kubeconfig: a program that writes an `ExecCredential`
+ * (https://kubernetes.io/docs/reference/config-api/client-authentication.v1/).
+ */
+import path from 'node:path';
+import { messageOf } from '../base/errors.ts';
+import { ProgramError, run } from '../base/exec.ts';
+import { CredentialError } from './errors.ts';
+
+/** Time limit of a plug-in in milliseconds. It is long, because a plug-in can open a browser in which a person signs in. */
+const PLUGIN_MILLISECONDS = 300_000;
+/** Limit of a plug-in's output in bytes. An API server refuses headers of more than 1 MiB, and tokens have a few KiB. */
+const OUTPUT_LIMIT_BYTES = 1024 * 1024;
+/** A token is not used in this time in milliseconds before it expires, because a request needs some time, and clocks differ. */
+const MARGIN_MILLISECONDS = 2_000;
+const API_VERSIONS: readonly unknown[] = [
+  'client.authentication.k8s.io/v1',
+  'client.authentication.k8s.io/v1beta1',
+];
+/** Pattern of the characters of a token. A line break is refused, because it would end the header of the request. */
+const TOKEN = /^[\x21-\x7e]+$/;
+
+/**
+ * Returns a token. It stays in memory until it expires. If `isRefused` is true, the API server did not accept the token in memory, so the
+ * plug-in is run again.
+ *
+ * @throws CredentialError
+ */
+export type TokenPlugin = (isRefused?: boolean) => Promise<string>;
+
+/** The field `exec` of a user in a kubeconfig. */
+export interface ExecPlugin {
+  readonly apiVersion: string;
+  readonly command: string;
+  readonly args: readonly string[];
+  readonly env: Readonly<Record<string, string>>;
+  /** Text for users if the program is not installed. */
+  readonly installHint: string;
+  /** Whether the program gets the cluster of the kubeconfig. */
+  readonly provideClusterInfo: boolean;
+}
+
+/** The cluster of a kubeconfig as plug-ins get it, with the names of `ExecCredential`. Undefined fields are left out. */
+export interface PluginCluster {
+  readonly server: string;
+  readonly 'tls-server-name': string | undefined;
+  /** PEM text in base64. */
+  readonly 'certificate-authority-data': string | undefined;
+  /** What the kubeconfig has for plug-ins, as it is. */
+  readonly config: unknown;
+}
+
+type Environment = Readonly<Record<string, string | undefined>>;
+type Fields = Readonly<Record<string, unknown>>;
+
+interface Credential {
+  readonly token: string;
+  /** Time in milliseconds from which the token is not used. */
+  readonly end: number;
+}
+
+/**
+ * Reads the field `exec` of a user. A relative path of the program begins in `folder`, the folder of the kubeconfig.
+ *
+ * @throws Error with the field in the message when the value is not valid, or when the plug-in needs a terminal
+ */
+export function execPluginIn(exec: unknown, folder: string): ExecPlugin {
+  const { apiVersion, command, args, env, installHint, interactiveMode, provideClusterInfo } = fieldsOf(exec);
+  if (!API_VERSIONS.includes(apiVersion)) {
+    throw new Error(`exec.apiVersion must be ${API_VERSIONS.join(' or ')}`);
+  }
+  if (typeof command !== 'string' || command === '') {
+    throw new Error('exec.command must be the name of a program');
+  }
+  if (interactiveMode === 'Always') {
+    throw new Error('exec.interactiveMode Always is not supported: nobody could answer the program');
+  }
+  return {
+    apiVersion: apiVersion as string,
+    // As in client-go, a program name without a path separator is searched in PATH.
+    command: command.includes(path.sep) ? path.resolve(folder, command) : command,
+    args: listOf(args, 'exec.args').map((arg) => textOf(arg, 'exec.args')),
+    env: Object.fromEntries(
+      listOf(env, 'exec.env').map((entry) => {
+        const { name, value } = fieldsOf(entry);
+        return [textOf(name, 'exec.env'), textOf(value, 'exec.env')];
+      }),
+    ),
+    installHint: typeof installHint === 'string' ? installHint : '',
+    provideClusterInfo: provideClusterInfo === true,
+  };
+}
+
+/** Returns the source of tokens for the cluster. Calls at the same time share one run of the program. */
+export function tokenPlugin(
+  plugin: ExecPlugin,
+  cluster: PluginCluster,
+  environment: Environment,
+): TokenPlugin {
+  let kept: Credential | undefined;
+  let running: Promise<Credential> | undefined;
+  return async (isRefused = false) => {
+    if (!isRefused && kept !== undefined && kept.end > Date.now()) {
+      return kept.token;
+    }
+    running ??= runPlugin(plugin, cluster, environment).finally(() => {
+      running = undefined;
+    });
+    kept = await running;
+    return kept.token;
+  };
+}
+
+async function runPlugin(
+  plugin: ExecPlugin,
+  cluster: PluginCluster,
+  environment: Environment,
+): Promise<Credential> {
+  const { apiVersion, command, args, env, installHint, provideClusterInfo } = plugin;
+  const spec = { ...(provideClusterInfo && { cluster }), interactive: false };
+  const request = { apiVersion, kind: 'ExecCredential', spec };
+  const name = `The credential plug-in ${command}`;
+  let output: string;
+  try {
+    output = await run(command, args, {
+      name,
+      timeoutMilliseconds: PLUGIN_MILLISECONDS,
+      outputLimitBytes: OUTPUT_LIMIT_BYTES,
+      environment: { ...environment, ...env, KUBERNETES_EXEC_INFO: JSON.stringify(request) },
+    });
+  } catch (error) {
+    const isAbsent = error instanceof ProgramError && error.code === 'ENOENT';
+    const hint = isAbsent && installHint !== '' ? `. ${installHint}` : '';
+    const exitCode = error instanceof ProgramError ? error.exitCode : undefined;
+    throw new CredentialError(`${messageOf(error)}${hint}`, exitCode);
+  }
+  return credentialIn(output, apiVersion, name);
+}
+
+/** Messages of this function must not contain parts of the output, because the output contains the token. */
+function credentialIn(output: string, apiVersion: string, name: string): Credential {
+  let document: unknown;
+  try {
+    document = JSON.parse(output);
+  } catch {
+    throw new CredentialError(`${name} wrote no JSON`);
+  }
+  const answer = fieldsOf(document);
+  if (answer['kind'] !== 'ExecCredential' || answer['apiVersion'] !== apiVersion) {
+    throw new CredentialError(`${name} wrote no ExecCredential of ${apiVersion}`);
+  }
+  const { token, expirationTimestamp } = fieldsOf(answer['status']);
+  if (typeof token !== 'string' || !TOKEN.test(token)) {
+    throw new CredentialError(`${name} gave no token. Client certificates of plug-ins are not supported`);
+  }
+  if (expirationTimestamp === undefined || expirationTimestamp === null) {
+    return { token, end: Infinity };
+  }
+  const end = typeof expirationTimestamp === 'string' ? Date.parse(expirationTimestamp) : Number.NaN;
+  if (Number.isNaN(end)) {
+    throw new CredentialError(`${name} gave an expirationTimestamp that is no time`);
+  }
+  return { token, end: end - MARGIN_MILLISECONDS };
+}
+
+function fieldsOf(value: unknown): Fields {
+  return typeof value === 'object' && value !== null ? (value as Fields) : {};
+}
+
+function listOf(value: unknown, name: string): readonly unknown[] {
+  if (value !== undefined && value !== null && !Array.isArray(value)) {
+    throw new Error(`${name} must be a list`);
+  }
+  return value ?? [];
+}
+
+function textOf(value: unknown, name: string): string {
+  if (typeof value !== 'string') {
+    throw new Error(`${name} must have texts`);
+  }
+  return value;
+}

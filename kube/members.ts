@@ -1,0 +1,145 @@
+/**
+ * Reads and changes the members of a namespace. They are the subjects of a RoleBinding that has the name of its ClusterRole. Some of them
+ * are service accounts.
+ */
+import type { KubeClient } from './client.ts';
+import { ROLE_BINDINGS, type RoleBinding, SERVICE_ACCOUNTS, type Subject } from './core.ts';
+import { deleteExisting } from './deletion.ts';
+import { ApiError, isAlreadyExists, isConflict, isNotFound, unlessMissing } from './errors.ts';
+
+/** RoleBinding, with the name of its ClusterRole. */
+export interface RoleRef {
+  readonly namespace: string;
+  readonly name: string;
+}
+
+/** Service account. */
+export interface AccountRef {
+  readonly namespace: string;
+  readonly name: string;
+}
+
+/** Subjects to add or to remove. */
+export interface Subjects {
+  readonly users?: readonly string[] | undefined;
+  readonly serviceaccounts?: readonly { readonly name: string; readonly namespace: string }[] | undefined;
+}
+
+const RBAC_GROUP = 'rbac.authorization.k8s.io';
+/** Largest number of attempts. Other people and programs rarely change the same RoleBinding. */
+const ATTEMPTS = 10;
+
+/** Returns the subjects. The result is empty if the RoleBinding does not exist. @throws ApiError when the API server refuses. */
+export async function listSubjects(client: KubeClient, role: RoleRef): Promise<readonly Subject[]> {
+  return (await bindingOf(client, role))?.subjects ?? [];
+}
+
+/** Adds the subjects that are missing. @throws ApiError when the API server refuses, and 409 when the RoleBinding is for another role. */
+export async function addSubjects(client: KubeClient, role: RoleRef, added: Subjects): Promise<void> {
+  await change(client, role, (binding) => {
+    requireRole(binding, role);
+    const next = [...(binding?.subjects ?? [])];
+    for (const subject of subjectsOf(added)) {
+      if (!next.some((one) => isSame(one, subject))) {
+        next.push(subject);
+      }
+    }
+    return next;
+  });
+}
+
+/** Removes the subjects that are present. @throws ApiError when the API server refuses. */
+export async function removeSubjects(client: KubeClient, role: RoleRef, removed: Subjects): Promise<void> {
+  const gone = subjectsOf(removed);
+  await change(client, role, (binding) =>
+    (binding?.subjects ?? []).filter((one) => !gone.some((subject) => isSame(one, subject))),
+  );
+}
+
+/** Writes the changed subjects. `next` only adds subjects or only removes them. */
+async function change(
+  client: KubeClient,
+  role: RoleRef,
+  next: (binding: RoleBinding | undefined) => Subject[],
+): Promise<void> {
+  for (let attempt = 1; ; attempt += 1) {
+    const binding = await bindingOf(client, role);
+    const subjects = next(binding);
+    if (subjects.length === (binding?.subjects ?? []).length) {
+      return;
+    }
+    try {
+      await write(client, role, { binding, subjects });
+      return;
+    } catch (error) {
+      if (!(isConflict(error) || isAlreadyExists(error)) || attempt === ATTEMPTS) {
+        throw error;
+      }
+    }
+  }
+}
+
+async function write(
+  client: KubeClient,
+  role: RoleRef,
+  { binding, subjects }: { binding: RoleBinding | undefined; subjects: Subject[] },
+): Promise<void> {
+  if (binding === undefined) {
+    // The operator has not created the RoleBinding yet, or people manage the RoleBindings of this namespace.
+    const roleRef = { apiGroup: RBAC_GROUP, kind: 'ClusterRole', name: role.name };
+    await client.create(ROLE_BINDINGS, { metadata: { ...role }, roleRef, subjects });
+    return;
+  }
+  const { resourceVersion } = binding.metadata;
+  await client.mergePatch(ROLE_BINDINGS, role, { metadata: { resourceVersion }, subjects });
+}
+
+async function bindingOf(client: KubeClient, role: RoleRef): Promise<RoleBinding | undefined> {
+  return await unlessMissing(client.get(ROLE_BINDINGS, role));
+}
+
+/** Refuses a RoleBinding for another role, because new members would get that role. */
+function requireRole(binding: RoleBinding | undefined, role: RoleRef): void {
+  const { kind, name } = binding?.roleRef ?? { kind: 'ClusterRole', name: role.name };
+  if (kind !== 'ClusterRole' || name !== role.name) {
+    const message = `RoleBinding ${role.name} binds ${kind} ${name}. Delete it. The operator then creates it again`;
+    throw new ApiError(message, { status: 409, reason: 'Conflict' });
+  }
+}
+
+function subjectsOf({ users = [], serviceaccounts = [] }: Subjects): Subject[] {
+  return [
+    ...users.map((name) => ({ apiGroup: RBAC_GROUP, kind: 'User', name })),
+    ...serviceaccounts.map(({ name, namespace }) => ({ kind: 'ServiceAccount', name, namespace })),
+  ];
+}
+
+function isSame(one: Subject, other: Subject): boolean {
+  return one.kind === other.kind && one.name === other.name && one.namespace === other.namespace;
+}
+
+/** Creates the account and gives it the role. If this fails, the account is deleted again, so that the request can be repeated. */
+export async function createMember(client: KubeClient, ref: AccountRef, role: string): Promise<void> {
+  const { metadata } = await client.create(SERVICE_ACCOUNTS, { metadata: { ...ref } });
+  try {
+    await addSubjects(client, { ...ref, name: role }, { serviceaccounts: [ref] });
+  } catch (error) {
+    await client.delete(SERVICE_ACCOUNTS, ref, { uid: metadata.uid });
+    throw error;
+  }
+}
+
+/** Deletes the account, and then removes its subject from the RoleBinding. If the second step fails, a repeated request does it. */
+export async function deleteMember(client: KubeClient, ref: AccountRef, role: string): Promise<void> {
+  const takeRole = async () =>
+    await removeSubjects(client, { ...ref, name: role }, { serviceaccounts: [ref] });
+  try {
+    await deleteExisting(client, SERVICE_ACCOUNTS, ref);
+  } catch (error) {
+    if (isNotFound(error)) {
+      await takeRole();
+    }
+    throw error;
+  }
+  await takeRole();
+}

@@ -1,0 +1,43 @@
+/** Source of the token that a connection sends: a fixed token, a file, or a credential plug-in. */
+import { readFile } from 'node:fs/promises';
+import type { Connection } from './credentials.ts';
+
+/** Interval between two reads of a token file. client-go reads it at most once a minute. */
+const TOKEN_REREAD_MILLISECONDS = 60_000;
+
+export class TokenSource {
+  readonly #connection: Pick<Connection, 'token' | 'tokenFile' | 'tokenPlugin'>;
+  #read: { token: string; at: number } | undefined;
+  /** Whether the API server refused the last token of the plug-in. */
+  #isRefused = false;
+
+  constructor(connection: Pick<Connection, 'token' | 'tokenFile' | 'tokenPlugin'>) {
+    this.#connection = connection;
+  }
+
+  /** Resolves with the token, or with undefined if the connection has none. @throws CredentialError; the system's error of a token file. */
+  async token(): Promise<string | undefined> {
+    const { tokenFile, tokenPlugin, token } = this.#connection;
+    if (tokenPlugin !== undefined) {
+      const isRefused = this.#isRefused;
+      this.#isRefused = false;
+      return await tokenPlugin(isRefused);
+    }
+    if (tokenFile === undefined) {
+      return token;
+    }
+    const now = performance.now();
+    if (this.#read === undefined || now - this.#read.at > TOKEN_REREAD_MILLISECONDS) {
+      this.#read = { token: (await readFile(tokenFile, 'utf8')).trim(), at: now };
+    }
+    return this.#read.token;
+  }
+
+  /** Forgets the token after the API server refused it. Returns whether the next token can be a different one. */
+  refuse(): boolean {
+    const isKept = this.#read !== undefined;
+    this.#read = undefined;
+    this.#isRefused = this.#connection.tokenPlugin !== undefined;
+    return isKept || this.#isRefused;
+  }
+}

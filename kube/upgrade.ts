@@ -1,0 +1,107 @@
+/** Upgrades of connections through the API server, for example to a Pod. */
+import { request } from 'node:https';
+import type { Socket } from 'node:net';
+import type { Readable } from 'node:stream';
+import type { Connection } from './credentials.ts';
+import { type ApiError, apiErrorFrom } from './errors.ts';
+import { tlsOptionsOf } from './pool.ts';
+
+/**
+ * Time limit in milliseconds for the connection attempt and the answer. It includes the time in which the API server waits for the host.
+ */
+const ANSWER_MILLISECONDS = 30_000;
+/** Longest refusal that is read, in bytes. A Status has some hundred bytes. */
+const REFUSAL_BYTES = 16 * 1024;
+/** Time limit in milliseconds for the body of a refusal. Most servers send it immediately. */
+const REFUSAL_MILLISECONDS = 5_000;
+
+export interface UpgradeRequest {
+  /** Path with its query. */
+  readonly path: string;
+  /** Name of the protocol in the header Upgrade. */
+  readonly protocol: string;
+  readonly headers: Readonly<Record<string, string>>;
+  /** Ends the attempt when it aborts. It does not close a connection that is already open. */
+  readonly signal: AbortSignal;
+}
+
+/**
+ * Sends a POST with an upgrade over a new connection, and resolves with the connection after the server has switched the protocol. A POST
+ * needs only the right `create`.
+ *
+ * @throws ApiError when the answer is not a switch of the protocol; the signal's reason; the network's error.
+ */
+export async function requestUpgrade(
+  connection: Connection,
+  { path, protocol, headers, signal }: UpgradeRequest,
+): Promise<Socket> {
+  const limit = AbortSignal.any([signal, AbortSignal.timeout(ANSWER_MILLISECONDS)]);
+  const { promise, resolve, reject } = Promise.withResolvers<Socket>();
+  const asked = request(new URL(path, connection.server), {
+    method: 'POST',
+    headers: { ...headers, connection: 'Upgrade', upgrade: protocol, 'content-length': 0 },
+    // The request uses a separate connection, because an upgraded connection cannot return to a pool.
+    agent: false,
+    ...tlsOptionsOf(connection),
+  });
+  const onAbort = (): void => void asked.destroy(limit.reason as Error);
+  limit.addEventListener('abort', onAbort, { once: true });
+  // This listener is never removed, because an error without a listener would end the process.
+  asked.on('error', reject);
+  asked.once('upgrade', (_response, socket: Socket, head: Buffer) => {
+    socket.unshift(head);
+    resolve(socket);
+  });
+  asked.once('response', (response) => {
+    refusalIn(response, response.statusCode).then(reject, reject);
+  });
+  try {
+    limit.throwIfAborted();
+    asked.end();
+    return await promise;
+  } finally {
+    limit.removeEventListener('abort', onAbort);
+  }
+}
+
+/**
+ * Returns the error for a refusal. Its body can arrive slowly and without an end. The error gets `retryAfterMilliseconds`.
+ *
+ * @throws the error of the connection.
+ */
+export async function refusalIn(
+  body: Readable,
+  status = 500,
+  retryAfterMilliseconds?: number,
+): Promise<ApiError> {
+  let text = '';
+  let isLate = false;
+  const timer = setTimeout(() => {
+    isLate = true;
+    body.destroy();
+  }, REFUSAL_MILLISECONDS);
+  try {
+    for await (const chunk of body.setEncoding('utf8') as AsyncIterable<string>) {
+      text += chunk;
+      if (text.length > REFUSAL_BYTES) {
+        break;
+      }
+    }
+  } catch (error) {
+    if (!isLate) {
+      throw error;
+    }
+    // The data that arrived before the time limit is enough for an error.
+  } finally {
+    clearTimeout(timer);
+  }
+  return apiErrorFrom(parsed(text), status, retryAfterMilliseconds);
+}
+
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text.trim();
+  }
+}

@@ -1,0 +1,2 @@
+/** Name of the operator's field manager. */
+export const FIELD_MANAGER = 'berth-operator';

@@ -1,0 +1,187 @@
+import { once } from 'node:events';
+import type { ServerResponse } from 'node:http';
+import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
+import { PassThrough } from 'node:stream';
+import { text } from 'node:stream/consumers';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
+import { IMAGES } from '../../api/v1alpha1/resources.ts';
+import type { Stored } from '../../api/http/imageitem.ts';
+import type { Pod } from '../../kube/core.ts';
+import { ApiError } from '../../kube/errors.ts';
+import type { Caller } from '../callers/caller.ts';
+import { WaitingRequests } from '../http/waiting.ts';
+import { Downloads } from './downloads.ts';
+
+const NAMESPACE = 'platform-ci';
+const REF = { namespace: NAMESPACE, name: 'desktop' };
+const EARLIER = '2026-01-01T00:00:00.000Z';
+const CONTENT = { type: 'storedFile' };
+
+/** A host that sends the file to every caller. */
+let host: Server;
+let response: PassThrough;
+let waiting: WaitingRequests;
+let object: Stored;
+/** Results of the downloads that the operator records, in this order. If there is no result, the Pod of the download runs. */
+let results: ({ result: string; message?: string } | undefined)[];
+let pods: Pod[];
+let requests: number;
+let refusals: number;
+let mayPatch: boolean;
+
+beforeEach(async () => {
+  host = createServer((socket: Socket) => {
+    socket.on('error', () => undefined);
+    socket.end('{"bytes":7}\ncontent');
+  }).listen(0, '127.0.0.1');
+  await once(host, 'listening');
+  response = Object.assign(new PassThrough(), { setTimeout: () => undefined });
+  waiting = new WaitingRequests(2);
+  object = {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'Image',
+    metadata: { ...REF, uid: 'u', resourceVersion: '1', generation: 1 },
+    spec: { source: {} },
+    status: { phase: 'Ready', content: CONTENT },
+  };
+  results = [];
+  pods = [task('task', 'Job')];
+  requests = 0;
+  refusals = 0;
+  mayPatch = true;
+});
+
+afterEach(() => host.close());
+
+function task(name: string, kind: string): Pod {
+  const ownerReferences = [{ apiVersion: 'v1', kind, name: 'owner', uid: 'o', controller: true }];
+  const metadata = { name, namespace: NAMESPACE, ownerReferences };
+  return { apiVersion: 'v1', kind: 'Pod', metadata, spec: { containers: [] }, status: { phase: 'Running' } };
+}
+
+/** Writes the request of this time into the object, with its result if there is one. */
+function requested(requestedAt: string, last?: (typeof results)[number]): void {
+  const lastDownload = last && { requestedAt, ...last };
+  object = {
+    ...object,
+    metadata: { ...object.metadata, generation: (object.metadata.generation ?? 0) + 1 },
+    spec: { ...object.spec, download: { requestedAt } },
+    status: { ...object.status, ...(lastDownload && { lastDownload }) },
+  };
+}
+
+/** A caller whose API server has one object, whose operator works at once, and the Pods. */
+function caller(): Caller {
+  const made = pods;
+  const client = {
+    username: async () => 'dev@berth.test',
+    create: async () => ({ status: { allowed: mayPatch } }),
+    get: async () => object,
+    mergePatch: async (_: unknown, _ref: unknown, patch: { spec: { download: { requestedAt: string } } }) => {
+      requests += 1;
+      // Two requests with the same time would count as one request.
+      await new Promise((resolve) => setTimeout(resolve, 2));
+      pods = made;
+      requested(patch.spec.download.requestedAt, results.shift());
+      return object;
+    },
+    list: async (_: unknown, { labelSelector }: { labelSelector: string }) => ({
+      items: labelSelector === `${IMAGE_UID_LABEL}=u,${OPERATION_LABEL}=download` ? pods : [],
+    }),
+    transport: {
+      upgrade: async (path: string) => {
+        expect(path).toContain(`/namespaces/${NAMESPACE}/pods/task/attach?`);
+        if (refusals > 0) {
+          refusals -= 1;
+          requested(EARLIER, { result: 'Succeeded' });
+          pods = [];
+          throw new ApiError('Pod task does not wait for a file', { status: 400, reason: '' });
+        }
+        return connect((host.address() as AddressInfo).port, '127.0.0.1');
+      },
+    },
+  };
+  const stream = async (_: string, signal: AbortSignal) =>
+    (async function* () {
+      for (let version = -1; !signal.aborted; ) {
+        const { generation = 0 } = object.metadata;
+        if (generation !== version) {
+          version = generation;
+          yield Buffer.from(`${JSON.stringify({ type: 'MODIFIED', object })}\n`);
+        }
+        await new Promise((resolve) => setImmediate(resolve));
+      }
+      throw signal.reason;
+    })();
+  return { client, watches: { stream } } as unknown as Caller;
+}
+
+async function download(): Promise<string> {
+  const downloads = new Downloads(waiting);
+  const request = { caller: caller(), type: IMAGES, ref: REF, defaultNamespace: 'platform-default' };
+  const found = await downloads.find(request);
+  const { file } = await downloads.open(request, found, response as unknown as ServerResponse);
+  return await text(file);
+}
+
+it('is requested, and comes from the task of the object, not from a Pod that a host made', async () => {
+  pods = [task('mirror', 'Node'), task('task', 'Job')];
+  expect(await download()).toBe('content');
+  expect(requests).toBe(1);
+});
+
+it('of another caller is shared', async () => {
+  requested(EARLIER);
+  expect(await download()).toBe('content');
+  expect(requests).toBe(0);
+});
+
+it('is requested again when that of another caller ends before the connection, or all its callers leave', async () => {
+  requested(EARLIER);
+  refusals = 1;
+  results = [{ result: 'Failed', message: 'DownloadInterrupted: all left' }, undefined];
+  expect(await download()).toBe('content');
+  expect(requests).toBe(2);
+});
+
+it('that never begins ends after some requests', async () => {
+  results = Array.from({ length: 9 }, () => ({ result: 'Succeeded' }));
+  await expect(download()).rejects.toMatchObject({ body: { code: 503 } });
+  expect(requests).toBe(5);
+});
+
+it.each([
+  ['NoImageStorage', 501],
+  ['ImageSourceUnsupported', 422],
+  ['DiskFull', 503],
+])('that failed by %s has the answer %i', async (reason, code) => {
+  requested(EARLIER, { result: 'Failed', message: 'TaskFailed: an earlier failure counts for nobody' });
+  results = [{ result: 'Failed', message: `${reason}: the cause: told` }];
+  const body = { code, message: 'the cause: told', details: { causes: [{ reason }] } };
+  await expect(download()).rejects.toMatchObject({ body });
+});
+
+it('needs the right to change the object', async () => {
+  mayPatch = false;
+  await expect(download()).rejects.toMatchObject({ body: { code: 403 } });
+  expect(requests).toBe(0);
+});
+
+it('needs an object with content', async () => {
+  object = { ...object, status: { phase: 'Pulling' } };
+  await expect(download()).rejects.toMatchObject({ body: { code: 409 } });
+  expect(requests).toBe(0);
+});
+
+it('ends when the client leaves or the server stops, and its place is free again', async () => {
+  pods = [];
+  const ended = download();
+  ended.catch(() => undefined);
+  await vi.waitFor(() => expect(requests).toBe(1));
+  const stopped = waiting.stop();
+  await expect(ended).rejects.toMatchObject({ body: { code: 503 } });
+  response.destroy();
+  await stopped;
+  expect(waiting.size).toBe(0);
+});

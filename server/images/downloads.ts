@@ -1,0 +1,276 @@
+/**
+ * Downloads of Images and ISOs as files. The server requests a download in the object with the rights of the caller, waits until a host
+ * sends the file, and connects to its task through the API server. All callers who download the same object share one task.
+ */
+import type { ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
+import { GROUP, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
+import { conditionOf, notReadyMessage } from '../../api/http/conditions.ts';
+import type { Stored } from '../../api/http/imageitem.ts';
+import { PODS } from '../../kube/core.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import { pause } from '../../base/time.ts';
+import { ApiError, isConflict } from '../../kube/errors.ts';
+import { follow } from '../../kube/follow.ts';
+import type { Resource } from '../../kube/objects.ts';
+import { callerMay } from '../callers/access.ts';
+import type { Caller } from '../callers/caller.ts';
+import { findAs, type NamespacedRef } from '../callers/objects.ts';
+import { notFound, StatusError } from '../http/errors.ts';
+import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
+import { type ReceivedFile, receiveFile } from './receiver.ts';
+import { attach, isTask, OF_THE_CALLER } from './taskpod.ts';
+
+/**
+ * Largest number of downloads at the same time. Each download needs 2 MiB of memory for pieces of its file, and each host runs only few
+ * tasks.
+ */
+export const DOWNLOADS = 16;
+/** Time in milliseconds until a host must send the first bytes. Before that, it may have to fetch the whole image from the storage. */
+const HOST_MILLISECONDS = 600_000;
+/** Time in milliseconds after which a client is disconnected if no data moves. The host ends the transfer after the same time. */
+const IDLE_MILLISECONDS = 60_000;
+/**
+ * Number of attempts to connect to a task, and the wait in milliseconds between two attempts. A first attempt can fail because the agent of
+ * the host restarts.
+ */
+const ATTEMPTS = 5;
+const ATTEMPT_MILLISECONDS = 1_000;
+/**
+ * Largest number of times that one caller requests a download. A request can be in vain, because the task of another caller ends just
+ * before this caller connects to it.
+ */
+const REQUESTS = 5;
+
+/** Reason of a host when all callers of a download left. A later download can succeed. */
+const INTERRUPTED = 'DownloadInterrupted';
+/** HTTP status codes for reasons of the operator and of hosts that will not change. For all other reasons, a later attempt may succeed. */
+const CODES: Readonly<Record<string, number>> = {
+  NoImageStorage: 501,
+  ImageSourceUnsupported: 422,
+  ImageInvalid: 422,
+  DigestMismatch: 422,
+};
+
+export interface DownloadRequest {
+  readonly caller: Caller;
+  readonly type: Resource<Stored>;
+  readonly ref: NamespacedRef;
+  readonly defaultNamespace: string;
+}
+
+export class Downloads {
+  readonly #waiting: WaitingRequests;
+
+  constructor(waiting: WaitingRequests) {
+    this.#waiting = waiting;
+  }
+
+  /**
+   * Returns the object of the namespace. If there is none, returns the object of the default namespace.
+   *
+   * @throws StatusError 403 when the caller has no right to request downloads of it, 409 when it has no content; ApiError.
+   */
+  async find({ caller: { client }, type, ref, defaultNamespace }: DownloadRequest): Promise<Stored> {
+    const object = await findAs(client, type, ref, defaultNamespace);
+    const { namespace = ref.namespace, name } = object.metadata;
+    if (!(await callerMay(client, { group: GROUP, resource: type.plural, namespace, name, verb: 'patch' }))) {
+      throw new StatusError(403, `A download of ${type.plural} needs the right to change ${type.plural}`);
+    }
+    if (object.status?.content === undefined) {
+      const why = notReadyMessage(object);
+      throw new StatusError(
+        409,
+        `${type.kind} ${name} has no content yet${why === undefined ? '' : `: ${why}`}`,
+      );
+    }
+    return object;
+  }
+
+  /** Resolves when a host begins to send the file. The download then continues until the response is closed. */
+  async open(request: DownloadRequest, object: Stored, response: ServerResponse): Promise<ReceivedFile> {
+    const { client } = request.caller;
+    const owner = { user: await client.username(), namespace: request.ref.namespace };
+    return await this.#waiting.run(response, owner, async ({ signal }) => {
+      try {
+        const download = await begin(request, object, signal);
+        response.setTimeout(IDLE_MILLISECONDS);
+        return download;
+      } catch (error) {
+        throw error instanceof WaitEnd ? new StatusError(503, 'The HTTP API is stopping. Try again') : error;
+      }
+    });
+  }
+}
+
+async function begin(request: DownloadRequest, object: Stored, signal: AbortSignal): Promise<ReceivedFile> {
+  const late = AbortSignal.timeout(HOST_MILLISECONDS);
+  const limit = AbortSignal.any([signal, late]);
+  const wait = new Wait(request, limit);
+  let connection: Socket | undefined;
+  const onEnd = (): void => void connection?.destroy(limit.reason as Error);
+  // The time limit holds only until the first bytes arrive. When the response ends, the transfer ends, too.
+  limit.addEventListener('abort', onEnd, { once: true });
+  try {
+    connection = await wait.forHost(object);
+    limit.throwIfAborted();
+    const download = await receiveFile(connection);
+    limit.throwIfAborted();
+    const open = connection;
+    signal.addEventListener('abort', () => open.destroy(signal.reason as Error), { once: true });
+    return download;
+  } catch (error) {
+    connection?.destroy();
+    signal.throwIfAborted();
+    throw late.aborted ? new StatusError(504, `No host sent the file within 10 minutes${wait.work}`) : error;
+  } finally {
+    limit.removeEventListener('abort', onEnd);
+  }
+}
+
+/** State of one caller who waits for a host. */
+class Wait {
+  readonly #request: DownloadRequest;
+  readonly #signal: AbortSignal;
+  #requests = 0;
+  /** Value of `requestedAt` of the download for which this caller waits. */
+  #waitsFor: string | undefined;
+  /** Generation of the object that has the request of this caller. Earlier generations are ignored, because they do not have it. */
+  #generation = 0;
+  #work = '';
+
+  constructor(request: DownloadRequest, signal: AbortSignal) {
+    this.#request = request;
+    this.#signal = signal;
+  }
+
+  /** Message for people about the present work of the operator. */
+  get work(): string {
+    return this.#work;
+  }
+
+  /** Resolves with the connection to the task that sends the file. */
+  async forHost(object: Stored): Promise<Socket> {
+    const first = await this.#step(object);
+    if (first !== undefined) {
+      return first;
+    }
+    const { caller, type } = this.#request;
+    const following = { ...caller, type, from: object.metadata, signal: this.#signal };
+    for await (const version of follow(following)) {
+      const connection = await this.#step(version);
+      if (connection !== undefined) {
+        return connection;
+      }
+    }
+    throw notFound(`${type.plural}.${GROUP}`, object.metadata.name);
+  }
+
+  async #step(object: Stored): Promise<Socket | undefined> {
+    const { metadata, spec, status } = object;
+    if ((metadata.generation ?? 0) < this.#generation) {
+      return undefined;
+    }
+    const { requestedAt = '' } = spec.download ?? {};
+    const { lastDownload: last } = status ?? {};
+    if (requestedAt !== '' && requestedAt !== last?.requestedAt) {
+      this.#waitsFor = requestedAt;
+      this.#work = workOf(object);
+      return await this.#connect(object);
+    }
+    if (requestedAt === this.#waitsFor) {
+      refuseFailed(last);
+    }
+    await this.#ask(object);
+    return undefined;
+  }
+
+  /**
+   * Connects to the task. The result is undefined if no task accepts this caller now. The next version of the object may show such a task.
+   */
+  async #connect({ metadata: { namespace, uid } }: Stored): Promise<Socket | undefined> {
+    const { caller } = this.#request;
+    const labelSelector = `${IMAGE_UID_LABEL}=${uid},${OPERATION_LABEL}=download`;
+    for (let attempt = 1; ; attempt += 1) {
+      const { items } = await caller.client.list(PODS, { namespace, labelSelector, signal: this.#signal });
+      const pod = items.find(isTask);
+      if (pod === undefined) {
+        return undefined;
+      }
+      try {
+        return await attach(caller, pod, this.#signal);
+      } catch (error) {
+        if (attempt === ATTEMPTS || !isPassing(error)) {
+          return refuseLost(error);
+        }
+      }
+      await pause(ATTEMPT_MILLISECONDS, this.#signal);
+    }
+  }
+
+  /**
+   * Requests a download. If several callers request a download for the same version of the object, only one request succeeds. The other
+   * callers then wait for this download.
+   */
+  async #ask({ metadata: { name, namespace = '', resourceVersion } }: Stored): Promise<void> {
+    this.#requests += 1;
+    if (this.#requests > REQUESTS) {
+      throw new StatusError(503, 'The host ended each download before it began. Try again');
+    }
+    const { caller, type } = this.#request;
+    const download = { requestedAt: new Date().toISOString() };
+    const patch = { metadata: { resourceVersion }, spec: { download } };
+    const options = { signal: this.#signal };
+    const asked = await undefinedIf(
+      isConflict,
+      caller.client.mergePatch(type, { name, namespace }, patch, options),
+    );
+    if (asked === undefined) {
+      this.#requests -= 1;
+      return;
+    }
+    if (asked.spec.download === undefined) {
+      throw new StatusError(
+        501,
+        'The CustomResourceDefinitions of this cluster have no field for downloads. Update the CustomResourceDefinitions',
+      );
+    }
+    this.#waitsFor = download.requestedAt;
+    this.#generation = asked.metadata.generation ?? 0;
+  }
+}
+
+/**
+ * Reports whether the error means that the task has just ended, or that its host does not answer now. A refusal of a host can have any
+ * status code, for example 200.
+ */
+function isPassing(error: unknown): error is ApiError {
+  return error instanceof ApiError && !OF_THE_CALLER.has(error.status);
+}
+
+/** @throws the error, unless it only means that the task has ended. */
+function refuseLost(error: unknown): undefined {
+  if (!isPassing(error)) {
+    throw error;
+  }
+  if (error.status !== 400 && error.status !== 404) {
+    throw new StatusError(503, `The host of the download does not answer: ${error.message}. Try again`);
+  }
+}
+
+/** Returns the present work of the operator for the object, as the last part of a sentence. */
+function workOf(object: Stored): string {
+  const work = conditionOf(object, 'Reconciling')?.message;
+  return work === undefined || work === '' ? '' : `: ${work}`;
+}
+
+/** @throws StatusError when the download failed. If it ended only because its clients left, no error is thrown. */
+function refuseFailed(last: NonNullable<Stored['status']>['lastDownload']): void {
+  const { result, message = '' } = last ?? {};
+  const [reason = '', ...words] = message.split(': ');
+  if (result !== 'Failed' || reason === INTERRUPTED) {
+    return;
+  }
+  const text = words.join(': ');
+  throw new StatusError(CODES[reason] ?? 503, text, { causes: [{ reason, message: text }] });
+}

@@ -1,0 +1,149 @@
+/** Sends a file to the task of an upload. `transfer.ts` of the API has the protocol. */
+import { createHash } from 'node:crypto';
+import type { Duplex } from 'node:stream';
+import {
+  ANSWER_BYTES,
+  LENGTH_BYTES,
+  PIECE_BYTES,
+  type TransferAnswer,
+  transferAnswerSchema,
+} from '../../api/v1alpha1/transfer.ts';
+
+const NO_ANSWER = 'The host ended the transfer without an answer';
+/**
+ * Longest time in milliseconds in which the host must read a piece of the file. The host must also answer within this time after the last
+ * piece. It first writes the file from memory to its disk, which takes minutes if the disk is slow.
+ */
+const HOST_MILLISECONDS = 600_000;
+
+/** Error when the host ended the connection without an answer, for example because its agent stopped. */
+export class BrokenTransferError extends Error {
+  override readonly name = 'BrokenTransferError';
+}
+
+/**
+ * Sends the file and returns the answer of the host. The host can answer before the end of the file, for example if its disk is full.
+ * `sha256` is the digest that the file must have, in hexadecimal digits. If it is undefined, the host gets the digest of the bytes that
+ * were sent. At the end, the connection is closed.
+ *
+ * @throws BrokenTransferError when the host sends no answer; the error of the file.
+ */
+export async function sendFile(
+  connection: Duplex,
+  file: AsyncIterable<Buffer>,
+  sha256: string | undefined,
+): Promise<TransferAnswer> {
+  const transfer: Transfer = { connection, isWhole: false };
+  const answer = answerOn(transfer);
+  // The answer is awaited later. If reading the file fails, it is never awaited, and its error must not be an unhandled rejection.
+  answer.catch(() => undefined);
+  const sent = send(transfer, file, sha256);
+  // A client can pause forever. Therefore the function does not wait for the rest of the file after an early answer.
+  sent.catch(() => undefined);
+  try {
+    return await Promise.race([
+      answer,
+      sent.then(
+        async () => await inTime(connection, answer),
+        async (error: unknown) => await afterFailure(answer, error),
+      ),
+    ]);
+  } finally {
+    connection.destroy();
+  }
+}
+
+interface Transfer {
+  readonly connection: Duplex;
+  /** Whether the end of the file was reached. */
+  isWhole: boolean;
+}
+
+/**
+ * A host that answers early ends the connection, so a write fails at the same time. The answer has more information than the error of this
+ * write.
+ */
+async function afterFailure(answer: Promise<TransferAnswer>, error: unknown): Promise<TransferAnswer> {
+  if (error instanceof BrokenTransferError) {
+    return await answer;
+  }
+  throw error;
+}
+
+async function send(
+  transfer: Transfer,
+  file: AsyncIterable<Buffer>,
+  sha256: string | undefined,
+): Promise<void> {
+  const { connection } = transfer;
+  const hash = createHash('sha256');
+  for await (const chunk of file) {
+    hash.update(chunk);
+    for (let at = 0; at < chunk.length; at += PIECE_BYTES) {
+      const piece = chunk.subarray(at, at + PIECE_BYTES);
+      await inTime(connection, write(connection, piece.length, piece));
+    }
+  }
+  transfer.isWhole = true;
+  const digest = sha256 === undefined ? hash.digest() : Buffer.from(sha256, 'hex');
+  await inTime(connection, write(connection, 0, digest));
+}
+
+/** Ends the connection if the host needs too long for `work`. Then `work` fails, too. */
+async function inTime<T>(connection: Duplex, work: Promise<T>): Promise<T> {
+  const late = setTimeout(() => connection.destroy(), HOST_MILLISECONDS);
+  try {
+    return await work;
+  } finally {
+    clearTimeout(late);
+  }
+}
+
+/**
+ * Resolves when the bytes have left this process. A slow host therefore slows down the client, and this process needs no memory for the
+ * file.
+ */
+async function write(connection: Duplex, length: number, bytes: Buffer): Promise<void> {
+  const head = Buffer.alloc(LENGTH_BYTES);
+  head.writeUInt32BE(length);
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  connection.cork();
+  // The callback of the second write reports the errors of both writes.
+  connection.write(head, () => undefined);
+  connection.write(bytes, (cause) =>
+    cause ? reject(new BrokenTransferError(NO_ANSWER, { cause })) : resolve(),
+  );
+  connection.uncork();
+  await promise;
+}
+
+/** The host keeps the connection open after its answer, so this process ends it. */
+async function answerOn(transfer: Transfer): Promise<TransferAnswer> {
+  let bytes = Buffer.alloc(0);
+  let cause: unknown;
+  try {
+    const chunks = transfer.connection.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>;
+    for await (const chunk of chunks) {
+      bytes = Buffer.concat([bytes, chunk]);
+      const answer = answerIn(bytes);
+      if (answer !== undefined && (answer.reason !== undefined || transfer.isWhole)) {
+        return answer;
+      }
+      if (answer !== undefined || bytes.length > ANSWER_BYTES) {
+        break;
+      }
+    }
+  } catch (error) {
+    cause = error;
+  }
+  throw new BrokenTransferError(NO_ANSWER, { cause });
+}
+
+function answerIn(bytes: Buffer): TransferAnswer | undefined {
+  try {
+    return transferAnswerSchema.parse(JSON.parse(bytes.toString('utf8')));
+  } catch {
+    // The answer is not complete yet.
+    return undefined;
+  }
+}

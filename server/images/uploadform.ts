@@ -1,0 +1,199 @@
+/** Reads the body of an upload: texts first, then the file as a stream. The file is never completely in memory. */
+import type { Readable } from 'node:stream';
+import type { Multipart } from '@fastify/multipart';
+import type { FastifyRequest } from 'fastify';
+import * as z from 'zod';
+import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { sha256 } from '../../api/v1alpha1/schema.ts';
+import { descriptionSchema } from '../../api/v1alpha1/source.ts';
+import { architectureSchema } from '../../api/v1alpha1/template.ts';
+import { codeOf, messageOf } from '../../base/errors.ts';
+import { invalidField, StatusError } from '../http/errors.ts';
+
+/** Largest body in bytes: 1 TiB. Files that hosts fetch from web servers have the same limit. */
+const BODY_BYTES = 1024 ** 4;
+/** Limits of a body. It has short texts and one file. */
+export const UPLOAD_LIMITS = {
+  fileSize: BODY_BYTES,
+  fieldSize: 16 * 1024,
+  files: 1,
+  fields: 16,
+  parts: 17,
+  headerPairs: 32,
+};
+/**
+ * Time in milliseconds in which the next piece of the file must arrive. The host gives up a minute after the last piece, and could not say
+ * why.
+ */
+const SILENCE_MILLISECONDS = 50_000;
+/** Longest name of a part in an answer. */
+const NAME_LENGTH = 100;
+/** Endings of file names. They are removed when the file name becomes the name of the object. */
+const ENDING = /\.(?:qcow2|img|raw|iso)$/i;
+
+/** Texts of an upload. Their keys are compared without regard to case, and unknown ones are ignored. */
+const textsSchema = z.object({
+  imagename: z.string().optional(),
+  name: z.string().optional(),
+  description: descriptionSchema.optional(),
+  type: architectureSchema.optional(),
+  sha256: sha256('SHA-256 of the file.').optional(),
+});
+
+export interface UploadForm {
+  readonly name: string;
+  readonly description: string | undefined;
+  readonly architecture: z.infer<typeof architectureSchema> | undefined;
+  readonly sha256: string | undefined;
+  /** Stream of the file. It ends with an error if the body is not complete. */
+  readonly file: AsyncIterable<Buffer>;
+}
+
+/**
+ * Returns the length of the body in bytes. @throws StatusError 411 when the header Content-Length is absent, 413 when the body is too
+ * large, 415 when it is not multipart.
+ */
+export function lengthOf(request: FastifyRequest): number {
+  if (!request.isMultipart()) {
+    throw new StatusError(415, 'the body must be multipart/form-data');
+  }
+  const length = Number(request.headers['content-length'] ?? Number.NaN);
+  if (Number.isNaN(length)) {
+    throw new StatusError(411, 'The header Content-Length is required, because the host reserves the space');
+  }
+  if (length > BODY_BYTES) {
+    throw new StatusError(413, `The body is larger than ${BODY_BYTES} bytes`);
+  }
+  return length;
+}
+
+/**
+ * Reads the body up to the beginning of its file. The rest of the body is read with the file, so that nothing after it is ignored.
+ *
+ * @throws StatusError when a text is not valid, or when there is no file.
+ */
+export async function readForm(request: FastifyRequest): Promise<UploadForm> {
+  const texts: Record<string, unknown> = {};
+  const parts = new Parts(request);
+  for (;;) {
+    const part = await parts.next();
+    if (part === undefined) {
+      throw invalidField('file', 'is required');
+    }
+    if (part.type === 'file') {
+      return { ...formOf(texts, part.filename), file: chunksOf(part.file, parts) };
+    }
+    texts[part.fieldname.toLowerCase()] = part.value === '' ? undefined : part.value;
+  }
+}
+
+/**
+ * Reads the parts of a body. By default, the library drops a part that it cannot read, and continues. Here, such a part causes an error
+ * with its name.
+ */
+class Parts {
+  readonly #parts: AsyncIterator<Multipart>;
+  /** Names of all parts whose headers were read, in their order. */
+  readonly #names: string[] = [];
+  #passed = 0;
+
+  constructor(request: FastifyRequest) {
+    this.#parts = request.parts({
+      isPartAFile: (name = '', type, fileName) => {
+        this.#names.push(name);
+        return type === 'application/octet-stream' || fileName !== undefined;
+      },
+    });
+  }
+
+  /** Returns the next part; undefined after the last one. @throws StatusError 400, 408, 413, 422. */
+  async next(): Promise<Multipart | undefined> {
+    const { value, done } = await this.#read();
+    const part = done === true ? undefined : value;
+    const name = this.#names[this.#passed];
+    if (name !== part?.fieldname) {
+      throw unreadable(name);
+    }
+    this.#passed += 1;
+    return part;
+  }
+
+  async #read(): Promise<IteratorResult<Multipart>> {
+    try {
+      return await arriving(this.#parts.next());
+    } catch (error) {
+      // The library tells of a dropped part only at the end of the body.
+      throw /JSON|PROTO/.test(codeOf(error) ?? '')
+        ? unreadable(this.#names[this.#passed])
+        : refusalFor(error);
+    }
+  }
+}
+
+function unreadable(name = ''): StatusError {
+  return invalidField(name.slice(0, NAME_LENGTH), 'cannot be read. Send a text or valid JSON');
+}
+
+/** Waits for something of the body. @throws StatusError 408. */
+async function arriving<T>(next: Promise<T>): Promise<T> {
+  const { promise: late, reject } = Promise.withResolvers<never>();
+  const message = `Nothing of the file arrived for ${SILENCE_MILLISECONDS / 1000} seconds`;
+  const timer = setTimeout(() => reject(new StatusError(408, message)), SILENCE_MILLISECONDS);
+  try {
+    return await Promise.race([next, late]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/**
+ * Yields the file, and then reads the end of the body.
+ *
+ * @throws StatusError 400 when the body ends before the end of the file, 408 when its sender pauses, 422 when a text follows.
+ */
+async function* chunksOf(file: Readable, parts: Parts): AsyncGenerator<Buffer> {
+  const chunks = file[Symbol.asyncIterator]() as AsyncIterator<Buffer>;
+  try {
+    for (;;) {
+      const { value, done } = await arriving(chunks.next());
+      if (done === true) {
+        break;
+      }
+      yield value;
+    }
+  } catch (error) {
+    throw refusalFor(error);
+  } finally {
+    file.destroy();
+  }
+  for (let part = await parts.next(); part !== undefined; part = await parts.next()) {
+    if (part.fieldname.toLowerCase() in textsSchema.shape) {
+      throw invalidField(part.fieldname, 'must come before the file');
+    }
+  }
+}
+
+/** The library's errors about limits have a status. Those about the form of the body have none. */
+function refusalFor(error: unknown): Error {
+  if (error instanceof StatusError) {
+    return error;
+  }
+  return error instanceof Error && 'statusCode' in error
+    ? new StatusError(Number(error.statusCode), error.message)
+    : new StatusError(400, `the body is not valid: ${messageOf(error)}`);
+}
+
+/** A part of type application/octet-stream is a file, even if it has no file name. */
+function formOf(texts: Record<string, unknown>, filename = ''): Omit<UploadForm, 'file'> {
+  const { data, error } = textsSchema.safeParse(texts);
+  if (data === undefined) {
+    const [issue] = error.issues;
+    throw invalidField(String(issue?.path[0]), issue?.message ?? 'is not valid');
+  }
+  const { imagename, description, type: architecture, sha256: digest } = data;
+  const name = imagename ?? data.name ?? filename.replace(ENDING, '');
+  if (!isObjectName(name)) {
+    throw invalidField('imageName', 'must be the name of the new object, and must come before the file');
+  }
+  return { name, description, architecture, sha256: digest };
+}

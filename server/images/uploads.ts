@@ -1,0 +1,189 @@
+/**
+ * Uploads of files as Images and ISOs. The server makes the object with the rights of the caller, waits until a host waits for the file, and
+ * sends the file there through the API server. It deletes an object whose file did not arrive.
+ */
+import type { Socket } from 'node:net';
+import type { ServerResponse } from 'node:http';
+import type { Logger } from 'pino';
+import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import type { TransferAnswer } from '../../api/v1alpha1/transfer.ts';
+import { conditionOf } from '../../api/http/conditions.ts';
+import { PODS, type Pod } from '../../kube/core.ts';
+import { ApiError, isConflict, isNotFound } from '../../kube/errors.ts';
+import { follow } from '../../kube/follow.ts';
+import type { Resource } from '../../kube/objects.ts';
+import type { Caller } from '../callers/caller.ts';
+import { createAs } from '../callers/objects.ts';
+import { StatusError } from '../http/errors.ts';
+import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
+import type { Stored } from '../../api/http/imageitem.ts';
+import { BrokenTransferError, sendFile } from './sender.ts';
+import { attach, isTask, OF_THE_CALLER } from './taskpod.ts';
+import type { UploadForm } from './uploadform.ts';
+
+/**
+ * Largest number of uploads at the same time. Each upload needs 2 MiB of memory for pieces of its file, and each host runs only few tasks.
+ */
+export const UPLOADS = 16;
+/** Longest time in milliseconds until a host is ready to receive the file. A host that works on other tasks needs minutes. */
+const HOST_MILLISECONDS = 300_000;
+/** Time limit in milliseconds for the deletion of an object whose file did not arrive. */
+const DELETE_MILLISECONDS = 10_000;
+/** Smallest size in bytes that an upload can announce. */
+const LEAST_BYTES = 1024 * 1024;
+
+/** Reasons of hosts which mean that the file is wrong. */
+const OF_THE_FILE: ReadonlySet<string> = new Set(['ImageInvalid', 'DigestMismatch']);
+/** Reasons of the operator which mean that no upload is possible. One of them comes from an operator that is too old for uploads. */
+const NOT_OFFERED: ReadonlySet<string> = new Set(['NoImageStorage', 'SourceUnsupported']);
+
+export interface UploadRequest {
+  readonly caller: Caller;
+  readonly type: Resource<Stored>;
+  readonly namespace: string;
+  /** Length of the whole body in bytes. It is larger than the length of the file. */
+  readonly bytes: number;
+  /** Reads the body up to the beginning of the file. It is called when the number of running uploads allows this upload. */
+  readonly read: () => Promise<UploadForm>;
+}
+
+export class Uploads {
+  readonly #waiting: WaitingRequests;
+  readonly #logger: Logger;
+
+  constructor(waiting: WaitingRequests, logger: Logger) {
+    this.#waiting = waiting;
+    this.#logger = logger;
+  }
+
+  /**
+   * Resolves with the object when a host has its whole file, with the right digest. The host then stores the file.
+   *
+   * @throws StatusError or ApiError with the answer for the caller. The object is then deleted, if that is possible.
+   */
+  async upload(request: UploadRequest, response: ServerResponse): Promise<Stored> {
+    const owner = { user: await request.caller.client.username(), namespace: request.namespace };
+    return await this.#waiting.run(response, owner, async ({ signal }) => {
+      const form = await request.read();
+      const object = await createAs(request.caller.client, request.type, objectOf(request, form));
+      try {
+        const connection = await connect(request, object, signal);
+        judge(await send(connection, form, signal));
+        return object;
+      } catch (error) {
+        throw answerOf(error, await this.#remove(request, object));
+      }
+    });
+  }
+
+  /** Deletes the object. Returns a text for people that says whether it was deleted. */
+  async #remove({ caller, type }: UploadRequest, { metadata }: Stored): Promise<string> {
+    const { name, namespace = '', uid } = metadata;
+    const what = `${type.kind} ${name}`;
+    try {
+      const signal = AbortSignal.timeout(DELETE_MILLISECONDS);
+      await caller.client.delete(type, { name, namespace }, { uid, signal });
+      return `${what} was deleted`;
+    } catch (error) {
+      if (isNotFound(error) || isConflict(error)) {
+        return `${what} was deleted`;
+      }
+      this.#logger.warn(
+        { err: error, object: `${namespace}/${name}` },
+        'an object whose file did not arrive was not deleted',
+      );
+      return `${what} was not deleted, so delete it`;
+    }
+  }
+}
+
+function objectOf({ namespace, bytes }: UploadRequest, form: UploadForm) {
+  const { name, description, architecture } = form;
+  const source = { upload: { maxSize: Math.max(bytes, LEAST_BYTES) } };
+  return { metadata: { name, namespace }, spec: { description, architecture, source } };
+}
+
+/** Waits until a host is ready to receive the file, and connects to its task. @throws StatusError; ApiError; the signal's reason. */
+async function connect(request: UploadRequest, object: Stored, signal: AbortSignal): Promise<Socket> {
+  const late = AbortSignal.timeout(HOST_MILLISECONDS);
+  const limit = AbortSignal.any([signal, late]);
+  try {
+    return await attach(request.caller, await podFor(request, object, limit), limit);
+  } catch (error) {
+    throw late.aborted && !signal.aborted
+      ? new StatusError(504, 'No host took the file within 5 minutes')
+      : error;
+  }
+}
+
+/** Returns the Pod whose task waits for the file. */
+async function podFor({ caller, type }: UploadRequest, object: Stored, signal: AbortSignal): Promise<Pod> {
+  const { client, watches } = caller;
+  const { namespace, uid } = object.metadata;
+  for await (const { status } of follow({ client, watches, type, from: object.metadata, signal })) {
+    const stalled = conditionOf({ status }, 'Stalled');
+    if (stalled?.status === 'True') {
+      throw new StatusError(NOT_OFFERED.has(stalled.reason) ? 501 : 503, stalled.message);
+    }
+    if (status?.phase === 'Pulling') {
+      const labelSelector = `${IMAGE_UID_LABEL}=${uid}`;
+      const { items } = await client.list(PODS, { namespace, labelSelector, signal });
+      const pod = items.find(isTask);
+      if (pod !== undefined) {
+        return pod;
+      }
+    }
+  }
+  throw new StatusError(409, `${type.kind} ${object.metadata.name} was deleted before its file arrived`);
+}
+
+async function send(
+  connection: Socket,
+  { file, sha256 }: UploadForm,
+  signal: AbortSignal,
+): Promise<TransferAnswer> {
+  const onAbort = (): void => void connection.destroy(signal.reason as Error);
+  signal.addEventListener('abort', onAbort, { once: true });
+  // The sender handles errors of the connection. Without this listener, a late error would end the process.
+  connection.on('error', () => undefined);
+  try {
+    signal.throwIfAborted();
+    return await sendFile(connection, file, sha256);
+  } catch (error) {
+    signal.throwIfAborted();
+    throw error;
+  } finally {
+    signal.removeEventListener('abort', onAbort);
+  }
+}
+
+/** @throws StatusError when the host refused the file. */
+function judge({ reason, message = '' }: TransferAnswer): void {
+  if (reason === undefined) {
+    return;
+  }
+  throw new StatusError(OF_THE_FILE.has(reason) ? 422 : 503, message, { causes: [{ reason, message }] });
+}
+
+/** Returns the error for the caller. `fate` is a text that says whether the object was deleted. */
+function answerOf(error: unknown, fate: string): unknown {
+  if (error instanceof WaitEnd) {
+    return new StatusError(503, `The HTTP API is stopping. ${fate}. Try again`);
+  }
+  if (error instanceof BrokenTransferError) {
+    return new StatusError(503, `${error.message}. ${fate}. Try again`);
+  }
+  if (error instanceof ApiError) {
+    const { status, message } = error;
+    return OF_THE_CALLER.has(status)
+      ? new StatusError(status, `${message}. ${fate}`)
+      : new StatusError(503, `The host did not take the file: ${message}. ${fate}. Try again`);
+  }
+  if (error instanceof StatusError) {
+    const { code = 500, message = '', details } = error.body;
+    return new StatusError(code, `${message}. ${fate}`, {
+      ...(details?.causes && { causes: details.causes }),
+    });
+  }
+  return error;
+}

@@ -1,0 +1,94 @@
+import { expect, it } from 'vitest';
+import { vmDeployBody } from '../../api/http/vmdeploy.ts';
+import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { normalizeBody } from '../http/bodies.ts';
+import { vmOf } from '../../api/http/vmspec.ts';
+
+const SCHEMA = vmDeployBody(240);
+
+function vm(body: object) {
+  return vmOf(SCHEMA.parse(normalizeBody(SCHEMA, body)), { namespace: 'platform-a' });
+}
+
+it('makes the fields of a VM, from keys of any letter case', () => {
+  const body = {
+    IMAGE: 'ghcr.io/berth/base:26',
+    name: 'mac',
+    cpu: 4,
+    memory: 4.8,
+    node: 'host-1',
+    tag: 'fast',
+    tagRequired: true,
+    scheduler: 'most-allocated',
+    reservedPorts: '8080:80, 5353:53/UDP,',
+    timeout: 1440,
+    displayDpi: 96,
+    vncConsole: false,
+    systemSerial: 'SERIAL-0001',
+    netBoost: true,
+    labels: { job: '42' },
+  };
+  expect(vm(body)).toEqual({
+    metadata: { namespace: 'platform-a', name: 'mac', labels: { job: '42' }, annotations: {} },
+    spec: {
+      image: 'ghcr.io/berth/base:26',
+      cpu: 4,
+      memory: '4915Mi',
+      placement: { node: 'host-1', tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },
+      ports: ['8080:80', '5353:53/UDP'],
+      deployTimeoutSeconds: 86_400,
+      displayDPI: 96,
+      vnc: { enabled: false },
+      serialNumber: 'SERIAL-0001',
+    },
+  });
+});
+
+it.each([
+  [{ vmConfig: 'c' }, { generateName: 'vm-' }],
+  [{ vmConfig: 'c', name: '', shouldGenerateName: true }, { generateName: 'vm-' }],
+  [{ vmConfig: 'c', name: 'ci', shouldGenerateName: true }, { generateName: 'ci-' }],
+  [{ vmConfig: 'c', name: 'ci', shouldGenerateName: false }, { name: 'ci' }],
+])('names a VM: %j', (body, name) => {
+  expect(vm(body)).toMatchObject({ metadata: name, spec: { configRef: { name: 'c' } } });
+});
+
+it('reads the values for the guest from all three fields, as items and as a map', () => {
+  const body = {
+    vmConfig: 'c',
+    vmMetadata: { items: [{ key: 'a', value: '1' }] },
+    vm_metadata: { b: '2' },
+    customVMMetadata: { c: '3', items: '4' },
+  };
+  expect(vm(body).spec.guestMetadata).toEqual({ a: '1', b: '2', c: '3', items: '4' });
+});
+
+it('notes until when the answer is taken', () => {
+  const body = SCHEMA.parse({ vmConfig: 'c' });
+  const annotations = { [ANSWER_BY_ANNOTATION]: '2026-11-23T12:00:00.000Z' };
+  const answerBy = Date.parse('2026-11-23T12:00:00Z');
+  expect(vmOf(body, { namespace: 'platform-a', answerBy }).metadata.annotations).toEqual(annotations);
+});
+
+it.each([
+  {},
+  { image: 'a', iso: 'b' },
+  { image: 'a', name: 'Upper' },
+  { image: 'a', name: '1st' },
+  { image: 'a', name: 'x'.repeat(64) },
+  { image: 'a', name: 'x'.repeat(58), shouldGenerateName: true },
+  { image: 'a', reservedPorts: '80' },
+  { image: 'a', timeout: 1441 },
+  { image: 'a', cpu: -1 },
+  { image: 'a', displayWidth: 319 },
+  { image: 'a', displayDPI: 241 },
+  { image: 'a', gpuPassthrough: true },
+  { image: 'a', scheduler: 'fastest' },
+])('refuses %j', (body) => {
+  expect(SCHEMA.safeParse(normalizeBody(SCHEMA, body)).success).toBe(false);
+});
+
+it('takes zero, null and an empty text as not given', () => {
+  const body = { image: 'a', cpu: 0, memory: 0.0, timeout: 0, displayWidth: 0, tag: '', vmConfig: null };
+  expect(vm(body).spec).toEqual({ image: 'a' });
+});

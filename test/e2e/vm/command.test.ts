@@ -1,0 +1,290 @@
+/** The day of a person with the command `berth`: a real terminal, sign-in, the ssh of this machine, a real guest and a registry. */
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { stringify } from 'yaml';
+import { VM_CONFIGS } from '../../../api/v1alpha1/resources.ts';
+import type { VMConfig } from '../../../api/v1alpha1/vmconfig.ts';
+import { run } from '../../../base/exec.ts';
+import { authenticationConfiguration } from '../../../hack/authentication.ts';
+import type { ServerProcess } from '../../../hack/cluster/server.ts';
+import { makeKey } from '../../../hack/login.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { BerthCommand, type CommandResult } from '../../wires/berth.ts';
+import { startRegistry, type TestRegistry } from '../../wires/registry.ts';
+import { StartedProgram } from '../../wires/startedprogram.ts';
+import { TestTerminal } from '../../wires/terminal.ts';
+import { CLIENT, IdentityProvider } from '../../worlds/provider.ts';
+import { visitPages } from '../../worlds/signin.ts';
+import { SET_UP_MILLISECONDS, World } from '../../worlds/vm.ts';
+
+const TEST_MILLISECONDS = 300_000;
+/** Time limit of a program that only reads or writes small files. */
+const LOCAL_MILLISECONDS = 10_000;
+/** Exit code of ssh itself. */
+const SSH_REFUSES = 255;
+/** Prompt of the guest. */
+const GUEST_ASKS = /^[~/] #$/m;
+/** Words of a command in the guest, and what it prints. */
+const WHERE = 'cat /etc/os-release';
+const GUEST = 'PRETTY_NAME="Berth guest"';
+
+let folder: string;
+let provider: IdentityProvider;
+let registry: TestRegistry;
+let world: World;
+let server: ServerProcess;
+let keys: StartedProgram;
+let command: BerthCommand;
+let environment: NodeJS.ProcessEnv & Record<'SSH_AUTH_SOCK', string>;
+let terminal: TestTerminal;
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-person-'));
+  provider = await IdentityProvider.start({ dev: { groups: ['devs'] } });
+  registry = await startRegistry({ directory: join(folder, 'registry'), password: false });
+  world = await startWorld();
+  const { issuer, authority } = provider;
+  server = await world.cluster.startServer({ config: { cluster: { issuer, clientID: CLIENT } } });
+  await writeFile(join(folder, 'authorities.pem'), `${authority}\n${server.authority}`);
+  const key = join(folder, 'key');
+  await makeConfig(await makeKey(key));
+  command = await BerthCommand.make(join(folder, 'kubeconfig'));
+  // The folder with the keys of a person cannot be another one, so the keys come from an agent.
+  const socket = join(folder, 'agent');
+  keys = new StartedProgram('ssh-agent', ['-D', '-a', socket]);
+  await keys.prints(/SSH_AUTH_SOCK/);
+  environment = { ...command.installed(), SSH_AUTH_SOCK: socket };
+  await run('ssh-add', ['-q', key], { environment, timeoutMilliseconds: LOCAL_MILLISECONDS });
+  terminal = await TestTerminal.open({ environment });
+}, SET_UP_MILLISECONDS);
+
+afterAll(async () => {
+  await terminal?.[Symbol.asyncDispose]();
+  keys?.kill();
+  await command?.[Symbol.asyncDispose]();
+  await server?.process.stop();
+  await world?.[Symbol.asyncDispose]();
+  await registry?.close();
+  await provider?.close();
+  await rm(folder, { recursive: true, force: true });
+});
+
+/** Starts a world whose developers are the members of a group of the provider. */
+async function startWorld(): Promise<World> {
+  const { issuer, authority } = provider;
+  const { host, caFile } = registry;
+  const configuration = authenticationConfiguration({ issuer, authority, client: CLIENT, hardened: true });
+  const started = await World.start({
+    name: 'vm-command',
+    architecture: 'amd64',
+    hosts: { host: '127.0.0.1' },
+    authentication: stringify(configuration),
+    images: { allowLoopbackHttp: true, registries: [{ host, caFile }] },
+    operatorConfig: { imageStorage: { registry: { prefix: `${host}/storage` } } },
+  });
+  const binding = ['rolebinding', 'devs', '--clusterrole=berth-role-dev', '--group=oidc:devs'];
+  await started.cluster.kubectl(['create', '-n', started.vms.namespace, ...binding]);
+  return started;
+}
+
+async function makeConfig(publicKey: string): Promise<void> {
+  const { namespace } = world.vms;
+  await world.cluster.client().create<VMConfig>(VM_CONFIGS, {
+    metadata: { name: 'small', namespace },
+    spec: {
+      image: 'guest',
+      cpu: 1,
+      memory: '256Mi',
+      readiness: { type: 'Port', port: 22 },
+      sshAuthorizedKeys: [publicKey],
+    },
+  });
+}
+
+async function berth(...args: string[]): Promise<CommandResult> {
+  const { SSH_AUTH_SOCK } = environment;
+  return await command.run(['vm', ...args], { environment: { SSH_AUTH_SOCK } });
+}
+
+/** Enters the line, and expects that it succeeds. Returns what it has shown. */
+async function enter(line: string): Promise<string> {
+  const { code, shown } = await terminal.enter(line);
+  expect([code, shown]).toEqual([0, shown]);
+  return shown;
+}
+
+/** Deploys the VM and waits for its SSH server. Returns its UID. */
+async function deploy(): Promise<string> {
+  expect(await enter('berth vm deploy desk --config small')).toMatch(/^desk +Running +host /m);
+  expect(await enter('berth vm wait desk --for ready')).toBe('vm desk is ready');
+  return (await world.vms.get('desk')).metadata.uid ?? '';
+}
+
+/** Returns type and text of the host key that ssh knows of the VM with this UID. */
+async function knownKey(uid: string): Promise<string> {
+  const found = await run('ssh-keygen', ['-F', uid, '-f', command.knownHosts], {
+    timeoutMilliseconds: LOCAL_MILLISECONDS,
+  });
+  const [, key = ''] = /^[^#\s]\S* (\S+ \S+)$/m.exec(found) ?? [];
+  return key;
+}
+
+let uid: string;
+
+test('the help has the nouns, and that of a noun its verbs', async () => {
+  expect(await enter('berth --help')).toMatch(/^ {2}vm +Virtual machines$/m);
+  const verbs = await enter('berth vm --help');
+  for (const verb of ['deploy', 'ssh', 'console', 'save', 'push', 'why', 'delete']) {
+    expect(verbs).toMatch(new RegExp(`^ {2}${verb} .* [A-Z]`, 'm'));
+  }
+});
+
+test('a person signs in with a code', async () => {
+  const authorities = join(folder, 'authorities.pem');
+  await terminal.clear();
+  await terminal.type(
+    `berth login --device --api-url ${server.url} --certificate-authority ${authorities}\n`,
+  );
+  const [address] = await terminal.shows(/https:\S+user_code=\S+/);
+  await visitPages(provider, address, { account: 'dev' });
+  const { code, shown } = await terminal.answer();
+  expect([code, shown]).toEqual([0, expect.stringContaining('Signed in as dev@berth.test')]);
+  expect(await enter('berth vm list')).toBe('There are no VMs in namespace platform-default');
+});
+
+test(
+  'ssh runs a command with its exit code, and knows the VM by its UID',
+  async () => {
+    uid = await deploy();
+    const first = await berth('ssh', 'desk', '--', `${WHERE}; exit 7`);
+    expect([first.code, first.out, first.err]).toEqual([7, `${GUEST}\n`, expect.stringContaining(uid)]);
+    expect(await berth('ssh', 'desk', '--', `${WHERE} >&2`)).toEqual({
+      code: 0,
+      out: '',
+      err: `${GUEST}\n`,
+    });
+    expect(await knownKey(uid)).toMatch(/^(ssh|ecdsa)-\S+ \S+$/);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'ssh gives the guest the terminal of the user, with its size',
+  async () => {
+    await terminal.type('berth vm ssh desk\n');
+    await terminal.shows(GUEST_ASKS);
+    await terminal.type('stty size\n');
+    await terminal.shows(/^40 160$/m);
+    await terminal.resize(120, 33);
+    await waitFor('the guest to have the new size', async () => {
+      await terminal.type('stty size\n');
+      return /^33 120$/m.test(await terminal.shown());
+    });
+    await terminal.type('exit 3\n');
+    expect(await terminal.answer()).toMatchObject({ code: 3 });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'exec keeps the exit code, and leaves the terminal as it was when the guest agent refuses one',
+  async () => {
+    expect(await berth('ssh', 'desk', '--', 'guest-agent')).toMatchObject({ code: 0 });
+    const { shown: before } = await terminal.enter('stty -g');
+    expect(await terminal.enter(`berth vm exec desk -- sh -c "${WHERE}; exit 5"`)).toEqual({
+      code: 5,
+      shown: GUEST,
+    });
+    expect(await terminal.enter('berth vm exec -t desk -- sh')).toEqual({
+      code: 1,
+      shown: expect.stringMatching(/^error: A guest agent has no terminals/),
+    });
+    expect(await terminal.enter('stty -g')).toEqual({ code: 0, shown: before });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'console is the terminal of the guest until Ctrl+]',
+  async () => {
+    const { shown: before } = await terminal.enter('stty -g');
+    await terminal.type('berth vm console desk\n');
+    await terminal.shows(/Press Ctrl\+] to leave/);
+    await terminal.press('Enter');
+    await terminal.shows(GUEST_ASKS);
+    await terminal.type('stty -isig -icanon; echo begun; dd bs=1 count=1 2>/dev/null | od -c\n');
+    await terminal.shows(/^begun$/m);
+    await terminal.press('C-c');
+    await terminal.shows(/ 003$/m);
+    await terminal.press('C-]');
+    expect(await terminal.answer()).toMatchObject({
+      code: 0,
+      shown: expect.stringContaining('Left the console of VM desk'),
+    });
+    expect(await terminal.enter('stty -g')).toEqual({ code: 0, shown: before });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'save and push keep the disk as an image and in a registry',
+  async () => {
+    expect(await enter('berth vm save desk tools')).toContain('Successfully finished save of image tools');
+    expect(await enter('berth image list')).toMatch(/^tools .* Ready /m);
+    const reference = `${registry.host}/team/tools:1`;
+    expect(await enter(`berth vm push desk ${reference}`)).toContain(`to ${reference}`);
+    expect(await registry.skopeo('list-tags', `docker://${registry.host}/team/tools`)).toContain('"1"');
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'logs follow the console, and end with the machine when the VM is deleted',
+  async () => {
+    await terminal.clear();
+    await terminal.type('berth vm logs -f desk\n');
+    await terminal.shows(/^berth-guest: ready$/m);
+    expect(await berth('delete', 'desk')).toEqual({
+      code: 0,
+      out: 'Successfully deleted vm desk\n',
+      err: '',
+    });
+    expect(await terminal.answer()).toMatchObject({
+      code: 0,
+      shown: expect.stringMatching(/berth-guest: (power button|shutdown by the guest agent)$/m),
+    });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'a new VM of the same name neither alarms nor is trusted by the key of the old one',
+  async () => {
+    expect(await enter('berth vm list')).toBe('There are no VMs in namespace platform-default');
+    const next = await deploy();
+    const first = await berth('ssh', 'desk', '--', WHERE);
+    expect([first.code, first.out]).toEqual([0, `${GUEST}\n`]);
+    expect(first.err).toMatch(new RegExp(`^Warning: Permanently added '${next}' .*\\r?\\n$`));
+    const old = await knownKey(uid);
+    expect(await knownKey(next)).not.toBe(old);
+    const known = await readFile(command.knownHosts, 'utf8');
+    await writeFile(command.knownHosts, `${next} ${old}\n`);
+    expect(await berth('ssh', 'desk', '--', WHERE)).toEqual({
+      code: SSH_REFUSES,
+      out: '',
+      err: expect.stringContaining('REMOTE HOST IDENTIFICATION HAS CHANGED'),
+    });
+    await writeFile(command.knownHosts, known);
+  },
+  TEST_MILLISECONDS,
+);
+
+test('logout ends the session', async () => {
+  expect(await enter('berth logout')).toContain('Signed out');
+  expect(await terminal.enter('berth vm list')).toEqual({
+    code: 2,
+    shown: expect.stringContaining('there is no current context. Sign in with berth login'),
+  });
+});

@@ -1,0 +1,344 @@
+/**
+ * What the command `berth` writes, byte for byte: the command lines that integrations call stand with their answers in
+ * test/fixtures/commands. Also `create` of each kind, each list through jq, colours, and a cluster without one of the kinds.
+ */
+import { execFileSync } from 'node:child_process';
+import { copyFileSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { EMULATORS, IMAGES, ISOS, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
+import { createProgram } from '../../cli/program.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
+import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { loadConnection } from '../../kube/credentials.ts';
+import { Emulators } from '../fixtures/emulatorobjects.ts';
+import { VMs } from '../fixtures/vms.ts';
+import { accountToken } from '../support/members.ts';
+import { BerthCommand, type CommandResult } from '../wires/berth.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
+
+const namespace = 'platform-default';
+const FORMS = join(import.meta.dirname, '../fixtures/commands/forms.txt');
+
+let cluster: Cluster;
+let operator: OperatorProcess;
+let vms: VMs;
+let emulators: Emulators;
+/** Host whose agent is the test. The other host is simulated. */
+let bare: ActingHost;
+let command: BerthCommand;
+/** Kubeconfigs by the names that the fixtures use. Without one, the user has the role dev. */
+let kubeconfigs: Record<string, string>;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `cli-forms-${process.pid}`, hosts: 1 });
+  operator = await cluster.startOperator({ config: { emulators: { architectures: ['amd64'] } } });
+  vms = new VMs(cluster);
+  emulators = new Emulators(cluster);
+  const images = [{ names: ['registry.example/stored:1'], sizeBytes: 1_000_000_000 }];
+  bare = await ActingHost.join(cluster.client(), 'bare', { architecture: 'amd64', images });
+  await bare.placeable();
+  await vms.create('paired', { placement: { node: 'bare' }, cpu: 1, memory: '512Mi' });
+  await bare.waitForPod({ namespace, name: 'paired' });
+  await bare.run({ namespace, name: 'paired' });
+  await vms.waitForPhase('paired', 'Running');
+  const token = await accountToken(cluster, { namespace, name: 'dev' }, { role: 'berth-role-dev' });
+  command = await BerthCommand.make(await kubeconfigWith(token, 'dev'));
+  kubeconfigs = {
+    admin: cluster.kubeconfig,
+    stale: await kubeconfigWith('eyJhbGciOiJub25lIn0.e30.', 'stale'),
+    own: join(cluster.directory, 'cli-own.kubeconfig'),
+  };
+  copyFileSync(kubeconfigs['stale'] ?? '', kubeconfigs['own'] ?? '');
+  await waitFor('the rights', async () => (await berth('vm', 'list')).code === 0);
+});
+
+afterAll(async () => {
+  await command?.[Symbol.asyncDispose]();
+  await bare?.silence();
+  await operator?.stop();
+  await cluster?.stop();
+});
+
+async function kubeconfigWith(token: string, name: string): Promise<string> {
+  const { server, certificateAuthority: authority = '' } = await loadConnection({
+    kubeconfigPath: cluster.kubeconfig,
+  });
+  const path = join(cluster.directory, `cli-${name}.kubeconfig`);
+  writeKubeconfig(path, { server, authority, user: { kind: 'token', token } });
+  return path;
+}
+
+async function berth(...args: string[]): Promise<CommandResult> {
+  return await command.run(args);
+}
+
+/** Runs the command as a cluster admin. */
+async function berthAsAdmin(...args: string[]): Promise<CommandResult> {
+  return await command.run(args, { kubeconfig: cluster.kubeconfig });
+}
+
+describe('the forms that integrations call', () => {
+  it('answer what the fixtures have, byte for byte on both streams', async () => {
+    const text = readFileSync(FORMS, 'utf8');
+    const header = text.slice(0, text.indexOf('$ '));
+    const answers: string[] = [];
+    for (const line of text.split('\n').filter((one) => one.startsWith('$ '))) {
+      answers.push(`${line}\n${await answerTo(line)}`);
+    }
+    const answered = header + answers.join('\n');
+    expect(answered).toBe(text);
+  });
+
+  async function untilReady(name: string): Promise<void> {
+    await waitFor(`image ${name} to be ready`, async () => {
+      const { status } = await cluster.client().get(IMAGES, { namespace, name });
+      return status?.phase === 'Ready';
+    });
+  }
+
+  /** Runs the command line, while the test acts as the agent if the line needs one. */
+  async function answerTo(line: string): Promise<string> {
+    const [, kubeconfig = '', words = ''] = /^\$ (?:KUBECONFIG=(\w+) )?berth (.*)$/.exec(line) ?? [];
+    if (words.startsWith('image list')) {
+      await untilReady('base');
+    }
+    const acting = words.startsWith('emulator deploy pixel')
+      ? boot('pixel')
+      : words.startsWith('emulator delete pixel')
+        ? bare.end(emulators.podRef('pixel'))
+        : undefined;
+    const path = kubeconfigs[kubeconfig];
+    const result = command.run(words.split(' '), path === undefined ? {} : { kubeconfig: path });
+    const [{ code, out, err }] = await Promise.all([result, acting]);
+    return `${shown(out, '')}${shown(err, '2> ')}exit ${code}\n`;
+  }
+
+  async function boot(name: string): Promise<void> {
+    const pod = emulators.podRef(name);
+    await bare.waitForPod(pod);
+    await bare.setPodCondition(pod, {
+      type: MACHINE_CONDITION,
+      status: 'True',
+      reason: 'running',
+      message: JSON.stringify({ adb: { address: '10.0.0.17', port: 5555 } }),
+    });
+    await bare.run(pod);
+  }
+});
+
+describe('create', () => {
+  const yaml = (kind: string, name: string, spec: object, more: object = {}) =>
+    `${JSON.stringify({ apiVersion: 'berth.dev/v1alpha1', kind, metadata: { name, ...more }, spec })}\n`;
+
+  it('makes the objects of a file, and refuses a file with a mistake before it makes anything', async () => {
+    const file = (kind: string, input: string, ...flags: string[]) =>
+      command.run([kind, 'create', '-f', '-', ...flags], { input });
+    const both = `# Two\n---\n${yaml('VMConfig', 'one', { image: 'a' })}---\n${yaml('VMConfig', 'two', { iso: 'b' })}`;
+    expect(await file('vmconfig', both)).toEqual({
+      code: 0,
+      out: 'Successfully created vmconfig one\nSuccessfully created vmconfig two\n',
+      err: '',
+    });
+    const { metadata, spec } = await cluster.client().get(VM_CONFIGS, { namespace, name: 'two' });
+    expect([spec, metadata.annotations]).toMatchObject([
+      { iso: 'b' },
+      { 'berth.dev/created-by': `system:serviceaccount:${namespace}:dev` },
+    ]);
+    const vm = yaml('VM', 'filed', { image: 'registry.example/guest:1', powerState: 'Stopped' });
+    expect(await file('vm', vm)).toEqual({ code: 0, out: 'Successfully created vm filed\n', err: '' });
+    const path = join(cluster.directory, 'iso.yaml');
+    const source = { http: { url: 'https://files.example/a.iso', sha256: 'a'.repeat(64) } };
+    writeFileSync(path, yaml('ISO', 'installer', { source }, { namespace }));
+    const made = await berth('iso', 'create', '-f', path, '-o', 'json');
+    expect([made.err, JSON.parse(made.out)]).toMatchObject(['', [{ name: 'installer', state: 'Updating' }]]);
+    const good = yaml('VMConfig', 'three', { image: 'a' });
+    const refused = await Promise.all([
+      file('vmconfig', yaml('VMConfig', 'odd', { imgae: 'a' })),
+      file('vmconfig', `${good}---\n${yaml('VM', 'odd', { image: 'a' })}`),
+      file('vmconfig', `${good}---\n{`),
+      file('vmconfig', '{apiVersion: berth.dev/v1alpha1, kind: VMConfig, metadata: [], spec: {image: a}}'),
+      file('vmconfig', ''),
+      file('image', yaml('Image', 'odd', { source: {} }, { namespace: 'platform-a' }), '-n', namespace),
+      file('image', yaml('Image', 'odd', { source: {} }), '--size', '1'),
+      berth('image', 'create', '-f', join(cluster.directory, 'absent.yaml')),
+    ]);
+    expect(refused.map(({ code, err }) => [code, err])).toEqual([
+      [1, expect.stringContaining('unknown field "spec.imgae"')],
+      [2, expect.stringMatching(/^error: -: object 2: it is VM of .*, and must be VMConfig of berth\.dev/)],
+      [2, expect.stringMatching(/^error: -: object 2: /)],
+      [2, expect.stringContaining('metadata needs a name')],
+      [2, 'error: - has no object\n'],
+      [2, expect.stringMatching(/object of namespace platform-a, and --namespace is platform-default/)],
+      [2, expect.stringContaining('Use -f without a name and without other flags')],
+      [2, expect.stringMatching(/^error: The file .*absent\.yaml does not exist\n$/)],
+    ]);
+    const configs = await cluster.client().list(VM_CONFIGS, { namespace });
+    expect(configs.items.map(({ metadata: { name } }) => name)).not.toContain('three');
+  });
+
+  it('makes images and ISOs from flags, by the rules of the HTTP API', async () => {
+    await cluster.client().create(IMAGES, {
+      metadata: { name: 'origin', namespace },
+      spec: {
+        description: 'tools',
+        architecture: 'arm64',
+        source: { empty: { size: '1G' } },
+        imagePullSecrets: [{ name: 'regcred' }],
+      },
+    });
+    await cluster.createNamespace('platform-own');
+    const elsewhere = await berthAsAdmin(
+      'image',
+      'create',
+      'mine',
+      '--copy-of',
+      'origin',
+      '-n',
+      'platform-own',
+    );
+    expect(elsewhere).toEqual({ code: 0, out: 'Successfully created image mine\n', err: '' });
+    const mine = await cluster.client().get(IMAGES, { namespace: 'platform-own', name: 'mine' });
+    expect(mine.spec).toEqual({
+      description: 'tools',
+      architecture: 'arm64',
+      source: { copyOf: { name: 'origin', namespace } },
+    });
+    const url = ['--url', 'https://files.example/b.iso', '--sha256', 'b'.repeat(64), '--type', 'amd64'];
+    const [pulled, fetched] = await Promise.all([
+      berth('image', 'create', 'pulled', '--reference', 'registry.example/team/disk:1', '-d', 'of the team'),
+      berth('iso', 'create', 'fetched', ...url),
+    ]);
+    expect([pulled.code, fetched.code]).toEqual([0, 0]);
+    const [image, iso] = await Promise.all([
+      cluster.client().get(IMAGES, { namespace, name: 'pulled' }),
+      cluster.client().get(ISOS, { namespace, name: 'fetched' }),
+    ]);
+    const reference = 'registry.example/team/disk:1';
+    expect(image.spec).toEqual({ description: 'of the team', source: { registry: { reference } } });
+    expect(iso.spec).toMatchObject({ architecture: 'amd64', source: { http: { sha256: 'b'.repeat(64) } } });
+  });
+
+  it('refuses what cannot be, and names the flag', async () => {
+    const url = ['--url', 'https://files.example/b.iso'];
+    const refused = await Promise.all([
+      berth('image', 'create', 'origin', '--size', '1G'),
+      berth('image', 'create', 'bad', '--size', '1G', '--copy-of', 'origin'),
+      berth('iso', 'create', 'bad'),
+      berth('iso', 'create', 'bad', ...url),
+      berth('iso', 'create', 'bad', ...url, '--sha256', 'abc'),
+      berth('iso', 'create', 'bad', '--copy-of', 'absent'),
+      berth('image', 'create', 'Bad_Name', '--size', '1G'),
+      berth('image', 'create', '--size', '1G'),
+      berth('vmconfig', 'create', 'bad'),
+      berth('vmconfig', 'create', 'bad', '--image', 'a', '--display-width', '9', '--memory', '1Mi'),
+      berth('vmconfig', 'create', 'ci', '--image', 'a'),
+      berth('vmconfig', 'create', 'n'.repeat(51), '--image', 'a'),
+    ]);
+    expect(refused.map(({ code, err }) => [code, err])).toEqual([
+      [1, expect.stringContaining('"origin" already exists')],
+      [2, expect.stringContaining('Name one source: --size, --copy-of, --reference or --url')],
+      [2, expect.stringContaining('Name one source: --copy-of, --reference or --url')],
+      [2, expect.stringContaining('Use --url and --sha256 together')],
+      [1, expect.stringMatching(/^error: --sha256: .*abc/)],
+      [4, expect.stringContaining('iso "absent" not found')],
+      [2, expect.stringContaining('"Bad_Name"')],
+      [2, expect.stringContaining('Give the name of the image, or a file with -f')],
+      [2, expect.stringContaining('either --image or --iso')],
+      [1, expect.stringMatching(/--display-width: .*9[^]*--memory: .*1Mi/)],
+      [1, expect.stringContaining('"ci" already exists')],
+      [1, expect.stringMatching(/^error: the name: .*50/)],
+    ]);
+    expect(refused.map(({ out }) => out).join('')).toBe('');
+  });
+});
+
+it('each list is an array for jq, with nothing on the error stream', async () => {
+  await cluster
+    .client()
+    .create(EMULATORS, { metadata: { name: 'listed', namespace }, spec: { vmName: 'paired' } });
+  const add = ['registry', 'add', 'https://registry.example', '--username', 'ci', '--password-stdin'];
+  await command.run(add, { kubeconfig: cluster.kubeconfig, input: 'password' });
+  await berthAsAdmin('rolebinding', 'add-subject', '--user', 'ann@example.com');
+  const nouns = await nounsWith('list');
+  expect(nouns).toEqual(expect.arrayContaining(['vm', 'vmconfig', 'image', 'iso', 'emulator', 'node']));
+  const lists = await Promise.all(
+    nouns.map(async (noun) => {
+      const options = { kubeconfig: cluster.kubeconfig, together: true };
+      const { code, out } = await command.run([noun, 'list', '-o', 'json'], options);
+      const filter = '[type, (length > 0), (map(type) | unique)]';
+      return [noun, code, execFileSync('jq', ['-c', filter], { input: out, encoding: 'utf8' })];
+    }),
+  );
+  // There are no emulator configs.
+  const expected = (noun: string) =>
+    noun === 'emulator-config' ? '["array",false,[]]\n' : '["array",true,["object"]]\n';
+  expect(lists).toEqual(nouns.map((noun) => [noun, 0, expected(noun)]));
+});
+
+/** Returns the nouns of the command that have the verb. */
+async function nounsWith(verb: string): Promise<string[]> {
+  const silent = { name: 'berth', environment: {}, out: () => undefined, err: () => undefined };
+  const { signal } = new AbortController();
+  const { commands } = await createProgram({ ...silent, isForPeople: false, signal }, () => true);
+  return commands
+    .filter(({ commands: verbs }) => verbs.some((one) => one.name() === verb))
+    .map((noun) => noun.name());
+}
+
+it('nothing has colours on a terminal, with NO_COLOR and without it', async () => {
+  const wait = 'berth vm wait paired --for condition=Absent --timeout 1s';
+  const calls = `berth vm list; berth vm --help; berth vm lst; ${wait}`;
+  const settings = ['export NO_COLOR=1', 'export FORCE_COLOR=3'];
+  const shown = await Promise.all(
+    settings.map(async (setting) => await command.inTerminal(`${setting}; ${calls}; true`).ended()),
+  );
+  for (const { stdout } of shown) {
+    expect(stdout).toMatch(/^NAME +STATUS/);
+    expect(stdout).toContain('Did you mean one of list, ls?');
+    // The progress of the wait clears its line. Nothing else controls the terminal.
+    expect(stdout).toContain('\r\u001b[K');
+    expect(stdout.replaceAll('\r\u001b[K', '')).not.toContain('\u001b');
+  }
+});
+
+it('a namespace of a flag or variable may have the other prefix of the settings', async () => {
+  command.configure('aliases: {namespacePrefix: ci-, namespaceVariable: CI_NAMESPACE}\n');
+  const { out } = await berth('vmconfig', 'get', 'ci', '-n', 'ci-default', '-o', 'json');
+  expect(JSON.parse(out)).toMatchObject([{ name: 'ci', namespace }]);
+  const { code, err } = await command.run(['vm', 'list'], { environment: { CI_NAMESPACE: 'ci-elsewhere' } });
+  expect([code, err]).toEqual([3, expect.stringContaining('in the namespace "platform-elsewhere"')]);
+});
+
+it('a cluster without one of the kinds says so, and the others go on', async () => {
+  const patch = [{ op: 'replace', path: '/spec/versions/0/served', value: false }];
+  const crd = ['patch', 'crd', 'emulators.berth.dev', '--type=json', '-p', JSON.stringify(patch)];
+  await cluster.kubectl(crd);
+  await waitFor('the kind to be gone', async () => (await berth('emulator', 'list')).code !== 0);
+  const calls = await Promise.all([
+    berth('emulator', 'list', '-o', 'json'),
+    berth('emulator', 'get', 'listed'),
+    berth('emulator', 'delete', 'listed'),
+    berth('emulator', 'deploy', 'new', '--vm', 'paired'),
+  ]);
+  const err = expect.stringMatching(
+    /^error: The cluster does not have this kind\. Berth is not installed there, or its release is older than this command\n$/,
+  );
+  expect(calls).toEqual(calls.map(() => ({ code: 4, out: '', err })));
+  expect((await berth('vm', 'list')).code).toBe(0);
+});
+
+/** Returns what the command wrote to a stream as a fixture has it. Its header says what is replaced. */
+function shown(written: string, mark: string): string {
+  const same = written
+    .replaceAll(command.settings, 'SETTINGS')
+    .replaceAll(cluster.directory, 'FOLDER')
+    .replaceAll(/\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, 'TIME')
+    .replaceAll(/\b(runner|node)-[a-z0-9]{5}\b/g, '$1-XXXXX')
+    .replaceAll(/ \d+[smhd]$/gm, ' AGE');
+  const lines = same.split('\n');
+  const last = lines.pop();
+  return [...lines.map((line) => `${mark}${line}\n`), last === '' ? '' : `${mark}${last}\\\n`].join('');
+}

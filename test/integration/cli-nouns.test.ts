@@ -1,0 +1,332 @@
+/** The nouns of the command `berth` besides VMs: the exact forms that integrations call, as a member of a namespace and as a cluster admin. */
+import { once } from 'node:events';
+import { readFileSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
+import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
+import type { ServerProcess } from '../../hack/cluster/server.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { SECRETS } from '../../kube/core.ts';
+import { loadConnection } from '../../kube/credentials.ts';
+import { Emulators } from '../fixtures/emulatorobjects.ts';
+import { VMs } from '../fixtures/vms.ts';
+import { accountToken } from '../support/members.ts';
+import { BerthCommand, type CommandOptions, type CommandResult } from '../wires/berth.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
+
+const namespace = 'platform-default';
+const ADB = { address: '10.0.0.17', port: 5555 };
+
+let cluster: Cluster;
+let operator: OperatorProcess;
+let server: ServerProcess;
+let vms: VMs;
+let emulators: Emulators;
+/** Host whose agent is the test. */
+let bare: ActingHost;
+let command: BerthCommand;
+/** Kubeconfig with a token that nobody has. */
+let stale: string;
+/** Variables with which the command trusts the certificate of the HTTP API. */
+let environment: Record<string, string>;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `cli-nouns-${process.pid}` });
+  operator = await cluster.startOperator({ config: { defaults: { architecture: 'arm64' } } });
+  server = await cluster.startServer();
+  vms = new VMs(cluster);
+  emulators = new Emulators(cluster);
+  bare = await ActingHost.join(cluster.client(), 'bare');
+  await bare.placeable();
+  const authority = join(cluster.directory, 'server-authority.crt');
+  writeFileSync(authority, server.authority);
+  environment = { NODE_EXTRA_CA_CERTS: authority };
+  const token = await accountToken(cluster, { namespace, name: 'dev' }, { role: 'berth-role-dev' });
+  command = await BerthCommand.make(await kubeconfigWith(token, 'dev'));
+  stale = await kubeconfigWith('eyJhbGciOiJub25lIn0.e30.', 'stale');
+  await waitFor('the rights', async () => (await berth('vm', 'list')).code === 0);
+});
+
+afterAll(async () => {
+  await command?.[Symbol.asyncDispose]();
+  await bare?.silence();
+  await server?.process.stop();
+  await operator?.stop();
+  await cluster?.stop();
+});
+
+async function kubeconfigWith(token: string, name: string): Promise<string> {
+  const { server, certificateAuthority: authority = '' } = await loadConnection({
+    kubeconfigPath: cluster.kubeconfig,
+  });
+  const path = join(cluster.directory, `cli-${name}.kubeconfig`);
+  writeKubeconfig(path, { server, authority, user: { kind: 'token', token } });
+  return path;
+}
+
+async function berth(...args: string[]): Promise<CommandResult> {
+  return await command.run(args, { environment });
+}
+
+async function berthAsAdmin(...args: string[]): Promise<CommandResult> {
+  return await command.run(args, { environment, kubeconfig: cluster.kubeconfig });
+}
+
+/** Runs the command as an integration does: both streams are one, and all of it must be JSON. */
+async function json(args: readonly string[], options: CommandOptions = {}) {
+  const { code, out } = await command.run([...args, '-o', 'json'], {
+    environment,
+    together: true,
+    ...options,
+  });
+  expect([code, out]).toEqual([0, expect.stringMatching(/^\[/)]);
+  // oxlint-disable-next-line typescript/no-explicit-any -- Each test reads other fields of it.
+  return JSON.parse(out) as any[];
+}
+
+async function jsonAsAdmin(...args: string[]) {
+  return await json(args, { kubeconfig: cluster.kubeconfig });
+}
+
+/** Starts an HTTP API of another cluster. It records the headers `Authorization` that it gets. */
+async function startStranger() {
+  const seen: (string | undefined)[] = [];
+  const http = createServer(({ headers }, response) => {
+    seen.push(headers.authorization);
+    response.setHeader('content-type', 'application/json');
+    response.end(JSON.stringify({ apiEndpoint: 'https://192.0.2.1:6443', certData: '', items: [] }));
+  });
+  await once(http.listen(0, '127.0.0.1'), 'listening');
+  const { port } = http.address() as AddressInfo;
+  return { url: `http://127.0.0.1:${port}`, seen, stop: () => void http.close() };
+}
+
+describe('config', () => {
+  it('set makes the missing folders, and view shows what was set', async () => {
+    const folder = join(cluster.directory, 'no', 'folders', 'yet');
+    const elsewhere = { environment: { XDG_CONFIG_HOME: folder } };
+    const set = await command.run(['config', 'set', '--api-url', `${server.url}/`], elsewhere);
+    const file = join(folder, 'berth', 'config.yaml');
+    expect(set).toEqual({ code: 0, out: `Set apiURL to ${server.url} in ${file}\n`, err: '' });
+    expect(await json(['config', 'view'], elsewhere)).toEqual([{ name: 'apiURL', value: server.url }]);
+    writeFileSync(file, '# Mine\naliases: {namespaceVariable: CI_NAMESPACE}\n');
+    await command.run(['config', 'set', '--api-url', 'http://berth.example'], elsewhere);
+    expect(readFileSync(file, 'utf8')).toBe(
+      '# Mine\naliases: { namespaceVariable: CI_NAMESPACE }\napiURL: http://berth.example\n',
+    );
+    writeFileSync(file, 'apiUrl: http://berth.example\n');
+    const refused = await command.run(['config', 'set', '--api-url', 'http://berth.example'], elsewhere);
+    expect([refused.code, refused.err]).toEqual([2, expect.stringContaining('apiUrl is not a setting')]);
+    expect(readFileSync(file, 'utf8')).toBe('apiUrl: http://berth.example\n');
+  });
+});
+
+describe('node', () => {
+  it('list says Unauthorized to a token that nobody has', async () => {
+    const { code, out } = await command.run(['node', 'list'], { kubeconfig: stale, together: true });
+    expect([code, out]).toEqual([3, expect.stringContaining('Unauthorized')]);
+  });
+
+  it('list asks the HTTP API for members, who have no right to Nodes', async () => {
+    const refused = await berth('node', 'list');
+    expect([refused.code, refused.err]).toEqual([3, expect.stringContaining('config set --api-url')]);
+    await berth('config', 'set', '--api-url', server.url);
+    const asMember = await json(['node', 'list', '--namespace', namespace]);
+    expect(asMember).toMatchObject([{ name: 'bare', namespace, phase: 'READY', slots: 4, slotsFree: 4 }]);
+    expect(await jsonAsAdmin('node', 'list')).toEqual(asMember);
+    const { code, out, err } = await berth('node', 'get', 'bare', 'absent');
+    expect([code, out]).toEqual([
+      4,
+      expect.stringMatching(/^NAME +STATUS +IP .*\nbare +READY +192\.0\.2\.9 /),
+    ]);
+    expect(err).toBe(`error: node "absent" not found in namespace ${namespace}\n`);
+    const none = await berthAsAdmin('node', 'list', '-n', 'platform-elsewhere');
+    expect(none).toEqual({ code: 0, out: '', err: 'There are no hosts in namespace platform-elsewhere\n' });
+  });
+
+  it('list sends no token to the HTTP API of another cluster', async () => {
+    const stranger = await startStranger();
+    await berth('config', 'set', '--api-url', stranger.url);
+    const { code, err } = await berth('node', 'list');
+    await berth('config', 'set', '--api-url', server.url);
+    stranger.stop();
+    expect([code, err]).toEqual([2, expect.stringContaining('belongs to another cluster than')]);
+    expect(stranger.seen).toEqual([undefined]);
+  });
+});
+
+describe('emulator', () => {
+  const deploy = (name: string, ...flags: string[]) => [
+    'emulator',
+    'deploy',
+    name,
+    '--vm',
+    'paired',
+    ...flags,
+  ];
+
+  beforeAll(async () => {
+    await vms.create('paired', { placement: { node: 'bare' }, cpu: 1, memory: '512Mi' });
+    await bare.waitForPod({ namespace, name: 'paired' });
+    await bare.run({ namespace, name: 'paired' });
+    await vms.waitForPhase('paired', 'Running');
+  });
+
+  async function boot(name: string): Promise<void> {
+    await bare.waitForPod(emulators.podRef(name));
+    await bare.setPodCondition(emulators.podRef(name), {
+      type: MACHINE_CONDITION,
+      status: 'True',
+      reason: 'running',
+      message: JSON.stringify({ adb: ADB }),
+    });
+    await bare.run(emulators.podRef(name));
+  }
+
+  it('deploy waits until Android runs, and list, get and delete show and end it', async () => {
+    const flags = ['--platform', 'android-35', '--image-type', 'google_apis', '--device-profile', 'pixel_7'];
+    const [[item]] = await Promise.all([
+      json([...deploy('pixel', ...flags, '--memory', '3Gi', '--timeout', '3'), '--namespace', namespace]),
+      boot('pixel'),
+    ]);
+    expect(item).toMatchObject({
+      name: 'pixel',
+      vm: 'paired',
+      node: 'bare',
+      status: 'Running',
+      platform: 'android-35',
+      imageType: 'google_apis',
+      deviceProfile: 'pixel_7',
+      relayIp: ADB.address,
+      relayPort: ADB.port,
+    });
+    const { metadata, spec } = await emulators.get('pixel');
+    expect([metadata.annotations, spec.memory]).toMatchObject([
+      { 'berth.dev/created-by': `system:serviceaccount:${namespace}:dev` },
+      '3Gi',
+    ]);
+    expect(await json(['emulator', 'list'])).toEqual([item]);
+    const deleted = berth('emulator', 'delete', 'pixel', 'absent', '--namespace', namespace);
+    await bare.end(emulators.podRef('pixel'));
+    expect(await deleted).toEqual({
+      code: 4,
+      out: 'Successfully deleted emulator pixel\n',
+      err: `error: emulator "absent" not found in namespace ${namespace}\n`,
+    });
+  });
+
+  it('deploy that fails deletes the emulator and has its words', async () => {
+    const result = berth(...deploy('broken'));
+    await bare.waitForPod(emulators.podRef('broken'));
+    await bare.fail(emulators.podRef('broken'), 'StartFailed', 'no such system image');
+    const { code, out, err } = await result;
+    expect([code, out, err]).toEqual([
+      1,
+      '',
+      expect.stringMatching(/no such system image.*\. Emulator broken was deleted\n$/),
+    ]);
+  });
+
+  it('deploy refuses what cannot be, and names the flag', async () => {
+    const results = await Promise.all([
+      berth('emulator', 'deploy', 'alone', '--vm', 'absent'),
+      berth(...deploy('configured', '--config', 'ci')),
+      berth(...deploy('odd', '--platform', '../x', '--device-profile', 'abacus')),
+    ]);
+    expect(results.map(({ code }) => code)).toEqual([4, 2, 1]);
+    const [absent, configured, odd] = results.map(({ err }) => err);
+    expect(absent).toContain('vm "absent" not found');
+    expect(configured).toContain('--config: there are no emulator configs');
+    expect(odd).toMatch(/--platform: .*\.\.\/x/);
+    expect(odd).toMatch(/--device-profile: .*abacus/);
+  });
+
+  it('emulator-config list is an empty list', async () => {
+    expect(await json(['emulator-config', 'list', '--namespace', namespace])).toEqual([]);
+  });
+});
+
+describe('members of a namespace', () => {
+  const made = 'platform-nouns';
+
+  it('namespace list, create and delete', async () => {
+    const create = ['namespace', 'create', made, '--enable-custom-pods'];
+    expect(await berthAsAdmin(...create)).toMatchObject({
+      code: 0,
+      out: `Successfully created namespace ${made}\n`,
+    });
+    expect(await jsonAsAdmin('namespace', 'list')).toContainEqual({ name: made, customPods: true });
+    const [refused, kept] = await Promise.all([
+      berthAsAdmin('namespace', 'create', 'other-nouns'),
+      berthAsAdmin('namespace', 'delete', namespace, 'platform-absent'),
+    ]);
+    expect([refused.code, refused.err]).toEqual([2, expect.stringContaining('must begin with platform-')]);
+    expect([kept.code, kept.err]).toEqual([
+      1,
+      expect.stringMatching(/platform-default belongs to Berth.*\n.*"platform-absent" not found/),
+    ]);
+    const { code, out } = await berthAsAdmin('namespace', 'delete', made);
+    expect([code, out]).toEqual([0, `Successfully deleted namespace ${made}\n`]);
+  });
+
+  it('serviceaccount and rolebinding make members, whose tokens hold', async () => {
+    const name = 'runner';
+    expect((await berthAsAdmin('serviceaccount', 'create', name)).out).toBe(
+      `Successfully created serviceaccount ${name}\n`,
+    );
+    expect(await jsonAsAdmin('serviceaccount', 'list')).toContainEqual({ name, namespace });
+    const token = await berthAsAdmin('serviceaccount', 'token', name, '--duration', '1h');
+    expect([token.code, token.err, token.out]).toEqual([0, '', expect.stringMatching(/^[\w.-]+\n$/)]);
+    const kubeconfig = await kubeconfigWith(token.out.trim(), 'runner');
+    await waitFor(
+      'the role',
+      async () => (await command.run(['vm', 'list'], { environment, kubeconfig })).code === 0,
+    );
+    const subject = { kind: 'ServiceAccount', name, namespace };
+    expect(await jsonAsAdmin('rolebinding', 'list')).toContainEqual(subject);
+    const user = 'ann@example.com';
+    await berthAsAdmin('rolebinding', 'add-subject', '--user', user);
+    expect(await jsonAsAdmin('rolebinding', 'list')).toContainEqual({ kind: 'User', name: user });
+    await berthAsAdmin(
+      'rolebinding',
+      'remove-subject',
+      '--user',
+      user,
+      '--serviceaccount',
+      `${namespace}:${name}`,
+    );
+    expect(await jsonAsAdmin('rolebinding', 'list')).not.toContainEqual(subject);
+    const results = await Promise.all([
+      berthAsAdmin('serviceaccount', 'delete', name, 'absent'),
+      berthAsAdmin('serviceaccount', 'token', name, '--duration', '1h', '--no-expiration'),
+      berthAsAdmin('serviceaccount', 'token', name, '--duration', '1s'),
+    ]);
+    expect(results.map(({ code }) => code)).toEqual([4, 2, 2]);
+    expect(results[0]?.err).toContain('"absent" not found');
+  });
+
+  it('registry takes the password from its input, and shows it to nobody', async () => {
+    const url = 'https://registry.example:5000';
+    const add = ['registry', 'add', url, '--username', 'ci', '--password-stdin'];
+    const options = { environment, kubeconfig: cluster.kubeconfig };
+    const added = await command.run(add, { ...options, input: 'pass word\n' });
+    expect(added).toEqual({ code: 0, out: `Successfully added credential for ${url}\n`, err: '' });
+    expect(await json(['registry', 'list'])).toEqual([{ server: url, username: 'ci', allowInsecure: false }]);
+    const again = await command.run(add, { ...options, input: 'other' });
+    expect([again.code, again.err]).toEqual([1, expect.stringContaining('Use --replace to replace it')]);
+    const { code, err } = await command.run(add.slice(0, -1), options);
+    expect([code, err]).toEqual([2, expect.stringContaining('Use --password-stdin')]);
+    const { items } = await cluster.client().list(SECRETS, { namespace });
+    const content = items.map(({ data }) => data?.['.dockerconfigjson']).find((one) => one !== undefined);
+    expect(Buffer.from(content ?? '', 'base64').toString()).toContain('"password":"pass word"');
+    expect((await berthAsAdmin('registry', 'delete', url)).out).toBe(
+      `Successfully deleted credential for ${url}\n`,
+    );
+    const gone = await berthAsAdmin('registry', 'delete', url);
+    expect([gone.code, gone.err]).toEqual([4, expect.stringContaining('not found')]);
+  });
+});

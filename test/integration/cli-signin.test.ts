@@ -1,0 +1,309 @@
+/** Sign-in by the command `berth`: at a real identity provider over TLS, for a real API server that checks its tokens. */
+import { mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { parse, stringify } from 'yaml';
+import { authenticationConfiguration } from '../../hack/authentication.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
+import type { ServerProcess } from '../../hack/cluster/server.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { BerthCommand, type CommandOptions, type CommandResult } from '../wires/berth.ts';
+import { CLIENT, IdentityProvider, OTHER_CLIENT } from '../worlds/provider.ts';
+import { visitPages } from '../worlds/signin.ts';
+
+const namespace = 'platform-default';
+const ACCOUNTS = { dev: { groups: ['devs'] }, unverified: { groups: ['devs'], email_verified: false } };
+const HOUR_SECONDS = 3600;
+/** Life of tokens in a session that is renewed while the test waits. */
+const SHORT_SECONDS = 2;
+/** Plug-ins that kubectl and its user start at the same time. */
+const PLUGINS = 4;
+
+let provider: IdentityProvider;
+let cluster: Cluster;
+let server: ServerProcess;
+let command: BerthCommand;
+let folder: string;
+/** Kubeconfig of the person, in a folder that does not exist before the first sign-in. */
+let kubeconfig: string;
+let sessions: string;
+/** File with the private authorities of the provider and of the HTTP API. */
+let authorities: string;
+
+beforeAll(async () => {
+  provider = await IdentityProvider.start(ACCOUNTS);
+  const { issuer, authority } = provider;
+  const configuration = authenticationConfiguration({ issuer, authority, client: CLIENT, hardened: true });
+  cluster = await startCluster({
+    name: `cli-signin-${process.pid}`,
+    authentication: stringify(configuration),
+  });
+  server = await cluster.startServer({ config: { cluster: { issuer, clientID: CLIENT } } });
+  const binding = ['rolebinding', 'devs', '-n', namespace, '--clusterrole=berth-role-dev'];
+  await cluster.kubectl(['create', ...binding, '--group=oidc:devs']);
+  folder = await mkdtemp(join(tmpdir(), 'berth-signin-'));
+  kubeconfig = join(folder, 'absent', 'config');
+  authorities = join(folder, 'authorities.pem');
+  await writeFile(authorities, `${authority}\n${server.authority}`);
+  command = await BerthCommand.make(kubeconfig);
+  command.configure(`apiURL: ${server.url}\n`);
+  sessions = join(command.settings, 'sessions');
+});
+
+afterAll(async () => {
+  await command?.[Symbol.asyncDispose]();
+  await server?.process.stop();
+  await cluster?.stop();
+  await provider?.close();
+  await rm(folder, { recursive: true, force: true });
+});
+
+beforeEach(() => {
+  provider.idTokenSeconds = HOUR_SECONDS;
+});
+
+interface Person {
+  readonly account?: keyof typeof ACCOUNTS;
+  readonly cancels?: boolean;
+  /** Flags besides the authorities. */
+  readonly flags?: readonly string[];
+  /** Called with the address for the browser. */
+  readonly before?: (address: string) => Promise<void>;
+  readonly kubeconfig?: string;
+}
+
+/** Signs in as a person does, with a browser that shows the pages of the provider. */
+async function login({ account = 'dev', cancels, flags = [], before, ...rest }: Person = {}) {
+  const shown = Promise.withResolvers<string>();
+  const onError = (written: string) => {
+    const [, address] = /^ {2}(https:\S+)\n/m.exec(written) ?? [];
+    void (address !== undefined && shown.resolve(address));
+  };
+  const args = ['login', '--certificate-authority', authorities, ...flags];
+  const result = command.run(args, { ...rest, onError, environment: { BROWSER: 'true' } });
+  const pages = async () => {
+    const address = await shown.promise;
+    await before?.(address);
+    const end = await visitPages(provider, address, { account, cancels: cancels === true });
+    return end.protocol === 'http:' ? await (await fetch(end)).text() : '';
+  };
+  const page = await Promise.race([pages(), result.then(() => '')]);
+  return { ...(await result), page };
+}
+
+async function berth(args: readonly string[], options?: CommandOptions): Promise<CommandResult> {
+  return await command.run(args, options);
+}
+
+/** Returns the path and the content of the only session. */
+async function session() {
+  const [name = ''] = await readdir(sessions);
+  const path = join(sessions, name);
+  return { path, content: JSON.parse(await readFile(path, 'utf8')) as Record<string, string> };
+}
+
+/** Makes the token of the session as old as if nobody had used it for an hour. */
+async function expire(): Promise<void> {
+  const { path, content } = await session();
+  await writeFile(path, JSON.stringify({ ...content, end: 0 }));
+}
+
+async function plugin(): Promise<CommandResult> {
+  return await berth(['credential', '--session', (await session()).path]);
+}
+
+function tokenIn({ out }: CommandResult): string {
+  return (JSON.parse(out) as { status: { token: string } }).status.token;
+}
+
+async function modeOf(path: string): Promise<number> {
+  return (await stat(path)).mode & 0o777;
+}
+
+describe('a person with a browser', () => {
+  it('signs in, and requests of others to the port change nothing', async () => {
+    const answers: number[] = [];
+    const { code, out, err, page } = await login({
+      before: async (address) => {
+        const back = new URL(new URL(address).searchParams.get('redirect_uri') ?? '');
+        expect(back.href).toMatch(/^http:\/\/127\.0\.0\.1:\d+\/callback$/);
+        const tries = [`${back.href}?state=x&code=y`, `${back.href}?error=access_denied`, `${back.origin}/`];
+        answers.push(...(await Promise.all(tries.map(async (url) => (await fetch(url)).status))));
+      },
+    });
+    expect([code, out]).toEqual([
+      0,
+      `Signed in as dev@berth.test. The context "berth" of ${kubeconfig} is the current one\n`,
+    ]);
+    expect(answers).toEqual([400, 400, 404]);
+    expect(page).toContain('You are signed in');
+    const { path, content } = await session();
+    for (const text of [out, err, page, await readFile(kubeconfig, 'utf8')]) {
+      expect(text).not.toContain(content['refreshToken']);
+      expect(text).not.toContain(content['idToken']);
+    }
+    expect(await Promise.all([kubeconfig, path, sessions].map(modeOf))).toEqual([0o600, 0o600, 0o700]);
+  });
+
+  it('works with the command and with kubectl, and gets the token alone', async () => {
+    const listed = await berth(['vm', 'list', '-o', 'json']);
+    expect([listed.code, listed.out, listed.err]).toEqual([0, '[]\n', '']);
+    const { stdout } = await cluster.kubectl(['--kubeconfig', kubeconfig, 'auth', 'whoami', '-o', 'json']);
+    expect(JSON.parse(stdout).status.userInfo).toMatchObject({ username: 'dev@berth.test', uid: 'dev' });
+    const { content } = await session();
+    expect(await berth(['user', 'get-token'])).toEqual({ code: 0, out: `${content['idToken']}\n`, err: '' });
+  });
+});
+
+describe('a session', () => {
+  it('goes on for two hours, in which each token lives for its own time', async () => {
+    provider.idTokenSeconds = SHORT_SECONDS;
+    await expire();
+    const tokens = new Set<string>();
+    await waitFor('three tokens', async () => {
+      const token = tokenIn(await plugin());
+      tokens.add(token);
+      const listed = await berth(['vm', 'list']);
+      expect([listed.code, listed.err]).toEqual([0, `There are no VMs in namespace ${namespace}\n`]);
+      return tokens.size === 3;
+    });
+  });
+
+  it('survives plug-ins that renew it at the same time', async () => {
+    for (let turn = 0; turn < 2; turn += 1) {
+      await expire();
+      const results = await Promise.all(Array.from({ length: PLUGINS }, plugin));
+      expect(results.map(({ code, err }) => [code, err])).toEqual(results.map(() => [0, '']));
+      expect(new Set(results.map(tokenIn)).size).toBe(1);
+    }
+  });
+
+  it('outlasts a provider that is away, and says so', async () => {
+    await expire();
+    await provider.close();
+    const away = await plugin();
+    expect([away.code, away.out]).toEqual([5, '']);
+    expect(away.err).toMatch(/^error: The identity provider https:\S+ does not answer: .*Check the address/);
+    const listed = await berth(['vm', 'list']);
+    expect([listed.code, listed.err]).toEqual([5, expect.stringContaining('does not answer')]);
+    await provider.listen();
+    expect((await plugin()).code).toBe(0);
+  });
+
+  it('ends everywhere when the person signs out', async () => {
+    const { path, content } = await session();
+    const { code, out } = await berth(['logout']);
+    expect([code, out]).toEqual([0, `Signed out. Removed the context "berth" of ${kubeconfig}\n`]);
+    expect(await readdir(sessions)).toEqual([]);
+    expect(parse(await readFile(kubeconfig, 'utf8'))).toMatchObject({
+      clusters: [],
+      contexts: [],
+      users: [],
+    });
+    // A copy of the session is worth nothing, because the provider knows.
+    await writeFile(path, JSON.stringify({ ...content, end: 0 }));
+    const copied = await berth(['credential', '--session', path]);
+    expect([copied.code, copied.err]).toEqual([
+      3,
+      expect.stringContaining('The session has ended. Sign in again: berth login'),
+    ]);
+    expect(copied.err).not.toContain(content['refreshToken']);
+    await rm(path);
+    expect((await berth(['user', 'logout'])).out).toContain('You were not signed in');
+  });
+});
+
+describe('a sign-in that fails writes nothing and says what to do', () => {
+  it.each<[string, Person, number, RegExp]>([
+    ['a person who refuses', { cancels: true }, 3, /The sign-in was refused\. .*says access_denied/],
+    [
+      'a token for another client',
+      { flags: ['--client-id', OTHER_CLIENT] },
+      3,
+      /^error: Unauthorized: the API server \S+ refuses your token\. Ask an admin to compare issuer, client ID/m,
+    ],
+    ['an unverified address', { account: 'unverified' }, 3, /email address in the token is not verified/],
+    ['an unknown client', { flags: ['--client-id', 'nobody', '--device'] }, 1, /Check the client ID/],
+    ['another issuer', { flags: ['--issuer', 'https://127.0.0.1:1'] }, 5, /127\.0\.0\.1:1 does not answer/],
+    ['an issuer without TLS', { flags: ['--issuer', 'http://127.0.0.1:1'] }, 2, /must be an https address/],
+    ['another server', { flags: ['--api-url', 'https://127.0.0.1:1'] }, 5, /The HTTP API .* does not answer/],
+  ])('of %s', async (_, person, code, words) => {
+    const result = await login(person);
+    expect([result.code, result.out]).toEqual([code, '']);
+    expect(result.err).toMatch(words);
+    expect(await readdir(sessions)).toEqual([]);
+  });
+
+  it('of a token that lives too long', async () => {
+    provider.idTokenSeconds = HOUR_SECONDS + 60;
+    const { code, err } = await login();
+    expect([code, err]).toEqual([3, expect.stringContaining('Shorten the lifetime of ID tokens')]);
+  });
+
+  it('of a private authority that nobody named', async () => {
+    const { code, err } = await berth(['login']);
+    expect([code, err]).toEqual([1, expect.stringMatching(/is not trusted: .*--certificate-authority/)]);
+  });
+});
+
+it('a person signs in by a code on another machine, and the HTTP API is not needed', async () => {
+  const file = join(folder, 'device');
+  const admin = await readFile(cluster.kubeconfig, 'utf8');
+  const other = `# mine\n${admin.replaceAll('berth', 'admin')}`;
+  await writeFile(file, other, { mode: 0o644 });
+  command.configure('aliases: {context: people}\n');
+  const { code, out, err } = await login({
+    kubeconfig: file,
+    flags: ['--device', '--issuer', provider.issuer, '--client-id', CLIENT],
+  });
+  expect([code, out]).toEqual([0, expect.stringMatching(/^Signed in as dev@berth\.test\. .*"people"/)]);
+  expect(err).toMatch(/enter the code [A-Z]{4}-[A-Z]{4}:/);
+  expect((await berth(['vm', 'list'], { kubeconfig: file })).code).toBe(0);
+  const changed = await readFile(file, 'utf8');
+  expect(changed).toMatch(/^# mine\n/);
+  expect(parse(changed)).toMatchObject({ 'current-context': 'people', contexts: [{ name: 'admin' }, {}] });
+  expect(await modeOf(file)).toBe(0o600);
+  await berth(['logout'], { kubeconfig: file });
+  const { 'current-context': _current, ...rest } = parse(other);
+  expect(parse(await readFile(file, 'utf8'))).toEqual(rest);
+});
+
+describe('a token that the user brings', () => {
+  beforeAll(() => command.configure(`apiURL: ${server.url}\n`));
+
+  it('is stored, sent and shown', async () => {
+    const [token, flags] = [provider.forge('dev', {}), ['--certificate-authority', authorities]];
+    expect(await berth(['user', 'set-token', token, ...flags])).toEqual({
+      code: 0,
+      out: `Stored the token. The context "berth" of ${kubeconfig} is the current one\n`,
+      err: '',
+    });
+    expect((await berth(['vm', 'list', '-o', 'json'])).out).toBe('[]\n');
+    expect((await berth(['user', 'get-token'])).out).toBe(`${token}\n`);
+  });
+
+  it('is named as expired by each command', async () => {
+    command.configure('');
+    const past = Math.floor(Date.now() / 1000) - HOUR_SECONDS;
+    await berth(['user', 'set-token', provider.forge('dev', { iat: past - HOUR_SECONDS, exp: past })]);
+    const words = /Unauthorized: The token expired at .*Sign in again: berth login\n$/;
+    expect(await berth(['vm', 'list'])).toEqual({ code: 3, out: '', err: expect.stringMatching(words) });
+    const { code, out } = await berth(['user', 'get-token']);
+    expect([code, out]).toEqual([3, '']);
+    const version = await berth(['version']);
+    expect(version.err).toMatch(/^The cluster was not asked: Unauthorized: The token expired at \S+ .*\n$/);
+  });
+
+  it('replaces no credentials of another program', async () => {
+    const before = await readFile(cluster.kubeconfig, 'utf8');
+    const { code, err } = await berth(['user', 'set-token', 'a'], { kubeconfig: cluster.kubeconfig });
+    expect([code, err]).toEqual([2, expect.stringContaining('has other credentials, which would be lost')]);
+    expect(await readFile(cluster.kubeconfig, 'utf8')).toBe(before);
+  });
+
+  it('with another form is refused and not repeated', async () => {
+    const { code, err } = await berth(['user', 'set-token', 'se cret']);
+    expect([code, err]).toEqual([2, expect.not.stringContaining('cret')]);
+  });
+});

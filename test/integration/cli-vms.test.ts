@@ -1,0 +1,262 @@
+/** VMs by the command `berth`: the exact forms that integrations call, and each way in which a call can fail. */
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
+import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { loadConnection } from '../../kube/credentials.ts';
+import { IMAGE, VMs } from '../fixtures/vms.ts';
+import { accountToken } from '../support/members.ts';
+import { BerthCommand, type CommandResult } from '../wires/berth.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
+
+const namespace = 'platform-default';
+/** VM config whose VMs only the simulated host can run. */
+const CONFIG = 'ci';
+
+let cluster: Cluster;
+let operator: OperatorProcess;
+let vms: VMs;
+/** Host whose agent is the test, so its VMs wait until the test lets them run. */
+let bare: ActingHost;
+let command: BerthCommand;
+/** Kubeconfig with a token that nobody has. */
+let stale: string;
+/** Result of a deployment with the shortest time limit, which no host can place. */
+let late: Promise<CommandResult>;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `cli-vms-${process.pid}`, hosts: 1 });
+  operator = await cluster.startOperator();
+  vms = new VMs(cluster);
+  bare = await ActingHost.join(cluster.client(), 'bare', { slots: 16, architecture: 'amd64' });
+  await bare.placeable();
+  await cluster.client().create(VM_CONFIGS, {
+    metadata: { name: CONFIG, namespace },
+    spec: { image: IMAGE, architecture: 'arm64' },
+  });
+  const token = await accountToken(cluster, { namespace, name: 'dev' }, { role: 'berth-role-dev' });
+  command = await BerthCommand.make(await kubeconfigWith(token, 'dev'));
+  stale = await kubeconfigWith('eyJhbGciOiJub25lIn0.e30.', 'stale');
+  await waitFor('the rights', async () => (await berth('vm', 'list')).code === 0);
+  late = berth(
+    'vm',
+    'deploy',
+    'late',
+    '--image',
+    IMAGE,
+    '--tag',
+    'nowhere',
+    '--tag-required',
+    '--timeout',
+    '1',
+  );
+  late.catch(() => undefined);
+});
+
+afterAll(async () => {
+  await command?.[Symbol.asyncDispose]();
+  await bare?.silence();
+  await operator?.stop();
+  await cluster?.stop();
+});
+
+async function kubeconfigWith(token: string, name: string): Promise<string> {
+  const { server, certificateAuthority: authority = '' } = await loadConnection({
+    kubeconfigPath: cluster.kubeconfig,
+  });
+  const path = join(cluster.directory, `cli-${name}.kubeconfig`);
+  writeKubeconfig(path, { server, authority, user: { kind: 'token', token } });
+  return path;
+}
+
+async function berth(...args: string[]): Promise<CommandResult> {
+  return await command.run(args);
+}
+
+/** Runs the command as an integration does: both streams are one, and all of it must be JSON. */
+async function json(...args: string[]) {
+  const { code, out } = await command.run(args, { together: true });
+  expect([code, out]).toEqual([0, expect.stringMatching(/^\[/)]);
+  // oxlint-disable-next-line typescript/no-explicit-any -- Each test reads other fields of it.
+  return JSON.parse(out) as any[];
+}
+
+describe('the forms that integrations call', () => {
+  it('list nothing as an empty list, and as a sentence for people', async () => {
+    const args = ['vm', 'list', '--namespace', 'platform-elsewhere'];
+    const asAdmin = { kubeconfig: cluster.kubeconfig };
+    const { code, out } = await command.run([...args, '-o', 'json'], { ...asAdmin, together: true });
+    expect([code, out]).toEqual([0, '[]\n']);
+    const err = 'There are no VMs in namespace platform-elsewhere\n';
+    expect(await command.run(args, asAdmin)).toEqual({ code: 0, out: '', err });
+  });
+
+  it('deploy with a generated name, before or after the flag, and with a name', async () => {
+    const flags = ['--namespace', namespace, '--metadata', 'job=1,key=a=b,c', '--labels', 'job=1'];
+    const [[first], [second], [third]] = await Promise.all([
+      json('vm', 'deploy', 'runner', '--config', CONFIG, '--generate-name', '-o', 'json', ...flags),
+      json('vm', 'deploy', '--config', CONFIG, '--generate-name', 'node', '-o', 'json'),
+      json('vm', 'deploy', 'named', '--config', CONFIG, '--reserve-port', '8822:22', '-o', 'json'),
+    ]);
+    expect([first.name, second.name, third.name]).toEqual([
+      expect.stringMatching(/^runner-[a-z0-9]{5}$/),
+      expect.stringMatching(/^node-[a-z0-9]{5}$/),
+      'named',
+    ]);
+    expect(third).toMatchObject({
+      status: 'Running',
+      ip: expect.stringMatching(/^\d+\.\d+\.\d+\.\d+$/),
+      ssh: 8822,
+    });
+    expect(first.owner).toBe(`system:serviceaccount:${namespace}:dev`);
+    const { metadata, spec } = await vms.get(first.name);
+    expect(spec.guestMetadata).toEqual({ job: '1', key: 'a=b,c' });
+    expect(metadata.labels).toMatchObject({ job: '1' });
+    expect(metadata.annotations).not.toHaveProperty([ANSWER_BY_ANNOTATION]);
+  });
+
+  it('list VMs in each format', async () => {
+    const items = await json('vm', 'list', '-o', 'json');
+    expect(items.find(({ name }) => name === 'named')).toMatchObject({ ip: expect.any(String), ssh: 8822 });
+    const [table, wide, names] = await Promise.all(
+      ['table', 'wide', 'name'].map(async (format) => (await berth('vm', 'list', '-o', format)).out),
+    );
+    expect(table).toMatch(/^NAME +STATUS +NODE +IP +SSH +VNC +IMAGE +AGE\n/);
+    expect(table).toMatch(/^named +Running +\S+ +\S+ +8822 /m);
+    expect(wide).toMatch(/ PHASE +PROGRESS +CPU +MEMORY +PORTS +OWNER\n/);
+    expect(new Set(names?.trim().split('\n'))).toEqual(new Set(items.map(({ name }) => name)));
+    expect((await berth('vm', 'get', 'named', '-o', 'yaml')).out).toContain('- name: named\n');
+  });
+
+  it('list VM configs and images, also those of the default namespace', async () => {
+    const expected = [{ name: CONFIG, namespace, image: IMAGE, type: 'arm64' }];
+    expect(await json('vm-config', 'list', '-o', 'json')).toEqual(expected);
+    expect(await json('image', 'list', '-o', 'json')).toEqual([]);
+    const elsewhere = ['vmconfig', 'list', '-n', 'platform-elsewhere', '-o', 'json'];
+    const { out } = await command.run(elsewhere, { kubeconfig: cluster.kubeconfig });
+    expect(JSON.parse(out)).toEqual(expected);
+  });
+
+  it('delete VMs, and name one that is missing', async () => {
+    const [first] = (await vms.list()).filter(({ metadata }) => metadata.name.startsWith('runner-'));
+    const name = first?.metadata.name ?? '';
+    const { code, out, err } = await berth('vm', 'delete', name, 'absent', 'named', '--namespace', namespace);
+    expect([code, out]).toEqual([4, `Successfully deleted vm ${name}\nSuccessfully deleted vm named\n`]);
+    expect(err).toBe(`error: vm "absent" not found in namespace ${namespace}\n`);
+    expect((await vms.list()).map(({ metadata }) => metadata.name)).not.toContain(name);
+  });
+
+  it('say Unauthorized to a token that nobody has', async () => {
+    const { code, out } = await command.run(['vm', 'list'], { kubeconfig: stale, together: true });
+    expect([code, out]).toEqual([3, expect.stringContaining('Unauthorized')]);
+  });
+});
+
+describe('the namespace', () => {
+  it('comes from the flag, BERTH_NAMESPACE, the variable of the settings, or is the default', async () => {
+    command.configure('aliases: {namespaceVariable: OTHER_NAMESPACE}\n');
+    const environment = { BERTH_NAMESPACE: 'platform-own', OTHER_NAMESPACE: 'platform-other' };
+    const { BERTH_NAMESPACE: _own, ...other } = environment;
+    const calls = [
+      command.run(['vm', 'list', '-n', 'platform-flag'], { environment }),
+      command.run(['vm', 'list'], { environment }),
+      command.run(['vm', 'list'], { environment: other }),
+    ];
+    const refusals = (await Promise.all(calls)).map(({ code, err }) => [
+      code,
+      /platform-\w+/.exec(err.split('namespace')[1] ?? '')?.[0],
+    ]);
+    expect(refusals).toEqual([
+      [3, 'platform-flag'],
+      [3, 'platform-own'],
+      [3, 'platform-other'],
+    ]);
+  });
+});
+
+describe('a deployment', () => {
+  it('that fails deletes the VM and has the words of the hypervisor', async () => {
+    const result = berth('vm', 'deploy', 'failing', '--image', IMAGE, '--node', 'bare');
+    await bare.waitForPod({ namespace, name: 'failing' });
+    expect((await vms.get('failing')).metadata.annotations).toHaveProperty([ANSWER_BY_ANNOTATION]);
+    await bare.fail({ namespace, name: 'failing' }, 'StartFailed', 'qemu: no such \u001b[2Jaccelerator');
+    const { code, out, err } = await result;
+    expect([code, out]).toEqual([1, '']);
+    expect(err).toContain('qemu: no such  [2Jaccelerator. VM failing was deleted\n');
+    await vms.waitUntilGone('failing');
+  });
+
+  it('that the user interrupts deletes the VM', async () => {
+    const args = ['vm', 'deploy', 'stopped', '--image', IMAGE, '--node', 'bare'];
+    const interrupt = bare.waitForPod({ namespace, name: 'stopped' });
+    expect(await command.run(args, { interrupt })).toEqual({
+      code: 130,
+      out: '',
+      err: 'error: Interrupted. VM stopped was deleted\n',
+    });
+    await bare.end({ namespace, name: 'stopped' });
+    await vms.waitUntilGone('stopped');
+  });
+
+  it('of a config that does not exist ends at once', async () => {
+    const { code, err } = await berth('vm', 'deploy', 'misspelt', '--config', 'absent');
+    expect([code, err]).toEqual([4, expect.stringMatching(/absent.* not found/)]);
+    await vms.waitUntilGone('misspelt');
+  });
+
+  it('with a value that is not allowed names the flag', async () => {
+    const args = ['--image', IMAGE, '--display-width', '99999', '--memory', '1Mi'];
+    const { code, err } = await berth('vm', 'deploy', 'bad', ...args);
+    expect(code).toBe(1);
+    expect(err).toMatch(/--display-width: .*99999.*3840/);
+    expect(err).toMatch(/--memory: .*memory 1Mi is not allowed: it must be a quantity from 64Mi/);
+  });
+
+  it('that is out of time deletes the VM and says what it waited for', async () => {
+    const { code, err } = await late;
+    expect([code, err]).toEqual([
+      5,
+      expect.stringMatching(
+        /^error: VM late did not run within 1 minute\. VM late was deleted\. It waited for: .*host/,
+      ),
+    ]);
+    await vms.waitUntilGone('late');
+  });
+});
+
+it('start, stop and restart change the VM, and refuse what makes no sense', async () => {
+  await berth('vm', 'create', 'power', '--image', IMAGE, '--node', 'bare');
+  const pending = await berth('vm', 'suspend', 'power');
+  expect([pending.code, pending.err]).toEqual([
+    1,
+    expect.stringMatching(/VM power is \w+, so the command suspend is refused/),
+  ]);
+  await bare.waitForPod({ namespace, name: 'power' });
+  await bare.run({ namespace, name: 'power' });
+  await vms.waitForVM('power', 'to run', ({ status }) => status?.phase === 'Running');
+  expect(await berth('vm', 'stop', 'power')).toEqual({
+    code: 0,
+    out: 'Requested stop of vm power\n',
+    err: '',
+  });
+  expect((await vms.get('power')).spec.powerState).toBe('Stopped');
+  expect((await json('vm', 'restart', 'power', '-o', 'json'))[0]).toMatchObject({
+    name: 'power',
+    powerState: 'Running',
+  });
+  expect((await vms.get('power')).spec.restartRequestedAt).toEqual(expect.any(String));
+});
+
+it('a server that is away is named', async () => {
+  const path = join(cluster.directory, 'cli-away.kubeconfig');
+  writeKubeconfig(path, {
+    server: 'https://127.0.0.1:1',
+    authority: '',
+    user: { kind: 'token', token: 'a' },
+  });
+  const { code, err } = await command.run(['vm', 'list'], { kubeconfig: path });
+  expect([code, err]).toEqual([5, expect.stringContaining('https://127.0.0.1:1 does not answer')]);
+});
