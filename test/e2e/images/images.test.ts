@@ -152,7 +152,7 @@ test(
     expect(message).toContain(`${registry.host}/team/guest`);
     const missing = { status: 'False', reason: 'PullSecretMissing' } as const;
     const waiting = await world.vms.waitForCondition('patient', 'ImageReady', missing, STEP);
-    expect(waiting.message).toContain('There is no pull secret later');
+    expect(waiting.message).toContain('The pull secret later in platform-default does not exist');
     expect((await world.vms.get('patient')).status?.phase).toBe('Pulling');
     expect(await world.kubectl('get', 'vm', 'denied', '-o', 'wide')).toMatch(
       /^denied +Pulling +False +ImageAccessDenied /m,
