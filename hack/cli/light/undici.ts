@@ -1,6 +1,6 @@
 /**
  * Replaces `undici` in the bundle of the command. A command sends only a few requests, and loading the library would take a quarter of its
- * time. This file has only the functions that `Transport` uses. `kube/exchange.test.ts` tests both.
+ * time. This file has only the functions that `Transport` uses. `undici.test.ts` tests both.
  */
 import * as http from 'node:http';
 import * as https from 'node:https';
