@@ -15,12 +15,12 @@ import { CommandError } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { IMAGE_KIND } from '../image/kind.ts';
 import { checkImageName } from '../image/name.ts';
+import { type ImageWork, untilDone } from '../image/work.ts';
 import { report } from '../objects/kind.ts';
 import { createNamed } from '../objects/create.ts';
 import { getNamed } from '../objects/named.ts';
 import { print } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
-import { type ImageWork, untilDone } from './imagework.ts';
 import { VM_KIND } from './kind.ts';
 
 export interface Waiting {

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { resultOf } from './imagework.ts';
+import { resultOf } from './work.ts';
 
 const [EARLY, LATE] = ['2026-11-23T12:00:00Z', '2026-11-23T13:00:00Z'];
 
