@@ -1,4 +1,4 @@
-/** Creates every controller, and determines the changes of objects after which each one reconciles. */
+/** Creates the watches and every controller. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
@@ -7,7 +7,7 @@ import { Consistency } from '../kube/consistency.ts';
 import { Controller, type ControllerOptions } from '../kube/controller.ts';
 import type { EventRecorder } from '../kube/events.ts';
 import type { Informer } from '../kube/informer.ts';
-import { keyOf, type KubeObject } from '../kube/objects.ts';
+import type { KubeObject } from '../kube/objects.ts';
 import { isServed, type OperatorConfig } from './config/config.ts';
 import { VMMetrics } from './vm/metrics.ts';
 import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
@@ -18,16 +18,13 @@ import { HostApprovals } from './host/approvals.ts';
 import { enqueueHosts, HostReconciler } from './host/controller.ts';
 import { enqueueImages, type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
 import { exportHostMetrics } from './host/metrics.ts';
-import { hostStateChanged } from './host/observe.ts';
 import { enqueueEntries, ImageCacheReconciler } from './imagecache/controller.ts';
 import { CacheMetrics } from './imagecache/metrics.ts';
 import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts';
 import { enqueueBindings, RoleReconciler } from './roles/controller.ts';
-import { VMReconciler } from './vm/controller.ts';
+import { enqueueVMs, VMReconciler } from './vm/controller.ts';
 import { exportRunnerMetrics } from './vm/runnermetrics.ts';
-import { isBound, waitingForPortsOf } from './vm/observe.ts';
-import { PODS_BY_NODE } from './vm/podstate.ts';
-import { declareWatches, VMS_BY_CONFIG, VMS_BY_IMAGE, type Watches } from './watches.ts';
+import { declareWatches, type Watches } from './watches.ts';
 
 /**
  * Number of workers for objects that change rarely. There are several, so that a slow response for one object does not delay the others.
@@ -98,46 +95,11 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
   });
   const list = () => watches.vms.cache.list();
   exportRunnerMetrics(registry, { isLeader, clock, vms: list, config: config.runnerMetrics });
-  const reconciler = new VMReconciler({ ...watches, client, config, recorder, metrics, consistency, clock });
+  const sources = { ...watches, client, config, clock };
+  const reconciler = new VMReconciler({ ...sources, recorder, metrics, consistency });
   const controller = controllerFor(options, 'vm', config.workers, reconciler, consistency);
-  watches.vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
-  // Changes of Pods have a higher priority than new VMs. Otherwise a large number of new VMs would delay VMs that already run.
-  watches.pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
-  enqueueDependents(controller, watches);
+  enqueueVMs(controller, sources);
   return controller;
-}
-
-/**
- * Enqueues VMs when an object changes for which they wait: a VMConfig, an Image, an ISO, or a Pod with the same ports. Also enqueues the
- * VMs of a host when its state changes, because their phase depends on it.
- */
-function enqueueDependents(controller: Controller, watches: Watches): void {
-  const { vms } = watches;
-  const byImage = ({ object }: { object: KubeObject }) => {
-    vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
-    // The VMConfig of a VM can name the image. Therefore every VM that has a VMConfig and no host is enqueued. There are only few such VMs.
-    vms.cache
-      .list()
-      .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)
-      .forEach((vm) => controller.enqueue(keyOf(vm)));
-  };
-  watches.images.cache.onChange(byImage);
-  watches.isos.cache.onChange(byImage);
-  watches.vmConfigs.cache.onChange(({ object }) => {
-    vms.cache.byIndex(VMS_BY_CONFIG, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
-  });
-  watches.pods.cache.onChange(({ type, object, previous }) => {
-    if (type === 'deleted' || isBound(object) !== (previous !== undefined && isBound(previous))) {
-      waitingForPortsOf(object, watches.pods.cache).forEach((pod) => controller.enqueue(keyOf(pod)));
-    }
-  });
-  watches.nodes.cache.onChange(({ type, object, previous }) => {
-    if (type !== 'updated' || hostStateChanged(previous, object)) {
-      watches.pods.cache
-        .byIndex(PODS_BY_NODE, object.metadata.name)
-        .forEach((pod) => controller.enqueue(keyOf(pod)));
-    }
-  });
 }
 
 function imageController(

@@ -38,6 +38,7 @@ import {
 import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
+import { VMS_BY_CONFIG, VMS_BY_IMAGE } from './vm/controller.ts';
 import { nodeOfPod, PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
 
 interface WatchOptions {
@@ -48,8 +49,6 @@ interface WatchOptions {
 
 export type Watches = ReturnType<typeof declareWatches>;
 
-export const VMS_BY_CONFIG = 'config';
-export const VMS_BY_IMAGE = 'image';
 /** Label selector of the Jobs that work on images, and of their Pods. */
 const TASKS = `${WORKLOAD_LABEL} in (cache,image)`;
 

@@ -10,9 +10,11 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import type { Result } from '../../kube/controller.ts';
+import type { Controller, Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventRecorder } from '../../kube/events.ts';
+import { keyOf, type KubeObject } from '../../kube/objects.ts';
+import { hostStateChanged } from '../host/observe.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { ignoredEntries } from '../tasks/registries.ts';
 import { macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
@@ -21,14 +23,24 @@ import { recordDoubledIdentity, recordTransition, recordUnanswered } from './eve
 import { gatherFacts, lostPlacement } from './facts.ts';
 import { isDeploying, readLive } from './live.ts';
 import type { VMMetrics } from './metrics.ts';
-import { type Observed, observe, type ResizeRefusal, type Sources } from './observe.ts';
-import { terminated } from './podstate.ts';
+import {
+  isBound,
+  type Observed,
+  observe,
+  type ResizeRefusal,
+  type Sources,
+  waitingForPortsOf,
+} from './observe.ts';
+import { PODS_BY_NODE, terminated } from './podstate.ts';
 import { standingRefusal } from './size.ts';
 import { type Findings, isMinorChange, summarize } from './status.ts';
 import { stepsFor } from './steps/index.ts';
 import type { Outcome, Write } from './steps/step.ts';
 import { VMWriter } from './writes.ts';
 
+/** Indexes of VMs by the name of an object that they name. */
+export const VMS_BY_CONFIG = 'config';
+export const VMS_BY_IMAGE = 'image';
 /** Time in milliseconds for which a status change that nobody waits for is delayed. One write can then contain several changes. */
 const FOLD_MILLISECONDS = 500;
 /**
@@ -206,4 +218,38 @@ export class VMReconciler {
 
 function waitOf(outcome: Outcome): number | undefined {
   return outcome.kind === 'requeueAfter' ? outcome.milliseconds : undefined;
+}
+
+/**
+ * Enqueues a VM when it, its Pod or its host has changed, or an object for which it waits: a VMConfig, an Image, an ISO, or a Pod with the
+ * same ports.
+ */
+export function enqueueVMs(controller: Controller, sources: Sources): void {
+  const { vms, pods, nodes, vmConfigs, images, isos } = sources;
+  vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
+  // Changes of Pods have a higher priority than new VMs. Otherwise a large number of new VMs would delay VMs that already run.
+  pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
+  const byImage = ({ object }: { object: KubeObject }) => {
+    vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
+    // The VMConfig of a VM can name the image. Therefore every VM that has a VMConfig and no host is enqueued. There are only few such VMs.
+    vms.cache
+      .list()
+      .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)
+      .forEach((vm) => controller.enqueue(keyOf(vm)));
+  };
+  images.cache.onChange(byImage);
+  isos.cache.onChange(byImage);
+  vmConfigs.cache.onChange(({ object }) => {
+    vms.cache.byIndex(VMS_BY_CONFIG, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
+  });
+  pods.cache.onChange(({ type, object, previous }) => {
+    if (type === 'deleted' || isBound(object) !== (previous !== undefined && isBound(previous))) {
+      waitingForPortsOf(object, pods.cache).forEach((pod) => controller.enqueue(keyOf(pod)));
+    }
+  });
+  nodes.cache.onChange(({ type, object, previous }) => {
+    if (type !== 'updated' || hostStateChanged(previous, object)) {
+      pods.cache.byIndex(PODS_BY_NODE, object.metadata.name).forEach((pod) => controller.enqueue(keyOf(pod)));
+    }
+  });
 }
