@@ -218,7 +218,9 @@ describe('a host that is lost', () => {
     expect(await givenUp()).toMatch(/^\["02(:[0-9a-f]{2}){5}"\]$/);
     await vms.create('given-up', { placement: { node: 'nowhere' } });
     await waitFor('the Event', async () =>
-      /Warning\s+IdentityMayBeDoubled.*host deleted-from, which does not report/.test(await eventsOf('given-up')),
+      /Warning\s+IdentityMayBeDoubled.*host deleted-from, which does not report/.test(
+        await eventsOf('given-up'),
+      ),
     );
     await host.comeBack();
     await waitFor('the host to be trusted again', async () => (await givenUp()) === undefined);
