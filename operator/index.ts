@@ -72,7 +72,7 @@ export function createControllers(options: OperatorOptions): Controllers {
   };
 }
 
-/** Creates the controller of a reconciler. `own.ready` reports whether the cache contains this process's last write for a key. */
+/** Creates a controller that runs the reconciler. `own.ready` returns true if the cache contains this process's last write for a key. */
 function controllerFor(
   { logger, registry }: OperatorOptions,
   name: string,
@@ -133,8 +133,8 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
 }
 
 /**
- * Creates the controller for certificates. It has only one worker, which waits until the cache contains its last write. If two requests
- * have the same name, the second decision depends on the first.
+ * Creates the controller for certificates. It has only one worker, which waits until the cache contains its last write. This matters if two
+ * requests are for the same host name, because the second decision then depends on the first.
  */
 function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
   const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });
