@@ -115,8 +115,8 @@ function timeoutMessage(observed: Observed): string {
 }
 
 /**
- * Returns the milliseconds until the next deadline: the end of the deployment, the loss of a host that does not report, or another attempt
- * after a refusal. The result is at least 1. The result is undefined if there is no deadline.
+ * Returns the milliseconds until the next deadline. A deadline is the end of the deployment, the loss of a host that does not report, or
+ * another attempt after a refusal. The result is at least 1. The result is undefined if there is no deadline.
  */
 export function untilNextDeadline(observed: Observed): number | undefined {
   const { now } = observed;

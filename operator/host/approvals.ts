@@ -1,6 +1,6 @@
 /**
- * Remembers the names for which the operator has approved a host's certificate. A Node with such a name becomes a host when it appears,
- * even after a restart of the operator, and even if a host creates its deleted Node again.
+ * Remembers the names for which the operator has approved a host's certificate. A Node with such a name becomes a host when it appears. The
+ * stored names survive a restart of the operator. They also let a host create its deleted Node again.
  *
  * The names are in a ConfigMap in the operator's own namespace. The conditions of certificate requests are no substitute: everybody who is
  * allowed to approve requests of nodes can write the same conditions. The control plane also removes approved requests after an hour.
