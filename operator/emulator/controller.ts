@@ -26,8 +26,8 @@ import { EmulatorWriter } from './writes.ts';
 /** Longest delay in milliseconds of status changes that nobody waits for. Because of the delay, one write can contain several changes. */
 const FOLD_MILLISECONDS = 500;
 /**
- * Time in milliseconds until the operator tries again to create a Pod after a quota refused it or another Pod had its name. The operator
- * must try again, because no watch shows when the obstacle is gone.
+ * Time in milliseconds between attempts to create a Pod that a quota or another Pod with its name prevents. The operator must try again,
+ * because no watch shows when the obstacle is gone.
  */
 const BLOCKED_RECHECK_MILLISECONDS = 10_000;
 /**

@@ -65,7 +65,8 @@ export function bindingChange(binding: RoleBinding, groups: readonly string[]): 
   const kept = subjects.filter((subject) => !isGroup(subject) || !stale.has(subject.name));
   const present = new Set(kept.filter(isGroup).map(({ name }) => name));
   const missing = groups.filter((name) => !present.has(name));
-  // If a person added a group before it was configured, the group stays when it is removed from the configuration.
+  // `own` has only the groups that the operator added. If a person added a group first, this group stays, even if somebody later removes it
+  // from the configuration.
   const own = groups.filter((name) => missing.includes(name) || added.includes(name));
   const recorded = JSON.stringify(own);
   const isSame = kept.length === subjects.length && missing.length === 0;
