@@ -27,7 +27,8 @@ import { exportRunnerMetrics } from './vm/runnermetrics.ts';
 import { declareWatches, type Watches } from './watches.ts';
 
 /**
- * Number of workers for objects that change rarely. There are several, so that a slow response for one object does not delay the others.
+ * Number of workers for objects that change rarely. There are several workers, so that a slow response for one object does not delay the
+ * others.
  */
 const FEW_WORKERS = 4;
 

@@ -45,7 +45,7 @@ export interface UninstallOptions {
   readonly namespace: string;
   /** Name of the release. The Pods of the release have this name as a label. */
   readonly instance: string;
-  /** Whether to delete VMs instead of refusing. */
+  /** Whether to delete existing VMs. If not, the command refuses to continue while VMs exist. */
   readonly drain: boolean;
   /**
    * Whether the CRDs are also removed. If they are, no object of any kind must remain, because nobody would remove the object's finalizers.

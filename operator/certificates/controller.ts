@@ -175,7 +175,8 @@ interface RequestWatches {
 /** Enqueues a request when it changes. Enqueues all requests of a Node when the Node becomes a host. */
 export function enqueueRequests(controller: Controller, { requests, nodes }: RequestWatches): void {
   requests.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
-  // The operator ignores the requests of a Node that is not marked as a host. When the Node is marked, its requests are decided.
+  // The operator ignores the requests of a Node that is not marked as a host. Therefore these requests are enqueued again when the Node is
+  // marked.
   nodes.cache.onChange(({ object, previous }) => {
     if (isHost(object) && !isHost(previous)) {
       const user = `${NODE_USER_PREFIX}${object.metadata.name}`;

@@ -15,7 +15,7 @@ const NODE_NAME_EXTRA = 'authentication.kubernetes.io/node-name';
 /** Beginning of the name of a bootstrap token's group. The rest of the group's name is the name of the token's host. */
 const NAME_GROUP_PREFIX = bootstrapGroupOf('');
 
-/** A requester with a credential with which hosts join the cluster. */
+/** Requester with a credential for joining the cluster as a host. */
 export interface Joining {
   readonly kind: 'joining';
   /** Name of the host for which the credential is valid. The value is a refusal if the credential is not valid for exactly one host. */

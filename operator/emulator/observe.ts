@@ -25,7 +25,7 @@ export interface Observed {
   readonly vmNode: Node | undefined;
   /** Pod of this Emulator. */
   readonly pod: Pod | undefined;
-  /** Whether the Pod of a deleted Emulator with the same name exists. While it exists, the Pod of this Emulator cannot be created. */
+  /** Whether the Pod of a deleted Emulator with the same name exists. While that Pod exists, the Pod of this Emulator cannot be created. */
   readonly isNameTaken: boolean;
   /** Node that the Emulator's Pod is bound to. It is undefined if the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;

@@ -11,7 +11,7 @@ import { stopsOf } from './pod.ts';
 
 /** The parts of a VM's state that matter for its Emulator. */
 export type Pairing =
-  /** The VM of the Emulator does not exist. Another VM may have its name. */
+  /** The VM of the Emulator does not exist. A later VM of the same name may exist. */
   | { readonly kind: 'missing'; readonly message: string }
   /** The VM does not run, and its emulators must not run either. */
   | { readonly kind: 'ended'; readonly message: string }

@@ -12,8 +12,7 @@ import type { Node } from '../../kube/core.ts';
 import { equal } from '../objects/mergepatch.ts';
 
 /**
- * Returns true if a Node is a host. Only hosts get machines, tasks and certificates. A Node is a host because of its label {@link
- * HOST_MARK}, and of nothing else.
+ * Returns true if a Node is a host, which can get machines, tasks and certificates. Only the label {@link HOST_MARK} makes a Node a host.
  */
 export function isHost(node: Readonly<Node> | undefined): boolean {
   return node?.metadata.labels?.[HOST_MARK] === HOST_VALUE;

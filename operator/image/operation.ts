@@ -76,7 +76,7 @@ export function dueOperation(observed: ObservedImage): ImageOperation | BlockedI
 
 /**
  * Returns the operation that creates the content, or the reason why this operation is blocked. Copies and empty disks never need an
- * operation, because their content follows from existing objects.
+ * operation. A copy refers to the content of its original, and an empty disk is described completely in the spec.
  */
 function first(observed: ObservedImage): ImageOperation | BlockedImage {
   const { source } = observed.object.spec;

@@ -68,8 +68,8 @@ function importFault({ image, target }: Task & { type: 'import' }, report: TaskR
 }
 
 /**
- * Checks a report about stored content. The report names no file, because the task determines the whole path. The report names an artifact,
- * but the task determines everything except the digest.
+ * Checks a report about stored content. A report about a file must not name a place, because the task determines the path. A report about
+ * an artifact must name the repository of the task, with a digest.
  */
 function storedFault(target: StorageTarget, report: TaskReport): string | undefined {
   return target.type === 'folder'

@@ -69,8 +69,8 @@ function progressOf(job: CacheJob, now: number, turnMilliseconds: number): Attem
 }
 
 /**
- * Returns the next row (the state of one host in the entry's status) after a failure of the work. The wait before the next attempt grows
- * with each failure.
+ * Returns the next row (the state of one host in the entry's status) after a failed attempt. The wait before the next attempt grows with
+ * each failure.
  */
 export function failedRow(
   row: NodeCacheState,

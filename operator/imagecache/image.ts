@@ -85,8 +85,8 @@ export function digestsIn(names: readonly string[]): string[] {
 
 /**
  * Returns the digest that hosts should have. For a tag, this is the digest that the last successful cache Job fetched. Before the first
- * success, this is the digest that most hosts have. If an image has several digests, the digest that most hosts share is the digest of the
- * index, so this one is returned.
+ * success, this is the digest that most hosts have. An image can have several digests. The result is then the digest that most hosts share,
+ * because this is the digest of the index.
  */
 export function newestDigest(observed: ObservedEntry): string | undefined {
   const { entry, image } = observed;
@@ -125,7 +125,9 @@ function endOf({ outcome }: CacheJob): string {
   return (outcome.kind === 'succeeded' ? outcome.finishedAt : undefined) ?? '';
 }
 
-/** Returns all digests of the images that have one of the `current` digests. If no image has one, returns all digests of all images. */
+/**
+ * Returns all digests of each image that has one of the `current` digests. If there is no such image, returns the digests of all images.
+ */
 function candidates(lists: readonly string[][], current: readonly string[]): string[] {
   const same = lists.filter((digests) => digests.some((digest) => current.includes(digest)));
   return [...new Set((same.length > 0 ? same : lists).flat())];

@@ -25,7 +25,7 @@ export interface CacheJob {
   readonly createdAt: number;
   /** Attempt for which the Job was created, as `attemptKey` returns it. */
   readonly attempt: string;
-  /** Whether the Job waits for a lost host. It removes the image when the host returns. */
+  /** Whether the Job waits for a lost host. The Job removes the image when the host returns. */
   readonly isParked: boolean;
   readonly isScheduled: boolean;
   readonly outcome: TaskOutcome;

@@ -146,7 +146,7 @@ export function entryBringsFacts(
   return (
     !equal(ownFacts(last), ownFacts(next)) ||
     rows.some(({ node }) => !equal(before.get(node), after.get(node))) ||
-    // A finished check for a newer image is a fact, because a Node shows only which images a host has.
+    // A finished check for a newer image is a fact that must be stored. A Node shows only which images the host has.
     known.some(({ node, refresh }) => refresh === true && !after.has(node))
   );
 }

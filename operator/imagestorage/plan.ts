@@ -35,8 +35,8 @@ export interface ObservedRemovals {
    */
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
-   * Time in milliseconds for which nothing must need content before the content is removed. A copy or VM may have begun when an image still
-   * named the content. At the end of this time, the caches show this copy or VM, or it has failed.
+   * Time in milliseconds. Content is removed when nothing has needed it for this time. A copy or VM may have begun when an image still
+   * named the content. At the end of the time, the caches show this copy or VM, or it has failed.
    */
   readonly keepMilliseconds: number;
   readonly now: number;

@@ -16,7 +16,7 @@ const RBAC_GROUP = 'rbac.authorization.k8s.io';
 export const BOUND_ROLES = [DEV_ROLE, ADMIN_ROLE] as const;
 export type BoundRole = (typeof BOUND_ROLES)[number];
 
-/** Returns true if the operator keeps the RoleBindings of this namespace. */
+/** Returns true if the operator creates and corrects the RoleBindings of this namespace. */
 export function isManaged({ metadata, status }: Namespace, config: OperatorConfig): boolean {
   const isEnding = metadata.deletionTimestamp !== undefined || status?.phase === 'Terminating';
   return !isEnding && isServed(metadata.name, config) && metadata.labels?.[ROLE_BINDINGS_LABEL] !== UNMANAGED;

@@ -231,8 +231,8 @@ export function enqueueVMs(controller: Controller, sources: Sources): void {
   pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
   const byImage = ({ object }: { object: KubeObject }) => {
     vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
-    // A VM can get its image from its VMConfig. Therefore every VM with a VMConfig and without a host is enqueued. There are only few such
-    // VMs.
+    // A VM can get its image from its VMConfig. Therefore a change of an image also enqueues every VM with a VMConfig and without a host.
+    // There are only few such VMs.
     vms.cache
       .list()
       .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)

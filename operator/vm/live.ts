@@ -53,8 +53,8 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
 }
 
 /**
- * Returns lookups that find objects in the earlier responses of the API server. A lookup of another object adds this object to `open`, and
- * treats it as missing for now.
+ * Returns lookups that find objects in the earlier responses of the API server. A lookup of an object that was not read yet adds this
+ * object to `open`, and treats it as missing for now.
  */
 function lookupsOf(
   answers: ReadonlyMap<string, KubeObject | undefined>,

@@ -58,7 +58,7 @@ export interface Observed {
   readonly config: OperatorConfig;
   /** Current time in milliseconds since the epoch. */
   readonly now: number;
-  /** Uid of the namespace `kube-system`, which every cluster has for its whole life. */
+  /** Uid of the namespace `kube-system`. It identifies the cluster, because every cluster has this namespace for its whole life. */
   readonly clusterUid: string;
   /** Returns random bytes as hex digits, for `hardwareIdentity: Dynamic`. */
   readonly random: () => string;
@@ -163,7 +163,7 @@ async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | unde
 }
 
 /**
- * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server. A wrong answer would be serious, because the
+ * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server. The cache alone is not enough, because the
  * VMs of a deleted Node count as lost.
  */
 export async function nodeOf(

@@ -129,9 +129,9 @@ function machineImages({ image, iso }: Resolved) {
 }
 
 /**
- * Returns UUID, serial number and MAC address. They are computed from the cluster's uid, the namespace and the name. Because of the uid,
- * two clusters in one network never have the same values. If `hardwareIdentity` is Dynamic, the values are random. The MAC address is
- * locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest clear).
+ * Returns UUID, serial number and MAC address. The function computes these values from the cluster's uid, the namespace and the name.
+ * Because of the uid, two clusters in one network never have the same values. If `hardwareIdentity` is Dynamic, the values are random. The
+ * MAC address is locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest bit clear).
  */
 function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Machine['hardware'] {
   const { namespace = '', name } = vm.metadata;

@@ -111,7 +111,7 @@ function imageLayer(image: Image | ISO | undefined): Layer {
 }
 
 /**
- * Finds the VMConfig of a VM. If the VM states no namespace, the VMConfig is searched in the VM's own namespace, then in the default
+ * Finds the VMConfig of a VM. If the VM states no namespace for it, the function searches the VM's own namespace, then the default
  * namespace.
  */
 function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {

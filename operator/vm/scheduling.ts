@@ -42,7 +42,7 @@ export interface SchedulingReason {
 export interface SchedulingHints {
   /** Describes the holder of a reserved port, for example of `8822/TCP`. */
   readonly portHolder: (port: string) => string | undefined;
-  /** Returns the Nodes of all Berth hosts. The hints use their taints. */
+  /** Returns the Nodes of all Berth hosts. The message for people names their taints. */
   readonly hosts: () => readonly Node[];
 }
 

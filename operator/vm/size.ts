@@ -110,8 +110,8 @@ export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
 }
 
 /**
- * Returns the condition RestartRequired if the machine does not have the size that the VM requests. Otherwise returns undefined.
- * The size changes at the next start, unless it was refused or waits for room on the host.
+ * Returns the condition RestartRequired if the machine does not have the size that the VM requests. Otherwise returns undefined. The
+ * machine gets the new size at its next start, unless this size was refused or waits for room on the host.
  */
 export function restartRequired(observed: Observed): ConditionDraft | undefined {
   const draft = { type: 'RestartRequired', status: 'True' } as const;

@@ -61,8 +61,8 @@ function doneStamps({ vm, pod }: Observed): Partial<VMStatus> {
 
 /**
  * Returns the conditions of a VM. `Ready` and `Scheduled` exist from the first reconcile on. Other conditions exist only while they have
- * information: for Reconciling and Stalled, kstatus requires this. An absent condition means Unknown. There are few conditions, because
- * each one costs the API server 0.3 ms in every write of the status.
+ * information. The rules of kstatus require this for Reconciling and Stalled. An absent condition means Unknown. There are few conditions,
+ * because each one costs the API server 0.3 ms in every write of the status.
  */
 function conditions(observed: Observed, phase: Phase, findings: Findings): Condition[] {
   const generation = observed.vm.metadata.generation ?? 0;

@@ -43,7 +43,7 @@ export interface Executed {
   readonly blocked?: Findings['blocked'];
 }
 
-/** Write that creates an object. It does not succeed if the API server refuses the object, or if another object already has the name. */
+/** Write that creates an object. The API server can refuse the object, or another object can already have its name. */
 type Creation = Extract<Write, { kind: 'createPod' | 'createSecret' }>;
 
 export class VMWriter {
