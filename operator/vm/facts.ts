@@ -20,8 +20,8 @@ export interface Facts {
 export type Failure = NonNullable<VMStatus['failure']>;
 
 /**
- * Reasons why a Pod was lost before its host reported the end of the machine. After such a loss, a VM that never ran is placed again. The
- * number of these placements has no limit.
+ * Reasons why a Pod was lost before its host reported the end of the machine. If the VM never ran, it is placed on a host again after such
+ * a loss, any number of times.
  */
 const LOST: ReadonlySet<string> = new Set<Reason>(['PodDeleted', 'Evicted', 'HostLost']);
 /** Largest number of times that a VM is placed again because its host refused it. */

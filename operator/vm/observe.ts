@@ -151,8 +151,8 @@ export function isBound(pod: Pod): boolean {
 }
 
 /**
- * Reads the Pod of a VM that already ran from the API server. A cache is not enough, because the operator permanently records the loss of
- * such a Pod.
+ * Reads from the API server the Pod of a VM that has already run. A cache is not enough, because the operator permanently records the loss
+ * of such a Pod.
  */
 async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {

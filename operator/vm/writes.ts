@@ -177,8 +177,8 @@ export class VMWriter {
   }
 
   /**
-   * Stores the MAC addresses on the Node. The write contains the resourceVersion, so it cannot overwrite the address of another VM that was
-   * abandoned on the host.
+   * Stores the MAC addresses on the Node. The write fails if the Node has changed since it was read. Otherwise it could overwrite the
+   * address of another VM that was abandoned on the same host.
    */
   async #rememberGivenUp({ node }: Observed, macAddresses: readonly string[]): Promise<void> {
     if (node === undefined) {
