@@ -1,7 +1,7 @@
 /**
- * Decides whether a requester gets the requested certificate. The decision depends only on the request, the requester and one Node. Berth
- * does not use the automatic approval of Kubernetes, because somebody with a bootstrap token could then get the certificate of an existing
- * node. Berth decides only about requests of its hosts. A person or another approver decides about requests of the cluster's other nodes.
+ * Decides whether a requester gets the requested certificate. Berth does not use the automatic approval of Kubernetes, because somebody
+ * with a bootstrap token could then get the certificate of an existing node. Berth decides only about requests of its hosts. A person or
+ * another approver decides about requests of the cluster's other nodes. All functions are pure.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificates/request.ts';

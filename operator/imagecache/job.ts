@@ -27,8 +27,8 @@ const HASH_DIGITS = 24;
  */
 const TTL_SECONDS = 3600;
 /**
- * Time limit in seconds for a removal. It is longer than the default time limit of a deployment, ten minutes. A host removes an image only
- * when no deployment uses it.
+ * Time limit in seconds for a removal. A host removes an image only when no deployment uses the image. Therefore the limit is longer than
+ * the default time limit of a deployment, ten minutes.
  */
 const REMOVAL_SECONDS = 900;
 /** Time in seconds for which a Job waits for a lost host. If the host returns after this time, nobody removes the image from it. */
