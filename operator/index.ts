@@ -27,7 +27,8 @@ import { exportRunnerMetrics } from './vm/runnermetrics.ts';
 import { declareWatches, type Watches } from './watches.ts';
 
 /**
- * Number of workers for objects that change rarely. There are several, so that a slow response for one object does not delay the others.
+ * Number of workers for objects that change rarely. There are several workers, so that a slow response for one object does not delay the
+ * others.
  */
 const FEW_WORKERS = 4;
 
@@ -72,7 +73,7 @@ export function createControllers(options: OperatorOptions): Controllers {
   };
 }
 
-/** Creates the controller of a reconciler. `own.ready` reports whether the cache contains this process's last write for a key. */
+/** Creates a controller that runs the reconciler. `own.ready` returns true if the cache contains this process's last write for a key. */
 function controllerFor(
   { logger, registry }: OperatorOptions,
   name: string,
@@ -133,8 +134,8 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
 }
 
 /**
- * Creates the controller for certificates. It has only one worker, which waits until the cache contains its last write. If two requests
- * have the same name, the second decision depends on the first.
+ * Creates the controller for certificates. It has only one worker, which waits until the cache contains its last write. This matters if two
+ * requests are for the same host name, because the second decision then depends on the first.
  */
 function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
   const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });

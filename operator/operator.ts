@@ -27,12 +27,13 @@ import { type Controllers, createControllers } from './index.ts';
 
 const LEASE_NAME = 'berth-operator';
 /**
- * Time in milliseconds that running reconciles have to end at a clean stop. It is well below the 30 s that Kubernetes gives a Pod to end.
+ * Time in milliseconds that running reconciles get to finish at a clean stop. It is well below the 30 s that Kubernetes gives a Pod to
+ * stop.
  */
 const DRAIN_MILLISECONDS = 15_000;
 /**
- * Time in milliseconds to send the last Events at a stop. A large number of Events may need more time, but the next leader must not wait
- * for them.
+ * Time in milliseconds that the operator spends on sending the last Events at a stop. A large number of Events may need more time, but the
+ * next leader must not wait for them.
  */
 const LAST_EVENTS_MILLISECONDS = 500;
 const DAY_SECONDS = 24 * 3600;
@@ -90,9 +91,9 @@ export class Operator {
   }
 
   /**
-   * Creates the controller that labels the leading Pod. The Service of the metrics selects only this Pod, because only the leader knows the
-   * numbers of VMs. The process also corrects the label when it starts. If the leader crashes, it starts again in the same Pod as a
-   * standby, and the Pod must lose the label.
+   * Creates the controller that labels the Pod of the leader. The Service of the metrics selects only this Pod, because only the leader
+   * knows the numbers of VMs. Every process also corrects the label of its Pod at its start. After a crash, the former leader starts in the
+   * same Pod as a standby, so this Pod must lose the label.
    */
   #labelController(): Controller | undefined {
     const { config, logger, podName: name } = this.#start;
@@ -105,7 +106,7 @@ export class Operator {
       reconcile: async () => {
         const labels = { [LEADER_LABEL]: this.#isWorking ? 'true' : null };
         const pod = { namespace: config.namespaces.system, name };
-        // The client for leases is allowed to write even if the process is not the leader.
+        // This client is allowed to write even if the process is not the leader.
         await this.#leaseClient.mergePatch(PODS, pod, { metadata: { labels } });
         return undefined;
       },

@@ -1,7 +1,7 @@
 /**
  * Implements `node operator/main.ts uninstall`, which the chart's hook runs before Helm deletes anything of the release. The command
- * refuses while VMs exist, or deletes them if `--drain` is set. Then it ends operator and agents and removes their objects: Nodes, Leases,
- * and finalizers of objects that are kept. If it fails, it can be repeated safely.
+ * refuses to continue while VMs exist, or deletes them if `--drain` is set. Then it ends the operator and the agents, and removes what they
+ * wrote: Nodes, Leases, and finalizers of objects that are kept. If the command fails, it can be repeated safely.
  */
 import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
@@ -28,7 +28,7 @@ const OPERATOR = 'berth-operator';
 const AGENT = 'berth-agent';
 /** Name of the bindings with the rights that the chart gives to its hook. */
 const RIGHTS = 'berth-uninstall';
-/** Kinds with finalizers of the operator whose objects remain after the uninstallation. */
+/** Kinds whose objects have finalizers of the operator and remain after the uninstallation. */
 const HELD_KINDS: readonly Resource<KubeObject>[] = [IMAGES, ISOS, IMAGE_CACHE_ENTRIES];
 
 const DEPLOYMENTS = workload('Deployment', 'deployments');
@@ -43,11 +43,13 @@ const CLUSTER_ROLE_BINDINGS = resource<KubeObject>({
 export interface UninstallOptions {
   /** Namespace of the operator and the agents. */
   readonly namespace: string;
-  /** Name of the release, which is a label of its Pods. */
+  /** Name of the release. The Pods of the release have this name as a label. */
   readonly instance: string;
-  /** Whether to delete VMs instead of refusing. */
+  /** Whether to delete existing VMs. If not, the command refuses to continue while VMs exist. */
   readonly drain: boolean;
-  /** Whether the CRDs are also removed. If so, no object of any kind must remain, because nobody would remove its finalizers. */
+  /**
+   * Whether the CRDs are also removed. If they are, no object of any kind must remain, because nobody would remove the object's finalizers.
+   */
   readonly allKinds: boolean;
   readonly timeoutMilliseconds: number;
 }
@@ -82,8 +84,8 @@ export function readUninstallOptions(args: readonly string[]): UninstallOptions 
 }
 
 /**
- * Removes the objects that the operator and the agents wrote. Then deletes the rights of the chart's hook. @throws RefusedError when
- * objects exist that must not be removed, or when an object does not end in time
+ * Removes the objects that the operator and the agents wrote. Then deletes the rights of the chart's hook.
+ * @throws RefusedError when objects exist that must not be removed, or when an object does not end in time
  */
 export async function uninstall(
   client: KubeClient,
@@ -98,8 +100,8 @@ export async function uninstall(
 }
 
 /**
- * Deletes the rights of the hook, because Helm deletes them only after a success. After a refusal, no rights to delete hosts must remain.
- * The next run of the hook gets new rights. Each binding includes the right to delete itself.
+ * Deletes the rights of the hook even after a refusal. Helm deletes them only after a success, so the right to delete hosts would otherwise
+ * remain. The next run of the hook gets new rights. Each binding includes the right to delete itself.
  */
 async function giveUpRights(
   client: KubeClient,
@@ -110,7 +112,7 @@ async function giveUpRights(
     await client.delete(ROLE_BINDINGS, { namespace, name: RIGHTS });
     await client.delete(CLUSTER_ROLE_BINDINGS, { name: RIGHTS });
   } catch (error) {
-    // This error is only logged, because a refusal is more important to report.
+    // The error is only logged. If it were thrown, it would hide a refusal, which is more important.
     logger.warn({ err: error }, `delete the ClusterRoleBinding ${RIGHTS} and the RoleBinding of that name`);
   }
 }
@@ -160,7 +162,7 @@ async function listIfKnown(client: KubeClient, one: Resource<KubeObject>): Promi
   return (await unlessMissing(client.list(one)))?.items ?? [];
 }
 
-/** Deletes machines first, then the objects that they were created from. */
+/** Deletes the machines first, then the objects that these machines were created from. */
 async function drain(
   client: KubeClient,
   resources: readonly Resource<KubeObject>[],
@@ -180,8 +182,8 @@ async function drain(
 }
 
 /**
- * Ends the operator and the agents. Otherwise the agents would create their Nodes again, and the operator would create its Lease again.
- * Helm accepts that both are already deleted.
+ * Ends the operator and the agents. Otherwise the agents would create their Nodes again, and the operator would create its Lease again. The
+ * function deletes their Deployment and DaemonSet. Helm accepts that both are already deleted.
  */
 async function endPrograms(
   client: KubeClient,
@@ -200,7 +202,7 @@ async function endPrograms(
   }, signal);
 }
 
-/** Returns the names of Nodes that are not Ready. On such a Node, nobody ends Pods, and the agent reports nothing. */
+/** Returns the names of Nodes that are not Ready. The caller does not wait for the Pods of such a Node, because nobody ends them there. */
 async function silentNodes(client: KubeClient): Promise<Set<string | undefined>> {
   const { items } = await client.list(NODES);
   return new Set(items.filter((node) => !isReady(node)).map(({ metadata }) => metadata.name));
@@ -220,7 +222,7 @@ async function removeHosts(client: KubeClient, logger: Logger): Promise<void> {
 }
 
 /**
- * Removes the operator's finalizers from kept objects, because these objects could otherwise never be deleted without an operator. A later
+ * Removes the operator's finalizers from kept objects. Without an operator, an object with these finalizers could never be deleted. A later
  * operator adds the finalizers again.
  * @returns descriptions of objects that somebody changed in the meantime, and that must be checked again
  */

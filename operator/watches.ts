@@ -74,7 +74,7 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
         [PODS_BY_PORT]: podPorts,
       },
     }),
-    // Nodes that lost the label {@link HOST_MARK} are included, because the operator also manages the machines on them.
+    // The selector also finds Nodes that lost the label {@link HOST_MARK}, because the operator also manages the machines on them.
     nodes: new Informer(client, NODES, {
       ...base,
       labelSelector: `${HOST_KEY}=${HOST_VALUE}`,
@@ -110,7 +110,8 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       indexes: { [PODS_BY_NODE]: nodeOfPod },
     }),
     namespaces: new Informer(client, NAMESPACES, base),
-    // There are two watches, because a field selector names only one object, and the operator has no right to read other RoleBindings.
+    // There are two watches of RoleBindings, because a field selector names only one object. The operator has no right to read RoleBindings
+    // of other names.
     devBindings: new Informer(client, ROLE_BINDINGS, { ...base, fieldSelector: `metadata.name=${DEV_ROLE}` }),
     adminBindings: new Informer(client, ROLE_BINDINGS, {
       ...base,

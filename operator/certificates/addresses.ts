@@ -1,6 +1,6 @@
 /**
- * Decides which addresses a host's serving certificate is allowed to contain. The host's own report of its addresses is not enough. All
- * functions are pure.
+ * Decides which addresses a host's serving certificate is allowed to contain. A host can report any address as its own. Therefore each
+ * reported address is also compared with the configured ranges, the API server, the Services and the other Nodes. All functions are pure.
  */
 import { BlockList, isIP } from 'node:net';
 import type { Node } from '../../kube/core.ts';
@@ -19,8 +19,8 @@ export interface Surroundings {
 }
 
 /**
- * Ranges of addresses that do not identify one machine. For example, a loopback address means a different machine wherever it is used. A
- * configured CIDR allows addresses of such a range only if the whole CIDR lies within the range.
+ * Ranges of addresses that do not identify one machine. For example, every machine has the same loopback address. A configured CIDR allows
+ * such an address only if the whole CIDR lies within the range of the address. For example, `0.0.0.0/0` does not allow a loopback address.
  */
 const SPECIAL_RANGES = [
   '0.0.0.0/8',
@@ -51,8 +51,8 @@ export function addressesOf(node: Readonly<Node>): string[] {
 }
 
 /**
- * Returns the reason why a serving certificate for these addresses is refused to the host. The result is undefined if the certificate is
- * allowed.
+ * Returns the reason why the host must not get a serving certificate for these addresses. The result is undefined if the host may get the
+ * certificate.
  */
 export function refusalOfAddresses(
   addresses: readonly string[],
@@ -98,8 +98,8 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
 }
 
 /**
- * Returns true if the host name `host` is the name of the kubelet's Node `node` with `suffix` added. A machine with an agent of the
- * DaemonSet has two Nodes: one of the kubelet, and one of the agent.
+ * Returns true if the Nodes `node` and `host` belong to the same machine. A machine with an agent of the DaemonSet has two Nodes: `node` of
+ * the kubelet, and `host` of the agent. The name `host` is the name `node` with each dot replaced by a hyphen, and with `suffix` added.
  */
 function isKubeletOf(node: string, host: string, suffix: string): boolean {
   return suffix !== '' && host === `${node.replaceAll('.', '-')}${suffix}`;

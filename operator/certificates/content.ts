@@ -10,7 +10,7 @@ export const SERVING_SIGNER = 'kubernetes.io/kubelet-serving';
 export const NODES_GROUP = 'system:nodes';
 export const NODE_USER_PREFIX = 'system:node:';
 
-/** Reason for a denial: a word for programs, and a message for people with the mistake and the next step. */
+/** Reason for a denial. `reason` is for programs. `message` explains the mistake to people. */
 export interface Refusal {
   readonly reason: Reason;
   readonly message: string;
@@ -19,8 +19,8 @@ export interface Refusal {
 type Spec = CertificateSigningRequest['spec'];
 
 /**
- * Usages that a request must have, by signer. The signers also accept the usage `key encipherment`. Hosts must not request it, because
- * their keys only sign.
+ * Usages that a request must have, for each signer. The signers also accept the usage `key encipherment`. A host must not request that
+ * usage, because the keys of hosts only sign.
  */
 const USAGES: Readonly<Record<string, readonly string[]>> = {
   [CLIENT_SIGNER]: ['client auth', 'digital signature'],

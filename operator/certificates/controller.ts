@@ -23,19 +23,19 @@ import { decide, decideServing, type Decision, nodeToKnow, type Reading, request
 import { surroundings } from './surroundings.ts';
 
 /**
- * Time in milliseconds after which a request is checked again if its requester has no Node. A host creates its Node again within a second.
- * If the requester is not a host, the control plane removes the request within a day.
+ * Time in milliseconds after which a request is checked again if its requester has no Node. A host creates a missing Node within a second,
+ * so the next check finds this Node. For another requester, the checks end when the control plane removes the request, within a day.
  */
 const NODE_LOOK_MILLISECONDS = 10_000;
 const REQUESTS_BY_USER = 'user';
 /** Index of the requests of joining hosts. The key is the name of the host for which the requester's credential is valid. */
 const REQUESTS_BY_HOST = 'host';
 
-/** One key for all writes of this controller. The controller waits until the cache shows all of them. */
+/** Key under which the controller tracks all its writes. The next reconcile waits until the cache shows all these writes. */
 const JUDGED = 'judged';
 /**
- * Lifetime in seconds of a certificate if its request states no lifetime. The flag --cluster-signing-duration of the controller-manager has
- * the same default.
+ * Lifetime in seconds of a certificate if its request states no lifetime. It is the default of the flag --cluster-signing-duration of the
+ * controller-manager.
  */
 const SIGNERS_OWN_SECONDS = 365 * 24 * 3600;
 
@@ -87,7 +87,7 @@ export class CertificateReconciler {
     return undefined;
   }
 
-  /** Returns the decision and the name of the Node that it depends on. */
+  /** Returns the decision about a request, and the name of the Node on which the decision depends. */
   async #decide(csr: CertificateSigningRequest): Promise<{ decision: Decision; name: string | undefined }> {
     const { client, config, requests } = this.#options;
     const requester = requesterOf(csr, config);
@@ -96,8 +96,8 @@ export class CertificateReconciler {
     }
     const request = readingOf(csr);
     const name = nodeToKnow(requester, request);
-    // The Node is read from the API server. The cache may lag, so it may not yet contain the Node of an existing host. The operator could
-    // then approve a certificate with this host's name for another machine.
+    // The Node is read from the API server, because the cache may lag. Otherwise the operator could miss the Node of an existing host, and
+    // approve a certificate with this host's name for another machine.
     const node = name === undefined ? undefined : await unlessMissing(client.get(NODES, { name }));
     const others = requests.cache.byIndex(REQUESTS_BY_HOST, name ?? '');
     const rival = rivalOf(csr, others)?.metadata.name;
@@ -149,8 +149,8 @@ function readingOf({ spec }: CertificateSigningRequest): Reading {
   try {
     return readSigningRequest(Buffer.from(spec.request, 'base64').toString('latin1'));
   } catch (error) {
-    // Every parse error is a mistake in the request. This function returns the error and does not throw it. The operator therefore denies
-    // the request immediately, and other requests are not delayed.
+    // Every parse error is a mistake in the request. The function returns the error instead of throwing it, so that the operator denies the
+    // request immediately and does not delay other requests.
     return error instanceof InvalidSigningRequestError
       ? error
       : new InvalidSigningRequestError(String(error));
@@ -172,10 +172,11 @@ interface RequestWatches {
   readonly nodes: Informer<Node>;
 }
 
-/** Enqueues the requests that a change of a request or of a Node concerns. */
+/** Enqueues a request when it changes. Enqueues all requests of a Node when the Node becomes a host. */
 export function enqueueRequests(controller: Controller, { requests, nodes }: RequestWatches): void {
   requests.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
-  // The operator could not decide about requests that a host sent before its Node was marked, so it enqueues them now.
+  // The operator ignores the requests of a Node that is not marked as a host. Therefore these requests are enqueued again when the Node is
+  // marked.
   nodes.cache.onChange(({ object, previous }) => {
     if (isHost(object) && !isHost(previous)) {
       const user = `${NODE_USER_PREFIX}${object.metadata.name}`;

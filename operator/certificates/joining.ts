@@ -12,13 +12,13 @@ import { CLIENT_SIGNER, type Refusal } from './content.ts';
  * node. No client can set it.
  */
 const NODE_NAME_EXTRA = 'authentication.kubernetes.io/node-name';
-/** Prefix of a bootstrap token's group. The name of the token's host follows it. */
+/** Beginning of the name of a bootstrap token's group. The rest of the group's name is the name of the token's host. */
 const NAME_GROUP_PREFIX = bootstrapGroupOf('');
 
-/** A requester with a credential with which hosts join the cluster. */
+/** Requester with a credential for joining the cluster as a host. */
 export interface Joining {
   readonly kind: 'joining';
-  /** Name of the host for which the credential is valid. It is a refusal if the credential is not valid for exactly one host. */
+  /** Name of the host for which the credential is valid. The value is a refusal if the credential is not valid for exactly one host. */
   readonly host: string | Refusal;
 }
 
@@ -53,7 +53,7 @@ const NOT_FOR_A_NODE: Refusal = {
 };
 
 /**
- * Returns the name of the host whose agent runs on the token's node. The agent builds the name in the same way. The result is a
+ * Returns the name of the host whose agent runs on the node of the token. The agent computes its own name in the same way. The result is a
  * refusal if the token is not bound to exactly one node.
  */
 function hostOfNode(bound: readonly string[] = [], suffix: string): string | Refusal {
@@ -62,10 +62,9 @@ function hostOfNode(bound: readonly string[] = [], suffix: string): string | Ref
 }
 
 /**
- * Finds another request with which another requester could get the certificate of the same host. It is an approved request, or an older
- * request that is not yet decided. Berth cannot distinguish two requesters with the same credential. Therefore the first one gets the
- * certificate, and the second one is refused with a message. `others` are all requests for that host from requesters with a credential for
- * joining.
+ * Finds another request that competes with `csr` for the certificate of the same host. It is an approved request, or an older request that
+ * is not yet decided. Berth cannot distinguish two requesters with the same credential. Therefore the first requester gets the certificate,
+ * and the second one is refused with a message. `others` are the requests of joining hosts for that host name.
  */
 export function rivalOf(
   csr: CertificateSigningRequest,

@@ -1,8 +1,7 @@
 /**
- * Decides whether a requester gets the requested certificate. The decision depends only on the request, the requester and one Node. Berth
- * does not use the automatic approval of Kubernetes. With that approval, somebody with a bootstrap token could get the certificate of an
- * existing node. Berth decides only about requests of its hosts. A person or another approver decides about requests of the cluster's other
- * nodes.
+ * Decides whether a requester gets the requested certificate. Berth does not use the automatic approval of Kubernetes, because somebody
+ * with a bootstrap token could then get the certificate of an existing node. Berth decides only about requests of its hosts. A person or
+ * another approver decides about requests of the cluster's other nodes. All functions are pure.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificates/request.ts';
@@ -28,7 +27,7 @@ export type Decision =
   /** The requester has no Node at the moment, so Berth cannot know whether it is a host. A host creates its Node again at once. */
   | { readonly kind: 'wait' };
 
-/** A host's valid request for its own serving certificate. Only its addresses still need a check: see {@link decideServing}. */
+/** A host's valid request for its own serving certificate. The addresses in the request are not yet checked: see {@link decideServing}. */
 export interface ServingQuestion {
   readonly kind: 'serving';
   readonly addresses: readonly string[];
@@ -38,13 +37,13 @@ export interface ServingQuestion {
 /** Content of a request, or the error when it cannot be read. */
 export type Reading = SigningRequest | InvalidSigningRequestError;
 
-/** A requester whose request Berth possibly has to decide. */
+/** Requester of a request that Berth may have to decide. */
 export type Requester =
   | Joining
-  /** A requester that has the user name of the node `name`. Only the Node object shows whether this node is a host. */
+  /** Requester with the user name of the node `name`. Only the Node object shows whether this node is a host. */
   | { readonly kind: 'node'; readonly name: string };
 
-/** Returns the requester of a request. The result is undefined if it is neither a node nor a joining host. */
+/** Returns the requester of a request. The result is undefined if the requester is neither a node nor a joining host. */
 export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfig): Requester | undefined {
   const { username = '', groups = [] } = csr.spec;
   if (groups.includes(NODES_GROUP)) {
@@ -55,8 +54,8 @@ export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfi
 }
 
 /**
- * Returns the name of the Node on which the decision depends. It is the requester's own Node, or the Node with whose name the requester
- * wants to join.
+ * Returns the name of the Node on which the decision depends. If the requester is a node, this is the requester's own name. If the
+ * requester is a joining host, this is the name in the request.
  */
 export function nodeToKnow(requester: Requester, request: Reading): string | undefined {
   if (requester.kind === 'node') {
@@ -71,7 +70,7 @@ export interface Known {
    * The Node with the name that {@link nodeToKnow} returns, as the API server just returned it. It is undefined if the Node does not exist.
    */
   readonly node: Node | undefined;
-  /** Name of another request with which another requester could get the first certificate of the same host. */
+  /** Name of another request that competes for the first certificate of the same host: see `rivalOf` in joining.ts. */
   readonly rival?: string | undefined;
 }
 

@@ -14,7 +14,9 @@ import { addressesOf, plainAddress, type Surroundings } from './addresses.ts';
 const API_SERVER = { namespace: 'default', name: 'kubernetes' } as const;
 const BY_ADDRESS = 'address';
 
-/** Creates an informer of all Nodes, hosts or not, with an index by the addresses that they publish. */
+/**
+ * Creates an informer of all Nodes, including Nodes that are not hosts. Its index finds a Node by the addresses that the Node publishes.
+ */
 export function watchAddresses(client: KubeClient, logger: Logger): Informer<Node> {
   return new Informer(client, NODES, { logger, transform: trimmed, indexes: { [BY_ADDRESS]: addressesOf } });
 }

@@ -19,10 +19,7 @@ const defaultsSchema = z
     cpu: z.number().int().min(1).max(256).default(2),
     memory: quantity.default('4Gi'),
     diskSize: quantity.optional(),
-    /**
-     * Disk size from which the operator computes the request of a Pod if it does not know the disk size of the VM before the host has the
-     * image.
-     */
+    /** Disk size for the request of a Pod if the real disk size is unknown until a host has the image. */
     diskRequest: quantity.default('10Gi'),
     architecture: z.enum(['amd64', 'arm64']).optional(),
     os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
@@ -38,7 +35,7 @@ const metricsSchema = z
     address: z.string().default(':443'),
     ...certificateFields(['berth-operator.berth-system.svc', 'localhost']),
     /**
-     * Lifetime in seconds of a certificate that the operator creates itself. The operator replaces it after two thirds of this
+     * Lifetime in seconds of the certificate if the operator creates it. The operator replaces the certificate after two thirds of this
      * time.
      */
     certificateLifetimeSeconds: seconds(1, 90 * 24 * 3600),
@@ -46,7 +43,9 @@ const metricsSchema = z
   .refine(areFilesTogether, FILES_TOGETHER)
   .prefault({});
 
-/** Storage for content that is created in the cluster (copies of VMs' disks, files from web servers). It is a registry or a folder. */
+/**
+ * Storage for content that is created in the cluster (copies of VMs' disks, files from web servers). The storage is a registry or a folder.
+ */
 const imageStorageSchema = z
   .strictObject({
     /**
@@ -57,9 +56,8 @@ const imageStorageSchema = z
     /** True to store content below the storage folder that every host mounts (`images.storageFolder` of its agent). */
     folder: z.literal(true).optional(),
     /**
-     * Time in seconds for which content stays when nothing needs it any more. It must be at least two minutes, because the longest
-     * reconcile takes two minutes. With a shorter time, the operator could remove content that a running reconcile is about to record in a
-     * status.
+     * Time in seconds for which content stays when nothing needs it any more. It must be at least two minutes, the duration of the longest
+     * reconcile. Otherwise the operator could remove content that a running reconcile is about to record in a status.
      */
     keepSeconds: seconds(1, 600),
   })
@@ -81,8 +79,8 @@ const hostsSchema = z
      */
     serviceAccount: z.string().min(1).default('berth-agent'),
     /**
-     * Suffix of the names of hosts whose agent comes from the DaemonSet. The host whose name is NODE with this suffix runs on the same
-     * machine as the kubelet with the Node NODE. If the suffix is empty, no host shares a machine with a kubelet.
+     * Suffix of the names of hosts whose agent comes from the DaemonSet. For example, with the suffix `-berth`, the host `a-berth` runs on
+     * the same machine as the kubelet of the Node `a`. If the suffix is empty, no host shares a machine with a kubelet.
      */
     nodeNameSuffix: z
       .string()
@@ -91,7 +89,7 @@ const hostsSchema = z
   })
   .prefault({});
 
-/** Names of groups, as the API server sees them. Their number is limited, because an admission policy checks each of them. */
+/** Names of groups, as the API server sees them. The number of names is limited, because an admission policy checks each of them. */
 const groups = z
   .array(z.string().regex(/^\S(.{0,251}\S)?$/))
   .max(64)
@@ -133,13 +131,13 @@ export const configSchema = z.strictObject({
    */
   cacheTurnSeconds: seconds(1, 60),
   /**
-   * Time in seconds after which a host tries again when it first failed to cache an image. The time doubles with each failure, up to an
-   * hour.
+   * Time in seconds between the first failure of a host to cache an image and the next attempt. The time doubles with each further failure,
+   * up to an hour.
    */
   cacheRetrySeconds: seconds(1, 60),
   /**
-   * Time in seconds without a report of a host after which its VMs are Failed with reason HostLost. It starts when the condition Ready of
-   * the Node becomes Unknown.
+   * Time in seconds. If a host does not report for this time, its VMs become Failed with the reason HostLost. The time starts when the
+   * condition Ready of the Node becomes Unknown.
    */
   hostLostTimeoutSeconds: seconds(1, 600),
   hosts: hostsSchema,
@@ -153,13 +151,13 @@ export const configSchema = z.strictObject({
     })
     .prefault({}),
   /**
-   * Fraction of a VM's disk size that its Pod requests from the host's disk, more than 0 and at most 1. Disks grow as guests write, and few
-   * disks ever become full. If the value is 1, the host always has space for the whole disk of each VM.
+   * Fraction of a VM's disk size that its Pod requests from the host's disk, more than 0 and at most 1. A small fraction is usually enough,
+   * because a disk grows only as its guest writes. If the value is 1, the host always has space for the whole disk of each VM.
    */
   diskRequestRatio: z.number().gt(0).max(1).default(0.2),
   /**
-   * PriorityClass of every machine's Pod. Because all have the same class, no VM preempts another VM. The class also prevents that the Pod
-   * of a DaemonSet preempts a VM.
+   * PriorityClass of every machine's Pod. All these Pods have the same class, so no VM preempts another VM. With this class, the Pod of a
+   * DaemonSet cannot preempt a VM either.
    */
   priorityClassName: z.string().default('system-node-critical'),
   defaults: defaultsSchema,
@@ -191,8 +189,8 @@ export const configSchema = z.strictObject({
 export type OperatorConfig = z.infer<typeof configSchema>;
 
 /**
- * Returns true if Berth handles the VMs of a namespace and all objects that belong to them. The system namespace is never served, because
- * users with rights in it could act as the operator.
+ * Returns true if Berth handles the VMs of a namespace, with all objects that belong to these VMs. The system namespace is never served,
+ * because users with rights in it could act as the operator.
  */
 export function isServed(namespace: string, { namespaces }: Pick<OperatorConfig, 'namespaces'>): boolean {
   return (

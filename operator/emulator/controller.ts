@@ -1,4 +1,6 @@
-/** Reconciles Emulators in this order: observe → plan (pure) → one write → the whole status → a write of the difference. */
+/**
+ * Reconciles Emulators in this order: observe, plan (pure), execute one write, compute the whole status, write the changes of the status.
+ */
 import type { Logger } from 'pino';
 import { emulatorStatusSchema, type Emulator, type EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
@@ -21,16 +23,16 @@ import { type Blocked, plan, type Write } from './plan.ts';
 import { isMinorChange, summarize } from './status.ts';
 import { EmulatorWriter } from './writes.ts';
 
-/** Time in milliseconds for which a status change that nobody waits for is delayed. One write can then contain several changes. */
+/** Longest delay in milliseconds of status changes that nobody waits for. Because of the delay, one write can contain several changes. */
 const FOLD_MILLISECONDS = 500;
 /**
- * Time in milliseconds until the next attempt after a Pod could not be created, because of a quota or a used name. No watch shows when
- * the cause has ended.
+ * Time in milliseconds between attempts to create a Pod that a quota or another Pod with its name prevents. The operator must try again,
+ * because no watch shows when the obstacle is gone.
  */
 const BLOCKED_RECHECK_MILLISECONDS = 10_000;
 /**
- * Reasons after which the operator tries again after some time. For all other reasons, a watch shows the change after which it can try
- * again.
+ * Reasons for which the operator tries again after {@link BLOCKED_RECHECK_MILLISECONDS}. For all other reasons, a watch shows when the
+ * operator can try again.
  */
 const RECHECKED: ReadonlySet<string> = new Set<Blocked['reason']>(['PodRefused', 'PodNameTaken']);
 
@@ -114,7 +116,7 @@ export class EmulatorReconciler {
   }
 }
 
-/** Returns true if the Emulator ends after this write. Nobody reads its status any more. */
+/** Returns true if this write ends the Emulator. The status is then not written, because nobody reads it any more. */
 function isGoing(write: Write | undefined): boolean {
   return write?.kind === 'deleteEmulator' || write?.kind === 'removeFinalizer';
 }
@@ -131,8 +133,8 @@ export function enqueueEmulators(controller: Controller, sources: Sources): void
     controller.enqueue(emulatorKeyOf(keyOf(object)), { urgent: true }),
   );
   vms.cache.onChange(({ object }) => ofVM(keyOf(object)));
-  // The VM's Pod is watched, because its report also counts stops that the status of the VM never showed. The Pod of a VM has the name of
-  // the VM.
+  // The VM's Pod is watched, because it also reports stops of the machine that the status of the VM never showed. The VM's Pod has the same
+  // name as the VM.
   pods.cache.onChange(({ object }) => ofVM(keyOf(object)));
   nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object) || systemImagesChanged(previous, object)) {

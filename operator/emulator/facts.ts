@@ -40,8 +40,8 @@ function failureOf(observed: Observed): Failure | undefined {
 }
 
 /**
- * Returns the failure in the status. The failure is removed when somebody deletes the Pod of the failed emulator. A refusal by the host is
- * not a failure.
+ * Returns the failure in the status while this failure still applies. A timeout applies until the VM stops, because the operator itself
+ * deletes the Pod. Any other failure applies until somebody deletes the ended Pod. A refusal by the host is not a failure.
  */
 function recordedFailure({ emulator, pod }: Observed): Failure | undefined {
   const recorded = emulator.status?.failure;
@@ -115,8 +115,8 @@ function timeoutMessage(observed: Observed): string {
 }
 
 /**
- * Returns the milliseconds until the next deadline: the end of the deployment, the loss of a host that does not report, or another attempt
- * after a refusal. The result is at least 1. It is undefined if there is no deadline.
+ * Returns the milliseconds until the next deadline. A deadline is the end of the deployment, the loss of a host that does not report, or
+ * another attempt after a refusal. The result is at least 1. The result is undefined if there is no deadline.
  */
 export function untilNextDeadline(observed: Observed): number | undefined {
   const { now } = observed;

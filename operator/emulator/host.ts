@@ -17,8 +17,8 @@ export interface HostFault {
 }
 
 /**
- * Returns the reason why this host cannot run the Emulator. The result is undefined if it can. A host whose Node has no condition about
- * emulators counts as able, because simulated hosts and hosts of earlier releases have no such condition.
+ * Returns the reason why this host cannot run the Emulator. The result is undefined if the host can. If a Node has no condition about
+ * emulators, its host counts as able, because simulated hosts and hosts of earlier releases have no such condition.
  */
 export function hostFault(
   node: Node | undefined,
@@ -70,7 +70,7 @@ function systemImagesOf({ metadata: { labels = {} } }: Readonly<Node>): string[]
     .map((label) => label.slice(SYSTEM_IMAGE_LABEL_PREFIX.length));
 }
 
-/** Returns true if the host's list of system images changed. `hostStateChanged` compares the conditions of the Node. */
+/** Returns true if the host's list of system images changed. This list is in the labels of the Node, which `hostStateChanged` ignores. */
 export function systemImagesChanged(before: Readonly<Node> | undefined, after: Readonly<Node>): boolean {
   return before === undefined || !equal(systemImagesOf(before), systemImagesOf(after));
 }

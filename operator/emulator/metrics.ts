@@ -1,5 +1,6 @@
 /**
- * Exports the number of Emulators. Only the leader exports it. Otherwise a sum over all replicas would count each Emulator several times.
+ * Exports the number of Emulators. Only the leader exports the number. Otherwise a sum over all replicas would count each Emulator several
+ * times.
  */
 import { Gauge, type Registry } from 'prom-client';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
@@ -9,7 +10,7 @@ import { EMULATOR_PHASES } from './phase.ts';
 export interface EmulatorView {
   readonly isLeader: () => boolean;
   readonly emulators: () => readonly Readonly<Emulator>[];
-  /** Returns the names of the namespaces that Berth serves. For them, the gauge has the value 0 for each phase without Emulators. */
+  /** Returns the names of the namespaces that Berth serves. In each of them, the gauge is 0 for a phase without Emulators. */
   readonly namespaces: () => readonly string[];
 }
 

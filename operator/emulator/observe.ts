@@ -16,7 +16,8 @@ import { PODS_BY_NODE } from '../vm/podstate.ts';
 export interface Observed {
   readonly emulator: Emulator;
   /**
-   * VM with the name `spec.vmName`. If it is a later VM of the same name, its uid differs from the uid in the Emulator's owner reference.
+   * VM with the name `spec.vmName`. Its uid differs from the uid in the Emulator's owner reference if the Emulator belongs to an earlier VM
+   * of the same name.
    */
   readonly vm: VM | undefined;
   readonly vmPod: Pod | undefined;
@@ -24,11 +25,11 @@ export interface Observed {
   readonly vmNode: Node | undefined;
   /** Pod of this Emulator. */
   readonly pod: Pod | undefined;
-  /** Whether the Pod of a deleted Emulator with the same name exists. While it exists, the Pod of this Emulator cannot be created. */
+  /** Whether the Pod of a deleted Emulator with the same name exists. While that Pod exists, the Pod of this Emulator cannot be created. */
   readonly isNameTaken: boolean;
   /** Node that the Emulator's Pod is bound to. It is undefined if the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;
-  /** Returns the number of slots of a host that Pods use. */
+  /** Returns how many slots of a host are in use by Pods. */
   readonly slotsTaken: (host: string) => number;
   /** Returns the Nodes of all Berth hosts. */
   readonly hosts: () => readonly Node[];
@@ -65,7 +66,10 @@ export function vmKeyOf({ metadata, spec }: Readonly<Emulator>): string {
   return `${metadata.namespace}/${spec.vmName}`;
 }
 
-/** @throws ApiError when the Node of the Emulator's Pod is not in the cache and cannot be read */
+/**
+ * Reads the state that one reconcile of the Emulator needs.
+ * @throws ApiError when the Node of the Emulator's Pod is not in the cache and cannot be read
+ */
 export async function observe(sources: Sources, emulator: Emulator): Promise<Observed> {
   const { vms, pods, emulatorPods, nodes, config } = sources;
   const named = emulatorPods.cache.get(podKeyOf(keyOf(emulator)));
@@ -87,7 +91,7 @@ export async function observe(sources: Sources, emulator: Emulator): Promise<Obs
   };
 }
 
-/** Returns true if the Pod belongs to this Emulator, and not to an earlier one of the same name. */
+/** Returns true if the Pod belongs to this Emulator, and not to an earlier Emulator of the same name. */
 export function isPodOf(pod: Readonly<Pod> | undefined, { metadata }: Readonly<Emulator>): boolean {
   return pod?.metadata.labels?.[EMULATOR_UID_LABEL] === metadata.uid;
 }

@@ -11,7 +11,7 @@ import { stopsOf } from './pod.ts';
 
 /** The parts of a VM's state that matter for its Emulator. */
 export type Pairing =
-  /** The VM of the Emulator does not exist. Another VM may have its name. */
+  /** The VM of the Emulator does not exist. A later VM of the same name may exist. */
   | { readonly kind: 'missing'; readonly message: string }
   /** The VM does not run, and its emulators must not run either. */
   | { readonly kind: 'ended'; readonly message: string }
@@ -22,7 +22,7 @@ export type Pairing =
   | { readonly kind: 'held'; readonly host: string | undefined; readonly message: string }
   | { readonly kind: 'running'; readonly host: string };
 
-/** Phases of a VM between two states in which its machine runs. The VM's Pod and its host stay the same. */
+/** Temporary phases of a VM, for example of a VM that restarts. The VM keeps its Pod and its host in these phases. */
 const BETWEEN: ReadonlySet<string | undefined> = new Set(['Stopping', 'Suspending', 'Resuming', 'Starting']);
 
 export function pairingOf(observed: Pick<Observed, 'emulator' | 'vm' | 'vmPod' | 'pod'>): Pairing {
@@ -41,7 +41,8 @@ export function pairingOf(observed: Pick<Observed, 'emulator' | 'vm' | 'vmPod' |
   if (hasStopped(vm) || hasStoppedMeanwhile(observed)) {
     return { kind: 'ended', message };
   }
-  // The cache of Pods may be behind the status of the VM. If the Pod does not exist, the next status of the VM shows it.
+  // The cache of Pods may lag behind the status of the VM. Therefore the Emulator's Pod stays even if the VM's Pod is missing or foreign.
+  // If the VM has really lost its Pod, the next status of the VM shows this.
   return besideHost(vm, isOfVM(vmPod, vm) ? vmPod : undefined, message);
 }
 
@@ -51,7 +52,7 @@ function besideHost({ status }: VM, pod: Pod | undefined, message: string): Pair
   return isSteady && host !== undefined ? { kind: 'running', host } : { kind: 'held', host, message };
 }
 
-/** Returns true if the Emulator belongs to an earlier VM that was deleted, and this VM only has the same name. */
+/** Returns true if the Emulator belongs to an earlier VM that was deleted, and `vm` is a later VM of the same name. */
 export function belongsToAnother(emulator: Emulator, vm: VM): boolean {
   const owner = ownerOf(emulator);
   return owner !== undefined && owner.uid !== vm.metadata.uid;
@@ -63,14 +64,14 @@ function hasStopped(vm: VM): boolean {
   return isOver || !(phase === 'Running' || BETWEEN.has(phase) || isHostLost(vm));
 }
 
-/** Returns true if the VM was stopped after the Emulator's Pod was created, even if it runs again. */
+/** Returns true if the VM was stopped after the Emulator's Pod was created, even if the VM runs again. */
 function hasStoppedMeanwhile({ vmPod, pod }: Pick<Observed, 'vmPod' | 'pod'>): boolean {
   const before = pod && stopsOf(pod);
   const { stops } = machineReport(vmPod);
   return before !== undefined && stops !== undefined && before !== stops;
 }
 
-/** Returns the owner reference of the Emulator to its VM. The result is undefined while the Emulator has none. */
+/** Returns the Emulator's owner reference that names the VM. The result is undefined while the Emulator has no such reference. */
 export function ownerOf({ metadata, spec }: Readonly<Emulator>) {
   return metadata.ownerReferences?.find(
     ({ apiVersion, kind, name }) =>

@@ -43,8 +43,8 @@ export function phaseOf(observed: Observed, { failure, firstRunningTime }: Facts
 }
 
 /**
- * Returns the phase of an Emulator whose host does not respond. It follows from the phase of the VM. The result is undefined while the host
- * responds.
+ * Returns the phase of an Emulator whose host does not respond. The phase depends on the VM's condition Ready. The result is undefined
+ * while the host responds, or if the Pod has no host.
  */
 function silentPhase({ vm, pod }: Observed): Phase | undefined {
   const trouble = hostTrouble(vm);

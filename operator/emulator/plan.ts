@@ -13,7 +13,7 @@ import { hostOfPod } from './pod.ts';
 import { refusalOf } from './refusal.ts';
 
 export type Write =
-  /** Adds the finalizer, and the owner reference to the VM. */
+  /** Adds the finalizer, and an owner reference that names the VM. */
   | { readonly kind: 'adopt' }
   | { readonly kind: 'createPod'; readonly host: string }
   /** If `force` is true, the operator deletes the Pod without waiting for its host, because no agent will end the Pod. */
@@ -55,7 +55,7 @@ export function plan(observed: Observed): Plan {
   }
 }
 
-/** Ends the Pod of an Emulator whose VM is gone or does not run. With `whenVMStops: Delete`, the Emulator itself is deleted. */
+/** Plans for an Emulator whose VM does not exist or does not run: its Pod must end. With `whenVMStops: Delete`, the Emulator is deleted. */
 function withoutVM(observed: Observed, blocked: Blocked): Plan {
   const { emulator, pod } = observed;
   const { spec, status } = emulator;
@@ -90,7 +90,7 @@ function besideVM(observed: Observed, host: string): Plan {
   return waits && fault !== undefined ? { write: endPod(observed), blocked: fault } : {};
 }
 
-/** Plans for an Emulator without a Pod. `fault` is the reason why its host cannot run it. */
+/** Plans for an Emulator without a Pod. `fault` is the reason why the host of the VM cannot run the Emulator. */
 function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Blocked | undefined): Plan {
   if (emulator.status?.failure?.reason === TIMEOUT) {
     return {};
@@ -103,8 +103,8 @@ function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Bl
 }
 
 /**
- * Returns true if the Pod must end even if the VM runs. That is the case if the Pod is being deleted, is for another host than the VM's
- * host, or was not Running in time. The function uses only facts that are already in the status. An ended Pod of a failed emulator stays,
+ * Returns true if the Pod must end even if the VM runs. This is true for a Pod that is being deleted, that is not for the VM's host, or
+ * that was not Running in time. The function uses only facts that are already in the status. An ended Pod of a failed emulator stays,
  * because users can read its log.
  */
 function mustEnd({ emulator, pod }: Observed, host: string | undefined): boolean {
@@ -132,8 +132,8 @@ function isAbandoned(observed: Observed): boolean {
 }
 
 /**
- * Returns the write that adds the finalizer and makes the VM the owner of the Emulator. The result is undefined if both are there already,
- * if the Emulator belongs to another VM, or if the VM is being deleted.
+ * Returns the write that adds the finalizer and makes the VM the owner of the Emulator. The result is undefined if the Emulator already has
+ * both, if the Emulator belongs to another VM, or if the VM is being deleted.
  */
 function adoption({ emulator, vm }: Observed): Write | undefined {
   if (vm === undefined || vm.metadata.deletionTimestamp !== undefined || belongsToAnother(emulator, vm)) {

@@ -31,13 +31,13 @@ import { machineReport } from '../vm/podstate.ts';
 import { diskRequest } from '../vm/size.ts';
 import { resolveSpec } from './spec.ts';
 
-/** Time in seconds that an emulator has to end. Kubernetes has the same default for Pods. */
+/** Time in seconds that an emulator gets for its shutdown. Kubernetes has the same default for Pods. */
 const TERMINATION_GRACE_SECONDS = 30;
 
 export interface PodOptions {
   readonly emulator: Emulator;
   readonly vm: VM;
-  /** Pod of the VM, whose report has the number of stops. */
+  /** Pod of the VM. It reports how often the VM has stopped. */
   readonly vmPod?: Pod | undefined;
   /** Host of the VM. */
   readonly host: string;
@@ -67,7 +67,7 @@ export function buildPod(options: PodOptions): Unsaved<Pod> {
 }
 
 /**
- * Returns the name of the only host that can run the Pod. An unbound Pod has the name in its affinity, because a `nodeName` would bypass
+ * Returns the name of the only host that can run the Pod. Until the Pod is bound, the name is in its affinity. A `nodeName` would bypass
  * the scheduler.
  */
 export function hostOfPod({ spec }: Pod): string | undefined {
@@ -90,7 +90,9 @@ function buildMachine({ emulator, vm, vmPod }: PodOptions): EmulatorMachine {
   };
 }
 
-/** Returns the number of the VM's stops in the machine document of the Pod. The result is undefined if it has no number. */
+/**
+ * Returns the number of stops of the VM when the Pod was created. The result is undefined if the Pod's machine document has no such number.
+ */
 export function stopsOf({ metadata }: Pod): number | undefined {
   const document = emulatorMachineSchema.safeParse(parseDocument(metadata.annotations?.[MACHINE_ANNOTATION]));
   return document.success ? document.data.stops : undefined;
@@ -126,7 +128,7 @@ function buildSpec({ emulator, host, config }: PodOptions): PodSpec {
     containers: [
       {
         name: MACHINE_CONTAINER,
-        // A Pod must have an image. Nobody pulls this image, but its name shows users which system image of Android the emulator has.
+        // A Pod must name an image. Nobody pulls this image, but its name shows users which system image of Android the emulator has.
         image: systemImageName({ platform, imageType }),
         imagePullPolicy: 'IfNotPresent',
         resources: { requests: { ...requests, ...counted }, limits: counted },
@@ -134,8 +136,8 @@ function buildSpec({ emulator, host, config }: PodOptions): PodSpec {
         volumeMounts: [{ name: 'data', mountPath: '/data' }],
       },
     ],
-    // The emptyDir is a placeholder for the emulator's data. Because of it, `kubectl drain` requires the flag --delete-emptydir-data before
-    // it destroys the data.
+    // The emptyDir is a placeholder for the emulator's data. Because of this volume, `kubectl drain` requires the flag
+    // --delete-emptydir-data before it destroys the data.
     volumes: [{ name: 'data', emptyDir: {} }],
   };
 }

@@ -14,7 +14,7 @@ import { type EmulatorPhase, type Phase, phaseOf } from './phase.ts';
 import type { Blocked } from './plan.ts';
 import { hostOfPod } from './pod.ts';
 
-/** Phases of a deployment. `kubectl wait` and kstatus must wait on in these phases. */
+/** Phases of a deployment. `kubectl wait` and kstatus must continue to wait in these phases. */
 const DEPLOYMENT: ReadonlySet<string | undefined> = new Set<EmulatorPhase>([
   'Pending',
   'Scheduled',
@@ -68,8 +68,7 @@ function ready({ pod }: Observed, { phase, blocked }: Findings): Draft {
 }
 
 /**
- * Returns the condition of an Emulator on its way to Running or to its end. The condition stays until the Pod of a stopped emulator no
- * longer exists.
+ * Returns the condition Reconciling while an Emulator is starting or ending. A stopped emulator is ending until its Pod no longer exists.
  */
 function reconciling({ pod }: Observed, { phase }: Findings): Draft | undefined {
   const { name } = phase;
@@ -100,8 +99,8 @@ function scheduled(observed: Observed, { blocked }: Findings): Draft {
 }
 
 /**
- * Returns the reason why the Pod has no host yet. If all slots of its only possible host are in use, that is the reason. If not, the
- * message of the scheduler has the reason.
+ * Returns the reason why the Pod has no host yet. The Pod can run only on the VM's host. If all slots of this host are in use, this is the
+ * reason. Otherwise the reason comes from the scheduler's message.
  */
 function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
   const condition = podCondition(pod, 'PodScheduled');
@@ -112,7 +111,7 @@ function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
   const host = hostOfPod(pod) ?? '';
   const slots = slotsOf(observed.vmNode);
   const said = condition.message ?? '';
-  // The scheduler may know about a full host before the caches show it.
+  // The scheduler's message is also checked, because the scheduler may know about a full host before the caches show it.
   const isFull = observed.vmNode !== undefined && observed.slotsTaken(host) >= slots;
   if (isFull || said.includes(`Insufficient ${SLOT_RESOURCE}`)) {
     const message = `All ${slots} slots of host ${host} are in use`;

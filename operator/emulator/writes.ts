@@ -42,7 +42,7 @@ export class EmulatorWriter {
 
   /**
    * Executes one write. Returns the observed state after the write.
-   * @throws ApiError when a later attempt may succeed and users need no message: status 409 or 5xx, or a missing permission
+   * @throws ApiError for an error that needs no message for users: status 409 or 5xx, or a missing permission. A later attempt may succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
@@ -73,7 +73,7 @@ export class EmulatorWriter {
     );
   }
 
-  /** Deletes the Pod. With `force` the grace period is 0, because no agent can end the emulator any more. */
+  /** Deletes the Pod. If `force` is true, the grace period is 0, because no agent can end the emulator any more. */
   async deletePod(pod: Pod | undefined, force: boolean): Promise<void> {
     if (pod !== undefined) {
       await this.#pods.delete(pod, force ? { gracePeriodSeconds: 0 } : {});
@@ -87,8 +87,8 @@ export class EmulatorWriter {
   }
 
   /**
-   * Makes the VM the owner of the Emulator. The garbage collector then deletes the Emulator together with this VM, and not with a later VM
-   * of the same name.
+   * Makes the VM the owner of the Emulator. The garbage collector then deletes the Emulator together with this VM. A later VM of the same
+   * name has another uid and no effect on the Emulator.
    */
   async #adopt(observed: Observed): Promise<Observed> {
     const { emulator, vm } = observed;

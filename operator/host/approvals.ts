@@ -1,11 +1,12 @@
 /**
- * Remembers the names for which the operator has approved a host's certificate. A Node with such a name becomes a host when it appears.
- * This also works after a restart of the operator, and when a host creates its deleted Node again.
+ * Remembers the names for which the operator has approved a host's certificate. A Node with such a name becomes a host when it appears. The
+ * stored names survive a restart of the operator. They also let a host create its deleted Node again.
  *
- * The names are in a ConfigMap of the operator's own namespace. The conditions of certificate requests are not enough. Everybody who is
- * allowed to approve requests of nodes can write the same conditions. Besides, the control plane removes approved requests after an hour.
- * The operator keeps a name as long as a certificate that was approved for it can be valid, because its host can return until then. After
- * that, the name needs another approval.
+ * The names are in a ConfigMap in the operator's own namespace. The conditions of certificate requests are no substitute: everybody who is
+ * allowed to approve requests of nodes can write the same conditions. The control plane also removes approved requests after an hour.
+ *
+ * The operator keeps a name until the last approved certificate for the name expires, because the host can return until then. After that
+ * time, the name needs another approval.
  */
 import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS, type ConfigMap } from '../../kube/core.ts';
@@ -46,7 +47,7 @@ export class HostApprovals {
 
   /**
    * Stores the name before the operator approves a certificate for it. Resolves when the name is stored.
-   * @param until latest end of the certificate, in milliseconds since the epoch
+   * @param until latest possible expiry of the certificate, in milliseconds since the epoch
    */
   async remember(name: string, until: number): Promise<void> {
     const { client } = this.#options;
@@ -65,7 +66,7 @@ export class HostApprovals {
     }
   }
 
-  /** Returns the part of a merge patch that removes ended approvals, so that the ConfigMap does not grow without a limit. */
+  /** Returns the part of a merge patch that removes expired approvals. Without it, the ConfigMap would grow without a limit. */
   #ended(): Record<string, null> {
     const ended = Object.keys(this.#data()).filter((name) => !this.has(name));
     return Object.fromEntries(ended.map((name) => [name, null]));

@@ -102,9 +102,9 @@ export class HostReconciler {
   }
 
   /**
-   * Writes the taints of a host. `spec.taints` is an atomic list, so a forced apply would erase an administrator's taint. The patch has the
-   * list that was read, in which only Berth's taints are changed. It also has the resourceVersion. If somebody changed the Node in the
-   * meantime, the API server answers 409, and the operator reads the list again.
+   * Writes the taints of a host. `spec.taints` is an atomic list, so a forced apply would erase an administrator's taint. Therefore the
+   * patch contains the whole list as it was read, with only Berth's taints changed. The patch also contains the resourceVersion. If
+   * somebody changed the Node in the meantime, the API server answers 409, and the operator reads the list again.
    */
   async #writeTaints(node: Node, logger: Logger): Promise<void> {
     const taints = taintsToWrite(node);
@@ -124,7 +124,7 @@ interface HostWatches {
   readonly approvals: Informer<ConfigMap>;
 }
 
-/** Enqueues the Nodes that a change of a Node or of the approvals concerns. */
+/** Enqueues a Node when it changes. Enqueues all Nodes that are not marked as hosts when the approvals change. */
 export function enqueueHosts(controller: Controller, { nodes, approvals }: HostWatches): void {
   nodes.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
   approvals.cache.onChange(() => {

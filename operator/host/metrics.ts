@@ -1,4 +1,4 @@
-/** Metrics of hosts. Only the leader exports them. Otherwise a sum over all replicas would count each host several times. */
+/** Metrics of hosts. Only the leader exports these metrics. Otherwise a sum over all replicas would count each host several times. */
 import { Gauge, type Registry } from 'prom-client';
 import type { Node } from '../../kube/core.ts';
 import { isHost, isTooOldOrNew } from './observe.ts';

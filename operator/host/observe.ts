@@ -11,7 +11,9 @@ import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../objects/mergepatch.ts';
 
-/** Returns true if a Node is a host. Only hosts get machines, tasks and certificates. Only the label {@link HOST_MARK} decides. */
+/**
+ * Returns true if a Node is a host, which can get machines, tasks and certificates. Only the label {@link HOST_MARK} makes a Node a host.
+ */
 export function isHost(node: Readonly<Node> | undefined): boolean {
   return node?.metadata.labels?.[HOST_MARK] === HOST_VALUE;
 }
@@ -25,8 +27,8 @@ export function isOutOfService(node: Node): boolean {
 }
 
 /**
- * Returns the time when the host stopped reporting, in milliseconds since the epoch. The result is undefined while it reports, whether it
- * is Ready or not.
+ * Returns the time when the host stopped reporting, in milliseconds since the epoch. The result is undefined while the host reports, even
+ * if the host is not Ready.
  */
 export function silentSince(node: Node): number | undefined {
   const ready = node.status?.conditions?.find(({ type }) => type === 'Ready');
@@ -62,12 +64,11 @@ export function trimNode(node: Node): Node {
   return { ...node, status: { ...status, images: named, conditions: kept } };
 }
 
-/**
- * Largest number of image names in {@link names}. A cluster has some hundred names. A name beyond this number is stored once for each Node.
- */
+/** Largest number of image names in {@link names}. A cluster has some hundred names. Other names are stored once for each Node. */
 const NAMES_REMEMBERED = 10_000;
 /**
- * Cache of image names. Many hosts have the same images, so all Nodes in memory share the text of a name. A name has some hundred bytes.
+ * Cache through which all Nodes in memory share the text of an image name. It saves memory, because many hosts have the same images, and a
+ * name has some hundred bytes.
  */
 const names = new LRUCache<string, string>({ max: NAMES_REMEMBERED });
 
@@ -79,10 +80,7 @@ function shared(name: string): string {
   return known ?? name;
 }
 
-/**
- * Returns true if the conditions, taints or addresses of a host's Node changed. The status of a VM depends on no other field of a
- * Node.
- */
+/** Returns true if the conditions, taints or addresses of a host's Node changed. No other field of a Node affects the status of a VM. */
 export function hostStateChanged(before: Readonly<Node> | undefined, after: Readonly<Node>): boolean {
   return (
     before === undefined ||

@@ -14,7 +14,7 @@ import type { Node, NodeCondition, NodeStatus, Taint } from '../../kube/core.ts'
 import type { OperatorConfig } from '../config/config.ts';
 import { isTooOldOrNew } from './observe.ts';
 
-/** Largest number of macOS guests on a macOS host. The licence of macOS sets it. */
+/** Largest number of macOS guests on a macOS host. The licence of macOS sets this limit. */
 const MACOS_GUESTS_PER_HOST = 2;
 /** Number of machines on an ARM host that can use the shared attached disk at the same time. On an x86 host, every machine can use it. */
 const SHARED_DISKS_PER_ARM_HOST = 1;
@@ -35,7 +35,8 @@ function hostResources(node: Node, config: OperatorConfig): Record<string, strin
 
 /**
  * Returns the fields of the Node's status that belong to the operator, for a server-side apply. The result is undefined if the Node already
- * has these values. It contains no fields of other writers, so the apply does not change them. `now` is the current time in RFC 3339.
+ * has these values. The result has no fields of other writers, so the apply leaves those fields unchanged. `now` is the current time in RFC
+ * 3339.
  */
 export function statusToApply(node: Node, config: OperatorConfig, now: string): NodeStatus | undefined {
   const wanted = hostResources(node, config);
@@ -71,8 +72,8 @@ function versionSkew(node: Node, present: NodeCondition | undefined, now: string
 const OUR_TAINTS: ReadonlySet<string> = new Set([NAT_TAINT, DEDICATED_KEY]);
 
 /**
- * Returns the Node's whole list of taints with Berth's taints corrected. The result is undefined if nothing must change. Taints of others
- * stay.
+ * Returns the Node's whole list of taints with Berth's taints corrected and all other taints kept. The result is undefined if nothing must
+ * change.
  */
 export function taintsToWrite(node: Node): Taint[] | undefined {
   const present = node.spec?.taints ?? [];

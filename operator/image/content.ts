@@ -10,7 +10,7 @@ import type { OperatorConfig } from '../config/config.ts';
 
 export interface ImageContent {
   readonly source: MachineImageSource;
-  /** Name in `Node.status.images`. The scheduler prefers hosts that list it. */
+  /** Name in `Node.status.images`. The scheduler prefers hosts that list this name. */
   readonly containerImage: string;
   /** Name of the Image or ISO as `berth.dev/NAMESPACE/NAME`. */
   readonly name: string;
@@ -18,8 +18,8 @@ export interface ImageContent {
 }
 
 /**
- * Returns the content of an Image or ISO. The result is undefined if the content does not exist yet. The image then waits for the object
- * that it copies, or for the disk of a VM.
+ * Returns the content of an Image or ISO. The result is undefined while the content does not exist, for example while a copy waits for its
+ * original.
  */
 export function contentOf(object: Image | ISO): ImageContent | undefined {
   const source = storedContent(object) ?? directSource(object.spec.source);
@@ -68,8 +68,8 @@ export function storedContent(object: HasContent): MachineImageSource | undefine
 }
 
 /**
- * Returns true if a copy would show users of another namespace an address that can contain credentials. Hosts need the full address, so it
- * would be in the copy's status and in the Pods of VMs.
+ * Returns true if a copy would show users of another namespace an address that can contain credentials. The copy's status and the Pods of
+ * VMs would contain the full address, because hosts need it.
  */
 export function isKeptFromCopies(origin: Image | ISO, copy: Image | ISO): boolean {
   const content = storedContent(origin);
@@ -80,8 +80,8 @@ export function isKeptFromCopies(origin: Image | ISO, copy: Image | ISO): boolea
 type AnySource = Image['spec']['source'] | ISO['spec']['source'];
 
 /**
- * Returns the source if hosts can fetch it directly from the address in the spec. The result is undefined for other sources, because other
- * work must create their content first.
+ * Returns the source if hosts can fetch it directly from the address in the spec. The result is undefined for a source whose content must
+ * first be created, for example the disk of a VM.
  */
 export function directSource(source: AnySource): MachineImageSource | undefined {
   if (source.registry !== undefined) {

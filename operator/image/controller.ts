@@ -35,7 +35,9 @@ import { abandonedPlaces, keptEvent, removalRecord, replacedPlaces } from './rem
 const IMAGE_FINALIZER = 'berth.dev/image';
 /** Time in milliseconds between checks of a deletion that waits for VMs to be deployed. Changes of VMs do not trigger this check. */
 const DELETION_RECHECK_MILLISECONDS = 5_000;
-/** Time in milliseconds until the next attempt after quota or admission refused a Job. No watch shows when the cause has ended. */
+/**
+ * Time in milliseconds until the next attempt after a quota or admission refused a Job. No watch shows when a quota or admission allows it.
+ */
 const REFUSED_RECHECK_MILLISECONDS = 10_000;
 
 export interface ImageControllerOptions {
@@ -111,8 +113,8 @@ export class ImageReconciler {
   }
 
   /**
-   * Removes the finalizer of a deleted object once no VM is being deployed from it. The Jobs are deleted with the object, through
-   * their owner reference.
+   * Removes the finalizer of a deleted object when no VM is being deployed from the object any more. The Jobs of the object have an owner
+   * reference, so they are deleted together with the object.
    */
   async #letGo(object: Image | ISO, logger: Logger): Promise<Result> {
     const { finalizers = [] } = object.metadata;
@@ -129,7 +131,7 @@ export class ImageReconciler {
     return undefined;
   }
 
-  /** Adds the finalizer if it is missing. Returns the object. The result is undefined if the object no longer exists. */
+  /** Adds the finalizer if it is missing. Returns the stored object. The result is undefined if the object no longer exists. */
   async #withFinalizer(object: Image | ISO): Promise<Image | ISO | undefined> {
     return object.metadata.finalizers?.includes(IMAGE_FINALIZER) === true
       ? object
@@ -137,15 +139,15 @@ export class ImageReconciler {
   }
 
   /**
-   * Creates removal records for content that the image will no longer use. A removal record is a suspended Job. The status changes only
-   * after that. If the operator crashes in between, a record can name content that is needed. Such content is not removed, because the
-   * needs are checked before each removal.
+   * Creates removal records (suspended Jobs) for content that the image will no longer use. This happens before the status changes. If the
+   * operator crashes between the two writes, a record can name content that the image still needs. Such content stays, because the needs
+   * are checked before each removal.
    */
   async #keepRecords(observed: ObservedImage, places: readonly Place[], logger: Logger): Promise<void> {
     for (const place of places) {
       const refused = await this.#createJob(observed.object, removalRecord(observed, place), logger);
       if (refused !== undefined) {
-        // If a quota refuses this Job, the work for the image must continue.
+        // An Event reports that a quota refused the Job. The refusal must not stop the work for the image.
         this.#options.recorder.event(observed.object, keptEvent(placeKey(place), refused));
       }
     }
@@ -183,8 +185,8 @@ export class ImageReconciler {
 }
 
 /**
- * Returns functions that find the Images or ISOs to reconcile when another object changes. Their results are keys (`namespace/name`). They
- * search all Images or ISOs. This takes little time, because there are far fewer Images than VMs.
+ * Returns functions that find the Images or ISOs to reconcile when another object changes. Each function returns keys (`namespace/name`).
+ * It searches all Images or ISOs, which takes little time, because there are far fewer Images than VMs.
  */
 export function imagesAffected({
   kind,
@@ -213,7 +215,7 @@ function vmNames(spec: Image['spec'] | ISO['spec']): (string | undefined)[] {
   return [fromVM, 'commit' in spec ? spec.commit?.vmName : undefined];
 }
 
-/** Enqueues the Images or ISOs that a change of a watched object concerns. */
+/** Enqueues the Images or ISOs that depend on a changed object: an Image or ISO, a Job, a Job's Pod, or a VM. */
 export function enqueueImages(
   controller: Controller,
   options: Pick<ImageControllerOptions, 'kind' | 'objects' | 'vms' | 'jobs' | 'taskPods' | 'config'>,

@@ -39,16 +39,17 @@ function isFinished({ operation, blocked, job, retryAt }: ImageProgress): boolea
 }
 
 /**
- * Returns the number of seconds for which a finished Image stays. The result is undefined if it is never deleted automatically, and for an
- * ISO.
+ * Returns the number of seconds for which a finished Image stays. The result is undefined if the Image is never deleted automatically, and
+ * for an ISO.
  */
 export function ttlSecondsOf({ spec }: Pick<Image | ISO, 'spec'>): number | undefined {
   return 'ttlSecondsAfterFinished' in spec ? spec.ttlSecondsAfterFinished : undefined;
 }
 
 /**
- * Returns the time when the TTL of a finished Image ends, in milliseconds since the epoch. The result is undefined if there is no TTL, or
- * while work is under way. The TTL starts at the time in the stored status. `next` is the status that follows from the present state.
+ * Returns the time when the TTL of a finished Image ends, in milliseconds since the epoch. The TTL starts at `finishedTime` in the stored
+ * status. The result is undefined if there is no TTL, or if `next` has another `finishedTime`, for example because work is under way again.
+ * `next` is the status that follows from the present state.
  */
 export function expiresAt({ spec, status }: Image | ISO, next: ImageStatus): number | undefined {
   const ttlSeconds = ttlSecondsOf({ spec });

@@ -150,8 +150,8 @@ function contentMade({ job, outcome }: ImageJob, object: Image | ISO, now: numbe
 }
 
 /**
- * Returns the source from which hosts get the content after the Job. The result is undefined if they get it from the source in the spec, as
- * before the Job.
+ * Returns the source from which hosts get the content after the Job. The result is undefined if hosts still get it from the source in the
+ * spec.
  */
 function contentAt(job: Job, { reference, digest = '' }: TaskReport): MachineImageSource | undefined {
   const task = taskOf(job);

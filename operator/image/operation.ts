@@ -20,7 +20,7 @@ import {
 import type { ImageJob, ObservedImage } from './observe.ts';
 
 const apiVersion = TASK_API_VERSION;
-/** Number of hash characters in the file names and tags of stored content. They distinguish several contents of one image. */
+/** Number of hash characters in the file names and tags of stored content. The hash distinguishes several contents of one image. */
 const HASH_LENGTH = 16;
 const NO_STORAGE = 'There is no image storage. Set imageStorage in the configuration of the operator';
 
@@ -29,11 +29,11 @@ export type ImageOperationType = 'pull' | 'save' | 'upload' | 'commit' | 'push' 
 export interface ImageOperation {
   readonly kind: 'operation';
   readonly type: ImageOperationType;
-  /** Time in the spec that requested an action. It is undefined for a pull, save or upload, which no time requests. */
+  /** Time in the spec that requested an action. It is undefined for a pull, save or upload, because no time in the spec requests these. */
   readonly requestedAt: string | undefined;
   readonly task: Task;
   readonly pullSecrets: readonly string[];
-  /** Name of the VM's host when the task copies a disk; undefined allows any host. */
+  /** Name of the VM's host if the task copies a VM's disk. If it is undefined, any host can do the task. */
   readonly nodeName: string | undefined;
 }
 
@@ -75,8 +75,8 @@ export function dueOperation(observed: ObservedImage): ImageOperation | BlockedI
 }
 
 /**
- * Returns the operation that creates the content. Copies and empty disks need no operation, because their content follows from
- * existing objects.
+ * Returns the operation that creates the content, or the reason why this operation is blocked. Copies and empty disks never need an
+ * operation. A copy refers to the content of its original, and an empty disk is described completely in the spec.
  */
 function first(observed: ObservedImage): ImageOperation | BlockedImage {
   const { source } = observed.object.spec;
@@ -167,8 +167,8 @@ interface Saving {
 function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): ImageOperation | BlockedImage {
   const { object, config } = observed;
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
-  // The version becomes a part of the new content's tag or file name. It is computed from the current tag or file name, too. Therefore the
-  // two always differ, even if the same time is requested again.
+  // The version becomes a part of the new tag or file name. The current tag or file name is part of the version. Therefore the new name
+  // always differs from the current name, even if the same time is requested again.
   const version =
     requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
   const target = storageTarget(object, config, version);
@@ -228,7 +228,10 @@ function pendingPush(observed: ObservedImage): ImageOperation | undefined {
   };
 }
 
-/** Clients download an image as qcow2, because they use it as a disk that a VM can write to. They download an ISO without conversion. */
+/**
+ * Returns the download that is requested and not yet done. Clients download an image as qcow2, because they use it as a disk that a VM can
+ * write to. They download an ISO without conversion.
+ */
 function pendingDownload({ object, kind, config }: ObservedImage): ImageOperation | BlockedImage | undefined {
   const { requestedAt } = object.spec.download ?? {};
   const content = contentOf(object);
@@ -263,8 +266,8 @@ function formOf({ spec }: Image | ISO): Pick<TaskImage, 'format' | 'architecture
 }
 
 /**
- * Returns the tag or file in which to store new content of an image. It differs for each `version`. The result is undefined if there is no
- * image storage.
+ * Returns the tag or file in which to store new content of an image. Another `version` gives another tag or file. The result is undefined
+ * if there is no image storage.
  */
 function storageTarget(
   object: Image | ISO,

@@ -1,6 +1,6 @@
 /**
- * Identifies places in the cluster's image storage. A place is an artifact in its registry, or a file in its folder. All functions are
- * pure.
+ * Identifies places in the cluster's image storage. A place is an artifact in the storage's registry, or a file in the storage's folder.
+ * All functions are pure.
  */
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
@@ -10,10 +10,7 @@ import type { OperatorConfig } from '../config/config.ts';
 /** Place of an image's content in the storage: a manifest with its digest, or a file. */
 export type Place = StorageTarget;
 
-/**
- * Returns the place of content in the image storage of the operator's configuration. The result is undefined if the content is stored
- * elsewhere.
- */
+/** Returns the place of the content in the configured image storage. The result is undefined if the content is stored elsewhere. */
 export function placeOf(
   content: MachineImageSource | undefined,
   { imageStorage }: OperatorConfig,
@@ -36,7 +33,7 @@ function artifactPlace(reference: string, prefix: string | undefined): Place | u
     : undefined;
 }
 
-/** Returns the first part that the names of all repositories below a prefix have in common. */
+/** Returns the text with which the names of all repositories below `prefix` begin. */
 function root(prefix: string): string {
   const any = 'any';
   return repositoryOf(`${prefix}/${any}`).slice(0, -any.length);

@@ -17,14 +17,14 @@ import { ttlSecondsOf } from './expiry.ts';
 import { imageStatus } from './status.ts';
 
 /**
- * First wait in milliseconds between attempts to fetch an image. It doubles with each failure up to the limit below. The limit is ten
- * minutes, so that the operator soon uses a registry that works again.
+ * First wait in milliseconds between attempts to fetch an image. The wait doubles with each failure, up to the limit below. With a limit of
+ * ten minutes, the operator soon uses a registry again that was out of service.
  */
 const RETRY_FIRST_MILLISECONDS = 10_000;
 const RETRY_CAP_MILLISECONDS = 600_000;
 /**
- * Time in seconds for which a finished Job stays. It is longer than the longest wait between attempts, because only the Job stores the
- * number of the attempt. During this time `kubectl logs` can read the log.
+ * Time in seconds for which a finished Job stays. The next attempt needs this Job, because only the Job stores the number of the attempt.
+ * Therefore the time is longer than the longest wait between attempts. During this time `kubectl logs` can read the log.
  */
 const JOB_KEPT_SECONDS = 3_600;
 
@@ -37,7 +37,7 @@ const LARGEST_SECONDS = 2_147_483_647;
 export interface ImagePlan {
   readonly createJob: Unsaved<Job> | undefined;
   readonly status: ImageStatus;
-  /** Time in milliseconds until the next reconcile, even if nothing changes. */
+  /** Time in milliseconds after which the object must be reconciled again, even if nothing has changed. */
   readonly wakeMilliseconds: number | undefined;
 }
 
@@ -76,7 +76,10 @@ function isOpen({ outcome }: ImageJob): boolean {
   return outcome.kind === 'waiting' || outcome.kind === 'running';
 }
 
-/** Returns the facts. If an action is blocked, the facts record this action as failed. A new time in the spec requests the action again. */
+/**
+ * Returns the facts. If an action is blocked, they record this action as failed. Users can request the action again with a new time in the
+ * spec.
+ */
 function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
   const due = dueOperation(withFacts(observed, facts));
   if (due?.kind !== 'blocked' || due.operation === undefined || due.requestedAt === undefined) {
@@ -146,7 +149,7 @@ function buildJob(
       architecture: nodeName === undefined ? object.spec.architecture : undefined,
       dedicatedTo: namespace,
     },
-    // A host without a free slot must be able to save the disk of one of its VMs.
+    // The Job uses no slot, so that a host without a free slot can save the disk of one of its VMs.
     takesSlot: false,
     activeDeadlineSeconds: config.cache_job_active_deadline_seconds,
     ttlSecondsAfterFinished: jobKeptSeconds(object),
@@ -155,14 +158,14 @@ function buildJob(
 }
 
 /**
- * Returns how many seconds a finished Job stays. The failed Job of an Image with a TTL stays longer than the Image. If the Job did not
- * exist, the operator would not know of the failure and would start the work again.
+ * Returns how many seconds a finished Job stays. The failed Job of an Image with a TTL stays longer than the Image. Without this Job, the
+ * operator would not know of the failure and would start the work again.
  */
 function jobKeptSeconds(object: ObservedImage['object']): number {
   return Math.min(JOB_KEPT_SECONDS + (ttlSecondsOf(object) ?? 0), LARGEST_SECONDS);
 }
 
-/** Returns the references of a task that a host uses with credentials of users. */
+/** Returns the image references in a task for whose registries a host may need credentials. */
 function referencesOf(task: Task): string[] {
   const { source } = 'image' in task ? task.image : {};
   return [

@@ -20,28 +20,33 @@ const OPERATION = 'remove';
 /** Annotation with the object to which the content belonged. The operator records the Events of the removal for this object. */
 const OWNER_ANNOTATION = 'berth.dev/content-of';
 /**
- * Number of retries of a removal: the default of Kubernetes. The Job controller waits 10 s before the first retry and doubles
- * each wait. All waits together are ten minutes.
+ * Number of retries of a removal: the default of Kubernetes. The Job controller waits 10 s before the first retry and doubles each further
+ * wait. All waits together take ten minutes.
  */
 const RETRIES = 6;
 /**
- * Time limit in seconds for a removal. Within this time an administrator can set up a broken host again. After this time, an Event states
- * that the content remains in the storage.
+ * Time limit in seconds for a removal. An administrator can repair a broken host within this time. After this time, an Event states that
+ * the content remains in the storage.
  */
 const REMOVAL_SECONDS = 3_600;
-/** Time in seconds that an ended Job stays when no operator runs. A running operator deletes the Job as soon as it sees the end. */
+/**
+ * Time in seconds that an ended Job stays when no operator runs. A running operator deletes the Job as soon as it sees that the Job has
+ * ended.
+ */
 const KEPT_SECONDS = 3_600;
 
 const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.string(), uid: z.string() });
 
-/** Returns the places of content that an image no longer uses with its next status. The result is empty if the content stays the same. */
+/**
+ * Returns the places of the stored content that the image's next status no longer names. The result is empty if the content stays the same.
+ */
 export function replacedPlaces(observed: ObservedImage, next: { content?: unknown }): Place[] {
   const { object, config } = observed;
   const kept = placesOf([{ status: next }], config).map(placeKey);
   return placesOf([object], config).filter((place) => !kept.includes(placeKey(place)));
 }
 
-/** Returns all places where the storage has content of a deleted image, even if the image's status does not contain them. */
+/** Returns the known places where the storage has content of a deleted image, including files that the image's status does not name. */
 export function abandonedPlaces(observed: ObservedImage): Place[] {
   const { object, config, jobs } = observed;
   const known = placesOf([object, { status: gatherFacts(observed) }], config);
@@ -56,8 +61,8 @@ function placesOf(objects: readonly HasContent[], config: OperatorConfig): Place
 }
 
 /**
- * Returns the file that a Job may have created without a record in the status. For a registry the result is undefined, because the place
- * includes a digest, and nobody knows the digest.
+ * Returns the file that a Job may have created although the status does not name it. For a registry the result is undefined, because a
+ * place there includes a digest, and nobody knows the digest.
  */
 function targetFile(job: Job): Place | undefined {
   const task = taskOf(job);

@@ -1,7 +1,6 @@
 /**
- * Checks whether a host's report about its task can be true. A host can lie, for example after somebody took over its agent. The operator
- * accepts the host's word about the success of a task. But it accepts only a result at the place that the task names. All functions are
- * pure.
+ * Checks whether a host's report about its task can be true. A host can lie, for example after somebody took over its agent. If a host
+ * reports a success, the operator believes this. But it accepts only a result at the place that the task names. All functions are pure.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isSha256, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
@@ -34,8 +33,8 @@ export function checkedOutcome(
 }
 
 /**
- * Returns the reason why a report cannot be the result of the task. The words follow the host's name in a message. The result is undefined
- * if the report can be right.
+ * Returns the reason why a report cannot be the result of the task. In a message, the reason comes after the host's name. The result is
+ * undefined if the report can be right.
  */
 export function reportFault(task: Task | undefined, report: TaskReport): string | undefined {
   switch (task?.type) {
@@ -49,7 +48,7 @@ export function reportFault(task: Task | undefined, report: TaskReport): string 
     case undefined:
       return 'did a task that cannot be read';
     default:
-      // Reports of other types of tasks name no content.
+      // There is nothing to check, because reports of other types of tasks name no content.
       return undefined;
   }
 }
@@ -69,8 +68,8 @@ function importFault({ image, target }: Task & { type: 'import' }, report: TaskR
 }
 
 /**
- * Checks a report about stored content. A file is always at the task's own path. For an artifact, the task fixes everything except the
- * digest.
+ * Checks a report about stored content. A report about a file must not name a place, because the task determines the path. A report about
+ * an artifact must name the repository of the task, with a digest.
  */
 function storedFault(target: StorageTarget, report: TaskReport): string | undefined {
   return target.type === 'folder'
@@ -126,7 +125,7 @@ function sizeFault({ sizeBytes = 0, storageBytes = 0 }: TaskReport): string | un
   return wrong === undefined ? undefined : `reported a size of ${wrong} bytes`;
 }
 
-/** Returns at most 200 characters of a host's text, in quotation marks. */
+/** Returns at most 200 characters of a text that a host reported, in quotation marks. */
 function said(text: string | undefined): string {
   const shown = 200;
   return text === undefined ? 'nothing' : JSON.stringify(text.slice(0, shown));

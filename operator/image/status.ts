@@ -73,8 +73,8 @@ function underWay({ job, retryAt, refused }: ImageProgress, now: number): Summar
 }
 
 /**
- * Returns a text with the time of the next attempt. It has a time and not the remaining seconds, because these would change the status all
- * the time.
+ * Returns a text with the time of the next attempt. The text does not contain the remaining seconds, because they would change the status
+ * at every reconcile.
  */
 function retryNote(retryAt: number | undefined, now: number): string {
   return retryAt === undefined || retryAt <= now ? '' : `; the next attempt is at ${timestamp(retryAt)}`;
@@ -92,7 +92,10 @@ function reconciling(phase: Reason, progress: ImageProgress): ConditionDraft | u
     : { type: 'Reconciling', status: 'True', reason: phase, message: refused ?? workOf(operation.type, job) };
 }
 
-/** Returns the work for people. The text of a download changes when its host accepts clients. Clients wait for this change. */
+/**
+ * Returns a text that describes the work to people. For a download, the text changes when the host accepts clients, because clients wait
+ * for this change.
+ */
 function workOf(type: ImageOperationType, job: ImageJob | undefined): string {
   return type === 'download' && job?.outcome.kind === 'running'
     ? `download from host ${job.outcome.nodeName ?? ''}`
@@ -119,7 +122,7 @@ function action(type: string, last: ImageFacts['lastPush']): ConditionDraft | un
     : { type, status: 'False', reason: saidReason(reason, 'TaskFailed'), message: rest.join(': ') };
 }
 
-/** Returns the condition with the VMs that a deletion waits for. */
+/** Returns the condition that names the VMs for which a deletion waits. */
 function inUse({ object, deploying }: ObservedImage): ConditionDraft | undefined {
   if (object.metadata.deletionTimestamp === undefined || deploying.length === 0) {
     return undefined;

@@ -12,8 +12,8 @@ import { type CacheJob, type ObservedEntry } from './observed.ts';
  */
 const RETRY_CAP_MILLISECONDS = 3_600_000;
 /**
- * If a message is too long, its middle is cut out. This number of characters stays at the beginning, because the reason is there. The rest
- * comes from the end, because the latest output is there.
+ * Number of characters that stay at the beginning of a message that is too long. The beginning stays because it has the reason, and the end
+ * because it has the latest output. Only the middle is cut out.
  */
 const BEGINNING_LENGTH = 60;
 
@@ -24,7 +24,7 @@ const BEGINNING_LENGTH = 60;
 export const DEADLINE = 'DeadlineExceeded';
 
 export type Attempt =
-  /** No Job exists whose result is not yet recorded. The state of the host in the entry's status shows how an earlier Job ended. */
+  /** There is no Job for the current attempt. The state of the host in the entry's status shows how an earlier Job ended. */
   | { readonly kind: 'none' }
   | { readonly kind: 'underWay'; readonly job: CacheJob; readonly wakeAt: number | undefined }
   | { readonly kind: 'succeeded'; readonly at: number; readonly digest: string | undefined }
@@ -69,8 +69,8 @@ function progressOf(job: CacheJob, now: number, turnMilliseconds: number): Attem
 }
 
 /**
- * Returns the next row (the state of one host in the entry's status) after the work failed. The wait before the next attempt
- * grows with each failure.
+ * Returns the next row (the state of one host in the entry's status) after a failed attempt. The wait before the next attempt grows with
+ * each failure.
  */
 export function failedRow(
   row: NodeCacheState,
@@ -111,8 +111,8 @@ export function isLate(row: NodeCacheState, observed: ObservedEntry): boolean {
 }
 
 /**
- * Returns the message for a host whose deadline is over. `why` is the known cause. If `why` only names the deadline, the result contains
- * the last message of the host instead.
+ * Returns the message for a host whose deadline is over. The message contains the cause `why`. If `why` only states that the deadline is
+ * over, the message contains the last message of the host instead.
  */
 export function overdue({ message }: NodeCacheState, why: string, { config }: ObservedEntry): string {
   const last = why.startsWith(DEADLINE) ? message : why;

@@ -36,8 +36,8 @@ import { type EntryPlan, planEntry } from './plan.ts';
 import { entryBringsFacts } from './status.ts';
 
 /**
- * Time in milliseconds for which the write of a status without new facts is delayed. Hosts end their work one after another, so
- * one write can contain several changes.
+ * Longest delay in milliseconds of a status write that brings no new facts. Hosts end their work one after another, so one delayed write
+ * can contain several changes.
  */
 const FOLD_MILLISECONDS = 1_000;
 
@@ -85,8 +85,8 @@ export class ImageCacheReconciler {
   }
 
   /**
-   * Returns the entry to work on. Returns undefined if there is nothing to do. That is the case if the entry no longer exists, or if it is
-   * being deleted and has only finalizers of other programs.
+   * Returns the entry to work on, with its finalizer. The result is undefined if the entry no longer exists. It is also undefined if the
+   * entry is being deleted and has only finalizers of other programs.
    */
   async #withFinalizer({ entry, duplicateOf }: ObservedEntry): Promise<ImageCacheEntry | undefined> {
     const { name, finalizers, deletionTimestamp } = entry.metadata;
@@ -96,7 +96,7 @@ export class ImageCacheReconciler {
     if (deletionTimestamp !== undefined) {
       return undefined;
     }
-    // A duplicate is an entry whose image another entry keeps. Hosts keep nothing for it, so it needs no finalizer.
+    // A duplicate is an entry whose image another entry keeps. Hosts keep nothing for a duplicate, so a duplicate needs no finalizer.
     return duplicateOf === undefined
       ? await this.#entries.setFinalizer(name, entry, CACHE_FINALIZER, true)
       : entry;
@@ -113,8 +113,8 @@ export class ImageCacheReconciler {
     for (const start of planned.starts) {
       const job = buildJob(observed, start);
       if (job !== undefined) {
-        // Only the operator creates Jobs with these names. If the Job exists already, the operator created it earlier and did not get the
-        // response.
+        // Only the operator creates Jobs with these names. If the Job already exists, an earlier request created it, but the operator did
+        // not get the response.
         await this.#jobs.create(name, job);
       }
     }
@@ -144,14 +144,14 @@ export class ImageCacheReconciler {
     const { jobs, config } = this.#options;
     const namespace = config.namespaces.system;
     await this.#jobs.delete({ metadata: { namespace, name, uid } }, { propagationPolicy: 'Background' });
-    // The watch may show the deletion before the response to the request arrives.
+    // The uid is stored only while the cache contains the Job, because the watch may show the deletion before the response to this request.
     if (jobs.cache.get(`${namespace}/${name}`)?.metadata.uid === uid) {
       this.#deletedJobs.add(uid);
     }
   }
 }
 
-/** Enqueues the entries that a change of a watched object concerns. */
+/** Enqueues the entries that depend on a changed object: an entry, a Job, a Pod, an Image or a Node. */
 export function enqueueEntries(controller: Controller, sources: EntrySources): void {
   const entries = sources.entries.cache;
   const enqueue = (found: readonly Readonly<ImageCacheEntry>[]) =>
@@ -160,13 +160,14 @@ export function enqueueEntries(controller: Controller, sources: EntrySources): v
     entries.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry));
   entries.onChange(({ type, object }) => {
     controller.enqueue(object.metadata.name);
-    // The first entry for an image decides whether other entries for this image are duplicates.
+    // The first entry for an image makes the other entries for this image duplicates. Therefore a new or deleted entry also enqueues the
+    // others.
     enqueue(type === 'updated' ? [] : rivals(object));
   });
   const byTask = ({ object }: Change<Job | Pod>) =>
     enqueue(entries.byIndex(ENTRIES_BY_UID, object.metadata.labels?.[ENTRY_UID_LABEL] ?? ''));
   sources.jobs.cache.onChange(byTask);
-  // When a Job or machine ends, its host has another free slot.
+  // When a Job or machine ends, its host has another free slot, so the entries that wait for this host are enqueued.
   const byHost = (host: string) => enqueue(entries.byIndex(ENTRIES_BY_QUEUED_HOST, host));
   sources.jobs.cache.onChange(({ type, object }) => {
     if (type === 'deleted') {
@@ -189,8 +190,8 @@ export function enqueueEntries(controller: Controller, sources: EntrySources): v
 }
 
 /**
- * Returns the keys of the entries to reconcile after a change of a Node. If the Node lists a new image, these are only the entries for this
- * image. If the Node is new or deleted, or if its readiness, labels, slots or cordon changed, these are all entries.
+ * Returns the entries to reconcile after a change of a Node. If only the Node's list of images changed, the result is the entries for the
+ * added and removed images. If the Node is new or deleted, or its readiness, labels, slots or cordon changed, the result is all entries.
  */
 function concerned(
   { type, object, previous }: Change<Node>,
@@ -216,15 +217,18 @@ function stateOf(node: Readonly<Node> | undefined): object {
 }
 
 /**
- * Returns one text for each image name on a Node. A text has the name, and then all names of the same image with their digests. If a tag
- * later belongs to another image, the text of its name is therefore different.
+ * Returns one text for each image name on a Node: the name, and then all names of the same image with their digests. Therefore the text of
+ * a tag changes when the tag belongs to another image.
  */
 function namesOf(node: Readonly<Node> | undefined): Set<string> {
   const lists = node?.status?.images ?? [];
   return new Set(lists.flatMap(({ names }) => names.map((name) => `${name} ${names.join(' ')}`)));
 }
 
-/** Returns the names by which an entry can request the image: a tag, a digest, or the name of its object. */
+/**
+ * Returns the references with which entries request an image: a tag, a digest, or the name of an Image or ISO. `changed` is a text of
+ * {@link namesOf}.
+ */
 function referencesIn(changed: string): string[] {
   const [name = ''] = changed.split(' ');
   return name.startsWith('berth.dev/') ? [name, name.slice(0, name.indexOf('@'))] : [name];

@@ -28,7 +28,7 @@ export interface HostContext {
   /** Whether the host is a holder: a host that may have the image for the entry and must remove it later. */
   readonly isHeld: boolean;
   readonly jobs: readonly CacheJob[];
-  /** Digest that the host should have. It is undefined while it is unknown. */
+  /** Digest that the host should have. It is undefined if nobody knows the digest yet. */
   readonly digest: string | undefined;
   /** True if this is the first reconcile after somebody requested a newer image. */
   readonly refreshBegins: boolean;
@@ -42,14 +42,14 @@ export interface HostPlan {
   /** Job to create for this host when the entry has fewer Jobs than its limit. A parked Job (for a silent host) is created at once. */
   readonly start?: { readonly type: TaskType; readonly isParked: boolean };
   readonly ended?: { readonly type: TaskType; readonly result: AttemptResult };
-  /** Time of the next reconcile in milliseconds since the epoch, even if nothing changes. */
+  /** Time in milliseconds since the epoch when the entry must be reconciled again, even if nothing has changed. */
   readonly wakeAt?: number | undefined;
 }
 
 /** Plan for a host without a Job for the current attempt. */
 type PlanAtRest = Omit<HostPlan, 'deletes'>;
 
-/** Plans a host. Jobs of the wrong type are deleted: jobs that fetch on a leaver, or jobs that remove on a target. */
+/** Plans the work for one host. Deletes Jobs of the wrong type: Jobs that fetch on a leaver, and Jobs that remove on a target. */
 export function planHost(context: HostContext): HostPlan {
   const { isTarget } = context;
   const row = (context.row?.state === 'Removing') === isTarget ? undefined : context.row;
@@ -123,7 +123,7 @@ function cachingSucceeded(
     : cachingFailed(context, row, 'The Job succeeded, but the host does not list the image');
 }
 
-/** Returns true if the listed image is the fetched image. For a tag, the host must list the digest that the Job reported for this tag. */
+/** Returns true if the host lists the fetched image. For a tag, the host must list the digest that the Job reported for this tag. */
 function isBrought(
   { observed: { image } }: HostContext,
   listed: readonly string[],
@@ -135,7 +135,7 @@ function isBrought(
 
 /**
  * Plans a target without a Job. If the target lists the image, it becomes a holder (see `isHeld`), no matter how it got the image. For
- * example, its Node may have been deleted and created again while the host kept the image for this entry.
+ * example, the host kept the image while its Node was deleted and created again.
  */
 function targetAtRest(context: HostContext): PlanAtRest {
   const { row, refreshBegins } = context;
@@ -154,13 +154,13 @@ function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolea
   if (context.observed.now < wakeAt) {
     return { row: withRefresh(row, refresh), isHeld: true, wakeAt };
   }
-  // If the host is not Ready, the change of its Node to Ready triggers the next reconcile.
+  // If the host is not Ready, no time is set, because the change of its Node to Ready triggers the next reconcile.
   return context.host.notReadySince === undefined
     ? queued(context, refresh)
     : { row: withRefresh(row, refresh), isHeld: true };
 }
 
-/** Queues the host. From now on, the status lists it as a holder, so a restarted operator knows that it must remove the image there. */
+/** Queues the host. The next status lists the host as a holder, so a restarted operator knows that it must remove the image there. */
 function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean): PlanAtRest {
   const { failures } = row ?? {};
   const fresh: NodeCacheState = {
@@ -187,7 +187,7 @@ function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): P
   };
 }
 
-/** Returns why no work can begin on the host, or undefined. A cordoned host can remove an image, but fetches none. */
+/** Returns the reason why no work can begin on the host, or undefined. A cordoned host can remove an image, but cannot fetch one. */
 function obstacle({ host, observed, isTarget }: HostContext): string | undefined {
   if (host.notReadySince !== undefined) {
     return 'The host is not Ready';
@@ -198,7 +198,7 @@ function obstacle({ host, observed, isTarget }: HostContext): string | undefined
   return observed.lingering.has(host.name) ? 'The Pod of an earlier Job is still ending' : undefined;
 }
 
-/** Returns a message if the host has no free slot. A Job would only wait. The entry is reconciled again when a slot is free. */
+/** Returns a message if the host has no free slot, because a Job would only wait. The entry is reconciled again when a slot is free. */
 function fullness({ host, observed }: HostContext): string | undefined {
   return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: the host has no free slot';
 }
@@ -218,7 +218,7 @@ function listedNames({ observed, host }: HostContext): readonly string[] | undef
   return isCached(observed.image) ? namesOn(observed.image, host) : undefined;
 }
 
-/** Returns the status entry of a host whose image is outdated. The result is undefined if the host has the newest known image. */
+/** Returns the row of a host whose image is outdated. The result is undefined if the host has the newest known image. */
 function outdated(context: HostContext): NodeCacheState | undefined {
   const { host, digest } = context;
   const here = digestsIn(listedNames(context) ?? []);

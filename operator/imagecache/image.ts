@@ -75,8 +75,8 @@ export function namesOn(image: CachedImage, host: Host): readonly string[] | und
 }
 
 /**
- * Returns the digests in the names of an image. An image for several platforms has two: the digest of the index that its tag
- * names, and the digest of its own manifest.
+ * Returns the digests in the names of an image. An image for several platforms has two digests: the digest of the index that its tag names,
+ * and the digest of its own manifest.
  */
 export function digestsIn(names: readonly string[]): string[] {
   const digests = names.filter((name) => name.includes('@')).map((name) => name.slice(name.indexOf('@') + 1));
@@ -84,9 +84,9 @@ export function digestsIn(names: readonly string[]): string[] {
 }
 
 /**
- * Returns the digest that hosts should have. For a tag, it is the digest that the last successful cache Job fetched. Before the
- * first success, it is the digest that most hosts have. If the image has several digests, the result is the digest that most
- * hosts share, because this is the digest of the index.
+ * Returns the digest that hosts should have. For a tag, this is the digest that the last successful cache Job fetched. Before the first
+ * success, this is the digest that most hosts have. An image can have several digests. The result is then the digest that most hosts share,
+ * because this is the digest of the index.
  */
 export function newestDigest(observed: ObservedEntry): string | undefined {
   const { entry, image } = observed;
@@ -113,7 +113,7 @@ function broughtLast(observed: ObservedEntry, image: CachedImage): string[] | un
     const host = observed.hosts.get(job.host);
     const digests = digestsIn((host && namesOn(image, host)) ?? []);
     const reported = job.outcome.kind === 'succeeded' ? job.outcome.report.digest : undefined;
-    // The host may list the previous image until it has updated its list.
+    // A host that still lists the previous image is skipped. It has not yet updated its list after the Job.
     if (digests.length > 0 && (reported === undefined || digests.includes(reported))) {
       return digests;
     }
@@ -125,7 +125,9 @@ function endOf({ outcome }: CacheJob): string {
   return (outcome.kind === 'succeeded' ? outcome.finishedAt : undefined) ?? '';
 }
 
-/** Returns all digests of the images that have one of the `current` digests. If no image has one, returns all digests of all images. */
+/**
+ * Returns all digests of each image that has one of the `current` digests. If there is no such image, returns the digests of all images.
+ */
 function candidates(lists: readonly string[][], current: readonly string[]): string[] {
   const same = lists.filter((digests) => digests.some((digest) => current.includes(digest)));
   return [...new Set((same.length > 0 ? same : lists).flat())];

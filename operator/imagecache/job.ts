@@ -16,16 +16,19 @@ import type { Start } from './plan.ts';
  */
 export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';
 
-/** Largest number of characters in the value of a label. A name has up to 253. */
+/** Largest number of characters in the value of a label. An entry's name can have 253 characters, so a long name is cut. */
 const LABEL_LENGTH = 63;
 /** Number of hexadecimal digits of the hash in a Job's name. With these 96 bits, the Jobs of two hosts never get the same name. */
 const HASH_DIGITS = 24;
 
-/** Time in seconds that an ended Job stays when no operator runs. A running operator deletes the Job as soon as it sees the end. */
+/**
+ * Time in seconds that an ended Job stays when no operator runs. A running operator deletes the Job as soon as it sees that the Job has
+ * ended.
+ */
 const TTL_SECONDS = 3600;
 /**
- * Time limit in seconds for a removal. A host removes an image only when no deployment uses it. A deployment has ten minutes by
- * default.
+ * Time limit in seconds for a removal. A host removes an image only when no deployment uses the image. Therefore the limit is longer than
+ * the default time limit of a deployment, ten minutes.
  */
 const REMOVAL_SECONDS = 900;
 /** Time in seconds for which a Job waits for a lost host. If the host returns after this time, nobody removes the image from it. */
@@ -51,7 +54,7 @@ export function buildJob(observed: ObservedEntry, start: Start): Unsaved<Job> | 
       namespace: config.namespaces.system,
       labels: { [ENTRY_UID_LABEL]: uid, [ENTRY_NAME_LABEL]: nameLabel(name) },
       annotations: { [ATTEMPT_ANNOTATION]: attemptKey(start.row) },
-      // The Job of a removal has no owner reference. If its host is lost, the Job must exist longer than the entry.
+      // The Job of a removal has no owner reference, because it must exist longer than a deleted entry if its host is lost.
       ...(isCaching && {
         ownerReferences: [{ apiVersion: API_VERSION, kind: 'ImageCacheEntry', name, uid, controller: true }],
       }),
@@ -79,8 +82,8 @@ function taskOf({ entry, image }: ObservedEntry, { type, row }: Start): Task | u
 }
 
 /**
- * Returns the seconds that remain of the time limit since the host was first queued. One second is added, because Jobs have times in whole
- * seconds. The operator's own deadline therefore ends first, and only the operator knows why the host waited.
+ * Returns the time limit of a Job in seconds: the rest of the time limit that started when the host was first queued. One second is added,
+ * so that the operator's own deadline ends first. Only the operator knows why the host waited.
  */
 function remaining({ config, now }: ObservedEntry, { row }: Start): number {
   const spent = (now - Date.parse(row.queuedAt ?? '')) / 1000;

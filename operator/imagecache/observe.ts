@@ -112,7 +112,7 @@ function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
     : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
 }
 
-/** Returns the name of the other entry for which hosts keep the image. The result is undefined if they keep it for this entry. */
+/** Returns the name of the other entry for which hosts keep the image. The result is undefined if hosts keep the image for this entry. */
 function duplicateOf({ entries }: EntrySources, entry: ImageCacheEntry): string | undefined {
   const first = keepingEntry(entries.cache.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry)));
   return first === undefined || first.metadata.uid === entry.metadata.uid ? undefined : first.metadata.name;
@@ -136,7 +136,7 @@ function tagsOf(labels: Record<string, string>): string[] {
 }
 
 /**
- * Returns the time since which the host is not Ready, in milliseconds since the epoch. The result is undefined if it is Ready. A host
+ * Returns the time since which the host is not Ready, in milliseconds since the epoch. The result is undefined if the host is Ready. A host
  * without a Ready condition is treated as never Ready, because nothing can be scheduled there.
  */
 function notReadySince({ metadata, status }: Node): number | undefined {

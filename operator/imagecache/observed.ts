@@ -25,7 +25,7 @@ export interface CacheJob {
   readonly createdAt: number;
   /** Attempt for which the Job was created, as `attemptKey` returns it. */
   readonly attempt: string;
-  /** Whether the Job waits for a lost host. It removes the image when the host returns. */
+  /** Whether the Job waits for a lost host. The Job removes the image when the host returns. */
   readonly isParked: boolean;
   readonly isScheduled: boolean;
   readonly outcome: TaskOutcome;
@@ -51,10 +51,10 @@ export interface ObservedEntry {
   /** Normalized name of the image. Entries with the same normalized name are for the same image. */
   readonly reference: string;
   readonly image: CachedImage | WaitingForImage;
-  /** Name of the other entry for which hosts keep this image. It is undefined if they keep it for this entry. */
+  /** Name of the other entry for which hosts keep this image. It is undefined if hosts keep the image for this entry. */
   readonly duplicateOf: string | undefined;
   readonly hosts: ReadonlyMap<string, Host>;
-  /** Returns the number of free slots for machines on a host, as far as the caches show. */
+  /** Returns the number of free slots for machines on a host, according to the caches. */
   readonly freeSlots: (host: string) => number;
   readonly jobs: readonly CacheJob[];
   /** Names of hosts on which a Pod is still ending after its Job was deleted. */

@@ -23,7 +23,7 @@ export interface EntryPlan {
   readonly ended: readonly NonNullable<HostPlan['ended']>[];
   /** Whether the entry is being deleted and no host keeps an image for it. */
   readonly isReleased: boolean;
-  /** Time of the next reconcile in milliseconds since the epoch, even if nothing changes. */
+  /** Time in milliseconds since the epoch when the entry must be reconciled again, even if nothing has changed. */
   readonly wakeAt: number | undefined;
 }
 
@@ -71,7 +71,7 @@ interface Stored {
 
 type Named = HostPlan & { readonly node: string };
 
-/** Returns the names of all hosts to plan. They are sorted, so that an unchanged status stays equal. */
+/** Returns the names of all hosts to plan. The names are sorted, so that the status changes only if its content changes. */
 function hostsOf({ entry: { status = {} }, jobs }: ObservedEntry, targets: ReadonlySet<string>): string[] {
   const rows = (status.nodes ?? []).map(({ node }) => node);
   const names = [...targets, ...(status.holders ?? []), ...rows, ...jobs.map(({ host }) => host)];
@@ -89,8 +89,8 @@ function contextOf(
   if (host === undefined) {
     return { row: undefined, isHeld: false, deletes: jobs };
   }
-  // When a Node is deleted, its host is removed from the entry's status. If the Node is created again, a remaining Job may have put the
-  // image on the host.
+  // A host with a remaining cache Job counts as a holder, even if the entry's status does not contain the host. That is the case if the
+  // Node was deleted and created again. The Job may still have put the image on the host.
   const isHeld = holders.has(node) || jobs.some(({ type }) => type === 'cache');
   return { observed, host, row: rows.get(node), isHeld, jobs };
 }
@@ -111,7 +111,7 @@ function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: Observe
 
 /**
  * Returns the work to start, within the limit of Jobs for one entry. Hosts that have waited longest come first. The limit does not count
- * parked Jobs. They wait for lost hosts, and do not use the registry.
+ * parked Jobs, because they wait for lost hosts and do not use the registry.
  */
 function startsOf(observed: ObservedEntry, plans: readonly Named[], deletes: readonly CacheJob[]): Start[] {
   const { jobs, config } = observed;
@@ -136,7 +136,10 @@ function inOrder({ entry }: ObservedEntry, wishes: readonly Start[]): Start[] {
   return keyed.toSorted((a, b) => (a.key < b.key ? -1 : 1)).map(({ start }) => start);
 }
 
-/** Returns a rank that orders hosts differently for each entry, because otherwise all entries would begin with the same host. */
+/**
+ * Returns a rank for the order of hosts with equal waiting time. The order differs for each entry, because otherwise all entries would
+ * begin with the same host.
+ */
 function randomRank(entryUid: string, host: string): string {
   return createHash('sha256').update(`${host}/${entryUid}`).digest('hex');
 }

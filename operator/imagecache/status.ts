@@ -130,7 +130,7 @@ function readiness(
 }
 
 /**
- * Returns true if a status has new facts that must be stored before any work begins, because a restarted operator needs them. The operator
+ * Returns true if a status has new facts. A restarted operator needs the facts, so they must be stored before any work begins. The operator
  * can compute all other fields again, so their changes can wait for the next write.
  */
 export function entryBringsFacts(
@@ -146,7 +146,7 @@ export function entryBringsFacts(
   return (
     !equal(ownFacts(last), ownFacts(next)) ||
     rows.some(({ node }) => !equal(before.get(node), after.get(node))) ||
-    // A Node shows which images a host has. It does not show that the host has checked for a newer image.
+    // A finished check for a newer image is a fact that must be stored. A Node shows only which images the host has.
     known.some(({ node, refresh }) => refresh === true && !after.has(node))
   );
 }
@@ -155,7 +155,9 @@ function ownFacts({ holders, digest, lastRefresh, observedGeneration }: ImageCac
   return { holders, digest, lastRefresh, observedGeneration };
 }
 
-/** Returns the facts in a row (the state of one host): fields that a restarted operator needs. An outdated host has no such fields. */
+/**
+ * Returns the facts in a row (the state of one host): the fields that a restarted operator needs. The row of an outdated host has no facts.
+ */
 function factsOf({ queuedAt, triedAt, failures, retryAt, refresh, state }: NodeCacheState): object {
   return { queuedAt, triedAt, failures, retryAt, refresh, isRemoved: state === 'Removing' };
 }

@@ -20,7 +20,9 @@ import { isNeeded } from './needs.ts';
 import { cachedNeeds, currentNeeds, observeRemovals, type RemovalSources } from './observe.ts';
 import { planRemovals, type Removal, type RemovalPlan } from './plan.ts';
 
-/** The only key of this controller. One reconcile handles all removals, because it must determine only once which content is needed. */
+/**
+ * The only key of this controller. One reconcile handles all removals, so that the needed content is determined only once for all of them.
+ */
 const REMOVALS_KEY = 'storage';
 
 export interface RemovalControllerOptions extends RemovalSources {
@@ -35,8 +37,8 @@ export class RemovalReconciler {
   readonly #options: RemovalControllerOptions;
   readonly #jobs: Writer<Job>;
   /**
-   * Time since which nothing has needed the content of a removal, by the uid of the removal's Job. When the operator starts, the map is
-   * empty, and all times begin again. Therefore work of an earlier process can end before a removal begins.
+   * For each removal, the time since which nothing has needed its content. The key is the uid of the removal's Job. When the operator
+   * starts, the map is empty and all times begin again. Therefore work of an earlier process can end before a removal begins.
    */
   #unneededSince: RemovalPlan['unneededSince'] = new Map();
   /** Uids of ended Jobs that this process has already reported, and that the cache contains until their deletion. */
@@ -58,7 +60,7 @@ export class RemovalReconciler {
       removals,
       needs: cachedNeeds(this.#options),
       unneededSince: this.#unneededSince,
-      // If no image storage is configured, nothing is removed.
+      // Without an image storage, the time is infinite, so nothing is removed.
       keepMilliseconds: (config.imageStorage?.keepSeconds ?? Number.POSITIVE_INFINITY) * 1000,
       now: clock(),
     });
@@ -84,8 +86,8 @@ export class RemovalReconciler {
   }
 
   /**
-   * Reports ended removals and deletes their Jobs. The Event comes first. If the operator crashes before the deletion, it repeats
-   * the Event.
+   * Reports ended removals and deletes their Jobs. The Event is recorded before the deletion. If the operator crashes between the two, the
+   * next operator records the Event again.
    */
   async #finish({ ended }: RemovalPlan, logger: Logger): Promise<void> {
     const uidOf = ({ job }: Removal): string => job.metadata.uid ?? '';
@@ -110,8 +112,8 @@ export class RemovalReconciler {
 }
 
 /**
- * Enqueues the removals after changes that can allow them to begin. A change of a VM's Pod does not enqueue them: the next reconcile takes
- * it into account.
+ * Enqueues the removals after changes that can allow a removal to begin. Changes of VMs' Pods enqueue nothing, because the next regular
+ * reconcile sees them.
  */
 export function enqueueRemovals(
   controller: Controller,
@@ -129,7 +131,7 @@ export function enqueueRemovals(
       look();
     }
   });
-  // Every change of an image enqueues the removals, because an image can need content for only a short time.
+  // Each change of an image's content enqueues the removals. Regular checks alone could miss that an image needs content for a short time.
   for (const { cache } of [images, isos]) {
     cache.onChange(({ type, object, previous }) => {
       const isSame = type === 'updated' && sameContent(object, previous);

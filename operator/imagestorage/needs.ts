@@ -13,8 +13,8 @@ import { machineOf } from '../vm/podstate.ts';
 export interface Needs {
   readonly keys: ReadonlySet<string>;
   /**
-   * True if the machine of at least one Pod has a description that cannot be read. This machine could need any content, so all content
-   * counts as needed.
+   * True if the description of the machine cannot be read in at least one Pod. This machine could need any content, so all content counts
+   * as needed.
    */
   readonly unknown: boolean;
 }
@@ -41,8 +41,8 @@ export function needsOf({ objects, pods, jobs }: Users): Needs {
 }
 
 /**
- * Returns true if the machine of a Pod needs the source in the storage now or later. A disk that was made from a file in the storage folder
- * needs this file as long as the machine exists. An artifact is fetched before the machine runs.
+ * Returns true if the machine of a Pod needs the source in the storage now or later. A machine with a file in the storage folder needs this
+ * file as long as the machine exists. Any other source is needed only until the machine runs, because the host fetches it before.
  */
 function isUsedInPlace(source: MachineImageSource | undefined, { status }: Pod): boolean {
   return source?.type === 'storedFile' || (status?.phase ?? 'Pending') === 'Pending';
@@ -60,7 +60,7 @@ function keysOf(source: MachineImageSource | undefined): string[] {
     case 'storedArtifact':
       return [source.reference];
     case 'registry':
-      // An image can name a repository of the image storage, perhaps by a tag. Therefore the whole repository is needed.
+      // An image can name a repository of the image storage without a digest. Therefore the whole repository counts as needed.
       return [repositoryOf(source.reference)];
     default:
       return [];
@@ -69,7 +69,7 @@ function keysOf(source: MachineImageSource | undefined): string[] {
 
 /**
  * Returns the keys of the content that a Job needs: its source and its target. After the Job, the target can become the content of an
- * image. If it is in a registry, nobody knows its digest before the end of the Job, so the whole repository is needed.
+ * image. If the target is in a registry, its digest is unknown until the Job ends. Therefore the whole repository counts as needed.
  */
 function keysOfJob(job: Job): string[] {
   const task = taskOf(job);

@@ -38,7 +38,7 @@ export function observeRemovals({ jobs, taskPods }: RemovalSources): Removal[] {
 const ENDS: ReadonlySet<string> = new Set(['Complete', 'Failed', 'FailureTarget']);
 
 /**
- * Returns the result of a removal. It is undefined as long as the Job controller can try again. The newest Pod of the Job shows the result.
+ * Returns the result of a removal, as the newest Pod of the Job shows it. The result is undefined while the Job controller can try again.
  */
 function endOf(job: Job, taskPods: Informer<Pod>): RemovalEnd | undefined {
   const isOver = job.status?.conditions?.some(({ type, status }) => ENDS.has(type) && status === 'True');
@@ -66,7 +66,7 @@ export function cachedNeeds({ images, isos, pods, jobs }: RemovalSources): Needs
   return needsOf({ objects, pods: pods.cache.list(), jobs: jobs.cache.list() });
 }
 
-/** Computes the needs from objects that the API server returns now. Only the Jobs come from the cache. */
+/** Determines the needed content from objects that the API server returns now. Only the Jobs come from the cache. */
 export async function currentNeeds(client: KubeClient, { jobs }: RemovalSources): Promise<Needs> {
   const images = await client.list(IMAGES);
   const isos = await client.list(ISOS);

@@ -4,8 +4,8 @@ import type { Place } from '../image/place.ts';
 import { isNeeded, type Needs } from './needs.ts';
 
 /**
- * Longest time in milliseconds between two checks whether something needs the content. If something needs it only between two checks, the
- * operator does not notice this.
+ * Longest time in milliseconds between two checks whether something needs the content. The operator does not notice a need that exists only
+ * between two checks.
  */
 const LOOK_MILLISECONDS = 60_000;
 
@@ -15,7 +15,7 @@ const LOOK_MILLISECONDS = 60_000;
  */
 const REMOVALS_LIMIT = 20;
 
-/** End of a removal. `kept` is the reason why the content is still stored. It is undefined if the content was removed. */
+/** Result of an ended removal. `kept` is the reason why the content is still stored. It is undefined if the content was removed. */
 export interface RemovalEnd {
   readonly kept: string | undefined;
 }
@@ -29,11 +29,14 @@ export interface Removal {
 export interface ObservedRemovals {
   readonly removals: readonly Removal[];
   readonly needs: Needs;
-  /** Time since which no check has found a need for the content, in milliseconds since the epoch, by the uid of the removal's Job. */
+  /**
+   * For each removal, the time since which no check has found a need for its content, in milliseconds since the epoch. The key is the uid
+   * of the removal's Job.
+   */
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
-   * Time in milliseconds for which nothing must need the content before it is removed. A copy or VM may have begun while an image named the
-   * content. When this time is over, the caches show this copy or VM, or it has failed.
+   * Time in milliseconds. Content is removed when nothing has needed it for this time. A copy or VM may have begun when an image still
+   * named the content. At the end of the time, the caches show this copy or VM, or it has failed.
    */
   readonly keepMilliseconds: number;
   readonly now: number;
@@ -44,7 +47,7 @@ export interface RemovalPlan {
   /** Removals that begin next, unless the API server shows that something needs the content. */
   readonly due: readonly Removal[];
   readonly ended: readonly (Removal & { readonly end: RemovalEnd })[];
-  /** Time in milliseconds until the next reconcile, even if nothing changes. */
+  /** Time in milliseconds after which the removals must be reconciled again, even if nothing has changed. */
   readonly wakeMilliseconds: number | undefined;
 }
 
@@ -63,7 +66,7 @@ export function planRemovals(observed: ObservedRemovals): RemovalPlan {
     return since !== undefined && now - since >= keepMilliseconds;
   });
   const underWay = removals.filter(({ job, end }) => job.spec.suspend !== true && end === undefined).length;
-  // Removals begin in groups. The needs are then read from the API server only once for each group.
+  // Removals begin in groups, because the needs are then read from the API server only once for each group.
   const places = underWay > REMOVALS_LIMIT / 2 ? 0 : REMOVALS_LIMIT - underWay;
   const ended = removals.flatMap((removal) =>
     removal.end === undefined ? [] : [{ ...removal, end: removal.end }],

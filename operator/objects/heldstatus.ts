@@ -11,15 +11,15 @@ export interface HeldStatusOptions {
 export interface StatusChange {
   readonly before: object | undefined;
   readonly after: object;
-  /** Returns whether the write of the change can be delayed. This function is called only when there is a change. */
+  /** Returns true if the write of the change can be delayed. This function is called only when there is a change. */
   readonly mayWait: () => boolean;
 }
 
 export class HeldStatus {
   readonly #options: HeldStatusOptions;
   /**
-   * For each object, the time since which a change of its status waits to be written, in milliseconds since the epoch. The map's key is the
-   * key of the object.
+   * For each object with a delayed change of its status, the time of this change in milliseconds since the epoch. The map's key is the key
+   * of the object.
    */
   readonly #since = new Map<string, number>();
 

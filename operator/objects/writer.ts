@@ -9,7 +9,7 @@ import { FIELD_MANAGER } from './fieldmanager.ts';
 export interface WriterOptions<T extends KubeObject> {
   readonly client: KubeClient;
   readonly type: Resource<T>;
-  /** Informer whose cache will contain the written object. The next reconcile of the same key waits until it does. */
+  /** Informer whose cache will contain the written object. The next reconcile of the same key waits until the cache contains it. */
   readonly informer: Follower;
   readonly consistency: Consistency;
 }

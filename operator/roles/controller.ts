@@ -81,8 +81,8 @@ export class RoleReconciler {
     },
   ): Promise<void> {
     if (!bindsOwnRole(binding)) {
-      // This RoleBinding binds another role, so the operator does not change it. If the operator added groups to it, they would get a role
-      // that nobody configured. If the operator deleted it, people would lose rights.
+      // This RoleBinding binds another role, so the operator does not change it. If the operator added groups, the groups would get a role
+      // that nobody configured. If the operator deleted the RoleBinding, people would lose rights.
       const message = `RoleBinding ${binding.metadata.name} binds ${binding.roleRef.kind} ${binding.roleRef.name}. Delete it. The operator then creates it again`;
       const event = { type: 'Warning', reason: 'OtherRoleBound', action: 'Binding', message } as const;
       this.#options.recorder.event(binding, event);
@@ -100,7 +100,7 @@ function bindingsOf(role: string, { devBindings, adminBindings }: RoleWatches): 
   return role === ADMIN_ROLE ? adminBindings : devBindings;
 }
 
-/** Enqueues the RoleBindings that a change of a namespace or of a RoleBinding concerns. */
+/** Enqueues the RoleBindings of a namespace when the namespace changes, and a RoleBinding when it changes itself. */
 export function enqueueBindings(
   controller: Controller,
   { namespaces, devBindings, adminBindings }: RoleWatches,

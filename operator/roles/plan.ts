@@ -16,7 +16,7 @@ const RBAC_GROUP = 'rbac.authorization.k8s.io';
 export const BOUND_ROLES = [DEV_ROLE, ADMIN_ROLE] as const;
 export type BoundRole = (typeof BOUND_ROLES)[number];
 
-/** Returns true if the operator keeps the RoleBindings of this namespace. */
+/** Returns true if the operator creates and corrects the RoleBindings of this namespace. */
 export function isManaged({ metadata, status }: Namespace, config: OperatorConfig): boolean {
   const isEnding = metadata.deletionTimestamp !== undefined || status?.phase === 'Terminating';
   return !isEnding && isServed(metadata.name, config) && metadata.labels?.[ROLE_BINDINGS_LABEL] !== UNMANAGED;
@@ -65,7 +65,8 @@ export function bindingChange(binding: RoleBinding, groups: readonly string[]): 
   const kept = subjects.filter((subject) => !isGroup(subject) || !stale.has(subject.name));
   const present = new Set(kept.filter(isGroup).map(({ name }) => name));
   const missing = groups.filter((name) => !present.has(name));
-  // If a person added a group before it was configured, the group stays when it is removed from the configuration.
+  // `own` has only the groups that the operator added. If a person added a group first, this group stays, even if somebody later removes it
+  // from the configuration.
   const own = groups.filter((name) => missing.includes(name) || added.includes(name));
   const recorded = JSON.stringify(own);
   const isSame = kept.length === subjects.length && missing.length === 0;

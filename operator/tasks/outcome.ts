@@ -6,7 +6,7 @@ import { type TaskReport, taskReportSchema } from '../../api/v1alpha1/task.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 
-/** Reason that the Job controller gives for a failed Job when all allowed Pods of the Job have failed. */
+/** Reason of a Job that failed because its Pods failed, after all allowed retries. */
 const FAILED_WITH_ITS_POD: Reason = 'BackoffLimitExceeded';
 const ALIVE: ReadonlySet<string> = new Set(['Pending', 'Running']);
 
@@ -22,8 +22,8 @@ export type TaskOutcome =
     };
 
 /**
- * Returns the outcome of a task from its Job and the Job's Pod. `pod` is undefined while the Job has no Pod. Jobs and Pods have separate
- * watches. Therefore the cache can show the end of a Job before the end of its Pod. Only the Pod has the cause.
+ * Returns the outcome of a task from its Job and the Job's Pod. `pod` is undefined while the Job has no Pod. Only the Pod states the cause
+ * of a failure. Jobs and Pods have separate watches, so the cache can show the end of a Job before the end of its Pod.
  */
 export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {
   const ended = podEnd(pod) ?? jobEnd(job, pod);
@@ -45,8 +45,8 @@ function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
 }
 
 /**
- * Returns the end of a task from its Job alone. The result is undefined if the Job has not ended, or if its Pod has not yet reported the
- * end. While the Pod's host does not respond, a Job has the condition FailureTarget and never gets the condition Failed.
+ * Returns the failure that the Job of a task reports. The result is undefined if the Job has not failed, or if its Pod will still report
+ * the end. The condition FailureTarget also counts, because a Job never gets the condition Failed while its host does not respond.
  */
 function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
   const failed = job.status?.conditions?.find(

@@ -45,8 +45,8 @@ function hostTolerations({ dedicatedTo }: Placement): Toleration[] {
 }
 
 /**
- * Returns the affinity for a placement. The affinity also names a required host, because a `nodeName` would bypass the scheduler
- * and the slots.
+ * Returns the affinity for a placement. The name of a required host is also in the affinity, because a `nodeName` would bypass the
+ * scheduler and the slots.
  */
 function nodeAffinity(placement: Placement): NodeAffinity {
   const { architecture, dedicatedTo, required = [], preferred } = placement;
@@ -81,8 +81,8 @@ function nodeAffinity(placement: Placement): NodeAffinity {
 }
 
 /**
- * Returns the requirements on the name of the host. The required host is the first requirement, because {@link hostOfJob} reads the first
- * one.
+ * Returns the requirements on the name of the host. The required host comes first, because {@link hostOfJob} reads only the first
+ * requirement.
  */
 function nodeNameFields({ nodeName, avoidedNodes = [] }: Placement): NodeSelectorRequirement[] {
   const one: NodeSelectorRequirement[] =

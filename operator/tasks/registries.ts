@@ -15,8 +15,8 @@ import type { EventText } from '../../kube/events.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 
 /**
- * Reads the credentials of a namespace from the API server: one GET. They are not in a cache, because only a new Pod needs them, and it
- * needs the latest version.
+ * Reads the credentials of a namespace from the API server with one GET. The credentials are not in a cache, because only a new Pod needs
+ * them, and a new Pod needs the latest version.
  *
  * @throws ApiError when the request fails
  */

@@ -1,7 +1,8 @@
 /**
  * Handles machines that no agent can end cleanly any more. The operator abandons such a machine: it deletes the Pod, although the machine
- * may be running on a host that does not report. The Node stores the MAC address of the machine. When the host reports again, it ends
- * machines without a VM. If another VM gets this address before that, an Event reports it.
+ * may be running on a host that does not report. The operator also stores the MAC address of the machine on the Node. With this address, an
+ * Event can warn if another VM gets the same address while the abandoned machine may be running. When the host reports again, it ends all
+ * machines without a VM.
  */
 import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
@@ -30,9 +31,9 @@ export function macAddressOf(pod: Pod): string | undefined {
 }
 
 /**
- * Returns the MAC addresses to store on the Node of an abandoned Pod. The result is undefined if there is no new address. No address is
- * stored if somebody fenced the host, that is, if its Node was deleted or is out of service. No address is stored either if the Pod never
- * showed that the machine ran, because the host itself ends such a machine.
+ * Returns the MAC addresses to store on the Node of an abandoned Pod. The result is undefined if there is no new address. If somebody
+ * fenced the host (its Node was deleted or is out of service), its machines have ended, so there is no address to store. There is none
+ * either if the Pod never showed that the machine ran, because the host itself ends such a machine.
  */
 export function toRemember({ node }: Observed, pod: Pod): readonly string[] | undefined {
   const address = macAddressOf(pod);

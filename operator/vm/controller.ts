@@ -1,6 +1,6 @@
 /**
- * Reconciles VMs in this order: finalizer → other steps → the whole status → a write of the difference. A reconcile never waits. If a VM
- * needs another reconcile later, its key is enqueued again.
+ * Reconciles VMs in this order: finalizer, other steps, compute the whole status, write the changes of the status. A reconcile never waits.
+ * If a VM needs another reconcile later, its key is enqueued again.
  */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
@@ -38,14 +38,14 @@ import { stepsFor } from './steps/index.ts';
 import type { Outcome, Write } from './steps/step.ts';
 import { VMWriter } from './writes.ts';
 
-/** Indexes of VMs by the name of an object that they name. */
+/** Names of the indexes that find VMs by an object in their spec: a VMConfig, or an Image or ISO. */
 export const VMS_BY_CONFIG = 'config';
 export const VMS_BY_IMAGE = 'image';
-/** Time in milliseconds for which a status change that nobody waits for is delayed. One write can then contain several changes. */
+/** Longest delay in milliseconds of status changes that nobody waits for. Because of the delay, one write can contain several changes. */
 const FOLD_MILLISECONDS = 500;
 /**
- * Time in milliseconds until the next attempt after a Pod could not be created, because of a quota, Pod Security or a used name.
- * No watch shows when the cause has ended.
+ * Time in milliseconds between attempts to create a Pod that a quota, Pod Security or another Pod with its name prevents. The operator must
+ * try again, because no watch shows when the obstacle is gone.
  */
 const BLOCKED_RECHECK_MILLISECONDS = 10_000;
 
@@ -60,8 +60,8 @@ export class VMReconciler {
   readonly #writer: VMWriter;
   readonly #status: HeldStatus;
   /**
-   * Sizes that the API server refused and that VMs request nevertheless, by the key of the VM. A new leader does not have this map, so it
-   * requests each size once more.
+   * Sizes that the API server refused and that VMs still request, by the key of the VM. A new leader does not have this map, so it requests
+   * each size once more.
    */
   readonly #resizeRefused = new Map<string, ResizeRefusal>();
 
@@ -142,7 +142,7 @@ export class VMReconciler {
     return { observed, findings: {}, outcome: { kind: 'done' } };
   }
 
-  /** Updates metrics, Events and this controller's memory after a write, because the status does not show these facts. */
+  /** Updates metrics and records Events after a write whose result the status does not show. */
   #tell(observed: Observed, write: Write): void {
     if (write.kind === 'createPod') {
       this.#tellDoubledIdentity(observed);
@@ -188,8 +188,8 @@ export class VMReconciler {
   }
 
   /**
-   * Deletes a Pod whose VM no longer exists (cascade=orphan, or a finalizer removed by force), and later removes the Pod's
-   * finalizer.
+   * Deletes a Pod whose VM no longer exists, and later removes the Pod's finalizer. Such a Pod remains after a deletion with
+   * cascade=orphan, or after somebody removed the VM's finalizer by force.
    */
   async #endOrphan(key: string, pod: Pod, logger: Logger): Promise<void> {
     const uid = pod.metadata.labels?.[VM_UID_LABEL];
@@ -221,8 +221,8 @@ function waitOf(outcome: Outcome): number | undefined {
 }
 
 /**
- * Enqueues a VM when it, its Pod or its host has changed, or an object for which it waits: a VMConfig, an Image, an ISO, or a Pod with the
- * same ports.
+ * Enqueues a VM when the VM, its Pod or its host has changed. Also enqueues a VM after a change of an object for which it waits. This is a
+ * VMConfig, an Image, an ISO, or a Pod with the same ports.
  */
 export function enqueueVMs(controller: Controller, sources: Sources): void {
   const { vms, pods, nodes, vmConfigs, images, isos } = sources;
@@ -231,7 +231,8 @@ export function enqueueVMs(controller: Controller, sources: Sources): void {
   pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
   const byImage = ({ object }: { object: KubeObject }) => {
     vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
-    // The VMConfig of a VM can name the image. Therefore every VM that has a VMConfig and no host is enqueued. There are only few such VMs.
+    // A VM can get its image from its VMConfig. Therefore a change of an image also enqueues every VM with a VMConfig and without a host.
+    // There are only few such VMs.
     vms.cache
       .list()
       .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)

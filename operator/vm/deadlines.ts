@@ -35,9 +35,9 @@ export function finishedAndDue(observed: Observed): number | undefined {
 const ANSWER_BY = timestamp('Time until which a client waits for the answer of the deployment.');
 
 /**
- * Returns the time until which a client waits for the answer of the VM's deployment, in milliseconds since the epoch. The result is
- * undefined if nobody waits. Admission refuses an annotation that is not a time. If one exists anyway, the operator ignores it and does not
- * delete the VM.
+ * Returns the time until which the client that deployed the VM waits for an answer, in milliseconds since the epoch. The result is
+ * undefined if no client waits. Admission refuses an annotation that is not a time. If such an annotation exists anyway, the operator
+ * ignores it and does not delete the VM.
  */
 export function answerBy({ vm }: Observed): number | undefined {
   const { success, data } = ANSWER_BY.safeParse(vm.metadata.annotations?.[ANSWER_BY_ANNOTATION]);
@@ -45,8 +45,8 @@ export function answerBy({ vm }: Observed): number | undefined {
 }
 
 /**
- * Returns when the VM ended, in milliseconds since the epoch. This is the time of its recorded failure, or of the guest's own
- * shutdown under restartPolicy Never.
+ * Returns the time when the VM ended, in milliseconds since the epoch. This is the time of its recorded failure. With restartPolicy Never,
+ * it can also be the time when the guest shut itself down.
  */
 function finishTime({ vm, pod }: Observed): number | undefined {
   if (vm.status?.failure !== undefined) {

@@ -9,8 +9,8 @@ import { podCondition } from './podstate.ts';
 const REASONS = [HOST_DISK_FULL, NO_ROOM_TO_SUSPEND] as const;
 
 /**
- * Returns the Ready condition of a VM whose machine is paused because of the full disk. The VM is then Running, but not Ready. In
- * other cases the result is undefined.
+ * Returns the Ready condition of a VM whose machine is paused because the disk of the host is full. Such a VM is Running, but not Ready.
+ * For other VMs the result is undefined.
  */
 export function pausedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
   const message = told(pod, HOST_DISK_FULL);
@@ -20,8 +20,8 @@ export function pausedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
 }
 
 /**
- * Returns the Reconciling condition of a VM whose machine should be suspended, but runs because the disk has no space for its memory. In
- * other cases the result is undefined.
+ * Returns the Reconciling condition of a VM that should be suspended, but whose machine runs because the disk has no space for its memory.
+ * For other VMs the result is undefined.
  */
 export function unsuspendedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
   const message = told(pod, NO_ROOM_TO_SUSPEND);

@@ -22,7 +22,8 @@ export function recordTransition(
   lost: LostPlacement | undefined,
 ): void {
   const last = vm.status;
-  // If a host refuses immediately, the first status that names this host has the number of the next attempt.
+  // If the operator gave up an attempt, the next status already has the number of the following attempt. The Events need the number of the
+  // earlier attempt, which is in the last status.
   const attempt = (lost === undefined ? next.attempt : last?.attempt) ?? 1;
   const stories = [
     ...placed(last, next, attempt),
@@ -37,7 +38,10 @@ export function recordTransition(
   }
 }
 
-/** Records an Event: the VM's new Pod has the MAC address of a machine that was abandoned on `hosts`, which do not report. */
+/**
+ * Records an Event: the VM has the MAC address of an earlier machine, which was abandoned on `hosts`. These hosts do not report, so the
+ * earlier machine may be running.
+ */
 export function recordDoubledIdentity(
   recorder: EventRecorder<SaidReason>,
   vm: VM,
@@ -49,8 +53,8 @@ export function recordDoubledIdentity(
 }
 
 /**
- * Records an Event: the operator deleted the VM, because no client took the answer of its deployment. `milliseconds` is the end of the time
- * for this, in milliseconds since the epoch.
+ * Records an Event: the operator deleted the VM, because the client that deployed it did not get the answer in time. `milliseconds` is the
+ * time until which the client waited, in milliseconds since the epoch.
  */
 export function recordUnanswered(recorder: EventRecorder<SaidReason>, vm: VM, milliseconds: number): void {
   const message = `The VM was deleted, because the client did not take the answer of its deployment before ${timestamp(milliseconds)}. Deploy it again`;
@@ -100,8 +104,8 @@ function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
 }
 
 /**
- * Returns the Event of a VM that became Ready for a reason, for example because a port answers. There is only one such Event for each start
- * of the machine. Otherwise a guest that opens and closes its port could cause a very large number of Events.
+ * Returns the Event of a VM that became Ready with a message, for example because a port answers. There is only one such Event for each
+ * start of the machine. Otherwise a guest that opens and closes its port could cause a very large number of Events.
  */
 function becameReady(last: VMStatus | undefined, next: VMStatus): Story[] {
   const { status, message = '' } = conditionIn(next, 'Ready') ?? {};

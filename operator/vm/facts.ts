@@ -1,6 +1,6 @@
 /**
  * Gathers the facts of a VM: the time of its first run, the number of its attempts on hosts, and its end. Facts are written once. Later
- * reconciles read them from the status, but never read its conditions and its phase.
+ * reconciles read the facts from the status, but never the conditions and the phase.
  */
 import { timestamp } from '../../base/time.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -20,8 +20,8 @@ export interface Facts {
 export type Failure = NonNullable<VMStatus['failure']>;
 
 /**
- * Reasons why a Pod was lost before its host reported the end of the machine. After such a loss, a VM that never ran is placed again. The
- * number of these placements has no limit.
+ * Reasons why a Pod was lost before its host reported the end of the machine. If the VM never ran, it is placed on a host again after such
+ * a loss, any number of times.
  */
 const LOST: ReadonlySet<string> = new Set<Reason>(['PodDeleted', 'Evicted', 'HostLost']);
 /** Largest number of times that a VM is placed again because its host refused it. */
@@ -63,7 +63,10 @@ export interface End extends Omit<Failure, 'time'> {
   readonly reason: SaidReason;
 }
 
-/** Returns the end of a VM that once ran and has no Pod. Somebody removed the operator's finalizer, and the Pod was then deleted. */
+/**
+ * Returns the failure of a VM that ran before and has no Pod any more. This happens if somebody removed the operator's finalizer and the
+ * Pod was deleted. The result is undefined for a VM that never ran.
+ */
 function vanished(facts: Facts): End | undefined {
   return facts.firstRunningTime === undefined
     ? undefined
@@ -73,7 +76,10 @@ function vanished(facts: Facts): End | undefined {
       };
 }
 
-/** Returns how the Pod ended, or the reason why it will certainly end. The result is undefined while the Pod can continue. */
+/**
+ * Returns the final state of a Pod, even if the Pod has not yet ended but certainly will. The result is undefined while the Pod can
+ * continue.
+ */
 function podEnd(observed: Observed, pod: Pod): End | undefined {
   const isDeleted = pod.metadata.deletionTimestamp !== undefined;
   return givenUp(observed, pod) ?? (isDeleted ? deletedBy(pod) : hasEnded(pod) ? endOf(pod) : undefined);
@@ -85,8 +91,8 @@ export interface LostPlacement extends End {
 }
 
 /**
- * Returns the reason why the operator gave up the last placement (attempt on a host) and places the VM again. The result is undefined while
- * the VM keeps its placement.
+ * Returns why the operator gave up the last placement (attempt on a host) of the VM. The result is undefined while the VM keeps its
+ * placement.
  */
 export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): LostPlacement | undefined {
   const { vm, pod } = observed;
@@ -103,8 +109,8 @@ export function endOf(pod: Pod): End {
 }
 
 /**
- * Returns the end of a Pod that is lost with its host. The Node was deleted or has the taint out-of-service, or the host did not report for
- * too long before the VM first ran.
+ * Returns the final state of a Pod whose host is lost. A host is lost if its Node was deleted or has the taint out-of-service. A host is
+ * also lost if it did not report for too long before the VM first ran.
  */
 function givenUp(observed: Observed, pod: Pod): End | undefined {
   const nodeName = pod.spec.nodeName;
@@ -137,14 +143,14 @@ function deletedBy(pod: Pod): End {
 }
 
 /**
- * Returns true if the VM is placed on a host again. This is possible only before its first run. After a deleted, evicted or lost
- * Pod there is no limit. After refusals by hosts there is a limit.
+ * Returns true if the VM is placed on a host again. This is possible only before its first run. The number of placements after deleted,
+ * evicted or lost Pods has no limit. The number of placements after refusals by hosts has a limit.
  */
 function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
   if (facts.firstRunningTime !== undefined) {
     return false;
   }
-  // This Pod belongs to an earlier placement. The end of this Pod was already recorded when the next placement began.
+  // The Pod belongs to an earlier placement. The operator already decided to place the VM again, and this decision stays.
   if (podAttempt(pod) < facts.attempt) {
     return true;
   }
@@ -166,8 +172,8 @@ function placedAgain(facts: Facts, pod: Pod, end: End): Facts {
 }
 
 /**
- * Returns the end of a VM that is past a deadline. One deadline limits the time from binding to the first Running. The other
- * limits the time after the first Running.
+ * Returns the failure of a VM after its deadline. One deadline limits the time from the binding to a host to the first Running. The other
+ * deadline limits the time after the first Running.
  */
 function expired(observed: Observed, facts: Facts): End | undefined {
   const deadline = nextDeadline(observed, facts);
@@ -201,8 +207,8 @@ export function nextDeadline(observed: Observed, facts: Facts): Deadline | undef
 }
 
 /**
- * Returns the deadline of a deployment. It starts at the binding to a host, because waiting for a free host is never a failure. It applies
- * until the machine is created, even if the machine must not be started.
+ * Returns the deadline of a deployment. The time starts when the VM is bound to a host, because waiting for a free host is never a failure.
+ * The deadline applies until the machine is created, even if the machine must not be started.
  */
 function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
   const isDeploying = pod?.spec.nodeName !== undefined && pod.status?.phase !== 'Running';
@@ -218,14 +224,14 @@ function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
   };
 }
 
-/** Returns the last part of a message: the last step that the host reported, with its percentage or fault. */
+/** Returns the ending of an error message: the last step that the host reported, with its percentage or fault. */
 export function lastReport(pod: Pod | undefined): string {
   const { reason, message = '' } = waitingState(pod);
   const step = message === '' ? reason : `${reason}: ${message}`;
   return step === undefined ? '' : `; the host last reported ${step}`;
 }
 
-/** Returns when the Pod was bound to its host, in RFC 3339. The result is undefined if the Pod has no time at all. */
+/** Returns the time when the Pod was bound to its host, in RFC 3339. The result is undefined if the Pod contains no time at all. */
 export function boundTime(pod: Pod): string | undefined {
   const scheduled = pod.status?.conditions?.find(
     ({ type, status }) => type === 'PodScheduled' && status === 'True',
@@ -233,7 +239,7 @@ export function boundTime(pod: Pod): string | undefined {
   return scheduled?.lastTransitionTime ?? pod.status?.startTime ?? pod.metadata.creationTimestamp;
 }
 
-/** Returns when the machine of the Pod first ran, in RFC 3339. The result is undefined if it never ran. */
+/** Returns the time when the machine of the Pod first ran, in RFC 3339. The result is undefined if the machine never ran. */
 export function firstRun({ pod, now }: Pick<Observed, 'pod' | 'now'>): string | undefined {
   if (pod === undefined || !hasRun(pod)) {
     return undefined;

@@ -1,6 +1,6 @@
 /**
  * Reads the objects of a deployment (VMConfig, Image, ISO, credentials for registries) from the API server. The Pod of a VM is created only
- * once. If a cache lagged at this moment, the machine would not have the last change of such an object.
+ * once. With objects from a cache that lags, the machine would never get their last changes.
  */
 import { readRegistryCredentials, REGISTRIES_CONFIG_MAP } from '../../api/v1alpha1/registrycredentials.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -31,8 +31,8 @@ interface Question {
 }
 
 /**
- * Returns the observed state with the current VMConfig, Image and ISO of the VM from the API server. Each object takes one GET,
- * and one more if it is in the default namespace. The credentials take one GET if an image comes from a registry.
+ * Returns the observed state with the current VMConfig, Image and ISO of the VM from the API server. Each object takes one GET, and a
+ * second one if the first namespace does not contain the object. The credentials take one GET if an image comes from a registry.
  *
  * @throws ApiError when a request fails
  */
@@ -42,7 +42,7 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
     const open: Question[] = [];
     const live = { ...observed, lookups: lookupsOf(answers, open, observed) };
     resolve(live);
-    // Only the first missing object is read, because it may decide which other objects are needed.
+    // Only the first missing object is read now, because its content may decide which other objects are needed.
     const [question] = open;
     if (question === undefined) {
       return live;
@@ -53,8 +53,8 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
 }
 
 /**
- * Returns lookups that use earlier responses of the API server. If an object has not been read yet, it is added to `open` and counts as
- * missing for now.
+ * Returns lookups that find objects in the earlier responses of the API server. A lookup of an object that was not read yet adds this
+ * object to `open`, and treats it as missing for now.
  */
 function lookupsOf(
   answers: ReadonlyMap<string, KubeObject | undefined>,

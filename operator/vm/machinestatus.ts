@@ -20,7 +20,7 @@ import { containerState, desiredText, machineOf, machineReport } from './podstat
 /** Phases in which a machine has a disk, but its host reports no disk size, because the machine does not run. */
 const OFF: ReadonlySet<VMPhase> = new Set(['Stopped', 'Suspended']);
 
-/** Returns the machine's part of the status. After the Pod's deletion, the status keeps the last values. */
+/** Returns the machine's part of the status. After the deletion of the Pod, the status keeps its last values. */
 export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VMStatus> {
   const machine = pod === undefined ? undefined : machineOf(pod);
   if (pod === undefined || machine === undefined) {
@@ -45,7 +45,7 @@ export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VM
 
 function keptStatus(last: VMStatus): Partial<VMStatus> {
   const { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime } = last;
-  // Earlier releases wrote no image name into the status. `kubectl get` shows this name, so it is added here.
+  // Earlier releases wrote no image name into the status. The name is added here, because `kubectl get` shows it.
   const named = image && { name: shortImageName(image.reference ?? ''), ...image };
   return { image: named, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
 }
@@ -59,8 +59,8 @@ function progress(phase: VMPhase, { progressPercent, bytesPerSecond }: MachineRe
 }
 
 /**
- * Returns the guest's own addresses. The address from the host's network comes first, then the addresses that the guest reported. If the
- * network gave the guest no address, its Pod has the address of the host. The result does not contain the address of the host.
+ * Returns the guest's own addresses: first those that the host's network gave the guest, then those that the guest reported. The address of
+ * the host is left out. The Pod has this address if the network gave the guest none.
  */
 function guestAddresses({ status = {} }: Pod, { guest }: MachineReport): string[] | undefined {
   const given = (status.podIPs ?? []).map(({ ip }) => ip).filter((address) => address !== status.hostIP);
@@ -91,10 +91,7 @@ function digestOf(imageID: string | undefined): string | undefined {
   return imageID === undefined || imageID === '' ? undefined : imageID.slice(imageID.lastIndexOf('@') + 1);
 }
 
-/**
- * Returns CPU, memory and disk size of the machine. The disk size is the size at the last start of the machine, even while the machine is
- * off.
- */
+/** Returns CPU, memory and disk size of the machine. While the machine is off, the disk size is the size at its last start. */
 function resources(pod: Pod, vm: VM, report: MachineReport, phase: VMPhase): VMStatus['resources'] {
   const desired = desiredSchema.safeParse(parseDocument(desiredText(pod)));
   if (!desired.success) {

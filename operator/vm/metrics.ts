@@ -1,6 +1,6 @@
 /**
- * Metrics of VMs. Every metric has the label `vm_namespace`. Only the leader exports them. Otherwise a sum over all replicas would count
- * each VM several times.
+ * Metrics of VMs. Every metric has the label `vm_namespace`. Only the leader exports these metrics. Otherwise a sum over all replicas would
+ * count each VM several times.
  */
 import { Counter, Gauge, Histogram, type Registry } from 'prom-client';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -8,8 +8,8 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { PENDING_PHASES } from './phase.ts';
 
 /**
- * Upper bounds of the histogram's buckets in seconds. A deployment takes half a second if the host has the image, and can take hours if
- * not.
+ * Upper bounds of the histogram's buckets in seconds. A deployment takes half a second if the host has the image, and otherwise up to
+ * hours.
  */
 const TRANSITION_BUCKETS = [0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800];
 
@@ -69,7 +69,7 @@ export class VMMetrics {
     });
   }
 
-  /** Counts a VM that was deleted because the client did not take the answer of its deployment. */
+  /** Counts a VM that was deleted because the client that deployed it did not get the answer in time. */
   unanswered({ metadata }: VM): void {
     this.#unanswered.inc({ vm_namespace: metadata.namespace ?? '' });
   }
@@ -108,7 +108,8 @@ function isPending({ metadata, status }: Readonly<VM>): boolean {
 }
 
 /**
- * Returns the age of a VM in seconds. The result is 0 for a VM that ran before, because its age is not the duration of the present start.
+ * Returns the age of a VM in seconds. The result is 0 for a VM that ran before, because the age of such a VM is not the duration of its
+ * present start.
  */
 function secondsWithoutRun({ metadata, status }: Readonly<VM>, now: number): number {
   const created = Date.parse(metadata.creationTimestamp ?? '');

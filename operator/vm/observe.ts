@@ -1,5 +1,5 @@
 /**
- * Reads all that one reconcile of a VM needs. Most of it comes from the caches. If an action cannot be undone, its data comes directly from
+ * Reads all that one reconcile of a VM needs. Most data comes from the caches. Data for an action that cannot be undone comes directly from
  * the API server, because a cache may lag.
  */
 import { randomBytes } from 'node:crypto';
@@ -18,7 +18,7 @@ import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
 import { podPorts, PODS_BY_PORT } from './podstate.ts';
 
-/** Number of random bytes. It is enough for a UUID, a MAC address and a serial number. */
+/** Number of random bytes for a hardware identity. They are enough for a UUID, a MAC address and a serial number. */
 const ENTROPY_BYTES = 32;
 
 /** Processors and memory of a guest, without the overhead of its hypervisor. */
@@ -51,14 +51,14 @@ export interface Observed {
   readonly resizeRefused: ResizeRefusal | undefined;
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
-  /** Returns the name of the VM that uses a host port such as `8822/TCP`, for the message of a VM that waits for the port. */
+  /** Returns the VM that uses a host port such as `8822/TCP`, as a text. The message of a VM that waits for this port contains the text. */
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. */
   readonly hosts: () => readonly Node[];
   readonly config: OperatorConfig;
   /** Current time in milliseconds since the epoch. */
   readonly now: number;
-  /** Uid of the namespace `kube-system`, which every cluster has for its whole life. */
+  /** Uid of the namespace `kube-system`. It identifies the cluster, because every cluster has this namespace for its whole life. */
   readonly clusterUid: string;
   /** Returns random bytes as hex digits, for `hardwareIdentity: Dynamic`. */
   readonly random: () => string;
@@ -125,7 +125,10 @@ function clusterUid({ namespaces }: Sources): string {
   return uid;
 }
 
-/** Describes the VM that holds a port, for the users of `vm`. These users are not allowed to see VMs of other namespaces. */
+/**
+ * Describes the VM that holds a port, for the users of `vm`. The text does not name a VM of another namespace, because these users are not
+ * allowed to see it.
+ */
 function describeHolder(holder: Pod | undefined, vm: VM): string | undefined {
   if (holder === undefined) {
     return undefined;
@@ -134,7 +137,10 @@ function describeHolder(holder: Pod | undefined, vm: VM): string | undefined {
   return namespace === vm.metadata.namespace ? `VM ${name}` : 'a VM of another namespace';
 }
 
-/** Returns the Pods without a host that ask for a host port of this Pod. The messages of their VMs name the VM that holds the port. */
+/**
+ * Returns the Pods without a host that ask for a host port of this Pod. The messages of their VMs name the VM that holds the port, so these
+ * VMs must be reconciled.
+ */
 export function waitingForPortsOf(pod: Pod, pods: Pick<Informer<Pod>['cache'], 'byIndex'>): Pod[] {
   const askers = podPorts(pod).flatMap((port) => pods.byIndex(PODS_BY_PORT, port));
   return askers.filter((asker) => !isBound(asker));
@@ -145,8 +151,8 @@ export function isBound(pod: Pod): boolean {
 }
 
 /**
- * Reads from the API server the Pod of a VM that already ran. A cache is not enough, because the operator records the loss of such a Pod
- * permanently.
+ * Reads from the API server the Pod of a VM that has already run. A cache is not enough, because the operator permanently records the loss
+ * of such a Pod.
  */
 async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {
@@ -157,8 +163,8 @@ async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | unde
 }
 
 /**
- * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server, because the VMs of a deleted Node count as
- * lost.
+ * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server. The cache alone is not enough, because the
+ * VMs of a deleted Node count as lost.
  */
 export async function nodeOf(
   { client, nodes }: Pick<Sources, 'client' | 'nodes'>,

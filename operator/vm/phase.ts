@@ -1,4 +1,4 @@
-/** Derives the phase of a VM from its Pod, its host and the facts in its status. Every reconcile derives it again. */
+/** Derives the phase of a VM from its Pod, its host and the facts in its status. Every reconcile derives the phase again. */
 import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
 import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -83,8 +83,8 @@ function podPhase(pod: Pod): Phase {
 }
 
 /**
- * Returns the phase before Running. If an obstacle delays the machine, the reason of the container names this obstacle, and the condition
- * names the phase.
+ * Returns the phase before Running. Usually the reason of the waiting container is this phase. If an obstacle delays the machine, that
+ * reason is the obstacle, and the reason of the condition is the phase.
  */
 function preRunningPhase(pod: Pod, waiting: string): VMPhase {
   const told = machineCondition(pod)?.reason;

@@ -27,7 +27,7 @@ import { automaticPorts, reservedPorts } from './ports.ts';
 import type { Resolved } from './resolve.ts';
 import { diskRequest, sizeRequests } from './size.ts';
 
-/** Time in seconds that a guest has to shut down when its VM is deleted. Kubernetes has the same default for Pods. */
+/** Time in seconds that a guest gets for its shutdown when its VM is deleted. Kubernetes has the same default for Pods. */
 const TERMINATION_GRACE_SECONDS = 30;
 
 export interface PodOptions {
@@ -67,8 +67,8 @@ export function buildPod(options: PodOptions): Unsaved<Pod> {
 }
 
 /**
- * Returns the content of the annotation `berth.dev/desired`, which can change while the Pod exists. The agent reports a hash of the text
- * that it has fulfilled.
+ * Returns the content of the annotation `berth.dev/desired`, which can change while the Pod exists. When the agent has reached the desired
+ * state, it reports a hash of this text.
  */
 export function buildDesired(
   vm: VM,
@@ -87,8 +87,8 @@ export function buildDesired(
 }
 
 /**
- * Returns the content of the annotation `berth.dev/machine`. Its type requires every field, so none can be forgotten here. The JSON omits
- * fields whose value is undefined.
+ * Returns the content of the annotation `berth.dev/machine`. The return type requires every field, so that no field can be forgotten here.
+ * The JSON omits fields whose value is undefined.
  */
 function buildMachine(options: PodOptions): { [Field in keyof Required<Machine>]: Machine[Field] } {
   const { vm, resolved, attempt } = options;
@@ -129,9 +129,9 @@ function machineImages({ image, iso }: Resolved) {
 }
 
 /**
- * Returns UUID, serial number and MAC address. They are computed from the cluster's uid, the namespace and the name. Because of the uid,
- * two clusters in one network never have the same values. If `hardwareIdentity` is Dynamic, the values are random. The MAC address is
- * locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest clear).
+ * Returns UUID, serial number and MAC address. The function computes these values from the cluster's uid, the namespace and the name.
+ * Because of the uid, two clusters in one network never have the same values. If `hardwareIdentity` is Dynamic, the values are random. The
+ * MAC address is locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest bit clear).
  */
 function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Machine['hardware'] {
   const { namespace = '', name } = vm.metadata;
@@ -175,7 +175,7 @@ function buildSpec(options: PodOptions): PodSpec {
         image: image?.containerImage ?? '',
         imagePullPolicy: 'IfNotPresent',
         resources: { requests: { ...requests, ...counted }, limits: counted },
-        // These fields let `kubectl attach` send input to the console and use a terminal.
+        // Because of these fields, `kubectl attach` can send input to the console and use a terminal.
         stdin: true,
         tty: true,
         ports: containerPorts(resolved),
@@ -187,7 +187,8 @@ function buildSpec(options: PodOptions): PodSpec {
 }
 
 /**
- * Returns the ports of the Pod: the reserved ports, and the port of the screen. Only `kubectl port-forward` reaches the port of the screen.
+ * Returns the ports of the Pod: the reserved ports, and the port of the screen. The port of the screen is reachable only with `kubectl
+ * port-forward`.
  */
 function containerPorts(resolved: Resolved): NonNullable<PodSpec['containers'][number]['ports']> {
   const reserved = reservedPorts(resolved).map(({ name, protocol, hostPort }) => ({
@@ -201,8 +202,8 @@ function containerPorts(resolved: Resolved): NonNullable<PodSpec['containers'][n
 }
 
 /**
- * Returns the volumes of the Pod. The `emptyDir` is a placeholder for the VM's disk. Because of it, `kubectl drain` requires the flag
- * --delete-emptydir-data before it destroys the disk.
+ * Returns the volumes of the Pod. The `emptyDir` is a placeholder for the VM's disk. Because of this volume, `kubectl drain` requires the
+ * flag --delete-emptydir-data before it destroys the disk.
  */
 function volumes(vm: VM, { vncHostPort }: Resolved): NonNullable<PodSpec['volumes']> {
   const secret = vm.spec.userDataSecretRef;
@@ -220,7 +221,7 @@ function volumes(vm: VM, { vncHostPort }: Resolved): NonNullable<PodSpec['volume
   ];
 }
 
-/** Tolerations of not-ready and unreachable without a time limit, because a host that reboots must not lose its VMs. */
+/** Tolerations of the taints not-ready and unreachable without a time limit, because a host that reboots must not lose its VMs. */
 export const REBOOTING: readonly Toleration[] = [
   { key: 'node.kubernetes.io/not-ready', operator: 'Exists', effect: 'NoExecute' },
   { key: 'node.kubernetes.io/unreachable', operator: 'Exists', effect: 'NoExecute' },
@@ -244,8 +245,8 @@ function placementOf({ vm, resolved, avoidedNodes }: PodOptions): Placement {
 }
 
 /**
- * Returns affinity to other VMs for `MostAllocated`, which prefers hosts that already run VMs. The operator uses affinity, because the
- * scheduler's own strategies cannot be chosen for a single Pod.
+ * Returns affinity to other VMs for the policy `MostAllocated`, which prefers hosts that already run VMs. The operator uses affinity,
+ * because a single Pod cannot choose another strategy of the scheduler.
  */
 function packTogether(resolved: Resolved): Pick<NonNullable<PodSpec['affinity']>, 'podAffinity'> {
   if (resolved.placement.strategy !== 'MostAllocated') {

@@ -17,7 +17,7 @@ import type { ConditionDraft } from '../objects/conditions.ts';
 
 /**
  * Returns the Pod as the operator's cache keeps it. A bound Pod loses fields that only the scheduler reads, and fields of the status that
- * repeat the spec. The operator does not read these fields, and they would use two fifths of the memory for the Pod.
+ * repeat the spec. The operator does not need these fields, which take two fifths of the memory for a Pod.
  */
 export function trimPod(pod: Pod): Pod {
   if (pod.spec.nodeName === undefined) {
@@ -59,8 +59,8 @@ export function hasEnded(pod: Pod): boolean {
 const NOT_STARTED: ReadonlySet<string> = new Set(['Stopped', 'Starting']);
 
 /**
- * Returns true if a machine of this Pod ever ran. An agent sets the container's id at the first start. If a machine was created but should
- * be off, its container therefore waits without an id. If a terminated machine never ran, its container has no `startedAt`.
+ * Returns true if a machine of this Pod ever ran. The agent sets the container's id at the first start. Therefore a created machine that
+ * never started has a waiting container without an id. If a machine ended and never ran, its terminated container has no `startedAt`.
  */
 export function hasRun(pod: Pod): boolean {
   if (pod.status?.phase === 'Running') {
@@ -127,8 +127,8 @@ export function machineCondition(pod: Pod): PodCondition | undefined {
 const STATUSES: ReadonlySet<string> = new Set(['True', 'False', 'Unknown']);
 
 /**
- * Returns the Pod's condition of this type. The API server does not check the status that a host writes. The result therefore has
- * the status Unknown instead of any word that is not allowed.
+ * Returns the Pod's condition of this type. The API server does not check the status that a host writes into a condition. If the host wrote
+ * an invalid status, the result has the status Unknown.
  */
 export function podCondition(pod: Pod | undefined, type: string): PodCondition | undefined {
   const condition = pod?.status?.conditions?.find((other) => other.type === type);
@@ -138,8 +138,8 @@ export function podCondition(pod: Pod | undefined, type: string): PodCondition |
 }
 
 /**
- * Returns the Ready condition of a VM or Emulator that runs. It has the status of the Pod's condition Ready. `otherwise` is the message if
- * the host gives none.
+ * Returns the Ready condition of a VM or Emulator that runs. The condition has the status of the Pod's condition Ready. `otherwise` is the
+ * message if the host gives none.
  */
 export function readyByPod(pod: Pod | undefined, otherwise: string): ConditionDraft {
   const type = 'Ready';
@@ -155,7 +155,7 @@ export function machineReport(pod: Pod | undefined): MachineReport {
   return result.success ? result.data : {};
 }
 
-/** Returns the text of the Pod's annotation with the last desired state of the machine. */
+/** Returns the text of the Pod's annotation that contains the desired state of the machine. */
 export function desiredText(pod: Pod): string | undefined {
   return pod.metadata.annotations?.[DESIRED_ANNOTATION];
 }

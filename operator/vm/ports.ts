@@ -1,4 +1,4 @@
-/** Computes the ports of a VM's machine: the reserved ports, the ports that its host chooses, and the endpoints in its status. */
+/** Computes the ports of a VM's machine: the reserved ports, the ports that its host chooses, and the endpoints in the status of the VM. */
 import type { AutomaticPort, Machine, MachinePort, MachineReport } from '../../api/v1alpha1/machine.ts';
 import { type GuestPort, parsePort, portName } from '../../api/v1alpha1/ports.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
@@ -37,7 +37,7 @@ function purposeOf(port: GuestPort, os: System): string | undefined {
   return SERVICES.find((service) => isSame(service, port) && service.of(os))?.purpose;
 }
 
-/** Returns the ports that the VM reserves by their numbers. */
+/** Returns the ports that the VM reserves with a fixed number. */
 export function reservedPorts({ ports }: Pick<WantedPorts, 'ports'>): MachinePort[] {
   return ports.map(parsePort).flatMap(({ hostPort, ...port }) => {
     return hostPort === undefined
@@ -54,8 +54,8 @@ export function reservedPorts({ ports }: Pick<WantedPorts, 'ports'>): MachinePor
 }
 
 /**
- * Returns the guest's ports for which the host chooses ports. If the VM's own list contains the port of a service, the service gets no
- * second port.
+ * Returns the guest's ports for which the host chooses ports. A service gets no second port if the VM's own list contains the port of the
+ * service.
  */
 export function automaticPorts(wishes: WantedPorts): AutomaticPort[] {
   const { os } = wishes;

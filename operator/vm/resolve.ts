@@ -43,7 +43,9 @@ export interface Resolved extends WantedPorts, ImageAccess {
   readonly config: { name: string; namespace: string; generation: number } | undefined;
 }
 
-/** Reason why a VM cannot be resolved. `wait`: the missing object may be created later. `terminal`: the VM can never be resolved. */
+/**
+ * Reason why a VM cannot be resolved. With `wait`, the missing object may be created later. With `terminal`, the VM can never be resolved.
+ */
 export interface Unresolved {
   readonly kind: 'wait' | 'terminal';
   readonly reason:
@@ -108,7 +110,10 @@ function imageLayer(image: Image | ISO | undefined): Layer {
   return { architecture, os, imagePullSecrets };
 }
 
-/** Finds the VMConfig of a VM. If the VM names no namespace for it, the VM's own namespace comes first, then the default namespace. */
+/**
+ * Finds the VMConfig of a VM. If the VM states no namespace for it, the function searches the VM's own namespace, then the default
+ * namespace.
+ */
 function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {
   const ref = vm.spec.configRef;
   if (ref === undefined) {
@@ -134,7 +139,7 @@ function portsNeedNAT({ ports, networkMode }: Resolved): Unresolved | undefined 
 }
 
 /**
- * Refuses a network mode that no network driver of hosts supports. Otherwise the machine would get another network than the VM asks for.
+ * Refuses a network mode that no network driver of hosts supports. Otherwise the machine would get another network than the VM requests.
  */
 function unsupportedMode({ networkMode }: Resolved): Unresolved | undefined {
   if (networkMode === 'NAT') {
@@ -184,7 +189,7 @@ function resolveImages(observed: Observed, config: VMConfigSpec | undefined): Re
 }
 
 /**
- * Returns the Image or ISO object with that name. The result is undefined if the name is an image reference, because a reference names no
+ * Returns the Image or ISO object that `name` names. The result is undefined if `name` is an image reference, because a reference names no
  * object.
  */
 function named<T>(name: string | undefined, lookup: (name: string) => T | undefined): T | undefined {
@@ -258,8 +263,8 @@ function resolveDisplay(layers: readonly Layer[], isFromIPSW: boolean): Resolved
 }
 
 /**
- * Returns the placement `weaker` with the fields of a stronger source, which replace fields of `weaker`. A `tagPolicy` is valid only for
- * the tag of its own source. If the stronger source has a tag, the result does not have the `tagPolicy` of `weaker`.
+ * Merges two placements. Fields of the stronger source replace fields of `weaker`. A `tagPolicy` is valid only for the tag of its own
+ * source. Therefore the `tagPolicy` of `weaker` is dropped if the stronger source has a tag.
  */
 function mergePlacement(weaker: Resolved['placement'], { placement = {} }: Layer): Resolved['placement'] {
   const { tagPolicy: _policy, ...others } = weaker;

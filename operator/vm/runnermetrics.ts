@@ -1,6 +1,6 @@
 /**
- * Exports the number of VMs of each scale set of runners. Only the leader exports it. Otherwise a sum over all replicas would count each VM
- * several times.
+ * Exports the number of VMs of each scale set of runners. Only the leader exports this number. Otherwise a sum over all replicas would
+ * count each VM several times.
  */
 import { Gauge, type Registry } from 'prom-client';
 import { SCALE_SET_LABEL } from '../../api/v1alpha1/names.ts';
@@ -18,9 +18,7 @@ export interface RunnerView {
 
 type Labels = 'scale_set' | 'vm_namespace' | 'phase';
 
-/**
- * Declares the gauge if the configuration enables it. At a scrape, the VMs are counted again if the last count is older than the interval.
- */
+/** Declares the gauge if the configuration enables it. A scrape counts the VMs again if the last count is older than the interval. */
 export function exportRunnerMetrics(registry: Registry, view: RunnerView): void {
   const { enabled, intervalSeconds } = view.config;
   if (!enabled) {
@@ -44,7 +42,7 @@ export function exportRunnerMetrics(registry: Registry, view: RunnerView): void 
   });
 }
 
-/** Only existing VMs give series. There are therefore never more series than VMs, even though tenants choose the names of scale sets. */
+/** Counts only existing VMs. Therefore there are never more series than VMs, even though tenants choose the names of scale sets. */
 function count(gauge: Gauge<Labels>, { vms }: RunnerView): void {
   gauge.reset();
   for (const { metadata, status } of vms()) {

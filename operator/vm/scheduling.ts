@@ -19,16 +19,17 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
   [/untolerated taint.*unschedulable|were unschedulable/, OBSTACLES.cordoned],
 ];
 /**
- * Pattern of reasons about nodes that are not Berth hosts, or do not match the VM. The text for people omits these reasons if the scheduler
- * names another reason, because that one is about a host that matches the VM.
+ * Pattern of reasons about nodes that are not Berth hosts, or do not match the VM. The text for people omits these reasons. If there are
+ * only such reasons, it says that no host matches.
  */
 const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
 /**
- * Pattern of the reason that the scheduler of Kubernetes 1.36 gives for every taint. Earlier versions of Kubernetes name the
- * taint. The number in this reason also counts nodes that are not Berth hosts.
+ * Pattern of the reason that the scheduler of Kubernetes 1.36 gives for every taint. This reason does not name the taint, and its number
+ * also counts nodes that are not Berth hosts. Therefore the operator reads the taints from the Nodes. Earlier versions of Kubernetes name
+ * the taint.
  */
 const UNNAMED_TAINTS = /untolerated taint\(s\)$/;
-/** First words of the scheduler's text about claims and preemption. Berth uses neither, so this text is cut off. */
+/** Beginning of the scheduler's text about claims and preemption. The text is cut off there, because Berth uses neither. */
 const AFTER_REASONS = /\.?\s+(?:no new claims to deallocate|preemption: )/;
 const HEADER = /^(\d+)\/(\d+) nodes are available: (.*)$/s;
 
@@ -41,7 +42,7 @@ export interface SchedulingReason {
 export interface SchedulingHints {
   /** Describes the holder of a reserved port, for example of `8822/TCP`. */
   readonly portHolder: (port: string) => string | undefined;
-  /** Returns the Nodes of all Berth hosts. Their taints are needed. */
+  /** Returns the Nodes of all Berth hosts. The message for people names their taints. */
   readonly hosts: () => readonly Node[];
 }
 
@@ -127,7 +128,7 @@ export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
 }
 
 /**
- * Returns true if the Pod is allowed to run on a host of this name. A Pod can name its only host. The taints of other hosts then do not
+ * Returns true if the Pod is allowed to run on a host of this name. If the Pod names its only host, the taints of other hosts do not
  * matter.
  */
 function isAskedFor(pod: Pod, host: Node): boolean {

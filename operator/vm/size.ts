@@ -1,6 +1,6 @@
 /**
- * Determines the size of a machine. The requests of its Pod set this size, because the scheduler and ResourceQuota read them. Only
- * `pods/resize` changes these requests. The agent gets this size, never a larger one.
+ * Determines the size of a machine. The requests of its Pod contain this size, because the scheduler and ResourceQuota read the requests.
+ * Only `pods/resize` changes them. The agent gets exactly this size, never a larger one.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
@@ -19,23 +19,25 @@ import type { Resolved } from './resolve.ts';
  * The wait doubles with each refusal, so that many VMs with the same quota do not overload the API server.
  */
 const RESIZE_RETRY_FIRST_MILLISECONDS = 10_000;
-/** Longest wait in milliseconds after a refused resize. The controller-manager computes every quota again at this interval. */
+/** Longest wait in milliseconds after a refused resize. It is the interval at which the controller-manager computes every quota again. */
 const RESIZE_RETRY_CAP_MILLISECONDS = 300_000;
 
-/** Factor that makes `diskRequestRatio` an integer. It keeps six decimal places, so a rounding error never makes a request too large. */
+/**
+ * Factor that turns `diskRequestRatio` into an integer with six decimal places. With floating-point numbers, a rounding error could make a
+ * request too large.
+ */
 const RATIO_SCALE = 1_000_000n;
 /** Unit of a disk request in bytes. Requests are whole mebibytes, because people read them. */
 const MEBIBYTE = 2n ** 20n;
 
-/** Returns the requests of the Pod's machine for a guest of that size. */
+/** Returns the requests of a machine's Pod for a guest of this size. */
 export function sizeRequests({ cpu, memoryBytes }: Size): { cpu: string; memory: string } {
   return { cpu: String(cpu), memory: formatQuantity(memoryBytes + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES)) };
 }
 
 /**
- * Returns the quantity of disk space that the Pod of a VM requests from its host. This is the larger one of the disk's size and the image's
- * size, multiplied by `diskRequestRatio`. The request applies from the creation of the Pod and stays the same, because Kubernetes resizes
- * no disk.
+ * Returns the quantity of disk space that the Pod of a VM requests from its host: `diskRequestRatio` multiplied by the larger of the disk's
+ * size and the image's size. The request never changes after the creation of the Pod, because Kubernetes resizes no disk.
  */
 export function diskRequest(
   { diskSizeBytes, imageSizeBytes }: Pick<Resolved, 'diskSizeBytes' | 'imageSizeBytes'>,
@@ -87,7 +89,7 @@ export function resizedContainers(pod: Pod, size: Size): Container[] {
   });
 }
 
-/** Returns the record of a new refusal. If the last refusal was for the same size, the number of refusals grows. If not, it is 1. */
+/** Returns the record of a new refusal. Its number of attempts counts the consecutive refusals of the same size. */
 export function refusedAgain(
   { resizeRefused: last, now }: Observed,
   wanted: Size,
@@ -98,7 +100,7 @@ export function refusedAgain(
   return { wanted, message, attempts, retryAt: now + wait };
 }
 
-/** Returns the last refusal if the VM requests the refused size. If not, the result is undefined. */
+/** Returns the last refusal if the VM still requests the refused size. Otherwise returns undefined. */
 export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
   const { resizeRefused } = observed;
   const wanted = wantedSize(observed);
@@ -108,8 +110,8 @@ export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
 }
 
 /**
- * Returns the condition RestartRequired if the machine does not have the size that the VM requests. Otherwise returns undefined.
- * The size changes at the next start, unless it was refused or waits for room on the host.
+ * Returns the condition RestartRequired if the machine does not have the size that the VM requests. Otherwise returns undefined. The
+ * machine gets the new size at its next start, unless this size was refused or waits for room on the host.
  */
 export function restartRequired(observed: Observed): ConditionDraft | undefined {
   const draft = { type: 'RestartRequired', status: 'True' } as const;

@@ -17,7 +17,7 @@ import { schedulingReason } from './scheduling.ts';
 import { restartRequired } from './size.ts';
 import { userDataReady } from './userdata.ts';
 
-/** Results of the steps of a reconcile that the Pod does not show. */
+/** Results of a reconcile's steps that the Pod does not show. */
 export interface Findings {
   /** Reason why the VM's Pod could not be created: unresolved settings, a used name, or a refusal by the API server. */
   readonly blocked?:
@@ -61,8 +61,8 @@ function doneStamps({ vm, pod }: Observed): Partial<VMStatus> {
 
 /**
  * Returns the conditions of a VM. `Ready` and `Scheduled` exist from the first reconcile on. Other conditions exist only while they have
- * information. The rules of kstatus define this for Reconciling and Stalled. An absent condition means Unknown. There are few conditions,
- * because each one takes the API server 0.3 ms in every write of the status.
+ * information. The rules of kstatus require this for Reconciling and Stalled. An absent condition means Unknown. There are few conditions,
+ * because each one costs the API server 0.3 ms in every write of the status.
  */
 function conditions(observed: Observed, phase: Phase, findings: Findings): Condition[] {
   const generation = observed.vm.metadata.generation ?? 0;
@@ -194,7 +194,10 @@ function guestAgent({ pod }: Observed): Draft | undefined {
       };
 }
 
-/** Returns the host's report about the display. `Ready` does not depend on this condition: a VM without the requested DPI can be Ready. */
+/**
+ * Returns the condition with the host's report about the display. `Ready` does not depend on it: a VM without the requested DPI can be
+ * Ready.
+ */
 function displayReady({ pod }: Observed): Draft | undefined {
   const { display } = machineReport(pod);
   return (
@@ -218,7 +221,7 @@ export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked
 
 /**
  * Returns true if the write of a status can be delayed, because nobody waits for the changed fields. The first status can also be delayed.
- * If the VM runs before the delayed write, its status never shows Pending.
+ * If the VM runs before this write, its status never contains Pending.
  */
 export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boolean {
   const { attempt, observedGeneration } = next;

@@ -6,8 +6,8 @@ import type { Observed } from './observe.ts';
 import { podCondition } from './podstate.ts';
 
 /**
- * Returns the condition `UserDataReady`. It is undefined for a VM without user data, and before a host has tried to start the machine.
- * If the agent of the host is so old that it ignores user data, the status is Unknown.
+ * Returns the condition `UserDataReady`. The result is undefined for a VM without user data, and before a host has tried to start the
+ * machine. If the agent of the host is so old that it ignores user data, the status of the condition is Unknown.
  */
 export function userDataReady({ vm, pod }: Observed): ConditionDraft | undefined {
   const type = 'UserDataReady';

@@ -43,7 +43,7 @@ export interface Executed {
   readonly blocked?: Findings['blocked'];
 }
 
-/** Write that creates an object. The API server can refuse it, or another object already has its name. */
+/** Write that creates an object. The API server can refuse the object, or another object can already have its name. */
 type Creation = Extract<Write, { kind: 'createPod' | 'createSecret' }>;
 
 export class VMWriter {
@@ -60,7 +60,7 @@ export class VMWriter {
 
   /**
    * Executes one write. Returns the observed state after the write.
-   * @throws ApiError when a later attempt may succeed and users need no message: status 409 or 5xx, or a missing permission
+   * @throws ApiError for an error that needs no message for users: status 409 or 5xx, or a missing permission. A later attempt may succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
@@ -106,7 +106,7 @@ export class VMWriter {
     return (await this.#vms.patch(keyOf(vm), vm, { status: patch }, 'status')) !== undefined;
   }
 
-  /** Deletes the Pod. With `force` the grace period is 0, because no agent can end the machine cleanly any more. */
+  /** Deletes the Pod. If `force` is true, the grace period is 0, because no agent can end the machine cleanly any more. */
   async deletePod(pod: Pod | undefined, force: boolean): Promise<void> {
     if (pod !== undefined) {
       await this.#pods.delete(pod, force ? { gracePeriodSeconds: 0 } : {});
@@ -157,7 +157,7 @@ export class VMWriter {
   }
 
   /**
-   * If the existing Pod has the VM's uid, returns the observed state with this Pod. Such a Pod is orphaned: it has lost only its owner
+   * Returns the observed state with the existing Pod if this Pod has the VM's uid. Such a Pod is orphaned: it has lost only its owner
    * reference. A Pod with another uid is never adopted.
    */
   async #existingPod(observed: Observed): Promise<Executed> {
@@ -165,8 +165,8 @@ export class VMWriter {
     const key = keyOf(observed.vm);
     const pod = await client.get(PODS, refOf(key));
     if (pod.metadata.labels?.[VM_UID_LABEL] === observed.vm.metadata.uid) {
-      // The Pod may have been bound to a Node after the VM was observed, so its Node is read here. Without the Node, the operator would
-      // conclude that the host was deleted.
+      // The Node is read here, because the Pod may have been bound after the VM was observed. Without the Node, the operator would conclude
+      // that the host was deleted.
       const node = await nodeOf({ client, nodes }, pod);
       return { observed: { ...observed, pod: this.#pods.follow(key, pod), node } };
     }
@@ -177,8 +177,8 @@ export class VMWriter {
   }
 
   /**
-   * Stores the MAC addresses on the Node. Because of the resourceVersion, this write cannot overwrite the addresses of another VM of the
-   * host.
+   * Stores the MAC addresses on the Node. The write fails if the Node has changed since it was read. Otherwise it could overwrite the
+   * address of another VM that was abandoned on the same host.
    */
   async #rememberGivenUp({ node }: Observed, macAddresses: readonly string[]): Promise<void> {
     if (node === undefined) {
@@ -188,8 +188,8 @@ export class VMWriter {
     const annotations = { [GIVEN_UP_ANNOTATION]: JSON.stringify(macAddresses) };
     const patch = { metadata: { uid, resourceVersion, annotations } };
     const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
-    // The write fails if the Node no longer exists, which means that the host is fenced. It also fails if the host has filled the
-    // annotations of its Node. Then no address is stored, and later no warning is possible. But the host's VMs can be deleted.
+    // Two failures are ignored, so that the host's VMs can be deleted. The Node may no longer exist, because the host is fenced. Or the
+    // host has filled the annotations of its Node. Then no address is stored, so no warning is possible later.
     await undefinedIf((error) => isNotFound(error) || isInvalid(error), write);
   }
 
@@ -226,7 +226,7 @@ export class VMWriter {
   }
 }
 
-/** Returns the condition for a Pod or Secret that a quota or another admission rule refused. It has the message of the API server. */
+/** Returns the blocked condition for a Pod or Secret that a quota or another admission rule refused, with the message of the API server. */
 function refused(error: ApiError): NonNullable<Findings['blocked']> {
   return { condition: 'Scheduled', reason: 'PodRefused', message: error.message };
 }

@@ -8,8 +8,8 @@ import { NOTHING, type StepResult, waitFor } from './step.ts';
 const NAT_FAILURE: Reason = 'NATSelfHealFailed';
 
 /**
- * Deletes a VM if the client did not take the answer of its deployment in time. Also deletes a VM that has ended. After a NAT failure it is
- * deleted immediately, and in other cases when its TTL is over. This step uses only facts that the API server has stored.
+ * Deletes a VM if the client that deployed it did not get the answer in time. Also deletes an ended VM: after a NAT failure immediately,
+ * and in other cases when its TTL is over. This step uses only facts that the API server has stored.
  */
 export function finish(observed: Observed, _facts: Facts): StepResult {
   const until = answerBy(observed);
@@ -22,8 +22,8 @@ export function finish(observed: Observed, _facts: Facts): StepResult {
 }
 
 /**
- * Returns true for a NAT failure of a VM that never ran. If a VM has run, somebody may need its disk, so it is not deleted after a failure
- * of the network.
+ * Returns true for a NAT failure of a VM that never ran. A VM that has run is not deleted after such a failure, because somebody may need
+ * its disk.
  */
 function isNatFailure({ vm: { status } }: Observed): boolean {
   return status?.failure?.reason === NAT_FAILURE && status.firstRunningTime === undefined;

@@ -5,7 +5,7 @@ import { standingRefusal, wantedSize } from '../size.ts';
 import { NOTHING, type StepResult } from './step.ts';
 
 /**
- * Asks the API server to give the Pod the size that the VM requests. Therefore the scheduler and ResourceQuota know the size before the
+ * Asks the API server to give the Pod the size that the VM requests. The scheduler and ResourceQuota therefore know the size before the
  * host does. If the API server refuses the size, the other steps continue, and the operator requests the size again later.
  */
 export function resize(observed: Observed, facts: Facts): StepResult {

@@ -7,8 +7,8 @@ import { hasEnded, hasRun, podAttempt } from '../podstate.ts';
 import { NOTHING, type StepResult, waitFor, type Write } from './step.ts';
 
 /**
- * Deletes a Pod and removes its finalizer. This is the Pod of an earlier placement or of a failed VM, or a Pod that somebody else
- * deleted. Uses only facts that are already in the VM's status.
+ * Deletes a Pod that must end, and removes its finalizer. Such a Pod belongs to an earlier placement or to a failed VM, or somebody else
+ * deleted it. The step uses only facts that are already in the VM's status.
  */
 export function retirePod(observed: Observed, _facts: Facts): StepResult {
   const { pod } = observed;
@@ -47,8 +47,8 @@ function letGo(observed: Observed, pod: Pod): StepResult {
 }
 
 /**
- * Returns the write that stores the machine's MAC address on the Node. This comes before the removal of the finalizer, because only the Pod
- * has the address.
+ * Returns the write that stores the machine's MAC address on the Node. The address must be stored before the Pod's finalizer is removed,
+ * because only the Pod has the address.
  */
 function remember(observed: Observed, pod: Pod): Write[] {
   const macAddresses = toRemember(observed, pod);

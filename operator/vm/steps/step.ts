@@ -8,7 +8,7 @@ import type { Findings } from '../status.ts';
 export type Write =
   | { readonly kind: 'addFinalizer' }
   | { readonly kind: 'removeFinalizer' }
-  /** `ignoredEntries` has messages about wrong registry entries, whose credentials the Pod perhaps needs. */
+  /** `ignoredEntries` has messages about registry entries with mistakes. The Pod may need the credentials of such an entry. */
   | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod>; readonly ignoredEntries: readonly string[] }
   /** A CREATE of the Secret. It counts as a success if the Secret exists already, because the operator has no right to read Secrets. */
   | { readonly kind: 'createSecret'; readonly secret: Unsaved<Secret> }
@@ -20,8 +20,8 @@ export type Write =
   /** Stores MAC addresses of abandoned machines on the Pod's Node. */
   | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
   /**
-   * A DELETE that fails if the VM has changed since it was read. `unansweredSince` is set if the client did not take the answer of the
-   * deployment in time. It is the end of this time, in milliseconds since the epoch.
+   * A DELETE that fails if the VM has changed since it was read. `unansweredSince` is set if the client that deployed the VM did not get
+   * the answer in time. Its value is the time until which the client waited, in milliseconds since the epoch.
    */
   | { readonly kind: 'deleteVM'; readonly unansweredSince?: number };
 

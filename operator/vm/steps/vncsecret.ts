@@ -5,7 +5,10 @@ import type { Observed } from '../observe.ts';
 import { machineOf, waitingState } from '../podstate.ts';
 import { NOTHING, requeueAfter, type StepResult, type Write } from './step.ts';
 
-/** Time in milliseconds between attempts if the Secret of an earlier VM has the name. No watch shows when that Secret is deleted. */
+/**
+ * Time in milliseconds between attempts to create the Secret while the Secret of an earlier VM has the name. No watch shows when that
+ * Secret is deleted.
+ */
 const RECHECK_MILLISECONDS = 2_000;
 /** Number of random bytes in a password. In base64url they are eight characters, and VNC uses no more than eight. */
 const PASSWORD_BYTES = 6;
@@ -32,7 +35,10 @@ export function createVncSecret({ vm, random }: Observed): Write {
   };
 }
 
-/** Creates the Secret again while the host reports that it is missing. Perhaps the Secret of an earlier VM had the name until now. */
+/**
+ * Creates the Secret again while the host reports that it is missing. The first attempt fails if the Secret of an earlier VM still has the
+ * name.
+ */
 export function ensureVncSecret(observed: Observed, { failure }: Facts): StepResult {
   const { pod } = observed;
   const isMissed = pod !== undefined && waitingState(pod).reason === 'VNCSecretNotFound';
