@@ -47,7 +47,7 @@ export function reportFault(task: Task | undefined, report: TaskReport): string 
     case 'push':
       return sizeFault(report) ?? pinnedFault(task.reference, report);
     case undefined:
-      return 'did a task that cannot be read';
+      return 'sent the report of a task that the operator cannot read';
     default:
       // Reports of other types of tasks name no content.
       return undefined;
@@ -84,7 +84,7 @@ function pinnedFault(asked: string, report: TaskReport): string | undefined {
   const isSame = digest === undefined || reference.endsWith(`@${digest}`);
   return (
     repositoryFault(asked, report) ??
-    (isSame ? undefined : `reported another digest in its reference than ${said(digest)}`)
+    (isSame ? undefined : `reported a reference whose digest is not ${said(digest)}`)
   );
 }
 
@@ -95,7 +95,7 @@ function pinnedFault(asked: string, report: TaskReport): string | undefined {
 function repositoryFault(asked: string, { reference }: TaskReport): string | undefined {
   const parts = readReference(asked);
   if (typeof parts === 'string') {
-    return 'did a task whose image reference is not valid';
+    return 'sent the report of a task whose image reference is not valid';
   }
   const repository = repositoryName(parts);
   const pinned = parts.digest;
