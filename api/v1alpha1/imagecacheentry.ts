@@ -45,7 +45,7 @@ const imageCacheEntrySpecSchema = z
     imageRef: z
       .object({
         namespace: namespaceName(
-          'Namespace of the Image. If it is not platform-default, the user who writes this entry needs the right to get the Image.',
+          'Namespace of the Image. For a namespace other than platform-default, the user who writes this entry needs the right to get the Image.',
         ),
         name: objectName('Name of the Image.'),
       })

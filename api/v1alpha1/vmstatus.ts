@@ -124,8 +124,10 @@ export const vmStatusSchema = z
       64,
     ).optional(),
     progressPercent: count('Progress of the pull or clone in percent.', 100).optional(),
-    restartedAt: timestamp('Value of restartRequestedAt that was last fulfilled.').optional(),
-    revertedAt: timestamp('Value of revertRequestedAt that was last fulfilled.').optional(),
+    restartedAt: timestamp(
+      'Last value of restartRequestedAt for which the host restarted the machine.',
+    ).optional(),
+    revertedAt: timestamp('Last value of revertRequestedAt for which the host reset the disk.').optional(),
   })
   .meta({ description: 'Last observed state of the VM, written by the operator.' });
 export type VMStatus = z.infer<typeof vmStatusSchema>;
