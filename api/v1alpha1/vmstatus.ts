@@ -124,10 +124,8 @@ export const vmStatusSchema = z
       64,
     ).optional(),
     progressPercent: count('Progress of the pull or clone in percent.', 100).optional(),
-    restartedAt: timestamp(
-      'Last value of restartRequestedAt for which the host restarted the machine.',
-    ).optional(),
-    revertedAt: timestamp('Last value of revertRequestedAt for which the host reset the disk.').optional(),
+    restartedAt: timestamp('Last value of restartRequestedAt that the host has carried out.').optional(),
+    revertedAt: timestamp('Last value of revertRequestedAt that the host has carried out.').optional(),
   })
   .meta({ description: 'Last observed state of the VM, written by the operator.' });
 export type VMStatus = z.infer<typeof vmStatusSchema>;
