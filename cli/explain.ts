@@ -74,7 +74,7 @@ function kindIn(schemas: Readonly<Record<string, Schema>>, word: string): Schema
   );
   if (found === undefined) {
     const names = kinds.map(({ name }) => name).join(', ');
-    throw new CommandError(`There is no kind ${JSON.stringify(word)}, but ${names}`, EXIT.notFound);
+    throw new CommandError(`There is no kind ${JSON.stringify(word)}. The kinds are ${names}`, EXIT.notFound);
   }
   return found.schema;
 }

@@ -45,7 +45,7 @@ export async function directOrAsked<T>(
     }
     if (apiURL === undefined) {
       throw new CommandError(
-        `${printable(messageOf(error))}. Members of a namespace need the HTTP API for this: give its address with "config set --api-url"`,
+        `${printable(messageOf(error))}. Members of a namespace need the HTTP API of Berth for this command: set its address with "config set --api-url"`,
         EXIT.denied,
       );
     }
@@ -115,7 +115,7 @@ function requireSameCluster(
     typeof apiEndpoint === 'string' && URL.parse(apiEndpoint)?.origin === new URL(server).origin;
   if (!isSameAuthority && !isSameAddress) {
     throw new CommandError(
-      `The HTTP API ${apiURL} of the settings belongs to another cluster than ${server}. Choose the context, or "config set --api-url"`,
+      `The HTTP API ${apiURL} of the settings belongs to another cluster than ${server}. Choose another context with --context, or another HTTP API with "config set --api-url"`,
       EXIT.usage,
     );
   }

@@ -30,7 +30,7 @@ it.each([
   ['{name}', 'name is not supported'],
   ['{range [*]}{.name}', '{range} has no {end}'],
   ['{.name}{end}', '{end} has no {range}'],
-  ['{.name', 'the brace { has no other one'],
+  ['{.name', 'the brace { has no matching brace'],
 ])('refuses %s by name', (template, words) => {
   expect(() => templateIn(template)).toThrow(words);
 });

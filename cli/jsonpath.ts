@@ -53,7 +53,7 @@ function piecesOf(text: string): string[] {
   );
   const stray = pieces.find((piece) => piece === '{' || piece === '}');
   if (stray !== undefined) {
-    throw new Error(`the brace ${stray} has no other one`);
+    throw new Error(`the brace ${stray} has no matching brace`);
   }
   return pieces;
 }
@@ -69,7 +69,7 @@ function partIn(piece: string): Part {
   try {
     return { text: String(JSON.parse(inner)) };
   } catch {
-    throw new Error(`${inner} is not a text`);
+    throw new Error(`${inner} is not a valid text in quotation marks`);
   }
 }
 

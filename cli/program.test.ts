@@ -68,7 +68,7 @@ it('writes its version for people and for programs, also without a cluster', asy
     [EXIT.done, 'berth\n'],
   ]);
   expect(shown.map(({ err }) => err)).toEqual([
-    expect.stringMatching(/^The cluster was not asked: The file .* does not exist/),
+    expect.stringMatching(/^The versions of the cluster are not known: The file .* does not exist/),
     '',
     '',
     '',

@@ -98,7 +98,7 @@ const NOUNS: readonly Noun[] = [
   },
   {
     name: 'emulator-config',
-    description: 'Values that emulators share. There are none',
+    description: 'Not offered: values that emulators share',
     addVerbs: async (noun, terminal) => {
       (await import('./emulator/commands.ts')).addEmulatorConfigCommands(noun, terminal);
     },
@@ -208,7 +208,7 @@ function addExplain(program: Command, terminal: Terminal): void {
   program
     .command('explain')
     .description('Describe the fields of a kind, for example vm.spec.ports')
-    .argument('<path>', 'kind, and perhaps fields after dots')
+    .argument('<path>', 'kind, optionally with fields after dots')
     .action(async (path: string, _options, command: Command) => {
       const { explain } = await import('./explain.ts');
       await explain(terminal, command.optsWithGlobals<Globals>(), path);

@@ -25,8 +25,8 @@ it('needs no file, and reads an empty one', async () => {
 });
 
 it.each([
-  ['alias: {}', 'alias is not a setting. There is aliases'],
-  ['aliases: {namespace: A}', 'aliases.namespace is not a setting. There is namespaceVariable'],
+  ['alias: {}', 'alias is not a setting. The settings are aliases'],
+  ['aliases: {namespace: A}', 'aliases.namespace is not a setting. The settings are namespaceVariable'],
   ['aliases: [1]', 'aliases must be a map'],
   ['aliases: {namespaceVariable: "A B"}', 'aliases.namespaceVariable must be the name of a variable'],
   ['aliases: {namespacePrefix: "CI_"}', 'aliases.namespacePrefix must be the start of names of namespaces'],

@@ -122,7 +122,7 @@ function mapOf(document: unknown, path: string, keys: readonly string[]): Record
   const unknown = Object.keys(document).find((key) => !keys.includes(key));
   if (unknown !== undefined) {
     const name = [path, unknown].filter((part) => part !== '').join('.');
-    throw new Error(`${name} is not a setting. There is ${keys.join(', ')}`);
+    throw new Error(`${name} is not a setting. The settings are ${keys.join(', ')}`);
   }
   return document as Record<string, unknown>;
 }

@@ -35,6 +35,9 @@ async function readVersions(terminal: Terminal, globals: Globals): Promise<Versi
     if (error instanceof Interrupted) {
       throw error;
     }
-    return { versions: [], problems: [`The cluster was not asked: ${described(error).message}`] };
+    return {
+      versions: [],
+      problems: [`The versions of the cluster are not known: ${described(error).message}`],
+    };
   }
 }

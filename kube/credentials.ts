@@ -170,11 +170,11 @@ function addressOf(
 
 function refuseUnsupported(file: string, cluster: Cluster, user: User | undefined): void {
   const problems = [
-    cluster.skipTLSVerify && 'insecure-skip-tls-verify: name the certificate authority instead',
+    cluster.skipTLSVerify && 'insecure-skip-tls-verify (use certificate-authority instead)',
     cluster.proxyUrl && 'proxy-url',
     user?.impersonateUser && 'as (impersonation)',
     user?.username && 'username and password',
-    user?.authProvider && 'auth-provider: use an exec plug-in',
+    user?.authProvider && 'auth-provider (use an exec plug-in instead)',
   ].filter((problem) => typeof problem === 'string' && problem !== '');
   if (problems.length > 0) {
     throw new Error(`kubeconfig ${file}: not supported: ${problems.join('; ')}`);

@@ -83,7 +83,11 @@ describe('a plug-in', () => {
     ['another kind', `echo '{"status":{"token":"secret-token"}}'`, /wrote no ExecCredential of .*\/v1$/],
     ['no token', answer(''), /gave no token/],
     ['a token of two lines', answer('secret-token\\nx'), /gave no token/],
-    ['a wrong time', answer('secret-token').replace('}}', ',"expirationTimestamp":"x"}}'), /is no time$/],
+    [
+      'a wrong time',
+      answer('secret-token').replace('}}', ',"expirationTimestamp":"x"}}'),
+      /is not a valid time$/,
+    ],
     ['endless output', 'yes secret-token', /wrote more than 1048576 bytes$/],
   ])('with %s is an error without its token', async (_, script, words) => {
     const { source } = await pluginOf(script);

@@ -73,7 +73,9 @@ export function execPluginIn(exec: unknown, folder: string): ExecPlugin {
     throw new Error('exec.command must be the name of a program');
   }
   if (interactiveMode === 'Always') {
-    throw new Error('exec.interactiveMode Always is not supported: nobody could answer the program');
+    throw new Error(
+      'exec.interactiveMode Always is not supported, because the plug-in has no terminal for questions',
+    );
   }
   return {
     apiVersion: apiVersion as string,
@@ -158,7 +160,7 @@ function credentialIn(output: string, apiVersion: string, name: string): Credent
   }
   const end = typeof expirationTimestamp === 'string' ? Date.parse(expirationTimestamp) : Number.NaN;
   if (Number.isNaN(end)) {
-    throw new CredentialError(`${name} gave an expirationTimestamp that is no time`);
+    throw new CredentialError(`${name} gave an expirationTimestamp that is not a valid time`);
   }
   return { token, end: end - MARGIN_MILLISECONDS };
 }

@@ -94,7 +94,7 @@ class Candidate {
       await this.#write(this.#lease, { ...this.#lease.spec, holderIdentity: '', leaseDurationSeconds: 1 });
       this.#options.logger.info('lease released');
     } catch (error) {
-      this.#options.logger.warn({ err: error }, 'lease not released, it will run out');
+      this.#options.logger.warn({ err: error }, 'lease not released, so it stays until it expires');
     }
   }
 

@@ -101,7 +101,9 @@ export class Transport {
   as(token: string): Transport {
     const { server, serverName, certificateAuthority, clientCertificate } = this.#connection;
     if (clientCertificate !== undefined) {
-      throw new Error('a connection with a client certificate does not act as another user');
+      throw new Error(
+        'a connection with a client certificate cannot send requests with the token of another user',
+      );
     }
     const connection = { server, serverName, certificateAuthority, token };
     return new Transport(connection, { ...this.#options, pool: this.#pool });

@@ -144,7 +144,7 @@ function refusal(left: readonly string[]): RefusedError {
   return new RefusedError(
     `Berth is not removed while these objects exist: ${left.slice(0, NAMES_SHOWN).join(', ')}${more}. ` +
       'Delete them and uninstall again. To keep the release, run: helm rollback RELEASE REVISION. ' +
-      'If you then upgrade it with uninstall.drain=true, the uninstallation deletes these objects with their disks.',
+      'To delete these objects with their disks, then upgrade the release with uninstall.drain=true, and uninstall again.',
   );
 }
 

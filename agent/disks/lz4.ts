@@ -242,7 +242,7 @@ export class AppleLz4Decoder {
   #offsetHigh(): void {
     this.#offset += this.#byte() * 256;
     if (this.#offset === 0 || this.#offset > this.#size - this.#left) {
-      throw invalid('it refers to bytes before its beginning');
+      throw invalid('a block refers to bytes before the beginning of the content');
     }
     this.#state = this.#match === LONG ? MATCH_LENGTH : MATCH;
     this.#match += MIN_MATCH;

@@ -160,7 +160,10 @@ function refusalOfTables(header: Header, fileBytes: number): string | undefined 
       `claims a size of ${header.size} bytes, which is too large or not a multiple of ${SECTOR_BYTES}`,
     ],
     [l1Bytes > L1_LIMIT_BYTES, `claims ${header.l1Entries} entries in its L1 table, more than QEMU reads`],
-    [!isWithin(header.l1Offset, BigInt(l1Bytes)), 'claims an L1 table beyond its end'],
+    [
+      !isWithin(header.l1Offset, BigInt(l1Bytes)),
+      'claims an L1 table that reaches beyond the end of the file',
+    ],
     [
       refcountBytes > BigInt(REFCOUNT_TABLE_LIMIT_BYTES),
       `claims ${header.refcountClusters} clusters of reference counts, more than QEMU reads`,
@@ -188,7 +191,7 @@ function refusalOfExtensions(
       [type === EXTENSION.encryption, 'is encrypted'],
       [
         type !== EXTENSION.end && at + EXTENSION_HEADER_BYTES + bytes > limit,
-        'has a header extension that ends beyond its header',
+        'has a header extension that reaches beyond the end of the header',
       ],
     ]);
     if (refusal !== undefined || type === EXTENSION.end) {

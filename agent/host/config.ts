@@ -32,7 +32,7 @@ const LAST_MACHINE_USER = 2 ** 31 - 1;
 const LEAST_MACHINE_USERS = 2;
 
 const MOVED_CIDRS =
-  'Write these networks as clusterCIDRs at the top level of the file. The agent fetches images from these networks only if images.registries names the server';
+  'Move these networks to clusterCIDRs at the top level of the file. To fetch images from a server in these networks, also name the server in images.registries';
 
 const nodeName = z
   .string()

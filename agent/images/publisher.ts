@@ -111,7 +111,7 @@ export class Publisher {
     const { keyring, annotations } = to;
     const reference = parseReference(to.reference);
     if (reference.tag === undefined) {
-      throw new ReasonedError('ImageInvalid', `${to.reference} has no tag: name the tag to publish under`);
+      throw new ReasonedError('ImageInvalid', `${to.reference} has no tag: add the tag of the new image`);
     }
     const { tag } = reference;
     const { path: rawPath, virtualSizeBytes: virtualSize, architecture, os } = disk;

@@ -286,7 +286,7 @@ export class HostImageStore implements ImageStore {
     work().catch((error: unknown) => {
       this.#options.logger.error(
         { err: error },
-        'The image store could not be tidied; the agent tries again later',
+        'The agent could not clean up the image store, and tries again later',
       );
     });
   }

@@ -55,7 +55,7 @@ export class NetworkMonitor {
       ? undefined
       : {
           healthy: report.healthy,
-          message: report.healthy ? 'Test packets come through' : report.faults.join('; '),
+          message: report.healthy ? 'Test packets reach their target' : report.faults.join('; '),
         };
   }
 
@@ -128,7 +128,7 @@ export class NetworkMonitor {
       this.#refused.inc(packets);
       if (this.#report?.refusedConnections[uid] === undefined) {
         const told =
-          'A guest lost packets, because it has as many connections as network.connectionsPerGuest';
+          'A guest lost packets, because it has as many connections as network.connectionsPerGuest allows';
         this.#options.logger.warn({ uid }, told);
       }
     }

@@ -135,7 +135,10 @@ export class NodeLease {
       }
     } catch (error) {
       if (!signal.aborted) {
-        logger.warn({ err: error }, 'The Pods of this host could not be read; the host stays fenced');
+        logger.warn(
+          { err: error },
+          'The agent could not read the Pods of this host, so the host still counts as cut off',
+        );
       }
       return false;
     }

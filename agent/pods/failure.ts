@@ -117,7 +117,7 @@ export function recordDamaged(
  */
 export const ENDED_FROM_OUTSIDE: MachineFailure = {
   reason: 'PodEnded',
-  message: 'The status of the Pod was set to ended, but not by the agent of its host',
+  message: 'A program other than the agent of the host set the status of the Pod to ended',
   exitCode: 137,
   graceMilliseconds: 0,
 };

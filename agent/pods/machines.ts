@@ -137,7 +137,7 @@ export class Machines {
     const needed = suspendedBytes(record);
     return needed <= this.#host.disk.roomBytes - promised
       ? undefined
-      : `its memory needs ${needed} bytes of disk, but the host has fewer free bytes in addition to images.minimumFree`;
+      : `its memory needs ${needed} bytes of disk in addition to images.minimumFree, but the host has fewer free bytes`;
   }
 
   /** Carries out a planned step. Returns undefined if the step only changed the record, so that the caller plans again. */

@@ -202,7 +202,13 @@ async function revert(host: Host, { record, folder }: Runtime, operation: Operat
   const revertedAt = needed(operation.desired).revertRequestedAt;
   await driverOf(host, record).revert(folder, machinePlan(host, record, operation), record.base);
   host.records.update(record, { revertedAt, end: undefined });
-  tell(host, record, 'Reverted', 'Revert', 'The disk is again as it was when the machine was created');
+  tell(
+    host,
+    record,
+    'Reverted',
+    'Revert',
+    'The disk has the same content again as when the machine was created',
+  );
 }
 
 /** Ends the machine's process and releases its network and ports. The disk of a VM stays. A failed emulator keeps only its log. */

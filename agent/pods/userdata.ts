@@ -45,7 +45,7 @@ async function read(client: Pick<KubeClient, 'get'>, { name, namespace }: Secret
   try {
     return await readSecret(client, { name, namespace });
   } catch (error) {
-    const message = `The API server did not give the Secret ${name} in ${namespace}: ${messageOf(error)}`;
+    const message = `The host could not read the Secret ${name} in ${namespace} from the API server: ${messageOf(error)}`;
     throw new ReasonedError('SecretNotRead', message, { cause: error });
   }
 }

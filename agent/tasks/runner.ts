@@ -122,7 +122,7 @@ export class TaskRunner {
       } catch (error) {
         // The write of the log can fail, for example because the disk is full. The task then continues, because its result is in the status
         // of its Pod.
-        logger.warn({ err: error, pod: key }, 'The log of a task lacks a line');
+        logger.warn({ err: error, pod: key }, 'The agent could not write a line to the log of a task');
       }
     };
     if (this.#turns.pending >= atOnce) {

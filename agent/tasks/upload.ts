@@ -124,7 +124,7 @@ async function* partsOf(source: ByteSource): AsyncGenerator<Buffer> {
     if (length > PIECE_BYTES) {
       throw new ReasonedError(
         'UploadInterrupted',
-        `The sender broke the protocol: a piece of ${length} bytes`,
+        `The sender broke the protocol: it sent a piece of ${length} bytes`,
       );
     }
     for (let left = length; left > 0; ) {

@@ -111,7 +111,9 @@ export function cacheChange(
 function addition(known: readonly Host[], missing: readonly string[]): Planned {
   let excluded: ReadonlySet<string> = new Set();
   const itemOf = ({ name }: Host): Item =>
-    excluded.has(name) ? failed(name, 409, 'A tag of the host excludes it from this image') : done(name);
+    excluded.has(name)
+      ? failed(name, 409, 'The host does not keep this image, because one of its tags is in excludeTags')
+      : done(name);
   return {
     change: (before) => {
       const after = withHosts(before, known);

@@ -52,6 +52,6 @@ export const nodeTagSchema = z
 
 export const nodeNamespaceSchema = z.object({
   namespace: namespaceName(
-    'Namespace that gets the host. If it is the default namespace, the host is no longer dedicated to a namespace.',
+    'Namespace that receives the host. To return a host that is dedicated to a namespace, give the default namespace.',
   ),
 });

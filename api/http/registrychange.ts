@@ -69,7 +69,7 @@ export function additionOf(
   }
   const [known, ...others] = secretsFor(entries, server);
   if (known !== undefined && !replace) {
-    const message = `The credential for ${serverUrl(server)} already exists. Set replace to replace it`;
+    const message = `The credential for ${serverUrl(server)} already exists. To overwrite the credential, set replace to true`;
     return { refusal: { alreadyExists: true, message } };
   }
   const secretName = known ?? registrySecretName(server.registry);

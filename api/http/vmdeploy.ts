@@ -71,7 +71,7 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
       ({ name = '', shouldGenerateName }) =>
         shouldGenerateName !== true || name.length <= GENERATED_NAME_LENGTH,
       {
-        error: `must have at most ${GENERATED_NAME_LENGTH} characters with shouldGenerateName`,
+        error: `must have at most ${GENERATED_NAME_LENGTH} characters if shouldGenerateName is true`,
         path: ['name'],
       },
     );

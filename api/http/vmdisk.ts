@@ -72,7 +72,7 @@ export async function commitChange(
   const name = await imageOf(vm, namespace, reads);
   const found = name === '' || isImageReference(name) ? undefined : await reads.image({ name, namespace });
   if (found === undefined) {
-    const cause = `image ${name || '(none)'} of VM ${vmName} is no Image in namespace ${namespace}`;
+    const cause = `image ${name || '(none)'} of VM ${vmName} is not an Image in namespace ${namespace}`;
     return { refusal: `The ${cause}. Save the VM as a new image instead` };
   }
   if (isOther(found, vm)) {

@@ -39,7 +39,7 @@ export function displayFields(dpiMaximum: DisplayDpiMaximum) {
       bounds.displayHeight,
     ),
     displayDPI: field(
-      'Dots per inch of the display. The guest reads them as the physical size of the screen. If a host cannot set this value, the condition DisplayReady has the reason.',
+      'Dots per inch of the display. The host uses this value to compute the physical size of the screen for the guest. If a host cannot set this value, the condition DisplayReady has the reason.',
       bounds.displayDPI,
     ),
   };

@@ -45,7 +45,7 @@ const imageCacheEntrySpecSchema = z
     imageRef: z
       .object({
         namespace: namespaceName(
-          'Namespace of the Image. For namespaces other than platform-default the author needs the right to get the Image there.',
+          'Namespace of the Image. For a namespace other than platform-default, the user who writes this entry needs the right to get the Image.',
         ),
         name: objectName('Name of the Image.'),
       })
@@ -65,9 +65,11 @@ const imageCacheEntrySpecSchema = z
       })
       .optional(),
     pullSecretName: objectName(
-      'Secret in berth-system with credentials of the registry. The author needs the right to get it.',
+      'Secret in berth-system with credentials of the registry. The user who writes this entry needs the right to get the Secret.',
     ).optional(),
-    refreshRequestedAt: timestamp('Set a new time to let the hosts look for a newer image once.').optional(),
+    refreshRequestedAt: timestamp(
+      'When you change this time, each host checks one time for a newer image.',
+    ).optional(),
   })
   .meta(
     documented(
@@ -122,7 +124,7 @@ export const imageCacheEntryStatusSchema = z
       .max(MAXIMUM_NODES)
       .meta({
         description:
-          'Hosts that keep the image for this entry, and hosts about which this is not known. All these hosts remove the image before the entry is deleted.',
+          'Hosts that keep the image for this entry, or that may keep it. All these hosts remove the image before the entry is deleted.',
         'x-kubernetes-list-type': 'set',
       })
       .optional(),

@@ -48,14 +48,14 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
   Starting: { stage: 'deployment', meaning: 'The hypervisor starts the machine.', next: ['Running'] },
   Running: {
     stage: 'settled',
-    meaning: 'The machine runs. The condition `Ready` follows `readiness`.',
+    meaning: 'The machine runs. The condition `Ready` shows the result of the check in `readiness`.',
     next: ['Stopping', 'Suspending', 'Stopped', 'Starting'],
   },
   Stopping: { stage: 'transition', meaning: 'The machine shuts down.', next: ['Stopped', 'Starting'] },
   Stopped: {
     stage: 'settled',
     meaning:
-      'The machine is off and keeps its disk. Somebody asked for it, or the guest shut down by itself.',
+      'The machine is off and keeps its disk. A user stopped the machine, or the guest shut down by itself.',
     next: ['Starting'],
   },
   Suspending: {

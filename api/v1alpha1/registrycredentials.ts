@@ -147,7 +147,7 @@ function readEntry(secretName: string, value: string): RegistryCredential | stri
   }
   const entry = entrySchema.safeParse(value.length > ENTRY_LENGTH ? undefined : parseDocument(value)).data;
   if (entry === undefined) {
-    return `its value must be JSON of at most ${ENTRY_LENGTH} characters with the text server, and optionally username and allowInsecure (true or false)`;
+    return `its value must be a JSON object of at most ${ENTRY_LENGTH} characters: with the text server, and optionally the text username and the boolean allowInsecure`;
   }
   const { username, allowInsecure = false } = entry;
   const server = readServer(entry.server);

@@ -66,7 +66,7 @@ const portRangesSchema = z.strictObject({
   emulators: choice('5554-5754'),
   /** Range for the screens of VMs with `vnc.hostPort`. */
   vnc: choice('5999-6299').refine((text) => (bounds(text)?.[0] ?? 0) >= VNC_FIRST_PORT, {
-    error: `a range from ${VNC_FIRST_PORT} on, the first port of VNC`,
+    error: `a range that begins at ${VNC_FIRST_PORT}, the first port of VNC, or later`,
   }),
 });
 export type PortRanges = z.infer<typeof portRangesSchema>;

@@ -47,7 +47,7 @@ export const uploadSchema = z
 
 export const fileRequestSchema = z
   .object({ requestedAt: timestamp('Set a new time to start a download.') })
-  .meta({ description: 'Request that a host sends the content to clients. The HTTP API sets it.' });
+  .meta({ description: 'Request to a host to send the content to clients. The HTTP API sets this field.' });
 
 /** Returns the schema of a reference to another object of the same kind. */
 export function copyOfSchema(description: string) {

@@ -23,7 +23,7 @@ const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 export const objectReferenceSchema = z.object({
   name: objectName('Name of the object.'),
   namespace: namespaceName(
-    'Namespace of the object. If omitted, Berth looks for the object in the namespace of the object with this field, then in platform-default. To name any other namespace, a user needs the permission to get the object there.',
+    'Namespace of the object. If omitted, Berth looks first in the namespace of the object with this reference, then in platform-default. For any other namespace, the user needs the right to get the object there.',
   ).optional(),
 });
 
@@ -85,7 +85,7 @@ const networkSchema = z
       .boolean()
       .meta({
         description:
-          'Whether the host chooses a port for SSH. For macOS guests it also chooses a port for screen sharing. True when omitted. It has an effect only if mode is NAT.',
+          'Whether the host chooses a port for SSH. For macOS guests it also chooses a port for screen sharing. True when omitted. The field has an effect only if mode is NAT.',
       })
       .optional(),
   })

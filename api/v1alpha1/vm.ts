@@ -31,7 +31,7 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
     configRef: objectReferenceSchema
       .meta({
         description:
-          'VMConfig with values for fields that this VM leaves out. The operator reads it once, at the deployment, from this namespace. If it is not there, the operator reads it from platform-default.',
+          'VMConfig with values for fields that this VM leaves out. The operator reads the VMConfig only when the VM is deployed. A VMConfig in this namespace has precedence over one in platform-default.',
       })
       .optional(),
     ...machineFields(dpiMaximum),
@@ -45,8 +45,12 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
       'Whether the machine starts again when the guest ends by itself: Never (the default), OnFailure or Always.',
       ['Never', 'OnFailure', 'Always'],
     ).optional(),
-    restartRequestedAt: timestamp('Set a new time to restart the machine once.').optional(),
-    revertRequestedAt: timestamp('Set a new time to reset the disk to its image once.').optional(),
+    restartRequestedAt: timestamp(
+      'When you change this time, the host restarts the machine one time.',
+    ).optional(),
+    revertRequestedAt: timestamp(
+      'When you change this time, the host resets the disk to its image one time.',
+    ).optional(),
     serialNumber: text(
       'Serial number of the machine: 8 to 12 letters, digits and dashes.',
       12,

@@ -124,8 +124,8 @@ export const vmStatusSchema = z
       64,
     ).optional(),
     progressPercent: count('Progress of the pull or clone in percent.', 100).optional(),
-    restartedAt: timestamp('Value of restartRequestedAt that was last fulfilled.').optional(),
-    revertedAt: timestamp('Value of revertRequestedAt that was last fulfilled.').optional(),
+    restartedAt: timestamp('Last value of restartRequestedAt that the host has carried out.').optional(),
+    revertedAt: timestamp('Last value of revertRequestedAt that the host has carried out.').optional(),
   })
   .meta({ description: 'Last observed state of the VM, written by the operator.' });
 export type VMStatus = z.infer<typeof vmStatusSchema>;

@@ -11,8 +11,8 @@ export function addEmulatorCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, EMULATOR_KIND);
   noun
     .command('deploy')
-    .description('Make an emulator beside a running VM and wait until it runs')
-    .argument('[name]', 'name of the emulator. Without one, the cluster chooses it')
+    .description('Make an emulator on the host of a running VM, and wait until the emulator runs')
+    .argument('[name]', 'name of the emulator (default: the cluster generates a name)')
     .requiredOption('--vm <name>', 'VM to which the emulator belongs')
     .option('--platform <name>', 'Android platform (default: android-36)')
     .option('--image-type <name>', 'type of the system image (default: google_apis)')

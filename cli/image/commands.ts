@@ -12,7 +12,7 @@ export function addImageCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, IMAGE_KIND);
   addCreate(noun, terminal, IMAGE_KIND).option(
     '--size <size>',
-    'make an empty disk, for example of 120G or 100Gi; in GB without a unit',
+    'size of a new empty disk, for example 120G or 100Gi; in GB without a unit',
     diskSizeIn,
   );
 }
@@ -25,7 +25,7 @@ export function addISOCommands(noun: Command, terminal: Terminal): void {
 function addCreate(noun: Command, terminal: Terminal, kind: typeof IMAGE_KIND): Command {
   const word = kind.noun === 'image' ? 'image' : 'ISO';
   return addFileFlag(noun.command('create'))
-    .description(`Make an ${word}, or those of a file, and do not wait for the content`)
+    .description(`Make an ${word}, or all ${word}s of a file, and do not wait for the content`)
     .argument('[name]', `name of the ${word}`)
     .option('--copy-of <name>', `copy another ${word}`)
     .option('--reference <reference>', 'take the content from a registry')

@@ -17,22 +17,29 @@ export function addImageCacheCommands(noun: Command, terminal: Terminal): void {
     });
   noun
     .command('info')
-    .description('Show the hosts that have an image, get it or remove it')
+    .description('Show the hosts that have, fetch or remove an image')
     .argument('<image>', 'image of a registry, or an Image of the cluster')
     .action(async (image: string, _flags, command: Command) => {
       const { info } = await import('./show.ts');
       await info(terminal, command.optsWithGlobals<Globals>(), image);
     });
   for (const [action, description] of [
-    ['add', 'Let hosts keep an image. It does not wait for them'],
-    ['remove', 'Remove an image from hosts, when no VM needs it there any more. It does not wait for them'],
+    ['add', 'Let hosts keep an image. The command does not wait for the hosts'],
+    [
+      'remove',
+      'Remove an image from hosts as soon as no VM there needs the image. The command does not wait for the hosts',
+    ],
   ] as const) {
     noun
       .command(action)
       .description(description)
       .argument('<image>', 'image of a registry, or an Image of the cluster')
-      .option('--nodes <names>', 'hosts by name, with commas between them', listIn)
-      .option('--tags <tags>', 'hosts that have all of these tags now, with commas between them', listIn)
+      .option('--nodes <names>', 'names of hosts, with commas between them', listIn)
+      .option(
+        '--tags <tags>',
+        'tags, with commas between them; selects the hosts that now have all of these tags',
+        listIn,
+      )
       .addOption(new BooleanFlag('--all', 'all hosts of the namespace'))
       .action(async (image: string, flags: Selection, command: Command) => {
         const { changeCache } = await import('./change.ts');

@@ -9,8 +9,11 @@ import type { TargetFlags } from './target.ts';
 
 export function addLogin(command: Command, terminal: Terminal): void {
   addTargetFlags(command)
-    .option('--issuer <url>', 'identity provider, if the HTTP API does not name it')
-    .option('--client-id <id>', 'client at the identity provider, if the HTTP API does not name it')
+    .option('--issuer <url>', 'URL of the identity provider, if the HTTP API does not give one')
+    .option(
+      '--client-id <id>',
+      'ID of the client at the identity provider, if the HTTP API does not give one',
+    )
     .addOption(new BooleanFlag('--device', 'whether to show a code instead of opening a browser'))
     .action(async (flags: LoginFlags) => {
       const { login } = await import('./login.ts');
@@ -28,7 +31,7 @@ export function addLogout(command: Command, terminal: Terminal): void {
 export function addUserCommands(noun: Command, terminal: Terminal): void {
   addLogin(noun.command('login').description('Sign in at the identity provider of the cluster'), terminal);
   addLogout(noun.command('logout').description('Sign out'), terminal);
-  const get = noun.command('get-token').description('Write the token of the user, and nothing else');
+  const get = noun.command('get-token').description('Write only the token of the user');
   get.action(async () => {
     const { getToken } = await import('./token.ts');
     await getToken(terminal, get.optsWithGlobals<Globals>());
@@ -55,7 +58,10 @@ function addTargetFlags(command: Command): Command {
   return command
     .option('--api-url <url>', 'HTTP API of Berth (default: that of the settings)', addressIn)
     .option('--server <url>', 'API server (default: that of the HTTP API, or of the kubeconfig)')
-    .option('--certificate-authority <file>', 'private authority of these servers, as PEM');
+    .option(
+      '--certificate-authority <file>',
+      'file with the certificate of the private authority of these servers, as PEM',
+    );
 }
 
 function addressIn(text: string): string {

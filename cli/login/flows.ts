@@ -35,7 +35,7 @@ export async function signInByBrowser(
     // Providers give refresh tokens only with consent (OpenID Connect Core, section 11).
     prompt: 'consent',
   });
-  say(`Sign in with a browser on this machine. If none opens, open this address:\n\n  ${href}\n\n`);
+  say(`Sign in with a browser on this machine. If no browser opens, open this address:\n\n  ${href}\n\n`);
   openBrowser(href);
   const { url, end } = await loopback.arrival(withLimit(signal));
   let isDone = false;

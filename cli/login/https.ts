@@ -72,7 +72,7 @@ function unreachable(server: string, error: unknown): CommandError {
   const mistake = certificateMistake(error);
   return mistake !== undefined
     ? new CommandError(
-        `The certificate of the ${server} is not trusted: ${mistake}. Name its authority with --certificate-authority`,
+        `The certificate of the ${server} is not trusted: ${mistake}. Give the certificate of its authority with --certificate-authority`,
       )
     : new CommandError(
         `The ${server} does not answer: ${message}. Check the address and the network`,

@@ -67,12 +67,15 @@ export function entriesFor({ address, namespace }: Target, user: ContextEntries[
 function addressIn({ issuer, clientID, authority }: Target): Address {
   if (issuer === undefined) {
     throw new CommandError(
-      'The cluster names no identity provider. Name it with --issuer and --client-id, or use the token of a service account: berth user set-token TOKEN',
+      'The cluster names no identity provider. Give one with --issuer and --client-id, or use the token of a service account: berth user set-token TOKEN',
       EXIT.usage,
     );
   }
   if (clientID === undefined) {
-    throw new CommandError('Name the client at the identity provider with --client-id', EXIT.usage);
+    throw new CommandError(
+      'Give the ID of the client that the identity provider knows, with --client-id',
+      EXIT.usage,
+    );
   }
   return { issuer, clientID, ...(authority !== undefined && { authority }) };
 }

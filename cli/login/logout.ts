@@ -27,7 +27,9 @@ export async function logout(terminal: Terminal, globals: Globals): Promise<void
   const words = wasThere ? 'Signed out. Removed the context' : 'You were not signed in. There is no context';
   terminal.out(`${words} "${place.context}" of ${place.file}\n`);
   if (!isRevoked) {
-    terminal.err(`${printable(session.issuer)} could not be told. Copies of the session stay valid there\n`);
+    terminal.err(
+      `The command could not end the session at ${printable(session.issuer)}. Copies of the session stay valid there\n`,
+    );
   }
 }
 

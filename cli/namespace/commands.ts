@@ -16,7 +16,7 @@ export function addNamespaceCommands(noun: Command, terminal: Terminal): void {
   noun
     .command('create')
     .description('Create a namespace. The operator makes its role bindings')
-    .argument('<name>', 'its name, with the prefix of the namespaces of Berth')
+    .argument('<name>', 'name of the namespace, with the prefix of the namespaces of Berth')
     .addOption(new BooleanFlag('--enable-custom-pods', 'whether users may have Pods in the namespace'))
     .action(async (name: string, flags: { enableCustomPods?: boolean }, command: Command) => {
       const { create } = await import('./namespaces.ts');
@@ -25,7 +25,7 @@ export function addNamespaceCommands(noun: Command, terminal: Terminal): void {
     });
   noun
     .command('delete')
-    .description('Delete namespaces without hosts and VMs, and everything else in them')
+    .description('Delete namespaces that have no hosts and no VMs, with all their other objects')
     .argument('<names...>', 'their names')
     .action(async (names: string[], _flags, command: Command) => {
       const { remove } = await import('./namespaces.ts');

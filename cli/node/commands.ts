@@ -16,8 +16,12 @@ export function addNodeCommands(noun: Command, terminal: Terminal): void {
     .action(show);
   noun.command('get').description('Show hosts').argument('<names...>', 'their names').action(show);
   for (const [verb, description, isSet] of [
-    ['tag', 'Add a tag to a host, which has 64 at most', true],
-    ['untag', 'Remove a tag from a host. A tag from the configuration of the host returns by itself', false],
+    ['tag', 'Add a tag to a host. A host can have at most 64 tags', true],
+    [
+      'untag',
+      'Remove a tag from a host. If the configuration of the host has the tag, its agent adds the tag again',
+      false,
+    ],
   ] as const) {
     noun
       .command(verb)
@@ -31,9 +35,9 @@ export function addNodeCommands(noun: Command, terminal: Terminal): void {
   }
   noun
     .command('namespace')
-    .description('Give a host of the namespace to another one. No VM may run on it')
+    .description('Give a host of the namespace to another namespace. No VM may run on the host')
     .argument('<name>', 'name of the host')
-    .argument('<target>', 'namespace that gets the host. The default namespace gets it back')
+    .argument('<target>', 'namespace that receives the host. To return the host, give the default namespace')
     .action(async (name: string, target: string, _flags, command: Command) => {
       const { giveHost } = await import('./namespace.ts');
       await giveHost(terminal, command.optsWithGlobals<Globals>(), { name, target });

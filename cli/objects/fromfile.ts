@@ -61,7 +61,7 @@ function mistakeIn(object: unknown, type: Resource<KubeObject>): string | undefi
   const { apiVersion, kind, metadata } = (object ?? {}) as Partial<KubeObject>;
   if (apiVersion !== type.apiVersion || kind !== type.kind) {
     const found = printable(`${String(kind)} of ${String(apiVersion)}`);
-    return `it is ${found}, and must be ${type.kind} of ${type.apiVersion}`;
+    return `the object is ${found}, but must be ${type.kind} of ${type.apiVersion}`;
   }
   const { name, generateName, namespace = '' }: Record<string, unknown> = { ...metadata };
   return typeof (name ?? generateName) === 'string' && typeof namespace === 'string'
@@ -106,7 +106,7 @@ function placedIn<T extends KubeObject>(
   const own = metadata.namespace ?? namespace;
   if (globals.namespace && own !== namespace) {
     throw new CommandError(
-      `The file has an object of namespace ${printable(own)}, and --namespace is ${namespace}`,
+      `The file has an object of namespace ${printable(own)}, but --namespace is ${namespace}`,
       EXIT.usage,
     );
   }

@@ -28,7 +28,7 @@ export function addCommonVerbs<T extends KubeObject>(noun: Command, terminal: Te
   noun.command('get').description(`Show ${kind.plural}`).argument('<names...>', 'their names').action(show);
   noun
     .command('delete')
-    .description(`Delete ${kind.plural} and wait until nothing of them remains`)
+    .description(`Delete ${kind.plural} and wait until they are completely removed`)
     .argument('<names...>', 'their names')
     .addOption(new BooleanFlag('--wait', 'whether to wait (default: true)'))
     .action(async (names: string[], { wait = true }: { wait?: boolean }, command: Command) => {

@@ -117,7 +117,7 @@ function serverOf(url: string): Server {
 /** Returns a sentence with the names of flags instead of those of the fields of a request. */
 function inFlags(message: string): string {
   return message
-    .replace('Set replace to replace it', 'Use --replace to replace it')
+    .replace('set replace to true', 'use --replace')
     .replace('allowInsecure must be true', 'use --allow-insecure')
     .replace(/^must be/, 'The server must be');
 }

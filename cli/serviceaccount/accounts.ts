@@ -50,7 +50,10 @@ export async function remove(terminal: Terminal, globals: Globals, names: readon
 /** Returns the reference of the account. @throws CommandError for a name that no account can have. */
 export function accountIn(namespace: string, name: string): AccountRef {
   if (!isObjectName(name)) {
-    throw new CommandError(`${JSON.stringify(printable(name))} is no name of a service account`, EXIT.usage);
+    throw new CommandError(
+      `${JSON.stringify(printable(name))} is not a valid name of a service account`,
+      EXIT.usage,
+    );
   }
   return { namespace, name };
 }

@@ -24,7 +24,7 @@ export function addServiceAccountCommands(noun: Command, terminal: Terminal): vo
     });
   noun
     .command('delete')
-    .description('Delete service accounts. All their tokens end')
+    .description('Delete service accounts. All their tokens become invalid')
     .argument('<names...>', 'their names')
     .action(async (names: string[], _flags, command: Command) => {
       const { remove } = await import('./accounts.ts');
@@ -34,8 +34,10 @@ export function addServiceAccountCommands(noun: Command, terminal: Terminal): vo
     .command('token')
     .description('Make a token and write it to the standard output')
     .argument('<name>', 'name of the service account')
-    .option('--duration <time>', 'life of the token, for example 720h (default: 8760h)')
-    .addOption(new BooleanFlag('--no-expiration', 'let the token live as long as the cluster allows'))
+    .option('--duration <time>', 'lifetime of the token, for example 720h (default: 8760h)')
+    .addOption(
+      new BooleanFlag('--no-expiration', 'give the token the longest lifetime that the cluster allows'),
+    )
     .action(async (name: string, flags: TokenFlags, command: Command) => {
       const { token } = await import('./token.ts');
       await token(terminal, command.optsWithGlobals<Globals>(), { name, flags });

@@ -16,7 +16,7 @@ const NO_MACHINE: Readonly<Record<string, string>> = {
   Pulling: 'Wait until it runs',
   Cloning: 'Wait until it runs',
   Stopped: 'Start it with `vm start`',
-  Suspended: 'Go on with it by `vm resume`',
+  Suspended: 'Resume the VM with `vm resume`',
   Failed: 'Its conditions have the reason',
 };
 

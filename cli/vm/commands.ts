@@ -18,7 +18,7 @@ const POWER: readonly (readonly [PowerCommand, string])[] = [
   ['stop', 'Stop VMs. They keep their disk'],
   ['restart', 'Restart VMs'],
   ['suspend', 'Save the memory of VMs and stop them'],
-  ['resume', 'Go on with VMs that are suspended'],
+  ['resume', 'Resume VMs that are suspended'],
   ['revert', 'Reset the disks of VMs to their images. What the guests wrote is lost'],
 ];
 
@@ -31,7 +31,7 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
     },
   );
   addDeployFlags(
-    addFileFlag(noun.command('create')).description('Make a VM, or those of a file, and do not wait'),
+    addFileFlag(noun.command('create')).description('Make a VM, or all VMs of a file, and do not wait'),
   ).action(async (name: string | undefined, flags: DeployFlags, command: Command) => {
     const { create } = await import('./deploy.ts');
     await create(terminal, command.optsWithGlobals<Globals>(), { name, flags });
@@ -55,7 +55,7 @@ function addDeployFlags(command: Command): Command {
   return addMachineFlags(command)
     .argument('[name]', 'name of the VM, or the start of its name with --generate-name')
     .addOption(new BooleanFlag('--generate-name', 'let the cluster add five characters to the name'))
-    .option('--config <name>', 'VM config with the values that have no flag')
+    .option('--config <name>', 'VM config with values for the flags that are not given')
     .option('-p, --reserve-port <list>', 'reserved ports HOST:GUEST, with /tcp or /udp', listIn)
     .option('--system-serial <text>', 'serial number of the machine')
     .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', pairsIn)

@@ -102,7 +102,7 @@ export async function resize(
     }
     const vm = await client.mergePatch(VMS, { namespace, name }, change.patch, { signal });
     const sentence = () =>
-      `Requested a disk of ${size} for vm ${name}. A VM that runs gets it with its next start`;
+      `Requested a disk of ${size} for vm ${name}. A running VM gets the new size at its next start`;
     await report(terminal, globals, { kind: VM_KIND, objects: [vm], sentence });
   });
 }

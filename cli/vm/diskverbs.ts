@@ -23,7 +23,9 @@ export function addDiskVerbs(noun: Command, terminal: Terminal): void {
       const { save } = await import('./disk.ts');
       await save(terminal, command.optsWithGlobals<Globals>(), { name, imageName, ...workOf(flags) });
     });
-  addWorkFlags(noun.command('commit').description('Replace the content of the image of a VM by its disk'))
+  addWorkFlags(
+    noun.command('commit').description('Replace the content of the image of a VM with the disk of the VM'),
+  )
     .argument('<name>', 'name of the VM')
     .option('-d, --description <text>', 'new description of the image')
     .action(async (name: string, flags: WorkFlags, command: Command) => {

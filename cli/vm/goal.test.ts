@@ -36,7 +36,7 @@ it.each([
 it.each([
   [{ failure: { reason: 'StartFailed', message: 'no KVM', time: LATE } }, {}, {}, 'cannot run: no KVM'],
   [condition('Stalled', 'True'), {}, {}, 'cannot run: no image'],
-  [{ phase: 'Stopped' }, { powerState: 'Stopped' }, {}, 'is to be Stopped. Start it with vm start'],
+  [{ phase: 'Stopped' }, { powerState: 'Stopped' }, {}, 'has the powerState Stopped. Start it with vm start'],
   [{ phase: 'Running' }, {}, { deletionTimestamp: LATE }, 'is being deleted'],
 ])('ends for a VM that cannot run: %j %j %j', (status, spec, metadata, failure) => {
   expect(reached(vm(status, spec, metadata), goalIn('ready'))).toEqual({ failure: `VM mac ${failure}` });
@@ -49,7 +49,7 @@ it.each([
   ['suspended', 'Stopped', 'Suspend it with vm suspend'],
 ])('ends for a VM that is not to be %s but %s', (goal, powerState, advice) => {
   expect(reached(vm({ phase: 'Running' }, { powerState }), goalIn(goal))).toEqual({
-    failure: `VM mac is to be ${powerState}. ${advice}`,
+    failure: `VM mac has the powerState ${powerState}. ${advice}`,
   });
 });
 

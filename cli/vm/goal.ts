@@ -82,7 +82,7 @@ function failureOf(vm: VM, state: keyof typeof POWER): string | undefined {
   }
   const wanted = spec.powerState ?? 'Running';
   const { fit, advice } = POWER[state];
-  return fit.some((one) => one === wanted) ? undefined : `VM ${name} is to be ${wanted}. ${advice}`;
+  return fit.some((one) => one === wanted) ? undefined : `VM ${name} has the powerState ${wanted}. ${advice}`;
 }
 
 /** Returns the thing that the VM waits for, for people. */

@@ -42,7 +42,7 @@ export async function ssh(
   const args = await withCluster(terminal, globals, async (cluster) => {
     const { uid = '' } = (await runningVM(cluster, name, signal)).metadata;
     if (!UID.test(uid)) {
-      throw new CommandError(`The API server gave a UID for VM ${name} that is none: ${JSON.stringify(uid)}`);
+      throw new CommandError(`The API server gave VM ${name} an invalid UID: ${JSON.stringify(uid)}`);
     }
     const proxy = proxyCommand({ ...globals, namespace: cluster.namespace }, name);
     return sshArguments({

@@ -11,11 +11,11 @@ const SECONDS: Readonly<Record<string, number>> = { s: 1, m: 60, h: 3_600, d: 86
 export function addStreamCommands(noun: Command, terminal: Terminal): void {
   noun
     .command('exec')
-    .description('Run a command in a VM by its guest agent, and end with its exit code')
+    .description('Run a command in a VM with the guest agent, and end with the exit code of the command')
     .argument('<name>', 'name of the VM')
     .argument('<command...>', 'command after --, with its arguments')
     .addOption(new BooleanFlag('-i, --stdin', 'let the command read the standard input'))
-    .addOption(new BooleanFlag('-t, --tty', 'let the command have this terminal'))
+    .addOption(new BooleanFlag('-t, --tty', 'connect the command to this terminal'))
     .action(async (name: string, words: string[], flags: SessionFlags, command: Command) => {
       const { exec } = await import('./exec.ts');
       const { stdin = false, tty = false } = flags;
@@ -25,7 +25,7 @@ export function addStreamCommands(noun: Command, terminal: Terminal): void {
     .command('console')
     .description('Connect to the serial console of a VM. Ctrl+] leaves it')
     .argument('<name>', 'name of the VM')
-    .addOption(new BooleanFlag('-i, --stdin', 'send the standard input, although it is no terminal'))
+    .addOption(new BooleanFlag('-i, --stdin', 'send the standard input even if it is not a terminal'))
     .action(async (name: string, { stdin = false }: SessionFlags, command: Command) => {
       const { connectConsole } = await import('./console.ts');
       await connectConsole(terminal, command.optsWithGlobals<Globals>(), { name, stdin });
@@ -53,9 +53,13 @@ function addLogs(noun: Command, terminal: Terminal): void {
     .command('logs')
     .description('Show what a VM has written to its serial console')
     .argument('<name>', 'name of the VM')
-    .addOption(new BooleanFlag('-f, --follow', 'go on with what it writes later'))
+    .addOption(new BooleanFlag('-f, --follow', 'continue with the text that the VM writes later'))
     .option('--tail <lines>', 'only the last lines', wholeNumber)
-    .option('--since <time>', 'only lines of the last time, for example 90s, 5m, 2h or 1d', secondsIn)
+    .option(
+      '--since <time>',
+      'only lines that are not older than this time, for example 90s, 5m, 2h or 1d',
+      secondsIn,
+    )
     .action(async (name: string, flags: LogFlags, command: Command) => {
       const { logs } = await import('./logs.ts');
       await logs(terminal, command.optsWithGlobals<Globals>(), { name, flags });
@@ -69,7 +73,7 @@ function addPortForward(noun: Command, terminal: Terminal): void {
     .argument('<name>', 'name of the VM')
     .argument(
       '<ports...>',
-      'LOCAL:REMOTE, REMOTE, or :REMOTE for a free local port; the screen is vnc',
+      'LOCAL:REMOTE, REMOTE, or :REMOTE for a free local port; for the screen, REMOTE is vnc',
       pairIn,
     )
     .addOption(new BooleanFlag('--stdio', 'use the standard input and output instead of a local port'))
@@ -88,7 +92,7 @@ function addPortForward(noun: Command, terminal: Terminal): void {
 function addSSH(noun: Command, terminal: Terminal): void {
   noun
     .command('ssh')
-    .description('Log in to a VM by the ssh of this machine')
+    .description('Log in to a VM with the program ssh of this machine')
     .argument('<name>', 'name of the VM')
     .argument('[command...]', 'command after --, instead of a shell')
     .option('-u, --user <name>', 'user of the VM (default: ssh.user of the settings, or root)')

@@ -10,7 +10,9 @@ import { VM_CONFIG_KIND } from './kind.ts';
 
 export function addVMConfigCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, VM_CONFIG_KIND);
-  addMachineFlags(addFileFlag(noun.command('create').description('Make a VM config, or those of a file')))
+  addMachineFlags(
+    addFileFlag(noun.command('create').description('Make a VM config, or all VM configs of a file')),
+  )
     .argument('[name]', 'name of the VM config')
     .addOption(new Option('--type <architecture>', 'architecture of the VMs').choices(['arm64', 'amd64']))
     .action(async (name: string | undefined, flags: VMConfigFlags, command: Command) => {

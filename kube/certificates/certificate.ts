@@ -75,7 +75,9 @@ export function readKey(pem: string): Key {
   const key = createPrivateKey(pem);
   const curve = key.asymmetricKeyDetails?.namedCurve;
   if (key.asymmetricKeyType !== 'rsa' && curve !== 'prime256v1') {
-    throw new Error(`neither an RSA key nor one on P-256: ${key.asymmetricKeyType ?? ''} ${curve ?? ''}`);
+    throw new Error(
+      `the key is neither an RSA key nor an ECDSA key on P-256: ${key.asymmetricKeyType ?? ''} ${curve ?? ''}`,
+    );
   }
   return {
     algorithm: key.asymmetricKeyType === 'rsa' ? 'RSA' : 'ECDSA',

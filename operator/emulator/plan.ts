@@ -96,7 +96,7 @@ function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Bl
     return {};
   }
   if (isNameTaken) {
-    const message = `The Pod of a deleted Emulator of the name ${emulator.metadata.name} is still ending`;
+    const message = `The Pod of a deleted Emulator with the same name, ${emulator.metadata.name}, is still ending`;
     return { blocked: { reason: 'PodNameTaken', message } };
   }
   return fault === undefined ? { write: { kind: 'createPod', host } } : { blocked: fault };

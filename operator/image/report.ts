@@ -46,7 +46,7 @@ export function reportFault(task: Task | undefined, report: TaskReport): string 
     case 'push':
       return sizeFault(report) ?? pinnedFault(task.reference, report);
     case undefined:
-      return 'did a task that cannot be read';
+      return 'sent the report of a task that the operator cannot read';
     default:
       // There is nothing to check, because reports of other types of tasks name no content.
       return undefined;
@@ -83,7 +83,7 @@ function pinnedFault(asked: string, report: TaskReport): string | undefined {
   const isSame = digest === undefined || reference.endsWith(`@${digest}`);
   return (
     repositoryFault(asked, report) ??
-    (isSame ? undefined : `reported another digest in its reference than ${said(digest)}`)
+    (isSame ? undefined : `reported a reference whose digest is not ${said(digest)}`)
   );
 }
 
@@ -94,7 +94,7 @@ function pinnedFault(asked: string, report: TaskReport): string | undefined {
 function repositoryFault(asked: string, { reference }: TaskReport): string | undefined {
   const parts = readReference(asked);
   if (typeof parts === 'string') {
-    return 'did a task whose image reference is not valid';
+    return 'sent the report of a task whose image reference is not valid';
   }
   const repository = repositoryName(parts);
   const pinned = parts.digest;

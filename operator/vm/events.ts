@@ -57,7 +57,7 @@ export function recordDoubledIdentity(
  * time until which the client waited, in milliseconds since the epoch.
  */
 export function recordUnanswered(recorder: EventRecorder<SaidReason>, vm: VM, milliseconds: number): void {
-  const message = `The VM was deleted, because the client did not take the answer of its deployment before ${timestamp(milliseconds)}. Deploy it again`;
+  const message = `The VM was deleted, because the client that deployed the VM did not receive the answer before ${timestamp(milliseconds)}. Deploy the VM again`;
   recorder.event(vm, warning('DeployUnanswered', 'Ending', message));
 }
 

@@ -132,7 +132,7 @@ function scheduled({ vm, pod, portHolder, hosts }: Observed, { blocked }: Findin
   }
   const { reason, message } = schedulingReason(pod, { portHolder, hosts });
   const avoided = vm.status?.avoidedNodes ?? [];
-  const tried = avoided.length === 0 ? '' : `; it could not start on ${avoided.join(', ')}`;
+  const tried = avoided.length === 0 ? '' : `; the VM could not start on ${avoided.join(', ')}`;
   return {
     type,
     status: reason === 'Unschedulable' ? 'False' : 'Unknown',

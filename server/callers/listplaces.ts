@@ -65,12 +65,12 @@ export class ListPlaces {
 
   #refuse(user: string): void {
     if (this.#all.places >= PLACES) {
-      throw new StatusError(429, `${PLACES} lists are already being read or waiting. Try again later`);
+      throw new StatusError(429, `The limit of ${PLACES} requests for lists is reached. Try again later`);
     }
     if (this.#useOf(user).places >= USER_PLACES) {
       throw new StatusError(
         429,
-        `${USER_PLACES} lists of user ${user} are already being read or waiting. Try again later`,
+        `The limit of ${USER_PLACES} requests for lists of user ${user} is reached. Try again later`,
       );
     }
   }

@@ -45,7 +45,7 @@ export function addEmulatorRoutes(app: App, { own, waiting }: Services): void {
     COLLECTION,
     {
       schema: {
-        summary: 'Deploy an emulator beside a running VM and wait until it runs',
+        summary: 'Deploy an emulator on the host of a running VM, and wait until the emulator runs',
         description:
           'If the emulator does not run within the timeout, the answer has the status Pending, and the deployment continues.',
         tags,

@@ -66,7 +66,7 @@ function addReadRoutes(app: App, { type, one }: Kind, { config: { namespaces } }
     `${collection(type)}/:name`,
     {
       schema: {
-        summary: `Get an ${one} of a namespace. If there is none, of the default namespace`,
+        summary: `Get an ${one} of a namespace, or of the default namespace if the namespace has none of this name`,
         tags: tagsOf(one),
         params: objectParams,
         response: { 200: imageItemSchema },
@@ -101,7 +101,7 @@ function addCopyRoute(app: App, { type, one }: Kind, { config: { namespaces } }:
     `${collection(type)}/:name/copy`,
     {
       schema: {
-        summary: `Copy an ${one} of the namespace. If there is none, of the default namespace`,
+        summary: `Copy an ${one} of a namespace, or of the default namespace if the namespace has none of this name`,
         tags: tagsOf(one),
         params: objectParams,
         body: copyRequestSchema,

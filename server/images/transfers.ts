@@ -107,7 +107,7 @@ function addDownloadRoutes(app: App, { downloads, config: { namespaces } }: Serv
       `${NAMESPACE}/${type.plural}/:name/download`,
       {
         schema: {
-          summary: `Download an ${one} of a namespace as a file. If there is none, of the default namespace`,
+          summary: `Download an ${one} of a namespace as a file, or of the default namespace if the namespace has none of this name`,
           tags: [tag],
           params: objectParams,
           response: { 200: FILE_ANSWER },

@@ -92,7 +92,7 @@ export class Uploads {
         { err: error, object: `${namespace}/${name}` },
         'an object whose file did not arrive was not deleted',
       );
-      return `${what} was not deleted, so delete it`;
+      return `${what} still exists. Delete the ${type.kind}`;
     }
   }
 }

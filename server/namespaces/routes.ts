@@ -79,7 +79,7 @@ function addDeletion(app: App, { config: { namespaces }, own }: Services): void 
     NAMESPACE_PATH,
     {
       schema: {
-        summary: 'Delete a namespace without hosts and VMs, and everything else in it',
+        summary: 'Delete a namespace that has no hosts and no VMs, with all its other objects',
         tags,
         params: namespaceParams,
         response: { 200: statusSchema },

@@ -88,7 +88,7 @@ function addToken(app: App): void {
     {
       schema: {
         summary:
-          'Create a token of a service account. It becomes invalid when the service account is deleted',
+          'Create a token of a service account. The token becomes invalid when the service account is deleted',
         tags,
         params: accountParams,
         body: tokenRequestSchema,

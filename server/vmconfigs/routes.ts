@@ -32,7 +32,8 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
     `${COLLECTION}/:name`,
     {
       schema: {
-        summary: 'Get a VM config of a namespace. If there is none, of the default namespace',
+        summary:
+          'Get a VM config of a namespace, or of the default namespace if the namespace has none of this name',
         tags,
         params: objectParams,
         response: { 200: vmConfigItemSchema },

@@ -85,10 +85,10 @@ describe('the LZ4 streams of Apple', () => {
   });
 
   it.each([
-    ['that refer to what lies before their beginning', changed(17, 5), 19, 'before its beginning'],
-    ['that refer to where they are', changed(17, 0), 19, 'before its beginning'],
-    ['that refer before their beginning in a long block', referring(2), 100, 'before its beginning'],
-    ['that refer to where they are in a long block', referring(0), 100, 'before its beginning'],
+    ['that refer to what lies before their beginning', changed(17, 5), 19, 'before the beginning'],
+    ['that refer to where they are', changed(17, 0), 19, 'before the beginning'],
+    ['that refer before their beginning in a long block', referring(2), 100, 'before the beginning'],
+    ['that refer to where they are in a long block', referring(0), 100, 'before the beginning'],
     ['of an unknown block', changed(3, 0x32), 19, 'an unknown magic number'],
     ['whose block gives more than it says', changed(4, 15), 18, 'more than its header states'],
     ['whose block gives less than it says', changed(4, 17), 20, 'less than its header states'],

@@ -201,7 +201,9 @@ describe('vm why', () => {
   it('tells the last Events of a VM that is gone', async () => {
     const { code, out, err } = await berth('vm', 'why', 'unborn', '-o', 'json');
     expect([code, out]).toEqual([4, '']);
-    expect(err).toContain('error: vm "unborn" not found in namespace platform-default. It is gone');
+    expect(err).toContain(
+      'error: vm "unborn" not found in namespace platform-default. The VM no longer exists',
+    );
     expect(err).toMatch(/^ +\S+ +NATSelfHealFailed +.*rule 7 of another program drops packets$/m);
   });
 });

@@ -167,11 +167,16 @@ describe('create', () => {
     ]);
     expect(refused.map(({ code, err }) => [code, err])).toEqual([
       [1, expect.stringContaining('unknown field "spec.imgae"')],
-      [2, expect.stringMatching(/^error: -: object 2: it is VM of .*, and must be VMConfig of berth\.dev/)],
+      [
+        2,
+        expect.stringMatching(
+          /^error: -: object 2: the object is VM of .*, but must be VMConfig of berth\.dev/,
+        ),
+      ],
       [2, expect.stringMatching(/^error: -: object 2: /)],
       [2, expect.stringContaining('metadata needs a name')],
       [2, 'error: - has no object\n'],
-      [2, expect.stringMatching(/object of namespace platform-a, and --namespace is platform-default/)],
+      [2, expect.stringMatching(/object of namespace platform-a, but --namespace is platform-default/)],
       [2, expect.stringContaining('Use -f without a name and without other flags')],
       [2, expect.stringMatching(/^error: The file .*absent\.yaml does not exist\n$/)],
     ]);

@@ -390,7 +390,8 @@ describe('imagecache', () => {
       spec: { reference: image, targets: { excludeTags: ['new'] } },
     });
     const words = (node: string) => `Requested caching of ${image} on node ${node}\n`;
-    const refusal = (node: string) => `node ${node}: A tag of the host excludes it from this image\n`;
+    const refusal = (node: string) =>
+      `node ${node}: The host does not keep this image, because one of its tags is in excludeTags\n`;
     expect(await berth('imagecache', 'add', image, '--all')).toEqual({
       code: 1,
       out: words(first),
@@ -432,7 +433,7 @@ describe('imagecache', () => {
       [4, similar],
       [4, `error: image "registry.example/absent" not found on the hosts of namespace ${namespace}\n`],
       [3, expect.stringMatching(/cannot update resource "hosts\/imagecache".*Ask an admin of the namespace/)],
-      [3, expect.stringContaining('Members of a namespace need the HTTP API for this: give its address')],
+      [3, expect.stringContaining('Members of a namespace need the HTTP API of Berth for this command')],
     ]);
   });
 });

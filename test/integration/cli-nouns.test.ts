@@ -317,7 +317,10 @@ describe('members of a namespace', () => {
     expect(added).toEqual({ code: 0, out: `Successfully added credential for ${url}\n`, err: '' });
     expect(await json(['registry', 'list'])).toEqual([{ server: url, username: 'ci', allowInsecure: false }]);
     const again = await command.run(add, { ...options, input: 'other' });
-    expect([again.code, again.err]).toEqual([1, expect.stringContaining('Use --replace to replace it')]);
+    expect([again.code, again.err]).toEqual([
+      1,
+      expect.stringContaining('To overwrite the credential, use --replace'),
+    ]);
     const { code, err } = await command.run(add.slice(0, -1), options);
     expect([code, err]).toEqual([2, expect.stringContaining('Use --password-stdin')]);
     const { items } = await cluster.client().list(SECRETS, { namespace });

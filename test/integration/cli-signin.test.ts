@@ -292,7 +292,9 @@ describe('a token that the user brings', () => {
     const { code, out } = await berth(['user', 'get-token']);
     expect([code, out]).toEqual([3, '']);
     const version = await berth(['version']);
-    expect(version.err).toMatch(/^The cluster was not asked: Unauthorized: The token expired at \S+ .*\n$/);
+    expect(version.err).toMatch(
+      /^The versions of the cluster are not known: Unauthorized: The token expired at \S+ .*\n$/,
+    );
   });
 
   it('replaces no credentials of another program', async () => {

@@ -202,7 +202,7 @@ export class EmulatorProcess {
       const { uid } = this.#folder;
       this.#context.logger.debug(
         { uid, err: error },
-        'An emulator did not end when its console was asked to end it',
+        'An emulator did not end after the command "kill" on its console',
       );
       await this.#terminate(identity);
     } finally {

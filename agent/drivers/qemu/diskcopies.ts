@@ -190,7 +190,7 @@ export class DiskCopies {
     const take = async () => await takeSnapshot(qmp, drive);
     const { frozen, problems } = await this.#whileFrozen(hypervisor.guestAgent, signal, take);
     if (problems.length > 0) {
-      logger.warn({ uid, problems }, 'The freeze of a guest for a copy of its disk had problems');
+      logger.warn({ uid, problems }, 'The guest agent had problems with the freeze of the file systems');
     }
     const source = await serveSnapshot(qmp);
     onProgress(0);
@@ -206,7 +206,7 @@ export class DiskCopies {
       await work();
       return {
         frozen: false,
-        problems: ['The guest did not confirm earlier thaws, so it is not frozen again'],
+        problems: ['The guest did not confirm earlier thaws, so the host copies without a freeze'],
       };
     }
     const remember = async (frozen: boolean) => await this.#note({ frozen });

@@ -64,7 +64,8 @@ it.each([
   expect(screen && displayState(screen, 'QEMU is old')).toEqual({
     ready: false,
     reason: 'NoDPI',
-    message: 'The screen of the guest has 1920×1080 pixels. Its DPI is not set to 120: QEMU is old',
+    message:
+      'The screen of the guest has 1920×1080 pixels. The DPI of the screen is not set to 120: QEMU is old',
   });
 });
 
@@ -85,7 +86,7 @@ it('reports which part of a large screen VNC shows', () => {
     ready: false,
     reason: 'ScreenCropped',
     message:
-      'The screen of the guest has 3840×2160 pixels, but VNC shows only 2560×2048 of them. QEMU 9.1 or later shows all of them',
+      'The screen of the guest has 3840×2160 pixels, but VNC shows only 2560×2048 of them. QEMU 9.1 or later shows the whole screen',
   });
   expect(startedWith(plan(false, LARGE), AMD64).screen?.cropped).toBeUndefined();
   for (const [version, isCropped] of [

@@ -53,7 +53,9 @@ export class PortForwards {
         throw new StreamRefused('The machine does not run');
       }
       if (this.#open.size >= FORWARDS) {
-        throw new StreamRefused(`The machine has ${FORWARDS} forwarded ports; close another stream first`);
+        throw new StreamRefused(
+          `The machine already has ${FORWARDS} forwarded ports, which is the limit; close another stream first`,
+        );
       }
       const port = await this.#add(qmp, guestPort);
       return { port, close: async () => await this.#close(port, owner) };

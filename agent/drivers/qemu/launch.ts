@@ -49,7 +49,7 @@ export async function requireLogWriter(): Promise<void> {
     const timeoutMilliseconds = INTERPRETER_TIMEOUT_MILLISECONDS;
     await run(interpreter, ['-e', '1'], { environment: ENVIRONMENT, timeoutMilliseconds });
   } catch (error) {
-    const why = `The log writer of machines cannot run and needs ${interpreter} in ${ENVIRONMENT.PATH}`;
+    const why = `The program that writes the logs of machines cannot run. Install ${interpreter} in one of the folders ${ENVIRONMENT.PATH}`;
     throw new Error(`${why}: ${messageOf(error)}`, { cause: error });
   }
 }

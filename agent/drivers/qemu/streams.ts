@@ -13,7 +13,7 @@ import type { QemuMachine } from './machine.ts';
 import { FILES } from './state.ts';
 
 const NO_CONSOLE =
-  'An earlier release of the agent started this machine, and its console takes no input. Restart the machine once';
+  'This console accepts no input, because an earlier release of the agent started the machine. Restart the machine';
 const BUSY =
   'Another user types into this console. To read the output only, attach without input. To send input, wait until the other user has left';
 const NO_SCREEN = 'This machine has no screen. Set vnc.enabled to true, and restart the machine';

@@ -110,7 +110,7 @@ export function checkLayers({ layers }: Manifest, config: DiskConfig): void {
     throw invalid(`it has ${layers.length} layers, more than the allowed ${LAYER_LIMIT}`);
   }
   if (layers.length !== digests) {
-    throw invalid(`it has ${layers.length} layers, but digests for ${digests}`);
+    throw invalid(`it has ${layers.length} layers, but digests for ${digests} layers`);
   }
   const limit = compressedLimit(config['dev.berth.disk'].chunkSize);
   for (const [index, { mediaType, size }] of layers.entries()) {

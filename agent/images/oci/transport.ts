@@ -195,7 +195,7 @@ export function checkNoDowngrade(from: URL, to: URL, what: string): void {
   }
   throw new ReasonedError(
     'ImageFetchFailed',
-    `${what}: ${from.host} leads to ${to.protocol}//${to.host}, but a change from ${from.protocol}// to ${to.protocol}// is not allowed`,
+    `${what}: ${from.host} redirects to ${to.protocol}//${to.host}, but a change from ${from.protocol}// to ${to.protocol}// is not allowed`,
   );
 }
 

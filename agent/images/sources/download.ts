@@ -202,7 +202,7 @@ class Download {
     }
     await this.#startOver();
     if (!isWhole) {
-      const words = `${this.#what} answered ${status} with another part of the file than requested`;
+      const words = `${this.#what} answered ${status}, but did not send the requested part of the file`;
       throw new TransientError(new ReasonedError('ImageFetchFailed', words));
     }
     this.#source = sourceOf(headers);

@@ -121,7 +121,7 @@ export class HttpSource {
       // If the zeros do not become holes, the image uses more disk space, but its content is the same.
       logger.debug(
         { err: error, url: describeUrl(url) },
-        'The zeros of an image use disk space, because they could not be turned into holes',
+        'An image uses disk space for its zeros, because the host could not make a sparse file',
       );
     }
     await rename(fetched, target.disk);

@@ -162,8 +162,12 @@ describe('ports over WebSockets', () => {
   });
 
   it.each([
-    ['/', ['v4.channel.k8s.io'], '400 The query needs the parameter port, from 1 to 2 times\n'],
-    ['/?port=1,2,3', ['v4.channel.k8s.io'], '400 The query needs the parameter port, from 1 to 2 times\n'],
+    ['/', ['v4.channel.k8s.io'], '400 The query must have from 1 to 2 parameters with the name port\n'],
+    [
+      '/?port=1,2,3',
+      ['v4.channel.k8s.io'],
+      '400 The query must have from 1 to 2 parameters with the name port\n',
+    ],
     ['/?port=70000', ['v4.channel.k8s.io'], '400 The parameter port is not a number from 1 to 65535\n'],
     ['/?port=22', ['other'], '400 The client offers none of the protocols v4.channel.k8s.io\n'],
   ])('are refused for %s with %j', async (path, protocols, answer) => {

@@ -220,7 +220,10 @@ export function acceptPorts(
     .getAll('port')
     .flatMap((text) => text.split(',').map(parsePortNumber));
   if (ports.length === 0 || ports.length > limits.connections) {
-    throw new HttpError(400, `The query needs the parameter port, from 1 to ${limits.connections} times`);
+    throw new HttpError(
+      400,
+      `The query must have from 1 to ${limits.connections} parameters with the name port`,
+    );
   }
   if (ports.includes(undefined)) {
     throw new HttpError(400, 'The parameter port is not a number from 1 to 65535');

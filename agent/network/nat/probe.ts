@@ -245,9 +245,11 @@ function handedOver(child: ChildProcess): Promise<Socket> {
   return new Promise((resolve, reject) => {
     const fail = (why: string, cause?: unknown) =>
       reject(
-        new ReasonedError('NetworkUnavailable', `An end of the network probe could not be created: ${why}`, {
-          cause,
-        }),
+        new ReasonedError(
+          'NetworkUnavailable',
+          `The agent could not create one side of the network probe: ${why}`,
+          { cause },
+        ),
       );
     const timer = setTimeout(() => fail('unshare did not answer in time'), HANDOVER_TIMEOUT_MILLISECONDS);
     child.once('error', (error) => fail(error.message, error));

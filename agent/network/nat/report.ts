@@ -111,7 +111,7 @@ export function reportOn(
     const faults = [...general, ...(fault === undefined ? [] : [fault])];
     const message =
       faults.length === 0
-        ? `The ${one.what} is connected as ${one.address}; test packets come through`
+        ? `The ${one.what} is connected as ${one.address}; test packets reach their target`
         : faults.join('; ');
     machines[one.uid] = { healthy: faults.length === 0, message };
   }

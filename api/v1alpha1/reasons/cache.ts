@@ -36,7 +36,7 @@ export const CACHE_REASONS = {
     seen: { ImageCacheEntry: ['Ready'] },
     class: 'state',
     by: 'operator',
-    says: 'The targets of the entry name no host',
+    says: 'No host matches the targets of the entry',
   },
   CacheFailed: {
     seen: { ImageCacheEntry: ['Ready'] },

@@ -55,6 +55,6 @@ export const EMULATOR_REASONS = {
     class: 'mendable',
     by: 'agent',
     says: 'The host runs no emulators; the message has the reason',
-    todo: 'Set emulator.sdk in the configuration of the agent if the host is to run emulators',
+    todo: 'To run emulators on the host, set emulator.sdk in the configuration of its agent',
   },
 } as const;

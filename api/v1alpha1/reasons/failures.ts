@@ -54,7 +54,7 @@ export const FAILURES = {
     ofHost: true,
     by: 'agent',
     says: 'The network of the host could not be repaired',
-    todo: 'Remove the rule that the message names. Until you do, the host gets no VMs. Then create the VM or Emulator again',
+    todo: 'Remove the rule that the message names, then create the VM or Emulator again. While the rule exists, the host gets no VMs',
   },
   NetworkUnavailable: {
     seen: MACHINE_FAILURE,
@@ -130,8 +130,8 @@ export const FAILURES = {
     seen: { VM: ['Event'] },
     class: 'final',
     by: 'operator',
-    says: 'The client did not take the answer of the deployment before the time in berth.dev/answer-by, so the VM was deleted',
-    todo: 'Deploy the VM again; if it took too long, allow a longer timeout',
+    says: 'The client that deployed the VM did not receive the answer before the time in berth.dev/answer-by, so the VM was deleted',
+    todo: 'Deploy the VM again. If the deployment took too long, set a longer timeout',
   },
   AgentTooOld: {
     seen: { ...MACHINE_FAILURE, Image: ['Ready', 'Stalled', 'Event'] },
@@ -165,7 +165,7 @@ export const FAILURES = {
     seen: { VM: ['Stalled', 'Ready'] },
     class: 'final',
     by: 'operator',
-    says: 'No network driver of the hosts has the network mode of the VM',
+    says: 'No network driver of the hosts supports the network mode of the VM',
     todo: 'Create the VM with spec.network.mode NAT',
   },
   PortsNeedNAT: {

@@ -16,14 +16,14 @@ export const FAULTS = {
     class: 'passing',
     by: 'operator',
     says: 'The machine runs, but its guest is not ready. For an emulator: ADB does not answer',
-    todo: 'If this continues, look at the console of the guest',
+    todo: 'If the guest does not become ready, look at the console of the guest',
   },
   GuestNotReady: {
     seen: { Pod: ['Ready'] },
     class: 'passing',
     by: 'agent',
     says: 'The machine runs, but the check in spec.readiness fails',
-    todo: 'If this continues, look at the console of the guest',
+    todo: 'If the guest does not become ready, look at the console of the guest',
   },
   SecretNotFound: {
     seen: { VM: ['UserDataReady', 'Ready'], Pod: ['berth.dev/UserData', 'waiting'] },
@@ -37,7 +37,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent',
     says: 'The host could not read the Secret in spec.userDataSecretRef from the API server. The host tries again',
-    todo: 'If this continues, check the connection of the host to the API server',
+    todo: 'If the fault continues, check the connection of the host to the API server',
   },
   UserDataInvalid: {
     seen: { VM: ['UserDataReady', 'Ready'], Pod: ['berth.dev/UserData', 'waiting'] },
@@ -98,7 +98,7 @@ export const FAULTS = {
     seen: { Pod: ['PodResizePending'] },
     class: 'passing',
     by: 'agent',
-    says: 'The host has too little free CPU or memory for the new size of the machine now',
+    says: 'At present, the host has too little free CPU or memory for the new size of the machine',
     todo: 'Free CPU and memory on the host, or request a smaller size',
   },
   Infeasible: {
@@ -134,7 +134,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent',
     says: 'The Secret with the VNC password does not exist yet, or it belongs to an earlier VM of the same name',
-    todo: 'If this continues, read the message and delete a Secret that has the name',
+    todo: 'If the fault continues, and a Secret with the name in the message exists, delete this Secret',
   },
   ConfigNotFound: {
     seen: { VM: ['Scheduled', 'Ready', 'Event'] },

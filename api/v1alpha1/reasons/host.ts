@@ -48,7 +48,7 @@ export const HOST_REASONS = {
     class: 'state',
     by: 'agent',
     says: 'The host repaired its network; the message names the fault',
-    todo: 'If it happens again, find out which program changes the network of the host',
+    todo: 'If the fault happens again, find out which program changes the network of the host',
   },
   NotMarkedAsHost: {
     seen: { Node: ['Event'] },

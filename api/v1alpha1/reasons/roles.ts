@@ -4,7 +4,7 @@ export const ROLE_REASONS = {
     seen: { RoleBinding: ['Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The RoleBinding binds another role than the role of its name, so the operator does not change it',
+    says: 'The RoleBinding does not bind the role that has its name, so the operator does not change the RoleBinding',
     todo: 'Delete the RoleBinding. The operator creates it again',
   },
 } as const;

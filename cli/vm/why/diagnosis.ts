@@ -130,7 +130,7 @@ function deletion({ vm }: Seen): Problem | undefined {
         reason: 'Terminating',
         message: 'The VM is being deleted',
         todo: [
-          'Wait until it is gone, and create it again. If its host is away, the deletion waits for the host',
+          'Wait until the VM no longer exists, then create the VM again. If its host does not report, the deletion waits for the host',
         ],
       };
 }
@@ -238,7 +238,7 @@ function waitsFor(vm: VM, phase: string): string {
 
 function patience(phase: string): string {
   return phase === 'Pending'
-    ? 'Wait. If this stays for a minute, check that the operator and the scheduler of the cluster run'
+    ? 'Wait. If the VM is still Pending after a minute, check that the operator and the scheduler of the cluster run'
     : 'Wait. The host is at work';
 }
 

@@ -46,7 +46,7 @@ export function pageOfGone(
   now = Date.now(),
 ): string {
   const rows = aligned(events.map((event) => eventRow(event, now))).trimEnd();
-  return `vm "${name}" not found in namespace ${namespace}. It is gone, and its last events were:\n${rows}`;
+  return `vm "${name}" not found in namespace ${namespace}. The VM no longer exists. Its last events were:\n${rows}`;
 }
 
 function eventRow({ time, reason, count, message }: Shown, now: number): string[] {

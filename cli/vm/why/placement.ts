@@ -16,7 +16,7 @@ const ADVICE: Readonly<Record<Obstacle, string>> = {
   cpu: 'Ask for fewer processors, delete VMs, or add hosts',
   memory: 'Ask for less memory, delete VMs, or add hosts',
   disk: 'Ask for a smaller disk, delete VMs, or add hosts',
-  port: 'Reserve another port of the host, or delete the VM that holds it',
+  port: 'Reserve another port of the host, or delete the VM that holds the current port',
   nat: 'The network of a host is broken: an admin has to repair the host, and its Node says what is wrong',
   dedicated: 'Hosts belong to other namespaces: ask an admin for a host of this namespace',
   unreachable: 'Hosts are silent: an admin has to look at the hosts and their agents',
@@ -46,7 +46,7 @@ function matchAdvice(pod: Pod | undefined, hosts: readonly Node[] | undefined): 
   const named = (unmet.length > 0 ? unmet : requests).map(({ text }) => text).join(', ');
   const known = unmet.length > 0 ? 'No host has' : 'The VM requests';
   return named === ''
-    ? ['Ask an admin whether the cluster has hosts: none can take this VM']
+    ? ['No host can take this VM: ask an admin whether the cluster has hosts']
     : [`${known} ${named}: change the VM, or ask an admin for such a host`];
 }
 

@@ -90,7 +90,7 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
     await untilConsole(machine, PRINTED);
     expect(existsSync(at('serial.0.log'))).toBe(false);
     await expect(machine.driver.connectConsole(machine.folder, { input: false })).rejects.toThrow(
-      'Restart the machine once',
+      'Restart the machine',
     );
     await terminate(await machine.pid());
     expect(await machine.state()).toMatchObject({

@@ -65,7 +65,7 @@ export class Writer {
     }
     const number = NUMBERS[type];
     if (number?.write === undefined) {
-      throw new Error(`Calls have no values of the D-Bus type ${type}`);
+      throw new Error(`The D-Bus type ${type} is not supported in calls`);
     }
     this.align(number.bytes);
     const bytes = Buffer.alloc(number.bytes);
@@ -144,7 +144,7 @@ export class Reader {
   #any(depth: number): Value {
     const type = this.#text('y');
     if (type === '' || endOfType(type, 0) !== type.length) {
-      throw new DBusFormatError('A value of any type has not exactly one type');
+      throw new DBusFormatError('A D-Bus variant does not have exactly one type');
     }
     return this.value(type, depth + 1);
   }
@@ -167,7 +167,7 @@ export class Reader {
       items.push(this.value(type, depth + 1));
     }
     if (this.at !== end) {
-      throw new DBusFormatError('An array does not end with one of its items');
+      throw new DBusFormatError('The last item of a D-Bus array reaches beyond the end of the array');
     }
     return items;
   }
@@ -215,5 +215,5 @@ function endOfType(signature: string, start: number): number {
       return at + 1;
     }
   }
-  throw new DBusFormatError('A signature has a type without an end');
+  throw new DBusFormatError('A D-Bus signature has an incomplete type');
 }

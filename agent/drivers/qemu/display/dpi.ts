@@ -67,7 +67,10 @@ export class DisplayDpi {
     const following = new AbortController();
     this.#following = following;
     this.#keep(how, following.signal).catch((error: unknown) => {
-      this.#context.logger.error({ uid: this.#folder.uid, err: error }, 'The DPI of a machine is not kept');
+      this.#context.logger.error(
+        { uid: this.#folder.uid, err: error },
+        'The agent no longer sets the DPI of the screen of a machine',
+      );
     });
   }
 
@@ -164,10 +167,10 @@ export function displayState({ display, cropped }: Screen, fault?: string): Disp
   }
   const { width, height, dpi } = display;
   const has = `The screen of the guest has ${width}×${height} pixels`;
-  const dpiFault = fault === undefined ? [] : [`Its DPI is not set to ${dpi}: ${fault}`];
+  const dpiFault = fault === undefined ? [] : [`The DPI of the screen is not set to ${dpi}: ${fault}`];
   if (cropped !== undefined) {
     const shows = `${has}, but VNC shows only ${cropped.width}×${cropped.height} of them`;
-    const message = [shows, `QEMU 9.1 or later shows all of them`, ...dpiFault].join('. ');
+    const message = [shows, `QEMU 9.1 or later shows the whole screen`, ...dpiFault].join('. ');
     return { ready: false, reason: 'ScreenCropped', message };
   }
   return fault === undefined

@@ -88,7 +88,7 @@ export async function connectDisplay(folder: string, signal: AbortSignal): Promi
   try {
     const [code] = (await once(child, 'exit', { signal })) as [number | null];
     if (code !== 0) {
-      throw new DBusError(`QEMU took no D-Bus connection: ${(await words).trim()}`);
+      throw new DBusError(`QEMU did not accept the D-Bus connection: ${(await words).trim()}`);
     }
     return await DBusConnection.open(socket);
   } catch (error) {

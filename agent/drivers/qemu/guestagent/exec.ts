@@ -59,7 +59,7 @@ type Status = z.infer<typeof statusSchema>;
 export async function executeInGuest(agent: GuestAgent, command: GuestCommand): Promise<GuestCommandResult> {
   const { signal, input } = command;
   if (input !== undefined && input.length > INPUT_LIMIT_BYTES) {
-    throw new StreamRefused(`The input of a command in a guest has at most ${INPUT_LIMIT_BYTES} bytes`);
+    throw new StreamRefused(`The standard input of the command is longer than ${INPUT_LIMIT_BYTES} bytes`);
   }
   let budget = RECEIVE_LIMIT_BYTES;
   const use = async <T>(
@@ -88,7 +88,9 @@ export async function executeInGuest(agent: GuestAgent, command: GuestCommand): 
     );
     silences = next === undefined ? silences + 1 : 0;
     if (silences === SILENCE_LIMIT) {
-      throw new StreamRefused(`${SILENT} any more. Check in the guest whether the command still runs`);
+      throw new StreamRefused(
+        'The guest agent of the machine no longer answers. Check in the guest whether the command still runs',
+      );
     }
     status = next ?? status;
   }

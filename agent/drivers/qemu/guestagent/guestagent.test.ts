@@ -62,7 +62,7 @@ describe('a freeze', { timeout: 10_000 }, () => {
     expect(await freeze).toEqual({ frozen: true, problems: [] });
     expect(await silent).toEqual(
       new StreamRefused(
-        'A stop or copy of the VM ended the wait for the command. Check in the guest whether the command still runs',
+        'The host no longer waits for the command, because a stop or copy of the VM began. Check in the guest whether the command still runs',
       ),
     );
     expect(await Promise.all(later)).toMatchObject([{ exitCode: 0 }, { exitCode: 0 }]);

@@ -11,7 +11,7 @@ import { GuestConnection } from './connection.ts';
  */
 const PATIENCE_MILLISECONDS = 5_000;
 const INTERRUPTED =
-  'A stop or copy of the VM ended the wait for the command. Check in the guest whether the command still runs';
+  'The host no longer waits for the command, because a stop or copy of the VM began. Check in the guest whether the command still runs';
 
 /** Work with a guest agent. The connection is undefined if no guest agent answers. */
 type Work<T> = (connection: GuestConnection | undefined, signal: AbortSignal) => Promise<T>;

@@ -201,7 +201,7 @@ export class SpdyConnection implements StreamOwner {
       throw new ProtocolError(`a stream has id ${id}; the next id is odd and larger than ${this.#last}`);
     }
     if ((flags & ~FIN) !== 0) {
-      throw new ProtocolError(`stream ${id} has the flags ${flags}; the only flag is ${FIN}`);
+      throw new ProtocolError(`stream ${id} has the flags ${flags}; the only allowed flag is ${FIN}`);
     }
     // Later headers refer to these headers, so these headers are unpacked even if the stream is refused.
     const headers = await this.#headers.read(body.subarray(SYN_STREAM_BYTES));
