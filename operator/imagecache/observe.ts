@@ -10,7 +10,7 @@ import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
 import { asksForSlot, holdsSlot, slotsOf } from '../tasks/slots.ts';
 import { PODS_BY_NODE } from '../vm/podstate.ts';
-import { completionOf } from '../tasks/outcome.ts';
+import { isSeenAlive, type TaskOutcome, taskOutcome } from '../tasks/outcome.ts';
 import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from '../tasks/placement.ts';
 import { resolveImage } from './image.ts';
@@ -93,8 +93,23 @@ function cacheJob(job: Job, pod: Pod | undefined): CacheJob {
     attempt: annotations[ATTEMPT_ANNOTATION] ?? '',
     isParked: job.spec.activeDeadlineSeconds === PARKED_SECONDS,
     isScheduled: pod?.spec.nodeName !== undefined,
-    outcome: completionOf(job, pod),
+    outcome: outcomeOf(job, pod),
   };
+}
+
+/**
+ * Returns the outcome of a Job. If the Job is complete, it has succeeded, even if its Pod was removed. Otherwise the Pod has the
+ * result.
+ */
+function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
+  const outcome = taskOutcome(job, pod);
+  const complete = job.status?.conditions?.find(
+    ({ type, status }) => type === 'Complete' && status === 'True',
+  );
+  const isOver = outcome.kind === 'succeeded' || outcome.kind === 'failed';
+  return isOver || complete === undefined || isSeenAlive(pod)
+    ? outcome
+    : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
 }
 
 /** Returns the name of the other entry for which hosts keep the image. The result is undefined if hosts keep the image for this entry. */

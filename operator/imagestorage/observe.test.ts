@@ -75,14 +75,6 @@ function endOf(one: Job, pods: Pod[]) {
 }
 
 describe('a removal', () => {
-  it('that is complete has ended, even if its Pod was removed', () => {
-    const complete = job({ type: 'Complete' });
-    expect(endOf(complete, [])).toEqual({ kept: undefined });
-    // The Pod will report whether the host kept the content.
-    const alive = pod('done', 9, undefined);
-    expect(endOf(complete, [{ ...alive, status: { ...alive.status, phase: 'Running' } }])).toBeUndefined();
-  });
-
   it('that failed once goes on, because the Job controller tries it again', () => {
     expect(endOf(job(), [failed('a', 1, 'refused')])).toBeUndefined();
   });

@@ -11,7 +11,7 @@ import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import { isRemoval, recordedPlace } from '../image/removalrecord.ts';
-import { completionOf } from '../tasks/outcome.ts';
+import { taskOutcome } from '../tasks/outcome.ts';
 import { podsOf } from '../tasks/owner.ts';
 import { type Needs, needsOf } from './needs.ts';
 import type { Removal, RemovalEnd } from './plan.ts';
@@ -46,7 +46,7 @@ function endOf(job: Job, taskPods: Informer<Pod>): RemovalEnd | undefined {
     return undefined;
   }
   const newest = podsOf(job, taskPods).toSorted(byAge).at(-1);
-  const outcome = completionOf(job, newest);
+  const outcome = taskOutcome(job, newest);
   switch (outcome.kind) {
     case 'succeeded':
       return { kept: outcome.report.kept };

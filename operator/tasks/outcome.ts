@@ -33,21 +33,6 @@ export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {
   return pod?.status?.phase === 'Running' ? running(pod) : { kind: 'waiting', message: waitingFor(pod) };
 }
 
-/**
- * Returns the outcome of a task whose report may be missing. A complete Job has succeeded, even if its Pod was removed before the operator
- * saw the Pod's end.
- */
-export function completionOf(job: Job, pod: Pod | undefined): TaskOutcome {
-  const outcome = taskOutcome(job, pod);
-  const complete = job.status?.conditions?.find(
-    ({ type, status }) => type === 'Complete' && status === 'True',
-  );
-  const isOver = outcome.kind === 'succeeded' || outcome.kind === 'failed';
-  return isOver || complete === undefined || isSeenAlive(pod)
-    ? outcome
-    : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
-}
-
 function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
   const terminated = pod?.status?.containerStatuses?.[0]?.state?.terminated;
   if (terminated === undefined) {
@@ -78,7 +63,7 @@ function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
  * Returns true if, according to the caches, the Pod exists, has not ended and is not being deleted. Such a Pod will later report the end of
  * the task.
  */
-function isSeenAlive(pod: Pod | undefined): boolean {
+export function isSeenAlive(pod: Pod | undefined): boolean {
   const phase = pod?.status?.phase ?? 'Pending';
   return pod !== undefined && pod.metadata.deletionTimestamp === undefined && ALIVE.has(phase);
 }
