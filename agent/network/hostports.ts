@@ -1,6 +1,6 @@
 /**
- * Checks the host ports that machines reserve: whether a port is allowed, whether it is free, and whether another process listens on it.
- * A bind shows whether a port is free. The kernel's lists of sockets in /proc/net show other processes that listen.
+ * Checks whether the host ports that machines reserve are allowed and free, and whether another process listens on them. To learn whether a
+ * port is free, the agent binds it. To find listening processes, the agent reads the kernel's lists of sockets in /proc/net.
  */
 import { createSocket } from 'node:dgram';
 import { open } from 'node:fs/promises';
@@ -51,7 +51,7 @@ export function faultsOf(rules: PortRules, ports: readonly MachinePort[]): strin
   return faults.length === 0 ? undefined : `${denied}: ${faults.join('; ')}`;
 }
 
-/** Returns why the configuration does not allow the port. The ranges of automatic ports need not be reservable. */
+/** Returns why the configuration denies the port. A port that the host chose (`automatic`) need not be reservable. */
 function faultOf(rules: PortRules, { automatic, hostPort }: MachinePort): string | undefined {
   return automatic === true ? whyDenied(rules, hostPort) : whyNotReservable(rules, hostPort);
 }
@@ -150,7 +150,7 @@ interface Listener {
   inode: string;
 }
 
-/** Lists of sockets in /proc/net (see `proc_net_tcp` in the kernel's documentation). `state` is the code of a socket for any peer. */
+/** Lists of sockets in /proc/net (see `proc_net_tcp` in the kernel's documentation). `state` means: accepts any peer. */
 const LISTS = [
   { file: 'tcp', protocol: 'TCP', state: '0A' },
   { file: 'tcp6', protocol: 'TCP', state: '0A' },
@@ -158,7 +158,7 @@ const LISTS = [
   { file: 'udp6', protocol: 'UDP', state: '07' },
 ] as const;
 
-/** Number of bytes that are read at once from a list of sockets in /proc/net. They describe about a hundred sockets. */
+/** Number of bytes that are read at once from a list of sockets in /proc/net. This is enough for about a hundred sockets. */
 const CHUNK_BYTES = 16 * 1024;
 
 const EVERY_IPV4 = '00000000';
@@ -205,8 +205,8 @@ function parseLine(line: string): Line | undefined {
 }
 
 /**
- * Reads the listening sockets of one list in /proc/net. A TCP list has all listening sockets before the first connected socket. The read
- * stops at that socket, because a host may have thousands of connections.
+ * Reads the listening sockets of one list in /proc/net. A TCP list begins with all listening sockets. The function stops at the first
+ * connected socket, because there may be thousands.
  */
 async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
   const file = await open(`/proc/self/net/${list.file}`);
@@ -281,8 +281,8 @@ export class PortWatch {
   }
 
   /**
-   * Returns the fault if the port is in use. The function tries to bind the port, because only the kernel knows whether an IPv6 socket
-   * accepts IPv4.
+   * Returns the fault if the port is in use. The lists of sockets do not show whether an IPv6 socket accepts IPv4, so the function tries to
+   * bind the port.
    */
   async #whyTaken(port: MachinePort): Promise<string | undefined> {
     try {

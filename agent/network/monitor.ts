@@ -73,9 +73,9 @@ export class NetworkMonitor {
   }
 
   /**
-   * Resolves with the report of a check that includes this machine, or that found a fault of all machines. A check under way may have begun
-   * before the machine was attached, so a second check can follow. A faulty check is not repeated, because the number of consecutive faulty
-   * checks matters.
+   * Resolves with a report that includes this machine, or that shows a fault of all machines. If a check is under way, it may have begun
+   * before the machine was attached. A second check then follows. After a fault of all machines, no second check follows, because the agent
+   * counts consecutive faulty checks.
    */
   async checkOf(uid: string): Promise<NetworkReport> {
     const report = await this.check();

@@ -70,7 +70,7 @@ export class AttachmentFiles {
   async save({ machines, namespaces }: Wanted): Promise<void> {
     await mkdir(join(this.#machines, '..'), { recursive: true });
     await write(this.#machines, { attachments: machines });
-    // A host without programs in namespaces has the same files as under an earlier release.
+    // If no program is in a namespace, the host has the same files as under an earlier release.
     await (namespaces.length > 0 ? write(this.#namespaces, { namespaces }) : remove(this.#namespaces));
   }
 

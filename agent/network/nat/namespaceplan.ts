@@ -28,7 +28,8 @@ export interface NamespacesObserved {
 
 /**
  * Repair of a namespace. `device` is the name of the namespace's file and of its device on both sides. One repair configures everything on
- * one side, because the start of a program takes longer than all settings together. `missing` names the missing settings for users.
+ * one side with a single command, because each start of a command takes longer than all settings together. `missing` names the missing
+ * settings for users.
  */
 export type NamespaceRepair =
   | { kind: 'createNamespace'; device: string }

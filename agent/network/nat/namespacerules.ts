@@ -14,12 +14,12 @@ import {
   reservedDestination,
 } from './rulewords.ts';
 
-/** Address and port of a namespace that its peer and others reach. */
+/** Returns the match for packets to the exposed port of a namespace. */
 function exposed({ address, exposedPort }: NamespaceAttachment): string {
   return `ip daddr ${address} tcp dport ${exposedPort}`;
 }
 
-/** Returns a match for the connections of each namespace's peer to it. A peer that is not attached has no address and no match. */
+/** Returns one match for each namespace with an attached peer: the connections from the peer to the exposed port. */
 export function peerMatches({ machines, namespaces }: Wanted): string[] {
   return namespaces.flatMap((one) => {
     const peer = machines.find(({ uid }) => uid === one.peer);
@@ -51,8 +51,8 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 /**
  * Returns the table of the host for namespaces; empty without namespaces. This table is separate from the other tables, because an earlier
  * release of the agent replaces the other tables without rules for namespaces. Thus programs that continue to run stay confined. Each
- * packet is checked twice. The reason is that rules of other programs can translate a permitted address (for example of a Service) into a
- * forbidden address.
+ * packet is checked twice, because rules of other programs can translate a permitted address (for example of a Service) into a forbidden
+ * address.
  */
 export function namespaceTable(layout: Layout, wanted: Wanted): string {
   const { bridge, gateway, subnet, probe } = layout;

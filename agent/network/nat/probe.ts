@@ -85,7 +85,7 @@ export class Probe {
     });
     this.#outer = await openEndpoint({
       device: probe.outerPort,
-      // The outer end has no route to the guests, so it can answer only if the sender's address was translated.
+      // The outer end has no route to guests, so it can answer only packets whose sender address the host has translated.
       configuration: [
         `address add ${probe.outerAddress}/${probe.outerSubnet.prefix} dev eth0`,
         `route add local ${addressAt(probe.outerSubnet, OUTER_FIRST)}/25 dev lo`,
@@ -144,7 +144,7 @@ export class Probe {
     return this.#sent(this.#inner, { payload: query, port: DNS_PORT, address: gateway }, answered);
   }
 
-  /** Makes the inner end send the token back to its sender once. */
+  /** Prepares the inner end to answer one test packet: when the packet with the token arrives, the inner end sends the token back. */
   #answerOnce(token: Buffer): void {
     const waiters = this.#innerWaiters;
     const waiter: Waiter = {
@@ -175,7 +175,8 @@ export class Probe {
         waiters.delete(waiter);
         resolve(false);
       };
-      // If this process was busy, Node.js runs timers before it reads packets. setImmediate lets it read waiting packets first.
+      // After a busy period, Node.js runs timers before it reads packets. With setImmediate, Node.js reads the waiting packets before
+      // `giveUp` runs.
       const timer = setTimeout(() => setImmediate(giveUp), ANSWER_TIMEOUT_MILLISECONDS);
       waiters.add(waiter);
     });
