@@ -14,8 +14,8 @@ import { holdPorts } from './ports.ts';
 import { recordOfVM } from './vmmachine.ts';
 
 /**
- * Number of further network checks after the first check that found a fault. After these checks, a start fails. Each check also repairs the
- * network.
+ * Number of further network checks after the first check that found a fault. Each check also repairs the network. If all these checks find
+ * a fault, the start fails.
  */
 const HEAL_ATTEMPTS = 3;
 const HEAL_PAUSE_MILLISECONDS = 500;

@@ -79,7 +79,10 @@ function live(situation: Situation, now: number): Step {
   return step.kind === 'settled' || step.kind === 'wait' ? (forDisk(situation) ?? step) : step;
 }
 
-/** Returns the pause or unpause that the disk guard requests, if it is not done yet. Other planned steps have priority. */
+/**
+ * Returns the pause or unpause that the disk guard requests, unless the machine is already paused or unpaused. Other planned steps have
+ * priority.
+ */
 function forDisk({ state, diskWish }: Situation): Step | undefined {
   if (state.kind !== 'running' || diskWish === undefined || state.paused === (diskWish === 'pause')) {
     return undefined;
@@ -95,8 +98,8 @@ function leave(situation: Situation, graceMilliseconds: number): Step {
 }
 
 /**
- * Returns whether an emulator still has its Linux user. When the data of a failed emulator is removed, the user becomes free, even if the
- * emulator was never started.
+ * Returns whether an emulator still has its Linux user. While a failed emulator has a user, its data must be removed, so that the user
+ * becomes free. An emulator has a user even before its first start.
  */
 function holdsUser({ emulator, runAs }: Readonly<MachineRecord>): boolean {
   return emulator !== undefined && runAs !== undefined;
@@ -129,7 +132,7 @@ function failureOf(situation: Situation, now: number): MachineFailure | undefine
 function noticed(situation: Situation, now: number): Partial<MachineRecord> | undefined {
   const { record, state } = situation;
   if (state.kind === 'running') {
-    // If the record has no start, the agent started the machine, and was restarted before it saved the start.
+    // If the record has no start time, the agent was restarted after it had started the machine and before it saved the time.
     const startedAt = record.startedAt ?? timestamp(now);
     return record.running
       ? undefined

@@ -1,4 +1,7 @@
-/** Checks whether a guest is ready: whether its guest agent answers, or whether it accepts TCP connections on a port. The VM chooses. */
+/**
+ * Checks whether a guest is ready: whether its guest agent answers, or whether it accepts TCP connections on a port. The spec of the VM
+ * selects one of these checks.
+ */
 import { connect, type Socket } from 'node:net';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
@@ -110,7 +113,8 @@ export class ReadinessProber {
   }
 
   /**
-   * If the Pod's machine runs, starts its checks. Otherwise ends the checks. Until the first result, the Pod's condition `Ready` applies.
+   * If the Pod's machine runs, starts its checks. Otherwise ends the checks. Until the first result, the readiness comes from the Pod's
+   * condition `Ready`.
    */
   follow(pod: Readonly<Pod>, runtime: Runtime, forwardAddress: string): void {
     const { machine } = runtime.record;
@@ -186,8 +190,8 @@ async function answers({ host, port, forwarded }: Target): Promise<boolean> {
 }
 
 /**
- * Returns whether the guest itself has accepted a connection that the hypervisor accepted first. If the guest has accepted it, the
- * guest sends data, or keeps the connection open until the agent closes its half.
+ * Returns whether a program in the guest has accepted a connection that the hypervisor forwards. The hypervisor accepts every connection
+ * itself, so the function looks for signs of the guest. The guest sends data, or keeps the connection open until the agent closes its half.
  */
 async function isHeld(socket: Socket): Promise<boolean> {
   const unasked = await next(socket, HOLD_MILLISECONDS);

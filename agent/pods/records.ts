@@ -51,7 +51,10 @@ const recordSchema = z.looseObject({
 });
 
 export class RecordStore {
-  /** Files that were unreadable at the start of the agent. The files stay unchanged until {@link replaceDamaged}. */
+  /**
+   * Files that were unreadable at the start of the agent. {@link replaceDamaged} replaces these files. Until then, the files stay
+   * unchanged.
+   */
   readonly damaged: readonly DamagedRecord[];
   readonly #directory: string;
   readonly #records = new Map<string, MachineRecord>();

@@ -23,8 +23,8 @@ interface ReportFacts extends Pick<MachineReport, 'message'> {
 }
 
 /**
- * Returns the report. The report's message is cut so that the report fits into a condition. The operator could not read a report that was
- * cut.
+ * Returns the report. The function shortens the message so that the report fits into a condition. If the report itself were cut, the
+ * operator could not parse it.
  */
 export function reportOf(runtime: Readonly<Runtime>, { message, ...facts }: ReportFacts): MachineReport {
   const report = factsOf(runtime, facts);

@@ -6,8 +6,8 @@ import { type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
 
 /**
- * Time limit for retries after the API server refuses a secret. The API server's Node authorizer can learn of a Pod some milliseconds after
- * the host.
+ * Time limit for retries after the API server refuses a secret. Retries are necessary, because the API server's Node authorizer can learn
+ * of a Pod some milliseconds after the host.
  */
 const LAG_MILLISECONDS = 10_000;
 const LAG_FIRST_MILLISECONDS = 50;
