@@ -1,4 +1,6 @@
-/** Renews the agent's certificates. The agent requests a new certificate after 70 to 90 % of the old one's lifetime, like a kubelet. */
+/**
+ * Renews the agent's certificates. The agent requests a new certificate after 70 to 90 % of the old certificate's lifetime, like a kubelet.
+ */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
