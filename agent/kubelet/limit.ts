@@ -2,8 +2,8 @@
 import { HttpError } from '../../kube/serving/httpserver.ts';
 
 /**
- * Limit for this host. Each open log or stream needs a connection, some open files and up to 1 MiB of memory. A `port-forward` or `exec`
- * needs more: 64 KiB for each direction of 64 ports, or the output of a command, together about 8 MiB.
+ * Limit for this host. Each open log or stream needs a connection, some open files and up to 1 MiB of memory. A `port-forward` needs up to
+ * 8 MiB: 64 KiB for each direction of 64 connections. An `exec` needs up to 8 MiB for the output of its command.
  */
 const HOST_LIMIT = 64;
 /**

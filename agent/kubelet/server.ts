@@ -61,7 +61,7 @@ interface Route {
 }
 
 export class KubeletServer {
-  /** Whether the host has joined the cluster. Until then, `/readyz` reports a fault. The server answers before the host's Node exists. */
+  /** Whether the host has joined the cluster. The server already answers before the host has joined, and `/readyz` then reports a fault. */
   hasJoined = false;
   readonly #options: KubeletServerOptions;
   readonly #server: Server;
@@ -180,7 +180,7 @@ export class KubeletServer {
     await this.#readers.count(asked.namespace, asked.pod, async () => {
       const lines = await this.#options.logs(asked, signal);
       response.writeHead(200, { 'Content-Type': 'text/plain; charset=utf-8' });
-      // A quiet console sends nothing for a long time. The headers are sent at once, so that the caller knows that the log is open.
+      // The headers are sent at once, so that the caller knows that the log is open. A quiet console may send nothing for a long time.
       holdOpen(response);
       response.flushHeaders();
       await pipeline(Readable.from(lines), response, { signal });

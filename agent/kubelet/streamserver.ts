@@ -25,8 +25,8 @@ import { isTransfer, transfer } from './transfer.ts';
  */
 const IDLE_MILLISECONDS = 30 * 60_000;
 /**
- * Limit of open connections in one session of `port-forward`. A browser opens 6 connections for each host name. A load test opens dozens of
- * connections.
+ * Limit of open connections in one session of `port-forward`. This is enough for a browser, which opens 6 connections for each host name,
+ * and for a load test with dozens of connections.
  */
 const CONNECTIONS = 64;
 

@@ -30,7 +30,7 @@ const EMULATOR_REFUSALS: Readonly<Record<string, string>> = {
 export type StreamTargets = (request: StreamRequest) => StreamTarget;
 
 /**
- * Function that finds the task of a request. It returns the function that gives the connection of a caller to this task.
+ * Function that finds the task of a request. The result is another function, which passes a caller's connection to this task.
  *
  * @throws HttpError 400 when the Pod is not on this host. The returned function throws HttpError 400 when the task takes no caller.
  */
@@ -84,7 +84,7 @@ function streamTargets({ host, machines, podOf }: ConsoleSources): StreamTargets
         if (port === SCREEN_PORT) {
           return await driver.connectScreen(folder);
         }
-        // The network assigned this address. An address that the guest reports could be an address of another machine.
+        // The agent uses the address that the network assigned, because an address that the guest reports could belong to another machine.
         const address = await host.network.address(uid);
         return address === undefined
           ? await forwards.connect(`${uid}:${port}`, port, () => driver.forwardPort(folder, port))

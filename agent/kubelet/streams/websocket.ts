@@ -170,7 +170,7 @@ function accept(
   server.on('wsClientError', (error) => {
     throw new HttpError(400, error.message);
   });
-  // `handleUpgrade` calls the function before it returns, or throws the error of the listener above.
+  // `handleUpgrade` is synchronous: it calls the function before it returns, or throws the error of the listener above.
   server.handleUpgrade(request, socket, head, (one) => {
     accepted = one;
   });

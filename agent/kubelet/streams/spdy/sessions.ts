@@ -153,7 +153,7 @@ class PortPairs {
     this.#expect(id, stream, pair);
   }
 
-  /** Waits for the other stream of a connection. */
+  /** Keeps a stream until the other stream of the same connection opens. If the other stream does not open in time, destroys the stream. */
   #expect(id: string, stream: SpdyStream, pair: Pair): void {
     this.#incomplete.set(id, pair);
     const timer = setTimeout(() => {
