@@ -127,7 +127,7 @@ export async function* processFiles(
   name: 'cmdline' | 'mountinfo',
 ): AsyncGenerator<{ pid: number; text: string }> {
   const pids = process.platform === 'linux' ? await readdir('/proc') : [];
-  // Only the file `mountinfo` of a zombie returns EINVAL.
+  // EINVAL means that the process is a zombie. Only a read of `mountinfo` gives this error.
   const codes = name === 'mountinfo' ? ['EINVAL'] : [];
   for (const pid of pids.filter((entry) => /^\d+$/.test(entry))) {
     const text = await readIfAlive(`/proc/${pid}/${name}`, codes);
@@ -137,7 +137,7 @@ export async function* processFiles(
   }
 }
 
-/** Reads a file of a process; undefined if the process has ended. `codes` are further errors that show its end. */
+/** Reads a file of a process; undefined if the process has ended. `codes` are further error codes which mean that the process has ended. */
 async function readIfAlive(path: string, codes: readonly string[] = []): Promise<string | undefined> {
   return await undefinedIf(hasCode('ENOENT', 'ESRCH', ...codes), readFile(path, 'utf8'));
 }
