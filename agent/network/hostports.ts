@@ -31,9 +31,7 @@ function describePort(port: MachinePort): string {
   return `${port.hostPort}/${port.protocol}`;
 }
 
-/**
- * Checks that this host's configuration allows all ports. @throws ReasonedError `PortNotReservable` when the configuration denies a port.
- */
+/** Checks that the configuration allows all ports. @throws ReasonedError `PortNotReservable` when the configuration denies one. */
 function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
   const message = faultsOf(rules, ports);
   if (message !== undefined) {
@@ -150,7 +148,10 @@ interface Listener {
   inode: string;
 }
 
-/** Lists of sockets in /proc/net (see `proc_net_tcp` in the kernel's documentation). `state` means: accepts any peer. */
+/**
+ * Lists of sockets in /proc/net (see `proc_net_tcp` in the kernel's documentation). `state` is the code for a socket that accepts packets
+ * from any peer.
+ */
 const LISTS = [
   { file: 'tcp', protocol: 'TCP', state: '0A' },
   { file: 'tcp6', protocol: 'TCP', state: '0A' },

@@ -1,6 +1,6 @@
 /**
- * Chooses host ports for guest ports that name none. The functions are pure, so that tests can run random sequences of events and check
- * that no port belongs to two machines.
+ * Chooses host ports for guest ports that name no host port. The functions are pure, so that tests can run random sequences of events and
+ * check that no port belongs to two machines.
  */
 import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';

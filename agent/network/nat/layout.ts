@@ -96,7 +96,7 @@ export const METADATA = { address: '169.254.169.254', port: 80, gatewayPort: 254
 
 /** Number of the first guest address in the subnet. Lower numbers are for the gateway and the probe. */
 const FIRST_GUEST = 16;
-/** Numbers of the addresses in the probe's subnet for namespaces. Lower and higher numbers are for the probe. */
+/** Numbers of the addresses for namespaces in the probe's subnet. Lower and higher numbers are for the probe. */
 const NAMESPACE_NUMBERS = { first: 16, end: 128 };
 const INTERFACE_NAME = /^[a-zA-Z][a-zA-Z0-9-]{0,14}$/;
 

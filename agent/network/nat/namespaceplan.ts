@@ -112,7 +112,7 @@ function missingOutside(
   return falseIn({
     [`the address ${namespaces.gateway}/32`]: hasAddress(link, namespaces.gateway),
     'the state "up"': isUp,
-    // The kernel removes the route when the device goes down.
+    // While the device is down, the route counts as missing, because the kernel removes the route when the device goes down.
     [`the route to ${address}`]: isUp && routes.some(({ dst, dev }) => dst === address && dev === device),
   });
 }

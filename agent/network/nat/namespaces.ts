@@ -187,7 +187,7 @@ async function create(path: string): Promise<void> {
   await remove(path);
   await mkdir(dirname(path), { recursive: true, mode: 0o700 });
   await writeFile(path, '');
-  // This default applies to all devices that the namespace gets later.
+  // Switches IPv6 off by default, so that no later device of the namespace has IPv6.
   await run('unshare', [`--net=${path}`, 'sh', '-c', DISABLE_IPV6, 'sh', ipv6Switch('default')]);
 }
 

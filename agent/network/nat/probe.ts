@@ -25,8 +25,8 @@ const ANSWER_TIMEOUT_MILLISECONDS = 500;
 const ATTEMPTS = 4;
 const DNS_PORT = 53;
 /**
- * First address number of the upper half of the outer /24. The outer end has all addresses of this half, so that test packets can have
- * different targets.
+ * Numbers of the first and the last address of the outer end. The outer end has the upper half of the probe's /24 subnet, so that test
+ * packets can have different targets.
  */
 const OUTER_FIRST = 128;
 const OUTER_LAST = 254;
@@ -225,7 +225,7 @@ interface EndpointOptions {
 async function openEndpoint(options: EndpointOptions): Promise<Socket> {
   const child = spawn('unshare', ['--net', process.execPath, '--eval', CHILD_SCRIPT, String(PROBE_PORT)], {
     stdio: ['ignore', 'ignore', 'inherit', 'ipc'],
-    // NODE_OPTIONS is omitted because the agent's options do not apply to its child.
+    // NODE_OPTIONS is not passed on, because the agent's options for Node.js are not meant for its child.
     env: { PATH: process.env['PATH'] },
   });
   const ended = once(child, 'exit');
