@@ -91,7 +91,7 @@ export class BootPoller {
     const answers = new Answers();
     while (!signal.aborted) {
       try {
-        // A paused guest is not asked. It cannot answer, even if Android works.
+        // A paused guest is not asked, because it cannot answer even if Android works.
         const answer = isPaused(runtime) ? undefined : await this.#ask(runtime, signal);
         if (answer !== undefined && !signal.aborted) {
           this.#take(runtime, answer, answers);
@@ -132,7 +132,7 @@ class Answers {
   /** Number of answers of the last kind in a row. */
   #same = 0;
   #last: BootAnswer['kind'] | undefined;
-  /** Factor of the number of equal answers in a row after which the readiness changes. */
+  /** Factor that multiplies the number of answers in a row after which the readiness changes. */
   #patience = 1;
   /** Time of the last change, in milliseconds since the start of this process. */
   #changedAt = 0;

@@ -222,13 +222,13 @@ export interface Runtime {
   operation: Operation | undefined;
   /** State of the machine at its last inspection by the driver. */
   state: MachineState;
-  /** Whether the record says that the machine runs, but this process of the agent has not yet seen it run. */
+  /** Whether the record says that the machine runs, but this process of the agent has not yet seen the machine run. */
   unseen: boolean;
   /** Number of failures of the present step in a row. */
   attempts: number;
   /** Earliest time of the next try of a failed step, in milliseconds since the epoch. */
   notBefore: number;
-  /** Cause of the last failed step. The Pod's status shows it until a step succeeds. */
+  /** Cause of the last failed step. The Pod's status shows this cause until a step succeeds. */
   trouble: { reason: Reason | undefined; message: string } | undefined;
   /** Shortest grace period of the Pod's deletion so far, in seconds, and the end of this period, in milliseconds since the epoch. */
   leaving: { graceSeconds: number; deadline: number } | undefined;

@@ -94,7 +94,9 @@ async function connectBy<Connection extends { address: string | undefined }>(
   return network;
 }
 
-/** Returns the network fault that prevents a start. If only this machine has a fault and it has run before, the fault is ignored. */
+/**
+ * Returns the network fault that prevents a start. The function ignores a fault that only this machine has, if the machine has run before.
+ */
 function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): string | undefined {
   if (!report.healthy) {
     return report.faults.join('; ');

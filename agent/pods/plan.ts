@@ -1,7 +1,7 @@
 /**
  * Plans the next step of a machine from its state and the state that its Pod wants. The function is pure, so that tests can check its
- * guarantees over thousands of random histories. The guarantees are: No machine starts while its Pod is being deleted. The disk of a VM is
- * removed only with its Pod. The same end of a machine is never counted twice.
+ * guarantees over thousands of random sequences of events. The guarantees are: No machine starts while its Pod is being deleted. The disk
+ * of a VM is removed only with its Pod. The same end of a machine is never counted twice.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';

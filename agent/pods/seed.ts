@@ -61,7 +61,7 @@ const USER_DATA_REASONS: ReadonlySet<Reason | undefined> = new Set([
   'UserDataInvalid',
 ]);
 
-/** Returns whether a step failed for this reason because the user data of a machine could not be fetched. */
+/** Returns whether this reason of a failed step means that the user data of a machine could not be fetched. */
 function isOfUserData(reason: Reason | undefined): boolean {
   return USER_DATA_REASONS.has(reason);
 }
