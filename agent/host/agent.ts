@@ -237,7 +237,8 @@ function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): 
 }
 
 /**
- * Waits for the last writes to the cluster. After these writes, sends the last Events, which report on the writes, and closes all parts.
+ * Waits for the last writes to the cluster, then sends the last Events, and then closes all parts. The Events come after the writes,
+ * because Events report on the writes.
  */
 async function drainAndClose(
   busy: readonly { drained: () => Promise<unknown> }[],

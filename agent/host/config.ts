@@ -26,9 +26,9 @@ const NETWORK_CHECK_SECONDS = 2;
 
 /** Lowest user id that a machine can get. People, system users and dynamic users of systemd (61184–65519) have lower numbers. */
 const FIRST_MACHINE_USER = 65_536;
-/** Highest user id that a machine can get. Some programs read larger numbers as negative. */
+/** Highest user id that a machine can get. Some programs read larger ids as negative numbers. */
 const LAST_MACHINE_USER = 2 ** 31 - 1;
-/** Smallest number of users: one for the programs that read images, and one for a machine. */
+/** Smallest number of user ids in the configured range: one for the programs that read images, and one for a machine. */
 const LEAST_MACHINE_USERS = 2;
 
 const MOVED_CIDRS =
@@ -216,8 +216,8 @@ export function loadConfig(
 }
 
 /**
- * Adds the Node's name and address from the environment variables. Dots in the name become dashes, because a host's name is also a label's
- * value and a part of a certificate's name. Names of Kubernetes Nodes may have dots.
+ * Adds the Node's name and address from the environment variables. Dots in the name become dashes: Kubernetes allows dots in a Node's name,
+ * but Berth does not. A host's name in Berth is also a label's value and a part of a certificate's name.
  */
 function withEnvironment(document: unknown, environment: Environment): unknown {
   if (typeof document !== 'object' || Array.isArray(document)) {
