@@ -124,7 +124,8 @@ async function submit(
     );
     return created.metadata.name;
   } catch (error) {
-    // The request already exists if an earlier attempt made it with this key, but did not get the answer.
+    // If the request already exists, an earlier attempt made it with this key, but did not get the answer. The agent then waits for that
+    // request.
     if (!isAlreadyExists(error)) {
       throw error;
     }
