@@ -40,7 +40,8 @@ export interface KubeletServerOptions {
   streams: StreamTargets;
   transfers: Transfers;
   /**
-   * Returns the reason why a joined host accepts no VMs, or undefined if it accepts them. Every caller has the right to read the reason.
+   * Returns the reason why a joined host accepts no VMs, or undefined if the host accepts VMs. Every caller has the right to read the
+   * reason.
    */
   unready: () => string | undefined;
   metrics: Registry;
@@ -146,7 +147,7 @@ export class KubeletServer {
     throw new HttpError(403, `Forbidden (${what})`);
   }
 
-  /** Serves a stream. The caller needs the right `create`, even if the request is a GET. WebSocket clients always send a GET. */
+  /** Serves a stream. The caller needs the right `create`, even if the request is a GET, because WebSocket clients always send a GET. */
   async #upgrade(upgrade: Upgrade): Promise<void> {
     const [, kind = ''] = upgrade.url.pathname.split('/');
     if (!isStreamKind(kind)) {

@@ -13,7 +13,7 @@ import type { StreamRequest } from './streamrequest.ts';
 
 /** Ways to connect to one running machine. Each function throws StreamRefused when the machine does not allow the connection. */
 export interface StreamTarget {
-  /** Connects to the serial console. Only one connection of a machine has input. */
+  /** Connects to the serial console. Several connections can read the console of a machine, but only one can send input. */
   console(input: boolean): Promise<Duplex>;
   /** Connects to a TCP port of the guest, or to the screen. */
   port(port: number): Promise<Duplex>;
@@ -36,7 +36,7 @@ export type StreamTargets = (request: StreamRequest) => StreamTarget;
  */
 export type Transfers = (request: StreamRequest) => (caller: Socket) => void;
 
-/** Returns the access of callers to the machines of this host. */
+/** Returns the functions that find the log, the streams or the task for a caller's request on this host. */
 export function machineAccess(sources: ConsoleSources): {
   logs: LogSource;
   streams: StreamTargets;

@@ -34,7 +34,7 @@ const DATA_BYTES = 64 * 1024;
 const SYN_STREAM_BYTES = 10;
 /**
  * Time between two pings of the server. If the client has closed the connection, the write of a ping fails. So the server notices the loss
- * even if it reads nothing, because a stream is full.
+ * even while a full stream stops it from reading.
  */
 const PING_MILLISECONDS = 30_000;
 
@@ -177,7 +177,7 @@ export class SpdyConnection implements StreamOwner {
       case TYPE.reset: {
         const id = idAt(needBytes(body, 8), 0);
         const stream = this.#streams.get(id);
-        // Without this deletion, `closed` would answer the reset with a reset.
+        // The stream is deleted here. Otherwise `closed` would answer the client's reset with another reset.
         this.#streams.delete(id);
         stream?.destroy(new ClientGoneError());
         return;

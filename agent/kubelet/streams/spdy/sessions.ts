@@ -20,7 +20,7 @@ import { SpdyConnection } from './connection.ts';
 import type { SpdyStream } from './stream.ts';
 
 const PORT_PROTOCOL = 'portforward.k8s.io';
-/** Time limit for the streams that a client has announced. A kubelet has the same limit. */
+/** Time in which a client must open the streams that it has announced. A kubelet has the same limit. */
 const STREAMS_MILLISECONDS = 30_000;
 
 interface Link extends Session {
