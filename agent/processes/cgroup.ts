@@ -53,8 +53,8 @@ function limitFiles(
 ): [file: string, value: string][] {
   switch (controller) {
     case 'memory':
-      // When a machine reaches its memory limit, the kernel ends all its processes with version 2 of control groups. With version 1, the
-      // kernel ends only the process that uses the most memory, which is the hypervisor.
+      // When a machine reaches its memory limit, version 2 of control groups ends all processes of the machine. Version 1 ends only the
+      // process that uses the most memory, which is the hypervisor.
       return version === 1
         ? [['memory.limit_in_bytes', String(memoryBytes)]]
         : [
@@ -127,7 +127,7 @@ export class MachineCgroups {
       text
         .split('\n')
         .map(Number)
-        // The kernel shows 0 for a process outside the agent's pid namespace.
+        // The id 0 is left out, because the kernel shows 0 for each process outside the agent's pid namespace.
         .filter((pid) => pid > 0)
         .forEach((pid) => pids.add(pid));
     }
@@ -138,7 +138,7 @@ export class MachineCgroups {
   async forbidForks(machineUid: string): Promise<void> {
     for (const { path, controllers } of await this.#roots()) {
       if (controllers.includes('pids')) {
-        // The error is ignored if the group is missing.
+        // Errors of the system are ignored, because the group may be missing.
         await undefinedIf(isOfSystem, writeFile(join(path, GROUP, machineUid, 'pids.max'), '0'));
       }
     }

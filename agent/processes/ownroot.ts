@@ -40,8 +40,9 @@ export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefi
 }
 
 /**
- * Returns whether machines can outlive this container. Machines can outlive the container if it has the host's PID namespace. In this case,
- * process 1 is the host's first process, whose mount namespace differs from that of the container.
+ * Returns whether machines can outlive this container. Machines can outlive the container if the container has the host's PID namespace. To
+ * find this out, the function compares two mount namespaces. With the host's PID namespace, process 1 is the host's first process, and its
+ * mount namespace differs from that of the container.
  */
 async function canOutlive(logger: Logger): Promise<boolean> {
   const consequence = 'machines end when this container ends';
@@ -128,8 +129,8 @@ async function isWhole(target: string, files: readonly { sum: string; path: stri
  */
 export async function removeUnused(runtimes: string, keep: string): Promise<string[]> {
   let unused = (await listFolders(runtimes)).filter((name) => join(runtimes, name) !== keep);
-  // The mount tables of all processes of the host show the folders that machines use. If there is no other folder than `keep`, no
-  // mount table is read.
+  // The mount tables of all processes of the host show the folders that machines use. If `keep` is the only folder, the function reads no
+  // mount table.
   for await (const { text } of unused.length > 0 ? processFiles('mountinfo') : []) {
     unused = unused.filter((name) => !text.includes(`/runtime/${name}/`));
   }

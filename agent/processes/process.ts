@@ -1,6 +1,6 @@
 /**
  * Functions for processes that continue to run when the agent ends. The agent identifies a process by its pid, its start time and the
- * host's boot. Therefore it never mistakes another process with a reused pid for a machine.
+ * host's boot. Therefore the agent never mistakes another process with a reused pid for a machine.
  */
 import { readdir, readFile } from 'node:fs/promises';
 import { hasCode, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
@@ -42,7 +42,7 @@ async function readBootId(): Promise<string> {
   return (await run('sysctl', ['-n', 'kern.bootsessionuuid'], PROGRAM)).trim();
 }
 
-/** Returns the identity of a live process, or undefined if no such process exists or if it is a zombie. */
+/** Returns the identity of a live process, or undefined if no such process exists or if the process is a zombie. */
 export async function identify(pid: number): Promise<ProcessIdentity | undefined> {
   const startTime = process.platform === 'linux' ? await startTimeFromProc(pid) : await startTimeFromPs(pid);
   return startTime === undefined ? undefined : { pid, startTime, bootId: await hostBootId() };
