@@ -36,7 +36,7 @@ async function run(config: AgentConfig): Promise<number> {
   // Mode 0711 lets helper programs of other users reach their own folders in the data directory. These users cannot read secrets, because
   // only the agent's user can read the files and folders with secrets.
   mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });
-  // The order matters on a full disk: the agent first empties its reserve file, and can then write the lock file.
+  // The reserve file must exist before the lock file. On a full disk, the agent empties the reserve file to get space for the lock file.
   keepReserve(config.dataDirectory);
   const unlock = lockDataDirectory(config.dataDirectory);
   const stop = new AbortController();
