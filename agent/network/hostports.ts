@@ -80,7 +80,7 @@ async function requireFreePorts(address: string, ports: readonly MachinePort[]):
 }
 
 /**
- * Checks that no other machine reserves one of the ports. A bind does not show this conflict while the other machine is starting.
+ * Checks that no other machine reserves one of the ports. A bind alone does not show this conflict while the other machine is starting.
  *
  * @param reserved reserved ports of all machines, by uid.
  * @throws ReasonedError `PortTaken` with the port. The message does not identify the other machine, which may be another tenant's.
@@ -216,7 +216,7 @@ async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
     for (;;) {
       const { bytesRead, buffer } = await file.read({ buffer: Buffer.alloc(CHUNK_BYTES) });
       text += buffer.toString('latin1', 0, bytesRead);
-      // The last line of the text that was read so far can be incomplete.
+      // The last line is left out, because the text that was read so far can end within a line.
       const lines = text.split('\n').slice(0, -1).map(parseLine);
       const found = lines.filter((one) => one?.state === list.state);
       const isComplete = list.protocol === 'TCP' && found.length < lines.length - 1;

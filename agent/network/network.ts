@@ -87,7 +87,7 @@ export interface NetworkReport {
   repaired: string[];
   /** Messages about remaining faults, each with the cause. */
   faults: string[];
-  /** Health by machine uid. A fault can affect a single machine. */
+  /** Health of each machine's connection. The key is the machine's uid. */
   machines: Record<string, NetworkHealth>;
   /**
    * Number of packets dropped since the last check because a guest has reached its limit of connections. The key is the uid of the guest's

@@ -24,7 +24,7 @@ interface Table {
   sets: Map<string, unknown[]>;
 }
 
-/** Machine, or probe that sends test packets, with the properties that nftables rules can match. */
+/** Properties of a machine, or of the probe that sends test packets, which nftables rules can match. */
 export interface Subject {
   address: string;
   macAddress: string;

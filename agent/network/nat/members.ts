@@ -51,7 +51,8 @@ export class Members {
   /**
    * Reads the files.
    *
-   * @throws ReasonedError `NetworkUnavailable` when the configured subnets no longer contain an address; Error when a file is invalid.
+   * @throws ReasonedError `NetworkUnavailable` when the address of a member is no longer in the configured subnets; Error when a file is
+   * invalid.
    */
   async load(): Promise<void> {
     const { machines, namespaces } = await this.#files.load();

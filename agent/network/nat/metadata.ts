@@ -17,8 +17,8 @@ import type { Logger } from 'pino';
  */
 const CONNECTIONS_PER_GUEST = 16;
 /**
- * Time limit of a connection, from its start until the guest has its answer. A page has at most some 100 KiB, and its bytes never leave
- * the host.
+ * Time limit of a connection, from its start until the guest has its answer. The limit can be short, because a page has at most some 100
+ * KiB, and its bytes never leave the host.
  */
 const CONNECTION_MILLISECONDS = 10_000;
 /**
@@ -78,7 +78,7 @@ export class MetadataServer {
     return (server.address() as AddressInfo).port;
   }
 
-  /** Ends the connections of a machine at once. The next owner of the machine's address must not get the rest of an answer. */
+  /** Ends the connections of a machine at once, so that the next owner of the machine's address does not get the rest of an answer. */
   forget(uid: string): void {
     for (const [socket, owner] of this.#connections) {
       if (owner === uid) {

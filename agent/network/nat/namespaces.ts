@@ -145,7 +145,7 @@ export class Namespaces {
       await deleteDevice(device);
     }
     if (found.inside) {
-      // If the device in the namespace was the other end of the deleted device, the kernel has deleted both.
+      // The device in the namespace may be gone already: if it was the other end of the deleted device, the kernel has deleted both.
       await inNamespace(path, DELETE_DEVICE, [device]);
     }
     const ends = [

@@ -234,7 +234,10 @@ const DIFFERENCES = {
   openMetadata: 'The metadata service for guests did not listen',
 } as const;
 
-/** Returns a message if the network of another device overlaps a network of Berth. The host could not route addresses that are in both. */
+/**
+ * Returns a message if the network of another device overlaps a network of Berth. Such an overlap is a fault, because the host cannot route
+ * an address that is in both networks.
+ */
 export function findOverlap(layout: Layout, links: Links): string | undefined {
   const ours = [
     { setting: 'network.subnet', device: layout.bridge, subnet: layout.subnet },

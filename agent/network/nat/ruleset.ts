@@ -228,8 +228,8 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
 }
 
 /**
- * Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. Guests reach their metadata only if
- * `hasMetadata` is true. If it is false, another program may be listening on the port of the metadata server.
+ * Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. If `hasMetadata` is false, guests cannot reach
+ * their metadata, because another program may be listening on the port of the metadata server.
  */
 export function rulesetScript(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   const tables = [
