@@ -26,7 +26,7 @@ import { StatusWriter } from './statuswriter.ts';
 
 /** Number of Pods reconciled at once. Four suffice: long steps run in the background, and one reconciliation takes milliseconds. */
 const WORKERS = 4;
-/** Time between two admission checks of a Pod that waits for resources of the host. Some resources become free without an event. */
+/** Time between two admission checks of a waiting Pod. Such checks are necessary, because some resources become free without an event. */
 const ADMISSION_LOOK_MILLISECONDS = 1_000;
 /** Time between two reconciliations of all machines. Like a kubelet, the agent does not rely on events alone. */
 const RELIST_MILLISECONDS = 30_000;

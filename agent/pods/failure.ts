@@ -72,7 +72,10 @@ function kindOf({ emulator }: Readonly<MachineDocument>): ReasonKind {
   return emulator === undefined ? 'VM' : 'Emulator';
 }
 
-/** Returns whether the machine cannot run before a step of this kind succeeds. Steps of other kinds are repeated until they succeed. */
+/**
+ * Returns whether a step of this kind must succeed before the machine can run. A failure of such a step can end the machine. Steps of other
+ * kinds are repeated until they succeed.
+ */
 function isFirst(kind: OperationKind): kind is keyof typeof UNNAMED {
   return kind === 'create' || kind === 'start';
 }

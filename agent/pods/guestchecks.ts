@@ -53,7 +53,7 @@ export class GuestChecks {
     this.#prober.follow(known, runtime, this.#host.forwardAddress);
   }
 
-  /** Ends the checks of a machine whose Pod no longer exists. The address of the machine may soon belong to another machine. */
+  /** Ends the checks of a machine whose Pod no longer exists, because the machine's address may soon belong to another machine. */
   forget(uid: string): void {
     this.#poller.forget(uid);
     this.#prober.forget(uid);

@@ -20,7 +20,8 @@ import { isPending, offChange, restsAfter } from './stops.ts';
 const RESTART_BACKOFF_MILLISECONDS = 10_000;
 const RESTART_BACKOFF_CAP_MILLISECONDS = 300_000;
 /**
- * Time until the next check if the host's disk has too little space to suspend a machine. The agent gets no event when space becomes free.
+ * Time until the next check if the host's disk has too little space to suspend a machine. The agent must check again, because it gets no
+ * event when space becomes free.
  */
 const ROOM_MILLISECONDS = 5_000;
 /** If a machine runs this long, its earlier unrequested ends no longer lengthen the wait before its next restart. */
@@ -41,7 +42,7 @@ export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Run
   networkFault: string | undefined;
   /** Request of the disk guard to pause or continue the machine. */
   diskWish: DiskWish | undefined;
-  /** Reason why the machine's memory does not fit on the host's disk; undefined if it fits. */
+  /** Message if the machine cannot be suspended, because its memory does not fit on the host's disk. Undefined if it fits. */
   noRoomToSuspend: string | undefined;
 }
 
@@ -80,7 +81,7 @@ function live(situation: Situation, now: number): Step {
 }
 
 /**
- * Returns the pause or unpause that the disk guard requests, unless the machine is already paused or unpaused. Other planned steps have
+ * Returns the pause or unpause that the disk guard requests, unless the machine is already in this state. Other planned steps have
  * priority.
  */
 function forDisk({ state, diskWish }: Situation): Step | undefined {

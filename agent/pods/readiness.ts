@@ -22,8 +22,8 @@ const READY_MILLISECONDS = 10_000;
 const FAILURES = 3;
 const CONNECT_MILLISECONDS = 1_000;
 /**
- * Time in which the agent watches whether a forwarded connection stays open. The hypervisor accepts each connection, and closes the
- * connection if the guest refuses it.
+ * Time in which the agent watches whether a forwarded connection stays open. The agent must watch, because the hypervisor accepts each
+ * connection at first, and closes the connection if the guest refuses it.
  */
 const HOLD_MILLISECONDS = 300;
 /** Time limit for the guest's answer after the agent has closed its half of the connection. */

@@ -1,4 +1,4 @@
-/** Reads Secrets that a Pod names. The agent has the rights of a Node. It can read only Secrets that Pods of its Node name. */
+/** Reads Secrets that a Pod names. The agent has the rights of a Node, so it can read only Secrets that Pods of its Node name. */
 import { Backoff } from '../../base/backoff.ts';
 import { pause } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
