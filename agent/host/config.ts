@@ -24,7 +24,7 @@ const FENCE_AFTER_SECONDS = 40;
 /** Default time between checks of the network, in seconds. A fault must be reported within 5 s, so two checks must fit into this time. */
 const NETWORK_CHECK_SECONDS = 2;
 
-/** Lowest user id that a machine can get. People, system users and dynamic users of systemd (61184–65519) have lower numbers. */
+/** Lowest user id that a machine can get. The ids of people, system users and dynamic users of systemd (61184–65519) are lower. */
 const FIRST_MACHINE_USER = 65_536;
 /** Highest user id that a machine can get. Some programs read larger ids as negative numbers. */
 const LAST_MACHINE_USER = 2 ** 31 - 1;
@@ -150,8 +150,8 @@ export const configSchema = z
     emulator: z
       .strictObject({
         /**
-         * Folder of the Android SDK, with its system images. Emulators only read this folder. Emulators cannot see a folder in `/tmp` or
-         * `/var/tmp`.
+         * Folder of the Android SDK, with its system images. Emulators only read this folder. The folder must not be in `/tmp` or
+         * `/var/tmp`, because emulators cannot see these folders.
          */
         sdk: path,
         /** Program that runs emulators. The default is `emulator/emulator` in the SDK. */

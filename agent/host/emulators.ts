@@ -7,7 +7,10 @@ import type { DriverOfEmulators } from '../drivers/hostdrivers.ts';
 import type { Network } from '../network/network.ts';
 import type { AgentConfig } from './config.ts';
 
-/** Time between two reads of the SDK. People install system images seldom, and a read opens some hundred small files. */
+/**
+ * Time between two reads of the SDK. The time is long, because people install system images seldom, and a read opens some hundred small
+ * files.
+ */
 const LOOK_MILLISECONDS = 30_000;
 /**
  * Time limit of a read of the SDK. The limit is necessary, because a folder on a network file system can fail to answer, and the agent must
