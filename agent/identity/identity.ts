@@ -44,8 +44,8 @@ export class JoinError extends Error {
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 30_000;
 /**
- * Time limit for checking the stored certificate with the API server, in milliseconds. When the agent starts, the work on machines waits
- * for this check.
+ * Time limit for checking the stored certificate with the API server, in milliseconds. The limit is short, because the work on machines
+ * waits for this check when the agent starts.
  */
 const REVIEW_MILLISECONDS = 10_000;
 /**

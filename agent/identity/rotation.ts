@@ -27,10 +27,16 @@ import {
  */
 const RENEW_FROM_SHARE = 0.7;
 const RENEW_SPREAD_SHARE = 0.2;
-/** Longest single wait, in milliseconds. A timer of Node.js can wait at most 24.8 days. */
+/**
+ * Longest single wait, in milliseconds. The agent divides a longer wait into several waits, because a timer of Node.js can wait at most
+ * 24.8 days.
+ */
 const LONGEST_SLEEP_MILLISECONDS = 24 * 3600 * 1000;
 const RETRY_FIRST_MILLISECONDS = 1_000;
-/** Longest wait between two attempts, in milliseconds. Usually a person has to act first, and wants to see the result within minutes. */
+/**
+ * Longest wait between two attempts, in milliseconds. The wait is short, because usually a person must act first, and wants to see the
+ * result within minutes.
+ */
 const RETRY_CAP_MILLISECONDS = 60_000;
 /**
  * Longest lifetime of the first certificate, with which a host joins, in milliseconds. 5 minutes are added, because signers issue
