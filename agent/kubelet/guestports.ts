@@ -5,8 +5,8 @@ import { codeOf } from '../../base/errors.ts';
 import { type PortForward, StreamRefused } from '../drivers/driver.ts';
 
 /**
- * Time limit for a guest to accept a connection. A running guest on this host needs milliseconds. A guest that is starting can need some
- * seconds.
+ * Time limit for a guest to accept a connection. A running guest on this host needs only milliseconds, but a guest that is starting can
+ * need some seconds.
  */
 const CONNECT_MILLISECONDS = 10_000;
 /**

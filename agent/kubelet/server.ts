@@ -40,8 +40,8 @@ export interface KubeletServerOptions {
   streams: StreamTargets;
   transfers: Transfers;
   /**
-   * Returns the reason why a joined host accepts no VMs, or undefined if the host accepts VMs. Every caller has the right to read the
-   * reason.
+   * Returns the reason why a joined host accepts no VMs, or undefined if the host accepts VMs. The reason must contain no secret, because
+   * every caller can read it.
    */
   unready: () => string | undefined;
   metrics: Registry;

@@ -20,8 +20,8 @@ import type { StreamTarget, StreamTargets, Transfers } from './targets.ts';
 import { isTransfer, transfer } from './transfer.ts';
 
 /**
- * Time without data after which a stream ends, in milliseconds. Such a stream was probably forgotten. A forgotten stream would block the
- * input of a console for other callers, or keep connections of a guest open.
+ * Time without data after which a stream ends, in milliseconds. Such a stream ends because its caller has probably forgotten it. A
+ * forgotten stream would block the input of a console for other callers, or keep connections of a guest open.
  */
 const IDLE_MILLISECONDS = 30 * 60_000;
 /**

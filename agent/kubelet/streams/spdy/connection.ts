@@ -81,7 +81,7 @@ export class SpdyConnection implements StreamOwner {
         this.#control(goAway(this.#last, GO_AWAY.protocolError));
         throw error;
       }
-      // A lost connection is a normal end. The streams of the connection are destroyed.
+      // A lost connection is a normal end, so the function does not throw this error.
       if (codeOf(error) === undefined) {
         throw error;
       }
@@ -93,7 +93,7 @@ export class SpdyConnection implements StreamOwner {
     }
   }
 
-  /** Tells the client that no stream follows, and closes the connection after the data that was already sent. */
+  /** Tells the client that the server accepts no more streams. Closes the connection after all data that waits to be sent. */
   close(): void {
     if (!this.#socket.writableEnded && !this.#socket.destroyed) {
       this.#control(goAway(this.#last, GO_AWAY.ok));
@@ -184,7 +184,7 @@ export class SpdyConnection implements StreamOwner {
       }
       case TYPE.ping: {
         const id = needBytes(body, 4).readUInt32BE(0);
-        // Pings of the client have odd ids. Even ids are answers to pings of the server.
+        // The server answers only odd ids, which are pings of the client. Even ids are the client's answers to pings of the server.
         if (id % 2 === 1) {
           this.#control(ping(id));
         }

@@ -83,8 +83,8 @@ export async function acceptCommand(
     }
     streams.set(type, stream);
     if (type !== 'stdin') {
-      // The agent needs only the end of these streams. The agent drops the content of these streams (the size of the caller's terminal),
-      // because a serial console has no size.
+      // The agent reads all streams except stdin only to notice their end, and drops their content. The only such content is the size of
+      // the caller's terminal, and a serial console has no size.
       stream.resume();
     }
     if (streams.size === names.length) {
@@ -175,7 +175,7 @@ function isPairType(type: string | undefined): type is 'data' | 'error' {
 }
 
 function portConnection(port: number, data: SpdyStream, error: SpdyStream): PortConnection {
-  // Clients send nothing on this stream, and end it at once.
+  // The agent drops all data of this stream, because clients send nothing on it and end it at once.
   error.resume();
   return {
     port,
