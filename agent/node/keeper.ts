@@ -119,8 +119,8 @@ export class NodeKeeper {
         this.#wrote(await this.#applyStatus(node, status));
       }
     } catch (error) {
-      // This error means that the Node was deleted or created again meanwhile. The watch reports this change, which starts the
-      // next reconciliation.
+      // This error means that the Node was deleted or created again meanwhile. The error needs no retry, because the watch reports this
+      // change, and the next reconciliation starts.
       if (!isNotFound(error) && !isConflict(error)) {
         throw error;
       }
