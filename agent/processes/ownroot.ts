@@ -112,7 +112,10 @@ export async function installRuntime(list: string, runtimes: string): Promise<st
   return target;
 }
 
-/** Returns whether the folder has all files with the right checksums. After a crash of the host, files may have lost their contents. */
+/**
+ * Returns whether the folder has all files with the right checksums. The check is necessary, because files may lose their contents in a
+ * crash of the host.
+ */
 async function isWhole(target: string, files: readonly { sum: string; path: string }[]): Promise<boolean> {
   for (const { sum, path } of files) {
     const content = await undefinedIf(isMissing, readFile(join(target, path)));
@@ -124,8 +127,8 @@ async function isWhole(target: string, files: readonly { sum: string; path: stri
 }
 
 /**
- * Removes the folders in `runtimes` that no process uses, except `keep`, and returns their names. A machine that started from an earlier
- * version of the agent's image continues to use an older folder.
+ * Removes the folders in `runtimes` that no process uses, except `keep`, and returns their names. Older folders can still be in use,
+ * because a machine that started from an earlier version of the agent's image continues to use the folder of that version.
  */
 export async function removeUnused(runtimes: string, keep: string): Promise<string[]> {
   let unused = (await listFolders(runtimes)).filter((name) => join(runtimes, name) !== keep);

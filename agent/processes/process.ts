@@ -15,8 +15,8 @@ export interface ProcessIdentity {
 }
 
 /**
- * Time between two checks for the end of a process. After a kill the kernel needs some tens of milliseconds to free a large
- * guest's memory.
+ * Time between two checks for the end of a process. The time is short, because the kernel usually ends a killed process within some tens of
+ * milliseconds, even if it must free a large guest's memory.
  */
 const EXIT_POLL_MILLISECONDS = 10;
 /**
@@ -67,7 +67,7 @@ export function startTimeIn(text: string): string | undefined {
 }
 
 async function startTimeFromPs(pid: number): Promise<string | undefined> {
-  // ps exits with 1 if no such process exists.
+  // This error is ignored, because ps exits with 1 if no such process exists.
   const isNone = (error: unknown): boolean => error instanceof ProgramError && error.exitCode === 1;
   const text = await undefinedIf(isNone, run('ps', ['-o', 'lstart=', '-p', String(pid)], PROGRAM));
   return text?.trim() || undefined;
