@@ -22,8 +22,8 @@ import {
 } from './certificates.ts';
 
 /**
- * Earliest renewal and its random spread, as shares of a certificate's lifetime. A kubelet has the same shares. With the spread,
- * hosts that joined together renew at different times.
+ * Shares of a certificate's lifetime after which the agent renews the certificate: the smallest share, and the largest random addition.
+ * With the addition, hosts that joined together renew at different times. A kubelet has the same shares.
  */
 const RENEW_FROM_SHARE = 0.7;
 const RENEW_SPREAD_SHARE = 0.2;

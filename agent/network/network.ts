@@ -83,7 +83,7 @@ export interface NetworkHealth {
 export interface NetworkReport {
   /** Whether the network has no fault that affects all machines. */
   healthy: boolean;
-  /** Repaired differences, one text each; empty if there was no difference. */
+  /** One message for each repaired difference; empty if there was no difference. */
   repaired: string[];
   /** Messages about remaining faults, each with the cause. */
   faults: string[];

@@ -127,8 +127,8 @@ async function isWhole(target: string, files: readonly { sum: string; path: stri
 }
 
 /**
- * Removes the folders in `runtimes` that no process uses, except `keep`, and returns their names. Older folders can still be in use,
- * because a machine that started from an earlier version of the agent's image continues to use the folder of that version.
+ * Removes the folders in `runtimes` that no process uses, except `keep`, and returns their names. Older folders can still be in use: a
+ * machine continues to use the folder of the agent's version that started the machine.
  */
 export async function removeUnused(runtimes: string, keep: string): Promise<string[]> {
   let unused = (await listFolders(runtimes)).filter((name) => join(runtimes, name) !== keep);
