@@ -19,7 +19,7 @@ import { JoinError } from './identity/identity.ts';
 import { createParts } from './host/parts.ts';
 
 const EXIT_FAILURE = 1;
-/** Exit code if the configuration or the command line is wrong. If nothing is changed, a restart fails again. */
+/** Exit code for a wrong configuration or command line. A restart does not help until a person corrects the mistake. */
 const EXIT_MISUSE = 2;
 
 function readArguments(): string {
@@ -33,11 +33,10 @@ function readArguments(): string {
 async function run(config: AgentConfig): Promise<number> {
   const logger = pino({ level: config.logLevel });
   surviveRejections(logger);
-  // Mode 0711 lets helper programs of other users reach their own folders in the data directory. Secrets are in files and folders
-  // that only the agent's user can read.
+  // Mode 0711 lets helper programs of other users reach their own folders in the data directory. These users cannot read secrets, because
+  // only the agent's user can read the files and folders with secrets.
   mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });
-  // The agent creates its reserve file before the lock file. On a full disk, the agent empties this file, so that the lock file can be
-  // written.
+  // The reserve file must exist before the lock file. On a full disk, the agent empties the reserve file to get space for the lock file.
   keepReserve(config.dataDirectory);
   const unlock = lockDataDirectory(config.dataDirectory);
   const stop = new AbortController();
@@ -73,5 +72,5 @@ try {
   process.stderr.write(`${text}\n`);
   process.exitCode = error instanceof ConfigError ? EXIT_MISUSE : EXIT_FAILURE;
 }
-// An open socket of a hypervisor or an open log must not keep a stopped agent alive.
+// The call is necessary, because an open socket of a hypervisor or an open log would keep the process alive.
 process.exit();

@@ -43,7 +43,8 @@ import { TaskRunner } from '../tasks/runner.ts';
 import { taskWork } from '../tasks/work.ts';
 
 /**
- * Time limit for sending the last Events. These Events give the reasons why machines ended. A kubelet allows the agent's Pod 30 s to end.
+ * Time limit for sending the last Events. These Events give the reasons why machines ended. The limit is short, because a kubelet allows
+ * the agent's Pod only 30 s to end.
  */
 const LAST_EVENTS_MILLISECONDS = 5_000;
 
@@ -56,7 +57,7 @@ export interface HostParts {
   images: ImageStore;
   publisher: Publisher;
   network: Network;
-  /** Linux users as which hypervisors run. The field is undefined if the agent does not run as root. */
+  /** Linux users of hypervisors: each hypervisor runs as the user of its machine. Undefined if the agent does not run as root. */
   users?: MachineUsers | undefined;
   /** Registry of the metrics of these parts and of the agent. */
   metrics: Registry;
@@ -236,7 +237,8 @@ function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): 
 }
 
 /**
- * Waits for the last writes to the cluster. After these writes, sends the last Events, which report on the writes, and closes all parts.
+ * Waits for the last writes to the cluster, then sends the last Events, and then closes all parts. The Events come after the writes,
+ * because Events report on the writes.
  */
 async function drainAndClose(
   busy: readonly { drained: () => Promise<unknown> }[],

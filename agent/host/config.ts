@@ -21,14 +21,14 @@ const CERTIFICATE_SECONDS = 30 * 24 * 3600;
  * same time.
  */
 const FENCE_AFTER_SECONDS = 40;
-/** Default time between checks of the network, in seconds. Two checks and their duration fit into 5 s, the limit for reporting a fault. */
+/** Default time between checks of the network, in seconds. A fault must be reported within 5 s, so two checks must fit into this time. */
 const NETWORK_CHECK_SECONDS = 2;
 
-/** Lowest user id that a machine can get. People, system users and dynamic users of systemd (61184–65519) have lower numbers. */
+/** Lowest user id that a machine can get. The ids of people, system users and dynamic users of systemd (61184–65519) are lower. */
 const FIRST_MACHINE_USER = 65_536;
-/** Highest user id that a machine can get. Some programs read larger numbers as negative. */
+/** Highest user id that a machine can get. Some programs read larger ids as negative numbers. */
 const LAST_MACHINE_USER = 2 ** 31 - 1;
-/** Smallest number of users: one for the programs that read images, and one for a machine. */
+/** Smallest number of user ids in the configured range: one for the programs that read images, and one for a machine. */
 const LEAST_MACHINE_USERS = 2;
 
 const MOVED_CIDRS =
@@ -64,7 +64,7 @@ const registry = z.strictObject({
   /** PEM file with the certificate authorities of this registry, which replace the public authorities. */
   caFile: path.optional(),
   plainHttp: z.boolean().default(false),
-  /** Docker config with credentials. The agent uses it only for the cluster's own image storage. */
+  /** Docker config with credentials. The agent uses these credentials only for the cluster's own image storage. */
   credentialsFile: path.optional(),
 });
 
@@ -74,8 +74,8 @@ export const configSchema = z
     nodeName,
     dataDirectory: path,
     /**
-     * Kubeconfig for clusters that sign no certificates for nodes. The agent uses it unchanged. Unlike the user of a node's certificate,
-     * the user of this kubeconfig is not restricted to this host's Node.
+     * Kubeconfig for clusters that sign no certificates for nodes. The agent uses this kubeconfig unchanged. Unlike the user of a node's
+     * certificate, the user of this kubeconfig is not restricted to this host's Node.
      */
     kubeconfig: path.optional(),
     /** Kubeconfig that the agent uses only to join. Afterwards the agent uses the credentials in the data directory. */
@@ -86,7 +86,10 @@ export const configSchema = z
       .strictObject({
         /** Port of the kubelet endpoints. 0 means any free port. */
         port: z.int().min(0).max(65_535).default(0),
-        /** Address on which the agent listens. The default is `address`. The two differ if the network translates addresses on the way. */
+        /**
+         * Address on which the agent listens. The default is `address`. Set another address if the network translates addresses between the
+         * API server and this host.
+         */
         listenAddress: z.string().optional(),
         /** File with the authority of the API server's client certificate. Without this file, callers are checked only by TokenReview. */
         clientCAFile: path.optional(),
@@ -147,8 +150,8 @@ export const configSchema = z
     emulator: z
       .strictObject({
         /**
-         * Folder of the Android SDK, with its system images. Emulators only read this folder. Emulators cannot see a folder in `/tmp` or
-         * `/var/tmp`.
+         * Folder of the Android SDK, with its system images. Emulators only read this folder. The folder must not be in `/tmp` or
+         * `/var/tmp`, because emulators cannot see these folders.
          */
         sdk: path,
         /** Program that runs emulators. The default is `emulator/emulator` in the SDK. */
@@ -161,7 +164,7 @@ export const configSchema = z
       .prefault({}),
     /**
      * Largest resources that the Node offers to machines. If the agent runs in a Pod, set these values to the requests of that Pod.
-     * Otherwise two Nodes would offer the same memory.
+     * Otherwise the agent's Node and the kubelet's Node would offer the same memory.
      */
     offered: z.strictObject({ cpu: z.number().positive().optional(), memory: bytes.optional() }).prefault({}),
     clusterCIDRs: clusterNetworks.default([]),
@@ -171,7 +174,7 @@ export const configSchema = z
      */
     tasksAtOnce: z.int().min(1).max(64).default(4),
     cpuOvercommit: z.number().min(1).max(64).default(1),
-    /** Architecture of guests. If it differs from the architecture of the host, the guests are emulated. */
+    /** Architecture of guests. If this architecture differs from that of the host, the guests are emulated. */
     architecture: z.enum(['amd64', 'arm64']).optional(),
     tags: z.array(tag).max(32).default([]),
     fenceAfterSeconds: z.int().min(5).max(600).default(FENCE_AFTER_SECONDS),
@@ -213,8 +216,8 @@ export function loadConfig(
 }
 
 /**
- * Adds the Node's name and address from the environment variables. Dots in the name become dashes, although names of Kubernetes Nodes may
- * have dots. The reason is that a host's name is also a label's value and a part of a certificate's name.
+ * Adds the Node's name and address from the environment variables. Dots in the name become dashes: Kubernetes allows dots in a Node's name,
+ * but Berth does not. A host's name in Berth is also a label's value and a part of a certificate's name.
  */
 function withEnvironment(document: unknown, environment: Environment): unknown {
   if (typeof document !== 'object' || Array.isArray(document)) {

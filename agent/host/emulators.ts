@@ -1,4 +1,4 @@
-/** Regularly finds out whether this host can run emulators, and which system images they can use. */
+/** Regularly finds out whether this host can run emulators, and which system images these emulators can use. */
 import { isDeepStrictEqual } from 'node:util';
 import { messageOf } from '../../base/errors.ts';
 import { rest } from '../../base/time.ts';
@@ -7,9 +7,15 @@ import type { DriverOfEmulators } from '../drivers/hostdrivers.ts';
 import type { Network } from '../network/network.ts';
 import type { AgentConfig } from './config.ts';
 
-/** Time between two reads of the SDK. People install system images seldom, and a read opens some hundred small files. */
+/**
+ * Time between two reads of the SDK. The time is long, because people install system images seldom, and a read opens some hundred small
+ * files.
+ */
 const LOOK_MILLISECONDS = 30_000;
-/** Time limit of a read of the SDK. A folder on a network file system can fail to answer, and the agent must start even then. */
+/**
+ * Time limit of a read of the SDK. The limit is necessary, because a folder on a network file system can fail to answer, and the agent must
+ * start even then.
+ */
 const ANSWER_MILLISECONDS = 10_000;
 
 export class EmulatorOffers {
@@ -46,7 +52,7 @@ export class EmulatorOffers {
     return this.#last;
   }
 
-  /** Reads the SDK regularly until the signal aborts. Calls `changed` with each offer that differs from the last one. */
+  /** Reads the SDK regularly until the signal aborts. Calls `changed` with each offer that differs from the last offer. */
   async run(signal: AbortSignal, changed: (offer: EmulatorOffer) => void): Promise<void> {
     while (!signal.aborted) {
       await rest(LOOK_MILLISECONDS, signal);

@@ -10,8 +10,9 @@ interface Folders {
 }
 
 /**
- * Returns a message for each shared root or SDK that overlaps with a folder of the agent. Every user can use files of shared roots as
- * images, and each emulator can read the SDK. The agent's own folders contain its keys and the disks of VMs. Symbolic links are followed.
+ * Returns a message for each shared root or SDK that overlaps with a folder of the agent. Such an overlap must not exist, because the
+ * agent's folders contain its keys and the disks of VMs. Every user can use files of shared roots as images, and each emulator can read the
+ * SDK. The function follows symbolic links.
  */
 export function folderMistakes({ dataDirectory, images, emulator }: Folders): string[] {
   const { sharedRoots, storageFolder } = images;

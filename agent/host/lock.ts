@@ -1,4 +1,4 @@
-/** A lock that allows only one agent per data directory. Two agents would each kill the machines of the other agent. */
+/** A lock that allows only one agent per data directory, because two agents would kill each other's machines. */
 import { existsSync, linkSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { writeWholeSync } from '../../base/files.ts';
@@ -8,8 +8,8 @@ import { startTimeIn } from '../processes/process.ts';
 interface Holder {
   pid: number;
   /**
-   * Start time of the process. A later process with the same pid has another start time. The text is empty if the system reports no start
-   * times.
+   * Start time of the process. It distinguishes the process from a later process with the same pid. The text is empty if the system reports
+   * no start times.
    */
   startTime: string;
 }

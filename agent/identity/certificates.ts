@@ -47,8 +47,8 @@ export interface CertificateRequest {
   ipAddresses: readonly string[];
   expirationSeconds: number;
   /**
-   * Key of the certificate. The default is a new key. With the key of an earlier attempt, the agent continues the request of that
-   * attempt if the request still exists. A second request for the same name would be denied.
+   * Key of the certificate. The default is a new key. With the key of an earlier attempt, the agent waits for the request of that attempt
+   * if the request still exists. The agent must not make a second request, because the operator denies a second request for the same name.
    */
   key?: Key;
 }
@@ -124,7 +124,8 @@ async function submit(
     );
     return created.metadata.name;
   } catch (error) {
-    // An earlier attempt with this key made the request, but its answer did not arrive.
+    // If the request already exists, an earlier attempt made it with this key, but did not get the answer. The agent then waits for that
+    // request.
     if (!isAlreadyExists(error)) {
       throw error;
     }
@@ -132,15 +133,18 @@ async function submit(
   }
 }
 
-/** Returns the part of a request's name that identifies the key, as in a kubelet. The same key therefore never makes two requests. */
+/**
+ * Returns the part of a request's name that identifies the key, as in a kubelet. The cluster therefore never has two requests for the same
+ * key.
+ */
 function fingerprint(key: Key): string {
   const publicKey = createPublicKey(key.pem).export({ type: 'spki', format: 'der' });
   return createHash('sha256').update(publicKey).digest('hex').slice(0, FINGERPRINT_DIGITS);
 }
 
 /**
- * Waits for a request's certificate. If the request is gone, the result is undefined. After a day, the cluster deletes a request that
- * nobody has decided.
+ * Waits for a request's certificate. Returns undefined if the request no longer exists. The cluster deletes a request after a day if nobody
+ * has decided on it.
  */
 async function waitForCertificate(
   client: KubeClient,
@@ -171,7 +175,7 @@ async function waitForCertificate(
 
 /**
  * Reports whether the certificate request has failed and a repetition would not help. If the API server cannot be reached, the request has
- * not failed, because it can be decided later.
+ * not failed, because somebody can still decide on it.
  */
 export function isFinal(error: unknown): boolean {
   const refused = error instanceof ApiError && error.status < 500;

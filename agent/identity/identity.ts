@@ -44,13 +44,13 @@ export class JoinError extends Error {
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 30_000;
 /**
- * Time limit for checking the stored certificate with the API server, in milliseconds. When the agent starts, the work on machines waits
- * for this check.
+ * Time limit for checking the stored certificate with the API server, in milliseconds. The limit is short, because the work on machines
+ * waits for this check when the agent starts.
  */
 const REVIEW_MILLISECONDS = 10_000;
 /**
- * Request that asks the API server for the agent's own identity. Only its authentication matters. The API server authenticates a request
- * before it checks permissions.
+ * Request that asks the API server for the agent's own identity. Only one result matters: whether the API server knows the certificate. The
+ * API server checks this before it checks permissions, so the agent needs no permission.
  */
 const SELF_REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } as const;
 const UNAUTHORIZED = 401;
@@ -87,8 +87,8 @@ export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
 }
 
 /**
- * Reads the bootstrap kubeconfig. If it cannot be read, the result is undefined. After a host has joined, administrators often remove the
- * file with the bootstrap token.
+ * Reads the bootstrap kubeconfig. If the file cannot be read, the result is undefined. This is no error, because administrators often
+ * remove the file after a host has joined.
  */
 async function readBootstrap({ config, logger }: IdentityOptions): Promise<Connection | undefined> {
   try {
@@ -156,8 +156,8 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
     const pair = await join(new KubeClient(transport), o);
-    // The old serving certificate can be from another cluster, whose certificate authority this cluster perhaps does not know. The agent
-    // removes the certificate before it writes the files below, because the host has joined as soon as they are written.
+    // The old serving certificate is removed, because it can be from another cluster with another certificate authority. The removal comes
+    // first, because the host counts as joined as soon as the files below exist.
     rmSync(files.serving, { force: true });
     writePair(files.client, pair);
     writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
@@ -189,7 +189,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
       return await requestCertificate(client, request, o.signal);
     } catch (error) {
       if (isFinal(error)) {
-        // The next start uses another key and therefore makes a new request.
+        // Without this file, the next start uses a new key and makes a new request.
         rmSync(joining, { force: true });
         throw new JoinError(messageOf(error), { cause: error });
       }
@@ -200,7 +200,10 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
   }
 }
 
-/** Returns the key for the request to join. The key is stored first, because after a restart a request with another key is denied. */
+/**
+ * Returns the key for the request to join. The function stores a new key before it returns the key. Without the file, a restarted agent
+ * would make a request with another key, which is denied.
+ */
 async function joiningKey(file: string): Promise<Key> {
   if (existsSync(file)) {
     return readKey(readFileSync(file, 'utf8'));

@@ -1,4 +1,6 @@
-/** Renews the agent's certificates. The agent requests a new certificate after 70 to 90 % of the old one's lifetime, like a kubelet. */
+/**
+ * Renews the agent's certificates. The agent requests a new certificate after 70 to 90 % of the old certificate's lifetime, like a kubelet.
+ */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
@@ -20,15 +22,21 @@ import {
 } from './certificates.ts';
 
 /**
- * Earliest renewal and its random spread, as shares of a certificate's lifetime. A kubelet has the same shares. With the spread,
- * hosts that joined together renew at different times.
+ * Shares of a certificate's lifetime after which the agent renews the certificate: the smallest share, and the largest random addition.
+ * With the addition, hosts that joined together renew at different times. A kubelet has the same shares.
  */
 const RENEW_FROM_SHARE = 0.7;
 const RENEW_SPREAD_SHARE = 0.2;
-/** Longest single wait, in milliseconds. A timer of Node.js can wait at most 24.8 days. */
+/**
+ * Longest single wait, in milliseconds. The agent divides a longer wait into several waits, because a timer of Node.js can wait at most
+ * 24.8 days.
+ */
 const LONGEST_SLEEP_MILLISECONDS = 24 * 3600 * 1000;
 const RETRY_FIRST_MILLISECONDS = 1_000;
-/** Longest wait between two attempts, in milliseconds. Usually a person has to act first, and wants to see the result within minutes. */
+/**
+ * Longest wait between two attempts, in milliseconds. The wait is short, because usually a person must act first, and wants to see the
+ * result within minutes.
+ */
 const RETRY_CAP_MILLISECONDS = 60_000;
 /**
  * Longest lifetime of the first certificate, with which a host joins, in milliseconds. 5 minutes are added, because signers issue

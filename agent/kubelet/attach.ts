@@ -23,8 +23,8 @@ export async function attach(
     stdout.write(`Connected to the console of VM ${name}. Press Ctrl+] to leave.\r\n`);
   }
   const keys = tty ? [untilLeave(() => left.abort())] : [];
-  // The end of the input does not end the session, because a caller can send some lines from a pipe and then only read. A client can close
-  // its input long before the output ends. So an error of the input is handled at once.
+  // The end of the input does not end the session, because a caller can send some lines from a pipe and then only read. An error of the
+  // input can occur long before the output ends, so `allSettled` handles this error at once.
   const input = Promise.allSettled([stdin && pipeline([stdin, ...keys, console], options)]);
   const [output] = await Promise.allSettled([pipeline(console, stdout, options)]);
   const hasLeft = left.signal.aborted;
@@ -56,7 +56,7 @@ function untilLeave(leave: () => void): Transform {
   });
 }
 
-/** Returns a stream that drops the output, for a caller who did not ask for it. */
+/** Returns a stream that drops the output, for a caller who did not ask for output. */
 function sink(): Writable {
   return new Writable({ write: (_chunk, _encoding, done) => done() });
 }

@@ -1,4 +1,4 @@
-/** `kubectl exec`: a command that the guest agent runs. The output of the command comes at its end. */
+/** `kubectl exec`: a command that the guest agent runs. The caller gets the output when the command has ended. */
 import { addAbortSignal, type Readable } from 'node:stream';
 import { StreamRefused } from '../drivers/driver.ts';
 import { type CommandSession, exited, failure, type Status } from './streams/session.ts';
@@ -44,7 +44,7 @@ async function run(
   }
 }
 
-/** @throws StreamRefused when the input is too long. */
+/** Reads the whole input. @throws StreamRefused when the input is longer than {@link INPUT_BYTES}. */
 async function readAll(stdin: Readable): Promise<Buffer> {
   const chunks: Buffer[] = [];
   let bytes = 0;

@@ -5,8 +5,8 @@ import { codeOf } from '../../base/errors.ts';
 import { type PortForward, StreamRefused } from '../drivers/driver.ts';
 
 /**
- * Time limit for a guest to accept a connection. A running guest on this host needs milliseconds. A guest that is starting can need some
- * seconds.
+ * Time limit for a guest to accept a connection. A running guest on this host needs only milliseconds, but a guest that is starting can
+ * need some seconds.
  */
 const CONNECT_MILLISECONDS = 10_000;
 /**
@@ -40,13 +40,13 @@ interface Shared {
   users: number;
 }
 
-/** Shares forwards among the connections to one port of one guest. A forward exists as long as one of its connections. */
+/** Shares each {@link PortForward} among all connections to one port of one guest. A forward is closed after its last connection. */
 export class SharedForwards {
   readonly #shared = new Map<string, Shared>();
 
   /**
-   * Connects through the forward of `key`. `open` makes the forward for the first connection. @throws StreamRefused when the guest or
-   * `open` refuses the connection.
+   * Connects to a port of a guest through the forward that `key` identifies. If there is no such forward yet, calls `open` to make the
+   * forward. @throws StreamRefused when the guest or `open` refuses the connection.
    */
   async connect(key: string, guestPort: number, open: () => Promise<PortForward>): Promise<Socket> {
     const shared = this.#shared.get(key) ?? { forward: open(), users: 0 };

@@ -2,8 +2,8 @@
 import { HttpError } from '../../kube/serving/httpserver.ts';
 
 /**
- * Limit for this host. Each open log or stream needs a connection, some open files and up to 1 MiB of memory. A `port-forward` or `exec`
- * needs more: 64 KiB for each direction of 64 ports, or the output of a command, together about 8 MiB.
+ * Limit for this host. Each open log or stream needs a connection, some open files and up to 1 MiB of memory. A `port-forward` needs up to
+ * 8 MiB: 64 KiB for each direction of 64 connections. An `exec` needs up to 8 MiB for the output of its command.
  */
 const HOST_LIMIT = 64;
 /**
@@ -27,7 +27,7 @@ export class OpenLimit {
   }
 
   /**
-   * Runs `work` while it counts for the Pod. `name` is the name of the Pod.
+   * Runs `work`, and counts it as an open log or stream of the Pod until it ends. `name` is the name of the Pod.
    *
    * @throws HttpError 429 when the Pod, its namespace or the host has too many open logs or streams.
    */
@@ -63,7 +63,7 @@ export class OpenLimit {
     return this.#open.get(key) ?? 0;
   }
 
-  /** Removes keys without open logs or streams, because Pods and namespaces come and go. */
+  /** Subtracts one open log or stream from a key. If none is left, removes the key, because its Pod or namespace may no longer exist. */
   #end(key: string): void {
     const left = this.#of(key) - 1;
     if (left > 0) {

@@ -17,8 +17,8 @@ export interface LogRequest {
   follow: boolean;
   timestamps: boolean;
   /**
-   * Whether the caller wants the log of the previous container. A previous log does not exist, because a machine has one console for all
-   * its runs.
+   * Whether the caller wants the log of the previous container. Such a request is refused, because a machine has one console for all its
+   * runs.
    */
   previous: boolean;
   tailLines: number | undefined;

@@ -18,8 +18,8 @@ export async function forward(
     await Promise.all([pipeline(data, guest), pipeline(guest, data)]);
     connection.end();
   } catch (error) {
-    // An error with a code means that the caller or the guest has broken the connection. The remaining one of these two notices this
-    // without a message.
+    // An error with a code means that the caller or the guest has broken the connection. The agent sends no message, because the other side
+    // notices this anyway.
     if (codeOf(error) !== undefined || error instanceof ClientGoneError) {
       connection.end();
       return;

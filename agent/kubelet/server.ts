@@ -40,7 +40,8 @@ export interface KubeletServerOptions {
   streams: StreamTargets;
   transfers: Transfers;
   /**
-   * Returns the reason why a joined host accepts no VMs, or undefined if it accepts them. Every caller has the right to read the reason.
+   * Returns the reason why a joined host accepts no VMs, or undefined if the host accepts VMs. The reason must contain no secret, because
+   * every caller can read it.
    */
   unready: () => string | undefined;
   metrics: Registry;
@@ -61,7 +62,7 @@ interface Route {
 }
 
 export class KubeletServer {
-  /** Whether the host has joined the cluster. Until then, `/readyz` reports a fault. The server answers before the host's Node exists. */
+  /** Whether the host has joined the cluster. The server already answers before the host has joined, and `/readyz` then reports a fault. */
   hasJoined = false;
   readonly #options: KubeletServerOptions;
   readonly #server: Server;
@@ -146,7 +147,7 @@ export class KubeletServer {
     throw new HttpError(403, `Forbidden (${what})`);
   }
 
-  /** Serves a stream. The caller needs the right `create`, even if the request is a GET. WebSocket clients always send a GET. */
+  /** Serves a stream. The caller needs the right `create`, even if the request is a GET, because WebSocket clients always send a GET. */
   async #upgrade(upgrade: Upgrade): Promise<void> {
     const [, kind = ''] = upgrade.url.pathname.split('/');
     if (!isStreamKind(kind)) {
@@ -180,7 +181,7 @@ export class KubeletServer {
     await this.#readers.count(asked.namespace, asked.pod, async () => {
       const lines = await this.#options.logs(asked, signal);
       response.writeHead(200, { 'Content-Type': 'text/plain; charset=utf-8' });
-      // A quiet console sends nothing for a long time. The headers are sent at once, so that the caller knows that the log is open.
+      // The headers are sent at once, so that the caller knows that the log is open. A quiet console may send nothing for a long time.
       holdOpen(response);
       response.flushHeaders();
       await pipeline(Readable.from(lines), response, { signal });

@@ -20,13 +20,13 @@ import type { StreamTarget, StreamTargets, Transfers } from './targets.ts';
 import { isTransfer, transfer } from './transfer.ts';
 
 /**
- * Time without data after which a stream ends, in milliseconds. Such a stream was probably forgotten. A forgotten stream would block the
- * input of a console for other callers, or keep connections of a guest open.
+ * Time without data after which a stream ends, in milliseconds. Such a stream ends because its caller has probably forgotten it. A
+ * forgotten stream would block the input of a console for other callers, or keep connections of a guest open.
  */
 const IDLE_MILLISECONDS = 30 * 60_000;
 /**
- * Limit of open connections in one session of `port-forward`. A browser opens 6 connections for each host name. A load test opens dozens of
- * connections.
+ * Limit of open connections in one session of `port-forward`. This is enough for a browser, which opens 6 connections for each host name,
+ * and for a load test with dozens of connections.
  */
 const CONNECTIONS = 64;
 

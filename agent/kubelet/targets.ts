@@ -13,7 +13,7 @@ import type { StreamRequest } from './streamrequest.ts';
 
 /** Ways to connect to one running machine. Each function throws StreamRefused when the machine does not allow the connection. */
 export interface StreamTarget {
-  /** Connects to the serial console. Only one connection of a machine has input. */
+  /** Connects to the serial console. Several connections can read the console of a machine, but only one can send input. */
   console(input: boolean): Promise<Duplex>;
   /** Connects to a TCP port of the guest, or to the screen. */
   port(port: number): Promise<Duplex>;
@@ -30,13 +30,13 @@ const EMULATOR_REFUSALS: Readonly<Record<string, string>> = {
 export type StreamTargets = (request: StreamRequest) => StreamTarget;
 
 /**
- * Function that finds the task of a request. It returns the function that gives the connection of a caller to this task.
+ * Function that finds the task of a request. The result is another function, which passes a caller's connection to this task.
  *
  * @throws HttpError 400 when the Pod is not on this host. The returned function throws HttpError 400 when the task takes no caller.
  */
 export type Transfers = (request: StreamRequest) => (caller: Socket) => void;
 
-/** Returns the access of callers to the machines of this host. */
+/** Returns the functions that find the log, the streams or the task for a caller's request on this host. */
 export function machineAccess(sources: ConsoleSources): {
   logs: LogSource;
   streams: StreamTargets;
@@ -84,7 +84,7 @@ function streamTargets({ host, machines, podOf }: ConsoleSources): StreamTargets
         if (port === SCREEN_PORT) {
           return await driver.connectScreen(folder);
         }
-        // The network assigned this address. An address that the guest reports could be an address of another machine.
+        // The agent uses the address that the network assigned, because an address that the guest reports could belong to another machine.
         const address = await host.network.address(uid);
         return address === undefined
           ? await forwards.connect(`${uid}:${port}`, port, () => driver.forwardPort(folder, port))

@@ -25,13 +25,13 @@ export async function transfer(
 ): Promise<void> {
   // `head` contains the first bytes of the connection. These bytes are put back before any other read, so that `take` gets all bytes.
   socket.unshift(head);
-  // `take` sets its own time limit.
+  // The socket needs no time limit here, because `take` sets its own limit.
   socket.setTimeout(0);
   take(socket);
   socket.write(ACCEPTED);
   const onStop = (): void => void socket.destroy();
   stop.addEventListener('abort', onStop, { once: true });
-  // `take` handles the errors of the connection.
+  // Errors of the connection are ignored here, because `take` handles them.
   await finished(socket).catch(() => undefined);
   stop.removeEventListener('abort', onStop);
 }

@@ -36,12 +36,15 @@ export async function ip(commands: readonly string[]): Promise<void> {
 }
 
 /**
- * Largest number of runs of the program conntrack. conntrack fails if an entry disappears while it reads the list. The next run no longer
- * finds this entry.
+ * Largest number of times that the agent runs the program conntrack. If an entry of the list disappears during a run, conntrack fails. The
+ * next run can succeed, because the entry is then no longer in the list.
  */
 const FORGET_PASSES = 5;
 
-/** Deletes every tracked connection that matches the filter, which has options of `conntrack -D`. No match is no error. */
+/**
+ * Deletes every tracked connection that matches the filter. The filter consists of options of `conntrack -D`. If no connection matches,
+ * that is no error.
+ */
 export async function forgetConnections(filter: readonly string[]): Promise<void> {
   for (let pass = 1; ; pass++) {
     try {

@@ -1,6 +1,6 @@
 /**
- * Checks the host ports that machines reserve: whether a port is allowed, whether it is free, and whether another process listens on it.
- * A bind shows whether a port is free. The kernel's lists of sockets in /proc/net show other processes that listen.
+ * Checks whether the host ports that machines reserve are allowed and free, and whether another process listens on them. To learn whether a
+ * port is free, the agent binds it. To find listening processes, the agent reads the kernel's lists of sockets in /proc/net.
  */
 import { createSocket } from 'node:dgram';
 import { open } from 'node:fs/promises';
@@ -31,9 +31,7 @@ function describePort(port: MachinePort): string {
   return `${port.hostPort}/${port.protocol}`;
 }
 
-/**
- * Checks that this host's configuration allows all ports. @throws ReasonedError `PortNotReservable` when the configuration denies a port.
- */
+/** Checks that the configuration allows all ports. @throws ReasonedError `PortNotReservable` when the configuration denies one. */
 function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
   const message = faultsOf(rules, ports);
   if (message !== undefined) {
@@ -51,7 +49,7 @@ export function faultsOf(rules: PortRules, ports: readonly MachinePort[]): strin
   return faults.length === 0 ? undefined : `${denied}: ${faults.join('; ')}`;
 }
 
-/** Returns why the configuration does not allow the port. The ranges of automatic ports need not be reservable. */
+/** Returns why the configuration denies the port. A port that the host chose (`automatic`) need not be reservable. */
 function faultOf(rules: PortRules, { automatic, hostPort }: MachinePort): string | undefined {
   return automatic === true ? whyDenied(rules, hostPort) : whyNotReservable(rules, hostPort);
 }
@@ -82,7 +80,7 @@ async function requireFreePorts(address: string, ports: readonly MachinePort[]):
 }
 
 /**
- * Checks that no other machine reserves one of the ports. A bind does not show this conflict while the other machine is starting.
+ * Checks that no other machine reserves one of the ports. A bind alone does not show this conflict while the other machine is starting.
  *
  * @param reserved reserved ports of all machines, by uid.
  * @throws ReasonedError `PortTaken` with the port. The message does not identify the other machine, which may be another tenant's.
@@ -150,7 +148,10 @@ interface Listener {
   inode: string;
 }
 
-/** Lists of sockets in /proc/net (see `proc_net_tcp` in the kernel's documentation). `state` is the code of a socket for any peer. */
+/**
+ * Lists of sockets in /proc/net (see `proc_net_tcp` in the kernel's documentation). `state` is the code for a socket that accepts packets
+ * from any peer.
+ */
 const LISTS = [
   { file: 'tcp', protocol: 'TCP', state: '0A' },
   { file: 'tcp6', protocol: 'TCP', state: '0A' },
@@ -158,7 +159,7 @@ const LISTS = [
   { file: 'udp6', protocol: 'UDP', state: '07' },
 ] as const;
 
-/** Number of bytes that are read at once from a list of sockets in /proc/net. They describe about a hundred sockets. */
+/** Number of bytes that are read at once from a list of sockets in /proc/net. This is enough for about a hundred sockets. */
 const CHUNK_BYTES = 16 * 1024;
 
 const EVERY_IPV4 = '00000000';
@@ -205,8 +206,8 @@ function parseLine(line: string): Line | undefined {
 }
 
 /**
- * Reads the listening sockets of one list in /proc/net. A TCP list has all listening sockets before the first connected socket. The read
- * stops at that socket, because a host may have thousands of connections.
+ * Reads the listening sockets of one list in /proc/net. A TCP list begins with all listening sockets. The function stops at the first
+ * connected socket, because there may be thousands.
  */
 async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
   const file = await open(`/proc/self/net/${list.file}`);
@@ -215,7 +216,7 @@ async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
     for (;;) {
       const { bytesRead, buffer } = await file.read({ buffer: Buffer.alloc(CHUNK_BYTES) });
       text += buffer.toString('latin1', 0, bytesRead);
-      // The last line of the text that was read so far can be incomplete.
+      // The last line is left out, because the text that was read so far can end within a line.
       const lines = text.split('\n').slice(0, -1).map(parseLine);
       const found = lines.filter((one) => one?.state === list.state);
       const isComplete = list.protocol === 'TCP' && found.length < lines.length - 1;
@@ -281,8 +282,8 @@ export class PortWatch {
   }
 
   /**
-   * Returns the fault if the port is in use. The function tries to bind the port, because only the kernel knows whether an IPv6 socket
-   * accepts IPv4.
+   * Returns the fault if the port is in use. The lists of sockets do not show whether an IPv6 socket accepts IPv4, so the function tries to
+   * bind the port.
    */
   async #whyTaken(port: MachinePort): Promise<string | undefined> {
     try {

@@ -48,7 +48,7 @@ export class NetworkMonitor {
     }
   }
 
-  /** Health at the last check of the network's parts that all machines share; undefined before the first check. */
+  /** Health of the shared parts of the network, as found by the last check; undefined before the first check. */
   get host(): NetworkHealth | undefined {
     const report = this.#report;
     return report === undefined
@@ -59,7 +59,7 @@ export class NetworkMonitor {
         };
   }
 
-  /** Number of checks in a row that could not repair the network's parts that all machines share. */
+  /** Number of checks in a row that found a fault in the shared parts of the network and could not repair it. */
   get faultyChecks(): number {
     return this.#faultyChecks;
   }
@@ -73,9 +73,9 @@ export class NetworkMonitor {
   }
 
   /**
-   * Resolves with the report of a check that includes this machine, or that found a fault of all machines. A check under way may have begun
-   * before the machine was attached, so a second check can follow. A faulty check is not repeated, because the number of consecutive faulty
-   * checks matters.
+   * Resolves with a report that includes this machine, or that shows a fault of all machines. If a check is under way, it may have begun
+   * before the machine was attached. A second check then follows. After a fault of all machines, no second check follows, because the agent
+   * counts consecutive faulty checks.
    */
   async checkOf(uid: string): Promise<NetworkReport> {
     const report = await this.check();
@@ -114,7 +114,7 @@ export class NetworkMonitor {
     }
     this.#countRefused(report);
     const faults = report.faults.length > 0;
-    // A fault lasts for many checks. A fault is logged only when it begins and when it changes.
+    // A fault can last for many checks, so it is logged only when it begins or changes.
     if (faults && !isDeepStrictEqual(report.faults, this.#report?.faults)) {
       logger.error({ faults: report.faults }, 'The network has faults');
     }

@@ -9,7 +9,9 @@ import type { RunAs } from '../../base/exec.ts';
 interface GuestCard {
   /** MAC address in lower case, separated by colons. */
   macAddress: string;
-  /** The guest's IPv4 address as other programs on the host see it. Undefined if the guest has none, as in the network `user`. */
+  /**
+   * The guest's IPv4 address as other programs on the host see it. Undefined if the guest has no such address, as in the network `user`.
+   */
   address: string | undefined;
 }
 
@@ -22,7 +24,7 @@ export interface Forward {
   guestPort: number;
 }
 
-/** Connection of one guest. The machine's driver derives the hypervisor's arguments from it. */
+/** Connection of one guest to the network. The machine's driver makes the hypervisor's arguments from this connection. */
 export type GuestNetwork =
   /** Tap of this host, which the hypervisor opens by its name. */
   | (GuestCard & { kind: 'tap'; device: string })
@@ -63,7 +65,10 @@ export interface AttachOptions {
   ports: MachinePort[];
   /** The machine's own Linux user, for QEMU and the tap. Absent if the agent is not root, or an earlier release started the process. */
   runAs?: RunAs;
-  /** Whether the machine already runs, as found after a restart of the agent. The driver then does not check whether its ports are free. */
+  /**
+   * Whether the machine already runs, as found after a restart of the agent. If true, the driver does not check whether the machine's ports
+   * are free.
+   */
   running?: boolean;
 }
 
@@ -78,11 +83,11 @@ export interface NetworkHealth {
 export interface NetworkReport {
   /** Whether the network has no fault that affects all machines. */
   healthy: boolean;
-  /** Repaired differences, one text each; empty if there was no difference. */
+  /** One message for each repaired difference; empty if there was no difference. */
   repaired: string[];
   /** Messages about remaining faults, each with the cause. */
   faults: string[];
-  /** Health by machine uid. A fault can affect a single machine. */
+  /** Health of each machine's connection. The key is the machine's uid. */
   machines: Record<string, NetworkHealth>;
   /**
    * Number of packets dropped since the last check because a guest has reached its limit of connections. The key is the uid of the guest's
@@ -117,8 +122,8 @@ export interface Network {
   /** Compares the wanted with the actual state, repairs differences, and sends test packets. @throws Error when the check fails. */
   check(): Promise<NetworkReport>;
   /**
-   * Returns the uids of attached machines. The `nat` driver saves its attachments, so it also returns those from before a restart of the
-   * agent.
+   * Returns the uids of attached machines. The `nat` driver saves its attachments, so the result includes machines that were attached
+   * before a restart of the agent.
    */
   attached(): Promise<string[]>;
   /** Releases the resources of this process. If no machine is attached, removes the network from the host. Otherwise the network stays. */

@@ -1,13 +1,16 @@
 /**
- * Chooses host ports for guest ports that name none. The functions are pure, so that tests can check over random histories that no port
- * belongs to two machines.
+ * Chooses host ports for guest ports that name no host port. The functions are pure, so that tests can run random sequences of events and
+ * check that no port belongs to two machines.
  */
 import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { bounds, type PortRanges, type PortRules, whyDenied } from '../../api/v1alpha1/reservable.ts';
 
-/** Ports that the host chose for a machine before, and whether another machine or program has a port, by {@link portName}. */
+/**
+ * Ports that the host chose for a machine before, and a function that returns whether another machine or program has a port. The function
+ * takes the {@link portName}.
+ */
 export interface Ledger {
   kept: readonly MachinePort[];
   isHeld: (name: string) => boolean;
@@ -44,8 +47,9 @@ function leadsTo(port: MachinePort, { protocol, guestPort }: AutomaticPort): boo
 }
 
 /**
- * Returns the host ports that the host reported for each guest port. If a port is missing, is outside its range or has a holder (a machine
- * or program that uses it), the result is empty. Otherwise the order of the ports would not match the order of the guest ports.
+ * Returns the host ports that the host reported for each guest port. The result is empty if a port is missing, is outside its range, or has
+ * a holder (a machine or program that uses the port). A shorter list would be wrong, because its order must match the order of the guest
+ * ports.
  *
  * @param isHeld whether a port, by {@link portName}, has a holder.
  */
@@ -67,7 +71,7 @@ export function reportedPorts(
 /** Purposes that each have a separate range of ports. */
 const SETTINGS = ['ssh', 'screen', 'vnc', 'emulators'] as const;
 
-/** Returns the range for a guest port: its setting, its text, and its first and last port. */
+/** Returns the range for a guest port: the name of the setting, the text of the range, and its first and last port. */
 function rangeOf({ purpose }: AutomaticPort, ranges: PortRanges) {
   const setting = SETTINGS.find((one) => one === purpose) ?? 'automatic';
   const [first, last] = bounds(ranges[setting]) ?? [1, 0];
@@ -93,7 +97,7 @@ function choose(asked: AutomaticPort, isHeld: (name: string) => boolean, ranges:
   throw new ReasonedError('NoFreePort', message);
 }
 
-/** Returns a message for each range without a port that machines may use. VMs would wait for a port of the range without end. */
+/** Returns a message for each range in which all ports are denied. VMs would wait forever for a port of such a range. */
 export function deniedRanges(ranges: PortRanges, rules: PortRules): string[] {
   return (['automatic', ...SETTINGS] as const).flatMap((setting) => {
     const [first, last] = bounds(ranges[setting]) ?? [1, 0];

@@ -20,8 +20,8 @@ export const METADATA_NETWORKS = [
 const networks = z.array(z.union([z.cidrv4(), z.cidrv6()])).max(256);
 
 /**
- * Networks of the cluster's Pods, Services and Nodes. These networks are configured, because the agent has no right to read them from the
- * cluster. These networks are blocked for guests. The agent pulls images from servers in these networks only if `images.registries` names
+ * Networks of the cluster's Pods, Services and Nodes. A person configures these networks, because the agent has no right to read them from
+ * the cluster. Guests cannot reach these networks. The agent pulls images from servers in these networks only if `images.registries` names
  * the server.
  */
 export const clusterNetworks = networks.meta({ examples: [['10.244.0.0/16', 'fd00:10:244::/56']] });

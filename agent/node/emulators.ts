@@ -4,9 +4,9 @@ import type { EmulatorOffer } from '../drivers/driver.ts';
 
 /** Largest number of system images that a Node lists. A complete SDK has about 64 system images for one architecture. */
 const LISTED_IMAGES = 64;
-/** Number of left-out system images that the condition names, so that its message stays readable. */
+/** Largest number of unlisted system images that the condition's message names, so that the message stays readable. */
 const NAMED_IMAGES = 8;
-/** Longest name of a label without its prefix, and the characters that Kubernetes allows there. */
+/** Longest name of a label without its prefix, and the characters that Kubernetes allows in such a name. */
 const LABEL_NAME_LENGTH = 63;
 const LABEL_NAME = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
 

@@ -80,7 +80,7 @@ export class NodeKeeper {
     return this.informer.cache.get(this.#options.config.nodeName);
   }
 
-  /** Starts to watch and write. Resolves when the Node is in the cluster and the watch has delivered it. */
+  /** Starts to watch and write. Resolves when the Node is in the cluster and the watch has delivered the Node. */
   async start(signal: AbortSignal): Promise<void> {
     this.informer.start(signal);
     await this.informer.synced;
@@ -119,8 +119,8 @@ export class NodeKeeper {
         this.#wrote(await this.#applyStatus(node, status));
       }
     } catch (error) {
-      // This error means that the Node was deleted or created again meanwhile. The watch reports this change, which starts the
-      // next reconciliation.
+      // This error means that the Node was deleted or created again meanwhile. The error needs no retry, because the watch reports this
+      // change, and the next reconciliation starts.
       if (!isNotFound(error) && !isConflict(error)) {
         throw error;
       }
@@ -151,7 +151,7 @@ export class NodeKeeper {
     const { name, uid } = node.metadata;
     const stale = staleLabels(node, labels);
     if (stale.length > 0) {
-      // An apply would not remove a label that the creation of the Node or another program has set.
+      // A patch is necessary, because an apply does not remove a label that another program or the creation of the Node has set.
       const removed = Object.fromEntries(stale.map((key) => [key, null]));
       this.#wrote(await client.mergePatch(NODES, { name }, { metadata: { uid, labels: removed } }));
     }

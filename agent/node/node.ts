@@ -18,8 +18,8 @@ import { emulatorCondition, emulatorLabels } from './emulators.ts';
 import type { HostFacts } from './facts.ts';
 
 /**
- * Number of Pods that the Node offers, as in a kubelet. The slots of the Node (rights to run one machine each) limit the number of
- * machines.
+ * Number of Pods that the Node offers. A kubelet has the same default. This number does not limit machines, because each machine also needs
+ * one of the Node's slots (rights to run one machine).
  */
 const PODS = 110;
 /**
@@ -64,7 +64,7 @@ interface Amounts {
   diskBytes: number;
 }
 
-/** Returns the resources for machines on this host. From the disk, `minimumFree` and the images that cannot be removed are subtracted. */
+/** Returns the resources for machines on this host. The disk space excludes `minimumFree` and the images that cannot be removed. */
 export function allocatable(config: NodeSettings, facts: HostFacts, heldImageBytes: number): Amounts {
   const { offered, reserved, images } = config;
   const cpus = Math.min(facts.cpus, offered.cpu ?? Infinity) * config.cpuOvercommit;
@@ -80,9 +80,9 @@ export function allocatable(config: NodeSettings, facts: HostFacts, heldImageByt
 }
 
 /**
- * Returns the labels of the Node. The label `kubernetes.io/os` is left out. If its value were `linux`, each DaemonSet for Linux
- * nodes (network, proxy) would wait for this Node without end, and so would its rollouts. With another value, the API server's
- * admission plugin PodResize refuses to resize Pods of this Node.
+ * Returns the labels of the Node. The label `kubernetes.io/os` is left out. With the value `linux`, DaemonSets for Linux nodes (network,
+ * proxy) wait forever for this Node, and their rollouts never finish. With another value, the API server's admission plugin PodResize
+ * refuses to resize Pods of this Node.
  */
 export function nodeLabels(
   config: NodeSettings,
@@ -93,8 +93,8 @@ export function nodeLabels(
     [HOST_KEY]: HOST_VALUE,
     'kubernetes.io/arch': facts.architecture,
     'kubernetes.io/hostname': config.nodeName,
-    // External load balancers send nothing to this Node. If a kubelet on the same computer has a Node too, traffic for Services
-    // arrives through that Node.
+    // With this label, external load balancers send nothing to this Node. If a kubelet on the same computer has a Node too, traffic for
+    // Services arrives through the kubelet's Node.
     'node.kubernetes.io/exclude-from-external-load-balancers': '',
     ...Object.fromEntries(config.tags.map((tag) => [TAG_LABEL_PREFIX + tag, ''])),
     ...emulatorLabels(emulators),
@@ -108,7 +108,10 @@ export function staleLabels(node: Readonly<Node>, wanted: Record<string, string>
   );
 }
 
-/** Returns the Node for its creation, with its taints. NodeRestriction refuses every later change of the taints. */
+/**
+ * Returns the Node as the agent creates it. The taints are set at creation, because NodeRestriction refuses every later change of the
+ * taints.
+ */
 export function newNode(
   config: NodeSettings,
   facts: HostFacts,
@@ -154,8 +157,8 @@ function resourceList(amounts: Amounts): Record<string, string> {
 }
 
 /**
- * Returns an image for the Node's list. A file that is used without a copy has the size 0. The API server leaves out a size of 0, so the
- * result has no size either.
+ * Returns an image for the Node's list. If a file is used without a copy, its size is 0. The result then has no size, because the API
+ * server also leaves out a size of 0.
  */
 function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
   return sizeBytes === 0 ? { names } : { names, sizeBytes };

@@ -1,6 +1,6 @@
 /**
- * Decides, as a kubelet does, whether the host has enough free resources for a Pod. The host checks this itself because the scheduler can
- * bind too many Pods to it. This happens because of a race, an old view of the scheduler, or a Pod that sets `spec.nodeName`.
+ * Decides, as a kubelet does, whether the host has enough free resources for a Pod. The host must check this, because it can get too many
+ * Pods. The scheduler can decide with old data or in a race, and a Pod can bypass the scheduler with `spec.nodeName`.
  */
 import { EMULATOR_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/emulatormachine.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
@@ -52,7 +52,9 @@ function claimOfContainer({ resources, ports = [] }: Container): Claim {
   };
 }
 
-/** Resources that the host checks for a Pod. If several are insufficient, the refusal names the first in this list. */
+/**
+ * Resources that the host checks for a Pod. If several resources are insufficient, the refusal names the one that is first in this list.
+ */
 const AMOUNTS: readonly {
   amount: Amount;
   reason: RefusalReason;

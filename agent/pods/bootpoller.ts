@@ -1,4 +1,4 @@
-/** Asks running emulators over ADB whether Android has booted. After the boot, it continues to ask whether Android answers. */
+/** Asks running emulators over ADB whether Android has booted. After the boot, the poller continues to ask whether Android answers. */
 import { isDeepStrictEqual } from 'node:util';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { rest } from '../../base/time.ts';
@@ -7,24 +7,24 @@ import type { askBooted, BootAnswer } from '../adb/booted.ts';
 import { GuestLoops } from './loops.ts';
 import type { MachineRecord, Runtime } from './machine.ts';
 
-/** Time between two questions while Android boots or does not answer. Each question is a short connection. */
+/** Time between two requests to ADB while Android boots or does not answer. Each request is a short connection. */
 const BOOTING_MILLISECONDS = 2_000;
-/** Time between two questions while Android answers. A kubelet's readiness probe has the same default. */
+/** Time between two requests to ADB while Android answers. A kubelet's readiness probe has the same default. */
 const BOOTED_MILLISECONDS = 10_000;
-/** Number of failed questions in a row after which a booted Android counts as not ready. A kubelet has the same default. */
+/** Number of failed requests in a row after which a booted Android counts as not ready. A kubelet has the same default. */
 const FAILURES = 3;
 /**
- * Largest patience. The patience is the factor that multiplies the number of answers needed before the readiness changes. The patience
- * doubles with each change, because each change is a write to the API server. Otherwise an Android that repeatedly stops answering would
- * cause a write every few seconds. With the largest patience, the agent notices after two minutes that Android no longer answers.
+ * Largest value of the patience. The readiness changes only after several equal answers in a row. The patience multiplies this number, and
+ * doubles with each change. Otherwise an Android that repeatedly stops answering would cause a write to the API server every few seconds.
+ * With the largest patience, the agent notices after two minutes that Android no longer answers.
  */
 const MOST_PATIENCE = 20;
 /** Time without a change after which the patience is 1 again. */
 const STEADY_MILLISECONDS = 10 * 60_000;
 
 /**
- * Messages for users about an emulator that does not answer as booted. These messages contain no details from the guest, because the guest
- * could change such details at will.
+ * Messages for users about an emulator whose Android has not booted or does not answer. The messages contain no text from the guest,
+ * because the guest can choose any text.
  */
 const BOOTING: Readonly<Record<Exclude<BootAnswer['kind'], 'booted'>, string>> = {
   silent: 'Android boots; ADB does not answer yet',
@@ -48,7 +48,7 @@ export interface BootPollerOptions {
   changed: (uid: string) => void;
   /** Called when an answer could not be processed. */
   onError: (uid: string, error: unknown) => void;
-  /** Waits between two questions, in milliseconds. */
+  /** Waits between two requests. The function takes the time in milliseconds. */
   wait?: typeof rest;
 }
 
@@ -61,8 +61,8 @@ export class BootPoller {
   }
 
   /**
-   * If the Pod's emulator runs, starts the questions to it. Otherwise ends the questions. If Android has booted before, the Pod's condition
-   * `Ready` applies at first.
+   * If the Pod's emulator runs, starts to ask the emulator regularly. Otherwise stops. If Android had booted before a restart of the agent,
+   * the readiness comes from the Pod's condition `Ready` until the first answer.
    */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     const { uid } = runtime.folder;
@@ -77,7 +77,7 @@ export class BootPoller {
     }
   }
 
-  /** Ends the questions to the emulator with this uid. */
+  /** Stops asking the emulator with this uid. */
   forget(uid: string): void {
     this.#loops.end(uid);
   }
@@ -91,7 +91,7 @@ export class BootPoller {
     const answers = new Answers();
     while (!signal.aborted) {
       try {
-        // A paused guest cannot answer, so a missing answer says nothing about Android.
+        // A paused guest is not asked, because it cannot answer even if Android works.
         const answer = isPaused(runtime) ? undefined : await this.#ask(runtime, signal);
         if (answer !== undefined && !signal.aborted) {
           this.#take(runtime, answer, answers);
@@ -132,14 +132,14 @@ class Answers {
   /** Number of answers of the last kind in a row. */
   #same = 0;
   #last: BootAnswer['kind'] | undefined;
-  /** Factor that multiplies the number of answers needed before the readiness changes. */
+  /** Factor that multiplies the number of answers in a row after which the readiness changes. */
   #patience = 1;
   /** Time of the last change, in milliseconds since the start of this process. */
   #changedAt = 0;
 
   /**
-   * Returns the readiness after an answer. The result is `before` until enough consecutive answers require a change, and then `next`. An
-   * Android that has just booted is ready at once.
+   * Returns the readiness after an answer. `before` is the present readiness, and `next` is the readiness that fits this answer. The result
+   * is `next` after enough such answers in a row, and `before` until then. An Android that has just booted is ready at once.
    */
   take({ kind }: BootAnswer, next: Readiness, before: Readiness | undefined): Readiness {
     this.failures = kind === 'booted' ? 0 : this.failures + 1;

@@ -26,7 +26,7 @@ import { StatusWriter } from './statuswriter.ts';
 
 /** Number of Pods reconciled at once. Four suffice: long steps run in the background, and one reconciliation takes milliseconds. */
 const WORKERS = 4;
-/** Time between two admission checks of a Pod that waits for resources of the host. Some resources become free without an event. */
+/** Time between two admission checks of a waiting Pod. Such checks are necessary, because some resources become free without an event. */
 const ADMISSION_LOOK_MILLISECONDS = 1_000;
 /** Time between two reconciliations of all machines. Like a kubelet, the agent does not rely on events alone. */
 const RELIST_MILLISECONDS = 30_000;
@@ -77,7 +77,7 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Starts reconciliation when the list of Pods is known, because machines without a Pod are removed. Before that, only `#fence` acts. */
+  /** Waits for the list of Pods, because reconciliation removes machines without a Pod. Until then, only `#fence` acts. */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);
@@ -152,7 +152,7 @@ export class PodController {
     return next === undefined ? undefined : { requeueAfterMilliseconds: Math.max(1, next - Date.now()) };
   }
 
-  /** If this host's Lease has expired, ends machines that the API server does not know as running. The function needs no list of Pods. */
+  /** If this host's Lease has expired, ends machines that the API server does not know as running. Works without a list of Pods. */
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {
@@ -287,7 +287,7 @@ export class PodController {
     this.#writer.show(pod, status);
   }
 
-  /** Sets a Pod to ended that has no machine and no task on this host. If the Pod is being deleted, this completes its deletion. */
+  /** Shows in the status of a Pod without machine and task that the Pod has ended. Completes the deletion of such a Pod. */
   #end(pod: Readonly<Pod>, why: { reason: Reason; message: string; exitCode: number }): undefined {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     this.#writer.show(pod, status, { finish: pod.metadata.deletionTimestamp !== undefined });

@@ -1,6 +1,7 @@
 /**
  * Keeps space free on the host's disk, which all machines share. When that disk is full, QEMU stops every guest that writes. The guard acts
- * earlier. Each check pauses at most one machine, namely the machine whose files have grown most. The other machines continue to write.
+ * before the disk is full: it pauses the machine whose files have grown most, so that the other machines can continue to write. Each check
+ * pauses at most one machine.
  */
 import type { Logger } from 'pino';
 import { rest } from '../../base/time.ts';
@@ -120,8 +121,8 @@ export class DiskGuard {
   }
 
   /**
-   * Removes the guard's request for a machine that starts again. The request is from an earlier run of the machine, whose end the guard has
-   * perhaps not noticed.
+   * Removes the guard's request for a machine that starts again. The guard may not have noticed that the earlier run has ended, so it may
+   * still have a request from that run.
    */
   startsAnew(uid: string): void {
     this.#wishes.delete(uid);

@@ -23,7 +23,7 @@ export async function createEmulator(
   await holdPorts(host, record);
   const driver = driverOf(host, record);
   if (state.kind !== 'absent') {
-    // The agent was restarted before it had completed the machine's folder.
+    // The folder is incomplete, because the agent was restarted while it created the folder.
     await driver.delete(folder);
   }
   await driver.create(folder, { guest: { emulator }, runAs: ownUser(host, record) }, undefined);
@@ -31,9 +31,9 @@ export async function createEmulator(
 }
 
 /**
- * Removes the data of an emulator that has failed, and returns the change of its record. A failed emulator has no slot and counts in no
- * quota. If it kept its data, nothing would limit the data of failed emulators. Call this function only while no process of the machine
- * lives.
+ * Removes the data of an emulator that has failed, and returns the change of its record. The data is removed, because a failed emulator has
+ * no slot and counts in no quota. Nothing would limit the disk space of failed emulators. Call this function only while no process of the
+ * machine lives.
  */
 export async function discardFailed(
   host: Host,
@@ -51,7 +51,7 @@ export async function discardFailed(
 /**
  * Connects an emulator to the network and returns the plan of its start.
  *
- * @throws ReasonedError `VMNotRunning` when the paired VM does not run on this host, or a reason of the network.
+ * @throws ReasonedError `VMNotRunning` when the paired VM does not run on this host; other ReasonedError as {@link connectNamespace}.
  */
 export async function prepareEmulator(
   host: Host,

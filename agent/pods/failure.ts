@@ -19,8 +19,8 @@ const RETRY_CAP_MILLISECONDS = 60_000;
 const FIRST_RUN_ATTEMPTS = 4;
 
 /**
- * Time between two starts of an emulator whose VM does not run. A try costs little, and the VM can run again at any time, for example after
- * a reboot of the host.
+ * Time between two starts of an emulator whose VM does not run. The time is short, because a try costs little, and the VM can run again at
+ * any time, for example after a reboot of the host.
  */
 const VM_AWAITED_MILLISECONDS = 2_000;
 
@@ -72,7 +72,10 @@ function kindOf({ emulator }: Readonly<MachineDocument>): ReasonKind {
   return emulator === undefined ? 'VM' : 'Emulator';
 }
 
-/** Returns whether the machine cannot run before a step of this kind succeeds. Steps of other kinds are repeated until they succeed. */
+/**
+ * Returns whether a step of this kind must succeed before the machine can run. A failure of such a step can end the machine. Steps of other
+ * kinds are repeated until they succeed.
+ */
 function isFirst(kind: OperationKind): kind is keyof typeof UNNAMED {
   return kind === 'create' || kind === 'start';
 }
@@ -112,8 +115,8 @@ export function recordDamaged(
 }
 
 /**
- * Failure of a machine whose Pod has a status that the control plane has set to ended. The guest has no grace period, because another Pod
- * may already have the machine's slot and ports.
+ * Failure of a machine whose Pod the control plane has set to ended. The guest has no grace period, because another Pod may already have
+ * the machine's slot and ports.
  */
 export const ENDED_FROM_OUTSIDE: MachineFailure = {
   reason: 'PodEnded',

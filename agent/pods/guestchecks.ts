@@ -1,4 +1,4 @@
-/** All regular checks of running guests: of their guest agents, of their readiness, and of the boot of emulators. */
+/** Runs all regular checks of running guests: the checks of guest agents, of readiness, and of the boot of emulators. */
 import { type Pod } from '../../kube/core.ts';
 import { askBooted } from '../adb/booted.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
@@ -35,9 +35,9 @@ export class GuestChecks {
   }
 
   /**
-   * If the Pod's machine runs, starts its checks. Otherwise ends the checks. If the agent checked the machine before its restart, the Pod's
-   * last report applies until the first results. A report from before a stop of the machine does not apply, although the cached Pod can
-   * contain it for some time.
+   * If the Pod's machine runs, starts its checks. Otherwise ends the checks. If the machine continued to run during a restart of the agent,
+   * the Pod's last report applies until the first results. If the agent has seen the machine stopped, the report is ignored, because the
+   * cached Pod can contain an old report for some time.
    */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     if (runtime.state.kind !== 'running') {
@@ -53,7 +53,7 @@ export class GuestChecks {
     this.#prober.follow(known, runtime, this.#host.forwardAddress);
   }
 
-  /** Ends the checks of a machine whose Pod no longer exists. The address of the machine may soon belong to another machine. */
+  /** Ends the checks of a machine whose Pod no longer exists, because the machine's address may soon belong to another machine. */
   forget(uid: string): void {
     this.#poller.forget(uid);
     this.#prober.forget(uid);

@@ -8,28 +8,31 @@ import { GuestLoops } from './loops.ts';
 import type { Runtime } from './machine.ts';
 import { lastReport } from './pod.ts';
 
-/** Time between two questions to a guest agent that answers. A kubelet's readiness probe has the same default. */
+/** Time between two requests to a guest agent that answers. A kubelet's readiness probe has the same default. */
 const CONNECTED_MILLISECONDS = 10_000;
 /**
- * Time between two questions to a guest agent that has just become silent, or for whose answer users wait. If no user waits, the time
- * doubles with each question. So a guest agent is found soon after the boot of its guest, and a guest without a guest agent costs nearly
- * nothing.
+ * Time between two requests to a guest agent that does not answer. If the VM's readiness depends on the guest agent, this time stays the
+ * same, because users wait. Otherwise the time doubles with each request. So the agent soon finds a guest agent after a boot, and a guest
+ * without a guest agent costs nearly nothing.
  */
 const SILENT_MILLISECONDS = 1_000;
 const LONGEST_SILENT_MILLISECONDS = 60_000;
-/** Number of unanswered questions in a row after which a guest agent counts as not connected, as for a kubelet's readiness probe. */
+/**
+ * Number of unanswered requests in a row after which a guest agent counts as not connected. A kubelet's readiness probe has the same
+ * default.
+ */
 const FAILURES = 3;
 /**
- * Highest number of unanswered questions after which a guest agent counts as not connected. The number doubles with each loss of the
- * connection, because each change is a write to the API server. Otherwise a guest agent that repeatedly stops answering would cause a write
- * every few seconds. With the highest number, the agent notices after a minute that a guest agent no longer answers.
+ * Highest number of unanswered requests in a row after which a guest agent counts as not connected. The number begins with {@link FAILURES}
+ * and doubles with each loss of the connection. Otherwise a guest agent that repeatedly stops answering would cause a write to the API
+ * server every few seconds. With the highest number, the agent notices after a minute that a guest agent no longer answers.
  */
 const MOST_FAILURES = 60;
-/** Time after the last loss of the connection after which {@link FAILURES} applies again. */
+/** If the connection is not lost for this time, {@link FAILURES} applies again. */
 const STEADY_MILLISECONDS = 10 * 60_000;
 /**
- * Time between two questions for facts. Facts change seldom, and each change is a write to the API server. Until the guest has an
- * address, each question asks for facts, because a guest agent starts before the guest's network.
+ * Time between two requests for facts. The time is long, because facts change seldom, and each change is a write to the API server. Until
+ * the guest has an address, each request asks for facts, because a guest agent starts before the guest's network.
  */
 const FACTS_MILLISECONDS = 60_000;
 
@@ -37,9 +40,9 @@ export interface GuestPollerOptions {
   ask: (runtime: Readonly<Runtime>, question: GuestQuestion) => Promise<GuestAnswer>;
   /** Called with a machine's uid when `runtime.guest` has changed. */
   changed: (uid: string) => void;
-  /** Called with the reason why a question had no answer. */
+  /** Called with the reason why a request had no answer. */
   onError: (uid: string, error: unknown) => void;
-  /** Waits between two questions, in milliseconds. */
+  /** Waits between two requests. The function takes the time in milliseconds. */
   wait?: typeof rest;
 }
 
@@ -52,8 +55,8 @@ export class GuestPoller {
   }
 
   /**
-   * If the Pod's machine runs, starts the questions to its guest agent. Otherwise ends the questions. Until the first answer, the Pod's
-   * last report applies.
+   * If the Pod's machine runs, starts to ask its guest agent regularly. Otherwise stops. Until the first answer, the state of the guest
+   * comes from the Pod's last report.
    */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     const { uid } = runtime.folder;
@@ -68,7 +71,7 @@ export class GuestPoller {
     }
   }
 
-  /** Ends the questions to the machine with this uid. */
+  /** Stops asking the guest agent of the machine with this uid. */
   forget(uid: string): void {
     this.#loops.end(uid);
   }
@@ -107,19 +110,19 @@ export class GuestPoller {
   }
 }
 
-/** The questions to one guest agent in one run of its machine. */
+/** State of the requests to one guest agent in one run of its machine. */
 class Poll {
-  /** Time until the next question. */
+  /** Time until the next request. */
   pauseMilliseconds = SILENT_MILLISECONDS;
   /** Whether users wait for the guest agent. */
   readonly #isAwaited: boolean;
   #failures = 0;
-  /** Number of unanswered questions in a row after which the connection counts as lost again. */
+  /** Number of unanswered requests in a row after which the connection counts as lost. */
   #neededFailures = FAILURES;
   /** Time of the last loss of the connection, in milliseconds since the start of this process. */
   #lastLoss = 0;
   #nextSilentMilliseconds = SILENT_MILLISECONDS;
-  /** Time of the next question for facts, in milliseconds since the start of this process. */
+  /** Time of the next request for facts, in milliseconds since the start of this process. */
   #nextFacts = 0;
 
   constructor(isAwaited: boolean) {
@@ -153,7 +156,10 @@ class Poll {
     return { connected: true, facts: facts ?? guest?.facts };
   }
 
-  /** A guest that never had a guest agent has no state, except if users wait for its guest agent. */
+  /**
+   * Returns the state of the guest after a missing answer. If no guest agent has ever answered and no user waits for one, the result is
+   * undefined.
+   */
   #silent(guest: Runtime['guest']): Runtime['guest'] {
     this.#failures += 1;
     if (guest?.connected === true) {

@@ -23,7 +23,7 @@ export interface Host extends HostDrivers {
   readonly images: ImageStore;
   readonly disk: Pick<DiskGuard, 'wish' | 'startsAnew' | 'roomBytes'>;
   readonly records: RecordStore;
-  /** Linux users as which machines run. Undefined if the agent is not root. */
+  /** Linux users of machines: each machine runs as its own user. Undefined if the agent is not root. */
   readonly users?: MachineUsers | undefined;
   /** Address of this host, published as the Pods' `hostIP`. */
   readonly address: string;
@@ -31,7 +31,7 @@ export interface Host extends HostDrivers {
   readonly forwardAddress: string;
   /** Ranges from which the agent chooses ports. */
   readonly ports: PortRanges;
-  /** Returns the Pods that are bound to this host, as far as the agent knows them. */
+  /** Returns the Pods in the agent's cache that are bound to this host. */
   boundPods(): readonly Readonly<Pod>[];
   /** Path of `<data directory>/machines`. */
   readonly machinesDirectory: string;

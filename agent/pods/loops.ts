@@ -1,4 +1,4 @@
-/** Background loops that ask running guests something again and again. */
+/** Background loops that send regular requests to running guests. */
 
 export class GuestLoops {
   readonly #ends = new Map<string, AbortController>();
@@ -8,7 +8,7 @@ export class GuestLoops {
     return this.#ends.has(uid);
   }
 
-  /** Starts the loop of a machine, in place of an earlier one. `loop` never rejects, and ends when its signal aborts. */
+  /** Starts the loop of a machine, in place of an earlier loop of the machine. `loop` never rejects, and ends when its signal aborts. */
   start(uid: string, loop: (signal: AbortSignal) => Promise<void>): void {
     this.end(uid);
     const end = new AbortController();

@@ -74,7 +74,7 @@ export interface MachineRecord {
   /** Whether Android of an emulator has booted in its present or last run. Undefined for VMs. */
   booted?: boolean;
   claim: Claim;
-  /** Host ports that the agent chose for the `automaticPorts` of the machine, in their order; empty until they are chosen. */
+  /** Host ports that the agent chose for the `automaticPorts` of the machine, in the same order; empty until the agent has chosen them. */
   automaticPorts: MachinePort[];
   /** Whether the machine's disk was created completely. */
   created: boolean;
@@ -97,7 +97,7 @@ export interface MachineRecord {
   startedAt: string | undefined;
   /** Time at which a failed or deleted machine was released, in RFC 3339. */
   finishedAt: string | undefined;
-  /** Whether the guest had no grace period, or had not shut down at the end of it, when the machine was released. */
+  /** Whether the machine was released by force: its grace period was 0, or was over before the guest had shut down. */
   killed: boolean;
   /** Size of a machine that runs or is suspended. This size can differ from `claim`, which has the size for the next start. */
   startedWith: StartedSize | undefined;
@@ -166,7 +166,10 @@ export interface Wanted {
   graceMilliseconds: number;
 }
 
-/** Phase of a machine: any phase of a VM except those before a host handles its Pod. The VM's `status.phase` shows the same phase. */
+/**
+ * Phase of a machine: any phase of a VM, except the phases before a host handles the VM's Pod. The VM's `status.phase` shows the same
+ * phase.
+ */
 export type MachinePhase = Exclude<VMPhase, 'Pending' | 'Scheduled'>;
 
 /** Next action for a machine. */
@@ -200,7 +203,7 @@ export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMillis
   readonly kind: OperationKind;
   phase: MachinePhase;
   progressPercent: number | undefined;
-  /** Mean speed of the pull so far; undefined before and after it. */
+  /** Mean speed of the pull so far; undefined before and after the pull. */
   bytesPerSecond: number | undefined;
   /** Cancels the operation if it can be cancelled, for example a download. */
   readonly abort: AbortController;
@@ -219,19 +222,19 @@ export interface Runtime {
   operation: Operation | undefined;
   /** State of the machine at its last inspection by the driver. */
   state: MachineState;
-  /** Whether the record says that the machine runs, but this process of the agent has not yet seen it run. */
+  /** Whether the record says that the machine runs, but this process of the agent has not yet seen the machine run. */
   unseen: boolean;
   /** Number of failures of the present step in a row. */
   attempts: number;
   /** Earliest time of the next try of a failed step, in milliseconds since the epoch. */
   notBefore: number;
-  /** Cause of the last failed step. The Pod's status shows it until a step succeeds. */
+  /** Cause of the last failed step. The Pod's status shows this cause until a step succeeds. */
   trouble: { reason: Reason | undefined; message: string } | undefined;
   /** Shortest grace period of the Pod's deletion so far, in seconds, and the end of this period, in milliseconds since the epoch. */
   leaving: { graceSeconds: number; deadline: number } | undefined;
   /** Result of the VM's readiness check; undefined before the first result. */
   readiness: { ready: boolean; message: string } | undefined;
-  /** State of the guest agent in this run of the machine, and its last facts; undefined if it has not answered yet. */
+  /** State of the guest agent in this run of the machine, and its last facts; undefined if the guest agent has not answered yet. */
   guest: { connected: boolean; facts: GuestFacts | undefined } | undefined;
   /** Health of the machine's network; undefined before the first check. */
   network: NetworkHealth | undefined;
@@ -267,7 +270,10 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
 const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
 /** Bytes of the host's disk for the pictures that a guest keeps in its graphics card. The driver of QEMU sets the same limit. */
 const SUSPENDED_SCREEN_BYTES = 256 * 1024 * 1024;
-/** Overhead of suspended memory, as a share of the memory. QEMU adds eight bytes to each page of 4 KiB. This share is twice as large. */
+/**
+ * Overhead of suspended memory, as a share of the memory. QEMU adds eight bytes to each page of 4 KiB. To be safe, this share is twice as
+ * large.
+ */
 const SUSPENDED_SHARE = 1 / 256;
 
 /** Returns an upper limit for the bytes of the host's disk that the suspended state of a machine uses. */
@@ -279,7 +285,8 @@ export function suspendedBytes({ startedWith, claim, machine }: Readonly<Machine
 }
 
 /**
- * Returns a value that long steps need. The planner plans such steps only for machines with a document, so the value is normally defined.
+ * Returns the value if it is defined. Long steps use this function for values from a machine's document. Such values are always defined,
+ * because long steps are planned only for machines with a document.
  * @throws TypeError when the value is undefined.
  */
 export function needed<T>(value: T | undefined): T {

@@ -23,7 +23,9 @@ import {
 import { plan, type Situation } from './plan.ts';
 import { STEPS } from './steps.ts';
 
-/** Limit of planned steps in a row that only change the machine's record. A larger number would mean that the planner loops without end. */
+/**
+ * Limit of planned steps in a row that only change the machine's record. More such steps are a sign that the planner is in an endless loop.
+ */
 const ROUNDS = 8;
 /**
  * After this number of network checks in a row that found a fault, a machine that has never run fails. A single check is not enough,
@@ -166,7 +168,7 @@ export class Machines {
     }
   }
 
-  /** Plans again while an operation runs. Perhaps the operation is no longer necessary, or its grace period must end sooner. */
+  /** Plans again while an operation runs, because the operation may have become unnecessary, or its grace period may have to end sooner. */
   #underWay(runtime: Runtime, wanted: Wanted, operation: Operation): Progress {
     const now = Date.now();
     const step = plan(this.#situation(runtime, wanted), now);
@@ -238,7 +240,7 @@ export class Machines {
     const { record, attempts } = runtime;
     const now = Date.now();
     const consequence = consequenceOf({ kind, error, record, desired: wanted.desired, attempts, now });
-    // An emulator waits for its VM with many short tries, and their failure is no fault.
+    // An emulator tries to start again and again until its VM runs, so this error is no fault.
     const level = reasonIn(error) === 'VMNotRunning' ? 'debug' : 'warn';
     this.#host.logger[level](
       { err: error, uid: record.uid, pod: record.key, step: kind, consequence: consequence.kind },

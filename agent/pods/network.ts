@@ -14,14 +14,14 @@ import { holdPorts } from './ports.ts';
 import { recordOfVM } from './vmmachine.ts';
 
 /**
- * Number of further network checks after the first check that found a fault. After these checks, a start fails. Each check also repairs the
- * network.
+ * Number of further network checks after the first check that found a fault. Each check also repairs the network. If all these checks find
+ * a fault, the start fails.
  */
 const HEAL_ATTEMPTS = 3;
 const HEAL_PAUSE_MILLISECONDS = 500;
 /**
- * Time after which a start no longer waits for a repair of the network. A check whose packets are lost takes 2 s, so a fault is reported
- * within the required 5 s.
+ * Time after which a start no longer waits for a repair of the network. The last check can begin just before this time is over. If its
+ * packets are lost, it takes 2 s, so a fault is still reported within the required 5 s.
  */
 const HEAL_MILLISECONDS = 2_750;
 
@@ -94,7 +94,9 @@ async function connectBy<Connection extends { address: string | undefined }>(
   return network;
 }
 
-/** Returns the network fault that prevents a start. If only this machine has a fault and it has run before, the fault is ignored. */
+/**
+ * Returns the network fault that prevents a start. The function ignores a fault that only this machine has, if the machine has run before.
+ */
 function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): string | undefined {
   if (!report.healthy) {
     return report.faults.join('; ');

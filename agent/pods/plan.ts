@@ -1,7 +1,7 @@
 /**
  * Plans the next step of a machine from its state and the state that its Pod wants. The function is pure, so that tests can check its
- * guarantees over thousands of random histories. The guarantees are: No machine starts while its Pod is being deleted. The disk of a VM is
- * removed only with its Pod. The same end of a machine is never counted twice.
+ * guarantees over thousands of random sequences of events. The guarantees are: No machine starts while its Pod is being deleted. The disk
+ * of a VM is removed only with its Pod. The same end of a machine is never counted twice.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
@@ -20,7 +20,8 @@ import { isPending, offChange, restsAfter } from './stops.ts';
 const RESTART_BACKOFF_MILLISECONDS = 10_000;
 const RESTART_BACKOFF_CAP_MILLISECONDS = 300_000;
 /**
- * Time until the next check if the host's disk has too little space to suspend a machine. The agent gets no event when space becomes free.
+ * Time until the next check if the host's disk has too little space to suspend a machine. The agent must check again, because it gets no
+ * event when space becomes free.
  */
 const ROOM_MILLISECONDS = 5_000;
 /** If a machine runs this long, its earlier unrequested ends no longer lengthen the wait before its next restart. */
@@ -41,7 +42,7 @@ export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Run
   networkFault: string | undefined;
   /** Request of the disk guard to pause or continue the machine. */
   diskWish: DiskWish | undefined;
-  /** Reason why the machine's memory does not fit on the host's disk; undefined if it fits. */
+  /** Message if the machine cannot be suspended, because its memory does not fit on the host's disk. Undefined if it fits. */
   noRoomToSuspend: string | undefined;
 }
 
@@ -79,7 +80,10 @@ function live(situation: Situation, now: number): Step {
   return step.kind === 'settled' || step.kind === 'wait' ? (forDisk(situation) ?? step) : step;
 }
 
-/** Returns the pause or unpause that the disk guard requests, if it is not done yet. Other planned steps have priority. */
+/**
+ * Returns the pause or unpause that the disk guard requests, unless the machine is already in this state. Other planned steps have
+ * priority.
+ */
 function forDisk({ state, diskWish }: Situation): Step | undefined {
   if (state.kind !== 'running' || diskWish === undefined || state.paused === (diskWish === 'pause')) {
     return undefined;
@@ -95,8 +99,8 @@ function leave(situation: Situation, graceMilliseconds: number): Step {
 }
 
 /**
- * Returns whether an emulator still has its Linux user. When the data of a failed emulator is removed, the user becomes free, even if the
- * emulator was never started.
+ * Returns whether an emulator still has its Linux user. While a failed emulator has a user, its data must be removed, so that the user
+ * becomes free. An emulator has a user even before its first start.
  */
 function holdsUser({ emulator, runAs }: Readonly<MachineRecord>): boolean {
   return emulator !== undefined && runAs !== undefined;
@@ -129,7 +133,7 @@ function failureOf(situation: Situation, now: number): MachineFailure | undefine
 function noticed(situation: Situation, now: number): Partial<MachineRecord> | undefined {
   const { record, state } = situation;
   if (state.kind === 'running') {
-    // If the record has no start, the agent started the machine, and was restarted before it saved the start.
+    // If the record has no start time, the agent was restarted after it had started the machine and before it saved the time.
     const startedAt = record.startedAt ?? timestamp(now);
     return record.running
       ? undefined

@@ -55,7 +55,7 @@ export function roleOf(pod: Pod): PodRole {
 }
 
 /**
- * Returns the last report in a Pod's status. Perhaps the agent wrote this report before its restart. The result is empty if there is no
+ * Returns the last report in a Pod's status. The agent may have written this report before its restart. The result is empty if there is no
  * readable report.
  */
 export function lastReport(pod: Readonly<Pod>): MachineReport {
@@ -148,7 +148,10 @@ function describe(issues: Issues): string {
   return issues.map((issue) => `${issue.path.join('.') || 'document'}: ${issue.message}`).join('; ');
 }
 
-/** Returns whether the Pod's status shows that its machine has ended. A terminated container can never leave that state. */
+/**
+ * Returns whether the Pod's status shows that its machine has ended. Such a Pod never runs again, because a container never leaves the
+ * state `terminated`.
+ */
 export function isEnded(pod: Readonly<Pod>): boolean {
   const { phase, containerStatuses = [] } = pod.status ?? {};
   const machine = containerStatuses.find(({ name }) => name === MACHINE_CONTAINER) ?? containerStatuses[0];

@@ -12,12 +12,12 @@ export function automaticPortsOf({ machine, emulator }: Readonly<MachineDocument
   return emulator?.exposure === 'Host' ? [ADB_OF_EMULATOR] : (machine?.automaticPorts ?? []);
 }
 
-/** Returns all ports that lead into a machine's guest: those that its VM names, and those that this host chose. */
+/** Returns all ports that lead into a machine's guest: the ports that its VM names, and the ports that this host chose. */
 export function portsOf({ machine, automaticPorts }: Readonly<MachineRecord>): MachinePort[] {
   return [...(machine?.ports ?? []), ...automaticPorts.filter(({ guestPort }) => guestPort !== 0)];
 }
 
-/** Returns the port on which the hypervisor serves the machine's screen; undefined if its VM asks for none. */
+/** Returns the port on which the hypervisor serves the machine's screen; undefined if its VM asks for no such port. */
 export function vncPortOf({ automaticPorts }: Readonly<MachineRecord>): number | undefined {
   return automaticPorts.find(({ guestPort }) => guestPort === 0)?.hostPort;
 }
@@ -43,8 +43,8 @@ export function nameOfClaim(claimed: string): string {
 }
 
 /**
- * Returns why a Pod waits for a port that this host chose for another machine; undefined if it does not wait. The message does not name VMs
- * and emulators of other namespaces, because users must not learn these names.
+ * Returns why a Pod waits for a port that this host chose for another machine; undefined if the Pod does not wait. The message does not
+ * name VMs and emulators of other namespaces, because users must not learn these names.
  *
  * @param claimed reserved ports of the Pod, in the form `TCP/8822`.
  */

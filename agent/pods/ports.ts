@@ -16,8 +16,8 @@ import { automaticPortsOf, nameOfClaim, namesOfHeld } from './portclaims.ts';
 type PortHost = Pick<Host, 'records' | 'network' | 'ports' | 'boundPods' | 'logger'>;
 
 /**
- * Chooses the machine's automatic ports and saves them in its record before their use. The machine keeps the ports that it has, unless
- * another program uses them. Call this function only while the machine has no process.
+ * Chooses the machine's automatic ports and saves them in its record, before the machine uses them. The machine keeps the ports that it
+ * has, unless another program uses them. Call this function only while the machine has no process.
  *
  * @throws ReasonedError `NoFreePort` when a range has no free port left.
  */
@@ -72,8 +72,9 @@ function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: Mac
 
 /**
  * Returns the error to throw for a failed start. Another program can take a port after the agent has chosen the port and before the machine
- * uses it. In this case, the error has no reason, so that the start is tried again with another port. If that program has released the port
- * meanwhile, the agent knows only for machines without reserved ports that the port was a chosen port.
+ * uses it. If the taken port is one that the agent chose, the returned error has no reason, so that the start is tried again with another
+ * port. If the taken port is reserved, the error stays the same. If the machine has no reserved ports, the taken port is certainly a chosen
+ * port. Otherwise the function checks which port is taken now.
  */
 export async function explainPortTaken(
   host: PortHost,

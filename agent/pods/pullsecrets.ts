@@ -28,7 +28,7 @@ export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promi
   try {
     return Keyring.parse(texts, { namespace, servers });
   } catch (error) {
-    // The message of a parse error contains no part of the secret.
+    // Users may see the message of a parse error, because it contains no part of the secret.
     throw missing(`A pull secret cannot be used: ${messageOf(error)}`);
   }
 }

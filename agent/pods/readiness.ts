@@ -1,4 +1,7 @@
-/** Checks whether a guest is ready: whether its guest agent answers, or whether it accepts TCP connections on a port. The VM chooses. */
+/**
+ * Checks whether a guest is ready: whether its guest agent answers, or whether it accepts TCP connections on a port. The spec of the VM
+ * selects one of these checks.
+ */
 import { connect, type Socket } from 'node:net';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
@@ -19,8 +22,8 @@ const READY_MILLISECONDS = 10_000;
 const FAILURES = 3;
 const CONNECT_MILLISECONDS = 1_000;
 /**
- * Time in which the agent watches whether a forwarded connection stays open. The hypervisor accepts each connection, and closes the
- * connection if the guest refuses it.
+ * Time in which the agent watches whether a forwarded connection stays open. The agent must watch, because the hypervisor accepts each
+ * connection at first, and closes the connection if the guest refuses it.
  */
 const HOLD_MILLISECONDS = 300;
 /** Time limit for the guest's answer after the agent has closed its half of the connection. */
@@ -110,7 +113,8 @@ export class ReadinessProber {
   }
 
   /**
-   * If the Pod's machine runs, starts its checks. Otherwise ends the checks. Until the first result, the Pod's condition `Ready` applies.
+   * If the Pod's machine runs, starts its checks. Otherwise ends the checks. Until the first result, the readiness comes from the Pod's
+   * condition `Ready`.
    */
   follow(pod: Readonly<Pod>, runtime: Runtime, forwardAddress: string): void {
     const { machine } = runtime.record;
@@ -186,8 +190,8 @@ async function answers({ host, port, forwarded }: Target): Promise<boolean> {
 }
 
 /**
- * Returns whether the guest itself has accepted a connection that the hypervisor accepted first. If the guest has accepted it, the
- * guest sends data, or keeps the connection open until the agent closes its half.
+ * Returns whether a program in the guest has accepted a connection that the hypervisor forwards. The hypervisor accepts every connection
+ * itself, so the function looks for signs of the guest. The guest sends data, or keeps the connection open until the agent closes its half.
  */
 async function isHeld(socket: Socket): Promise<boolean> {
   const unasked = await next(socket, HOLD_MILLISECONDS);

@@ -10,7 +10,10 @@ import type { MachineRecord } from './machine.ts';
 /** Version of the format of record files. An agent that finds a higher version was downgraded, and treats the file as unreadable. */
 const VERSION = 1;
 
-/** Record that is unreadable. The machine perhaps runs, and its disk is perhaps the only copy of a user's data. */
+/**
+ * Record that is unreadable. The agent must not ignore such a record, because the machine may run, and its disk may be the only copy of a
+ * user's data.
+ */
 export interface DamagedRecord {
   uid: string;
   path: string;
@@ -51,7 +54,10 @@ const recordSchema = z.looseObject({
 });
 
 export class RecordStore {
-  /** Files that were unreadable at the start of the agent. The files stay unchanged until {@link replaceDamaged}. */
+  /**
+   * Files that were unreadable at the start of the agent. {@link replaceDamaged} replaces these files. Until then, the files stay
+   * unchanged.
+   */
   readonly damaged: readonly DamagedRecord[];
   readonly #directory: string;
   readonly #records = new Map<string, MachineRecord>();

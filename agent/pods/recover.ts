@@ -50,7 +50,8 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
       const network = await attachAgain(host, runtime);
       runtime.address = network.address ?? (await host.network.address(uid));
     } catch (error) {
-      // The machine continues to run. Later checks repair its network, and its next start attaches the machine again.
+      // This error does not stop the agent, because the machine continues to run. Later checks repair its network, and its next start
+      // attaches the machine again.
       host.logger.error(
         { err: error, uid },
         'A machine that was found on this host was not attached to the network',
@@ -130,8 +131,8 @@ function identityOf(pod: Readonly<Pod>): MachineIdentity {
 }
 
 /**
- * Machines of all drivers of this host, with the name of their driver. The key is the machine's uid. The driver of QEMU lists all folders,
- * so a driver that comes later in the map has priority.
+ * Machines of all drivers of this host, with the name of their driver. The key is the machine's uid. The QEMU driver lists the folders of
+ * all drivers. If two drivers list the same machine, the later driver in the map has priority.
  */
 type Found = ReadonlyMap<string, FoundMachine & { driver: string }>;
 

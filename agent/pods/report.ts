@@ -9,7 +9,7 @@ import { holdsPorts } from './portclaims.ts';
 const REPORT_MESSAGE_LENGTH = 512;
 /** Largest number of characters that JSON needs for one escaped character. */
 const LONGEST_ESCAPE = 6;
-/** Limit of the message about the display, in characters. The longest message of the QEMU driver is not longer than this. */
+/** Limit of the message about the display, in characters. All messages of the QEMU driver fit into this limit. */
 const DISPLAY_MESSAGE_LENGTH = 320;
 /** Characters in the report for the key of the message, its quotes and its comma. */
 const MESSAGE_KEY_LENGTH = 16;
@@ -23,8 +23,8 @@ interface ReportFacts extends Pick<MachineReport, 'message'> {
 }
 
 /**
- * Returns the report. The report's message is cut so that the report fits into a condition. The operator could not read a report that was
- * cut.
+ * Returns the report. The function shortens the message so that the report fits into a condition. If the report itself were cut, the
+ * operator could not parse it.
  */
 export function reportOf(runtime: Readonly<Runtime>, { message, ...facts }: ReportFacts): MachineReport {
   const report = factsOf(runtime, facts);

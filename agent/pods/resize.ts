@@ -12,7 +12,7 @@ import { admit, type Claimants, claimOf, claimOfSize, claimsBeside, overheadOf }
 import type { Claim, HostCapacity, MachineRecord } from './machine.ts';
 
 /**
- * Reason why the agent does not allocate the requested size: the host has too little left now (`Deferred`), or is too small for it
+ * Reason why the agent does not allocate the requested size: the host has too little left now (`Deferred`), or is too small for this size
  * (`Infeasible`). A kubelet uses the same words.
  */
 export interface PendingResize {
@@ -44,7 +44,10 @@ export function allocate(
   return pending;
 }
 
-/** Returns the refusal if the host has too little CPU or memory for the new size. A resize changes only these two. */
+/**
+ * Returns the refusal if the host has too little CPU or memory for the new size. A resize changes only CPU and memory, so the function
+ * checks nothing else.
+ */
 function refusalOf(
   wanted: Claim,
   others: readonly Claim[],
@@ -86,8 +89,8 @@ export function resourceStatus(
 }
 
 /**
- * Writes the claim as requests of a container. If an amount equals that of the Pod's spec, it is written in the same way as there (`1` or
- * `1000m`).
+ * Returns the claim as the requests of a container. If an amount equals the amount in the Pod's spec, its text is the same as in the spec
+ * (`1` or `1000m`).
  */
 function requestsOf(
   { cpuMillis, memoryBytes }: Pick<Claim, 'cpuMillis' | 'memoryBytes'>,

@@ -1,4 +1,4 @@
-/** Reads Secrets that a Pod names. The agent has the rights of a Node. It can read only Secrets that Pods of its Node name. */
+/** Reads Secrets that a Pod names. The agent has the rights of a Node, so it can read only Secrets that Pods of its Node name. */
 import { Backoff } from '../../base/backoff.ts';
 import { pause } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -6,8 +6,8 @@ import { type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
 
 /**
- * Time limit for retries after the API server refuses a secret. The API server's Node authorizer can learn of a Pod some milliseconds after
- * the host.
+ * Time limit for retries after the API server refuses a secret. Retries are necessary, because the API server's Node authorizer can learn
+ * of a Pod some milliseconds after the host.
  */
 const LAG_MILLISECONDS = 10_000;
 const LAG_FIRST_MILLISECONDS = 50;

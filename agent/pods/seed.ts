@@ -61,12 +61,15 @@ const USER_DATA_REASONS: ReadonlySet<Reason | undefined> = new Set([
   'UserDataInvalid',
 ]);
 
-/** Returns whether a step failed for this reason because the user data of a machine could not be fetched. */
+/** Returns whether this reason of a failed step means that the user data of a machine could not be fetched. */
 function isOfUserData(reason: Reason | undefined): boolean {
   return USER_DATA_REASONS.has(reason);
 }
 
-/** Returns the condition `UserDataReady` in a list, which is empty without user data and before the first start of the machine. */
+/**
+ * Returns a list with the condition `UserDataReady`. The list is empty if the machine has no user data. The list is also empty before the
+ * first start of the machine, unless the user data could not be fetched.
+ */
 export function userDataConditions({
   record,
   trouble,
@@ -82,8 +85,9 @@ export function userDataConditions({
 }
 
 /**
- * Returns the cause if the image or the user data of a machine cannot be fetched yet. A cause in the user data is returned for a Pending
- * Pod only. In a running Pod, the operator takes every reason other than the phase as a sign that the machine has run.
+ * Returns the reason why the image or the user data of a machine cannot be fetched yet; undefined if there is none. If the user data is the
+ * cause, the function returns its reason only while the Pod is Pending. In a running Pod, such a reason would tell the operator that the
+ * machine has run.
  */
 export function obstacle(
   reason: Reason | undefined,

@@ -33,7 +33,7 @@ export interface MachineView {
   step: Step;
   wanted: Pick<Wanted, 'deletion' | 'desiredHash'>;
   accelerator: string | undefined;
-  /** Reason why the host does not allocate the Pod's new CPU and memory size; undefined if it allocates the size. */
+  /** Reason why the host does not allocate the Pod's new CPU and memory size; undefined if the host allocates the size. */
   pendingResize: PendingResize | undefined;
 }
 
@@ -163,7 +163,7 @@ function messageOf(
   if (end === undefined || phase === 'Running') {
     return undefined;
   }
-  // The reason of the condition is the phase, so the message has the kind of the end.
+  // The condition's reason shows only the phase, so the message begins with the kind of the end.
   return end.how === 'GuestShutdown' ? end.message : `${end.how}: ${end.message}`;
 }
 
@@ -253,7 +253,7 @@ function containerState(
   return waiting(reason, messageOf(runtime, phase) ?? percent(operation?.progressPercent));
 }
 
-/** Returns the cause why a machine does not start yet. The result is undefined if the Pod's container must show the phase instead. */
+/** Returns the reason why a machine does not start yet. The result is undefined if the Pod's container must show the phase instead. */
 function causeOfWait(
   { record, trouble }: Readonly<Runtime>,
   phase: MachinePhase,
@@ -265,7 +265,7 @@ function causeOfWait(
 
 /**
  * Returns the final state of the machine's container. A machine without a failure ended because its Pod was deleted. Even in this case, the
- * exit code is not 0, because a Job would take 0 for success.
+ * exit code is not 0, because a Job would treat 0 as success.
  */
 function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState['terminated']> {
   const { failure, killed } = record;

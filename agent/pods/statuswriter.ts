@@ -15,8 +15,8 @@ import { compareResourceVersions, keyOf, refOf } from '../../kube/objects.ts';
 import { isEnded } from './pod.ts';
 
 /**
- * Number of writes at the same time. A single slow write must not delay the writes for the other Pods of the host. A host has a few dozen
- * Pods.
+ * Number of writes at the same time. With several writes, a single slow write does not delay the other Pods. Eight suffice, because a host
+ * has a few dozen Pods.
  */
 const WORKERS = 8;
 
@@ -141,8 +141,8 @@ export class StatusWriter {
   }
 
   /**
-   * Deletes the Pod with grace period 0. A Pod with finalizers exists even after that. The grace period of such a Pod is then 0, so the Pod
-   * is not deleted again.
+   * Deletes the Pod with grace period 0. A Pod with finalizers continues to exist, with grace period 0. If a Pod already has this grace
+   * period, the function does not delete it again.
    */
   async #finish(pod: Readonly<Pod>): Promise<void> {
     const { uid = '', deletionGracePeriodSeconds } = pod.metadata;

@@ -46,7 +46,8 @@ async function createVm(host: Host, runtime: Runtime, operation: Operation): Pro
     host.records.update(runtime.record, { created: true, base });
     host.images.cloned(holder);
   } catch (error) {
-    // The next attempt requests the images again. Until then, this machine does not prevent the removal of these images.
+    // The machine releases its images after a failure, so that they can be removed until the next attempt. That attempt requests the images
+    // again.
     host.images.release(holder);
     throw error;
   }
@@ -66,7 +67,7 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   operation.bytesPerSecond = undefined;
   operation.changed();
   if (runtime.state.kind !== 'absent') {
-    // The agent was restarted before it had completed the machine's folder.
+    // The folder is incomplete, because the agent was restarted while it created the folder.
     await driverOf(host, record).delete(folder);
   }
   record.isoPath = iso?.path;
@@ -221,7 +222,8 @@ async function release(host: Host, runtime: Runtime, operation: Operation): Prom
   if (state.kind !== 'absent') {
     await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
   }
-  // The failed machine keeps its slot until its data is gone. Otherwise the next machine could fill the disk beside it.
+  // The failed machine keeps its slot until its data is removed. Otherwise the next machine could start while the disk still has the old
+  // data.
   const change = await discardFailed(host, runtime);
   await host.network.detach(record.uid);
   const killed = graceMilliseconds === 0 || hurry.signal.aborted || Date.now() >= deadline;

@@ -1,4 +1,7 @@
-/** Counts how often a machine has stopped. Emulators end with each stop of their VM, including stops that the operator did not notice. */
+/**
+ * Counts how often a machine has stopped. Emulators must end with each stop of their VM. With this count, the operator also notices stops
+ * that the status of the VM never showed.
+ */
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineEnd, MachineRecord } from './machine.ts';
 
@@ -9,7 +12,7 @@ export function isPending(asked: string | undefined, done: string | undefined): 
   return asked !== undefined && asked !== done;
 }
 
-/** Returns whether a machine that does not run stays off. If the wanted state is unreadable, the machine stays off. */
+/** Returns whether a machine that does not run stays off. The result is true if the wanted state is unreadable. */
 export function wantsOff(desired: Desired | undefined): boolean {
   return desired?.power !== 'Running';
 }

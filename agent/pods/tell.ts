@@ -1,4 +1,4 @@
-/** Sends the Events of long steps: for the object of a machine, or for its Pod. */
+/** Sends the Events of long steps, for a machine's VM or Emulator, or for its Pod. */
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventText } from '../../kube/events.ts';

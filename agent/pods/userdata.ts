@@ -14,7 +14,7 @@ export interface SecretKey {
 }
 
 /**
- * Returns the text that a Secret has at a key.
+ * Returns the value of a key in a Secret, as text.
  *
  * @throws ReasonedError `SecretNotFound` when there is no Secret or key; `SecretNotRead` when the API server does not answer;
  * `UserDataInvalid` when the value is too long, or not text.

@@ -15,7 +15,10 @@ import { readSecret } from './secrets.ts';
 
 /** File with the password in the machine's folder, so that a later start needs no API server. */
 const PASSWORD_FILE = 'vnc.password';
-/** Characters of a VNC password. VNC ignores all characters after the eighth, so a longer password would be weaker than it looks. */
+/**
+ * Pattern of a VNC password. Its length is exactly eight, because VNC ignores all characters after the eighth. A longer password would be
+ * weaker than it looks.
+ */
 const PASSWORD = /^[!-~]{8}$/;
 
 /**
@@ -42,16 +45,16 @@ export async function readVncPassword(
 }
 
 /**
- * Returns the password of a machine before its disk is made; undefined if it needs none.
+ * Returns the password of a machine before its disk is made; undefined if the machine needs no password.
  *
  * @throws ReasonedError `VNCSecretNotFound` when there is no password. If somebody deleted the Secret, the operator creates it again only
- *     while the host reports this reason.
+ * while the host reports this reason.
  */
 export async function requireVncPassword(host: Host, { record }: Runtime): Promise<string | undefined> {
   return vncPortOf(record) === undefined ? undefined : await host.vncPassword(needed(record.machine).vm);
 }
 
-/** Writes the password into the folder of a new machine, so that its first start works even if somebody deletes the Secret before. */
+/** Writes the password into the folder of a new machine, so that its first start works even if somebody has deleted the Secret by then. */
 export async function keepVncPassword({ folder }: Runtime, password: string | undefined): Promise<void> {
   if (password !== undefined) {
     await writeWhole(join(folder.path, PASSWORD_FILE), password);

@@ -11,14 +11,14 @@ import { hasCode, isMissing, isOfSystem, undefinedIf } from '../../base/errors.t
 
 /**
  * Possible paths of the host's tree of control groups, tried in this order. In a privileged container with the host's process ids,
- * /sys/fs/cgroup is the container's own tree. Therefore the tree that the host's first process sees is tried first. Not every container has
- * the right to read it.
+ * /sys/fs/cgroup is the container's own tree. Therefore the first path leads to the tree that the host's first process sees. The second
+ * path is for containers without the right to read the first path.
  */
 const ROOTS = ['/proc/1/root/sys/fs/cgroup', '/sys/fs/cgroup'];
 const GROUP = 'berth';
 /**
- * Largest number of attempts to remove a control group. All attempts together take 5 s. The kernel releases a process's last thread some
- * time after the process has ended.
+ * Largest number of attempts to remove a control group. All attempts together take 5 s. One attempt is not enough, because the kernel
+ * releases a process's last thread some time after the process has ended.
  */
 const REMOVE_ATTEMPTS = 200;
 const REMOVE_INTERVAL_MILLISECONDS = 25;
@@ -53,8 +53,8 @@ function limitFiles(
 ): [file: string, value: string][] {
   switch (controller) {
     case 'memory':
-      // When a machine reaches its limit, version 2 of control groups ends all its processes. Version 1 ends only the hypervisor,
-      // because that process uses the most memory.
+      // When a machine reaches its memory limit, version 2 of control groups ends all processes of the machine. Version 1 ends only the
+      // process that uses the most memory, which is the hypervisor.
       return version === 1
         ? [['memory.limit_in_bytes', String(memoryBytes)]]
         : [
@@ -127,7 +127,7 @@ export class MachineCgroups {
       text
         .split('\n')
         .map(Number)
-        // The kernel shows 0 for a process outside the agent's pid namespace.
+        // The id 0 is left out, because the kernel shows 0 for each process outside the agent's pid namespace.
         .filter((pid) => pid > 0)
         .forEach((pid) => pids.add(pid));
     }
@@ -138,7 +138,7 @@ export class MachineCgroups {
   async forbidForks(machineUid: string): Promise<void> {
     for (const { path, controllers } of await this.#roots()) {
       if (controllers.includes('pids')) {
-        // The error is ignored if the group is missing.
+        // Errors of the system are ignored, because the group may be missing.
         await undefinedIf(isOfSystem, writeFile(join(path, GROUP, machineUid, 'pids.max'), '0'));
       }
     }

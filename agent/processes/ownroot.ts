@@ -40,8 +40,9 @@ export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefi
 }
 
 /**
- * Returns whether machines can outlive this container. Machines can outlive the container if it has the host's PID namespace. In this case,
- * process 1 is the host's first process, whose mount namespace differs from that of the container.
+ * Returns whether machines can outlive this container. Machines can outlive the container if the container has the host's PID namespace. To
+ * find this out, the function compares two mount namespaces. With the host's PID namespace, process 1 is the host's first process, and its
+ * mount namespace differs from that of the container.
  */
 async function canOutlive(logger: Logger): Promise<boolean> {
   const consequence = 'machines end when this container ends';
@@ -111,7 +112,10 @@ export async function installRuntime(list: string, runtimes: string): Promise<st
   return target;
 }
 
-/** Returns whether the folder has all files with the right checksums. After a crash of the host, files may have lost their contents. */
+/**
+ * Returns whether the folder has all files with the right checksums. The check is necessary, because files may lose their contents in a
+ * crash of the host.
+ */
 async function isWhole(target: string, files: readonly { sum: string; path: string }[]): Promise<boolean> {
   for (const { sum, path } of files) {
     const content = await undefinedIf(isMissing, readFile(join(target, path)));
@@ -123,13 +127,13 @@ async function isWhole(target: string, files: readonly { sum: string; path: stri
 }
 
 /**
- * Removes the folders in `runtimes` that no process uses, except `keep`, and returns their names. A machine that started from an earlier
- * version of the agent's image continues to use an older folder.
+ * Removes the folders in `runtimes` that no process uses, except `keep`, and returns their names. Older folders can still be in use: a
+ * machine continues to use the folder of the agent's version that started the machine.
  */
 export async function removeUnused(runtimes: string, keep: string): Promise<string[]> {
   let unused = (await listFolders(runtimes)).filter((name) => join(runtimes, name) !== keep);
-  // The mount tables of all processes of the host show the folders that machines use. If there is no other folder than `keep`, no
-  // mount table is read.
+  // The mount tables of all processes of the host show the folders that machines use. If `keep` is the only folder, the function reads no
+  // mount table.
   for await (const { text } of unused.length > 0 ? processFiles('mountinfo') : []) {
     unused = unused.filter((name) => !text.includes(`/runtime/${name}/`));
   }

@@ -1,6 +1,6 @@
 /**
  * Functions for processes that continue to run when the agent ends. The agent identifies a process by its pid, its start time and the
- * host's boot. Therefore it never mistakes another process with a reused pid for a machine.
+ * host's boot. Therefore the agent never mistakes another process with a reused pid for a machine.
  */
 import { readdir, readFile } from 'node:fs/promises';
 import { hasCode, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
@@ -15,8 +15,8 @@ export interface ProcessIdentity {
 }
 
 /**
- * Time between two checks for the end of a process. After a kill the kernel needs some tens of milliseconds to free a large
- * guest's memory.
+ * Time between two checks for the end of a process. The time is short, because the kernel usually ends a killed process within some tens of
+ * milliseconds, even if it must free a large guest's memory.
  */
 const EXIT_POLL_MILLISECONDS = 10;
 /**
@@ -42,7 +42,7 @@ async function readBootId(): Promise<string> {
   return (await run('sysctl', ['-n', 'kern.bootsessionuuid'], PROGRAM)).trim();
 }
 
-/** Returns the identity of a live process, or undefined if no such process exists or if it is a zombie. */
+/** Returns the identity of a live process, or undefined if no such process exists or if the process is a zombie. */
 export async function identify(pid: number): Promise<ProcessIdentity | undefined> {
   const startTime = process.platform === 'linux' ? await startTimeFromProc(pid) : await startTimeFromPs(pid);
   return startTime === undefined ? undefined : { pid, startTime, bootId: await hostBootId() };
@@ -67,7 +67,7 @@ export function startTimeIn(text: string): string | undefined {
 }
 
 async function startTimeFromPs(pid: number): Promise<string | undefined> {
-  // ps exits with 1 if no such process exists.
+  // This error is ignored, because ps exits with 1 if no such process exists.
   const isNone = (error: unknown): boolean => error instanceof ProgramError && error.exitCode === 1;
   const text = await undefinedIf(isNone, run('ps', ['-o', 'lstart=', '-p', String(pid)], PROGRAM));
   return text?.trim() || undefined;
@@ -127,7 +127,7 @@ export async function* processFiles(
   name: 'cmdline' | 'mountinfo',
 ): AsyncGenerator<{ pid: number; text: string }> {
   const pids = process.platform === 'linux' ? await readdir('/proc') : [];
-  // Only the file `mountinfo` of a zombie returns EINVAL.
+  // EINVAL means that the process is a zombie. Only a read of `mountinfo` gives this error.
   const codes = name === 'mountinfo' ? ['EINVAL'] : [];
   for (const pid of pids.filter((entry) => /^\d+$/.test(entry))) {
     const text = await readIfAlive(`/proc/${pid}/${name}`, codes);
@@ -137,7 +137,7 @@ export async function* processFiles(
   }
 }
 
-/** Reads a file of a process; undefined if the process has ended. `codes` are further errors that show its end. */
+/** Reads a file of a process; undefined if the process has ended. `codes` are further error codes which mean that the process has ended. */
 async function readIfAlive(path: string, codes: readonly string[] = []): Promise<string | undefined> {
   return await undefinedIf(hasCode('ENOENT', 'ESRCH', ...codes), readFile(path, 'utf8'));
 }

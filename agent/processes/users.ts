@@ -126,7 +126,10 @@ export async function machineUsers(range: UserRange, logger: Logger): Promise<Ma
   return new MachineUsers(range);
 }
 
-/** Returns the first line that overlaps with the range, in a file of users, groups or subordinate numbers. */
+/**
+ * Returns the first line of a file whose user or group numbers overlap with the range. `kind` is the name of the file, for example
+ * `passwd`, and `text` is its content.
+ */
 export function overlapIn(kind: string, text: string, { first, count }: UserRange): string | undefined {
   return text.split('\n').find((line) => {
     const [, second, third] = line.split(':');
@@ -162,6 +165,6 @@ function shown({ first, count }: UserRange): string {
 }
 
 async function textOf(file: string): Promise<string> {
-  // The file can be missing, or the container has no right to read a file of the host.
+  // An unreadable file counts as empty. The file can be missing, or the container has no right to read a file of the host.
   return (await undefinedIf(isOfSystem, readFile(file, 'utf8'))) ?? '';
 }

@@ -1,5 +1,5 @@
 /**
- * Sessions of callers with a machine, independent of their protocol. A session for a command has the streams of a process. A session for
+ * Sessions of callers with a machine, independent of the protocol. A session for a command has the streams of a process. A session for
  * ports has connections.
  */
 import type { Duplex, Readable, Writable } from 'node:stream';
@@ -24,7 +24,7 @@ export interface WantedStreams {
   stdin: boolean;
   stdout: boolean;
   stderr: boolean;
-  /** Whether the caller has a terminal and sends its size. */
+  /** Whether the caller has a terminal and sends the terminal's size. */
   resize: boolean;
 }
 
@@ -35,12 +35,12 @@ export interface Session {
   ended: Promise<void>;
 }
 
-/** Streams of a caller of `exec` or `attach`. Each is undefined if the caller does not ask for it. */
+/** Streams of a caller of `exec` or `attach`. A stream is undefined if the caller does not ask for the stream. */
 export interface CommandSession extends Session {
   stdin: Readable | undefined;
   stdout: Writable | undefined;
   stderr: Writable | undefined;
-  /** Sends the result, and closes the connection after all data. Resolves when it is sent, or cannot be sent. */
+  /** Sends the result, and closes the connection after all data. Resolves when the result is sent or cannot be sent. */
   finish(status: Status): Promise<void>;
 }
 
@@ -73,14 +73,14 @@ export class ClientGoneError extends Error {
 }
 
 /**
- * Protocols for `exec` and `attach`, the preferred protocol first. The protocols differ only over WebSockets. Older protocols have no exit
- * code.
+ * Protocols for `exec` and `attach`, the preferred protocol first. The two protocols differ only over WebSockets. Older protocols are not
+ * in the list, because they transfer no exit code.
  */
 export const COMMAND_PROTOCOLS: readonly string[] = ['v5.channel.k8s.io', 'v4.channel.k8s.io'];
 
 /**
- * Returns the first of our protocols that the client offers in a header. The header is split only at its commas. A pattern that also
- * matches the spaces around a comma would take seconds for a long header of spaces.
+ * Returns the first of our protocols that the client offers in a header. The function splits the header only at commas. A pattern that also
+ * matches the spaces around a comma would be unsafe, because it takes seconds for a long header of spaces.
  *
  * @throws HttpError 400 when the client offers none of our protocols.
  */

@@ -41,7 +41,8 @@ class Channel extends Duplex {
     super({ highWaterMark: BUFFERED_BYTES });
     this.#channels = channels;
     this.#number = number;
-    // An error of the connection reaches every channel. The pipeline that uses a channel reports the error.
+    // An error of the connection reaches every channel. This listener ignores the error, because the pipeline that uses the channel reports
+    // it.
     this.on('error', () => undefined);
   }
 
@@ -111,7 +112,7 @@ class Channels {
         this.#socket.send(message, done);
         return;
       }
-      // The callback of the last message reports errors.
+      // Errors are ignored here, because the callback of the last message reports them.
       this.#socket.send(message, () => undefined);
     }
   }
@@ -170,7 +171,7 @@ function accept(
   server.on('wsClientError', (error) => {
     throw new HttpError(400, error.message);
   });
-  // `handleUpgrade` calls the function before it returns, or throws the error of the listener above.
+  // `handleUpgrade` is synchronous: it calls the function before it returns, or throws the error of the listener above.
   server.handleUpgrade(request, socket, head, (one) => {
     accepted = one;
   });

@@ -54,8 +54,8 @@ export class AttachmentFiles {
   }
 
   /**
-   * Reads the attachments. A missing file counts as empty. An invalid file is an error, because running machines could lose their network
-   * without its content.
+   * Reads the attachments. A missing file counts as empty. An invalid file is an error, because without the content of the file, running
+   * machines could lose their network.
    *
    * @throws Error when a file is invalid.
    */
@@ -70,7 +70,7 @@ export class AttachmentFiles {
   async save({ machines, namespaces }: Wanted): Promise<void> {
     await mkdir(join(this.#machines, '..'), { recursive: true });
     await write(this.#machines, { attachments: machines });
-    // A host without programs in namespaces has the same files as under an earlier release.
+    // If no program is in a namespace, the file is removed. The host then has the same files as under an earlier release.
     await (namespaces.length > 0 ? write(this.#namespaces, { namespaces }) : remove(this.#namespaces));
   }
 

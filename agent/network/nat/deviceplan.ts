@@ -6,7 +6,7 @@ export type DeviceRepair =
   | { kind: 'raiseDevice'; device: string }
   | { kind: 'disableIPv6'; device: string };
 
-/** Plans to disable IPv6 on a device. With an IPv6 address, the host would be visible to guests as a neighbour on their link. */
+/** Plans to disable IPv6 on a device, because an IPv6 address makes the host visible to guests as a neighbour on their link. */
 export function planWithoutIPv6(device: string, link: Link | undefined): DeviceRepair[] {
   return link === undefined || link.ipv6 ? [{ kind: 'disableIPv6', device }] : [];
 }

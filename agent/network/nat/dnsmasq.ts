@@ -1,6 +1,6 @@
 /**
  * Provides DHCP and DNS for the guests by one dnsmasq per NAT network. dnsmasq continues to run when the agent ends. After a restart, the
- * agent finds dnsmasq by the pid file of dnsmasq. dnsmasq has no lease file because each machine's address is fixed. A restarted dnsmasq
+ * agent finds dnsmasq by the pid file of dnsmasq. dnsmasq needs no lease file: each machine's address is fixed, so a restarted dnsmasq
  * gives the same addresses.
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
@@ -126,8 +126,9 @@ export class Dnsmasq {
       `--host-record=${PROBE_NAME},${gateway}`,
       `--dhcp-range=${toAddress(subnet.base)},static,${netmask(this.#layout)},${LEASE_TIME}`,
       `--dhcp-hostsfile=${this.#hostsFile}`,
-      // Some guests treat 169.254.0.0/16 as their own link. The first route sends their requests for metadata to the gateway. A guest
-      // that reads this option ignores the usual option for the default route, so this option contains the default route too.
+      // The option contains two routes. The first route sends requests for metadata to the gateway, because some guests treat
+      // 169.254.0.0/16 as their own link. The second route is the default route, because a guest that reads this option ignores the usual
+      // option for the default route.
       `--dhcp-option=option:classless-static-route,${METADATA.address}/32,${gateway},0.0.0.0/0,${gateway}`,
       '--dhcp-ignore=tag:!known',
       '--dhcp-authoritative',

@@ -1,10 +1,13 @@
-/** Collects the failed repairs of the NAT network: those that concern all machines, and those of each network namespace separately. */
+/**
+ * Collects the failed repairs of the NAT network. Repairs that concern all machines are kept apart from the repairs of each network
+ * namespace.
+ */
 import type { Layout } from './layout.ts';
 import { describeDifference, type Repair } from './plan.ts';
 
 /**
- * Number of failed repairs that a message names. One cause can make the repairs of all machines fail, and the length of a message is
- * limited.
+ * Number of failed repairs that a message names. The length of a message is limited, and one cause can make the repairs of all machines
+ * fail.
  */
 const NAMED_FAILURES = 3;
 

@@ -24,7 +24,7 @@ interface Table {
   sets: Map<string, unknown[]>;
 }
 
-/** Machine, or probe that sends test packets, with the properties that nftables rules can match. */
+/** Properties of a machine, or of the probe that sends test packets, which nftables rules can match. */
 export interface Subject {
   address: string;
   macAddress: string;
@@ -34,7 +34,10 @@ export interface Subject {
 
 type Verdict = 'drop' | 'accept' | 'next';
 
-/** Limit of nested nftables chains. The kernel allows fewer nested chains, so the limit only ends an endless loop after a parsing error. */
+/**
+ * Limit of nested nftables chains. The kernel allows fewer nested chains, so the limit takes effect only in an endless loop after a parsing
+ * error.
+ */
 const MAXIMUM_DEPTH = 20;
 
 function textList(value: unknown): string[] {
@@ -148,7 +151,7 @@ function follow(table: Table, found: Outcome, packet: Packet, depth: number): Ve
   return verdict === 'next' && found.verdict === 'jump' ? undefined : verdict;
 }
 
-/** Returns the verdict of a chain for the packet. Skips rules for which it is unknown whether they match the packet. */
+/** Returns the verdict of a chain for the packet. Skips a rule if it is unknown whether the rule matches the packet. */
 function walk(table: Table, chain: Chain, packet: Packet, depth = 0): Verdict {
   for (const expressions of chain.rules) {
     const found = verdictOf(expressions);

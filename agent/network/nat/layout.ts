@@ -60,7 +60,10 @@ export interface ProbeLayout {
   innerAddress: string;
   outerPort: string;
   outerSubnet: Subnet;
-  /** Address of the host on the link to the outer end. The outer end must see this address as the sender of packets. */
+  /**
+   * Address of the host on the link to the outer end. Packets from the inner end must arrive at the outer end with this address as their
+   * sender.
+   */
   outerGateway: string;
   outerAddress: string;
 }
@@ -79,20 +82,21 @@ export interface NamespaceLayout {
 
 /**
  * Address of the host on the link to each namespace. All these links have the same address, because packets with this address never leave
- * the link. The address is not in the configured subnets, because an earlier release does not start if an unknown device has an address of
- * a subnet.
+ * the link. The address is outside the configured subnets. Otherwise an earlier release of the agent would not start, because it does not
+ * know the devices of namespaces.
  */
 const NAMESPACE_GATEWAY = '169.254.213.1';
 
 /**
  * Address and TCP port at which guests reach their metadata, and the port of the gateway to which the rules redirect these connections.
- * Only root can listen on that port, and by default no machine can reserve it. So no other program takes the port while no agent runs.
+ * Only root can listen on the port of the gateway, and by default no machine can reserve it. So no other program takes that port while no
+ * agent runs.
  */
 export const METADATA = { address: '169.254.169.254', port: 80, gatewayPort: 254 } as const;
 
 /** Number of the first guest address in the subnet. Lower numbers are for the gateway and the probe. */
 const FIRST_GUEST = 16;
-/** Numbers of the addresses in the probe's subnet for namespaces. Lower and higher numbers are for the probe. */
+/** Numbers of the addresses for namespaces in the probe's subnet. Lower and higher numbers are for the probe. */
 const NAMESPACE_NUMBERS = { first: 16, end: 128 };
 const INTERFACE_NAME = /^[a-zA-Z][a-zA-Z0-9-]{0,14}$/;
 

@@ -19,7 +19,7 @@ export class Members {
   readonly #files: AttachmentFiles;
   readonly #machines = new Map<string, Attachment>();
   readonly #namespaces = new Map<string, NamespaceAttachment>();
-  /** Members for whose addresses the kernel may have tracked connections of earlier owners, because an attach failed. */
+  /** Uids of members that were added or changed. For their addresses, the kernel may still track connections of earlier owners. */
   readonly #unforgotten = new Set<string>();
   #isLoaded = false;
 
@@ -51,7 +51,8 @@ export class Members {
   /**
    * Reads the files.
    *
-   * @throws ReasonedError `NetworkUnavailable` when the configured subnets no longer contain an address; Error when a file is invalid.
+   * @throws ReasonedError `NetworkUnavailable` when the address of a member is no longer in the configured subnets; Error when a file is
+   * invalid.
    */
   async load(): Promise<void> {
     const { machines, namespaces } = await this.#files.load();
@@ -81,8 +82,8 @@ export class Members {
   }
 
   /**
-   * Writes the files. @throws ReasonedError `NetworkUnavailable` when {@link load} was not called before, because the saved members would
-   * be lost.
+   * Writes the files. @throws ReasonedError `NetworkUnavailable` when {@link load} was not called before. A save would then delete the
+   * saved members.
    */
   async save(): Promise<void> {
     if (!this.#isLoaded) {
@@ -128,7 +129,7 @@ export class Members {
     return new Set(this.all.map(({ address }) => address));
   }
 
-  /** Returns all members, but without the reserved ports that have one of these names. */
+  /** Returns all members, but without the reserved ports whose names are keys of `withheld`. */
   without(withheld: ReadonlyMap<string, string>): Wanted {
     const leads = (port: MachinePort): boolean => !withheld.has(portName(port));
     const { machines, namespaces } = this.wanted;

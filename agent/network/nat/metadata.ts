@@ -1,22 +1,24 @@
 /**
- * Serves guests their metadata at 169.254.169.254. The rules translate that address to a port of the gateway. The address is not an address
- * of the host, because a host in a cloud reaches the metadata service of its cloud at this address.
+ * Serves guests their metadata at 169.254.169.254. The rules translate that address to a port of the gateway. The host itself does not have
+ * this address, because a host in a cloud reaches the metadata service of its cloud there.
  *
  * The rules bind a guest's address to its tap and let only guests reach the port. So the sender's address identifies the machine.
  *
- * The server reads the first line of one short request and answers it. This server is not the HTTP server of Node.js, because that server
- * parses everything that a client sends. Thousands of requests in one packet would keep the agent busy.
+ * The server reads the first line of one short request and answers it. The agent does not use the HTTP server of Node.js here, because that
+ * server parses everything that a client sends. Thousands of requests in one packet would keep the agent busy.
  */
 import { once } from 'node:events';
 import { STATUS_CODES } from 'node:http';
 import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
 import type { Logger } from 'pino';
 
-/** Limit of open connections of one guest. Programs in a guest ask for one page after another. More connections mean an attack. */
+/**
+ * Limit of open connections of one guest. Programs in a guest ask for one page after another, so more connections are a sign of an attack.
+ */
 const CONNECTIONS_PER_GUEST = 16;
 /**
- * Time limit of a connection, from its start until the guest has its answer. A page has at most some 100 KiB, and its bytes never leave
- * the host.
+ * Time limit of a connection, from its start until the guest has its answer. The limit can be short, because a page has at most some 100
+ * KiB, and its bytes never leave the host.
  */
 const CONNECTION_MILLISECONDS = 10_000;
 /**
@@ -76,7 +78,7 @@ export class MetadataServer {
     return (server.address() as AddressInfo).port;
   }
 
-  /** Ends the connections of a machine at once. The next owner of the machine's address must not get the rest of an answer. */
+  /** Ends the connections of a machine at once, so that the next owner of the machine's address does not get the rest of an answer. */
   forget(uid: string): void {
     for (const [socket, owner] of this.#connections) {
       if (owner === uid) {
@@ -105,7 +107,7 @@ export class MetadataServer {
     }
     this.#connections.set(socket, uid);
     const timer = setTimeout(() => socket.destroy(), CONNECTION_MILLISECONDS);
-    // A guest may end its connection at any time. Without a listener, such an error would end the process.
+    // A guest may break its connection at any time. Without a listener, the resulting error would end the process.
     socket.on('error', () => undefined);
     socket.once('close', () => {
       clearTimeout(timer);

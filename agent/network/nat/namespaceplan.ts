@@ -28,7 +28,8 @@ export interface NamespacesObserved {
 
 /**
  * Repair of a namespace. `device` is the name of the namespace's file and of its device on both sides. One repair configures everything on
- * one side, because the start of a program takes longer than all settings together. `missing` names the missing settings for users.
+ * one side with a single command, because each start of a command takes longer than all settings together. `missing` names the missing
+ * settings for users.
  */
 export type NamespaceRepair =
   | { kind: 'createNamespace'; device: string }
@@ -111,7 +112,7 @@ function missingOutside(
   return falseIn({
     [`the address ${namespaces.gateway}/32`]: hasAddress(link, namespaces.gateway),
     'the state "up"': isUp,
-    // The kernel removes the route when the device goes down.
+    // While the device is down, the route counts as missing, because the kernel removes the route when the device goes down.
     [`the route to ${address}`]: isUp && routes.some(({ dst, dev }) => dst === address && dev === device),
   });
 }

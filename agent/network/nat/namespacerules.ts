@@ -1,6 +1,6 @@
 /**
  * Makes the nftables scripts for the network namespaces of programs. A table of the host determines who can reach a namespace, and which
- * addresses the program in it can reach. Rules in the namespace forward its exposed port to the program on loopback.
+ * addresses the program in it can reach. Rules in the namespace forward the namespace's exposed port to the program on loopback.
  */
 import type { NamespaceAttachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
@@ -14,12 +14,12 @@ import {
   reservedDestination,
 } from './rulewords.ts';
 
-/** Address and port of a namespace that its peer and others reach. */
+/** Returns the match for packets to the exposed port of a namespace. */
 function exposed({ address, exposedPort }: NamespaceAttachment): string {
   return `ip daddr ${address} tcp dport ${exposedPort}`;
 }
 
-/** Returns a match for the connections of each namespace's peer to it. A peer that is not attached has no address and no match. */
+/** Returns one match for each namespace with an attached peer: the connections from the peer to the exposed port. */
 export function peerMatches({ machines, namespaces }: Wanted): string[] {
   return namespaces.flatMap((one) => {
     const peer = machines.find(({ uid }) => uid === one.peer);
@@ -27,7 +27,7 @@ export function peerMatches({ machines, namespaces }: Wanted): string[] {
   });
 }
 
-/** Returns the namespace with ports that all lead to its exposed port. */
+/** Returns the namespace's address and its reserved ports. All these ports lead to the namespace's exposed port. */
 function leadingToProgram({ address, exposedPort, ports }: NamespaceAttachment) {
   return { address, ports: ports.map((port) => ({ ...port, guestPort: exposedPort })) };
 }
@@ -39,7 +39,7 @@ function admissions(namespaces: readonly NamespaceAttachment[]): string[] {
   );
 }
 
-/** Returns the rules that limit each program's tracked connections, as for guests. */
+/** Returns the rules that limit each program's tracked connections. Guests have the same limits. */
 function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceAttachment[]): string[] {
   return namespaces.flatMap(({ address, device }) =>
     [connectionRate(connectionsPerGuest), `ct count over ${connectionsPerGuest}`].map(
@@ -49,10 +49,10 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 }
 
 /**
- * Returns the table of the host for namespaces; empty without namespaces. This table is separate from the other tables, because an earlier
- * release of the agent replaces the other tables without rules for namespaces. Thus programs that continue to run stay confined. Each
- * packet is checked twice. The reason is that rules of other programs can translate a permitted address (for example of a Service) into a
- * forbidden address.
+ * Returns the table of the host for namespaces; empty without namespaces. This table is separate from the other tables. If an earlier
+ * release of the agent starts, it replaces the other tables, but has no rules for namespaces. The separate table stays, so that programs
+ * that continue to run stay confined. Each packet is checked twice, because rules of other programs can translate a permitted address (for
+ * example of a Service) into a forbidden address.
  */
 export function namespaceTable(layout: Layout, wanted: Wanted): string {
   const { bridge, gateway, subnet, probe } = layout;

@@ -49,7 +49,9 @@ const NO_NAMESPACES: NamespacesObserved = { files: new Map(), unreadable: new Ma
 export class Namespaces {
   readonly #layout: Layout;
   readonly #tables: readonly string[];
-  /** Script that was loaded last in each namespace, with the fingerprint of its rules as read back, as in NatState. */
+  /**
+   * Script that was loaded last in each namespace, with the fingerprint of the rules as read back from the kernel. The key is the device.
+   */
   readonly #loaded = new Map<string, { script: string; fingerprint: string }>();
 
   constructor(layout: Layout) {
@@ -96,7 +98,7 @@ export class Namespaces {
     };
   }
 
-  /** Does the part of a repair that is not done with the program `ip` in this host's network namespace. */
+  /** Performs a repair, except for the commands of `ip` in this host's network namespace. The caller runs those commands. */
   async perform(
     repair: NamespaceRepair,
     wanted: readonly NamespaceAttachment[],
@@ -135,7 +137,7 @@ export class Namespaces {
     await rm(folder, { recursive: true, force: true });
   }
 
-  /** Connects a namespace to this host, in place of the devices with the same name that were found there. */
+  /** Connects a namespace to this host by a pair of devices. First deletes the devices with the same name that `found` reports. */
   async #createPair(device: string, found: { outside: boolean; inside: boolean }): Promise<void> {
     const path = namespacePath(this.#layout, device);
     const { outside, inside } = namespaceMacs(device);
@@ -143,7 +145,7 @@ export class Namespaces {
       await deleteDevice(device);
     }
     if (found.inside) {
-      // The device in the namespace has disappeared already if it was the other end of the deleted device.
+      // The device in the namespace may be gone already: if it was the other end of the deleted device, the kernel has deleted both.
       await inNamespace(path, DELETE_DEVICE, [device]);
     }
     const ends = [
@@ -177,7 +179,7 @@ async function inNamespace(
 /** Returns whether the file holds a network namespace other than that of this process. */
 async function holdsNamespace(path: string): Promise<boolean> {
   const [file, own] = await Promise.all([undefinedIf(isMissing, stat(path)), stat(OWN_NAMESPACE)]);
-  // All namespaces are files of one file system of the kernel.
+  // The device number shows whether the file is a namespace, because the kernel keeps all namespaces in one file system.
   return file !== undefined && file.dev === own.dev && file.ino !== own.ino;
 }
 
@@ -185,7 +187,7 @@ async function create(path: string): Promise<void> {
   await remove(path);
   await mkdir(dirname(path), { recursive: true, mode: 0o700 });
   await writeFile(path, '');
-  // New devices of the namespace never have IPv6.
+  // Switches IPv6 off by default, so that no later device of the namespace has IPv6.
   await run('unshare', [`--net=${path}`, 'sh', '-c', DISABLE_IPV6, 'sh', ipv6Switch('default')]);
 }
 

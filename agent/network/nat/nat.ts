@@ -2,8 +2,8 @@
  * Implements the `nat` network on Linux: a bridge with isolated ports, and a tap per machine. nftables translates addresses and forwards
  * reserved ports, and dnsmasq provides DHCP and DNS. The network works in the agent's network namespace and needs the rights of root there.
  *
- * One file contains the wanted state, and the kernel has the actual state. {@link NatNetwork.check} compares both states, and repairs the
- * state in the kernel.
+ * Files contain the wanted state, and the kernel has the actual state. {@link NatNetwork.check} compares both states, and repairs the state
+ * in the kernel.
  */
 import { mkdir } from 'node:fs/promises';
 import type { Logger } from 'pino';
@@ -55,7 +55,7 @@ export class NatNetwork implements Network {
   readonly #logger: Logger;
   readonly #metadata: MetadataServer;
   readonly #taps = new TapWatch();
-  /** Devices of namespaces that were created again. A program that ran before this stays in the former namespace, without a network. */
+  /** Devices of namespaces that were created again. A program that was already running stays in the former namespace, without a network. */
   readonly #lostNamespaces = new Set<string>();
   readonly #ports: PortWatch;
   /**
@@ -164,8 +164,8 @@ export class NatNetwork implements Network {
       if (!attachment) {
         return;
       }
-      // The file is saved last. If the agent dies before that, it finds the attachment in the file after its restart, and detaches the
-      // machine again.
+      // The file is saved last. If the agent dies before the save, the file still has the attachment. After its restart, the agent then
+      // detaches the machine again.
       this.#members.delete(uid);
       this.#taps.forget(deviceOf(attachment));
       this.#metadata.forget(uid);

@@ -103,7 +103,7 @@ function planBridge(layout: Layout, links: Links): Repair[] {
   ];
 }
 
-/** Plans to connect a port to the bridge, isolated from the other ports. A bridge that was created again has no ports. */
+/** Plans to connect a port to the bridge, isolated from the other ports. */
 function planPort(layout: Layout, device: string, link: Link | undefined): Repair[] {
   const repairs: Repair[] = [];
   if (link?.master !== layout.bridge || !link.isolated) {
@@ -234,7 +234,10 @@ const DIFFERENCES = {
   openMetadata: 'The metadata service for guests did not listen',
 } as const;
 
-/** Returns a message if the network of another device overlaps a network of Berth. The host could not route addresses that are in both. */
+/**
+ * Returns a message if the network of another device overlaps a network of Berth. Such an overlap is a fault, because the host cannot route
+ * an address that is in both networks.
+ */
 export function findOverlap(layout: Layout, links: Links): string | undefined {
   const ours = [
     { setting: 'network.subnet', device: layout.bridge, subnet: layout.subnet },

@@ -25,8 +25,8 @@ const ANSWER_TIMEOUT_MILLISECONDS = 500;
 const ATTEMPTS = 4;
 const DNS_PORT = 53;
 /**
- * First address number of the upper half of the outer /24. The outer end has all addresses of this half, so that test packets can have
- * different targets.
+ * Numbers of the first and the last address of the outer end. The outer end has the upper half of the probe's /24 subnet, so that test
+ * packets can have different targets.
  */
 const OUTER_FIRST = 128;
 const OUTER_LAST = 254;
@@ -85,7 +85,7 @@ export class Probe {
     });
     this.#outer = await openEndpoint({
       device: probe.outerPort,
-      // The outer end has no route to the guests, so it can answer only if the sender's address was translated.
+      // The outer end has no route to guests, so it can answer only packets whose sender address the host has translated.
       configuration: [
         `address add ${probe.outerAddress}/${probe.outerSubnet.prefix} dev eth0`,
         `route add local ${addressAt(probe.outerSubnet, OUTER_FIRST)}/25 dev lo`,
@@ -144,7 +144,7 @@ export class Probe {
     return this.#sent(this.#inner, { payload: query, port: DNS_PORT, address: gateway }, answered);
   }
 
-  /** Makes the inner end send the token back to its sender once. */
+  /** Prepares the inner end to answer one test packet: when the packet with the token arrives, the inner end sends the token back. */
   #answerOnce(token: Buffer): void {
     const waiters = this.#innerWaiters;
     const waiter: Waiter = {
@@ -175,7 +175,8 @@ export class Probe {
         waiters.delete(waiter);
         resolve(false);
       };
-      // If this process was busy, Node.js runs timers before it reads packets. setImmediate lets it read waiting packets first.
+      // After a busy period, Node.js runs timers before it reads packets. With setImmediate, Node.js reads the waiting packets before
+      // `giveUp` runs.
       const timer = setTimeout(() => setImmediate(giveUp), ANSWER_TIMEOUT_MILLISECONDS);
       waiters.add(waiter);
     });
@@ -224,7 +225,7 @@ interface EndpointOptions {
 async function openEndpoint(options: EndpointOptions): Promise<Socket> {
   const child = spawn('unshare', ['--net', process.execPath, '--eval', CHILD_SCRIPT, String(PROBE_PORT)], {
     stdio: ['ignore', 'ignore', 'inherit', 'ipc'],
-    // NODE_OPTIONS is omitted because the agent's options do not apply to its child.
+    // NODE_OPTIONS is not passed on, because the agent's options for Node.js are not meant for its child.
     env: { PATH: process.env['PATH'] },
   });
   const ended = once(child, 'exit');

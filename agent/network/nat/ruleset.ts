@@ -36,7 +36,9 @@ function admissions(attachments: readonly Attachment[]): string[] {
   );
 }
 
-/** Returns the rules that limit each guest's tracked connections. Connections from before a reload of the rules are not counted. */
+/**
+ * Returns the rules that limit each guest's tracked connections. Connections that are older than the last reload of the rules do not count.
+ */
 function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachment[]): string[] {
   return attachments.flatMap(({ address, tap }) =>
     [connectionRate(connectionsPerGuest), `ct count over ${connectionsPerGuest}`].map(
@@ -47,7 +49,8 @@ function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachmen
 
 /**
  * Limit of a guest's connections to its metadata per second, after an initial burst. The burst lets a guest read all values one by one at
- * its start. Each connection takes some of the agent's processor time, and a busy agent would renew the Lease of its Node too late.
+ * its start. The limit is necessary, because each connection takes processor time of the agent. A busy agent would renew the Lease of its
+ * Node too late.
  */
 const METADATA_CONNECTIONS_PER_SECOND = 5;
 const METADATA_BURST = 128;
@@ -225,8 +228,8 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
 }
 
 /**
- * Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. Guests reach their metadata only if
- * `hasMetadata` is true. If it is false, another program may be listening on the port of the metadata server.
+ * Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. If `hasMetadata` is false, guests cannot reach
+ * their metadata, because another program may be listening on the port of the metadata server.
  */
 export function rulesetScript(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   const tables = [

@@ -36,12 +36,12 @@ export function reservedDestination({ hostAddress }: Layout): string {
 
 /**
  * Limit of a guest's new connections per second, after an initial burst of its maximum number of connections. For each new connection the
- * kernel reads its list of the guest's connections, and removes only some that have ended. Without this limit, a flood of new connections
- * would make that list grow endlessly.
+ * kernel reads its list of the guest's connections, and removes only some of the connections that have ended. Without this limit, a flood
+ * of new connections would make that list grow endlessly.
  */
 const NEW_CONNECTIONS_PER_SECOND = 200;
 
-/** Returns the match for new connections over the limit of their rate. */
+/** Returns the match for new connections that exceed the rate limit. */
 export function connectionRate(connectionsPerGuest: number): string {
   return `limit rate over ${NEW_CONNECTIONS_PER_SECOND}/second burst ${connectionsPerGuest} packets`;
 }

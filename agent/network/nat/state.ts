@@ -34,9 +34,9 @@ export interface Convergence {
 interface Attempt {
   wanted: Wanted;
   observed: Observed;
-  /** Receives the repair if it succeeds. */
+  /** List to which each successful repair is added. */
   done: Repair[];
-  /** Receives the repair if it fails. */
+  /** Collection to which each failed repair is added. */
   failures: Failures;
 }
 
@@ -131,7 +131,7 @@ export class NatState {
     await this.#metadata.close();
   }
 
-  /** Prepares the host. A dnsmasq from before the agent's restart may have other arguments than the agent needs now. */
+  /** Stops a dnsmasq that has run since before the agent's restart, if its arguments differ from those that the agent needs now. */
   async begin(): Promise<void> {
     await this.#dnsmasq.stopFormer();
   }

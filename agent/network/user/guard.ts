@@ -86,7 +86,10 @@ function removal(table: string): string {
   return `add table inet ${table}\ndelete table inet ${table}\n`;
 }
 
-/** Returns the nftables script of the guard. Replies are accepted because clients can use reserved ports over the host's loopback. */
+/**
+ * Returns the nftables script of the guard. The rules accept replies of guests, because clients on the host can connect to reserved ports
+ * over loopback.
+ */
 function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: readonly string[]): string {
   const rules = [
     `meta skuid != { ${users.join(', ')} } accept`,

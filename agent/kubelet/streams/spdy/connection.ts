@@ -24,15 +24,17 @@ import { SpdyStream, type StreamOwner } from './stream.ts';
 
 /** Limit of a control frame in bytes. Frames of real clients have about 100 bytes. */
 const CONTROL_BYTES = 16 * 1024;
-/** Largest size in bytes of the control frames that wait for a client who does not read. Thousands of answers to pings have this size. */
+/**
+ * Largest size in bytes of the control frames that wait for a client who does not read. Thousands of answers to pings fit into this size.
+ */
 const WAITING_CONTROL_BYTES = 64 * 1024;
 /** Longest payload of a sent data frame in bytes. Longer data is sent in several frames, so that one stream does not delay the others. */
 const DATA_BYTES = 64 * 1024;
 /** Number of bytes before the headers in the frame that opens a stream: two ids, the priority and an unused byte. */
 const SYN_STREAM_BYTES = 10;
 /**
- * Time between two pings of the server. If the client has closed the connection, the write of a ping fails. The server notices this even
- * while it does not read because a stream is full.
+ * Time between two pings of the server. If the client has closed the connection, the write of a ping fails. So the server notices the loss
+ * even while a full stream stops it from reading.
  */
 const PING_MILLISECONDS = 30_000;
 
@@ -42,7 +44,7 @@ const CLOSE_MILLISECONDS = 5_000;
 export interface SpdyOptions {
   /** Largest number of open streams. If the client opens more streams, they are refused, and the connection continues. */
   streams: number;
-  /** Called for each new stream. The stream can be destroyed at once. */
+  /** Called for each new stream. The function may destroy the stream at once. */
   onStream: (stream: SpdyStream) => void;
   /** Called when data goes through the connection, in either direction. */
   onData: () => void;
@@ -79,7 +81,7 @@ export class SpdyConnection implements StreamOwner {
         this.#control(goAway(this.#last, GO_AWAY.protocolError));
         throw error;
       }
-      // A lost connection is a normal end. The streams of the connection are destroyed.
+      // A lost connection is a normal end, so the function does not throw this error.
       if (codeOf(error) === undefined) {
         throw error;
       }
@@ -91,7 +93,7 @@ export class SpdyConnection implements StreamOwner {
     }
   }
 
-  /** Tells the client that no stream follows, and closes the connection after the data that was already sent. */
+  /** Tells the client that the server accepts no more streams. Closes the connection after all data that waits to be sent. */
   close(): void {
     if (!this.#socket.writableEnded && !this.#socket.destroyed) {
       this.#control(goAway(this.#last, GO_AWAY.ok));
@@ -175,14 +177,14 @@ export class SpdyConnection implements StreamOwner {
       case TYPE.reset: {
         const id = idAt(needBytes(body, 8), 0);
         const stream = this.#streams.get(id);
-        // Without this deletion, `closed` would answer the reset with a reset.
+        // The stream is deleted here. Otherwise `closed` would answer the client's reset with another reset.
         this.#streams.delete(id);
         stream?.destroy(new ClientGoneError());
         return;
       }
       case TYPE.ping: {
         const id = needBytes(body, 4).readUInt32BE(0);
-        // Pings of the client have odd ids. Even ids are answers to pings of the server.
+        // The server answers only odd ids, which are pings of the client. Even ids are the client's answers to pings of the server.
         if (id % 2 === 1) {
           this.#control(ping(id));
         }
@@ -226,8 +228,8 @@ export class SpdyConnection implements StreamOwner {
   }
 
   /**
-   * Sends a control frame. If a client reads no control frames, its connection is closed, because nothing else limits the number of waiting
-   * frames.
+   * Sends a control frame. If a client does not read, the function closes the connection, because nothing else limits the number of waiting
+   * control frames.
    */
   #control(frame: Buffer): void {
     if (!this.#socket.writable) {

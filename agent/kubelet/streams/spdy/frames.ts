@@ -19,7 +19,7 @@ export const GO_AWAY = { ok: 0, protocolError: 1 } as const;
 
 const CONTROL = 0x80_00;
 const VERSION = 3;
-/** Mask of the bits of a stream's id. The highest bit has another meaning in each frame. */
+/** Mask for the bits of a stream's id. The highest bit is not part of the id. */
 const ID_BITS = 0x7f_ff_ff_ff;
 
 export type Frame =
@@ -63,15 +63,15 @@ export function dataHeader(stream: number, flags: number, length: number): Buffe
   return header;
 }
 
-/** Begin of the compressed data of a connection: the header of zlib, which names the checksum of the dictionary. */
+/** First bytes of the compressed data of a connection: the header of zlib, with the checksum of the dictionary. */
 const ZLIB_BEGIN = Buffer.concat([Buffer.from([0x78, 0xbb]), uint32(adler32(SPDY_DICTIONARY))]);
 /**
- * A stored block of deflate with the number of headers, 0, and an empty stored block. Without the second block, the client waits for
- * more bytes.
+ * Compressed list of headers without any header: a stored block of deflate with the number 0, and an empty stored block. Without the second
+ * block, the client waits for more bytes.
  */
 const NO_HEADERS = Buffer.from([0, 4, 0, 0xfb, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
 
-/** Returns the answer to the begin of a stream. `first` is true for the first answer of the connection. */
+/** Returns the frame with which the server accepts a new stream. `first` is true for the first such frame of the connection. */
 export function synReply(stream: number, first: boolean): Buffer {
   return control(TYPE.synReply, Buffer.concat([uint32(stream), ...(first ? [ZLIB_BEGIN] : []), NO_HEADERS]));
 }

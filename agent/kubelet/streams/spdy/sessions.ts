@@ -20,7 +20,7 @@ import { SpdyConnection } from './connection.ts';
 import type { SpdyStream } from './stream.ts';
 
 const PORT_PROTOCOL = 'portforward.k8s.io';
-/** Time limit for the streams that a client has announced. A kubelet has the same limit. */
+/** Time in which a client must open the streams that it has announced. A kubelet has the same limit. */
 const STREAMS_MILLISECONDS = 30_000;
 
 interface Link extends Session {
@@ -83,8 +83,8 @@ export async function acceptCommand(
     }
     streams.set(type, stream);
     if (type !== 'stdin') {
-      // The agent needs only the end of these streams. The agent drops the content of these streams (the size of the caller's terminal),
-      // because a serial console has no size.
+      // The agent reads all streams except stdin only to notice their end, and drops their content. The only such content is the size of
+      // the caller's terminal, and a serial console has no size.
       stream.resume();
     }
     if (streams.size === names.length) {
@@ -153,7 +153,7 @@ class PortPairs {
     this.#expect(id, stream, pair);
   }
 
-  /** Waits for the other stream of a connection. */
+  /** Keeps a stream until the other stream of the same connection opens. If the other stream does not open in time, destroys the stream. */
   #expect(id: string, stream: SpdyStream, pair: Pair): void {
     this.#incomplete.set(id, pair);
     const timer = setTimeout(() => {
@@ -175,7 +175,7 @@ function isPairType(type: string | undefined): type is 'data' | 'error' {
 }
 
 function portConnection(port: number, data: SpdyStream, error: SpdyStream): PortConnection {
-  // Clients send nothing on this stream, and end it at once.
+  // The agent drops all data of this stream, because clients send nothing on it and end it at once.
   error.resume();
   return {
     port,

@@ -3,14 +3,17 @@ import { Duplex } from 'node:stream';
 import type { Headers } from './headers.ts';
 
 /**
- * Limit of the bytes that wait for a reader of the stream, or in the stream for the connection. While a stream is full, the agent does not
- * read the connection, because Kubernetes uses SPDY/3.1 without flow control for single streams.
+ * Limit of the bytes that wait in a stream, for each direction. While a stream is full, the agent does not read the connection, because
+ * Kubernetes uses SPDY/3.1 without flow control for single streams.
  */
 const BUFFERED_BYTES = 64 * 1024;
 
 /** The parts of a connection that a stream uses. */
 export interface StreamOwner {
-  /** Sends bytes of a stream, and the end of the stream with `end`. `done` is called when the operating system has the bytes. */
+  /**
+   * Sends bytes of a stream. If `end` is true, also tells the peer that nothing more follows. `done` is called when the operating system
+   * has the bytes.
+   */
   sendData(stream: number, bytes: Buffer, end: boolean, done: (error?: Error | null) => void): void;
   /** Called once when a stream is closed. `finished` tells whether both the client and the server had ended the stream. */
   closed(stream: number, finished: boolean): void;
