@@ -212,16 +212,17 @@ function parseLine(line: string): Line | undefined {
 async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
   const file = await open(`/proc/self/net/${list.file}`);
   try {
-    let text = '';
+    const found: Line[] = [];
+    let partialLine = '';
     for (;;) {
       const { bytesRead, buffer } = await file.read({ buffer: Buffer.alloc(CHUNK_BYTES) });
-      text += buffer.toString('latin1', 0, bytesRead);
-      // The last line is left out, because the text that was read so far can end within a line.
-      const lines = text.split('\n').slice(0, -1).map(parseLine);
-      const found = lines.filter((one) => one?.state === list.state);
-      const isComplete = list.protocol === 'TCP' && found.length < lines.length - 1;
-      if (bytesRead === 0 || isComplete) {
-        return found.filter((one) => one !== undefined);
+      const lines = (partialLine + buffer.toString('latin1', 0, bytesRead)).split('\n');
+      partialLine = lines.pop() ?? '';
+      const sockets = lines.map(parseLine).filter((line) => line !== undefined);
+      found.push(...sockets.filter(({ state }) => state === list.state));
+      const isConnected = list.protocol === 'TCP' && sockets.some(({ state }) => state !== list.state);
+      if (bytesRead === 0 || isConnected) {
+        return found;
       }
     }
   } finally {
