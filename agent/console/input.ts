@@ -1,6 +1,6 @@
 /**
- * Reads the unchanged bytes of a console. The bytes of a machine's console are in the files of the log writer, the process that stores
- * them. A task (the work of a Job) appends its bytes to a single file. So does a hypervisor that an earlier version of the agent started.
+ * Reads the bytes of a console as they were printed. The log writer stores the bytes of a machine's console in its files. A task (the work
+ * of a Job) appends its bytes to a single file. A hypervisor that an earlier version of the agent started also appends to a single file.
  */
 import {
   closeSync,
@@ -27,8 +27,8 @@ import { appendedLog, listSegments, type LogName, SEGMENT_BYTES, type Segment } 
 export const CONSOLE_FOLDER = 'console';
 
 /**
- * Largest number of unread bytes that the agent reads when it starts. The console's store has the same size, so it could not keep more
- * bytes.
+ * Largest number of unread bytes of a single file. The agent skips older bytes, because the console's store has the same size and cannot
+ * keep more.
  */
 const BACKLOG_BYTES = 2 * SEGMENT_BYTES;
 /** Size in bytes at which a console's single file is emptied, if all its bytes have been read. */
@@ -40,7 +40,7 @@ export interface RawPiece {
   bytes: Buffer;
 }
 
-/** Source of bytes that are read only once. After a restart, the agent continues at the last commit. */
+/** Source whose bytes are read only once. After a restart, the agent continues at the last commit. */
 interface Source {
   /** Returns the next bytes, at most `length`. The piece is empty when all bytes have been read. */
   next: (length: number) => RawPiece;
@@ -93,7 +93,10 @@ export class ConsoleInput implements Source {
   }
 }
 
-/** Reads the log writer's files from their present end. Does not change the position that {@link ConsoleInput} has committed. */
+/**
+ * Reads the bytes that the log writer stores after the creation of this object. The position that {@link ConsoleInput} has committed does
+ * not change.
+ */
 export class ConsoleTail {
   readonly #segments: Segments;
 
@@ -134,7 +137,8 @@ class Segments implements Source {
     let bytes = readSegment(segments, from, length);
     const after = segments.find(({ start }) => start > from);
     if (bytes.length === 0 && after !== undefined) {
-      // The end of a file can be missing after a crash of the host. Reading continues in the next file, whose name contains its position.
+      // After a crash of the host, the end of a file can be missing. Reading then continues at the start of the next file, and the missing
+      // bytes count as lost.
       from = after.start;
       bytes = readSegment(segments, from, length);
     }
@@ -147,7 +151,7 @@ class Segments implements Source {
       return;
     }
     const committed = this.#position - pending;
-    // The new position is written to another file and then renamed. If the disk is full, the old position stays.
+    // The new position is written to a temporary file, which then replaces the old file. So if the disk is full, the old position stays.
     writeFileSync(`${this.#file}.tmp`, String(committed), { mode: 0o600 });
     renameSync(`${this.#file}.tmp`, this.#file);
     this.#committed = committed;
@@ -158,8 +162,8 @@ class Segments implements Source {
   }
 
   /**
-   * Returns the committed position, but at most `end`. After a crash of the host, bytes that were already read can be missing. The log
-   * writer then continues at the end of the file.
+   * Returns the committed position, but at most `end`, which is the end of the log. After a crash of the host, the files can lack bytes
+   * that were already read. The committed position is then after the end of the log.
    */
   #load(end: number): number {
     return Math.min(Number(textOf(this.#file)), end);
@@ -167,8 +171,8 @@ class Segments implements Source {
 }
 
 /**
- * A console in a single file, without a log writer: the log of a task. A machine that an earlier version of the agent started
- * also has such a file until its next start. Only the reader limits the file's size.
+ * Log of a console in a single file, to which no log writer writes. Each task has such a file. A machine that an earlier version of the
+ * agent started also has one until its next start. The file has no size limit until this reader empties the file.
  */
 class AppendedFile implements Source {
   readonly #raw: string;
@@ -193,7 +197,7 @@ class AppendedFile implements Source {
   next(length: number): RawPiece {
     const size = sizeOf(this.#raw);
     this.#position ??= Number(textOf(this.#file));
-    // A file that is shorter than the part already read is a new file.
+    // If the file is shorter than the part that was already read, it is a new file. Reading then begins at its start.
     if (this.#position > size) {
       this.#position = 0;
     }
@@ -240,7 +244,10 @@ function readSegment(segments: readonly Segment[], position: number, length: num
   return readPiece(segment.path, position - segment.start, length);
 }
 
-/** Reads a piece of a file. If the file was removed meanwhile, the piece is empty. The next call then reads from the remaining files. */
+/**
+ * Returns at most `length` bytes of a file, from `offset` on. If the file was removed meanwhile, the piece is empty, and the caller's next
+ * read uses the remaining files.
+ */
 function readPiece(path: string, offset: number, length: number): Buffer {
   const descriptor = undefinedIfSync(isMissing, () => openSync(path, 'r'));
   if (descriptor === undefined) {
