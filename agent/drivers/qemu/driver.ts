@@ -202,7 +202,7 @@ export class QemuDriver implements DriverOfVMs {
     await copies.tidy();
     console.close();
     this.#held.delete(folder.uid);
-    // The machine's folder is removed last. While it exists, a failed removal of the machine is repeated.
+    // The machine's folder is removed last, because the agent repeats a failed removal only while this folder exists.
     await this.#context.cgroups.remove(folder.uid);
     await machine.state.removeFolder();
   }
@@ -276,7 +276,7 @@ export class QemuDriver implements DriverOfVMs {
     return made;
   }
 
-  /** Returns the plan with the Linux user of the machine's process. */
+  /** Returns the plan with the Linux user of the machine's process, which `processUser` determines. */
   #owned<Plan extends VmPlan>(plan: Plan): Plan {
     return { ...plan, runAs: processUser(this.#context.isRoot, plan.runAs) };
   }
