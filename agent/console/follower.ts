@@ -27,8 +27,8 @@ export interface StoreEvents {
 }
 
 /**
- * Queues new records from its creation on. A caller that creates a follower and opens the stored records at the same moment gets every
- * record.
+ * Queues new records from its creation on. `ConsoleStore` creates it at the moment at which it opens the stored records, so that a reader
+ * misses no record.
  */
 export class Follower {
   readonly #events: EventEmitter<StoreEvents>;

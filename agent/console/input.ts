@@ -1,6 +1,7 @@
 /**
- * Reads the bytes of a console as they were printed. The log writer stores the bytes of a machine's console in its files. A task (the work
- * of a Job) appends its bytes to a single file. A hypervisor that an earlier version of the agent started also appends to a single file.
+ * Reads the bytes of a console as the guest or the task printed them. The log writer stores the bytes of a machine's console in several
+ * files. A task (the work of a Job) appends its bytes to a single file. A hypervisor that an earlier version of the agent started also
+ * appends to a single file.
  */
 import {
   closeSync,
@@ -27,8 +28,8 @@ import { appendedLog, listSegments, type LogName, SEGMENT_BYTES, type Segment } 
 export const CONSOLE_FOLDER = 'console';
 
 /**
- * Largest number of unread bytes of a single file. The agent skips older bytes, because the console's store has the same size and cannot
- * keep more.
+ * Largest number of unread bytes in a console's single file. The agent skips older bytes, because the console's store has the same size and
+ * cannot keep more.
  */
 const BACKLOG_BYTES = 2 * SEGMENT_BYTES;
 /** Size in bytes at which a console's single file is emptied, if all its bytes have been read. */
@@ -40,9 +41,9 @@ export interface RawPiece {
   bytes: Buffer;
 }
 
-/** Source whose bytes are read only once. After a restart, the agent continues at the last commit. */
+/** Source of a console's bytes, which are read only once. An agent that has restarted continues at the position of the last commit. */
 interface Source {
-  /** Returns the next bytes, at most `length`. The piece is empty when all bytes have been read. */
+  /** Returns the next bytes, at most `length`. The result has no bytes when all bytes have been read. */
   next: (length: number) => RawPiece;
   /** Confirms that all bytes read so far are stored, except the last `pending` bytes. */
   commit: (pending: number) => void;
@@ -71,8 +72,8 @@ export class ConsoleInput implements Source {
       if (piece.bytes.length > 0 || listSegments(this.#folder, this.#log).length === 0) {
         return piece;
       }
-      // An earlier version of the agent created this file. Since then, the machine was restarted with a log writer, so no process
-      // writes to this file any more.
+      // The single file is from an earlier version of the agent. Since then, the machine was restarted with a log writer. So no process
+      // writes to this file any more, and it is removed.
       this.#appended.remove();
     }
     return this.#segments.next(length);
@@ -245,8 +246,8 @@ function readSegment(segments: readonly Segment[], position: number, length: num
 }
 
 /**
- * Returns at most `length` bytes of a file, from `offset` on. If the file was removed meanwhile, the piece is empty, and the caller's next
- * read uses the remaining files.
+ * Returns a piece of a file: at most `length` bytes, from `offset` on. If the file was removed meanwhile, the piece is empty. The caller's
+ * next read then uses the remaining files.
  */
 function readPiece(path: string, offset: number, length: number): Buffer {
   const descriptor = undefinedIfSync(isMissing, () => openSync(path, 'r'));

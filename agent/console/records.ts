@@ -163,7 +163,7 @@ export class StoredRecords {
   async tail(count: number): Promise<number> {
     let lines = 0;
     let end = this.#size;
-    // First bytes of the piece that was read before. They are the end of a record whose beginning has not been read yet.
+    // First bytes of the piece that was read last. They are the end of a record whose beginning has not been read yet.
     let rest: Buffer = Buffer.alloc(0);
     let next = count === 0 ? undefined : this.#size;
     while (next !== undefined && end > 0) {
@@ -234,7 +234,7 @@ function firstRecord(bytes: Buffer, start: number): number {
 /** Yields the offsets of the records in `bytes`, the last record first. `first` is the offset of the first whole record. */
 function* recordsBackwards(bytes: Buffer, first: number): Iterable<number> {
   for (let end = bytes.length; end > first; ) {
-    // The last byte before `end` is the line feed of this record. The line feed before the record is searched before that byte.
+    // The last byte before `end` is the line feed of this record. So the search for the previous line feed begins before that byte.
     const start = end < 2 ? first : Math.max(first, bytes.lastIndexOf(NEWLINE, end - 2) + 1);
     yield start;
     end = start;

@@ -46,7 +46,7 @@ export class SharedConsole {
   }
 }
 
-/** One connection with its streams. */
+/** One connection to the console, and the streams that share this connection. */
 class Session {
   readonly #streams = new Set<ConsoleStream>();
   readonly #connection: Promise<Duplex>;
@@ -127,7 +127,9 @@ class ConsoleStream extends Duplex {
     }
   }
 
-  /** Whether this stream takes input for the guest. This ends when the caller ends the input, or when the stream closes. */
+  /**
+   * Whether this stream takes input for the guest. The stream stops taking input when the caller ends the input, or when the stream closes.
+   */
   get hasInput(): boolean {
     return this.#hasInput;
   }
@@ -157,7 +159,7 @@ class ConsoleStream extends Duplex {
   }
 
   override _write(chunk: Buffer, _: BufferEncoding, done: () => void): void {
-    // The error of a write is not reported here, because it ends the connection, and this stream ends with the connection.
+    // The error of a write is not reported here. Such an error ends the connection, and the end of the connection ends this stream.
     this.connection?.write(chunk, () => done());
   }
 

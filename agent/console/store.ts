@@ -174,8 +174,8 @@ export class ConsoleStore implements ConsoleLog {
     try {
       this.#append(records);
     } catch (error) {
-      // The records were not stored, for example because the disk is full. So the position goes back, and the same bytes are read again
-      // later.
+      // The records were not stored, for example because the disk is full. So the reading position goes back, and the same bytes are read
+      // again later.
       this.#input.rewind();
       this.#lines = new ConsoleLines();
       throw error;

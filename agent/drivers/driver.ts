@@ -112,7 +112,7 @@ export interface Accelerator {
 export interface CopyOptions {
   target: string;
   signal: AbortSignal;
-  /** Called with the progress in percent. At the value 0, the content of the copy is fixed, so it has no later writes of the guest. */
+  /** Called with the progress in percent. From the value 0 on, later writes of the guest no longer change the content of the copy. */
   onProgress: (percent: number) => void;
 }
 
@@ -203,8 +203,8 @@ export interface Driver {
    */
   stop(folder: MachineFolder, options: { graceMilliseconds: number; hurry?: AbortSignal }): Promise<void>;
   /**
-   * Pauses the guest of a running machine. The guest stays paused even if the agent restarts. If a copy of its disk is under way, the copy
-   * fails.
+   * Pauses the guest of a running machine. The guest stays paused even if the agent restarts. If a copy of the machine's disk is under way,
+   * the copy fails.
    */
   pause(folder: MachineFolder): Promise<void>;
   /** Continues a paused guest from the point at which it was paused. */
@@ -291,7 +291,7 @@ export interface DriverOfVMs extends Driver {
   probe(): Promise<Accelerator[]>;
 }
 
-/** Reasons of a failed start. The error's message contains the last lines of the hypervisor's log. */
+/** Reasons of the error of a failed start. The error's message contains the last lines of the hypervisor's log. */
 export type StartReason = Extract<
   Reason,
   'StartFailed' | 'OutOfMemory' | 'PortTaken' | 'DiskInvalid' | 'SystemImageMissing' | 'AccelerationMissing'

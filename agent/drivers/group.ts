@@ -85,7 +85,8 @@ export class ProcessGroup {
         found.push(pid);
       }
     }
-    // A host without control groups lists no processes, so `kill` gets the main process's group. A negative number names a process group.
+    // Without control groups, the list above is empty, and `kill` gets the process group of the main process. A negative number names a
+    // process group.
     const isOutside = main !== undefined && !listed.has(main.pid) && (await isAlive(main));
     return isOutside ? [...found, -main.pid] : found;
   }

@@ -6,7 +6,7 @@ import type { Accelerator, Driver, EmulatorOffer } from './driver.ts';
 /** Name of the driver that runs all emulators of a host. */
 const EMULATOR_DRIVER = 'emulator';
 
-/** Driver of emulators. In {@link HostDriver}, this driver has no accelerators, so that it is never chosen for a VM. */
+/** Driver of emulators. Its list {@link HostDriver.accelerators} is empty, so that this driver is never chosen for a VM. */
 export interface DriverOfEmulators extends Driver {
   readonly name: typeof EMULATOR_DRIVER;
   /** Returns the system images in the SDK of the host. The driver reads the SDK at each call, because people can change the SDK. */

@@ -44,7 +44,7 @@ export async function launch(
 ): Promise<Launched> {
   await logsWritten(folder.path);
   await Promise.all([forgetLastWords(folder.path), makeTerminal(folder.path)]);
-  // Before the log writer runs, the output goes into this file. The log writer then continues the file.
+  // The output goes into this file until the log writer runs. The log writer then appends to the same file.
   const log = await open(join(folder.path, segmentName('hypervisor', 0)), 'a', 0o600);
   try {
     const child = spawn(program, parameters, {

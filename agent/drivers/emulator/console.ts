@@ -1,6 +1,6 @@
 /**
  * Client of the emulator's console. The console speaks a protocol of text lines, in which an answer ends with a line that begins with `OK`
- * or `KO`. An emulator runs when its console answers. The console's command `kill` ends the emulator normally.
+ * or `KO`. If the console answers, the emulator runs. The console's command `kill` ends the emulator normally.
  *
  * The console listens on the loopback address of the machine's network namespace. A process of Node.js cannot enter a namespace. So a small
  * Perl program enters the namespace, and copies bytes between the console and the agent. Every host has Perl, because the log writer is a

@@ -60,8 +60,8 @@ export interface EmulatorDriverOptions {
   architecture?: Architecture | undefined;
   logger: Logger;
   /**
-   * Root directory for processes of other drivers, which must outlive the agent's container. The field is set if the agent runs in a
-   * container. Emulators do not use this directory. They then run in the host's own file system, which also has the SDK.
+   * Root directory for processes that must outlive the agent's container; undefined if the agent does not run in a container. Emulators do
+   * not use this directory. If it is given, emulators run in the host's own file system, which also has the SDK.
    */
   ownRoot?: OwnRoot | undefined;
 }
@@ -169,8 +169,8 @@ export class EmulatorDriver implements Driver {
   async discard(folder: MachineFolder): Promise<void> {
     const { state } = this.#of(folder).process;
     await removeFiles(folder.path);
-    // The state file loses the machine's user, because another machine may get this user. An agent that has restarted would otherwise read
-    // the user from the file.
+    // The machine's user is removed from the state file, because another machine may get this user. Otherwise, an agent that has restarted
+    // would read the user from the file.
     if ((await state.read())?.runAs !== undefined) {
       await state.update({ runAs: undefined });
     }

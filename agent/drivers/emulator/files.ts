@@ -31,8 +31,8 @@ const TOKEN_FILE = '.emulator_console_auth_token';
 const REMOVE_TIMEOUT_MILLISECONDS = 300_000;
 
 /**
- * Creates the machine's folders and AVD, after it has removed those that exist. @throws ReasonedError `CreateFailed` when the device is
- * unknown.
+ * Removes the AVD and the folders of the machine's user if they exist, and creates them again. @throws ReasonedError `CreateFailed` when
+ * the device is unknown.
  */
 export async function makeFiles(
   folder: string,

@@ -6,7 +6,7 @@ import type { StartReason } from '../driver.ts';
 import type { ExitStatus } from '../launch.ts';
 
 /**
- * Size of the last part of the log, in which the agent looks for errors, in bytes. The part is large, because many lines of the guest's
+ * Size in bytes of the last part of the log, in which the agent looks for errors. The part is large, because many lines of the guest's
  * kernel can follow an error.
  */
 const TAIL_BYTES = 64 * 1024;

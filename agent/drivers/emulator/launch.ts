@@ -16,8 +16,8 @@ import { MACHINE_PLACE } from './files.ts';
 const THREADS = 1024;
 
 /**
- * Size of the file system at /dev/shm, which an emulator sees and which is in memory. Containers usually have the same size. The used part
- * of this file system counts as memory of the machine.
+ * Size of an emulator's file system /dev/shm. Containers usually have the same size. This file system is in memory, so its used part counts
+ * as memory of the machine.
  */
 const SHARED_MEMORY = '64m';
 

@@ -120,8 +120,8 @@ async function problemOf(options: SdkOptions, sdk: string): Promise<string | und
 }
 
 /**
- * Checks each folder of a path, from the root on. Returns the first folder that other users than its owner and group may not enter;
- * undefined if there is no such folder.
+ * Checks each folder of a path, from the root on. Returns the first folder that not all users may enter; undefined if there is no such
+ * folder.
  */
 async function closedFolder(hostRoot: string, path: string): Promise<string | undefined> {
   const above = dirname(path);

@@ -22,7 +22,10 @@ const stateSchema = z.object({
   intent: z.enum(['run', 'stop']),
   /** Identity of the machine's process. Absent while the process is being started, and while there is no process. */
   process: z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() }).optional(),
-  /** Whether the agent is starting or has started a process, and has not yet noticed the end of this process. */
+  /**
+   * Whether the machine has a process, as far as the agent knows. True from the beginning of a start until the agent has noticed the end of
+   * the process.
+   */
   live: z.boolean(),
   /** Whether the processes must be paused. */
   paused: z.boolean(),

@@ -32,8 +32,8 @@ export interface CommandLine {
 }
 
 /**
- * Returns the argument of QEMU by which the agent finds a machine's process among all processes. The argument does not begin like an
- * option, and it contains no path.
+ * Returns the argument of QEMU by which the agent finds a machine's process among all processes. The agent compares whole arguments, so an
+ * argument of another program that only contains the uid does not match.
  */
 export function processMark(uid: string): string {
   return `guest=berth-${uid}`;
@@ -163,9 +163,9 @@ function serial(): string[] {
 }
 
 /**
- * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend on the order of the devices. In
- * early releases of the agent, a machine without VNC had no screen. So that its network card keeps the address, a screen without VNC comes
- * after the network card.
+ * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend on the order of the devices.
+ * Early releases of the agent gave a machine without VNC no screen. If such a machine gets a screen now, the screen comes after the network
+ * card, so that the card keeps its address.
  */
 function screenAndNetwork({ plan, state }: CommandLine): string[] {
   const isServed = plan.guest.vm.vnc.enabled;

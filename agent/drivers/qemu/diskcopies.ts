@@ -43,7 +43,7 @@ export class DiskCopies {
   readonly #folder: MachineFolder;
   readonly #machine: QemuMachine;
   readonly #context: MachineContext;
-  /** Promises of the copies under way, including copies that still wait. The key aborts the copy. */
+  /** Promises of the copies under way, including copies that still wait. The key of a copy aborts the copy. */
   readonly #copies = new Map<AbortController, Promise<unknown>>();
   readonly #serial = new Serial();
   #copying = false;

@@ -123,7 +123,7 @@ export class QemuDriver implements DriverOfVMs {
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
     const machine = this.#of(folder).machine;
-    // If the machine has no process, a copy of its disk can continue.
+    // If the machine has no process, a stop does not interrupt a copy, because the copy reads only the disk's file.
     if ((await machine.process()) === undefined) {
       await machine.stop(options);
     } else {
@@ -276,7 +276,7 @@ export class QemuDriver implements DriverOfVMs {
     return made;
   }
 
-  /** Returns the plan with the Linux user of the machine's process, which `processUser` determines. */
+  /** Returns the plan with the Linux user that `processUser` chooses for the machine's process, because the plan may name no user. */
   #owned<Plan extends VmPlan>(plan: Plan): Plan {
     return { ...plan, runAs: processUser(this.#context.isRoot, plan.runAs) };
   }

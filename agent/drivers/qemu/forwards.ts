@@ -109,8 +109,8 @@ export class PortForwards {
   async #removeUnwanted(): Promise<void> {
     const now = await this.#machine.process();
     if (!isSame(now, this.#process)) {
-      // The machine has another QEMU process than before. The ports of the former process closed when that process ended. The state file
-      // has the ports that the agent opened in the present process before its restart.
+      // The machine has another QEMU process than before. The ports of the former process closed when that process ended. So the only ports
+      // to remove are the ports in the state file. The agent opened these ports in the present process before its restart.
       const { forwards = [] } = (await this.#machine.state.read()) ?? {};
       this.#process = now;
       this.#open.clear();

@@ -6,8 +6,8 @@ import { GuestConnection } from './guestagent/connection.ts';
 import type { QmpConnection } from './qmp.ts';
 
 /**
- * Time that a guest agent has to refuse a shutdown. A guest agent that has begun the shutdown gives no answer. It refuses if the guest's
- * own shutdown command fails. This command ends within a second, even in an emulated guest.
+ * Time that a guest agent has to refuse a shutdown. The guest agent refuses if the guest's own shutdown command fails, and otherwise gives
+ * no answer. The shutdown command ends within a second, even in an emulated guest.
  */
 const REFUSAL_MILLISECONDS = 5_000;
 /** Time limit to set the clock. The guest also writes its hardware clock, which takes up to two seconds. */

@@ -28,8 +28,8 @@ export class Hypervisor {
   readonly identity: ProcessIdentity;
   readonly guestAgent: GuestAgent;
   /**
-   * Whether QEMU reported that a signal ends it. QEMU's run state does not show this, because the run state is `shutdown` in two cases:
-   * after a signal, and after the guest has powered off.
+   * Whether QEMU reported that a signal ends QEMU. The run state does not show this, because it is `shutdown` in two cases: after a signal,
+   * and after the guest has powered off.
    */
   endsFromOutside = false;
   #qmp: QmpConnection | undefined;

@@ -28,7 +28,7 @@ import { BEGUN, FILES, type MachineFile, StateFile } from './state.ts';
 
 /** Time limit of a start. QEMU answers some 30 ms after its start, or after seconds on an overloaded host. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
-/** Time that the agent waits for QEMU's end after a lost connection, because a process that ends closes its sockets shortly before. */
+/** Time that the agent waits for QEMU's end after a lost connection. A process closes its sockets shortly before its end. */
 const EXIT_NOTICE_MILLISECONDS = 500;
 
 export class QemuMachine {
@@ -79,8 +79,8 @@ export class QemuMachine {
   }
 
   /**
-   * The hypervisor that the agent watches; undefined if it watches none. Unlike {@link hypervisor}, this property never begins to watch a
-   * hypervisor, so any step may read it.
+   * The hypervisor that the agent watches; undefined if the agent watches none. Unlike {@link hypervisor}, this property never begins to
+   * watch a hypervisor. So any step may read this property.
    */
   get watched(): Hypervisor | undefined {
     return this.#hypervisor;

@@ -187,8 +187,7 @@ export async function reconcile(
 
 /**
  * Corrects the recorded end of a machine. If the agent connects to QEMU just after a signal, it misses QEMU's event about the signal, and
- * wrongly records that the guest powered off. The log of the ended hypervisor still names the signal. In this case, the function removes
- * the wrong record.
+ * wrongly records that the guest powered off. If the log of the ended hypervisor names a signal, this function removes the wrong record.
  */
 async function correctEnd(folder: string, file: StateFile): Promise<void> {
   if (await wasEndedBySignal(folder)) {

@@ -3,9 +3,9 @@
  * continues to write. A filter is between the guest's drive and its disk. Before the guest overwrites old content, the filter saves this
  * content in a second file. QEMU serves the snapshot from both files over a socket.
  *
- * A backup job of QEMU has two disadvantages. If the file system of the second file is full, a backup job makes the guest's own write fail.
- * With the filter, the snapshot becomes unreadable, and the guest continues. A backup job also loses the holes of the disk, but the filter
- * keeps them.
+ * The agent does not use a backup job of QEMU, for two reasons. If the file system of the second file is full, a backup job makes the
+ * guest's own write fail. With the filter, the snapshot becomes unreadable, and the guest continues. A backup job also loses the holes of
+ * the disk, but the filter keeps them.
  */
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -91,8 +91,8 @@ export async function takeSnapshot(qmp: QmpConnection, drive: Drive): Promise<vo
 }
 
 /**
- * Serves the snapshot on a socket. Returns a block node for QEMU's programs that run in the machine's folder, with which they can read the
- * snapshot.
+ * Serves the snapshot on a socket. Returns the block node with which programs of QEMU read the snapshot. These programs must run in the
+ * machine's folder.
  */
 export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, unknown>> {
   await qmp.execute('blockdev-add', {

@@ -75,7 +75,10 @@ const stateSchema = z.object({
    * start, it searches for the process after its restart.
    */
   process: processSchema.optional(),
-  /** Whether the agent is starting or has started a process, and has not yet noticed the end of this process. */
+  /**
+   * Whether the machine has a process, as far as the agent knows. True from the beginning of a start until the agent has noticed the end of
+   * the process.
+   */
   live: z.boolean(),
   suspended: z.boolean(),
   /** Whether the guest must stay paused. Absent if the guest was never paused. */
@@ -89,7 +92,7 @@ const stateSchema = z.object({
 });
 export type MachineFile = z.infer<typeof stateSchema>;
 
-/** Fields of the state file while a start or a resume is under way. */
+/** Values of the state file's fields at the beginning of a start or a resume. */
 export const BEGUN = {
   intent: 'run',
   live: true,

@@ -8,8 +8,8 @@ const CALL_TIMEOUT_MILLISECONDS = 30_000;
 /** Limit of the line with which QEMU accepts the login. This line has some 40 bytes. */
 const LOGIN_LIMIT_BYTES = 512;
 /**
- * Limit of the bytes that QEMU sends without a call, within {@link UNASKED_MILLISECONDS}. For each change of the screen's size, QEMU sends
- * some hundred bytes.
+ * Largest number of bytes that QEMU may send within {@link UNASKED_MILLISECONDS} without a call of the agent. For each change of the
+ * screen's size, QEMU sends some hundred bytes.
  */
 const UNASKED_LIMIT_BYTES = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;

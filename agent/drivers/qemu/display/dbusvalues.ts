@@ -17,7 +17,7 @@ export class DBusFormatError extends Error {
   override readonly name = 'DBusFormatError';
 }
 
-/** D-Bus types of numbers by their letter: size in bytes, and functions that read and write a number. */
+/** D-Bus types of numbers. The key is the letter of a type. The value has the size in bytes, and functions that read and write a number. */
 const NUMBERS: Readonly<
   Record<
     string,
@@ -42,7 +42,7 @@ const NUMBERS: Readonly<
 
 /**
  * D-Bus types of texts: strings (`s`), paths of objects (`o`) and signatures (`g`). The length of a text is a number before the text. The
- * values here are the types of this number.
+ * value of each type here is the type of that number.
  */
 const TEXT_LENGTHS: Readonly<Record<string, 'u' | 'y'>> = { s: 'u', o: 'u', g: 'y' };
 

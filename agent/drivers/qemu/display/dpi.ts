@@ -1,6 +1,6 @@
 /**
- * Sets the DPI of a machine's screen over QEMU's D-Bus display. The agent sends the physical size of the screen, from which the guest
- * computes the DPI. The guest reads this size from the screen's EDID.
+ * Sets the DPI of a machine's screen over QEMU's D-Bus display. The agent sends QEMU the physical size of the screen. The guest reads this
+ * size from the screen's EDID, and computes the DPI from it.
  */
 import type { Logger } from 'pino';
 import * as z from 'zod';

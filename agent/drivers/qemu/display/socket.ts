@@ -11,7 +11,7 @@ import { FILES } from '../state.ts';
 
 /** Numbers of the system call `sendmsg` on Linux. The key is Node.js's name of the architecture. */
 const SENDMSG: Readonly<Partial<Record<string, number>>> = { x64: 46, arm64: 211 };
-/** File descriptor of the socket in the program. The program sends it to QEMU. */
+/** Number of the file descriptor of the socket in the Perl program. The program sends this file descriptor to QEMU. */
 const PASSED_DESCRIPTOR = 3;
 /** Time limit of the program. The program ends after some 10 ms, or after seconds on an overloaded host. */
 const PROGRAM_TIMEOUT_MILLISECONDS = 30_000;

@@ -14,7 +14,7 @@ export const DELIMITER = 0xff;
  * of four characters, so that a cut text stays valid base64.
  */
 export const STRING_LIMIT_BYTES = Math.floor((4 * 1024 * 1024) / 3) * 4;
-/** Limit of one line in bytes, after the cuts. The longest honest answer has two long strings and some numbers. */
+/** Limit of one line in bytes, after its long strings are cut. The longest honest answer has two long strings and some numbers. */
 const LINE_LIMIT_BYTES = 2 * STRING_LIMIT_BYTES + 64 * 1024;
 
 export class AnswerReader {

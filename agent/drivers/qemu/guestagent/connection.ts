@@ -43,7 +43,7 @@ export interface CommandOptions {
   signal?: AbortSignal | undefined;
 }
 
-/** The guest agent answered a command with an error. */
+/** Error of a command that the guest agent answered with an error. */
 export class GuestAgentRefusal extends Error {
   override readonly name = 'GuestAgentRefusal';
 }
