@@ -12,8 +12,8 @@ export const ADB_VERSION = 0x01000000;
 /** Largest payload of a message in bytes, in the version {@link ADB_VERSION} of the protocol. */
 export const LARGEST_PAYLOAD = 4096;
 /**
- * Largest number of messages that the agent accepts over one connection. The query whether Android has booted takes four messages if its
- * output comes in one part. The other messages are for output in several parts.
+ * Largest number of messages that the agent accepts over one connection. The query whether Android has booted needs four messages from the
+ * peer if its output comes in one part. The other messages are for output in several parts.
  */
 const MOST_MESSAGES = 16;
 

@@ -22,8 +22,8 @@ import { isMissing, undefinedIfSync } from '../../base/errors.ts';
 import { appendedLog, listSegments, type LogName, SEGMENT_BYTES, type Segment } from './logwriter.ts';
 
 /**
- * Subfolder of the machine's or task's folder. The subfolder contains the store for readers, which has a size limit, and the position up to
- * which the console was read.
+ * Subfolder of the machine's or task's folder. The subfolder contains the console's store, and the position up to which the console was
+ * read.
  */
 export const CONSOLE_FOLDER = 'console';
 

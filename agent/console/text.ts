@@ -51,7 +51,7 @@ export class ConsoleText {
     return this.#cut('\n');
   }
 
-  /** Returns the text of the next records, which may be empty. */
+  /** Returns the text of the next records. The text may be empty. */
   add(records: readonly ConsoleRecord[]): string {
     let text = '';
     for (const record of records) {

@@ -51,7 +51,7 @@ export function commandLine(command: EmulatorCommand): [string, ...string[]] {
   ];
 }
 
-/** Names of the folders in a machine's folder that belong to the machine's user. */
+/** Names of folders in a machine's folder. These folders belong to the machine's user. */
 export const FOLDERS = {
   /** Home folder of the user. The folder contains the token of the console. */
   home: 'home',

@@ -234,7 +234,7 @@ export function options(...parameters: string[]): string[] {
   return parameters;
 }
 
-/** Quotes a value for QEMU's option parser. A comma ends a value, and a doubled comma is a comma in the value. */
+/** Quotes a value for QEMU's option parser. There a comma ends a value, so each comma of the value is doubled. */
 function quoted(text: string): string {
   return text.replaceAll(',', ',,');
 }

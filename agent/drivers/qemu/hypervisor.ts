@@ -11,8 +11,8 @@ import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
 import { FILES } from './state.ts';
 
 /**
- * Time limit to connect to a running QEMU. QEMU answers in milliseconds, but another client can be connected for a moment, for example the
- * previous process of the agent, which is ending.
+ * Time limit to connect to a running QEMU. QEMU answers in milliseconds. The limit is longer, because another client can be connected for a
+ * moment, for example the previous process of the agent, which is ending.
  */
 const ADOPT_TIMEOUT_MILLISECONDS = 3_000;
 

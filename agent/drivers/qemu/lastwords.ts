@@ -56,7 +56,7 @@ function withWords(what: string, words: string): string {
   return words === '' ? what : `${what}: ${words}`;
 }
 
-/** Reasons of a failed start that the operator distinguishes, with messages of QEMU 7.2 to 10 that show the reason. */
+/** Reasons of a failed start, with patterns of messages of QEMU 7.2 to 10. The first pattern that matches the log determines the reason. */
 const REASONS: [RegExp, StartReason][] = [
   [/Could not set up host forwarding rule|Address already in use/, 'PortTaken'],
   [/Cannot allocate memory|cannot set up guest memory/, 'OutOfMemory'],

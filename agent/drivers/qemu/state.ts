@@ -133,7 +133,7 @@ const copyNoteSchema = z.object({
   /** Whether the guest's file systems are perhaps frozen. */
   frozen: z.boolean(),
   /**
-   * Number of thaw requests since the freeze that the guest did not confirm. The number includes requests from before a restart of the
+   * Number of thaw requests that the guest did not confirm since the last freeze. The number includes requests from before a restart of the
    * agent.
    */
   thawsFailed: z.number().int().min(0).default(0),

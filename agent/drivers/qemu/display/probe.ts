@@ -22,7 +22,7 @@ export async function probeDisplay(binary: string): Promise<DisplaySupport> {
   return displaySupport({ version, displays, devices });
 }
 
-/** Returns the features for screens that QEMU's answers to the options `-version`, `-display help` and `-device help` show. */
+/** Returns the features for screens that QEMU has. `said` has QEMU's output for `-version`, `-display help` and `-device help`. */
 export function displaySupport(said: { version: string; displays: string; devices: string }): DisplaySupport {
   const [, major, minor] = /version (\d+)\.(\d+)/.exec(said.version) ?? [];
   const isLarge =

@@ -17,7 +17,7 @@ const SYNC_TIMEOUT_MILLISECONDS = 3_000;
  */
 const SYNC_ID_LIMIT = 2 ** 48 - 1;
 /**
- * Default limit of the bytes that the client reads from one connection. Real answers have some hundred bytes. The limit protects the
+ * Default limit of the bytes that the client reads from one connection. Honest answers have some hundred bytes. The limit protects the
  * agent's processor time from a hostile guest that writes without end.
  */
 const RECEIVE_LIMIT_BYTES = 1024 * 1024;

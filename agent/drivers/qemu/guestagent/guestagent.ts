@@ -72,7 +72,7 @@ export class GuestAgent {
     });
   }
 
-  /** Does `work`, which is a question, over one connection. Returns `busy` if other work is under way, or if `work` is interrupted. */
+  /** Asks a question: does `work` over one connection. Returns `busy` if other work is under way, or if `work` is interrupted. */
   async ask<T>(signal: AbortSignal, work: Work<T>): Promise<T | 'busy'> {
     if (this.#busy) {
       return 'busy';
