@@ -222,7 +222,10 @@ export class StoredRecords {
   }
 }
 
-/** Returns the offset of the first whole record in `bytes`, or the length of `bytes`. `start` is the position of `bytes` in the store. */
+/**
+ * Returns the offset of the first whole record in `bytes`. If there is none, returns the length of `bytes`. `start` is the position of
+ * `bytes` in the store.
+ */
 function firstRecord(bytes: Buffer, start: number): number {
   const end = bytes.indexOf(NEWLINE);
   if (start === 0) {

@@ -21,7 +21,10 @@ export interface MachineContext {
   ownRoot: OwnRoot | undefined;
   /** Whether the agent is root. If true, QEMU starts as root, and changes to another user when it has opened its files and sockets. */
   isRoot: boolean;
-  /** Linux group (gid) with the right to read images. Programs that read a machine's disk have this group. */
+  /**
+   * Linux group (gid) with the right to read images. Programs that read a machine's disk get this group, because the disk is based on an
+   * image.
+   */
   readers: number | undefined;
   changed: (uid: string) => void;
   /**
