@@ -84,8 +84,8 @@ export type MachineState =
   | { kind: 'stopped' }
   /**
    * The hypervisor runs. `guestStarted` means that the hypervisor reported running virtual CPUs. The operating system of the guest has
-   * perhaps not booted yet. `paused` means that the virtual CPUs stand still until {@link Driver.unpause}, because of {@link Driver.pause}
-   * or because the host's disk was full when the guest wrote. `display` is absent if the VM asks for no display, or if the driver does not
+   * perhaps not booted yet. `paused` means that the virtual CPUs stand still until {@link Driver.unpause}. Either {@link Driver.pause} was
+   * called, or the host's disk was full when the guest wrote. `display` is absent if the VM asks for no display, or if the driver does not
    * know the display's state yet.
    */
   | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean; display?: DisplayState }

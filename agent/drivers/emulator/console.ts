@@ -66,8 +66,8 @@ export function connectInside(namespace: string, seconds: number): Duplex {
     stdio: ['pipe', 'pipe', 'ignore'],
     env: ENVIRONMENT,
   });
-  // An error that nobody handles would end the agent. The code adds the listener of the child's error before it uses the child's streams,
-  // because a child whose program cannot start has no working streams.
+  // An error that nobody handles would end the agent. The code adds the child's listener before it uses the child's streams, because a
+  // child whose program cannot start has no working streams.
   const failed = Promise.withResolvers<Error>();
   child.on('error', failed.resolve);
   const stream = Duplex.from({ readable: child.stdout, writable: child.stdin });
