@@ -1,4 +1,6 @@
-/** Asks the Android of an emulator over ADB whether it has booted. The agent needs no `adb` program for this. */
+/**
+ * Asks over ADB whether Android has booted in an emulator. The agent itself speaks the ADB protocol, so the host needs no `adb` program.
+ */
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import { messageOf } from '../../base/errors.ts';
@@ -12,13 +14,13 @@ import {
 } from './messages.ts';
 
 /**
- * Time limit of one query over ADB, from the connection to the answer. An emulator on this host answers in milliseconds. While Android
- * boots on an emulated processor, the emulator answers in about a second.
+ * Time limit of one query over ADB, from the connection to the answer. An emulator on this host answers in milliseconds, or in about a
+ * second while Android boots on an emulated processor.
  */
 const QUESTION_MILLISECONDS = 5_000;
 /** Limit of the command's output in bytes. The expected output is `1` and an end of line. */
 const OUTPUT_BYTES = 256;
-/** Number that the agent gives to the only stream of a connection. Any number but 0 is allowed. */
+/** Number that the agent gives to the only stream of a connection. ADB allows any number except 0. */
 const STREAM = 1;
 
 const BANNER = Buffer.from('host::\0');
@@ -30,19 +32,22 @@ export type BootAnswer =
   | { kind: 'booting' }
   /** ADB answers, but only users with a key may connect. */
   | { kind: 'wantsKey' }
-  /** Nothing accepts the connection, or nothing answers in time. */
+  /** The emulator accepts no connection, closes the connection, or does not answer in time. `message` has the cause. */
   | { kind: 'silent'; message: string }
   /** The peer does not speak ADB. */
   | { kind: 'wrong'; message: string };
 
-/** Asks the emulator once whether Android has booted. If the signal aborts, the query ends early. The promise never rejects. */
+/**
+ * Asks the emulator once whether Android has booted. If the signal aborts, the query ends early with the answer `silent`. The promise never
+ * rejects.
+ */
 export async function askBooted(
   { host, port }: { host: string; port: number },
   signal: AbortSignal,
 ): Promise<BootAnswer> {
   const socket = connect({ host, port, noDelay: true });
-  // The loop that reads the messages gets the socket's errors. Without this listener, an error before or after that loop would end the
-  // agent.
+  // This listener does nothing, because the loop that reads the messages reports the socket's errors. Without a listener, an error before
+  // or after that loop would end the agent.
   socket.on('error', () => undefined);
   const end = (): void => {
     socket.destroy(new Error(`ADB did not answer within ${QUESTION_MILLISECONDS / 1000} s`));
@@ -62,7 +67,9 @@ export async function askBooted(
   }
 }
 
-/** @throws AdbProtocolError when the peer does not speak ADB; Error when the connection ends or breaks. */
+/**
+ * Exchanges the messages of one query. @throws AdbProtocolError when the peer does not speak ADB; Error when the connection ends or breaks.
+ */
 async function converse(socket: Socket): Promise<BootAnswer> {
   const messages = readMessages(socket);
   socket.write(encodeMessage('CNXN', ADB_VERSION, LARGEST_PAYLOAD, BANNER));
@@ -73,7 +80,7 @@ async function converse(socket: Socket): Promise<BootAnswer> {
   demand(welcome, ['CNXN']);
   socket.write(encodeMessage('OPEN', STREAM, 0, QUESTION));
   const opened = demand(await next(messages), ['OKAY', 'CLSE']);
-  // While Android boots, ADB may refuse a shell.
+  // ADB can refuse the command while Android boots, so a refusal counts as empty output.
   const output = opened.command === 'CLSE' ? '' : await outputOf(socket, messages, opened.arg0);
   return { kind: output.trim() === '1' ? 'booted' : 'booting' };
 }

@@ -1,19 +1,19 @@
 /**
- * Writes and reads the messages of ADB. A message has a header of six words of four bytes, the lowest byte first: command, two arguments,
- * length and checksum of the payload, and the command with all bits inverted. The peer is not trusted: the payloads and the number of
- * messages are bounded.
+ * Writes and reads the messages of ADB. A message has a header and a payload. The header has six numbers of 32 bits, each with its lowest
+ * byte first. These numbers are the command, two arguments, the length and the checksum of the payload, and the command with all bits
+ * inverted. The peer is not trusted, so the length of a payload and the number of messages have limits.
  */
 
 /**
- * Version of the ADB protocol that the agent announces. In this version both ends send and verify checksums, even if the peer knows a later
- * version.
+ * Version of the ADB protocol that the agent announces. Both ends then follow this version, which has checksums, even if the peer knows a
+ * later version.
  */
 export const ADB_VERSION = 0x01000000;
 /** Largest payload of a message in bytes, in the version {@link ADB_VERSION} of the protocol. */
 export const LARGEST_PAYLOAD = 4096;
 /**
- * Number of messages in one conversation. The query whether Android has booted takes five messages. The other messages are for output in
- * several parts.
+ * Largest number of messages that the agent accepts over one connection. The query whether Android has booted needs four messages from the
+ * peer if its output comes in one part. The other messages are for output in several parts.
  */
 const MOST_MESSAGES = 16;
 
@@ -29,7 +29,7 @@ export interface AdbMessage {
   payload: Buffer;
 }
 
-/** Error if the peer does not speak ADB as the protocol demands. */
+/** Error for a peer that does not follow the ADB protocol. */
 export class AdbProtocolError extends Error {
   override readonly name = 'AdbProtocolError';
 }
@@ -79,7 +79,8 @@ export async function* readMessages(bytes: AsyncIterable<Buffer>): AsyncGenerato
 }
 
 /**
- * Returns the first message; undefined if it is not complete. If the header is wrong, the function throws before the payload is complete.
+ * Returns the first message in `bytes`; undefined if this message is not complete. @throws AdbProtocolError when the header or the checksum
+ * is wrong. A wrong header is noticed before the payload is complete.
  */
 function parseMessage(bytes: Buffer): AdbMessage | undefined {
   if (bytes.length < HEADER_BYTES) {
@@ -114,7 +115,9 @@ function wordOf(command: AdbCommand): number {
   return Buffer.from(command, 'latin1').readUInt32LE();
 }
 
-/** A payload has at most 4,096 bytes, so the checksum, which is the sum of its bytes, fits into 32 bits. */
+/**
+ * Returns the checksum of a payload, which is the sum of its bytes. The sum fits into 32 bits, because a payload has at most 4,096 bytes.
+ */
 function sumOf(payload: Buffer): number {
   return payload.reduce((sum, byte) => sum + byte, 0);
 }

@@ -1,15 +1,22 @@
-/** A reader that follows a console: it gets the records that the store receives while the reader exists. */
+/**
+ * A reader that follows a console, as `kubectl logs -f` does. The reader gets the records that the console's store receives while the
+ * reader exists.
+ */
 import type { EventEmitter } from 'node:events';
 import type { ConsoleRecord } from './records.ts';
 import type { ConsoleText } from './text.ts';
 
-/** Limit of the queue of one reader who follows a console. A slow reader loses the oldest records, because the memory is limited. */
+/**
+ * Largest size of one follower's queue of unread records. If the queue of a slow follower reaches this size, the follower loses the oldest
+ * records.
+ */
 const FOLLOW_QUEUE_BYTES = 256 * 1024;
 /** Memory that a record uses in addition to its text, in bytes. */
 const RECORD_OVERHEAD_BYTES = 64;
 /**
- * Time after the last piece of an unfinished line until a follower gets a line feed. `kubectl logs -f` prints only whole lines, but a
- * prompt (`login: `) has no line feed. The store gives each piece of a line after about 1 s, so a growing line is not cut.
+ * A follower gets a line feed when an unfinished line has not grown for this time. The reason is that `kubectl logs -f` prints only whole
+ * lines, but a prompt (`login: `) has no line feed. A growing line gets no line feed, because the store passes on its pieces about every
+ * second.
  */
 const STILL_MILLISECONDS = 2_000;
 
@@ -19,7 +26,10 @@ export interface StoreEvents {
   closed: [];
 }
 
-/** Queues new records from the moment of its creation, so that no record is lost between the stored records and the new records. */
+/**
+ * Queues new records from its creation on. `ConsoleStore` creates it at the moment at which it opens the stored records, so that a reader
+ * misses no record.
+ */
 export class Follower {
   readonly #events: EventEmitter<StoreEvents>;
   readonly #signal: AbortSignal | undefined;
@@ -67,7 +77,10 @@ export class Follower {
     }
   }
 
-  /** Waits for records or the end. Returns false if there are none within the time limit. */
+  /**
+   * Waits for new records or for the end of the console. Returns false if neither comes within the time limit. If the limit is undefined,
+   * the wait has no time limit.
+   */
   async #changes(limitMilliseconds: number | undefined): Promise<boolean> {
     const { promise, resolve } = Promise.withResolvers<boolean>();
     this.#wake = () => resolve(true);

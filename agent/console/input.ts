@@ -1,6 +1,7 @@
 /**
- * Reads the unchanged bytes of a console. The bytes of a machine's console are in the files of the log writer, the process that stores
- * them. A task (the work of a Job) appends its bytes to a single file. So does a hypervisor that an earlier version of the agent started.
+ * Reads the bytes of a console as the guest or the task printed them. The log writer stores the bytes of a machine's console in several
+ * files. A task (the work of a Job) appends its bytes to a single file. A hypervisor that an earlier version of the agent started also
+ * appends to a single file.
  */
 import {
   closeSync,
@@ -21,14 +22,14 @@ import { isMissing, undefinedIfSync } from '../../base/errors.ts';
 import { appendedLog, listSegments, type LogName, SEGMENT_BYTES, type Segment } from './logwriter.ts';
 
 /**
- * Subfolder of the machine's or task's folder. The subfolder contains the store for readers, which has a size limit, and the position up to
- * which the console was read.
+ * Subfolder of the machine's or task's folder. The subfolder contains the console's store, and the position up to which the console was
+ * read.
  */
 export const CONSOLE_FOLDER = 'console';
 
 /**
- * Largest number of unread bytes that the agent reads when it starts. The console's store has the same size, so it could not keep more
- * bytes.
+ * Largest number of unread bytes in a console's single file. The agent skips older bytes, because the console's store has the same size and
+ * cannot keep more.
  */
 const BACKLOG_BYTES = 2 * SEGMENT_BYTES;
 /** Size in bytes at which a console's single file is emptied, if all its bytes have been read. */
@@ -40,9 +41,9 @@ export interface RawPiece {
   bytes: Buffer;
 }
 
-/** Source of bytes that are read only once. After a restart, the agent continues at the last commit. */
+/** Source of a console's bytes, which are read only once. An agent that has restarted continues at the position of the last commit. */
 interface Source {
-  /** Returns the next bytes, at most `length`. The piece is empty when all bytes have been read. */
+  /** Returns the next bytes, at most `length`. The result has no bytes when all bytes have been read. */
   next: (length: number) => RawPiece;
   /** Confirms that all bytes read so far are stored, except the last `pending` bytes. */
   commit: (pending: number) => void;
@@ -71,8 +72,8 @@ export class ConsoleInput implements Source {
       if (piece.bytes.length > 0 || listSegments(this.#folder, this.#log).length === 0) {
         return piece;
       }
-      // An earlier version of the agent created this file. Since then, the machine was restarted with a log writer, so no process
-      // writes to this file any more.
+      // The single file is from an earlier version of the agent. Since then, the machine was restarted with a log writer. So no process
+      // writes to this file any more, and it is removed.
       this.#appended.remove();
     }
     return this.#segments.next(length);
@@ -93,7 +94,10 @@ export class ConsoleInput implements Source {
   }
 }
 
-/** Reads the log writer's files from their present end. Does not change the position that {@link ConsoleInput} has committed. */
+/**
+ * Reads the bytes that the log writer stores after the creation of this object. The position that {@link ConsoleInput} has committed does
+ * not change.
+ */
 export class ConsoleTail {
   readonly #segments: Segments;
 
@@ -134,7 +138,8 @@ class Segments implements Source {
     let bytes = readSegment(segments, from, length);
     const after = segments.find(({ start }) => start > from);
     if (bytes.length === 0 && after !== undefined) {
-      // The end of a file can be missing after a crash of the host. Reading continues in the next file, whose name contains its position.
+      // After a crash of the host, the end of a file can be missing. Reading then continues at the start of the next file, and the missing
+      // bytes count as lost.
       from = after.start;
       bytes = readSegment(segments, from, length);
     }
@@ -147,7 +152,7 @@ class Segments implements Source {
       return;
     }
     const committed = this.#position - pending;
-    // The new position is written to another file and then renamed. If the disk is full, the old position stays.
+    // The new position is written to a temporary file, which then replaces the old file. So if the disk is full, the old position stays.
     writeFileSync(`${this.#file}.tmp`, String(committed), { mode: 0o600 });
     renameSync(`${this.#file}.tmp`, this.#file);
     this.#committed = committed;
@@ -158,8 +163,8 @@ class Segments implements Source {
   }
 
   /**
-   * Returns the committed position, but at most `end`. After a crash of the host, bytes that were already read can be missing. The log
-   * writer then continues at the end of the file.
+   * Returns the committed position, but at most `end`, which is the end of the log. After a crash of the host, the files can lack bytes
+   * that were already read. The committed position is then after the end of the log.
    */
   #load(end: number): number {
     return Math.min(Number(textOf(this.#file)), end);
@@ -167,8 +172,8 @@ class Segments implements Source {
 }
 
 /**
- * A console in a single file, without a log writer: the log of a task. A machine that an earlier version of the agent started
- * also has such a file until its next start. Only the reader limits the file's size.
+ * Log of a console in a single file, to which no log writer writes. Each task has such a file. A machine that an earlier version of the
+ * agent started also has one until its next start. The file has no size limit until this reader empties the file.
  */
 class AppendedFile implements Source {
   readonly #raw: string;
@@ -193,7 +198,7 @@ class AppendedFile implements Source {
   next(length: number): RawPiece {
     const size = sizeOf(this.#raw);
     this.#position ??= Number(textOf(this.#file));
-    // A file that is shorter than the part already read is a new file.
+    // If the file is shorter than the part that was already read, it is a new file. Reading then begins at its start.
     if (this.#position > size) {
       this.#position = 0;
     }
@@ -240,7 +245,10 @@ function readSegment(segments: readonly Segment[], position: number, length: num
   return readPiece(segment.path, position - segment.start, length);
 }
 
-/** Reads a piece of a file. If the file was removed meanwhile, the piece is empty. The next call then reads from the remaining files. */
+/**
+ * Returns a piece of a file: at most `length` bytes, from `offset` on. If the file was removed meanwhile, the piece is empty. The caller's
+ * next read then uses the remaining files.
+ */
 function readPiece(path: string, offset: number, length: number): Buffer {
   const descriptor = undefinedIfSync(isMissing, () => openSync(path, 'r'));
   if (descriptor === undefined) {

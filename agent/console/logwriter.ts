@@ -3,8 +3,8 @@
  * with a size limit. The process lives as long as the hypervisor. Therefore the files stay within their size limit and contain the newest
  * output, even while no agent runs.
  *
- * The files are `NAME.POSITION.log` in the machine's folder. POSITION is the number of bytes of the log before the file's first byte. From
- * this number, a reader knows its next position, and how many bytes it has missed.
+ * The files are `NAME.POSITION.log` in the machine's folder. POSITION is the number of bytes of the log before the file's first byte. A
+ * reader compares POSITION with the position up to which it has read. So the reader knows how many bytes were removed before it read them.
  */
 import { readdirSync } from 'node:fs';
 import { readFile, rm } from 'node:fs/promises';
@@ -20,13 +20,13 @@ import { identify } from '../processes/process.ts';
 export type LogName = 'serial' | 'hypervisor';
 
 /**
- * Size limit of one file of a log, 4 MiB. The log writer keeps two files of each log, the current file and the previous file. Together
- * these files are as large as the store of a console.
+ * Size limit of one file of a log, 4 MiB. The log writer keeps two files of each log, the current file and the previous file. Together,
+ * these two files have the same size limit as a console's store (store.ts).
  */
 export const SEGMENT_BYTES = 4 * 1024 * 1024;
 
 export interface Segment {
-  /** Position in the log of the file's first byte. */
+  /** Position of the file's first byte in the log. */
   start: number;
   path: string;
 }
@@ -36,22 +36,22 @@ const SEGMENT = /^(serial|hypervisor)\.(\d{1,15})\.log$/;
 const LOGGING = 'logging';
 
 /**
- * Name of the pipe in the machine's folder that is the standard input of the hypervisor, and so the input of the guest's console. The agent
- * creates the pipe before it starts the log writer.
+ * Name of a pipe in the machine's folder. The pipe is the standard input of the hypervisor, which passes the bytes on to the guest's
+ * console. The agent creates the pipe before it starts the log writer.
  */
 export const TERMINAL = 'serial.in';
 
 /**
- * Time limit for the end of the log writer. After the hypervisor has ended, the log writer must empty two pipes, 64 KiB each. On
- * an overloaded host this takes some milliseconds.
+ * Time limit for the end of the log writer, after the hypervisor has ended. The log writer first stores the rest of two pipes, which hold
+ * at most 64 KiB each. This takes some milliseconds on an overloaded host.
  */
 const WRITER_TIMEOUT_MILLISECONDS = 2_000;
 const WRITER_INTERVAL_MILLISECONDS = 5;
 
 /**
- * Source code of the log writer, in Perl. Perl uses 0.4 MiB and starts in 3 ms, while a second Node.js would use 8 MiB. The
- * program uses no Perl module, because the root file system of a hypervisor has none. The started process becomes the hypervisor and
- * keeps its process id. The log writer is its child.
+ * Source code of the log writer, in Perl, because Perl uses 0.4 MiB and starts in 3 ms. A second Node.js process would use 8 MiB. The
+ * program uses no Perl module, because the root file system of a hypervisor has none. The agent starts this program, which forks the log
+ * writer as its child. Then the started process becomes the hypervisor, and keeps its process id.
  */
 const PROGRAM = String.raw`
 my ($limit, $errors, @command) = @ARGV;
@@ -124,8 +124,9 @@ unlink '${LOGGING}';
 `;
 
 /**
- * Returns a command line that waits for a byte on standard input, then runs `command` and stores its output in the working directory: the
- * standard output as the log `serial`, and the standard error as the log whose name is the parameter `errors`.
+ * Returns a command line that waits for a byte on standard input, and then runs `command` beside a log writer. The log writer stores the
+ * output in files in the working directory. The standard output becomes the log `serial`. The standard error becomes the log that `errors`
+ * names.
  */
 export function withLogWriter(
   command: readonly string[],
@@ -164,14 +165,14 @@ export async function forgetLastWords(folder: string): Promise<void> {
 }
 
 /**
- * Returns the name of a log's single file. Tasks have a single file for a log, and so do machines that an earlier version of the agent
- * started.
+ * Returns the name of a log that is a single file. Tasks have such a log. Machines that an earlier version of the agent started have such a
+ * log too.
  */
 export function appendedLog(log: LogName): string {
   return `${log}.log`;
 }
 
-/** Returns the name of a log's file in the machine's folder. `start` is the position in the log of the file's first byte. */
+/** Returns the name of one file of a log. `start` is the position of the file's first byte in the log. */
 export function segmentName(log: LogName, start: number): string {
   return `${log}.${start}.log`;
 }

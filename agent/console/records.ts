@@ -1,4 +1,4 @@
-/** Records of a console: the guest's bytes are cut into records, and two files store the records. */
+/** Cuts the bytes of a console into records, and reads the records from the two files of the console's store. */
 import { closeSync, fstatSync, openSync, read } from 'node:fs';
 import { join } from 'node:path';
 import { StringDecoder } from 'node:string_decoder';
@@ -27,9 +27,9 @@ function parseRecord(line: string): ConsoleRecord | undefined {
   return { time, ended: kind === 'F', text };
 }
 
-/** Time after which a line without a line feed is stored, because a prompt (`login: `) has no line feed. */
+/** Time after which a line is stored although its line feed has not come. The reason is a prompt (`login: `), which has no line feed. */
 const PARTIAL_MILLISECONDS = 1_000;
-/** Longest piece of a line in one record. The limit is necessary, because a guest can print a line without end. */
+/** Largest number of characters of an unfinished line. A longer line is cut into pieces, because a guest can print a line without end. */
 const LINE_LIMIT_CHARACTERS = 16 * 1024;
 
 /** Cuts a stream of bytes into records. */
@@ -44,7 +44,10 @@ export class ConsoleLines {
     return this.#pending;
   }
 
-  /** Adds bytes of the console. Returns records of the lines that these bytes complete, and of pieces of lines that are too long. */
+  /**
+   * Takes the next bytes of the console. Returns a record for each line that these bytes complete, and for each piece of an unfinished line
+   * that is too long.
+   */
   push(bytes: Buffer, now: Date): ConsoleRecord[] {
     const time = now.toISOString();
     const lines = (this.#partial + this.#decoder.write(bytes)).split('\n');
@@ -62,7 +65,7 @@ export class ConsoleLines {
     return records;
   }
 
-  /** Ends the unfinished line, and adds a line that states how many bytes of the console were lost. */
+  /** Returns a record that ends the unfinished line, and a record that states how many bytes of the console were lost. */
   gap(bytes: number, now: Date): ConsoleRecord[] {
     const text = clean(this.#partial + this.#decoder.end());
     this.#begin();
@@ -70,7 +73,7 @@ export class ConsoleLines {
     return [text, missing].map((line) => ({ time: now.toISOString(), ended: true, text: line }));
   }
 
-  /** Returns the unfinished line as a record, if its first part was read at least 1 s ago. */
+  /** Returns the unfinished line as a record, if its first part was read at least 1 s ago. Otherwise returns an empty list. */
   flush(now: Date): ConsoleRecord[] {
     if (this.#since === undefined || now.getTime() - this.#since.getTime() < PARTIAL_MILLISECONDS) {
       return [];
@@ -87,7 +90,7 @@ export class ConsoleLines {
   }
 }
 
-/** Removes carriage returns, because they would overwrite lines in a terminal. */
+/** Removes carriage returns. In a reader's terminal, the text after a carriage return would overwrite the text before it. */
 function clean(text: string): string {
   return text.replaceAll('\r', '');
 }
@@ -96,19 +99,22 @@ function clean(text: string): string {
 export const STORE_FILES = ['previous', 'current'] as const;
 
 /**
- * Size of one read of stored records, in bytes. A piece of this size has at most about 2,500 records. The agent cuts and parses so many
- * records in two milliseconds.
+ * Size of one read of stored records, in bytes. A piece of this size has at most about 2,500 records. The agent needs two milliseconds to
+ * cut and parse these records.
  */
 const PIECE_BYTES = 64 * 1024;
-/** Limit of a stored record. A record has at most 16 Ki characters of a line, so a longer text is not a record. */
+/** Limit of a stored record. No record that the agent has stored reaches this size, so a longer text is not a record. */
 const RECORD_LIMIT_BYTES = 1024 * 1024;
-/** Offset of the letter after the time (`2026-01-01T00:00:00.000Z F`). The letter states whether the record ends its line. */
+/**
+ * Offset in a stored record of the letter that follows the time (`2026-01-01T00:00:00.000Z F`). The letter states whether the record ends
+ * its line.
+ */
 const KIND_OFFSET = 25;
 const [ENDED, NEWLINE] = [0x46, 0x0a];
 
 /**
- * Limits of the number of pieces of stored records that are read at the same time: 4 on this host, and 2 of one console. After each piece,
- * other readers and other work of the agent get the processor.
+ * Largest numbers of pieces of stored records that are read at the same time: 4 on this host, and 2 of one console. A reader waits for its
+ * turn before each piece. So other readers and other work of the agent also get the processor.
  */
 const HOST_READS = new PQueue({ concurrency: 4 });
 const CONSOLE_READS = 2;
@@ -120,7 +126,10 @@ export function consoleTurns(): PQueue {
   return new PQueue({ concurrency: CONSOLE_READS });
 }
 
-/** The records that a console's store contains at one moment. Both files of the store stay open until `close`, even if they are renamed. */
+/**
+ * The records that a console's store contains at one moment. Both files of the store stay open until `close`, so that the records can be
+ * read even if the store renames the files.
+ */
 export class StoredRecords {
   readonly #files: { descriptor: number; size: number }[];
   readonly #turns: PQueue;
@@ -132,7 +141,7 @@ export class StoredRecords {
     this.#size = files.reduce((sum, { size }) => sum + size, 0);
   }
 
-  /** Opens both files of the store in one synchronous call, so that no record moves from one file to the other in between. */
+  /** Opens both files of the store in one synchronous call, so that the store cannot move records from one file to the other in between. */
   static open(folder: string, turns: PQueue): StoredRecords {
     const files = STORE_FILES.map((name) => openIfThere(join(folder, name)));
     return new StoredRecords(
@@ -148,13 +157,13 @@ export class StoredRecords {
   }
 
   /**
-   * Returns the position at which the last `count` lines begin, for {@link from}. Reads backwards from the end, only as far as
-   * necessary.
+   * Returns the position at which the last `count` lines begin. The caller passes this position to {@link from}. The function reads
+   * backwards from the end of the store, only as far as necessary.
    */
   async tail(count: number): Promise<number> {
     let lines = 0;
     let end = this.#size;
-    // Bytes at the beginning of the last piece: the end of a record whose beginning has not been read yet.
+    // First bytes of the piece that was read last. They are the end of a record whose beginning has not been read yet.
     let rest: Buffer = Buffer.alloc(0);
     let next = count === 0 ? undefined : this.#size;
     while (next !== undefined && end > 0) {
@@ -162,7 +171,7 @@ export class StoredRecords {
       const bytes = Buffer.concat([await this.#read(start, end - start), rest]);
       const first = firstRecord(bytes, start);
       for (const record of recordsBackwards(bytes, first)) {
-        // A line begins after a record that has ended a line.
+        // If this record ends its line, the next record begins a line, and this line is counted.
         if (bytes[record + KIND_OFFSET] === ENDED && next < this.#size) {
           lines += 1;
         }
@@ -213,7 +222,10 @@ export class StoredRecords {
   }
 }
 
-/** Returns the offset of the first whole record in `bytes`, or the length of `bytes`. `start` is the position of `bytes` in the store. */
+/**
+ * Returns the offset of the first whole record in `bytes`. If there is none, returns the length of `bytes`. `start` is the position of
+ * `bytes` in the store.
+ */
 function firstRecord(bytes: Buffer, start: number): number {
   const end = bytes.indexOf(NEWLINE);
   if (start === 0) {
@@ -225,7 +237,7 @@ function firstRecord(bytes: Buffer, start: number): number {
 /** Yields the offsets of the records in `bytes`, the last record first. `first` is the offset of the first whole record. */
 function* recordsBackwards(bytes: Buffer, first: number): Iterable<number> {
   for (let end = bytes.length; end > first; ) {
-    // The last byte before `end` is the line feed of this record, so the search begins before that byte.
+    // The last byte before `end` is the line feed of this record. So the search for the previous line feed begins before that byte.
     const start = end < 2 ? first : Math.max(first, bytes.lastIndexOf(NEWLINE, end - 2) + 1);
     yield start;
     end = start;

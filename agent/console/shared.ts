@@ -1,26 +1,30 @@
 /**
- * Shares one connection to a machine's serial console among several streams. At most one stream has the input. The output is read once
- * for all streams. The reading never pauses, so the stream of a reader that is too slow is ended.
+ * Shares one connection to a machine's serial console among several streams. At most one of the streams takes input for the guest. Output
+ * is read once from the connection, and each stream gets a copy. The connection is read without pause. So if a reader of a stream is too
+ * slow, its stream ends with an error.
  */
 import { Duplex } from 'node:stream';
 
-/** Limit of the output that one reader has not read yet. A guest that prints without pause reaches this limit after some seconds. */
+/**
+ * Largest number of bytes of output that wait until one reader reads them. If a guest prints without pause, this limit is reached after
+ * some seconds.
+ */
 const BACKLOG_BYTES = 1024 * 1024;
 
 export class SharedConsole {
   readonly #connect: () => Promise<Duplex>;
   #session: Session | undefined;
 
-  /** Takes the function that connects to the console. The first stream opens a connection, and the last stream closes it. */
+  /** `connect` connects to the console. The first stream opens the connection. When the last stream closes, the connection closes too. */
   constructor(connect: () => Promise<Duplex>) {
     this.#connect = connect;
   }
 
   /**
-   * Opens a stream with the output from now on. The stream takes input if `input` is true. Returns undefined if another stream has
-   * the input. All streams end when the connection ends.
+   * Opens a stream that gives the output from now on. If `input` is true, the stream also takes input for the guest. In this case, the
+   * result is undefined if another stream already takes input. All streams end when the connection ends.
    *
-   * @throws the error of the function that connects.
+   * @throws the error of `connect`.
    */
   async open({ input }: { input: boolean }): Promise<Duplex | undefined> {
     this.#session ??= this.#begin();
@@ -42,7 +46,7 @@ export class SharedConsole {
   }
 }
 
-/** One connection with its streams. */
+/** One connection to the console, and the streams that share this connection. */
 class Session {
   readonly #streams = new Set<ConsoleStream>();
   readonly #connection: Promise<Duplex>;
@@ -89,7 +93,7 @@ class Session {
           stream.print(chunk);
         }
       });
-      // The event `close` follows each error.
+      // This listener does nothing, because the event `close` follows each error and ends the streams.
       connection.on('error', () => undefined);
       connection.on('close', () => this.end());
       return connection;
@@ -108,26 +112,29 @@ class Session {
 }
 
 class ConsoleStream extends Duplex {
-  /** Connection that takes the input. The connection is set before anybody can write to this stream. */
+  /** Connection to which this stream writes its input. The connection is set before the caller gets this stream. */
   connection: Duplex | undefined;
   #hasInput: boolean;
 
   constructor(hasInput: boolean) {
     super();
     this.#hasInput = hasInput;
-    // An error may come before the caller listens, and an error that nobody handles would end the agent.
+    // This listener is added at once, because an error can come before the caller listens. An error that nobody handles would end the
+    // agent.
     this.on('error', () => undefined);
     if (!hasInput) {
       this.end();
     }
   }
 
-  /** Whether this stream has the input. The stream loses the input when its input ends or the stream is closed. */
+  /**
+   * Whether this stream takes input for the guest. The stream stops taking input when the caller ends the input, or when the stream closes.
+   */
   get hasInput(): boolean {
     return this.#hasInput;
   }
 
-  /** Adds output of the guest. */
+  /** Adds output of the guest. If the reader has left too much output unread, the stream ends with an error. */
   print(chunk: Buffer): void {
     if (this.destroyed) {
       return;
@@ -139,7 +146,7 @@ class ConsoleStream extends Duplex {
     }
   }
 
-  /** Ends the stream. The reader of the stream then gets the remaining output that it has not read. */
+  /** Ends the stream. The reader still gets the output that it has not read yet. */
   finish(): void {
     if (!this.destroyed) {
       this.push(null);
@@ -148,11 +155,11 @@ class ConsoleStream extends Duplex {
   }
 
   override _read(): void {
-    // Output is added when the guest prints.
+    // This function does nothing, because `print` adds the output when the guest prints.
   }
 
   override _write(chunk: Buffer, _: BufferEncoding, done: () => void): void {
-    // If the connection ends, this stream ends too. So the error of a write need not be reported.
+    // The error of a write is not reported here. Such an error ends the connection, and the end of the connection ends this stream.
     this.connection?.write(chunk, () => done());
   }
 

@@ -1,6 +1,6 @@
 /**
- * The console of a machine or a task. The log writer keeps the guest's bytes unchanged (input.ts). This store moves the bytes into two
- * files with a size limit, and gives each line the time at which the agent read it.
+ * The store of the console of a machine or a task. The guest or the task prints bytes into files that input.ts reads. The store moves these
+ * bytes into two files of its own, which have a size limit. The store adds to each line the time at which the agent read the line.
  *
  * A stored line is `TIME F|P TEXT`, the format of container runtimes. F means a line that the guest has ended. P means a piece of a line
  * that the guest had not yet ended.
@@ -16,22 +16,31 @@ import { type ConsoleReadOptions, ConsoleText } from './text.ts';
 import { Follower, type StoreEvents } from './follower.ts';
 import type { LogName } from './logwriter.ts';
 
-/** Limit of one file of the store, in bytes. The store keeps two files, the current one and the one before. */
+/** Limit of one file of the store, in bytes. The store keeps two files, the current file and the previous file. */
 const STORE_FILE_BYTES = 4 * 1024 * 1024;
-/** Time between two checks of a console for new output. A reader does not notice 200 ms. Sixteen machines cost 80 checks a second. */
+/**
+ * Time between two checks of a console for new output. A reader does not notice a delay of 200 ms. Sixteen machines need only 80 checks a
+ * second.
+ */
 const POLL_MILLISECONDS = 200;
 const READ_BYTES = 16 * 1024;
 /**
- * Limits of one move of output into the store, in bytes and in records. A move takes only some milliseconds, because the agent
- * has other work. If more bytes are waiting, the next move begins after 10 ms.
+ * Limits of one move of output into the store, in bytes and in records. With these limits, a move takes only some milliseconds, so that
+ * other work of the agent does not wait long. If more bytes are waiting, the next move begins after 10 ms.
  */
 const MOVE_BYTES = 16 * READ_BYTES;
 const MOVE_RECORDS = 8_000;
 const SOON_MILLISECONDS = 10;
-/** Time limit for moving all waiting output into the store before a read. Usually even the largest amount takes only one or two seconds. */
+/**
+ * Longest time that a reader waits while output is moved into the store. Even the largest amount of output usually takes only one or two
+ * seconds.
+ */
 const CATCH_UP_MILLISECONDS = 5_000;
 export interface ConsoleLog {
-  /** Yields text in pieces of some lines. With `follow`, it ends when `signal` aborts, the machine is deleted or the task has ended. */
+  /**
+   * Yields the console's text in pieces of some lines. If `follow` is set, the text ends when `signal` aborts, the machine is deleted or
+   * the task has ended.
+   */
   read(options: ConsoleReadOptions): AsyncIterable<string>;
 }
 
@@ -53,7 +62,9 @@ export class ConsoleStore implements ConsoleLog {
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
 
-  /** Creates the store of a console. `log` is the log to which the guest or the task prints. The driver of a machine knows this log. */
+  /**
+   * Creates the store of a console. `folder` is the folder of the machine or task. `log` is the log to which the guest or the task prints.
+   */
   constructor(folder: string, { log, logger, clock = () => new Date() }: ConsoleOptions) {
     this.#input = new ConsoleInput(folder, log);
     this.#folder = join(folder, CONSOLE_FOLDER);
@@ -62,7 +73,7 @@ export class ConsoleStore implements ConsoleLog {
     this.#events.setMaxListeners(0);
   }
 
-  /** Begins to move the hypervisor's output into the store. A second call does nothing. */
+  /** Begins to move the console's output into the store. A second call does nothing. */
   start(): void {
     if (this.#timer !== undefined || this.#closed) {
       return;
@@ -90,7 +101,7 @@ export class ConsoleStore implements ConsoleLog {
   async *read(options: ConsoleReadOptions): AsyncIterable<string> {
     const text = new ConsoleText(options);
     await this.#caughtUp();
-    // The stored records and the follower are opened in one synchronous step, so that no record is lost between stored and new
+    // The code opens the stored records and creates the follower without a wait in between. So no record is lost between stored and new
     // records.
     const stored = StoredRecords.open(this.#folder, this.#turns);
     const follower =
@@ -163,7 +174,8 @@ export class ConsoleStore implements ConsoleLog {
     try {
       this.#append(records);
     } catch (error) {
-      // If the store could not be written, for example because the disk is full, the bytes are read again later.
+      // The records were not stored, for example because the disk is full. So the reading position goes back, and the same bytes are read
+      // again later.
       this.#input.rewind();
       this.#lines = new ConsoleLines();
       throw error;

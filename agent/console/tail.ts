@@ -1,12 +1,12 @@
-/** Reads the end of a machine's log, for messages about the end of its process. */
+/** Reads the last part of a machine's log. Messages about the end of the machine's process contain this part. */
 import { open, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { appendedLog, listSegments, type LogName } from './logwriter.ts';
 
 /**
- * Returns the last bytes of a log as text, at most `limitBytes`, and only from the position `from` on. Call it when the log writer has
- * ended (`logsWritten`).
+ * Returns the last bytes of a log as text: at most `limitBytes`, and none before the position `from`. Call this function when the log
+ * writer has ended (`logsWritten`).
  */
 export async function logTail(folder: string, log: LogName, limitBytes: number, from = 0): Promise<string> {
   const segments = listSegments(folder, log);

@@ -1,7 +1,7 @@
 /**
- * Connects to the serial console of a running machine: reads the log writer's files from their present end, and writes to the named pipe
- * that is the hypervisor's standard input. The guest never waits for a reader, because the log writer reads the guest's output even if
- * nobody else reads it.
+ * Connects to the serial console of a running machine. The guest's output comes from the files of the log writer, from the present end of
+ * these files on. Input goes to a named pipe, which is the hypervisor's standard input. The guest never waits for a reader, because the log
+ * writer reads the guest's output even if nobody else reads it.
  */
 import { constants, openSync } from 'node:fs';
 import { rm } from 'node:fs/promises';
@@ -13,11 +13,11 @@ import { run } from '../../base/exec.ts';
 import { ConsoleTail } from './input.ts';
 import { logsWritten, TERMINAL } from './logwriter.ts';
 
-/** Time between two reads of the log. A user who types does not notice 20 ms, and a read costs some tens of microseconds. */
+/** Time between two reads of the log. A user who types does not notice a delay of 20 ms, and a read costs some tens of microseconds. */
 const POLL_MILLISECONDS = 20;
 /** Limit of one read. With this limit, one connection reads 3 MiB a second, which is more than a guest prints. */
 const READ_BYTES = 64 * 1024;
-/** Number of reads between two checks whether the machine runs. These reads take one second. */
+/** Number of reads after which the agent checks whether the machine still runs. The time between two checks is one second. */
 const READS_PER_CHECK = 50;
 /** Time limit of the program mkfifo, which ends after some milliseconds. */
 const PROGRAM = { timeoutMilliseconds: 10_000 };
@@ -34,7 +34,8 @@ export async function makeTerminal(folder: string): Promise<void> {
  * the hypervisor has no pipe for input.
  */
 export function connectTerminal(folder: string, isRunning: () => Promise<boolean>): Duplex | undefined {
-  // Opening does not wait for a reader. If no process has the pipe open, the result is the error ENXIO.
+  // With O_NONBLOCK, `openSync` does not wait until another process opens the pipe. If no process has the pipe open for reading, the error
+  // is ENXIO.
   const flags = constants.O_WRONLY | constants.O_NONBLOCK | constants.O_NOFOLLOW;
   const fd = undefinedIfSync(hasCode('ENOENT', 'ENXIO'), () => openSync(join(folder, TERMINAL), flags));
   return fd === undefined ? undefined : new Terminal(folder, fd, isRunning);
@@ -58,7 +59,7 @@ class Terminal extends Duplex {
   }
 
   override _read(): void {
-    // Output is added after each read of the log.
+    // This function does nothing, because the output is added after each read of the log.
   }
 
   override _write(chunk: Buffer, _: BufferEncoding, done: () => void): void {

@@ -1,4 +1,4 @@
-/** The text of a console for its readers. The options of a reader mean the same as the options of `kubectl logs`. */
+/** Makes the text of a console for a reader. The options have the same meaning as the options of `kubectl logs`. */
 import type { ConsoleRecord } from './records.ts';
 
 export interface ConsoleReadOptions {
@@ -9,17 +9,20 @@ export interface ConsoleReadOptions {
   limitBytes?: number;
   /** Whether each line begins with its time. */
   timestamps?: boolean;
-  /** Signal that ends the reading of a console that is followed. */
+  /** Signal that ends the text if `follow` is set. */
   signal?: AbortSignal;
 }
 
-/** Writes records as text. Each line has a line feed, except the last line if neither the guest nor {@link endLine} has ended it. */
+/**
+ * Turns records into text. Each line of the text has a line feed. Only the last line can lack the line feed, until the guest or
+ * {@link endLine} ends the line.
+ */
 export class ConsoleText {
   readonly #since: string;
   readonly #timestamps: boolean;
   #remaining: number;
   #open = false;
-  /** Whether the last line has a line feed that the guest has not written yet. */
+  /** Whether {@link endLine} has ended the last line, and the guest has not ended this line yet. */
   #endedEarly = false;
 
   constructor({ sinceTime, timestamps = false, limitBytes }: ConsoleReadOptions) {
@@ -39,8 +42,8 @@ export class ConsoleText {
   }
 
   /**
-   * Returns a line feed for an unfinished line. If the rest of the line comes later, it becomes a separate line. If only a line feed comes
-   * later, the text gets no second line feed.
+   * Returns a line feed for an unfinished line. If the rest of the line comes later, the rest becomes a separate line. If only a line feed
+   * comes later, the text gets no second line feed.
    */
   endLine(): string {
     this.#open = false;
@@ -48,7 +51,7 @@ export class ConsoleText {
     return this.#cut('\n');
   }
 
-  /** Returns the text of the next records, which may be empty. */
+  /** Returns the text of the next records. The text may be empty. */
   add(records: readonly ConsoleRecord[]): string {
     let text = '';
     for (const record of records) {
@@ -61,7 +64,8 @@ export class ConsoleText {
   }
 
   #textOf({ time, ended, text }: ConsoleRecord): string {
-    // The rest of a line can be only its line feed. A piece of a line can be only a carriage return, which was removed.
+    // A record without text adds nothing in two cases. Either the record has only the line feed of a line that already ended early, or it
+    // had only a carriage return, which was removed.
     const isNothing = text === '' && (this.#endedEarly || !ended);
     this.#endedEarly &&= isNothing && !ended;
     if (isNothing) {

@@ -23,7 +23,7 @@ export interface VmGuest {
    * size of its image.
    */
   diskSizeBytes: number | undefined;
-  /** Path of an ISO image. The guest gets it as a read-only drive. The firmware boots from it if the disk does not boot. */
+  /** Path of an ISO image, which the guest gets as a read-only drive. The firmware boots from this drive if the disk does not boot. */
   iso: string | undefined;
 }
 
@@ -35,7 +35,7 @@ export interface EmulatorGuest {
 /** All values that determine the disk of a machine. */
 export interface MachinePlan<Guest = VmGuest | EmulatorGuest> {
   guest: Guest;
-  /** Linux user as which the machine's hypervisor runs. No other machine has this user. Undefined if the agent is not root. */
+  /** Linux user of the machine's hypervisor. No other machine has this user. Undefined if the agent is not root. */
   runAs?: RunAs | undefined;
 }
 
@@ -52,7 +52,7 @@ export interface VmLaunchPlan extends MachinePlan<VmGuest>, GuestSize {
    * and uses the files of the machine's last start.
    */
   seed?: SeedFiles | undefined;
-  /** Address and port of this host on which the screen is served, and the file with its password, relative to the machine's folder. */
+  /** Address and port at which this host serves the screen. `passwordFile` has the password, and is relative to the machine's folder. */
   vnc?: { address: string; port: number; passwordFile: string } | undefined;
 }
 
@@ -84,15 +84,15 @@ export type MachineState =
   | { kind: 'stopped' }
   /**
    * The hypervisor runs. `guestStarted` means that the hypervisor reported running virtual CPUs. The operating system of the guest has
-   * perhaps not booted yet. `paused` means that the virtual CPUs do not run until {@link Driver.unpause}. The cause is {@link
-   * Driver.pause}, or a write of the guest while the host's disk was full. `display` is absent if the VM asks for no display, or if the
-   * driver does not know the display's state yet.
+   * perhaps not booted yet. `paused` means that the virtual CPUs stand still until {@link Driver.unpause}. Either {@link Driver.pause} was
+   * called, or the host's disk was full when the guest wrote. `display` is absent if the VM asks for no display, or if the driver does not
+   * know the display's state yet.
    */
   | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean; display?: DisplayState }
   | { kind: 'suspended' }
   /**
-   * The machine ended without a request. `message` has the last lines of the hypervisor's log. The machine stays in this state until
-   * its next start.
+   * The machine ended, but the agent did not request the end. `message` has the last lines of the hypervisor's log. The machine stays in
+   * this state until its next start.
    */
   | { kind: 'exited'; reason: ExitReason; message: string };
 
@@ -112,7 +112,7 @@ export interface Accelerator {
 export interface CopyOptions {
   target: string;
   signal: AbortSignal;
-  /** Called with the progress in percent. From the value 0 on, the content of the copy is fixed, without later writes of the guest. */
+  /** Called with the progress in percent. From the value 0 on, later writes of the guest no longer change the content of the copy. */
   onProgress: (percent: number) => void;
 }
 
@@ -126,28 +126,28 @@ export interface DiskCopy {
   virtualSizeBytes: number;
 }
 
-/** Refusal of a stream to a machine. The message is a sentence for the person who wants the stream. */
+/** Error for a refused stream or command. The message is a sentence for the user who requested the stream or command. */
 export class StreamRefused extends Error {
   override readonly name = 'StreamRefused';
 }
 
-/** Question to a guest agent. It asks whether the guest agent answers. If `facts` is true, it also asks for facts about the guest. */
+/** Question to a guest agent: does it answer? If `facts` is true, the question also asks for facts about the guest. */
 export interface GuestQuestion {
   facts: boolean;
   signal: AbortSignal;
 }
 
-/** Answer to a question to a guest agent. */
+/** Result of a {@link GuestQuestion}. */
 export type GuestAnswer =
   /** The guest agent answers. `facts` is undefined if the caller did not ask for facts. */
   | { kind: 'answers'; facts: GuestFacts | undefined }
   | { kind: 'silent' }
-  /** The question was not sent, because the guest agent is in use or the guest is paused. */
+  /** The guest agent is in use, or the guest is paused. So the question was not sent, or it was interrupted. */
   | { kind: 'busy' };
 
 /** Command that the guest agent runs in a guest. */
 export interface GuestCommand {
-  /** Program: an absolute path, or a name that the guest searches in its `PATH`. */
+  /** Program: an absolute path, or a name that the guest looks up in its `PATH`. */
   path: string;
   arguments: readonly string[];
   /** Standard input, at most 1 MiB. */
@@ -180,8 +180,8 @@ export type EmulatorOffer =
   | { kind: 'none'; message: string };
 
 /**
- * A driver of one hypervisor. Calls for one machine must not overlap, because the agent does one step of a machine at a time. If the agent
- * dies during a call, the agent can repeat the call after its restart.
+ * A driver of one hypervisor. Calls for one machine must not overlap, unless a function below allows this. If the agent dies during a call,
+ * the agent can repeat the call after its restart.
  */
 export interface Driver {
   readonly name: string;
@@ -203,11 +203,11 @@ export interface Driver {
    */
   stop(folder: MachineFolder, options: { graceMilliseconds: number; hurry?: AbortSignal }): Promise<void>;
   /**
-   * Pauses the guest of a running machine. The guest stays paused even if the agent restarts. If a copy of its disk is under way, the copy
-   * fails.
+   * Pauses the guest of a running machine. The guest stays paused even if the agent restarts. If a copy of the machine's disk is under way,
+   * the copy fails.
    */
   pause(folder: MachineFolder): Promise<void>;
-  /** Continues a paused guest from the point at which it was stopped. */
+  /** Continues a paused guest from the point at which it was paused. */
   unpause(folder: MachineFolder): Promise<void>;
   /** Suspends a machine to disk: writes its memory and the state of its devices into the machine's folder, and ends its process. */
   suspend(folder: MachineFolder): Promise<void>;
@@ -241,17 +241,15 @@ export interface Driver {
   /** Ends the machine's process without a grace period, and removes all files of the machine. */
   delete(folder: MachineFolder): Promise<void>;
   inspect(folder: MachineFolder): Promise<MachineState>;
-  /** Returns every machine of this driver on this host. This includes machines that the agent created before its restart. */
+  /** Returns every machine of this driver on this host. The list includes machines that the agent created before its restart. */
   list(): Promise<FoundMachine[]>;
-  /**
-   * Registers a handler. The driver calls it with a machine's uid when the machine's state may have changed without a step of the agent.
-   */
+  /** Registers a handler. It is called with a machine's uid when the machine's state may have changed without a step of the agent. */
   onChange(handler: (uid: string) => void): void;
   console(folder: MachineFolder): ConsoleLog;
   /**
-   * Connects to the serial console of a running machine. The stream gives the guest's output from now on. If `input` is true, it also takes
-   * input for the guest. A machine has any number of readers, but only one reader can send input. The stream ends with the machine's
-   * process. If a reader is too slow, its stream ends with an error, because the guest must not wait for readers.
+   * Connects to the serial console of a running machine. The stream gives the guest's output from now on. If `input` is true, the stream
+   * also takes input for the guest. A machine has any number of streams, but only one of them can take input. A stream ends with the
+   * machine's process. If a reader is too slow, its stream ends with an error, because the guest must not wait for readers.
    *
    * @throws StreamRefused when the machine does not run, another stream has the input, or an early release of the agent started the machine
    * without input for its console.
@@ -267,8 +265,9 @@ export interface Driver {
    */
   forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward>;
   /**
-   * Asks the guest agent of a running machine a question. The agent can call this function during other calls. All other uses of the guest
-   * agent come first. If no guest agent answers, the promise rejects with the reason.
+   * Asks the guest agent of a running machine a question. The agent can call this function during other calls. All other work with the
+   * guest agent comes first. If the guest has no guest agent, the result is `silent`. The promise rejects when the hypervisor does not
+   * answer, or the guest agent stops answering.
    */
   askGuest(folder: MachineFolder, question: GuestQuestion): Promise<GuestAnswer>;
   /**
@@ -286,13 +285,13 @@ export interface Driver {
 /** A driver of VMs. Only drivers of VMs can run guests of another architecture than the host's architecture. */
 export interface DriverOfVMs extends Driver {
   /**
-   * Returns the guest architectures that this host can run, with their accelerators. Each accelerator was tested with a small guest, within
-   * a time limit. The results are saved until the host's next boot.
+   * Returns the guest architectures that this host can run, with their accelerators. The driver tests each accelerator with a small guest,
+   * within a time limit. The driver saves the results until the host's next boot.
    */
   probe(): Promise<Accelerator[]>;
 }
 
-/** Reasons of a failed start. The error's message contains the last lines of the hypervisor's log. */
+/** Reasons of the error of a failed start. The error's message contains the last lines of the hypervisor's log. */
 export type StartReason = Extract<
   Reason,
   'StartFailed' | 'OutOfMemory' | 'PortTaken' | 'DiskInvalid' | 'SystemImageMissing' | 'AccelerationMissing'

@@ -1,6 +1,6 @@
 /**
- * All processes of a machine together: its main process and the processes that it started. The other processes can outlive the main
- * process, and can leave its process group. No process can leave the machine's control group.
+ * Ends or signals all processes of a machine: its main process, and the processes that the main process started. A started process can
+ * outlive the main process and can leave its process group. No process can leave the machine's control group.
  */
 import { hasCode, undefinedIfSync } from '../../base/errors.ts';
 import { pause } from '../../base/time.ts';
@@ -13,8 +13,8 @@ import type { MachineFolder } from './driver.ts';
 const KILL_TIMEOUT_MILLISECONDS = 20_000;
 const KILL_INTERVAL_MILLISECONDS = 10;
 /**
- * Largest number of times that the signal is sent to all processes. A process can start another process before it gets the signal, so one
- * time is not enough.
+ * Largest number of rounds in which a signal is sent. Each round reaches the processes that were not reached before. One round is not
+ * enough, because a process can start another process before it gets the signal.
  */
 const ROUNDS = 10;
 
@@ -73,8 +73,8 @@ export class ProcessGroup {
   }
 
   /**
-   * Returns the live processes, for `kill`. If a process is dead but its parent has not noticed this, the control group may continue to
-   * list the process.
+   * Returns the ids of the machine's live processes, for `kill`, without the process `except`. The control group can still list a dead
+   * process whose parent has not noticed its end. So the function checks each listed process.
    */
   async #members(main: ProcessIdentity | undefined, except: number | undefined): Promise<number[]> {
     const listed = new Set(await this.#cgroups.processes(this.#folder.uid));
@@ -85,7 +85,8 @@ export class ProcessGroup {
         found.push(pid);
       }
     }
-    // Without control groups, only the process group is known. A negative number names a process group.
+    // Without control groups, the list above is empty, and `kill` gets the process group of the main process. A negative number names a
+    // process group.
     const isOutside = main !== undefined && !listed.has(main.pid) && (await isAlive(main));
     return isOutside ? [...found, -main.pid] : found;
   }

@@ -6,7 +6,7 @@ import type { Accelerator, Driver, EmulatorOffer } from './driver.ts';
 /** Name of the driver that runs all emulators of a host. */
 const EMULATOR_DRIVER = 'emulator';
 
-/** Driver of emulators. The guests of this driver have the architecture of the host. The driver has no accelerators. */
+/** Driver of emulators. Its list {@link HostDriver.accelerators} is empty, so that this driver is never chosen for a VM. */
 export interface DriverOfEmulators extends Driver {
   readonly name: typeof EMULATOR_DRIVER;
   /** Returns the system images in the SDK of the host. The driver reads the SDK at each call, because people can change the SDK. */
@@ -26,7 +26,7 @@ export interface HostDrivers {
   readonly architecture: Accelerator['architecture'];
 }
 
-/** The `Machine` or `EmulatorMachine` of a VM or of an emulator. */
+/** Document of a VM (`machine`) or of an emulator (`emulator`). */
 interface Document {
   machine: Machine | undefined;
   emulator?: EmulatorMachine | undefined;
@@ -57,8 +57,8 @@ export function onMachineChange(
 }
 
 /**
- * Returns the name of the driver for a new machine. For a VM, it is the first driver that can run the machine's architecture. If no driver
- * can run it, the result is the first driver, because the error of this driver then gives the reason.
+ * Returns the name of the driver for a new machine. For a VM, this is the first driver that can run the VM's architecture. If no driver can
+ * run it, the result is the first of all drivers, because the error of this driver then gives the reason.
  */
 export function chooseDriver(
   { drivers, architecture }: HostDrivers,

@@ -25,8 +25,8 @@ export interface LaunchOptions {
   /** Name of the program in messages: `hypervisor` or `emulator`. */
   name: string;
   /**
-   * Program and arguments, with the log writer (`withLogWriter`). The started process must become the machine's process by `exec`, without
-   * a new process.
+   * Program and arguments, with the log writer (`withLogWriter`). The programs of this command must start each other by `exec`, so that the
+   * first process itself becomes the machine's process.
    */
   command: readonly [string, ...string[]];
   environment: NodeJS.ProcessEnv;
@@ -44,7 +44,7 @@ export async function launch(
 ): Promise<Launched> {
   await logsWritten(folder.path);
   await Promise.all([forgetLastWords(folder.path), makeTerminal(folder.path)]);
-  // Before the log writer runs, the output goes into this file. The log writer then continues the file.
+  // The output goes into this file until the log writer runs. The log writer then appends to the same file.
   const log = await open(join(folder.path, segmentName('hypervisor', 0)), 'a', 0o600);
   try {
     const child = spawn(program, parameters, {
@@ -53,7 +53,8 @@ export async function launch(
       stdio: ['pipe', log.fd, log.fd],
       env: environment,
     });
-    // If the process has ended, the byte below cannot be sent. The caller notices the end because the process does not answer.
+    // This listener does nothing. If the process has ended, the byte below cannot be sent, but the caller notices that the process does not
+    // answer.
     child.stdin?.on('error', () => undefined);
     const exited = new Promise<ExitStatus>((resolve) => {
       child.once('exit', (code, signal) => resolve({ code, signal }));
@@ -82,14 +83,15 @@ async function pidOf(child: ChildProcess, name: string): Promise<number> {
 }
 
 /**
- * Sets the OOM score adjustment of the process to 0. The process inherits the agent's value. Processes in containers have a higher value.
- * With such a value, the kernel would kill machines first when the host lacks memory.
+ * Sets the OOM score adjustment of the process to 0. Otherwise the process would keep the agent's value, which is higher if the agent runs
+ * in a container. With a higher value, the kernel would kill machines first when the host lacks memory.
  */
 async function forgetOomScore(pid: number): Promise<void> {
   if (process.platform !== 'linux') {
     return;
   }
-  // Only root has the right to lower the score. If the process has just ended, the caller notices this because the process does not answer.
+  // These errors are ignored. An agent that is not root has no right to lower the score. If the process has just ended, the caller notices
+  // that the process does not answer.
   await undefinedIf(
     hasCode('EACCES', 'EPERM', 'ENOENT', 'ESRCH'),
     writeFile(`/proc/${pid}/oom_score_adj`, '0'),

@@ -57,7 +57,7 @@ export class ProcessWatch {
           this.#exited();
         }
       },
-      // If the process cannot be read now, the check is repeated at the next interval.
+      // If the process's state cannot be read now, the check is repeated at the next interval.
       () => undefined,
     );
   }

@@ -8,8 +8,8 @@ import { keepReserve } from '../../base/reserve.ts';
 import { Serial } from '../../base/serial.ts';
 
 /**
- * Mode of a machine's folder. With this mode, the hypervisor, which is not root, can reach sockets in the folder. No other user can enter
- * the parent folder.
+ * Mode of a machine's folder. The hypervisor starts in this folder, and is not root. With this mode, it can reach its sockets there. Other
+ * users do not reach the folder, because only root may enter the parent folder.
  */
 const MACHINE_FOLDER_MODE = 0o711;
 const PARENT_MODE = 0o700;
@@ -54,7 +54,10 @@ export class StateFile<State extends object> {
     return await this.change(() => change);
   }
 
-  /** Calls `decide` with the present state, and writes the change that it returns. If the change is empty, nothing is written. */
+  /**
+   * Calls `decide` with the present state, and writes the change that `decide` returns. If the change is empty, nothing is written. Returns
+   * the new state. @throws Error when the machine has no state file.
+   */
   async change(decide: (state: State) => Change<State>): Promise<State> {
     return await this.#serial.run(async () => {
       const state = await this.read();

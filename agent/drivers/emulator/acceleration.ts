@@ -8,7 +8,7 @@ const DEVICE = '/dev/kvm';
 const READ_AND_WRITE = { all: 0o006, group: 0o060 };
 
 export interface Acceleration {
-  /** Groups (gid) that the process needs to open the device; at most one. */
+  /** Linux groups (gid) that a process needs to open `/dev/kvm`; at most one. */
   groups: readonly number[];
 }
 
@@ -27,13 +27,13 @@ export async function acceleration(hostRoot: string, isRoot: boolean): Promise<A
 }
 
 /**
- * Returns the groups that a user other than root needs to read and write a file. The list is empty if all users may do so. Returns
- * undefined if no usable group gives these rights.
+ * Returns the groups that a user other than root needs to read and write a file. The list is empty if all users may read and write the
+ * file. Returns undefined if no usable group gives these rights.
  */
 export function accessOf({ mode, gid }: { mode: number; gid: number }): Acceleration | undefined {
   if ((mode & READ_AND_WRITE.all) === READ_AND_WRITE.all) {
     return { groups: [] };
   }
-  // A process in the group of root could read other files of the host.
+  // The group of root is not usable, because a process in this group could read other files of the host.
   return (mode & READ_AND_WRITE.group) === READ_AND_WRITE.group && gid !== 0 ? { groups: [gid] } : undefined;
 }

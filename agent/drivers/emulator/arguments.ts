@@ -4,11 +4,11 @@ import { AVD_NAME } from './avd.ts';
 /** Port of the emulator's console on the loopback address of its network namespace. */
 export const CONSOLE_PORT = 5554;
 /**
- * Port of the ADB server that an emulator looks for at its start. No program listens at this port. At the usual port, the ADB server of
- * another user could listen, and would list the emulator.
+ * Port at which an emulator looks for an ADB server when it starts. No program listens at this port, so the emulator finds no server. At
+ * the usual port, the emulator could find an ADB server of another user, and that server would then list the emulator.
  */
 const NO_SERVER_PORT = 5038;
-/** Programs of the system that the emulator starts. */
+/** Folders of the system's programs that the emulator starts. */
 const PATH = '/usr/sbin:/usr/bin:/sbin:/bin';
 const MEBIBYTE = 1024 ** 2;
 
@@ -22,7 +22,7 @@ export interface EmulatorCommand {
   dnsServer: string;
 }
 
-/** Groups words of a command line. */
+/** Returns its parameters. A call groups words that belong together, so that they are on one line of code. */
 export function words(...values: string[]): string[] {
   return values;
 }
@@ -41,18 +41,19 @@ export function commandLine(command: EmulatorCommand): [string, ...string[]] {
     // These options prevent reports to the vendor, and helper processes that would outlive the emulator.
     ...words('-no-metrics', '-feature', '-BluetoothEmulation', '-feature', '-Uwb'),
     ...words('-cores', String(command.cpu), '-memory', String(Math.floor(command.memoryBytes / MEBIBYTE))),
-    // With `on`, an emulator that cannot use virtualization ends at once with an error.
+    // An accelerated emulator gets `on`, so that it ends at once with an error if it cannot use virtualization.
     ...words('-accel', command.isAccelerated ? 'on' : 'auto'),
-    // Only the network protects ADB. The emulator does not serve gRPC, because gRPC would have no password. ADB uses the port after the
-    // console's port. With `-port`, the emulator ends if another program uses the port. With `-ports`, some versions do not report this.
+    // ADB requires no key, because the network of the machine protects ADB. ADB uses the port after the console's port. The emulator does
+    // not serve gRPC, because gRPC would have no password. With `-port`, the emulator ends if another program uses the port. The code does
+    // not use `-ports`, because some versions of the emulator then do not report a used port.
     ...words('-port', String(CONSOLE_PORT), '-skip-adb-auth'),
     ...words('-dns-server', command.dnsServer, '-show-kernel'),
   ];
 }
 
-/** Names of the folders in a machine's folder that belong to the machine's user. */
+/** Names of folders in a machine's folder. These folders belong to the machine's user. */
 export const FOLDERS = {
-  /** Home of the user, with the token of the console. */
+  /** Home folder of the user. The folder contains the token of the console. */
   home: 'home',
   temporary: 'tmp',
   /** Folder for sockets, and for the file with which other programs find the emulator. */
@@ -63,8 +64,8 @@ export const FOLDERS = {
 export const AVDS = 'avd';
 
 /**
- * Returns the environment of an emulator. `folder` is the path of the machine's folder, as the emulator sees it. The emulator shares
- * no file with another emulator of the host.
+ * Returns the environment of an emulator. `folder` is the path of the machine's folder, as the emulator sees it. All folders to which the
+ * emulator writes are in this folder, so no other emulator of the host has the same folders.
  */
 export function environment(folder: string, sdk: string): Record<string, string> {
   const home = `${folder}/${FOLDERS.home}`;

@@ -62,7 +62,7 @@ export function requireDevice(device: string): Device {
 /**
  * Returns the files of an AVD. `folder` is the path of the folder of AVDs, as the emulator sees it.
  *
- * @throws ReasonedError as {@link requireDevice}.
+ * @throws ReasonedError as {@link requireDevice} does.
  */
 export function avdFiles(described: Described, folder: string): AvdFiles {
   const { platform, device, imageType, architecture } = described;

@@ -1,25 +1,27 @@
 /**
- * Client of the emulator's console, a protocol of lines. An answer ends with a line that begins with `OK` or `KO`. The console shows that
- * an emulator runs, and its command `kill` ends the emulator normally.
+ * Client of the emulator's console. The console speaks a protocol of text lines, in which an answer ends with a line that begins with `OK`
+ * or `KO`. If the console answers, the emulator runs. The console's command `kill` ends the emulator normally.
  *
  * The console listens on the loopback address of the machine's network namespace. A process of Node.js cannot enter a namespace. So a small
- * Perl program enters the namespace, and copies bytes between the console and the agent. Every host has Perl, because the log writer needs
- * it too.
+ * Perl program enters the namespace, and copies bytes between the console and the agent. Every host has Perl, because the log writer is a
+ * Perl program too.
  */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { Duplex, type Readable, type Writable } from 'node:stream';
 import { readLines } from '../../../base/lines.ts';
 import { CONSOLE_PORT } from './arguments.ts';
 
-/** Limits of the console's output in bytes. The longest answer that is read, the greeting, has about 300 bytes. */
+/**
+ * Limits of one line and of all output of the console, in bytes. The longest answer of the console is its greeting, with about 300 bytes.
+ */
 const LINE_LIMIT_BYTES = 4 * 1024;
 const OUTPUT_LIMIT_BYTES = 64 * 1024;
 /** Time limit of the console's answer to a command. An emulator whose host is overloaded answers within seconds. */
 const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
 
 /**
- * Source code of the Perl program, which uses no modules. The program tries to connect for the given number of seconds, until the console
- * listens. The constants are AF_INET and SOCK_STREAM.
+ * Source code of the Perl program. It uses no modules, so it has AF_INET (2) and SOCK_STREAM (1) as numbers. The program tries to connect
+ * until the console listens, but only for the given number of seconds.
  */
 const HELPER = String.raw`
 my ($port, $seconds) = @ARGV;
@@ -64,8 +66,8 @@ export function connectInside(namespace: string, seconds: number): Duplex {
     stdio: ['pipe', 'pipe', 'ignore'],
     env: ENVIRONMENT,
   });
-  // An error that nobody handles would end the agent. The listener of the child's error is added first, because a child whose program
-  // cannot start has no working streams.
+  // An error that nobody handles would end the agent. The code adds the child's listener before it uses the child's streams, because a
+  // child whose program cannot start has no working streams.
   const failed = Promise.withResolvers<Error>();
   child.on('error', failed.resolve);
   const stream = Duplex.from({ readable: child.stdout, writable: child.stdin });
@@ -75,13 +77,14 @@ export function connectInside(namespace: string, seconds: number): Duplex {
   return stream;
 }
 
-/** Error of the console. The console refused a command, or sent an answer that does not follow its protocol. */
+/** Error of the console: it refused a command, broke its protocol, did not answer in time, or closed the connection. */
 export class ConsoleError extends Error {
   override readonly name = 'ConsoleError';
 }
 
 /**
- * Reads the console's answers one after the other. @throws ConsoleError when the console refuses a command or does not follow its protocol.
+ * Sends commands to the console, and waits for the answer to each command. @throws ConsoleError when the console refuses a command, does
+ * not answer in time, or closes the connection.
  */
 export class ConsoleClient {
   readonly #stream: Duplex;
@@ -145,7 +148,7 @@ export class ConsoleClient {
   }
 }
 
-/** Longest part of an answer that is shown, in characters. */
+/** Longest part of the console's answer that a message shows, in characters. */
 const SHOWN_CHARACTERS = 200;
 
 function printable(text: string): string {
@@ -153,8 +156,8 @@ function printable(text: string): string {
 }
 
 /**
- * Asks the emulator to end, as `adb emu kill` does. Before this command, the console requires the token, which is in a file in the
- * emulator's home folder.
+ * Asks the emulator to end, as `adb emu kill` does. The console requires `token` before this command. The emulator reads the token from a
+ * file in its home folder.
  *
  * @throws ConsoleError when the console does not accept the command.
  */

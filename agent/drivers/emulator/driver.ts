@@ -60,8 +60,8 @@ export interface EmulatorDriverOptions {
   architecture?: Architecture | undefined;
   logger: Logger;
   /**
-   * Root directory for the processes of machines that must outlive the agent's container. Emulators do not use this directory. If it is
-   * given, emulators run in the host's own file system, which also has the SDK.
+   * Root directory for processes that must outlive the agent's container; undefined if the agent does not run in a container. Emulators do
+   * not use this directory. If it is given, emulators run in the host's own file system, which also has the SDK.
    */
   ownRoot?: OwnRoot | undefined;
 }
@@ -97,7 +97,10 @@ export class EmulatorDriver implements Driver {
     };
   }
 
-  /** Returns the system images of this host, or the reason why it runs no emulators. The function reads the SDK's folders at each call. */
+  /**
+   * Returns the system images of this host, or the reason why this host runs no emulators. The function reads the SDK's folders at each
+   * call.
+   */
   async offer(): Promise<EmulatorOffer> {
     return await scan(this.#sdk);
   }
@@ -166,7 +169,8 @@ export class EmulatorDriver implements Driver {
   async discard(folder: MachineFolder): Promise<void> {
     const { state } = this.#of(folder).process;
     await removeFiles(folder.path);
-    // After a restart, the agent would otherwise read this user from the file, although another machine may have the user by then.
+    // The machine's user is removed from the state file, because another machine may get this user. Otherwise, an agent that has restarted
+    // would read the user from the file.
     if ((await state.read())?.runAs !== undefined) {
       await state.update({ runAs: undefined });
     }
@@ -179,7 +183,7 @@ export class EmulatorDriver implements Driver {
     console.close();
     this.#held.delete(folder.uid);
     await removeFiles(folder.path);
-    // The machine's folder is removed last. While it exists, a failed removal of the machine is repeated.
+    // The machine's folder is removed last, because the agent repeats a failed removal only while this folder exists.
     await process.state.removeFolder();
   }
 
@@ -277,7 +281,7 @@ export class EmulatorDriver implements Driver {
     try {
       return (await this.#of(folder).process.state.read())?.runAs;
     } catch (error) {
-      // The error is only logged here, because every later step of this machine reports it again.
+      // The error is only logged, because every later step of this machine reports the same error again.
       this.#context.logger.error({ err: error, uid: folder.uid }, 'The state of a machine cannot be read');
       return undefined;
     }

@@ -1,7 +1,7 @@
 /**
- * The files of an emulator's machine. The folder itself and the folder of AVDs belong to root. The folders inside these two belong to the
- * machine's user, who can put anything there. So root never follows a path into these folders. Root only creates and removes direct entries
- * of these folders, while no process of the user lives.
+ * Makes and removes the files of an emulator's machine. The machine's folder and its folder of AVDs belong to root. The folders inside
+ * these two folders belong to the machine's user, who can put anything there, for example links. So the agent, which is root, only creates
+ * and removes direct entries of the user's folders. The agent does so only while no process of the user lives.
  */
 import { lchown, mkdir, open, readdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -13,16 +13,16 @@ import { AVD_NAME, avdFiles } from './avd.ts';
 import type { Architecture } from './sdk.ts';
 
 /**
- * Path at which the emulator sees its machine's folder, by a mount in its own mount namespace. The real path leads through the folder of
- * all machines, which only root may enter. This path is short, because the path of a socket can have at most 107 bytes.
+ * Path at which the machine's folder is mounted in the emulator's own mount namespace. The real path leads through the folder of all
+ * machines, which only root may enter. This path is short, because the path of a socket can have at most 107 bytes.
  */
 export const MACHINE_PLACE = '/run/berth-machine';
 
 const OWN_MODE = 0o700;
-/** The machine's user reads the description of its AVD, but cannot replace it. */
+/** Mode of the folder of AVDs. With this mode, the machine's user can read the description of its AVD, but cannot replace it. */
 const AVDS_MODE = 0o755;
 const INI_MODE = 0o644;
-/** Largest number of locks that are removed. An emulator makes one lock for each of its disks, and two other locks. */
+/** Largest number of lock files that are removed before a start. An emulator makes one lock file for each of its disks, and two others. */
 const LOCKS_LIMIT = 64;
 const TOKEN_FILE = '.emulator_console_auth_token';
 /**
@@ -30,7 +30,10 @@ const TOKEN_FILE = '.emulator_console_auth_token';
  */
 const REMOVE_TIMEOUT_MILLISECONDS = 300_000;
 
-/** Creates the folders and the AVD again. @throws ReasonedError `CreateFailed` when the device is unknown. */
+/**
+ * Removes the AVD and the folders of the machine's user if they exist, and creates them again. @throws ReasonedError `CreateFailed` when
+ * the device is unknown.
+ */
 export async function makeFiles(
   folder: string,
   emulator: EmulatorMachine & { architecture: Architecture },
@@ -53,7 +56,8 @@ export async function makeFiles(
 }
 
 /**
- * Removes locks of an earlier process, and writes the token of the console. Call this function only while no process of the machine lives.
+ * Removes the lock files of an earlier emulator process, and writes the token of the console. Call this function only while no process of
+ * the machine lives.
  */
 export async function prepareStart(folder: string, token: string, runAs: RunAs | undefined): Promise<void> {
   const disks = join(folder, AVDS, `${AVD_NAME}.avd`);
@@ -62,7 +66,7 @@ export async function prepareStart(folder: string, token: string, runAs: RunAs |
   await removeTrees(locks.map((name) => join(disks, name)));
   const path = join(folder, FOLDERS.home, TOKEN_FILE);
   await removeTrees([path]);
-  // If a link has the name of the file, the flag `x` makes the call fail.
+  // With the flag `x`, the call fails if the path exists. So the agent never writes through a link that the machine's user has made.
   const file = await open(path, 'wx', 0o600);
   try {
     await file.writeFile(token);
@@ -72,12 +76,17 @@ export async function prepareStart(folder: string, token: string, runAs: RunAs |
   }
 }
 
-/** Removes all files that belong to the emulator. The state file stays, so that a failed removal is repeated. */
+/**
+ * Removes all files that belong to the emulator. The state file stays, because the agent repeats a failed removal only while this file
+ * exists.
+ */
 export async function removeFiles(folder: string): Promise<void> {
   await removeTrees([...Object.values(FOLDERS), AVDS].map((name) => join(folder, name)));
 }
 
-/** Removes files and folders. Unlike Node.js, the program `rm` removes nested folders of any depth. The program follows no links. */
+/**
+ * Removes files and folders by the program `rm`, because Node.js cannot remove folders that are nested very deeply. `rm` follows no links.
+ */
 async function removeTrees(paths: readonly string[]): Promise<void> {
   await run('rm', ['-rf', '--', ...paths], { timeoutMilliseconds: REMOVE_TIMEOUT_MILLISECONDS });
 }

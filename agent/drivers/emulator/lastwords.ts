@@ -1,22 +1,28 @@
-/** Makes messages for users from the last lines of an emulator's log and the way in which the emulator ended. */
+/** Makes messages for users about the end of an emulator, from its exit status and the last lines of its log. */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { logsWritten } from '../../console/logwriter.ts';
 import { logTail } from '../../console/tail.ts';
 import type { StartReason } from '../driver.ts';
 import type { ExitStatus } from '../launch.ts';
 
-/** Part of the log in which errors are looked for, in bytes. Lines of the guest's kernel can follow an error. */
+/**
+ * Size in bytes of the last part of the log, in which the agent looks for errors. The part is large, because many lines of the guest's
+ * kernel can follow an error.
+ */
 const TAIL_BYTES = 64 * 1024;
 /**
- * Limits of the lines in a message. These lines and other text fit into the message of a Pod's container, which has at most 4096
- * characters.
+ * Limits of the log lines in a message: the number of characters, and the number of lines. The lines and other text fit into the message of
+ * a Pod's container, which has at most 4096 characters.
  */
 const WORDS_CHARACTERS = 2048;
 const WORDS_LINES = 12;
-/** Number of lines that a message has if none of them is an error. */
+/** Largest number of log lines in a message if no line of the log names an error. */
 const OTHER_LINES = 4;
 
-/** Longest part of a line that is searched, in characters. The time of the search for keys grows with the square of the line's length. */
+/**
+ * Largest number of characters of a line. The rest of a longer line is cut off, because the time to search a line for keys grows with the
+ * square of its length.
+ */
 const LINE_CHARACTERS = 4 * 1024;
 
 /** Line of the emulator or of the guest's kernel that names an error. */
@@ -25,7 +31,7 @@ const PROBLEM = /^\s*(FATAL|ERROR|PANIC)\b|Kernel panic/;
 const KEY = /adb[\w.-]*key|PRIVATE KEY|QAAAA[A-Za-z0-9+/]{16}/i;
 const UNPRINTABLE = /[^\x20-\x7e\u00a0-\uffff]/g;
 
-/** Returns the lines of an emulator's output that tell the most about its end. */
+/** Returns the lines of an emulator's output that explain best why the emulator ended. */
 export function choose(output: string): string {
   const lines = output
     .split('\n')
@@ -42,7 +48,7 @@ export function choose(output: string): string {
  */
 async function lastWords(folder: string, from: number): Promise<string> {
   await logsWritten(folder);
-  // The programs that start the emulator write to the second log.
+  // The emulator writes to the log `serial`. The programs that start the emulator write to the log `hypervisor`.
   const [own, starter] = await Promise.all([
     logTail(folder, 'serial', TAIL_BYTES, from),
     logTail(folder, 'hypervisor', TAIL_BYTES),
@@ -69,10 +75,7 @@ export async function exitMessage(folder: string, from: number, what: string): P
   return words === '' ? what : `${what}: ${words}`;
 }
 
-/**
- * Reasons of a failed start, each with a pattern of output of the emulator that shows the reason. The first pattern that matches determines
- * the reason.
- */
+/** Reasons of a failed start, each with a pattern. The first pattern that matches the emulator's output determines the reason. */
 const REASONS: [RegExp, StartReason][] = [
   [
     /requires hardware acceleration|acceleration is not|KVM (is )?required|\/dev\/kvm/i,
@@ -87,8 +90,8 @@ const REASONS: [RegExp, StartReason][] = [
 ];
 
 /**
- * Returns the error of a failed start. The error's message has the last lines of the emulator's log. Its reason is the reason that these
- * lines show.
+ * Returns the error of a failed start. The error's message is `what`, followed by the last lines of the emulator's log. This message
+ * determines the error's reason.
  */
 export async function startError(folder: string, from: number, what: string): Promise<ReasonedError> {
   const message = await exitMessage(folder, from, what);

@@ -11,21 +11,21 @@ import { MACHINE_PLACE } from './files.ts';
 
 /**
  * Largest number of threads of all processes of an emulator, in addition to one thread for each virtual processor. An emulator has some
- * hundred threads.
+ * hundreds of threads.
  */
 const THREADS = 1024;
 
 /**
- * Size of the file system in memory that an emulator sees as /dev/shm. Containers usually have the same size. The used part of this file
- * system counts as memory of the machine.
+ * Size of an emulator's file system /dev/shm. Containers usually have the same size. This file system is in memory, so its used part counts
+ * as memory of the machine.
  */
 const SHARED_MEMORY = '64m';
 
 /**
- * Program in Perl, without modules. The program mounts the machine's folder at another path, and then executes the command in its
- * arguments. The program runs in a separate mount namespace, so that no other process sees the mounts. It replaces the folders in which all
- * users of the host can write by folders of the machine. Otherwise the machine's files would outlive the machine, count for no quota, and
- * be visible to other machines.
+ * Program in Perl, without modules. The program runs in a separate mount namespace, so that no other process sees its mounts. It mounts the
+ * machine's folder at another path. It also mounts folders of the machine over the folders in which all users of the host can write.
+ * Otherwise the machine's files there would outlive the machine, count for no quota, and be visible to other machines. Then the program
+ * executes the command in its arguments.
  */
 const PLACE = String.raw`
 my ($folder, $place, $temporary, $shared, @command) = @ARGV;
@@ -63,9 +63,9 @@ export async function launchEmulator(
 }
 
 /**
- * Returns the whole command. Each program of the command executes the next program by `exec`, so the process id stays the same. If the host
- * removes a mount, the mount also disappears from the machine's mount namespace. Otherwise this namespace would keep network namespaces of
- * other machines.
+ * Returns the whole command. Each program of the command executes the next program by `exec`, so the process id stays the same.
+ * `--propagation slave` means that a mount that the host removes also disappears from the machine's mount namespace. Otherwise this
+ * namespace would keep the network namespaces of other machines.
  */
 function enclosed(folder: MachineFolder, start: EmulatorStart): [string, ...string[]] {
   const { plan, program, acceleration, isContained } = start;

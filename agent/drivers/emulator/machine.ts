@@ -16,13 +16,21 @@ import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastword
 import { type EmulatorStart, launchEmulator } from './launch.ts';
 import { type EmulatorState, stateFile } from './state.ts';
 
-/** Time limit of a start, until the console answers. The emulator opens its console within seconds, long before its guest has booted. */
+/**
+ * Time limit from the start of the emulator until its console answers. The console opens within seconds, long before the guest has booted.
+ */
 const START_TIMEOUT_MILLISECONDS = 60_000;
-/** Time to wait for the emulator's end after its console has failed, because a process that ends closes its sockets first. */
+/**
+ * Time that the agent waits for the emulator's end after the console has failed. A process that ends closes its sockets shortly before its
+ * end.
+ */
 const EXIT_NOTICE_MILLISECONDS = 500;
 /** Time limit for the connection to the console of a running emulator. */
 const CONNECT_SECONDS = 2;
-/** Longest time between two checks whether the process has ended. After each check, the grace period can be ended early. */
+/**
+ * Longest time between two checks whether the process has ended. At each check, the agent also checks whether the grace period has ended
+ * early.
+ */
 const STEP_MILLISECONDS = 100;
 
 /** Objects that all machines of the driver share. */
@@ -71,8 +79,8 @@ export class EmulatorProcess {
   }
 
   /**
-   * Returns the machine's live main process, if any. The agent has perhaps started this process before its restart, and has not recorded
-   * it.
+   * Returns the machine's live main process, if any. If the agent died before it recorded the process, the function searches for the
+   * process.
    */
   async process(): Promise<ProcessIdentity | undefined> {
     const state = await this.state.read();
@@ -128,8 +136,8 @@ export class EmulatorProcess {
   }
 
   /**
-   * Stops or continues all processes. The state file is written first. So if the agent dies during the step, it completes the step after
-   * its restart.
+   * Pauses or continues all processes of the machine. The state file is written first. So if the agent dies during the step, the agent
+   * completes the step after its restart.
    */
   async setPaused(paused: boolean): Promise<void> {
     await this.state.update({ paused });
@@ -182,9 +190,9 @@ export class EmulatorProcess {
   }
 
   /**
-   * Asks the emulator to end with a command to its console. If the console does not accept the command, the emulator gets SIGTERM. The
-   * console comes first, because the emulator's reaction to SIGTERM is not documented. Resolves when the emulator has ended or the grace
-   * period is over.
+   * Asks the emulator to end, by a command to its console. If the console does not accept the command, the emulator gets SIGTERM instead.
+   * The console comes first, because the emulator's reaction to SIGTERM is not documented. Resolves when the emulator has ended or the
+   * grace period is over.
    */
   async #endInOrder(
     identity: ProcessIdentity,
@@ -229,7 +237,7 @@ export class EmulatorProcess {
     this.#letGo();
     this.#open(identity);
     this.#context.follow(this.#folder);
-    // The agent may have died after it wrote the state file and before it sent the signals.
+    // The signal is sent again, because the agent may have died after it wrote the state file and before it sent the signal.
     await this.#group.signal(identity, paused ? 'SIGSTOP' : 'SIGCONT');
   }
 
@@ -245,8 +253,8 @@ export class EmulatorProcess {
   }
 
   /**
-   * Records that the machine's main process has ended, and the reason. Ends the processes that have outlived it. Several callers can notice
-   * the end at the same time.
+   * Records the end of the machine's main process and the reason. Ends the processes that have outlived the main process. If several
+   * callers notice the end at the same time, the work is done once.
    */
   async #settle(): Promise<EmulatorState> {
     this.#settling ??= this.#recordEnd().finally(() => {

@@ -1,6 +1,7 @@
 /**
- * Looks for an Android SDK on this host: the emulator's program, and system images of the architecture of guests. The SDK belongs to the
- * host's administrator. The folders of an SDK can be incomplete, or can contain any number of other files. So each read has a limit.
+ * Looks for two parts of an Android SDK on this host: the emulator's program, and system images of the architecture of guests. The host's
+ * administrator installs the SDK. The folders of the SDK can be incomplete, or can contain any number of other files. So each read has a
+ * limit.
  */
 import { constants } from 'node:fs';
 import { open, readdir, stat } from 'node:fs/promises';
@@ -20,7 +21,7 @@ export interface SdkOptions {
   architecture: Architecture;
   /** Whether each machine runs as a separate Linux user. If true, all users must have the right to read the SDK's files. */
   isRoot: boolean;
-  /** Folder below which the host's files are. The value is `/proc/1/root` if the agent runs in a container, and otherwise an empty text. */
+  /** Path of the host's root directory: `/proc/1/root` if the agent runs in a container, and otherwise an empty text. */
   hostRoot: string;
 }
 
@@ -28,9 +29,9 @@ export interface SdkOptions {
 const ENTRIES_LIMIT = 64;
 /** Limit of a file `source.properties` in bytes. The vendor's files have about 500 bytes. */
 const PROPERTIES_LIMIT_BYTES = 16 * 1024;
-/** Folders without which the emulator does not accept an SDK. */
+/** Folders that an SDK must have, because the emulator does not accept an SDK without them. */
 const FOLDERS = ['platforms', 'platform-tools'];
-/** Files of a system image without which no emulator boots. */
+/** Files that a system image must have, because no emulator boots without them. */
 const IMAGE_FILES = ['kernel-ranchu', 'ramdisk.img', 'system.img'];
 const PROPERTIES = 'source.properties';
 
@@ -38,13 +39,16 @@ const PROPERTIES = 'source.properties';
 const READ = 0o004;
 const ENTER = 0o001;
 
-/** Names of the architectures in an SDK. The vendor's emulator program runs only guests of its own architecture. */
+/** Names of each architecture in an SDK: the name of the ABI, and the name of the processor. */
 export const ABIS = {
   amd64: { abi: 'x86_64', cpu: 'x86_64' },
   arm64: { abi: 'arm64-v8a', cpu: 'arm64' },
 } as const;
 
-/** Architecture of this host's processor. */
+/**
+ * Architecture of this host's processor. It is the default for guests, because the emulator's program runs only guests of its own
+ * architecture.
+ */
 export const NATIVE: Architecture = process.arch === 'arm64' ? 'arm64' : 'amd64';
 
 interface ImageName {
@@ -92,7 +96,7 @@ function none(message: string): EmulatorOffer {
   return { kind: 'none', message };
 }
 
-/** Returns the first reason for which no emulator can run from this SDK. */
+/** Returns the first reason why no emulator can run from this SDK; undefined if there is no such reason. */
 async function problemOf(options: SdkOptions, sdk: string): Promise<string | undefined> {
   const { hostRoot, isRoot } = options;
   for (const name of FOLDERS) {
@@ -115,7 +119,10 @@ async function problemOf(options: SdkOptions, sdk: string): Promise<string | und
   return undefined;
 }
 
-/** Returns the first folder of a path, beginning at the root, that users other than its owner and group have no right to enter. */
+/**
+ * Checks each folder of a path, from the root on. Returns the first folder that not all users may enter; undefined if there is no such
+ * folder.
+ */
 async function closedFolder(hostRoot: string, path: string): Promise<string | undefined> {
   const above = dirname(path);
   const closed = above === path ? undefined : await closedFolder(hostRoot, above);
@@ -144,7 +151,7 @@ async function namesIn(folder: string): Promise<string[]> {
     .slice(0, ENTRIES_LIMIT);
 }
 
-/** Returns the reason why a system image cannot be used. */
+/** Returns the reason why a system image cannot be used; undefined if it can be used. */
 async function faultOf(name: ImageName, options: SdkOptions): Promise<string | undefined> {
   const { sdk: own = '', hostRoot, isRoot } = options;
   const [folder, sdk] = [imageFolder(name), join(hostRoot, own)];
@@ -162,7 +169,10 @@ async function faultOf(name: ImageName, options: SdkOptions): Promise<string | u
   return text === undefined ? `${folder} has no readable ${PROPERTIES}` : contradiction(name, text);
 }
 
-/** Returns a message if `source.properties` contradicts the folder's name, or undefined if it does not. */
+/**
+ * Compares `text`, the content of `source.properties`, with the names in the image's path. Returns a message about the first difference, or
+ * undefined if there is none.
+ */
 export function contradiction(name: ImageName, text: string): string | undefined {
   const { platform, imageType, architecture } = name;
   const stated = parseProperties(text);

@@ -16,13 +16,16 @@ const stateSchema = z.object({
   runAs: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
   /** Network namespace of the last start. */
   namespace: z.string().optional(),
-  /** Position of the log at which the output of the last start begins. */
+  /** Position in the log `serial` at which the output of the last start begins. */
   logStart: z.number().int().min(0),
   /** Purpose of the machine's last step. `run` means that a start is under way or done, and that no end was requested. */
   intent: z.enum(['run', 'stop']),
-  /** Identity of the machine's process. The field is absent while the process is being started. */
+  /** Identity of the machine's process. Absent while the process is being started, and while there is no process. */
   process: z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() }).optional(),
-  /** Whether the agent is starting or has started a process, and has not yet noticed the end of this process. */
+  /**
+   * Whether the machine has a process, as far as the agent knows. True from the beginning of a start until the agent has noticed the end of
+   * the process.
+   */
   live: z.boolean(),
   /** Whether the processes must be paused. */
   paused: z.boolean(),

@@ -1,4 +1,6 @@
-/** Builds QEMU's command line for a machine. The command runs without a shell. Untrusted values are quoted for QEMU's own parser. */
+/**
+ * Builds QEMU's command line for a machine. The command runs without a shell, so untrusted values are quoted only for QEMU's own parser.
+ */
 import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import { VNC_FIRST_PORT } from '../../../api/v1alpha1/reservable.ts';
@@ -30,8 +32,8 @@ export interface CommandLine {
 }
 
 /**
- * Returns the argument of QEMU by which the agent finds a machine's process among all processes. The argument does not begin like an
- * option, and it contains no path.
+ * Returns the argument of QEMU by which the agent finds a machine's process among all processes. The agent compares whole arguments, so an
+ * argument of another program that only contains the uid does not match.
  */
 export function processMark(uid: string): string {
   return `guest=berth-${uid}`;
@@ -65,8 +67,8 @@ export function commandLine(command: CommandLine): string[] {
 }
 
 /**
- * Returns the options of QEMU's sandbox. If `runAs` is set, the sandbox allows setuid, because QEMU needs it to change from root to
- * that user. Afterwards QEMU has no privileges left that it could raise.
+ * Returns the options of QEMU's sandbox. If `runAs` is set, the sandbox allows setuid, because QEMU needs it to change from root to that
+ * user. After this change, QEMU has no right to change its user again.
  */
 function sandbox(runAs: RunAs | undefined): string[] {
   const elevate = runAs === undefined ? 'deny' : 'allow';
@@ -77,7 +79,7 @@ function sandbox(runAs: RunAs | undefined): string[] {
 function machineOptions({ state, platform }: CommandLine): string {
   const parts = [state.machineType, `accel=${platform.accelerator}`];
   if (platform.architecture === 'arm64') {
-    // QEMU's default interrupt controller for ARM serves only eight processors.
+    // These options choose another interrupt controller, because QEMU's default for ARM serves only eight processors.
     parts.push(platform.accelerator === 'tcg' ? 'gic-version=3' : 'gic-version=max');
     parts.push('pflash0=firmware', 'pflash1=variables');
   }
@@ -126,8 +128,8 @@ function disk(state: MachineFile): string[] {
 }
 
 /**
- * Returns the block node of the machine's disk, for QEMU's programs that run in the machine's folder. The node names the base image
- * and its format, because the names in the disk file cannot be trusted.
+ * Returns the block node of the machine's disk, for QEMU's programs that run in the machine's folder. The node names the base image and its
+ * format. QEMU would otherwise use the names in the disk file, which cannot be trusted.
  */
 export function diskNode(state: MachineFile): Record<string, unknown> {
   const backing = state.base === undefined ? null : baseNode(state.base);
@@ -162,7 +164,8 @@ function serial(): string[] {
 
 /**
  * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend on the order of the devices.
- * Early releases of the agent had no screen without VNC, so a screen without VNC comes after the network card.
+ * Early releases of the agent gave a machine without VNC no screen. If such a machine gets a screen now, the screen comes after the network
+ * card, so that the card keeps its address.
  */
 function screenAndNetwork({ plan, state }: CommandLine): string[] {
   const isServed = plan.guest.vm.vnc.enabled;
@@ -171,7 +174,10 @@ function screenAndNetwork({ plan, state }: CommandLine): string[] {
   return isServed ? [...screen, ...network, ...vncOnHost(plan.vnc)] : [...network, ...screen];
 }
 
-/** Returns the options of VNC on a port of the host. The password comes from a file, because all users of the host see arguments. */
+/**
+ * Returns the options of VNC on a port of the host. The password comes from a file, because all users of the host can see the arguments of
+ * a process.
+ */
 function vncOnHost(vnc: VmLaunchPlan['vnc']): string[] {
   if (vnc === undefined) {
     return [];
@@ -181,8 +187,8 @@ function vncOnHost(vnc: VmLaunchPlan['vnc']): string[] {
 }
 
 /**
- * Returns the options of the machine's seed. The disk is the last device, so that the PCI addresses of all other devices are the same with
- * and without this disk. Guests name their network cards by these addresses.
+ * Returns the options of the machine's seed. The seed is a disk. It is the last device, so that the PCI addresses of all other devices are
+ * the same with and without a seed. Guests name their network cards by these addresses.
  */
 function seed(files: NonNullable<MachineFile['launched']>['seed']): string[] {
   if (files === undefined) {
@@ -197,7 +203,7 @@ function seed(files: NonNullable<MachineFile['launched']>['seed']): string[] {
   ];
 }
 
-/** Returns the guest's network card. The network card has no boot ROM, because machines boot from disk. */
+/** Returns the options of the guest's network card. The card has no boot ROM, because machines boot from disk. */
 export function networkArguments(network: GuestNetwork): string[] {
   const card = `virtio-net-pci,netdev=${NETWORK},mac=${network.macAddress},romfile=`;
   return ['-netdev', backend(network), '-device', card];
@@ -211,7 +217,7 @@ function backend(network: GuestNetwork): string {
     ({ protocol, hostAddress, hostPort, guestPort }) =>
       `hostfwd=${protocol.toLowerCase()}:${hostAddress}:${hostPort}-:${guestPort}`,
   );
-  // IPv6 is off, because QEMU would offer an address that cannot reach anything on most hosts.
+  // IPv6 is off, because QEMU would give the guest an IPv6 address that reaches nothing on most hosts.
   return ['user', `id=${NETWORK}`, 'ipv6=off', ...forwards].join(',');
 }
 
@@ -223,12 +229,12 @@ function file(path: string): Record<string, unknown> {
   return { driver: 'file', filename: path };
 }
 
-/** Groups options that belong together, so that they are on one line of code. */
+/** Returns its parameters. A call groups options that belong together, so that they are on one line of code. */
 export function options(...parameters: string[]): string[] {
   return parameters;
 }
 
-/** Quotes a value for QEMU's option parser. A comma ends a value, and a doubled comma is a comma in the value. */
+/** Quotes a value for QEMU's option parser. There a comma ends a value, so each comma of the value is doubled. */
 function quoted(text: string): string {
   return text.replaceAll(',', ',,');
 }

@@ -33,8 +33,8 @@ export async function makeDisk(
 }
 
 /**
- * Grows a machine's disk to `sizeBytes`. The name of a backing file in the disk's header is ignored, because a hypervisor, which is not
- * trusted, wrote this name. @throws ReasonedError when {@link requireOwnData} refuses the disk.
+ * Grows a machine's disk to `sizeBytes`. The disk's header can name a backing file. The function ignores this name, because the hypervisor
+ * wrote it and is not trusted. @throws ReasonedError when {@link requireOwnData} refuses the disk.
  */
 export async function growDisk(
   folder: string,
@@ -46,8 +46,8 @@ export async function growDisk(
 }
 
 /**
- * Returns the Linux user as which programs read a machine's disk, or undefined if the agent is not root. This user is the owner of the
- * disk, normally the machine's own user. If root owns the disk, the shared user becomes its owner first.
+ * Returns the Linux user for programs that read a machine's disk; undefined if the agent is not root. This user is the owner of the disk,
+ * normally the machine's own user. If root owns the disk, the function first makes {@link SHARED_RUN_AS} the owner.
  */
 export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs | undefined> {
   if (!isRoot) {
@@ -62,18 +62,18 @@ export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs
 }
 
 /**
- * Makes the machine's user the owner of the files to which the machine writes, and removes the rights of all other users. Files from before
- * a restart of the agent can have another owner.
+ * Makes the machine's user the owner of the files to which the machine writes, and removes the rights of all other users. The files can
+ * have another owner, for example if an earlier version of the agent made them.
  */
 export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<void> {
   for (const name of [FILES.disk, FILES.variables]) {
-    // Some machines do not have all of these files.
+    // A missing file is no error, because some machines have no disk or no firmware variables.
     await undefinedIf(isMissing, chmod(join(folder, name), 0o600));
     await undefinedIf(isMissing, lchown(join(folder, name), uid, gid));
   }
 }
 
-/** Copies a file. Zeros become holes in the copy. The file of firmware variables has 64 MiB, which are nearly all zeros. */
+/** Copies a file, so that zeros become holes in the copy. The file of firmware variables has 64 MiB, and nearly all its bytes are zeros. */
 export async function copySparse(from: string, to: string): Promise<void> {
   const source = await open(from, 'r');
   const target = await open(to, 'w', 0o600);
@@ -104,8 +104,8 @@ export async function copySparse(from: string, to: string): Promise<void> {
  * name a backing file, because the agent gives the right backing file to each program that reads the disk. A missing disk is accepted,
  * because those programs report the missing disk themselves.
  *
- * @throws ReasonedError when the header would make a program read data from another file, or when the header is not like those that
- * QEMU writes.
+ * @throws ReasonedError when the header would make a program read data from another file, or when the header has values that QEMU does not
+ * write.
  */
 export async function requireOwnData(path: string): Promise<void> {
   const file = await undefinedIf(isMissing, open(path, 'r'));

@@ -30,12 +30,12 @@ import {
   writeCopyNote,
 } from './state.ts';
 
-/** Least time between two attempts to clean up after a copy. Inspections of the machine start them, and each can take seconds. */
+/** Shortest time between two attempts to clean up after a copy. Inspections of the machine make these attempts, which can take seconds. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
 /**
- * Largest number of thaw requests that the guest leaves unconfirmed. After this number, the guest gets no more requests to thaw or freeze
- * until its next start. With {@link TIDY_INTERVAL_MILLISECONDS} between two requests, a slow guest has five minutes to confirm one. After
- * that, a hostile guest costs the host no more work.
+ * Largest number of thaw requests that a guest can leave unconfirmed. After this number, the guest gets no more requests to thaw or freeze
+ * until its next start. With {@link TIDY_INTERVAL_MILLISECONDS} between two requests, a slow guest has five minutes to confirm one. The
+ * limit bounds the work that a hostile guest makes for the host.
  */
 const THAW_LIMIT = 10;
 
@@ -43,7 +43,7 @@ export class DiskCopies {
   readonly #folder: MachineFolder;
   readonly #machine: QemuMachine;
   readonly #context: MachineContext;
-  /** Promises of the copies under way, including copies that still wait. The key aborts the copy. */
+  /** Promises of the copies under way, including copies that still wait. The key of a copy aborts the copy. */
   readonly #copies = new Map<AbortController, Promise<unknown>>();
   readonly #serial = new Serial();
   #copying = false;
@@ -57,12 +57,12 @@ export class DiskCopies {
     this.#context = context;
   }
 
-  /** Runs `work` after all copies that were requested before. */
+  /** Runs `work` after all copies that were requested before. Copies that are requested later wait until `work` has ended. */
   async exclusively<T>(work: () => Promise<T>): Promise<T> {
     return await this.#serial.run(work);
   }
 
-  /** Makes all copies fail that were requested so far. Resolves when all these copies have ended. */
+  /** Makes all copies fail that were requested so far. Resolves when these copies have ended. */
   async interrupt(message: string): Promise<void> {
     for (const interruption of this.#copies.keys()) {
       interruption.abort(new ReasonedError('Interrupted', message));
@@ -83,8 +83,8 @@ export class DiskCopies {
   }
 
   /**
-   * Removes the files and QEMU objects that an ended copy has left, for example because the agent died during the copy. If the guest does
-   * not confirm the thaw of its file systems, that is no error, and the next call requests the thaw again.
+   * Removes the files and QEMU objects that an ended copy has left, for example because the agent died during the copy. It is no error if
+   * the guest does not confirm the thaw of its file systems. In this case, the next call requests the thaw again.
    */
   async tidy(): Promise<void> {
     if (this.#tidied) {
@@ -98,7 +98,7 @@ export class DiskCopies {
     }
   }
 
-  /** Calls {@link tidy} during an inspection of the machine, but not during a copy or soon after the last call. It only logs errors. */
+  /** Calls {@link tidy} for an inspection of the machine, but not during a copy or within 30 s of the last call. Errors are only logged. */
   async tryTidy(): Promise<void> {
     if (this.#copying || this.#tidied || Date.now() < this.#nextTidy) {
       return;
@@ -116,7 +116,9 @@ export class DiskCopies {
     }
   }
 
-  /** Copies the disk after all earlier requests. If the signal aborts, a waiting copy ends at once, and a begun one removes its files. */
+  /**
+   * Copies the disk after all earlier requests. If the signal aborts, a waiting copy ends at once, and a running copy removes its files.
+   */
   async #inTurn(options: CopyOptions): Promise<DiskCopy> {
     const { signal } = options;
     const waiting = Promise.withResolvers<never>();
@@ -162,7 +164,7 @@ export class DiskCopies {
     } catch (error) {
       throw await this.#explained(error, running, options.signal);
     } finally {
-      // The cleanup is the same as after a crash of the agent. If it fails, later inspections of the machine repeat it.
+      // This cleanup is the same as after a crash of the agent. If the cleanup fails, later inspections of the machine repeat it.
       this.#tidied = false;
       await this.#tidyOrLog();
     }
@@ -259,8 +261,8 @@ export class DiskCopies {
         await dropSnapshot(qmp);
       }
       await removeSnapshotFiles(path);
-      // The note about the copy stays even if the guest gets no more requests to thaw, because the next copy reads the note. The note is
-      // removed when the machine has ended.
+      // While the thaw is unconfirmed, the note about the copy stays, because the next copy reads the number of thaw requests from it. The
+      // note is removed when the machine has ended.
       if (!thawed) {
         return await this.#note({ target: undefined });
       }
@@ -270,8 +272,8 @@ export class DiskCopies {
   }
 
   /**
-   * Requests a thaw of the guest's file systems, and returns whether the guest confirmed it. The attempt is recorded first, so that it
-   * counts even if the agent dies during the attempt.
+   * Requests a thaw of the guest's file systems, and returns whether the guest confirmed the thaw. The request is counted first, so that it
+   * counts even if the agent dies during the request.
    */
   async #thaw(agent: GuestAgent, { thawsFailed }: CopyNote): Promise<boolean> {
     if (thawsFailed >= THAW_LIMIT) {

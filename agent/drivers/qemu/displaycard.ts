@@ -18,7 +18,7 @@ const DBUS_DISPLAY: readonly string[] = [
 
 type Launched = NonNullable<MachineFile['launched']>;
 
-/** Returns the values of a machine's start for its state file. */
+/** Returns the values of a new start that the machine's state file stores. */
 export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
   const { runAs, seed } = plan;
   const screen = screenWith(cardFor(plan, platform), plan, platform);
@@ -26,8 +26,8 @@ export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
 }
 
 /**
- * Returns the values of a machine's resume for its state file. The guest must find the same card as at its start, even after an upgrade of
- * the agent or of QEMU.
+ * Returns the values of a resume that the machine's state file stores. The guest must find the same card as at its start, even after an
+ * upgrade of the agent or of QEMU.
  */
 export function resumedWith(
   launched: Launched | undefined,
@@ -54,7 +54,7 @@ function cardFor(plan: VmLaunchPlan, { architecture, display }: Platform): Scree
   return display.virtioVga ? 'virtio-vga' : 'VGA';
 }
 
-/** Returns the card with which early releases of the agent started machines. */
+/** Returns the graphics card that early releases of the agent gave a machine. The state files of these releases do not name the card. */
 function formerCard(plan: VmLaunchPlan, { architecture }: Platform): Screen['card'] {
   if (!plan.guest.vm.vnc.enabled) {
     return undefined;
@@ -67,7 +67,7 @@ function screenWith(card: Screen['card'], plan: VmLaunchPlan, platform: Platform
   if (display === undefined) {
     return { card, dbus: false };
   }
-  // QEMU cannot set the DPI of its older card.
+  // QEMU cannot set the DPI of its older card, `VGA`.
   const dbus = platform.display.dbus && card !== undefined && card !== 'VGA';
   const most = platform.display.vncMaximum;
   const cropped = {

@@ -45,7 +45,7 @@ export interface QemuDriverOptions {
   logger: Logger;
   /** Architecture of machines that name no architecture. If absent, it is the host's own architecture. */
   architecture?: 'amd64' | 'arm64' | undefined;
-  /** Root directory for the processes of machines that must outlive the agent's container. */
+  /** Root directory for the processes of machines, which must outlive the agent's container. */
   ownRoot?: OwnRoot | undefined;
   /** Linux group (gid) with the right to read images. Undefined if the agent is not root. */
   readers?: number | undefined;
@@ -123,7 +123,7 @@ export class QemuDriver implements DriverOfVMs {
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
     const machine = this.#of(folder).machine;
-    // If the machine has no process, a copy of its disk can continue.
+    // If the machine has no process, a stop does not interrupt a copy, because the copy reads only the disk's file.
     if ((await machine.process()) === undefined) {
       await machine.stop(options);
     } else {
@@ -202,7 +202,7 @@ export class QemuDriver implements DriverOfVMs {
     await copies.tidy();
     console.close();
     this.#held.delete(folder.uid);
-    // The machine's folder is removed last. While it exists, a failed removal of the machine is repeated.
+    // The machine's folder is removed last, because the agent repeats a failed removal only while this folder exists.
     await this.#context.cgroups.remove(folder.uid);
     await machine.state.removeFolder();
   }
@@ -276,7 +276,7 @@ export class QemuDriver implements DriverOfVMs {
     return made;
   }
 
-  /** Returns the plan with the Linux user of the machine's process. */
+  /** Returns the plan with the Linux user that `processUser` chooses for the machine's process, because the plan may name no user. */
   #owned<Plan extends VmPlan>(plan: Plan): Plan {
     return { ...plan, runAs: processUser(this.#context.isRoot, plan.runAs) };
   }

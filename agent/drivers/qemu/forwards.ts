@@ -12,7 +12,7 @@ import { NETWORK } from './arguments.ts';
 import type { QemuMachine } from './machine.ts';
 import type { QmpConnection } from './qmp.ts';
 
-/** Loopback address on which QEMU listens. Other hosts cannot reach it. */
+/** Loopback address on which QEMU listens. Other hosts cannot reach this address. */
 const ADDRESS = '127.0.0.1';
 /**
  * Largest number of forwards of one machine. This number equals the largest number of the machine's streams, because a stream needs at most
@@ -23,7 +23,7 @@ const FORWARDS = 16;
  * Limit of attempts to open a port. Another program can take a free port before QEMU does, but this hardly happens three times in a row.
  */
 const ATTEMPTS = 3;
-/** Limit of an error's text, which is one sentence. */
+/** Limit of the text of QEMU's error. Normally this text is one sentence. */
 const ERROR_LIMIT_CHARACTERS = 300;
 
 export class PortForwards {
@@ -31,7 +31,7 @@ export class PortForwards {
   readonly #machine: QemuMachine;
   readonly #logger: Logger;
   readonly #serial = new Serial();
-  /** Process of QEMU that has the ports open. When it ends, the kernel closes its ports. */
+  /** QEMU process that has the ports open. When this process ends, the kernel closes the ports. */
   #process: ProcessIdentity | undefined;
   readonly #open = new Set<number>();
   /** Ports to remove: ports that the agent opened before its restart, and ports whose removal failed. */
@@ -62,7 +62,10 @@ export class PortForwards {
     });
   }
 
-  /** Removes the ports that an earlier agent left open. An error is only logged, because the next call tries again. */
+  /**
+   * Removes ports that are no longer needed: ports that the agent opened before its restart, and ports whose removal failed. An error is
+   * only logged, because the next call tries again.
+   */
   async tidy(): Promise<void> {
     if (this.#process === undefined || this.#unwanted.size > 0) {
       await this.#serial.run(async () => await this.#tryRemoveUnwanted());
@@ -73,7 +76,7 @@ export class PortForwards {
     let answer = '';
     for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
       const port = await freePort();
-      // The port is written into the state file before QEMU opens it. So if the agent dies, it removes the port after its restart.
+      // The port is written into the state file before QEMU opens it. So if the agent dies, the agent removes the port after its restart.
       this.#unwanted.add(port);
       await this.#note();
       answer = await command(qmp, `hostfwd_add ${NETWORK} tcp:${ADDRESS}:${port}-:${guestPort}`);
@@ -108,8 +111,8 @@ export class PortForwards {
   async #removeUnwanted(): Promise<void> {
     const now = await this.#machine.process();
     if (!isSame(now, this.#process)) {
-      // When a QEMU process ends, its ports close too. So only the ports of the present process matter. The state file has those that the
-      // agent opened before its restart.
+      // The machine has another QEMU process than before. The ports of the former process closed when that process ended. So the only ports
+      // to remove are the ports in the state file. The agent opened these ports in the present process before its restart.
       const { forwards = [] } = (await this.#machine.state.read()) ?? {};
       this.#process = now;
       this.#open.clear();
@@ -149,7 +152,10 @@ function isSame(one: ProcessIdentity | undefined, other: ProcessIdentity | undef
   return one?.pid === other?.pid && one?.startTime === other?.startTime && one?.bootId === other?.bootId;
 }
 
-/** Returns a port that is free now, from the range that the kernel uses for outgoing connections. Machines rarely reserve ports there. */
+/**
+ * Returns a port that is free now. The kernel takes this port from the range for outgoing connections, in which machines rarely reserve
+ * ports.
+ */
 async function freePort(): Promise<number> {
   const server = createServer().listen(0, ADDRESS);
   await once(server, 'listening');

@@ -12,7 +12,10 @@ import { executeInGuest } from './guestagent/exec.ts';
 import { readFacts } from './guestagent/facts.ts';
 import type { QemuMachine } from './machine.ts';
 
-/** Time limit of the guest agent's answer to a ping. The guest agent has answered an earlier question over the same connection. */
+/**
+ * Time limit of the guest agent's answer to a ping. A short limit is enough, because the guest agent has just answered another command over
+ * the same connection.
+ */
 const PING_TIMEOUT_MILLISECONDS = 3_000;
 
 export class MachineGuest {

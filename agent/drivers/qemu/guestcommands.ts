@@ -6,8 +6,8 @@ import { GuestConnection } from './guestagent/connection.ts';
 import type { QmpConnection } from './qmp.ts';
 
 /**
- * Time that a guest agent has to refuse a shutdown. A guest agent that has begun the shutdown gives no answer. The guest's own shutdown
- * command ends within a second, even in an emulated guest.
+ * Time that a guest agent has to refuse a shutdown. The guest agent refuses if the guest's own shutdown command fails, and otherwise gives
+ * no answer. The shutdown command ends within a second, even in an emulated guest.
  */
 const REFUSAL_MILLISECONDS = 5_000;
 /** Time limit to set the clock. The guest also writes its hardware clock, which takes up to two seconds. */
@@ -17,8 +17,8 @@ const NANOSECONDS_PER_MILLISECOND = 1_000_000;
 const chardevsSchema = z.array(z.object({ label: z.string(), 'frontend-open': z.boolean() }));
 
 /**
- * Returns whether a program in the guest has opened the guest agent's port. If the guest has no guest agent, the caller thus learns this
- * with one QMP command, and needs no connection that waits for an answer.
+ * Returns whether a program in the guest has opened the guest agent's port. This needs only one QMP command. If the guest has no guest
+ * agent, a connection would show this only after a time limit.
  */
 export async function hasGuestAgent(qmp: QmpConnection): Promise<boolean> {
   const chardevs = await qmp.ask('query-chardev', chardevsSchema);
@@ -26,8 +26,8 @@ export async function hasGuestAgent(qmp: QmpConnection): Promise<boolean> {
 }
 
 /**
- * Makes the guest power off. Resolves when the guest agent has not refused in time. @throws Error when the guest agent refuses or does not
- * answer.
+ * Makes the guest power off. The guest agent answers this request only to refuse it, so the promise resolves when no refusal has come in
+ * time. @throws Error when the guest agent refuses, or when the guest has no guest agent that answers.
  */
 export async function shutDown(agent: GuestAgent, signal: AbortSignal): Promise<void> {
   await agent.urgently(async () => {

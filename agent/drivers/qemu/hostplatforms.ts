@@ -31,21 +31,26 @@ const HARDWARE_TIMEOUT_MILLISECONDS = 5_000;
 /** Time limit to try a guest with emulation. Working emulation can be slow if other programs use the processor. */
 const EMULATION_TIMEOUT_MILLISECONDS = 30_000;
 const HELP_TIMEOUT_MILLISECONDS = 30_000;
-/** Format of the saved results. If an upgraded agent has another number here, it tries the platforms again. */
+/** Number of the format of the saved results. An agent with another number ignores these results, and tries the platforms again. */
 const CACHE_FORMAT = 2;
 
 /**
  * Machine code of the guest that tries amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The device
- * `isa-debug-exit` turns 0x10 into QEMU's exit code (0x10 << 1) | 1. A processor finishes this loop in hundredths of a second. Inside
- * another virtual machine, KVM may have no hardware support. KVM then interprets the instructions. This takes minutes for the loop, and
- * even longer for the boot of a real guest.
+ * `isa-debug-exit` turns 0x10 into QEMU's exit code (0x10 << 1) | 1.
+ *
+ * The loop finds a KVM that is too slow. A processor finishes the loop in hundredths of a second. Inside another virtual machine, KVM may
+ * have no hardware support, and then interprets the instructions. The loop then takes minutes, and the boot of a real guest takes even
+ * longer.
  */
 const BIOS_GUEST = Buffer.from('66b980f0fa02664975fcb010e6f4f4ebfd', 'hex');
 const BIOS_GUEST_EXIT_CODE = 0x21;
 const SECTOR_BYTES = 512;
 /** Size of the disk with the guest that tries amd64. SeaBIOS does not boot from a disk smaller than one cylinder (516,096 bytes). */
 const BIOS_DISK_BYTES = 4 * 1024 * 1024;
-/** Machine code that tries arm64: `mov w0, #0x84000008; hvc #0; b .`. The code calls PSCI SYSTEM_OFF, and QEMU ends with code 0. */
+/**
+ * Machine code of the guest that tries arm64: `mov w0, #0x84000008; hvc #0; b .`. The code calls PSCI SYSTEM_OFF, and QEMU ends with code
+ * 0.
+ */
 const ARM_GUEST = Buffer.from('000180520080b072020000d400000014', 'hex');
 
 export interface HostPlatformsOptions {
@@ -55,7 +60,7 @@ export interface HostPlatformsOptions {
   architecture?: Architecture | undefined;
 }
 
-/** Finds the platforms of this host. The platforms are tried only at the first request, because this takes seconds. */
+/** Finds the platforms of this host. The platforms are tried only at the first request, because the trial takes seconds. */
 export class HostPlatforms {
   readonly #options: HostPlatformsOptions;
   #found: Promise<Platform[]> | undefined;

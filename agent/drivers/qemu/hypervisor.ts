@@ -11,8 +11,8 @@ import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
 import { FILES } from './state.ts';
 
 /**
- * Time limit to connect to a running QEMU. QEMU answers in milliseconds, but another client can be connected for a moment, for example the
- * previous process of the agent, which is ending.
+ * Time limit to connect to a running QEMU. QEMU answers in milliseconds. The limit is longer, because another client can be connected for a
+ * moment, for example the previous process of the agent, which is ending.
  */
 const ADOPT_TIMEOUT_MILLISECONDS = 3_000;
 
@@ -28,8 +28,8 @@ export class Hypervisor {
   readonly identity: ProcessIdentity;
   readonly guestAgent: GuestAgent;
   /**
-   * Whether QEMU reported that a signal ends it. In this case, QEMU has the run state `shutdown`, which it also has after its guest has
-   * powered off.
+   * Whether QEMU reported that a signal ends QEMU. The run state does not show this, because it is `shutdown` in two cases: after a signal,
+   * and after the guest has powered off.
    */
   endsFromOutside = false;
   #qmp: QmpConnection | undefined;
@@ -98,7 +98,7 @@ export class Hypervisor {
       throw new QmpError('The agent closed the connection to QEMU');
     }
     qmp.on('event', (event) => this.#handlers.onEvent(event));
-    // When a process ends, its connection closes first.
+    // The watch checks the process at once, because a process that ends closes its connection first.
     qmp.on('close', () => this.#watch.check());
     this.#qmp = qmp;
     return qmp;

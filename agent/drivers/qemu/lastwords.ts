@@ -1,4 +1,4 @@
-/** Makes messages for users from the last lines of QEMU's log and the way in which QEMU ended. */
+/** Makes messages for users about the end of QEMU, from its exit status and the last lines of its log. */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { logsWritten } from '../../console/logwriter.ts';
 import { logTail } from '../../console/tail.ts';
@@ -6,15 +6,15 @@ import { type StartReason } from '../driver.ts';
 import type { ExitStatus } from '../launch.ts';
 
 /**
- * Limits of the log lines in a message. These lines and other text fit into the message of a Pod's container, which has at most 4096
- * characters.
+ * Limits of the log lines in a message: the number of bytes, and the number of lines. The lines and other text fit into the message of a
+ * Pod's container, which has at most 4096 characters.
  */
 const TAIL_BYTES = 2048;
 const TAIL_LINES = 12;
 /** Timestamp before each line of QEMU's log, for example `2026-11-21T12:00:00.000000Z `. */
 const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z /;
 
-/** Returns the last lines of the hypervisor's output; empty if there is no output. Call it when the hypervisor has ended. */
+/** Returns the last lines of the hypervisor's output; empty if there is no output. Call this function when the hypervisor has ended. */
 async function lastWords(folder: string): Promise<string> {
   await logsWritten(folder);
   const tail = await logTail(folder, 'hypervisor', TAIL_BYTES);
@@ -56,7 +56,7 @@ function withWords(what: string, words: string): string {
   return words === '' ? what : `${what}: ${words}`;
 }
 
-/** Reasons of a failed start that the operator distinguishes, with messages of QEMU 7.2 to 10 that show the reason. */
+/** Reasons of a failed start, with patterns of messages of QEMU 7.2 to 10. The first pattern that matches the log determines the reason. */
 const REASONS: [RegExp, StartReason][] = [
   [/Could not set up host forwarding rule|Address already in use/, 'PortTaken'],
   [/Cannot allocate memory|cannot set up guest memory/, 'OutOfMemory'],
@@ -68,7 +68,7 @@ const REASONS: [RegExp, StartReason][] = [
 
 /**
  * Returns the error of a failed start. The error's message is `what` and the last lines of the hypervisor's log. Only these lines determine
- * the error's reason. `what` does not, because it can be QEMU's answer to a command that failed only temporarily.
+ * the error's reason. `what` does not determine the reason, because `what` can be QEMU's answer to a command that failed only temporarily.
  */
 export async function startError(folder: string, what: string): Promise<ReasonedError> {
   const words = await lastWords(folder);

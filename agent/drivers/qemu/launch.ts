@@ -21,7 +21,10 @@ export interface MachineContext {
   ownRoot: OwnRoot | undefined;
   /** Whether the agent is root. If true, QEMU starts as root, and changes to another user when it has opened its files and sockets. */
   isRoot: boolean;
-  /** Linux group (gid) with the right to read images. Programs that read a machine's disk have this group. */
+  /**
+   * Linux group (gid) with the right to read images. Programs that read a machine's disk get this group, because the disk is based on an
+   * image.
+   */
   readers: number | undefined;
   changed: (uid: string) => void;
   /**
@@ -31,7 +34,10 @@ export interface MachineContext {
   follow: (folder: MachineFolder, how: 'started' | 'found') => void;
 }
 
-/** Environment of the process. QEMU finds its modules (accelerators, displays) at a path that is built into QEMU. */
+/**
+ * Environment of the process. No variable names the folder of QEMU's modules (accelerators, displays), because the path of this folder is
+ * built into QEMU.
+ */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
 /**
  * Time limit for the test whether the log writer's interpreter runs. The interpreter ends after 3 ms, or after seconds on an overloaded
@@ -40,8 +46,8 @@ const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
 const INTERPRETER_TIMEOUT_MILLISECONDS = 30_000;
 
 /**
- * Checks that the machines' log writer can run. The agent calls this when it starts, so that an error appears before the first machine
- * starts. @throws Error when the log writer cannot run.
+ * Checks that the machines' log writer can run. The agent calls this function when it starts, so that an error appears before the first
+ * machine starts. @throws Error when the log writer cannot run.
  */
 export async function requireLogWriter(): Promise<void> {
   const [interpreter] = withLogWriter([]);
@@ -91,13 +97,13 @@ export async function launchMachine(
 }
 
 const MEBIBYTE = 1024 ** 2;
-/** Memory in bytes of QEMU's own code, its devices and screen, and its disk cache, as measured in docs/develop/performance.md. */
+/** Memory that QEMU uses for its code, its devices and screen, and its disk cache, in bytes, as measured in docs/develop/performance.md. */
 const PROCESS_BYTES = 256 * MEBIBYTE;
-/** Memory in bytes of QEMU for the stacks and state of each virtual processor. */
+/** Memory that QEMU uses for the stacks and the state of one virtual processor, in bytes. */
 const PROCESSOR_BYTES = 16 * MEBIBYTE;
 /**
- * Overhead of QEMU as a share of the guest's memory. Page tables use 1/512 of this memory, and each bitmap of written pages uses 1/32768.
- * The rest of the share is a safety margin.
+ * Memory that QEMU uses for each byte of the guest's memory, in bytes. Page tables need 1/512, and each bitmap of written pages needs
+ * 1/32768. The rest is a safety margin.
  */
 const MEMORY_SHARE = 1 / 64;
 /**
@@ -105,11 +111,13 @@ const MEMORY_SHARE = 1 / 64;
  * several screens of 3840×2160.
  */
 const SCREEN_BYTES = 256 * MEBIBYTE;
-/** Memory in bytes of QEMU for translated code, if it emulates the processor. QEMU keeps at most 1 GiB of such code (`tb-size`). */
+/**
+ * Memory that QEMU uses for translated code when it emulates the processor, in bytes. QEMU keeps at most 1 GiB of such code (`tb-size`).
+ */
 const TRANSLATION_BYTES = 1024 * MEBIBYTE;
 /**
- * Largest number of QEMU's threads in addition to one thread for each virtual processor. Up to 64 threads are for the disk, and others for
- * screen, timers and copies.
+ * Largest number of QEMU's threads in addition to one thread for each virtual processor. Up to 64 threads are for the disk, and other
+ * threads are for screen, timers and copies.
  */
 const THREADS = 128;
 

@@ -28,7 +28,7 @@ import { BEGUN, FILES, type MachineFile, StateFile } from './state.ts';
 
 /** Time limit of a start. QEMU answers some 30 ms after its start, or after seconds on an overloaded host. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
-/** Time to wait for QEMU's end after its connection has failed, because a process that ends closes its sockets first. */
+/** Time that the agent waits for QEMU's end after a lost connection. A process closes its sockets shortly before its end. */
 const EXIT_NOTICE_MILLISECONDS = 500;
 
 export class QemuMachine {
@@ -62,7 +62,7 @@ export class QemuMachine {
     return state.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /** Returns the machine's live process, if any. The agent has perhaps started this process before its restart, and has not recorded it. */
+  /** Returns the machine's live process, if any. Searches for the process if the agent died before it recorded the process. */
   async process(): Promise<ProcessIdentity | undefined> {
     const state = await this.state.read();
     if (state === undefined || !state.live) {
@@ -79,8 +79,8 @@ export class QemuMachine {
   }
 
   /**
-   * The hypervisor that the agent watches; undefined if it watches none. Unlike {@link hypervisor}, this property never begins to watch a
-   * hypervisor, so any step may read it.
+   * The hypervisor that the agent watches; undefined if the agent watches none. Unlike {@link hypervisor}, this property never begins to
+   * watch a hypervisor. So any step may read this property.
    */
   get watched(): Hypervisor | undefined {
     return this.#hypervisor;
@@ -274,7 +274,7 @@ export class QemuMachine {
     });
   }
 
-  /** Records in the state file that the machine's process has ended, and the reason. */
+  /** Records the end of the machine's process, and the reason, in the state file. */
   async #settle(hypervisor?: Hypervisor): Promise<MachineFile> {
     const status = await (hypervisor ?? this.#hypervisor)?.exitStatus();
     const kills = await this.#context.cgroups.memoryKills(this.#folder.uid);

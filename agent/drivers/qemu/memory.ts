@@ -1,4 +1,4 @@
-/** Saves and restores the memory of a suspended machine. A file in the machine's folder has QEMU's migration stream. */
+/** Saves and restores the memory of a suspended machine. The memory is in a file in the machine's folder, as QEMU's migration stream. */
 import { createReadStream, createWriteStream } from 'node:fs';
 import { chmod, rename, rm } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
@@ -13,8 +13,8 @@ import type { QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
 
 /**
- * Bandwidth limit of the migration stream, high enough to have no effect. QEMU's default of 128 MiB/s protects networks, but this stream
- * uses no network.
+ * Bandwidth limit of the migration stream, high enough to have no effect. QEMU's default limit of 128 MiB/s protects networks, but this
+ * stream uses no network.
  */
 const BANDWIDTH_BYTES_PER_SECOND = 2 ** 40;
 const STATUS_INTERVAL_MILLISECONDS = 10;
@@ -31,11 +31,12 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
   const socketFile = join(folder, FILES.migration);
   await rm(socketFile, { force: true });
   const server = createServer();
-  // The hypervisor connects only once. No code would handle the errors of a second connection.
+  // The server refuses a second connection. The hypervisor connects only once, and no code would handle errors of another connection.
   server.maxConnections = 1;
   try {
     await withSocketPath(folder, FILES.migration, async (path) => await listening(server, path));
-    // QEMU is no longer root, so all users may connect to the socket. Other users cannot enter the parent folder.
+    // All users may connect to the socket, because QEMU is no longer root. Other users do not reach the socket, because only root may enter
+    // the folder of all machines.
     await chmod(socketFile, 0o666);
     const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
     await Promise.all([receive(server, partial, signal), send(qmp, signal)]);
@@ -52,8 +53,8 @@ export async function restoreMemory(folder: string, qmp: QmpConnection): Promise
   const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
   const socket = await withSocketPath(folder, FILES.migration, connectTo);
   const sent = pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
-  // QEMU closes the connection at the last byte, possibly before the agent does. QEMU's run state shows whether QEMU has read all
-  // bytes.
+  // These errors are ignored, because QEMU closes the connection at the last byte, possibly before the agent does. QEMU's run state then
+  // shows whether QEMU has read all bytes.
   await undefinedIf(hasCode('ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET'), sent);
   while ((await qmp.status()) === 'inmigrate') {
     signal.throwIfAborted();

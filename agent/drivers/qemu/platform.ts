@@ -6,7 +6,7 @@ export type Architecture = 'amd64' | 'arm64';
 
 export interface Firmware {
   code: string;
-  /** Path of the template of the firmware's variables. Each machine gets a copy of its own, to which it writes. */
+  /** Path of the template of the firmware's variables. Each machine has its own copy of this file, and writes to the copy. */
   variables: string;
 }
 
@@ -22,9 +22,9 @@ export interface Platform {
   display: DisplaySupport;
 }
 
-/** The features for screens that the QEMU of this host has. */
+/** Features for screens that the QEMU of this host has. */
 export interface DisplaySupport {
-  /** Whether amd64 guests can have the card whose DPI can be set. */
+  /** Whether QEMU has the graphics card `virtio-vga`. QEMU can set the DPI of this card, but not of the older card `VGA`. */
   virtioVga: boolean;
   /** Whether QEMU has a D-Bus display, over which the agent sets the DPI. */
   dbus: boolean;
@@ -39,7 +39,7 @@ export const BINARIES: Record<Architecture, string> = {
 
 /**
  * Patterns of QEMU's machine types with a version. If a machine had a type without a version (an alias), an upgrade of QEMU would change
- * its hardware.
+ * the machine's hardware.
  */
 export const MACHINE_TYPE_PATTERNS: Record<Architecture, RegExp> = {
   amd64: /^(pc-q35-(\d+)\.(\d+)) /,

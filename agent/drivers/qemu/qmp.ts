@@ -11,8 +11,8 @@ import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../processes/socket.ts';
 
 /**
- * Time between two attempts to connect. QEMU opens its socket some 10 ms after its start, and the time between attempts must add little to
- * this.
+ * Time between two attempts to connect. QEMU opens its socket some 10 ms after its start. A much longer time between attempts would delay
+ * each start.
  */
 const CONNECT_INTERVAL_MILLISECONDS = 3;
 /** Time limit of a command. QEMU answers in a few milliseconds, or in seconds on an overloaded host. */
@@ -81,7 +81,9 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
 
   /**
    * Connects to QEMU and leaves QMP's negotiation mode. Tries again until QEMU listens, `signal` aborts or the time is over. QEMU serves
-   * one client at a time: while another client is connected, QEMU sends no greeting.
+   * one client at a time. So if another client is connected, the function waits until QEMU serves this connection.
+   *
+   * @throws QmpError when QEMU does not answer.
    */
   static async connect(
     folder: string,

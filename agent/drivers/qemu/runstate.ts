@@ -1,6 +1,6 @@
 /**
- * Pauses, continues and ends guests by QEMU's run states, and completes a step that the agent left unfinished when it died. After its guest
- * has powered off, QEMU stays in the run state `shutdown` until it gets the command `quit`.
+ * Pauses, continues and ends guests by commands that change QEMU's run state. Also completes a step that the agent left unfinished when it
+ * died. After its guest has powered off, QEMU stays in the run state `shutdown` until it gets the command `quit`.
  */
 import type { Logger } from 'pino';
 import { killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
@@ -17,7 +17,10 @@ const PAUSED = 'paused';
  * write when the guest continues.
  */
 const DISK_FULL = 'io-error';
-/** Run states in which QEMU waits for a command to continue. If the agent dies during a step, QEMU can stay in one of these states. */
+/**
+ * Run states in which the guest stands still until QEMU gets another command. If the agent dies during a step, QEMU can stay in one of
+ * these states.
+ */
 const INTERRUPTED: ReadonlySet<string> = new Set([PAUSED, 'prelaunch', 'postmigrate', 'finish-migrate']);
 
 /** Time limit of QEMU's command `quit`, which flushes the disks. If QEMU needs longer, the agent kills it. */
@@ -25,8 +28,8 @@ const QUIT_TIMEOUT_MILLISECONDS = 10_000;
 /** Time between two presses of the power button. A guest whose firmware is still running ignores a press. */
 const POWER_BUTTON_INTERVAL_MILLISECONDS = 3_000;
 /**
- * Time that the guest agent has to power off the guest. After this time, Berth's agent also presses the power button. A guest that already
- * shuts down ignores the power button.
+ * Time that the guest agent has to power off the guest. After this time, Berth's agent also presses the power button. This does no harm,
+ * because a guest that already shuts down ignores the power button.
  */
 const GUEST_AGENT_MILLISECONDS = 5_000;
 
@@ -40,11 +43,14 @@ function isInterrupted(status: string): boolean {
 
 interface Pausable {
   readonly state: StateFile;
-  /** Returns the hypervisor, or undefined when it has ended. */
+  /** Returns the hypervisor, or undefined when the hypervisor has ended. */
   hypervisor(): Promise<Hypervisor | undefined>;
 }
 
-/** Pauses the guest. The state file is written first. So if the agent dies before the pause, it completes the pause after its restart. */
+/**
+ * Pauses the guest. The state file is written first. So if the agent dies before the pause, the agent completes the pause after its
+ * restart.
+ */
 export async function pauseGuest(machine: Pausable): Promise<void> {
   await machine.state.update({ paused: true });
   const qmp = await (await machine.hypervisor())?.qmp();
@@ -64,9 +70,9 @@ export interface StopOptions {
 }
 
 /**
- * Makes the guest power off. A guest agent, if there is one, is asked first. The reason is that a desktop system may ignore its power
- * button, or ask its user a question. Presses the power button if the guest does not power off, or has no guest agent. Resolves when the
- * guest has powered off, the grace period is over, or `hurry` aborts. If the guest is paused, resolves at once.
+ * Makes the guest power off. First asks the guest agent, if the guest has one, because a desktop system may ignore its power button, or ask
+ * its user to confirm. Then presses the power button until the guest powers off. Resolves when the guest has powered off, the grace period
+ * is over, or `hurry` aborts. If the guest is paused, resolves at once.
  */
 export async function powerOffGuest(
   hypervisor: Hypervisor,
@@ -102,7 +108,7 @@ export async function powerOffGuest(
   }
 }
 
-/** Returns whether the guest has powered off because its guest agent was asked to shut it down. */
+/** Asks the guest agent to shut the guest down, and returns whether the guest has powered off in time. */
 async function powerOffByAgent(
   { guestAgent, folder: { uid } }: Hypervisor,
   qmp: QmpConnection,
@@ -153,8 +159,8 @@ export async function reconcile(
   const status = await qmp.status();
   const state = await file.read();
   if (state?.suspended === true) {
-    // The agent died after QEMU had saved the memory, or while a new process read the saved memory. The memory is still on disk, so the
-    // process can be ended.
+    // The agent died after QEMU had saved the memory, or while a new process read the saved memory. The memory is still on disk, so the end
+    // of the process loses nothing.
     await killForCertain(identity);
     return 'gone';
   }
@@ -180,8 +186,8 @@ export async function reconcile(
 }
 
 /**
- * Removes the record of the guest's power-off if a signal ended the hypervisor. If the agent connects just after the signal, it misses
- * QEMU's event about the signal. The log of the ended hypervisor still names the signal.
+ * Corrects the recorded end of a machine. If the agent connects to QEMU just after a signal, it misses QEMU's event about the signal, and
+ * wrongly records that the guest powered off. If the log of the ended hypervisor names a signal, this function removes the wrong record.
  */
 async function correctEnd(folder: string, file: StateFile): Promise<void> {
   if (await wasEndedBySignal(folder)) {
@@ -189,7 +195,7 @@ async function correctEnd(folder: string, file: StateFile): Promise<void> {
   }
 }
 
-/** Cancels a suspension that has begun. The guest then continues, unless the state file says that it is paused. */
+/** Cancels a suspension that has begun. The guest then continues, unless the state file says that the guest is paused. */
 export async function goOn(qmp: QmpConnection, file: StateFile): Promise<void> {
   await qmp.execute('migrate_cancel');
   const { paused } = await file.update({ intent: 'run' });
@@ -205,7 +211,10 @@ export async function guestPoweredOff(file: StateFile): Promise<void> {
   );
 }
 
-/** Returns the change of the state file when the machine's process has ended. Without a request, the end is a crash with `message`. */
+/**
+ * Returns the change of the state file when the machine's process has ended. If nobody requested the end, it is a crash, and `message`
+ * describes the crash.
+ */
 export function processEnded(known: MachineFile, message: string): StateChange {
   if (!known.live) {
     return {};

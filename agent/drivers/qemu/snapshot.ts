@@ -1,8 +1,11 @@
 /**
- * Makes a snapshot of a running machine's disk: its content at one moment can be read while the guest continues to write. A filter between
- * the guest's drive and its disk saves old content in a second file before the guest overwrites it. A socket serves the snapshot from both
- * files. If the file system of the second file is full, the snapshot becomes unreadable and the guest continues. With a backup job of QEMU,
- * the guest's own write would fail instead. The filter also keeps the holes of the disk, but a backup job does not.
+ * Makes a snapshot of a running machine's disk, which is the disk's content at one moment. The snapshot can be read while the guest
+ * continues to write. A filter is between the guest's drive and its disk. Before the guest overwrites old content, the filter saves this
+ * content in a second file. QEMU serves the snapshot from both files over a socket.
+ *
+ * The agent does not use a backup job of QEMU, for two reasons. If the file system of the second file is full, a backup job makes the
+ * guest's own write fail. With the filter, the snapshot becomes unreadable, and the guest continues. A backup job also loses the holes of
+ * the disk, but the filter keeps them.
  */
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -25,7 +28,10 @@ const FILTER_NODE = 'copy-filter';
 const VIEW_NODE = 'copy-view';
 const EXPORT = 'copy';
 
-/** Time limit of a guest's write that waits until old content is saved. Some guests treat their disk as broken if a write takes 60 s. */
+/**
+ * Time limit of a guest's write that waits until old content is saved. The limit is below 60 s, because some guests treat their disk as
+ * broken if a write takes 60 s.
+ */
 const WRITE_TIMEOUT_SECONDS = 30;
 /**
  * Time limit for the end of the snapshot's NBD export. The export ends when the requests that have already begun are answered. Each of
@@ -79,12 +85,15 @@ export async function prepareSnapshot(
   return drive;
 }
 
-/** Inserts the filter, which takes a millisecond. The snapshot shows the disk at this moment. */
+/** Inserts the filter, which takes a millisecond. The snapshot shows the disk as it is at this moment. */
 export async function takeSnapshot(qmp: QmpConnection, drive: Drive): Promise<void> {
   await attach(qmp, drive, FILTER_NODE);
 }
 
-/** Serves the snapshot. Returns a block node by which QEMU's programs that run in the machine's folder can read it. */
+/**
+ * Serves the snapshot on a socket. Returns the block node with which programs of QEMU read the snapshot. These programs must run in the
+ * machine's folder.
+ */
 export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, unknown>> {
   await qmp.execute('blockdev-add', {
     'node-name': VIEW_NODE,
@@ -116,7 +125,7 @@ export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
   }
 }
 
-/** Removes the snapshot's files by their names. Follows no links, because the hypervisor can put links into the folder. */
+/** Removes the snapshot's files by their names. The function follows no links, because the hypervisor can put links into the folder. */
 export async function removeSnapshotFiles(folder: string): Promise<void> {
   for (const name of [OLD, SOCKET]) {
     await rm(join(folder, name), { force: true });
@@ -170,7 +179,7 @@ async function endExport(qmp: QmpConnection): Promise<void> {
     }
     await pause(EXPORT_END_INTERVAL_MILLISECONDS);
   }
-  // QEMU has no command that shows whether the server runs.
+  // QEMU has no command that shows whether the server runs. So the server is always stopped, and the error that it does not run is ignored.
   const isNone = (error: unknown): boolean =>
     error instanceof QmpError && error.message.includes('not running');
   await undefinedIf(isNone, qmp.execute('nbd-server-stop'));

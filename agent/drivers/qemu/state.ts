@@ -20,7 +20,7 @@ export const FILES = {
   qmp: 'qmp.sock',
   guestAgent: 'ga.sock',
   vnc: 'vnc.sock',
-  /** Socket of a second machine protocol, over which the agent connects to the D-Bus display. */
+  /** Second QMP socket, over which the agent connects to the D-Bus display. */
   display: 'display.sock',
   migration: 'migration.sock',
   /** Saved memory and device states of a suspended machine. */
@@ -34,7 +34,7 @@ const sizeSchema = z.object({ width: z.number().int(), height: z.number().int() 
 const screenSchema = z.object({
   /** QEMU's name of the graphics card; absent for a machine without a card. A resumed machine must have the same card. */
   card: z.enum(['VGA', 'virtio-vga', 'virtio-gpu-pci']).optional(),
-  /** Size in pixels and DPI that the VM asks for; absent if it asks for no display. */
+  /** Size in pixels and DPI that the VM asks for; absent if the VM asks for no display. */
   display: sizeSchema.extend({ dpi: z.number().int() }).optional(),
   /** Whether the process has a D-Bus display, over which the agent sets the DPI. */
   dbus: z.boolean(),
@@ -62,7 +62,7 @@ const stateSchema = z.object({
        * machines.
        */
       runAs: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
-      /** Files of the machine's seed, relative to its folder. Absent if the machine was started without a seed. */
+      /** Files of the machine's seed, relative to the machine's folder. Absent if the machine was started without a seed. */
       seed: z.object({ disk: z.string(), ignition: z.string().optional() }).optional(),
       /** Screen of the machine. Absent if an early release of the agent started the machine. */
       screen: screenSchema.optional(),
@@ -71,14 +71,17 @@ const stateSchema = z.object({
   /** Purpose of the machine's last step. `run` means that a start is under way or done, and that no end was requested. */
   intent: z.enum(['run', 'stop', 'suspend']),
   /**
-   * Identity of the machine's process. The field is absent while the process is being started. If the agent dies during this time, it
-   * searches for the process after its restart.
+   * Identity of the machine's process. Absent while there is no process, and while the process is being started. If the agent dies during a
+   * start, it searches for the process after its restart.
    */
   process: processSchema.optional(),
-  /** Whether the agent is starting or has started a process, and has not yet noticed the end of this process. */
+  /**
+   * Whether the machine has a process, as far as the agent knows. True from the beginning of a start until the agent has noticed the end of
+   * the process.
+   */
   live: z.boolean(),
   suspended: z.boolean(),
-  /** Whether the guest must stay paused; absent if it was never paused. */
+  /** Whether the guest must stay paused. Absent if the guest was never paused. */
   paused: z.boolean().optional(),
   /**
    * Ports of the loopback address that lead to the guest, each for one stream. If the agent dies, it removes these forwards after its
@@ -89,7 +92,7 @@ const stateSchema = z.object({
 });
 export type MachineFile = z.infer<typeof stateSchema>;
 
-/** Fields of the state file while a start or a resume is under way. */
+/** Values of the state file's fields at the beginning of a start or a resume. */
 export const BEGUN = {
   intent: 'run',
   live: true,
@@ -130,7 +133,7 @@ const copyNoteSchema = z.object({
   /** Whether the guest's file systems are perhaps frozen. */
   frozen: z.boolean(),
   /**
-   * Number of thaw requests since the freeze that the guest did not confirm. The number includes requests from before a restart of the
+   * Number of thaw requests that the guest did not confirm since the last freeze. The number includes requests from before a restart of the
    * agent.
    */
   thawsFailed: z.number().int().min(0).default(0),

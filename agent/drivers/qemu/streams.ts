@@ -46,7 +46,8 @@ export class MachineStreams {
     if (screen === undefined) {
       throw new StreamRefused(NO_SCREEN);
     }
-    // An error may come before the caller listens, and an error that nobody handles would end the agent.
+    // This listener is added at once, because an error can come before the caller listens. An error that nobody handles would end the
+    // agent.
     screen.on('error', () => undefined);
     this.#screens.add(screen);
     screen.once('close', () => this.#screens.delete(screen));

@@ -1,6 +1,6 @@
 /**
- * Reads and writes the messages of D-Bus that QEMU's display needs: calls are written, and any message in little-endian order is read. A
- * hostile guest can control its QEMU. So the size of a message has a limit, and a message of any other form is an error.
+ * Writes the D-Bus calls that QEMU's display needs, and reads any D-Bus message in little-endian order. A hostile guest can control its
+ * QEMU. So the size of a message has a limit, and bytes that are not such a message are an error.
  */
 import { DBusFormatError, padding, Reader, STRUCTURE_BYTES, type Value, Writer } from './dbusvalues.ts';
 
@@ -9,12 +9,12 @@ export const MESSAGE_LIMIT_BYTES = 64 * 1024;
 const LITTLE_ENDIAN = 0x6c;
 const PROTOCOL_VERSION = 1;
 const FIXED_HEADER_BYTES = 16;
-/** Position of the length of the header's fields. The fields are an array after this length. */
+/** Position in a message of the number that gives the length of the header's fields. The fields follow this number as an array. */
 const FIELDS_POSITION = 12;
 
 export const MESSAGE_TYPE = { call: 1, answer: 2, error: 3, signal: 4 } as const;
 
-/** Codes of the header's fields, with the types of their values. */
+/** Codes of the header's fields, with the D-Bus types of their values. */
 const FIELDS = {
   path: { code: 1, type: 'o' },
   interface: { code: 2, type: 's' },
@@ -38,7 +38,7 @@ export interface Message {
   path: string | undefined;
   interface: string | undefined;
   member: string | undefined;
-  /** Name of the error, in an answer that refuses the call. */
+  /** Name of the error, if this message refuses a call. */
   error: string | undefined;
   /** Serial number of the call that this message answers. */
   answers: number | undefined;
@@ -48,7 +48,7 @@ export interface Message {
   size: number;
 }
 
-/** Returns the bytes of a call. `serial` is a number other than 0. The answer to the call will contain this number. */
+/** Returns the bytes of a call. `serial` is a number other than 0. QEMU's answer to the call contains the same number. */
 export function encodeCall(serial: number, call: Call): Buffer {
   const body = new Writer();
   for (const [index, value] of call.values.entries()) {
@@ -91,7 +91,10 @@ export class MessageSplitter {
   }
 }
 
-/** Returns the size in bytes of the message at the beginning, or undefined if the message is not complete. */
+/**
+ * Returns the size in bytes of the first message in `bytes`, or undefined if this message is not complete. @throws DBusFormatError when the
+ * message is not D-Bus or too long.
+ */
 function sizeOf(bytes: Buffer): number | undefined {
   if (bytes.length < FIXED_HEADER_BYTES) {
     return undefined;

@@ -8,15 +8,15 @@ const CALL_TIMEOUT_MILLISECONDS = 30_000;
 /** Limit of the line with which QEMU accepts the login. This line has some 40 bytes. */
 const LOGIN_LIMIT_BYTES = 512;
 /**
- * Limit of the bytes of messages that do not answer a call, within {@link UNASKED_MILLISECONDS}. A working QEMU sends some hundred bytes
- * for each change of the screen's size.
+ * Largest number of bytes that QEMU may send within {@link UNASKED_MILLISECONDS} without a call of the agent. For each change of the
+ * screen's size, QEMU sends some hundred bytes.
  */
 const UNASKED_LIMIT_BYTES = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;
 /** Limit of an error's name. A longer name is cut before it gets into logs and statuses. */
 const ERROR_LIMIT_CHARACTERS = 200;
 
-/** Error of a call: QEMU refused the call, gave no answer, or the connection is closed. */
+/** Error of a call or of the login: QEMU refused it or gave no answer, or the connection is closed. */
 export class DBusError extends Error {
   override readonly name = 'DBusError';
 }
@@ -97,7 +97,10 @@ export class DBusConnection extends EventEmitter<{ signal: [Message]; close: [] 
     });
   }
 
-  /** Handles a message. An error ends the connection. @throws DBusError when QEMU sends too many bytes that answer no call. */
+  /**
+   * Handles a message from QEMU. The caller closes the connection after an error. @throws DBusError when QEMU sends too many bytes that
+   * answer no call.
+   */
   #take(message: Message): void {
     const pending = message.answers === undefined ? undefined : this.#pending.get(message.answers);
     if (message.answers === undefined || pending === undefined) {
@@ -158,7 +161,7 @@ async function firstLine(socket: Duplex): Promise<string> {
     CALL_TIMEOUT_MILLISECONDS,
   );
   socket.on('data', onData).on('close', onClose);
-  // This listener stays, because an error without a listener would end the process.
+  // The code never removes this listener, because an error without a listener would end the process.
   socket.on('error', onError);
   try {
     return await promise;

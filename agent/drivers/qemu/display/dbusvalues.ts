@@ -1,11 +1,11 @@
 /**
- * Reads and writes the values of D-Bus messages, in little-endian order. A hostile guest can control its QEMU. So a value of any other form
- * is an error, and the nesting of values has a limit.
+ * Reads and writes the values of D-Bus messages, in little-endian order. A hostile guest can control its QEMU. So an invalid value is an
+ * error, and the nesting of values has a limit.
  */
 
-/** Limit of nested values. QEMU's answers have three levels: a list of pairs with values of any type. */
+/** Largest number of levels of nested values. QEMU's answers have three levels: a list of pairs with values of any type. */
 const NESTING_LIMIT = 8;
-/** Alignment of structures, pairs, and the end of a message's header. */
+/** Alignment in bytes of structures, of pairs, and of the end of a message's header. */
 export const STRUCTURE_BYTES = 8;
 const COUNT_BYTES = 4;
 
@@ -17,7 +17,7 @@ export class DBusFormatError extends Error {
   override readonly name = 'DBusFormatError';
 }
 
-/** Numbers of D-Bus: size in bytes, reader and writer. */
+/** D-Bus types of numbers. The key is the letter of a type. The value has the size in bytes, and functions that read and write a number. */
 const NUMBERS: Readonly<
   Record<
     string,
@@ -40,7 +40,10 @@ const NUMBERS: Readonly<
   d: { bytes: 8, read: (from, at) => from.readDoubleLE(at) },
 };
 
-/** Types of the lengths before texts: strings, paths of objects, and signatures. */
+/**
+ * D-Bus types of texts: strings (`s`), paths of objects (`o`) and signatures (`g`). The length of a text is a number before the text. The
+ * value of each type here is the type of that number.
+ */
 const TEXT_LENGTHS: Readonly<Record<string, 'u' | 'y'>> = { s: 'u', o: 'u', g: 'y' };
 
 /** Writes values one after the other. */
@@ -149,7 +152,10 @@ export class Reader {
     return this.value(type, depth + 1);
   }
 
-  /** Reads a structure. D-Bus has no empty structures. An array of empty structures would have no end, because its items have no bytes. */
+  /**
+   * Reads a structure. An empty structure is an error, because D-Bus has none. An array of empty structures would have no end, because its
+   * items have no bytes.
+   */
   #structure(types: string, depth: number): Value[] {
     if (types === '') {
       throw new DBusFormatError('A message has an empty structure');
@@ -172,7 +178,10 @@ export class Reader {
     return items;
   }
 
-  /** Moves behind the next bytes, and returns their position. @throws DBusFormatError when the message has fewer bytes. */
+  /**
+   * Moves the position of the reader past the next bytes. Returns the former position. @throws DBusFormatError when the message has fewer
+   * bytes.
+   */
   #take(bytes: number): number {
     const start = this.at;
     if (start + bytes > this.#bytes.length) {
@@ -201,7 +210,7 @@ function alignmentOf(type: string): number {
   }
 }
 
-/** Returns the position after the complete type that begins at `start` of a signature. @throws DBusFormatError when the type has no end. */
+/** Returns the position in a signature after the complete type that begins at `start`. @throws DBusFormatError when the type has no end. */
 function endOfType(signature: string, start: number): number {
   let depth = 0;
   for (let at = start; at < signature.length; at += 1) {

@@ -1,4 +1,7 @@
-/** Sets the DPI of a machine's screen over QEMU's D-Bus display, as the physical size of the screen that the guest reads (EDID). */
+/**
+ * Sets the DPI of a machine's screen over QEMU's D-Bus display. The agent sends QEMU the physical size of the screen. The guest reads this
+ * size from the screen's EDID, and computes the DPI from it.
+ */
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import { Backoff } from '../../../../base/backoff.ts';
@@ -19,11 +22,14 @@ const CONSOLE_PATH = '/org/qemu/Display1/Console_0';
 const CONSOLE_INTERFACE = 'org.qemu.Display1.Console';
 const PROPERTIES_INTERFACE = 'org.freedesktop.DBus.Properties';
 const MILLIMETERS_PER_INCH = 25.4;
-/** Waits between attempts to set the DPI. If an attempt fails, most likely the host is overloaded, or QEMU always refuses. */
+/**
+ * Times to wait between attempts to set the DPI. They grow up to a minute, because after a failure the host is most likely overloaded, or
+ * QEMU always refuses.
+ */
 const RETRY = { firstMilliseconds: 1_000, capMilliseconds: 60_000 };
 /**
- * Wait after a change of the screen's size. A guest changes the size several times when it boots. A VNC client changes the size several
- * times while a user drags its window.
+ * Time to wait after a change of the screen's size, because more changes usually follow. A guest changes the size several times when it
+ * boots. A VNC client changes the size several times while a user drags its window.
  */
 const SETTLE_MILLISECONDS = 300;
 
@@ -74,7 +80,7 @@ export class DisplayDpi {
     });
   }
 
-  /** Returns the machine's state with the state of its screen. Ends the work if the machine has no process. */
+  /** Returns the machine's state with the state of its screen. If the machine does not run, the function also stops setting the DPI. */
   addTo(state: MachineState): MachineState {
     if (state.kind !== 'running') {
       this.close();
@@ -160,7 +166,9 @@ export class DisplayDpi {
   }
 }
 
-/** Returns the state of a screen for the VM. `fault` is the reason why its DPI is not set. */
+/**
+ * Returns the state of a screen for the VM's status; undefined if the VM asks for no display. `fault` is the reason why the DPI is not set.
+ */
 export function displayState({ display, cropped }: Screen, fault?: string): DisplayState | undefined {
   if (display === undefined) {
     return undefined;
@@ -194,7 +202,7 @@ async function eachChange(
     }
   });
   dbus.on('close', () => change.resolve());
-  // The screen may have changed before the listener was added.
+  // The first call of `work` does not wait for a change, because the screen may have changed before the listener was added.
   change.resolve();
   while (!dbus.closed) {
     await change.promise;

@@ -5,10 +5,10 @@ import type { DisplaySupport } from '../platform.ts';
 
 /** Time limit of a program that prints its version or help. The program needs some 50 ms, or seconds on an overloaded host. */
 const HELP_TIMEOUT_MILLISECONDS = 30_000;
-/** Sizes in pixels that VNC shows at most. QEMU cuts off the rest of a larger screen. */
+/** Largest size of a screen that VNC shows, in pixels, in new and in former versions of QEMU. QEMU cuts off the rest of a larger screen. */
 const VNC_MAXIMUM = { width: 5120, height: 2160 };
 const FORMER_VNC_MAXIMUM = { width: 2560, height: 2048 };
-/** First version of QEMU with the larger maximum: 9.1. */
+/** First version of QEMU that shows {@link VNC_MAXIMUM}: 9.1. Earlier versions show {@link FORMER_VNC_MAXIMUM}. */
 const LARGE_VNC = { major: 9, minor: 1 };
 
 export async function probeDisplay(binary: string): Promise<DisplaySupport> {
@@ -22,7 +22,7 @@ export async function probeDisplay(binary: string): Promise<DisplaySupport> {
   return displaySupport({ version, displays, devices });
 }
 
-/** Reads the answers of QEMU to the options `-version`, `-display help` and `-device help`. */
+/** Returns the features for screens that QEMU has. `said` has QEMU's output for `-version`, `-display help` and `-device help`. */
 export function displaySupport(said: { version: string; displays: string; devices: string }): DisplaySupport {
   const [, major, minor] = /version (\d+)\.(\d+)/.exec(said.version) ?? [];
   const isLarge =

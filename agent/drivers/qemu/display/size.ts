@@ -12,9 +12,9 @@ export interface Size {
 }
 
 /**
- * Follows the size of a screen. A VNC client can change the size, and QEMU then forgets the DPI. But firmware and boot menus use other
- * sizes. If the DPI were set while the screen has such a size, the guest would keep this size. So the DPI is set only after the screen has
- * had the wanted size or the last known size.
+ * Follows the size of a screen, to find out when the DPI must be set. If a VNC client changes the size, QEMU forgets the DPI, and the DPI
+ * must be set again. Firmware and boot menus change the size too. If the DPI were set at such a size, the guest would keep that size. So
+ * after a boot, the DPI is set only when the screen has had the wanted size or the last known size.
  */
 export class FollowedSize {
   readonly #wanted: Size;

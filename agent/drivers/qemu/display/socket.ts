@@ -1,7 +1,7 @@
 /**
- * Connects to QEMU's D-Bus display. QEMU does not listen for D-Bus connections. QEMU takes a socket as an open file descriptor over its
- * machine protocol (QMP). Node.js cannot send file descriptors, so a short Perl program sends the socket and ends. An agent that has
- * restarted connects in the same way.
+ * Connects to QEMU's D-Bus display. QEMU does not listen for D-Bus connections. Instead, QEMU takes an open socket, as a file descriptor
+ * over its machine protocol (QMP). Node.js cannot send file descriptors, so a short Perl program sends the socket and ends. An agent that
+ * has restarted connects in the same way.
  */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -11,16 +11,16 @@ import { FILES } from '../state.ts';
 
 /** Numbers of the system call `sendmsg` on Linux. The key is Node.js's name of the architecture. */
 const SENDMSG: Readonly<Partial<Record<string, number>>> = { x64: 46, arm64: 211 };
-/** File descriptor of the socket in the program. The program sends it to QEMU. */
+/** Number of the file descriptor of the socket in the Perl program. The program sends this file descriptor to QEMU. */
 const PASSED_DESCRIPTOR = 3;
 /** Time limit of the program. The program ends after some 10 ms, or after seconds on an overloaded host. */
 const PROGRAM_TIMEOUT_MILLISECONDS = 30_000;
-/** Limit of the text of the program's error. */
+/** Limit of the text that the Perl program prints about an error, in characters. */
 const WORDS_LIMIT_CHARACTERS = 500;
 
 /**
- * Source code of the program, in Perl. Like the log writer's program, it uses no Perl module. The program speaks QEMU's machine protocol on
- * a separate socket, because QEMU accepts an open file only for commands on the same socket.
+ * Source code of the Perl program that sends the socket to QEMU. Like the log writer's program, it uses no Perl module. The program opens
+ * its own QMP connection, because QEMU accepts an open file only for commands over the same connection.
  */
 const PROGRAM = String.raw`
 my ($path, $sendmsg, $passed) = @ARGV;
@@ -77,7 +77,8 @@ export async function connectDisplay(folder: string, signal: AbortSignal): Promi
     timeout: PROGRAM_TIMEOUT_MILLISECONDS,
     killSignal: 'SIGKILL',
   });
-  // The code below reports errors of the program and of the socket. Without these listeners, such errors would end the agent.
+  // The listeners for errors do nothing, because the code below reports errors of the program and of the socket. Without a listener, an
+  // error would end the agent.
   child.on('error', () => undefined);
   const socket = child.stdio[PASSED_DESCRIPTOR] as Duplex | undefined;
   if (socket === undefined || child.stderr === null) {

@@ -10,11 +10,11 @@ const BACKSLASH = 0x5c;
 export const DELIMITER = 0xff;
 
 /**
- * Limit of one string in bytes. A longer string is cut. The limit is the length of the base64 text of nearly 4 MiB. It is a multiple of
- * four characters, so that a cut text stays valid base64.
+ * Limit of one string in bytes. A longer string is cut. The limit is the length of the base64 text of nearly 4 MiB. The limit is a multiple
+ * of four characters, so that a cut text stays valid base64.
  */
 export const STRING_LIMIT_BYTES = Math.floor((4 * 1024 * 1024) / 3) * 4;
-/** Limit of one line in bytes, after the cuts. The longest honest answer has two long strings and some numbers. */
+/** Limit of one line in bytes, after its long strings are cut. The longest honest answer has two long strings and some numbers. */
 const LINE_LIMIT_BYTES = 2 * STRING_LIMIT_BYTES + 64 * 1024;
 
 export class AnswerReader {
@@ -23,7 +23,7 @@ export class AnswerReader {
   #inString = false;
   #escaped = false;
   #stringBytes = 0;
-  /** Whether a delimiter has come. All bytes before the first delimiter are thrown away, because they answer an earlier client. */
+  /** Whether a delimiter has come. All bytes before the first delimiter are ignored, because they answer an earlier client. */
   #delimited = false;
 
   /** Returns the lines that this chunk completes, including empty lines. @throws Error when a line is longer than the limit. */
@@ -70,7 +70,7 @@ export class AnswerReader {
     this.#parts.push(piece);
   }
 
-  /** Keeps track of the strings in the line, and returns whether this byte is kept or cut. */
+  /** Returns whether this byte is kept. A byte is cut if it comes before the first delimiter or exceeds the limit of its string. */
   #isKept(byte: number): boolean {
     if (!this.#delimited) {
       return false;

@@ -8,22 +8,22 @@ import { FILES } from '../state.ts';
 
 /**
  * Time limit of a guest agent's first answer. A guest agent answers in milliseconds, or in tenths of a second if the guest is emulated and
- * busy. If a guest has no guest agent, each copy of its disk waits this long.
+ * busy. If a guest has no guest agent, each copy of its disk waits until this time is over.
  */
 const SYNC_TIMEOUT_MILLISECONDS = 3_000;
 /**
- * Limit of the random numbers in the command guest-sync-delimited. The command takes any 64-bit number. But JavaScript reads numbers in
- * JSON exactly only up to 53 bits, and `randomInt` makes at most 48 bits.
+ * Limit of the random numbers in the command guest-sync-delimited. The command takes any 64-bit number. But in JSON, JavaScript reads only
+ * numbers up to 53 bits exactly, and `randomInt` makes numbers of at most 48 bits.
  */
 const SYNC_ID_LIMIT = 2 ** 48 - 1;
 /**
- * Default limit of the bytes that the client reads from one connection. Real answers have some hundred bytes. The limit protects the
+ * Default limit of the bytes that the client reads from one connection. Honest answers have some hundred bytes. The limit protects the
  * agent's processor time from a hostile guest that writes without end.
  */
 const RECEIVE_LIMIT_BYTES = 1024 * 1024;
 /**
- * Limit of the lines in a row that answer no command. Answers to earlier clients can wait in the guest. If its guest agent did not run for
- * a long time, some hundred such answers can wait. A hostile guest could send millions of short lines, and the agent would parse each line.
+ * Largest number of lines in a row that answer no command. If the guest agent did not run for a long time, it first sends some hundred
+ * answers to earlier clients. The limit protects the agent's processor time from a hostile guest that sends millions of short lines.
  */
 const UNASKED_LINES = 1_024;
 /** Limit of an error's text. An error of a guest agent is one sentence. A longer text is cut before it is logged. */
@@ -43,7 +43,7 @@ export interface CommandOptions {
   signal?: AbortSignal | undefined;
 }
 
-/** The guest agent answered a command with an error. */
+/** Error of a command that the guest agent answered with an error. */
 export class GuestAgentRefusal extends Error {
   override readonly name = 'GuestAgentRefusal';
 }
@@ -81,8 +81,8 @@ export class GuestConnection {
   }
 
   /**
-   * Connects to the guest agent. Returns undefined when no guest agent answers in time. The socket is open in any case, because QEMU opens
-   * it even if the guest has no guest agent.
+   * Connects to the guest agent. The connection alone does not show that the guest has a guest agent, because QEMU accepts connections in
+   * any case. So the function waits for an answer, and returns undefined when no guest agent answers in time.
    *
    * @throws Error of the system when no hypervisor listens; the signal's reason when the signal aborted.
    */
@@ -115,7 +115,7 @@ export class GuestConnection {
   }
 
   /**
-   * Executes a command, and returns the agent's answer. After a timeout, the answer can come later.
+   * Executes a command, and returns the guest agent's answer. An answer that comes after the time limit is ignored.
    *
    * @throws GuestAgentRefusal when the guest agent answers with an error; Error when the guest agent does not answer in time.
    */
@@ -146,8 +146,9 @@ export class GuestConnection {
   }
 
   /**
-   * Requests an answer with a random number, and returns whether that answer came in time. The delimiter makes the guest agent drop an
-   * incomplete command that an earlier client sent. Answers to earlier clients come first, so only the answer with this number is accepted.
+   * Sends a random number that the guest agent repeats, and returns whether this answer came in time. Answers to earlier clients come
+   * first, and the number shows which answer is for this client. The delimiter makes the guest agent drop an incomplete command that an
+   * earlier client sent.
    */
   async #sync(signal: AbortSignal | undefined): Promise<boolean> {
     const id = randomInt(SYNC_ID_LIMIT);
@@ -163,7 +164,10 @@ export class GuestConnection {
     return (await within(promise, SYNC_TIMEOUT_MILLISECONDS, signal)) ?? false;
   }
 
-  /** Makes all commands fail that have no answer yet. If both an error and a close are reported, the first report is the reason. */
+  /**
+   * Closes this object, and makes all commands fail that have no answer yet. If several events report the end of the connection, the first
+   * event gives the reason.
+   */
   #end(why: string): void {
     this.#closed ??= why;
     for (const take of this.#expected.splice(0)) {
@@ -183,7 +187,7 @@ export class GuestConnection {
         }
       }
     } catch (error) {
-      // Nobody could catch the error of an event handler, so it becomes the reason of the connection's end.
+      // No code can catch an error of an event handler. So this error closes the connection, and becomes the reason of its end.
       this.#socket.destroy(error instanceof Error ? error : new Error(String(error)));
     }
   }

@@ -19,17 +19,17 @@ const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
 /** Time limit of an answer with output. An emulated guest needs 5 s for 22 MB of output. */
 const OUTPUT_TIMEOUT_MILLISECONDS = 60_000;
 /**
- * Time in which the agent waits for the end of a command over its first connection, because most commands are short. Meanwhile other uses
- * of the guest agent wait.
+ * Time that the agent waits for the end of a command over its first connection, because most commands are short. Meanwhile, other work with
+ * the guest agent waits.
  */
 const SHORT_COMMAND_MILLISECONDS = 500;
-/** Time between two questions whether a short command has ended. */
+/** Time between two checks whether a short command has ended. */
 const SHORT_INTERVAL_MILLISECONDS = 20;
-/** Time between two questions whether a long command has ended. Each question makes a connection. */
+/** Time between two checks whether a long command has ended. Each check opens a connection. */
 const LONG_INTERVAL_MILLISECONDS = 500;
 /**
- * Number of consecutive questions without an answer after which the agent stops waiting for the command. One such question is not enough,
- * because a busy guest can answer late.
+ * Number of checks in a row without an answer after which the agent stops waiting for the command. One such check is not enough, because a
+ * busy guest can answer late.
  */
 const SILENCE_LIMIT = 5;
 
@@ -53,8 +53,10 @@ type Status = z.infer<typeof statusSchema>;
 /**
  * Runs a command in the guest, and resolves when the command has ended. If the signal aborts, the command continues in the guest.
  *
- * @throws StreamRefused when no guest agent answers, the guest agent refuses the command or gives no valid answer, the input is too large,
- *     or an urgent use of the guest agent interrupts the command; the signal's reason when the signal aborted.
+ * @throws StreamRefused when the guest agent does not answer, refuses the command or gives no valid answer. Also when the input is too
+ * large, or when urgent work with the guest agent interrupts the command.
+ *
+ * @throws the signal's reason when the signal aborted.
  */
 export async function executeInGuest(agent: GuestAgent, command: GuestCommand): Promise<GuestCommandResult> {
   const { signal, input } = command;
@@ -97,7 +99,7 @@ export async function executeInGuest(agent: GuestAgent, command: GuestCommand): 
   return resultOf(status);
 }
 
-/** Starts the command, and waits a moment for its end. */
+/** Starts the command, and waits a moment for its end. Returns the command's process id in the guest, and its last known state. */
 async function begin(
   connection: GuestConnection,
   { path, arguments: parameters, input, signal }: GuestCommand,
@@ -129,8 +131,8 @@ async function ask(connection: GuestConnection, pid: number, signal: AbortSignal
 }
 
 /**
- * Turns each error of the guest and its guest agent into a StreamRefused, whose message is for people. If the socket was lost, the machine
- * has ended.
+ * Turns each error of the guest and its guest agent into a StreamRefused, whose message is for users. If the guest agent's socket cannot be
+ * reached, the message says that the guest agent does not answer.
  */
 async function refusing<T>(answer: Promise<T>, signal: AbortSignal): Promise<T> {
   try {
@@ -145,7 +147,7 @@ async function refusing<T>(answer: Promise<T>, signal: AbortSignal): Promise<T> 
   }
 }
 
-/** Returns the result of an ended command. If a signal ended the command, the exit code is the one that a shell returns in this case. */
+/** Returns the result of an ended command. If a signal ended the command, the exit code is 128 plus the signal's number, as in a shell. */
 function resultOf(status: Status): GuestCommandResult {
   const { exitcode, signal = 0, 'out-data': stdout = '', 'err-data': stderr = '' } = status;
   const isCut = [stdout, stderr].some(({ length }) => length >= STRING_LIMIT_BYTES);

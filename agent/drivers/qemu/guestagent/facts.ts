@@ -9,7 +9,7 @@ import {
 } from '../../../../api/v1alpha1/machine.ts';
 import { type GuestConnection, GuestAgentRefusal } from './connection.ts';
 
-/** Time limit of each question. A guest agent answers in some 20 ms, or in tenths of a second if the guest is emulated and busy. */
+/** Time limit of each command. A guest agent answers in some 20 ms, or in tenths of a second if the guest is emulated and busy. */
 const ANSWER_TIMEOUT_MILLISECONDS = 5_000;
 
 /** Networks whose addresses cannot be reached from outside the guest: this host, loopback, link-local, multicast and reserved. */
@@ -33,8 +33,8 @@ for (const [network, prefix, family] of NOWHERE) {
 const LIST_LIMIT = 256;
 
 /**
- * Schema of a list that is only read up to {@link LIST_LIMIT}. A guest can send a list of 500,000 wrong items. If the schema made an error
- * for each item, the agent would be busy for half a second.
+ * Returns the schema of a list of which only the first {@link LIST_LIMIT} items are read. A guest can send a list of 500,000 wrong items.
+ * The schema makes an error for each item that it reads, so the whole list would keep the agent busy for half a second.
  */
 function beginningOf<T extends z.ZodType>(item: T) {
   return z.preprocess((value) => (Array.isArray(value) ? value.slice(0, LIST_LIMIT) : value), z.array(item));
@@ -46,7 +46,10 @@ const interfacesSchema = beginningOf(
 const osSchema = z.object({ 'pretty-name': guestOSSchema });
 const hostNameSchema = z.object({ 'host-name': guestHostNameSchema });
 
-/** @throws Error when the guest agent does not answer in time. */
+/**
+ * Asks the guest agent for the guest's addresses, operating system and host name. Facts that the guest does not report correctly are
+ * absent. @throws Error when the guest agent does not answer in time.
+ */
 export async function readFacts(connection: GuestConnection, signal: AbortSignal): Promise<GuestFacts> {
   const ask = async <T>(command: string, schema: z.ZodType<T>): Promise<T | undefined> =>
     schema.safeParse(await answerTo(connection, command, signal)).data;
@@ -60,7 +63,7 @@ export async function readFacts(connection: GuestConnection, signal: AbortSignal
   };
 }
 
-/** Returns the answer to a question; undefined if the guest agent does not know the command, or refuses it. */
+/** Returns the guest agent's answer to a command; undefined if the guest agent does not know the command, or refuses it. */
 async function answerTo(connection: GuestConnection, command: string, signal: AbortSignal): Promise<unknown> {
   try {
     return await connection.execute(command, { timeoutMilliseconds: ANSWER_TIMEOUT_MILLISECONDS, signal });
@@ -84,9 +87,9 @@ function addressesOf(interfaces: z.infer<typeof interfacesSchema>): string[] {
   return [...known];
 }
 
-/** Returns the standard form of an address at which others can reach the guest. Returns undefined for any other text. */
+/** Returns the standard form of an address at which other hosts can reach the guest. Returns undefined for any other text. */
 function plainAddress(text: string): string | undefined {
-  // `isIP` accepts other texts as IPv6 too: those with a zone after a percent sign, or with the dots of an IPv4 address.
+  // `isIP` also accepts IPv6 texts with a zone after a percent sign, or with the dots of an IPv4 address. The pattern excludes such texts.
   const version = /^[0-9a-f:]+$|^[0-9.]+$/i.test(text) ? isIP(text) : 0;
   if (version === 0) {
     return undefined;

@@ -1,17 +1,17 @@
-/** Freezes the file systems of a guest with a guest agent until a copy of its disk has begun. */
+/** Freezes the file systems of a guest, by its guest agent, until a copy of its disk has begun. */
 import type { GuestAgent } from './guestagent.ts';
 import { GuestConnection } from './connection.ts';
 
 /**
  * Time limit of a request to freeze the guest's file systems. The guest first writes its cached data to its disk, and its programs cannot
- * write meanwhile. If this takes longer, a copy without a freeze is better.
+ * write meanwhile. If the freeze takes longer than this limit, a copy without a freeze is better.
  */
 const FREEZE_TIMEOUT_MILLISECONDS = 8_000;
 /** Time limit of a request to thaw. The guest agent executes commands one by one, so a thaw sometimes has to wait for a late freeze. */
 const THAW_TIMEOUT_MILLISECONDS = 10_000;
 /**
- * Limit of attempts to thaw a guest after a freeze, each over a new connection. After an abort there is only one attempt, because a
- * caller waits to stop the guest. A later call of {@link thaw} tries again.
+ * Largest number of attempts to thaw a guest after a freeze. Each attempt after the first uses a new connection. After an abort there is
+ * only one attempt, because a caller waits to stop the guest. A later call of {@link thaw} tries again.
  */
 const THAW_ATTEMPTS = 3;
 const SILENT = 'The guest agent does not answer, and the file systems of the guest are perhaps frozen';
@@ -20,8 +20,8 @@ export interface FreezeOptions {
   agent: GuestAgent;
   signal: AbortSignal;
   /**
-   * Called with true before a guest is asked to freeze, and with false when the guest has confirmed the thaw. If the second call does not
-   * come, the guest may need {@link thaw}.
+   * Called with true before a guest is asked to freeze, and with false when the guest has confirmed the thaw. Without the second call, the
+   * guest's file systems are perhaps frozen and need {@link thaw}.
    */
   remember: (mayBeFrozen: boolean) => Promise<void>;
 }
@@ -34,9 +34,9 @@ export interface Freeze {
 }
 
 /**
- * Does `work` while the guest's file systems are frozen. If no guest agent answers, or if it cannot freeze them, `work` is done
- * without a freeze. Otherwise the guest agent always gets a request to thaw before the promise settles, even if its answer to the
- * freeze is late. Nobody else uses the guest agent from the freeze to the thaw.
+ * Does `work` while the guest's file systems are frozen. If no guest agent answers, or if the freeze fails, `work` is done without a
+ * freeze. After a request to freeze, the guest agent always gets a request to thaw before the promise settles, because a late freeze can
+ * still succeed. No other code uses the guest agent from the freeze to the thaw.
  */
 export async function whileFrozen(options: FreezeOptions, work: () => Promise<void>): Promise<Freeze> {
   return await options.agent.urgently(async () => await freezeAround(options, work));
@@ -75,8 +75,8 @@ async function freezeAround(
 }
 
 /**
- * Requests a thaw of the guest's file systems. The caller need not know whether they are frozen. @throws Error when the guest does not
- * confirm the thaw.
+ * Requests a thaw of the guest's file systems. The request has no effect if the file systems are not frozen. @throws Error when the guest
+ * does not confirm the thaw.
  */
 export async function thaw(agent: GuestAgent): Promise<void> {
   await agent.urgently(async () => {

@@ -1,12 +1,13 @@
 /**
- * Access to the guest agent of one machine. QEMU serves one client at a time, and the guest agent executes commands one by one, so each use
- * waits for the earlier uses. Urgent uses come before all other uses. Regular questions are asked only when there is no other use.
+ * Gives access to the guest agent of one machine. QEMU serves one client at a time, and the guest agent executes commands one by one. So
+ * all work with the guest agent is done in turn. Urgent work comes before all other work. A regular question is asked only when there is no
+ * other work.
  */
 import { StreamRefused } from '../../driver.ts';
 import { GuestConnection } from './connection.ts';
 
 /**
- * Time that a use has to end before an urgent use interrupts it. An honest guest answers most commands at once, and sends the longest
+ * Time that running work has to end before urgent work interrupts it. An honest guest answers most commands at once, and sends the longest
  * output in 5 s. Without this limit, a hostile guest could delay a stop or a copy of its VM by more than a minute with each command.
  */
 const PATIENCE_MILLISECONDS = 5_000;
@@ -24,13 +25,13 @@ export interface UseOptions {
 export class GuestAgent {
   readonly folder: string;
   readonly #end = new AbortController();
-  /** Whether a use runs. */
+  /** Whether any work with the guest agent is under way. */
   #busy = false;
-  /** Functions that begin the waiting uses. */
+  /** Functions that begin the waiting urgent work. `#waiting` has such functions for the other waiting work. */
   readonly #urgent: (() => void)[] = [];
   readonly #waiting: (() => void)[] = [];
   #question: AbortController | undefined;
-  /** Interrupts the current use. Undefined if there is no current use, or if this use is an urgent use or a question. */
+  /** Interrupts the work that is under way. Undefined if no work is under way, or if this work is urgent or is a question. */
   #interrupt: AbortController | undefined;
 
   constructor(folder: string) {
@@ -38,8 +39,8 @@ export class GuestAgent {
   }
 
   /**
-   * Does `work` before all waiting uses, except earlier urgent uses. A current question is interrupted at once, and any other current use
-   * after 5 s. `work` makes its own connections, so that it can connect again if a connection is lost.
+   * Does `work` before all waiting work, except earlier urgent work. A question that is under way is interrupted at once. Other work that
+   * is not urgent is interrupted after 5 s. `work` makes its own connections, so that it can connect again if a connection is lost.
    */
   async urgently<T>(work: () => Promise<T>): Promise<T> {
     this.#question?.abort();
@@ -54,9 +55,9 @@ export class GuestAgent {
   }
 
   /**
-   * Does `work` over one connection when all earlier uses have ended.
+   * Does `work` over one connection when all earlier work has ended.
    *
-   * @throws the signal's reason when the signal aborted; StreamRefused when an urgent use interrupts this use, or after {@link close}.
+   * @throws the signal's reason when the signal aborted; StreamRefused when urgent work interrupts `work`, or after {@link close}.
    */
   async use<T>({ signal, receiveLimitBytes }: UseOptions, work: Work<T>): Promise<T> {
     return await this.#inTurn(this.#waiting, async () => {
@@ -71,10 +72,7 @@ export class GuestAgent {
     });
   }
 
-  /**
-   * Does `work` over one connection if nobody else uses the guest agent. Returns `busy` if there is another use, or if another use
-   * interrupts `work`.
-   */
+  /** Asks a question: does `work` over one connection. Returns `busy` if other work is under way, or if `work` is interrupted. */
   async ask<T>(signal: AbortSignal, work: Work<T>): Promise<T | 'busy'> {
     if (this.#busy) {
       return 'busy';
@@ -94,12 +92,12 @@ export class GuestAgent {
     }
   }
 
-  /** Ends all uses except urgent uses. This function is called when the agent ends or the machine's process has ended. */
+  /** Ends all work except urgent work. This function is called when the agent ends or the machine's process has ended. */
   close(): void {
     this.#end.abort(new StreamRefused('The connection to the machine was closed'));
   }
 
-  /** Does `work` when there is no other use, and then begins the next waiting use. If there is another use, `work` waits in `queue`. */
+  /** Does `work` when no other work is under way, and then begins the next waiting work. Until then, `work` waits in `queue`. */
   async #inTurn<T>(queue: (() => void)[], work: () => Promise<T>): Promise<T> {
     if (this.#busy) {
       await new Promise<void>((resolve) => queue.push(resolve));
