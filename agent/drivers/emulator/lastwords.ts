@@ -1,8 +1,8 @@
 /** Makes messages for users about the end of an emulator, from its exit status and the last lines of its log. */
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { logsWritten } from '../../console/logwriter.ts';
 import { logTail } from '../../console/tail.ts';
-import type { StartReason } from '../driver.ts';
+import { describeExit as describe, startErrorOf, type StartReasons, withWords } from '../exits.ts';
 import type { ExitStatus } from '../launch.ts';
 
 /**
@@ -60,23 +60,15 @@ export const OUT_OF_MEMORY =
   'The emulator reached the memory limit of its machine, and the kernel of the host ended it';
 
 export function describeExit(status: ExitStatus | undefined): string {
-  if (status?.signal) {
-    return `The emulator was ended by ${status.signal}`;
-  }
-  if (typeof status?.code === 'number') {
-    return `The emulator ended with code ${status.code}`;
-  }
-  return 'The emulator ended';
+  return describe('The emulator', status);
 }
 
 /** Returns the text `what`, followed by the last lines of the emulator's log. */
 export async function exitMessage(folder: string, from: number, what: string): Promise<string> {
-  const words = await lastWords(folder, from);
-  return words === '' ? what : `${what}: ${words}`;
+  return withWords(what, await lastWords(folder, from));
 }
 
-/** Reasons of a failed start, each with a pattern. The first pattern that matches the emulator's output determines the reason. */
-const REASONS: [RegExp, StartReason][] = [
+const REASONS: StartReasons = [
   [
     /requires hardware acceleration|acceleration is not|KVM (is )?required|\/dev\/kvm/i,
     'AccelerationMissing',
@@ -89,12 +81,7 @@ const REASONS: [RegExp, StartReason][] = [
   [/cannot allocate memory|cannot set up guest memory/i, 'OutOfMemory'],
 ];
 
-/**
- * Returns the error of a failed start. The error's message is `what`, followed by the last lines of the emulator's log. This message
- * determines the error's reason.
- */
+/** Returns the error of a failed start as {@link startErrorOf}. */
 export async function startError(folder: string, from: number, what: string): Promise<ReasonedError> {
-  const message = await exitMessage(folder, from, what);
-  const reason = REASONS.find(([pattern]) => pattern.test(message))?.[1] ?? 'StartFailed';
-  return new ReasonedError(reason, message);
+  return startErrorOf(what, await lastWords(folder, from), REASONS);
 }

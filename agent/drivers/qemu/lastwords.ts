@@ -1,8 +1,8 @@
 /** Makes messages for users about the end of QEMU, from its exit status and the last lines of its log. */
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { logsWritten } from '../../console/logwriter.ts';
 import { logTail } from '../../console/tail.ts';
-import { type StartReason } from '../driver.ts';
+import { describeExit as describe, startErrorOf, type StartReasons, withWords } from '../exits.ts';
 import type { ExitStatus } from '../launch.ts';
 
 /**
@@ -31,13 +31,7 @@ export const OUT_OF_MEMORY =
   'The hypervisor reached the memory limit of its machine, and the kernel of the host ended it';
 
 export function describeExit(status: ExitStatus | undefined): string {
-  if (status?.signal) {
-    return `The hypervisor was ended by ${status.signal}`;
-  }
-  if (typeof status?.code === 'number') {
-    return `The hypervisor ended with code ${status.code}`;
-  }
-  return 'The hypervisor ended';
+  return describe('The hypervisor', status);
 }
 
 const SIGNAL = /terminating on signal \d+/;
@@ -52,12 +46,8 @@ export async function exitMessage(folder: string, what: string): Promise<string>
   return withWords(what, await lastWords(folder));
 }
 
-function withWords(what: string, words: string): string {
-  return words === '' ? what : `${what}: ${words}`;
-}
-
-/** Reasons of a failed start, with patterns of messages of QEMU 7.2 to 10. The first pattern that matches the log determines the reason. */
-const REASONS: [RegExp, StartReason][] = [
+/** The patterns are messages of QEMU 7.2 to 10. */
+const REASONS: StartReasons = [
   [/Could not set up host forwarding rule|Address already in use/, 'PortTaken'],
   [/Cannot allocate memory|cannot set up guest memory/, 'OutOfMemory'],
   [
@@ -66,12 +56,7 @@ const REASONS: [RegExp, StartReason][] = [
   ],
 ];
 
-/**
- * Returns the error of a failed start. The error's message is `what` and the last lines of the hypervisor's log. Only these lines determine
- * the error's reason. `what` does not determine the reason, because `what` can be QEMU's answer to a command that failed only temporarily.
- */
+/** Returns the error of a failed start as {@link startErrorOf}. */
 export async function startError(folder: string, what: string): Promise<ReasonedError> {
-  const words = await lastWords(folder);
-  const reason = REASONS.find(([pattern]) => pattern.test(words))?.[1] ?? 'StartFailed';
-  return new ReasonedError(reason, withWords(what, words));
+  return startErrorOf(what, await lastWords(folder), REASONS);
 }
