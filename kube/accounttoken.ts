@@ -10,7 +10,7 @@ export interface AccountToken {
   expirationTimestamp?: string | undefined;
 }
 
-/** Returns a token with a lifetime of this number of seconds. The least number is 600. @throws ApiError when the API server refuses. */
+/** Returns a token. `expirationSeconds` is its lifetime, at least 600. @throws ApiError when the API server refuses. */
 export async function requestToken(
   client: KubeClient,
   account: { namespace: string; name: string },
