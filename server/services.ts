@@ -1,4 +1,4 @@
-/** Parts of the server that the handlers of routes use. */
+/** Parts of the server that the handlers of routes need. */
 import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { ServerConfig } from './config.ts';
 import type { Downloads } from './images/downloads.ts';
@@ -9,7 +9,7 @@ import type { WaitingRequests } from './http/waiting.ts';
 export interface Services {
   readonly config: ServerConfig;
   readonly clusterInfo: ClusterInfo;
-  /** Parts with which the server acts with its own identity. */
+  /** Parts that act with the server's own identity. */
   readonly own: Own;
   /** Requests that wait: deployments of VMs and of emulators. */
   readonly waiting: WaitingRequests;
