@@ -6,7 +6,7 @@ import { pathOf } from './objects.ts';
 
 export interface AccountToken {
   token: string;
-  /** RFC 3339 time at which the token expires. The API server chooses it. */
+  /** RFC 3339 time at which the token expires. The API server chooses this time. */
   expirationTimestamp?: string | undefined;
 }
 

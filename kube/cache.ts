@@ -17,7 +17,7 @@ export interface Change<T> {
 export interface Cache<T> {
   get(key: string): Readonly<T> | undefined;
   list(): Readonly<T>[];
-  /** Returns the objects with this value in the index. @throws Error when the index does not exist. */
+  /** Returns the objects for which the index has this value. @throws Error when the index does not exist. */
   byIndex(index: string, value: string): Readonly<T>[];
   /** The resourceVersion that the watch has reached. It is empty before all objects have been read for the first time. */
   readonly resourceVersion: string;
@@ -182,7 +182,7 @@ function guard(object: object): void {
   }
 }
 
-/** Freezes an object at all levels. The loop is a `for in`, because it creates no list of the values and takes half the time. */
+/** Freezes an object at all levels. `for in` takes half the time of other loops, because it creates no list of the values. */
 function deepFreeze(value: object): void {
   for (const key in value) {
     const child = (value as Record<string, unknown>)[key];

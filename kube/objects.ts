@@ -1,4 +1,4 @@
-/** Types of Kubernetes objects as plain JSON, exactly as the API server sends them. */
+/** Types of Kubernetes objects. The objects are plain JSON from the API server, and have no additional fields or methods. */
 
 /**
  * The fields of `metadata` that Berth uses. Times are RFC 3339 text. `managedFields` is missing, because it is removed before the parsing.

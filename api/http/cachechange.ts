@@ -1,4 +1,4 @@
-/** Plans changes of the cache of images on the hosts of a namespace, for the HTTP API and the `berth` command. */
+/** Plans changes of the image caches of a namespace's hosts, for the HTTP API and the `berth` command. */
 import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
 import { type CacheTargets, referenceOf } from '../v1alpha1/cachetargets.ts';

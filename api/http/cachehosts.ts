@@ -77,7 +77,7 @@ export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>):
   return kept.length === nodes.length ? targets : { ...targets, nodes: kept };
 }
 
-/** Returns true if the entry can select no host, now or later. */
+/** Returns true if the targets select no host, and also no host that is added later. */
 export function isEmpty({ all = false, nodes = [], tags = [] }: CacheTargets): boolean {
   return !all && nodes.length === 0 && tags.length === 0;
 }

@@ -1,6 +1,6 @@
 /**
- * Reads ImageCacheEntries: the normalized name of the image, the hosts that should have it, and which entry has an effect if several name
- * the same image.
+ * Reads ImageCacheEntries: the normalized name of the image, and the hosts that should have it. Also decides which entry has an effect if
+ * several name the same image.
  */
 import type { ImageCacheEntrySpec } from './imagecacheentry.ts';
 import type { ObjectMeta } from './metadata.ts';

@@ -77,7 +77,7 @@ export const machineSchema = z.object({
   display: z.object({ width: z.number().int(), height: z.number().int(), dpi: z.number().int() }).optional(),
   network: z.object({ mode: z.enum(['NAT', 'Bridge']) }),
   ports: z.array(machinePortSchema),
-  /** Absent if an earlier release of the operator wrote the document. */
+  /** This field is absent if an earlier release of the operator wrote the document. */
   automaticPorts: z.array(automaticPortSchema).max(MAXIMUM_AUTOMATIC_PORTS).optional(),
   vnc: z.object({ enabled: z.boolean() }),
   readiness: z.object({ type: z.enum(['None', 'GuestAgent', 'Port']), port: z.number().int().optional() }),

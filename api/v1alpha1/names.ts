@@ -54,9 +54,7 @@ export const INSECURE_SERVERS_ANNOTATION = 'berth.dev/insecure-servers';
 export const TASK_ANNOTATION = 'berth.dev/task';
 
 export const VM_UID_LABEL = 'berth.dev/vm-uid';
-/**
- * Label of Jobs and their Pods with the uid of the task's Image or ISO. It is not the name, because a later object can have the same name.
- */
+/** Label of Jobs and their Pods with the uid of the task's Image or ISO. A later object can have the same name, but never the same uid. */
 export const IMAGE_UID_LABEL = 'berth.dev/image-uid';
 /** Label of Jobs and their Pods with the operation on the image: `pull`, `download` and others. */
 export const OPERATION_LABEL = 'berth.dev/operation';

@@ -74,9 +74,7 @@ export const REASONS = {
 
 /** A reason in the catalogue. */
 export type Reason = keyof typeof REASONS;
-/**
- * Reason with which a host refuses a machine that another host may accept. It is the word of kubelets if they have one for the same case.
- */
+/** Reason with which a host refuses a machine that another host may accept. If kubelets have a word for the same case, Berth uses it. */
 export type RefusalReason = keyof typeof REFUSALS;
 
 declare const unknownReason: unique symbol;

@@ -11,8 +11,8 @@ export const VNC_FIRST_PORT = 5900;
 const FIRST_UNPRIVILEGED_PORT = 1024;
 
 /**
- * Ports that VMs are not allowed to reserve by default: the ports of etcd, the control plane and the kubelet, the port of the chart's
- * agent, and the node ports of Services.
+ * Ports that VMs are not allowed to reserve by default. They are the ports of etcd, the control plane and the kubelet, the port of the
+ * chart's agent, and the node ports of Services.
  */
 const DENIED = ['2379-2380', '6443', '10250-10259', '10350', '30000-32767'];
 

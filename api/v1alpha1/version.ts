@@ -22,10 +22,7 @@ export function agentVersion(nodeVersion: string | undefined): string | undefine
   return NODE_VERSION_FORM.exec(nodeVersion ?? '')?.[1];
 }
 
-/**
- * Reports whether an agent of this version differs too much from the operator of version `own`: in the major release, or by more than one
- * minor release.
- */
+/** Reports whether an agent of this version cannot work with an operator of version `own`. Only the minor release may differ, by one. */
 export function isTooFarApart(version: string, own: string = VERSION): boolean {
   const [major, minor = 0] = version.split('.').map(Number);
   const [ownMajor, ownMinor = 0] = own.split('.').map(Number);

@@ -1,6 +1,6 @@
 /**
- * Reads and writes the part of DER (X.690) that certificate requests need. Another reader must not understand the same bytes differently,
- * so this reader is strict: tags have one byte, lengths are definite and as short as possible, and every element is complete.
+ * Reads and writes the part of DER (X.690) that certificate requests need. The reader is strict, because another reader must not understand
+ * the same bytes differently. Tags have one byte, lengths are definite and as short as possible, and every element is complete.
  */
 
 /** Tags of the universal class. `0x20` marks elements that consist of other elements. */

@@ -120,7 +120,7 @@ export function useCertificate(
 ): void {
   const authorities = clientAuthorities === undefined ? {} : { ca: clientAuthorities };
   const context = { cert: certificate, key, minVersion: 'TLSv1.2', ...authorities } as const;
-  // `createSecureContext` throws if key and certificate do not belong together. It is called first, so that nothing is replaced then.
+  // `createSecureContext` throws if key and certificate do not belong together. It is called before the certificate is replaced.
   createSecureContext(context);
   server.setSecureContext(context);
 }

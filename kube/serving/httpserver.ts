@@ -177,7 +177,7 @@ export function reply(
   response.end(text);
 }
 
-/** Removes the time limit of an answer that can have no data for hours, for example a log that is followed or read page by page. */
+/** Removes the time limit of an answer whose data can pause for hours, for example a log that is followed or read page by page. */
 export function holdOpen(response: ServerResponse): void {
   response.setTimeout(0);
 }

@@ -6,7 +6,7 @@ import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import { HttpError, urlOf } from './httpserver.ts';
 
-/** Time in milliseconds in which a client should close the connection after the server has ended it. Then the server destroys it. */
+/** Time in milliseconds that a client has to close the connection after the server's last data. Then the server destroys the connection. */
 const CLOSE_MILLISECONDS = 5_000;
 
 /**

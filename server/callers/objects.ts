@@ -72,7 +72,7 @@ export async function deleteAs<T extends KubeObject>(
   await deleteExisting(client, type, checked(type, ref));
 }
 
-/** Refuses a name that no object can have, because, for example, a slash in it would change the path of the request to the API server. */
+/** Refuses a name that no object can have. For example, a slash in the name would change the path of the request to the API server. */
 export function checked<T extends KubeObject>(type: Resource<T>, ref: NamespacedRef): NamespacedRef {
   if (!isObjectName(ref.name)) {
     const kind = type.apiVersion.includes('/') ? `${type.plural}.${GROUP}` : type.plural;

@@ -7,9 +7,9 @@ import { type Caller, type CallerClient, type Callers, tokenOf } from './caller.
 
 declare module 'fastify' {
   interface FastifyRequest {
-    /** Returns the client with the rights of the caller. @throws StatusError 401 without a bearer token. */
+    /** Returns the client with the rights of the caller. @throws StatusError 401 when the request has no bearer token. */
     caller: () => CallerClient;
-    /** Returns the client and the watches with the rights of the caller. @throws StatusError 401 without a bearer token. */
+    /** Returns the client and the watches with the rights of the caller. @throws StatusError 401 when the request has no bearer token. */
     fullCaller: () => Caller;
     /**
      * Controller whose signal aborts when the text of the answer is ready, or when the client has closed the connection. It is absent if

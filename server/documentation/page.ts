@@ -17,8 +17,8 @@ export const START = { name: 'start.js', type: SCRIPT_TYPE };
 export const PAGE_PATH = '/api/v1/swagger';
 
 /**
- * Headers of the page and of its files. With them, the page loads files and sends requests only from and to this server, and no other site
- * can show the page in a frame. Data URLs are allowed for pictures, because the style sheet contains some.
+ * Headers of the page and of its files. The page can load files only from this server, and can send requests only to this server. No other
+ * site can show the page in a frame. Data URLs are allowed for pictures, because the style sheet contains some.
  */
 export const HEADERS: Readonly<Record<string, string>> = {
   'content-security-policy': [

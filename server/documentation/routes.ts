@@ -8,7 +8,7 @@ import { FILES, HEADERS, HTML, PAGE_PATH, pathOf, SCRIPT, START } from './page.t
 /** Time in seconds for which browsers keep the files of the page. The files change only with a new release of Berth. */
 const KEEP_SECONDS = 3_600;
 
-/** @throws Error when the files of the page are missing. */
+/** Adds the routes. @throws Error when the files of the page are missing. */
 export function addDocumentationRoutes(app: App): void {
   const downloads = new Downloads();
   const schema = { hide: true, security: [] };

@@ -5,9 +5,7 @@
 import * as z from 'zod';
 import { invalidField } from './errors.ts';
 
-/**
- * Largest number of entries of a map in a body. zod makes an error for each wrong entry, which would need too much memory in a larger map.
- */
+/** Largest number of entries of a map in a body. There is a limit, because zod makes an error for each wrong entry, which needs memory. */
 const ENTRIES = 1_024;
 
 /**

@@ -35,10 +35,10 @@ export async function sendFile(
 ): Promise<TransferAnswer> {
   const transfer: Transfer = { connection, isWhole: false };
   const answer = answerOn(transfer);
-  // If the file cannot be read, nobody waits for the answer. Its error must not become an unhandled rejection then.
+  // If the file cannot be read, nobody waits for `answer`. This line prevents an unhandled rejection of `answer`.
   answer.catch(() => undefined);
   const sent = send(transfer, file, sha256);
-  // After an early answer, nobody waits for `sent`, because a client can pause forever. Its error must not become an unhandled rejection.
+  // After an early answer, nobody waits for `sent`, because a client can pause forever. This line prevents an unhandled rejection.
   sent.catch(() => undefined);
   try {
     return await Promise.race([

@@ -116,7 +116,8 @@ function addDownloadRoutes(app: App, { downloads, config: { namespaces } }: Serv
         const ref = request.params;
         const asked = { caller: request.fullCaller(), type, ref, defaultNamespace: namespaces.default };
         const object = await downloads.find(asked);
-        // A HEAD request must not begin a download. Its answer has no length, because the length is known only after that.
+        // A HEAD request must not begin a download. Its answer lacks the length, because the length is known only after the start of a
+        // download.
         const isHead = request.method === 'HEAD';
         const download = isHead ? undefined : await downloads.open(asked, object, reply.raw);
         const length = download && { 'content-length': download.bytes };

@@ -142,7 +142,7 @@ async function send(
 ): Promise<TransferAnswer> {
   const onAbort = (): void => void connection.destroy(signal.reason as Error);
   signal.addEventListener('abort', onAbort, { once: true });
-  // `sendFile` handles errors of the connection. Without this listener, an error before or after that would end the process.
+  // `sendFile` handles errors of the connection while it runs. Without this listener, an error at another time would end the process.
   connection.on('error', () => undefined);
   try {
     signal.throwIfAborted();

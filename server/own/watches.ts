@@ -1,4 +1,4 @@
-/** Watches with the server's own identity: Nodes of hosts, Pods on them, ImageCacheEntries and namespaces. */
+/** Watches the Nodes of hosts, the Pods on hosts, ImageCacheEntries and namespaces, with the server's own identity. */
 import type { Logger } from 'pino';
 import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';

@@ -37,8 +37,8 @@ export interface DeploysOptions {
   readonly waiting: WaitingRequests;
   readonly logger: Logger;
   /**
-   * Status code of the answer if no host has room, from the setting `http.aliases`. If it is set, a deployment waits for room only when the
-   * request asks for the wait.
+   * Status code of the answer if no host has room, from the setting `http.aliases`. If it is set, only deployments that request it wait for
+   * room.
    */
   readonly fullStatus: number | undefined;
 }
