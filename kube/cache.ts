@@ -182,7 +182,7 @@ function guard(object: object): void {
   }
 }
 
-/** Freezes an object at all levels. `for in` takes half the time of other loops, because it creates no list of the values. */
+/** Freezes an object at all levels. `for in` takes half the time of a loop over the values, because it creates no list of them. */
 function deepFreeze(value: object): void {
   for (const key in value) {
     const child = (value as Record<string, unknown>)[key];

@@ -12,8 +12,8 @@ import { type Ready, WorkQueue } from './queue.ts';
 /** First wait in milliseconds after an error. Each further error doubles the wait. controller-runtime has the same first wait. */
 const BACKOFF_FIRST_MILLISECONDS = 5;
 /**
- * Longest wait in milliseconds after an error. controller-runtime waits up to 1000 s. A person who has fixed a fault could then wait a
- * quarter of an hour for the next attempt.
+ * Longest wait in milliseconds after an error. With the 1000 s of controller-runtime, a person who has fixed a fault could wait a quarter
+ * of an hour for the next attempt.
  */
 const BACKOFF_CAP_MILLISECONDS = 60_000;
 /**

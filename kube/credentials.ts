@@ -103,7 +103,7 @@ async function fromServiceAccount(server: string): Promise<Connection> {
   };
 }
 
-/** Name of the extension in a kubeconfig's cluster whose content is for the credential plug-in. */
+/** Name of the extension for credential plug-ins in a kubeconfig's cluster. */
 const PLUGIN_EXTENSION = 'client.authentication.k8s.io/exec';
 
 interface RawCluster {

@@ -195,7 +195,7 @@ export class EventRecorder<Reason extends string> {
   #forget(key: string, error: unknown): void {
     this.#recorded.delete(key);
     this.#count('failed');
-    // A failure is normal if the Event has expired, or if its namespace is being deleted or is gone. Then it is no warning.
+    // A failure is normal if the Event has expired, or if its namespace is being deleted or is gone. A normal failure is no warning.
     const level = isNotFound(error) || isNamespaceTerminating(error) ? 'debug' : 'warn';
     this.#options.logger[level]({ err: error }, 'event not recorded');
   }

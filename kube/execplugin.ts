@@ -11,7 +11,7 @@ import { CredentialError } from './errors.ts';
 const PLUGIN_MILLISECONDS = 300_000;
 /** Limit of a plug-in's output in bytes. A token has a few KiB, and an API server refuses headers of more than 1 MiB. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
-/** Time in milliseconds before a token expires from which the token is no longer used. A request needs some time, and clocks differ. */
+/** A token that expires within this time in milliseconds is not used, because a request needs some time, and clocks differ. */
 const MARGIN_MILLISECONDS = 2_000;
 const API_VERSIONS: readonly unknown[] = [
   'client.authentication.k8s.io/v1',

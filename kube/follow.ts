@@ -175,7 +175,8 @@ async function* watch<T extends KubeObject>(
 }
 
 /**
- * A generator that waits keeps its variables in memory. This function does not wait, so only its variables hold lines and whole objects.
+ * A generator that waits keeps its variables in memory. Therefore lines and whole objects are only in variables of this function, which
+ * does not wait.
  */
 function eventsIn<T extends KubeObject>(
   lines: LineSplitter,

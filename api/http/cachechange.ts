@@ -83,7 +83,7 @@ export function entryWrite(
   return { name, patch: { metadata: { resourceVersion }, spec: { targets: { nodes, excludeNodes } } } };
 }
 
-/** Returns whether exactly one of the three fields selects hosts. */
+/** Returns whether exactly one of the fields `nodes`, `tags` and `all` selects hosts. */
 export function isOneSelection({ nodes, tags, all }: CacheSelection): boolean {
   const given = [namesIn(nodes).length > 0, namesIn(tags).length > 0, all === true];
   return given.filter(Boolean).length === 1;

@@ -7,8 +7,8 @@ export interface Host {
 }
 
 /**
- * Returns the targets with these hosts added. `excluded` contains the names of hosts that were not added, because a tag of the host
- * excludes it.
+ * Returns the targets with these hosts added. `excluded` contains the names of hosts that were not added, because the targets exclude a tag
+ * of the host.
  */
 export function withHosts(
   targets: CacheTargets,

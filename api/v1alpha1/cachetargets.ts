@@ -38,8 +38,8 @@ interface Entry {
 }
 
 /**
- * Returns the one of several entries for the same image that has an effect. This is the entry with the finalizer, because its work has
- * begun. If no entry has the finalizer, it is the oldest entry. Of two entries from the same second, it is the first by name.
+ * Only one of several entries for the same image has an effect. Returns this entry. It is the entry with the finalizer, because its work
+ * has begun. If no entry has the finalizer, it is the oldest entry. Of two entries from the same second, it is the first by name.
  */
 export function keepingEntry<Kept extends Entry>(entries: readonly Kept[]): Kept | undefined {
   return entries.toSorted((one, other) => (rank(one) < rank(other) ? -1 : 1))[0];

@@ -6,7 +6,7 @@
  */
 import * as z from 'zod';
 
-/** Version of the annotation `berth.dev/machine` of an emulator. An agent that does not know it refuses the Pod with `AgentTooOld`. */
+/** Version of an emulator's annotation `berth.dev/machine`. An agent that does not know the version refuses the Pod (`AgentTooOld`). */
 export const EMULATOR_API_VERSION = 'emulator.berth.dev/v1';
 
 /** Pattern of the name of an Android platform, device or image type. Such names become parts of paths and of configuration files. */

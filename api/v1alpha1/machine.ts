@@ -7,7 +7,7 @@
 import * as z from 'zod';
 import { undefinedIfSync } from '../../base/errors.ts';
 
-/** Version of the annotation `berth.dev/machine`. An agent that does not know it refuses the Pod with `AgentTooOld`. */
+/** Version of the annotation `berth.dev/machine`. An agent that does not know the version refuses the Pod with `AgentTooOld`. */
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';
 
 /** Source from which the agent gets a disk or an ISO. `directSource` in operator/image makes it from the source of an Image. */

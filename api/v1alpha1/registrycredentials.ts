@@ -85,7 +85,7 @@ export function readServer(text: string): Server | undefined {
   const port = DEFAULT_PORTS[scheme];
   const name = host.endsWith(port) ? host.slice(0, -port.length) : host;
   const reference = readReference(`${name}/${REPOSITORY}`);
-  // A text whose host cannot be part of a reference is refused here: its reference is parsed as a repository in the default registry.
+  // If the host cannot be part of a reference, the reference is parsed as a repository in the default registry. Such a text is refused.
   const isNamed = typeof reference !== 'string' && reference.repository === REPOSITORY;
   return isNamed ? { scheme, registry: reference.registry } : undefined;
 }

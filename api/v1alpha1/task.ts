@@ -7,7 +7,7 @@
 import * as z from 'zod';
 import { machineImageSourceSchema } from './machine.ts';
 
-/** Version of the annotation `berth.dev/task`. An agent that does not know it refuses the Pod with `AgentTooOld`. */
+/** Version of the annotation `berth.dev/task`. An agent that does not know the version refuses the Pod with `AgentTooOld`. */
 export const TASK_API_VERSION = 'task.berth.dev/v1';
 
 const imageSchema = z.object({
@@ -47,8 +47,8 @@ export const taskSchema = z.discriminatedUnion('type', [
     refresh: z.boolean(),
   }),
   /**
-   * Removes the image that a `cache` task put into the host's store for the entry. The host waits until it deploys no machine from the
-   * image.
+   * Removes the image that a `cache` task put into the host's store for the entry. If the host is deploying a machine from the image, it
+   * first waits for the end of this deployment.
    */
   z.object({ apiVersion, type: z.literal('uncache'), entry: z.string() }),
   /** Fetches and checks an image. If `target` is set, the host also copies the image to this place in the cluster's image storage. */

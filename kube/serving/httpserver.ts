@@ -16,7 +16,7 @@ import type { Logger } from 'pino';
  * probably wants to block the connection.
  */
 const REQUEST_LIMIT_MILLISECONDS = 10_000;
-/** Interval in milliseconds between two checks of the time limit of requests. Each check covers at most {@link CONNECTIONS} connections. */
+/** Interval in milliseconds between two checks of the time limit of requests. It can be short, because there are few connections. */
 const LIMIT_LOOK_MILLISECONDS = 1_000;
 /** Time in milliseconds without data after which a connection is closed. {@link holdOpen} removes this limit for one answer. */
 const STALL_MILLISECONDS = 30_000;

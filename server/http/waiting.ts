@@ -19,8 +19,8 @@ export class WaitEnd extends Error {
 }
 
 /**
- * Largest share of all waiting requests that one user can have, and also the requests in one namespace. It is large, because a CI system
- * deploys a thousand VMs at the same time as one user. The rest is for others.
+ * Largest share of all waiting requests that one user can have. A namespace has the same largest share. The share is large, because a CI
+ * system deploys a thousand VMs at the same time as one user. The rest is for others.
  */
 const SHARE = 3 / 4;
 
@@ -106,8 +106,8 @@ export class WaitingRequests {
   }
 
   /**
-   * Checks the share of the waiting requests that `isOne` selects. `which` names them in the message. @throws StatusError 429 if it is used
-   * up.
+   * Refuses a request if the share of the user or namespace that `isOne` selects is used up. `which` is the user or namespace in the
+   * message. @throws StatusError 429
    */
   #refuseMore(which: string, isOne: (waiting: Waiting) => boolean): void {
     const share = Math.floor(this.#limit * SHARE);

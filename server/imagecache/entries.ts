@@ -99,7 +99,7 @@ export class Entries {
     }
   }
 
-  /** Checks the share of the hosts in `own`. @throws StatusError 403 when too many entries already keep images on these hosts. */
+  /** Checks that the hosts in `own` may have another entry. @throws StatusError 403 when too many entries keep images on these hosts. */
   #requireShare(own: ReadonlySet<string>): void {
     const known = this.#ownEntries();
     const names = new Set(known.map(({ metadata }) => metadata.name));

@@ -248,7 +248,7 @@ function isPassing(error: unknown): error is ApiError {
   return error instanceof ApiError && !OF_THE_CALLER.has(error.status);
 }
 
-/** Returns if the error means that the task has ended. @throws StatusError 503 when the host does not answer; all other errors. */
+/** Does nothing if the error means that the task has ended. @throws StatusError 503 when the host does not answer; all other errors. */
 function refuseLost(error: unknown): undefined {
   if (!isPassing(error)) {
     throw error;

@@ -81,7 +81,8 @@ function addUploadRoutes(app: App, uploads: Uploads): void {
           const bytes = lengthOf(request);
           const read = async () => {
             const form = await readForm(request);
-            // Only the transfer of the file has no time limit. A client that does not send the texts must not block one of the few uploads.
+            // The transfer of the file has no time limit. The texts before the file have one, so that a slow client does not block one of
+            // the few uploads.
             allowLongBody(request.raw, reply.raw);
             return form;
           };
