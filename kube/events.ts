@@ -19,8 +19,8 @@ const REFILL_MILLISECONDS = 300_000;
 /** If an Event repeats within this time in milliseconds, only the count of the first Event increases. client-go has the same time. */
 const SERIES_WINDOW_MILLISECONDS = 600_000;
 /**
- * Largest number of Events that wait to be sent. If it is reached, for example because the API server is unreachable, further Events are
- * dropped and counted. 1,000 new objects cause about 2,000 Events, and an Event has about 1 KB.
+ * Largest number of Events that wait to be sent. If this number is reached, for example because the API server is unreachable, further
+ * Events are dropped and counted. For comparison, 1,000 new objects cause about 2,000 Events, and an Event has about 1 KB.
  */
 const WAITING = 4_000;
 /** Limits of the API server: the length of an Event's note in bytes, and the length of `reportingInstance` in characters. */

@@ -42,9 +42,9 @@ export interface Ended {
 export type DeploymentState = 'done' | 'waiting' | Ended;
 
 /**
- * Returns the state of the deployment, and the version of the VM with this state. If an object seems to be missing, the function waits a
- * moment and reads the VM again, because the operator may not know the object yet. `readAgain` resolves with undefined if the VM is gone. A
- * VM that somebody else then created under the same name is ignored.
+ * Returns the state of the deployment, and the version of the VM with this state. The operator may not know a new object yet. Therefore, if
+ * an object seems to be missing, the function waits a moment and reads the VM again. `readAgain` resolves with undefined if the VM is gone.
+ * A VM that somebody else then created under the same name is ignored.
  *
  * @throws the error of `readAgain`; the signal's reason.
  */

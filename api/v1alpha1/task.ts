@@ -37,7 +37,7 @@ const apiVersion = z.literal(TASK_API_VERSION);
 export const taskSchema = z.discriminatedUnion('type', [
   /**
    * Puts an image into the host's store and keeps it there for an ImageCacheEntry. If `refresh` is true, the host checks whether the tag
-   * now means a newer image.
+   * now leads to a newer image.
    */
   z.object({
     apiVersion,

@@ -16,7 +16,9 @@ import type { Logger } from 'pino';
  * probably wants to block the connection.
  */
 const REQUEST_LIMIT_MILLISECONDS = 10_000;
-/** Interval in milliseconds between two checks of the time limit of requests. It can be short, because there are few connections. */
+/**
+ * Interval in milliseconds between two checks of the time limit of requests. A check takes little time even for thousands of connections.
+ */
 const LIMIT_LOOK_MILLISECONDS = 1_000;
 /** Time in milliseconds without data after which a connection is closed. {@link holdOpen} removes this limit for one answer. */
 const STALL_MILLISECONDS = 30_000;

@@ -27,7 +27,8 @@ const ANYBODY = '';
 declare module 'fastify' {
   interface FastifyRequest {
     /**
-     * Returns the name of the caller. The limits for each user need it. @throws ApiError 401 when the API server does not know the caller.
+     * Returns the name of the caller, because some limits hold for each user. @throws ApiError 401 when the API server does not know the
+     * caller.
      */
     owner?: () => Promise<string>;
   }

@@ -30,7 +30,7 @@ export class BodyReader {
 
   /**
    * Reads the whole body as text. @throws StatusError 413 when the body is too large, 503 when all clients together send too much; Error
-   * when the connection ends before the whole body has arrived.
+   * when the connection ends before the end of the body.
    */
   async read(body: Readable): Promise<string> {
     // The bytes are copied into one buffer, because clients choose the size of chunks. A list of many small chunks would need many times

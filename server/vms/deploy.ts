@@ -21,8 +21,8 @@ import { trimmed } from './trimmed.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 
 /**
- * Time in milliseconds between the deployment's time limit and the time in the annotation `berth.dev/answer-by`. The clocks of this process
- * and of the operator differ by less than this time.
+ * Time in milliseconds between the deployment's time limit and the time in the annotation `berth.dev/answer-by`. The operator must not
+ * delete the VM too early. Its clock and the clock of this process differ by less than this time.
  */
 const ANSWER_MILLISECONDS = 60_000;
 
