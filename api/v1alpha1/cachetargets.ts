@@ -39,7 +39,8 @@ interface Entry {
 
 /**
  * Only one of several entries for the same image has an effect. Returns this entry. It is the entry with the finalizer, because its work
- * has begun. If no entry has the finalizer, it is the oldest entry. Of two entries from the same second, it is the first by name.
+ * has begun. If no entry has the finalizer, it is the oldest entry. If two entries were created in the same second, it is the first by
+ * name.
  */
 export function keepingEntry<Kept extends Entry>(entries: readonly Kept[]): Kept | undefined {
   return entries.toSorted((one, other) => (rank(one) < rank(other) ? -1 : 1))[0];

@@ -26,7 +26,7 @@ export interface AuthorizerLimits {
    * because the process has only 64 connections to the API server.
    */
   readonly questions: number;
-  /** Largest number of waiting reviews of each type. */
+  /** Largest number of TokenReviews that wait. SubjectAccessReviews have the same limit. */
   readonly waiting: number;
 }
 
