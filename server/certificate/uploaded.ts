@@ -14,8 +14,8 @@ const NAME = 'berth-server-certificate';
 const CERTIFICATE_KEY = 'tls.crt';
 const PRIVATE_KEY_KEY = 'tls.key';
 /**
- * Longest time in milliseconds that a starting server waits for the Secret. Then it starts with the configured certificate. The wait is
- * short, because clients must be able to read cluster-info even if the API server does not answer.
+ * Longest time in milliseconds that a starting server waits for the Secret. Then it starts with its other certificate, from files or
+ * self-made. The wait is short, because clients must be able to read cluster-info even if the API server does not answer.
  */
 const START_MILLISECONDS = 5_000;
 
