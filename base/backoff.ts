@@ -14,7 +14,7 @@ export interface BackoffOptions {
   random?: () => number;
 }
 
-/** Counts failures in a row and computes the wait after each. */
+/** Counts failures in a row and computes the wait after each failure. */
 export class Backoff {
   readonly #options: BackoffOptions;
   #failures = 0;

@@ -1,15 +1,15 @@
 /** Settings for the certificate of a server. The configuration files of the operator and of the HTTP API contain them. */
 import * as z from 'zod';
 
-/** Paths of PEM files. Either both are set or none. */
+/** Paths of PEM files. Set both paths or none. */
 export interface CertificateFiles {
   certificateFile?: string | undefined;
   keyFile?: string | undefined;
 }
 
 /**
- * Returns the fields for a schema. The schema must also check {@link areFilesTogether}. `dnsNames` is the default of the field with the
- * same name.
+ * Returns the fields for a zod schema. The schema must also check {@link areFilesTogether}. The parameter is the default of the field
+ * `dnsNames`.
  */
 export function certificateFields(dnsNames: string[]) {
   return {
@@ -19,7 +19,7 @@ export function certificateFields(dnsNames: string[]) {
      */
     certificateFile: z.string().optional(),
     keyFile: z.string().optional(),
-    /** DNS names in a certificate that the server creates itself. */
+    /** DNS names for the certificate that the server creates itself if no paths are set. */
     dnsNames: z.array(z.string()).default(dnsNames),
   };
 }

@@ -1,4 +1,4 @@
-/** Configuration files in YAML. The whole file is checked at start, so that a person sees all mistakes together. */
+/** Reads configuration files in YAML. The whole file is checked at start, so that a person sees all mistakes together. */
 import { readFileSync } from 'node:fs';
 import { parse, YAMLParseError } from 'yaml';
 import type * as z from 'zod';
@@ -9,7 +9,7 @@ export class ConfigError extends Error {
   override readonly name = 'ConfigError';
   readonly mistakes: readonly string[];
 
-  /** `file` is the name of the configuration file, which the message contains. */
+  /** The message contains `file`, the name of the configuration file. */
   constructor(file: string, mistakes: readonly string[]) {
     super([`${file} is not usable:`, ...mistakes.map((mistake) => `  ${mistake}`)].join('\n'));
     this.mistakes = mistakes;

@@ -1,4 +1,4 @@
-/** Reads the reason, the message and the code of errors. Callers use them in statuses, logs and decisions. */
+/** Reads the reason, the message and the code of an error. Callers need them for statuses, logs and decisions. */
 
 /**
  * Returns the machine-readable reason of an error. Errors of drivers, images and networks have such a reason. The result is undefined for

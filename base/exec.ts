@@ -1,28 +1,28 @@
-/** Runs other programs without a shell. The caller limits their time and their output. */
+/** Runs other programs without a shell. The caller can limit the time and the output of a program. */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import type { FileHandle } from 'node:fs/promises';
 import { Readable, type Writable } from 'node:stream';
 import { codeOf } from './errors.ts';
 
 /**
- * Number of characters that are kept from the end of a program's standard error. Programs write the reason for a failure last, and these
- * characters are enough for it.
+ * Number of characters that are kept from a program's standard error. Only the end is kept, because programs write the reason for a failure
+ * last.
  */
 const WORDS_LIMIT_CHARACTERS = 2_000;
-/** Default limit of a program's output, in bytes. It is enough for programs with a short output. */
+/** Default limit of a program's standard output, in bytes. Most programs write much less. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 
-/** Time limit for reading the pipes of a killed program, in milliseconds. A child of the killed program can keep the pipes open. */
+/** Time limit in milliseconds for reading the pipes of a killed program, because a child of the program can keep the pipes open. */
 const DRAIN_MILLISECONDS = 1_000;
 
-/** User and group of this system, as numbers. */
+/** Numbers of a user and a group of this system. */
 export interface RunAs {
   uid: number;
   gid: number;
 }
 
 export interface StartOptions {
-  /** Name of the program at the beginning of an error's message. The default is the name or path with which it was started. */
+  /** Name of the program at the beginning of an error's message. The default is the name or path in the call. */
   name?: string;
   /** Time after which the program is killed, in milliseconds. The default is no limit. */
   timeoutMilliseconds?: number | undefined;
@@ -30,7 +30,7 @@ export interface StartOptions {
   signal?: AbortSignal | undefined;
   /** Standard input of the program. The default is an empty input. */
   input?: string | undefined;
-  /** Working folder of the program, in which relative file names begin. */
+  /** Working folder of the program. Relative file names begin in this folder. */
   folder?: string | undefined;
   /** Environment of the program. The default is the environment of this process. */
   environment?: NodeJS.ProcessEnv | undefined;
@@ -43,18 +43,18 @@ export interface StartOptions {
 export interface RunOptions extends StartOptions {
   /** Time after which the program is killed, in milliseconds. If it is undefined, the program has no time limit. */
   timeoutMilliseconds: number | undefined;
-  /** Limit of the standard output. The program is killed when it writes more. */
+  /** Limit of the standard output, in bytes. A program that writes more is killed. */
   outputLimitBytes?: number;
 }
 
-/** Error when a program could not be started, or did not end with exit code 0. The message has the end of its standard error. */
+/** Error when a program could not be started, or did not end with exit code 0. The message has the last part of its standard error. */
 export class ProgramError extends Error {
   override readonly name = 'ProgramError';
   /** Exit code. It is undefined if the program was killed or was not started. */
   readonly exitCode: number | undefined;
-  /** End of the program's standard error. */
+  /** Last part of the program's standard error. */
   readonly words: string;
-  /** System's error code if the program could not be started. The code is `ENOENT` if the program is not installed. */
+  /** System's error code if the program could not be started, for example `ENOENT` if it is not installed. */
   readonly code: string | undefined;
 
   constructor(message: string, how: { exitCode?: number; words?: string; cause?: unknown }) {
@@ -75,13 +75,13 @@ export interface RunningProgram {
   end: () => void;
 }
 
-/** Child process. If this process has no file descriptors left, Node.js creates a child without pipes. That child then fails. */
+/** Child process. Node.js creates a child without pipes if this process has no file descriptors left. A child without pipes fails. */
 type Child = Omit<ChildProcessByStdio<Writable | null, Readable, Readable>, 'stdout' | 'stderr'> & {
   stdout: Readable | undefined;
   stderr: Readable | undefined;
 };
 
-/** Starts a program whose output the caller reads while the program runs. Afterwards the caller waits for `ended`. */
+/** Starts a program and returns at once. The caller reads the output while the program runs, and then waits for `ended`. */
 export function start(program: string, parameters: readonly string[], o: StartOptions = {}): RunningProgram {
   const { signal, timeoutMilliseconds, input } = o;
   const child = spawnProgram(program, parameters, o);
@@ -90,8 +90,8 @@ export function start(program: string, parameters: readonly string[], o: StartOp
   const ended = endOf(child, o.name ?? program, timeoutMilliseconds).finally(() => {
     signal?.removeEventListener('abort', end);
   });
-  // The caller can read the whole output before it waits for `ended`. If the program fails before that, the failure must not become an
-  // unhandled rejection.
+  // The program can fail while the caller still reads the output and does not wait for `ended` yet. This line prevents an unhandled
+  // rejection.
   ended.catch(() => undefined);
   // If a program ends before it has read its whole input, the write to its input fails. This error is ignored, because the
   // program's standard error has the reason.
@@ -153,7 +153,7 @@ async function endOf(child: Child, name: string, timeoutMilliseconds: number | u
   }
 }
 
-/** Kills the program. If it had already ended, the result is false and the pipes are closed, because only its children can use them. */
+/** Kills the program. If it had already ended, closes its pipes, which only its children can still use, and returns false. */
 function kill(child: Child): boolean {
   const isKilled = child.kill('SIGKILL');
   if (!isKilled) {

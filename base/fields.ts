@@ -1,4 +1,4 @@
-/** Returns an object with only these fields of another one. Fields that it does not have stay absent. */
+/** Returns a copy of the object with only these fields. Fields that the object does not have stay absent. */
 export function keepFields<T extends object, Field extends keyof T>(
   object: T,
   fields: readonly Field[],

@@ -3,11 +3,11 @@ import { open, rename, rm, stat } from 'node:fs/promises';
 import { hasCode, isMissing, undefinedIf } from './errors.ts';
 import { pause } from './time.ts';
 
-/** Interval between two attempts to get a lock. Its holder usually needs less than a second. */
+/** Interval in milliseconds between two attempts to get a lock. Other processes usually hold the lock for less than a second. */
 const ATTEMPT_MILLISECONDS = 50;
 
 export interface FileLockOptions {
-  /** Age in milliseconds after which a lock counts as left behind by a killed process. The work under a lock must always take less time. */
+  /** Age in milliseconds after which a lock counts as left behind by a killed process. All work under the lock must take less time. */
   readonly staleMilliseconds: number;
   readonly signal: AbortSignal;
 }
@@ -47,7 +47,7 @@ async function removeStale(path: string, staleMilliseconds: number): Promise<voi
   if (!(await isStale(path))) {
     return;
   }
-  // Several processes may find the lock stale. Only one of them renames it.
+  // Several processes may find the lock stale. Each tries to rename it, but only one can.
   const aside = `${path}.${process.pid}`;
   await undefinedIf(isMissing, rename(path, aside));
   await rm(aside, { force: true });

@@ -8,13 +8,13 @@ import { withReserve } from './reserve.ts';
 /** File mode: only the owner is allowed to read and write the file. */
 const MODE = 0o600;
 
-/** The last requested write of each path. The write may be queued, under way or finished. */
+/** The last requested write of each path. It may be queued, under way or finished. */
 const lastWrites = new Map<string, Promise<void>>();
 
 /**
- * Replaces the content of a file. When the promise resolves, the content is on the disk. A reader sees either the old content or
- * the new one. If several writes of a path overlap, the last requested write wins. The folder must exist. If the disk is full, the write
- * uses the reserve of disk space (reserve.ts), if the file system has one.
+ * Replaces the content of a file. When the promise resolves, the content is on the disk. A reader sees either the old content or the new
+ * one. If several writes of a path overlap, the content of the last call stays. The folder must exist. If the disk is full, the write uses
+ * the file system's reserve of disk space, if it has one (reserve.ts).
  *
  * @throws Error of the system when the write fails. The old content then stays.
  */
@@ -43,7 +43,7 @@ export function writeWholeSync(path: string, text: string, mode = MODE): void {
   }
 }
 
-/** Resolves when the content of a file is on the disk. For a folder, the names in the folder are then on the disk. */
+/** Resolves when the content of a file is on the disk. For a folder, resolves when the names of its files are on the disk. */
 export async function sync(path: string): Promise<void> {
   const handle = await open(path, 'r');
   try {
@@ -62,13 +62,13 @@ export async function listFolders(root: string): Promise<string[]> {
 async function replace(path: string, content: string | Uint8Array, mode: number): Promise<void> {
   const temporary = temporaryOf(path);
   try {
-    // A file that is already there could belong to another user, who would read the content, or be a link to another file.
+    // The temporary file must be new. An existing file could be a link, or belong to another user, who could then read the content.
     await rm(temporary, { force: true });
     await writeFile(temporary, content, { mode, flush: true, flag: 'wx' });
     await rename(temporary, path);
   } catch (error) {
     await rm(temporary, { force: true });
-    // The write is synchronous, so that no other write of this process uses the freed space first.
+    // This second write is synchronous, so that no other write of this process takes the freed space first.
     withReserve(dirname(path), error, () => replaceSync(path, content, mode));
     return;
   }
@@ -93,7 +93,7 @@ function replaceSync(path: string, content: string | Uint8Array, mode: number): 
   }
 }
 
-/** Returns the path of the temporary file. Each path has only one temporary file, so that killed processes leave at most one behind. */
+/** Returns the path of the temporary file for a path. The name is fixed, so that killed processes leave at most one such file behind. */
 function temporaryOf(path: string): string {
   return `${path}.tmp`;
 }

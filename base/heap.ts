@@ -1,12 +1,15 @@
 /**
- * Settings that keep V8's heap small. A program imports this module before all others, because the settings must apply before the
- * heap grows. By default, V8 uses more memory to save CPU time. In a burst of allocations it doubles the space for new objects,
- * up to 3 × 32 MB. It also lets the heap grow to a multiple of the live objects. With these settings, the space for new objects
- * keeps its initial size of two times 1 MB. The heap is collected when it has grown by half. This halves the operator's peak
- * memory, and saves 50 MB in an agent that pulls an image. Helper threads and the optimizer for WebAssembly are off, because
- * neither saves time. The threads would cost half a second of CPU time for 1,000 VMs. The optimizer would need 5 MB for the HTTP
- * client's parser. The flags are set at run time, so that they apply however the program is started. V8 reads a flag whenever it
- * needs its value.
+ * Settings that keep V8's heap small. A program imports this module before all others, because the settings must apply before the heap
+ * grows. By default, V8 uses more memory to save CPU time. In a burst of allocations, V8 doubles the space for new objects, up to 3 × 32
+ * MB. It also lets the heap grow to a multiple of the live objects. With these settings, the space for new objects keeps its initial size
+ * of two times 1 MB. V8 collects garbage when the heap has grown by half. This halves the operator's peak memory, and saves 50 MB in an
+ * agent that pulls an image.
+ *
+ * Helper threads are off, because they save no time and cost half a second of CPU time for 1,000 VMs. The optimizer for WebAssembly is off,
+ * because it saves no time and needs 5 MB for the HTTP client's parser.
+ *
+ * The flags are set at run time, so that they apply for every way to start the program. That works, because V8 reads a flag whenever it
+ * needs the flag's value.
  */
 import { setFlagsFromString } from 'node:v8';
 

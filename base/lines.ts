@@ -1,9 +1,9 @@
-/** Cuts streams of bytes into lines. The memory for a line has a limit, because the sender is not trusted. */
+/** Cuts streams of bytes into lines. The length of a line is limited, because an untrusted sender could otherwise fill the memory. */
 import type { Duplex } from 'node:stream';
 
 const NEWLINE = 0x0a;
 
-/** Cuts a stream of bytes into lines. It decodes complete lines only, because a character may be split between two chunks. */
+/** Cuts a stream of bytes into lines. Only complete lines are decoded, because a character can be split between two chunks. */
 export class LineSplitter {
   readonly #limitBytes: number;
   #parts: Buffer[] = [];
@@ -13,7 +13,7 @@ export class LineSplitter {
     this.#limitBytes = limitBytes;
   }
 
-  /** Returns the lines that this chunk completes, without line ends and empty lines. @throws Error when a line is longer than the limit. */
+  /** Returns the lines that this chunk completes, without line ends. Empty lines are left out. @throws Error when a line is too long. */
   push(chunk: Buffer): string[] {
     const lines: string[] = [];
     let start = 0;
@@ -52,8 +52,8 @@ export class LineSplitter {
 }
 
 /**
- * Calls `take` with each line from a connection. If a line is too long or `take` throws, the connection is destroyed with that
- * error. The error is not thrown, because nobody could catch it in an event handler.
+ * Calls `take` with each line from a connection. If a line is too long or `take` throws, the error destroys the connection. The error is
+ * not thrown, because nobody could catch it in an event handler.
  */
 export function readLines(connection: Duplex, limitBytes: number, take: (line: string) => void): void {
   const splitter = new LineSplitter(limitBytes);

@@ -1,12 +1,12 @@
-/** Works on the items of a list at the same time, with a limit for the number of items under way. */
+/** Works on several items of a list at the same time. The number of items under way is limited. */
 import PQueue from 'p-queue';
 
 /**
- * Calls `work` for each item, in the order of the items. At most `width` calls run at a time. `worker` is a number from 0 to
- * `width` - 1. No two calls under way have the same number, so a caller can keep memory for each number. After the first failure
- * no further call begins, and the signal of the calls under way aborts.
+ * Calls `work` for each item, in the order of the items. At most `width` calls run at a time. `worker` is a number from 0 to `width` - 1.
+ * Calls that run at the same time have different numbers, so a caller can reserve memory for each number. After the first failure no
+ * further call begins, and the signal that the running calls have received aborts.
  *
- * @throws the reason of `signal`, or else the first failure of `work` or `items`. It is thrown when all calls under way have
+ * @throws the reason of `signal` if it aborted. Otherwise the first failure of `work` or `items`. Both are thrown only when all calls have
  * ended.
  */
 export async function inParallel<T>(
@@ -34,7 +34,7 @@ export async function inParallel<T>(
   };
   try {
     for (const item of items) {
-      // Each item is read from `items` only shortly before its call of `work`, because there may be very many items.
+      // An item is read from `items` only when its call of `work` can begin, because a list of all items may need too much memory.
       await queue.onSizeLessThan(1);
       if (joined.aborted) {
         break;

@@ -1,4 +1,4 @@
-/** Keeps a reserve of disk space: a file that is emptied when the disk is full. Berth then writes its small files in the freed space. */
+/** Keeps a reserve of disk space: a file that Berth empties when the disk is full. Berth then writes its small files in the freed space. */
 import { randomBytes } from 'node:crypto';
 import { appendFileSync, existsSync, statSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
@@ -12,8 +12,8 @@ const NAME = '.reserve';
 const reserves = new Map<number, string>();
 
 /**
- * Creates or refills the reserve file on the file system that contains `folder`. The folder must exist. On a full file system the
- * reserve becomes as large as the free space allows. Call this function from time to time, because space may become free.
+ * Creates or refills the reserve file on the file system that contains `folder`. The folder must exist. If the file system has too little
+ * space, the reserve takes all that is left. Therefore call this function again from time to time.
  *
  * @throws Error of the system, except when the disk is full.
  */
@@ -26,10 +26,10 @@ export function keepReserve(folder: string): void {
 }
 
 /**
- * Repeats a `write` that failed with `error`. It first empties the reserve file to free its space, and refills the file
- * afterwards.
+ * Calls `write` again, which failed with `error`. Before the call, this function empties the reserve file to free its space. It refills the
+ * file afterwards.
  *
- * @throws `error` when the disk is not full or its file system has no reserve, or else the error of the second write.
+ * @throws `error` when the disk is not full, or when its file system has no reserve. Otherwise the error of the second write.
  */
 export function withReserve(folder: string, error: unknown, write: () => void): void {
   const path = isDiskFull(error) ? reserves.get(statSync(folder).dev) : undefined;
@@ -44,7 +44,7 @@ export function withReserve(folder: string, error: unknown, write: () => void): 
   }
 }
 
-/** Refills the reserve file as far as the disk has free space. The bytes are random, because some file systems compress files. */
+/** Refills the reserve file as far as the disk has space. The bytes are random, because some file systems would compress other bytes. */
 function fill(path: string): void {
   const missing = RESERVE_BYTES - (statSync(path, { throwIfNoEntry: false })?.size ?? 0);
   if (missing <= 0) {

@@ -2,10 +2,7 @@
 export class Serial {
   #last: Promise<unknown> = Promise.resolve();
 
-  /**
-   * Begins `work` when all earlier pieces of work have ended, whether or not they failed. The promise has the result or the error of
-   * `work`.
-   */
+  /** Begins `work` when the work of all earlier calls has ended or failed. The promise has the result or the error of `work`. */
   async run<T>(work: () => Promise<T>): Promise<T> {
     const result = this.#last.then(work);
     this.#last = result.catch(() => undefined);

@@ -1,17 +1,18 @@
-/** Work that is done once for several callers that need the result at the same time. */
+/** Does a piece of work only once if several callers need its result at the same time. */
 
-/** Called with the percentage (0–100) of the work that is done, and the number of bytes if it is known. */
+/** Function that takes the percentage (0–100) of the work that is done. `bytes` is the number of bytes that are done, if it is known. */
 type Progress = (percent: number, bytes?: number) => void;
 type Work<T> = (signal: AbortSignal, onProgress: Progress) => Promise<T>;
 
-/** Pieces of work by key. If the work of a key is under way, a further caller waits for its result. */
+/** Pieces of work by key. If the work of a key is under way, another caller with this key waits for the same result. */
 export class SingleFlight<T> {
   readonly #flights = new Map<string, SharedWork<T>>();
 
   /**
-   * Waits for the work of a key, and begins the work if it is not under way. `joined` is true if another caller began the work.
+   * Begins the work of a key, or joins the work if it is under way. Returns the result. `joined` is false for the caller that began the
+   * work.
    *
-   * @throws the reason of `signal` when `signal` aborts. The work then continues for the other callers.
+   * @throws the reason of `signal` when `signal` aborts. The work then continues if other callers wait for it.
    */
   async join(
     key: string,
@@ -30,7 +31,7 @@ export class SingleFlight<T> {
       if (!flight.isAbandoned) {
         return { result: await flight.wait(options.signal, options.onProgress), joined: true };
       }
-      // Two pieces of work with the same key must not run at the same time.
+      // The work of this key was aborted, but has not ended yet. New work waits, because two pieces of work with one key must not overlap.
       await flight.ended;
     }
   }
@@ -50,7 +51,7 @@ export class SingleFlight<T> {
 
 /** One piece of work that several callers wait for. The work is aborted when no caller waits any longer. */
 class SharedWork<T> {
-  /** Resolves when the work has ended, whether or not it failed. */
+  /** Resolves when the work has ended or failed. It never rejects. */
   readonly ended: Promise<void>;
   readonly #work: Promise<T>;
   readonly #abort = new AbortController();
@@ -65,8 +66,8 @@ class SharedWork<T> {
         listener(percent, bytes);
       }
     });
-    // `ended` also resolves after a failure. Each waiting caller gets the failure from `#work`, and the failure may come after the last
-    // caller has left.
+    // Callers that wait get a failure from `#work`. `ended` resolves even then, because nobody may be left to handle a rejection of
+    // `ended`.
     this.ended = this.#work.then(
       () => undefined,
       () => undefined,

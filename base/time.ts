@@ -24,7 +24,7 @@ export async function rest(milliseconds: number, signal: AbortSignal): Promise<v
   signal.removeEventListener('abort', onAbort);
 }
 
-/** Returns the smallest of the given times or durations. Undefined and NaN are skipped. Without a value, the result is undefined. */
+/** Returns the smallest of the given times or durations. Undefined and NaN are skipped. The result is undefined if no value is left. */
 export function soonest(...moments: readonly (number | undefined)[]): number | undefined {
   let first: number | undefined;
   for (const moment of moments) {
@@ -36,14 +36,14 @@ export function soonest(...moments: readonly (number | undefined)[]): number | u
 }
 
 /**
- * Formats a time as RFC 3339 with whole seconds, like `metav1.Time`. The API server removes fractions of a second, so its answer would
- * differ from a time with fractions.
+ * Formats a time as RFC 3339 with whole seconds, like `metav1.Time`. The API server removes fractions of a second, so with fractions its
+ * answer would differ from the written object.
  */
 export function timestamp(millisecondsSince1970: number): string {
   return `${new Date(millisecondsSince1970).toISOString().slice(0, 19)}Z`;
 }
 
-/** Formats a time as RFC 3339 with microseconds, for Leases and Events. The API server refuses fewer digits. */
+/** Formats a time as RFC 3339 with microseconds, for Leases and Events. The API server refuses a time with fewer digits. */
 export function microTime(millisecondsSince1970: number): string {
   return new Date(millisecondsSince1970).toISOString().replace('Z', '000Z');
 }

@@ -6,11 +6,11 @@ import { pathOf } from './objects.ts';
 
 export interface AccountToken {
   token: string;
-  /** RFC 3339 time at which the token expires. The API server chooses it. */
+  /** RFC 3339 time at which the token expires. The API server chooses this time. */
   expirationTimestamp?: string | undefined;
 }
 
-/** Returns a token with a lifetime of this number of seconds. The least number is 600. @throws ApiError when the API server refuses. */
+/** Returns a token. `expirationSeconds` is its lifetime, at least 600. @throws ApiError when the API server refuses. */
 export async function requestToken(
   client: KubeClient,
   account: { namespace: string; name: string },

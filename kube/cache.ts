@@ -2,22 +2,22 @@
 import type { Logger } from 'pino';
 import { type KubeObject, keyOf } from './objects.ts';
 
-/** Change of the cache. If an object was deleted and created again with the same name, `deleted` comes first, then `added`. */
+/** Change of the cache. If an object was deleted and created again with the same name, the cache reports `deleted` and then `added`. */
 export interface Change<T> {
   type: 'added' | 'updated' | 'deleted';
-  /** Object after the change. If the type is `deleted`, it is the last known state of the object. */
+  /** State of the object after the change. For the type `deleted`, it is the object's last known state. */
   object: Readonly<T>;
   previous?: Readonly<T>;
 }
 
 /**
- * The methods of the cache for readers. Readers must not change the objects, because the cache owns them. In tests, the objects are frozen
- * at all levels.
+ * Methods with which readers use the cache. Readers must not change the objects, because the cache owns them. In tests, the objects are
+ * frozen at all levels.
  */
 export interface Cache<T> {
   get(key: string): Readonly<T> | undefined;
   list(): Readonly<T>[];
-  /** Returns the objects with this value in the index. @throws Error when the index does not exist. */
+  /** Returns the objects for which the index has this value. @throws Error when the index does not exist. */
   byIndex(index: string, value: string): Readonly<T>[];
   /** The resourceVersion that the watch has reached. It is empty before all objects have been read for the first time. */
   readonly resourceVersion: string;
@@ -32,7 +32,7 @@ interface Index<T> {
   keys: Map<string, Set<string>>;
 }
 
-/** The cache with the methods that change it. Only the informer uses these methods. */
+/** The cache with the methods that change it. Only the informer calls these methods. */
 export class Store<T extends KubeObject> implements Cache<T> {
   resourceVersion = '';
   readonly #objects = new Map<string, T>();
@@ -81,7 +81,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  /** Stores the object, which the cache then owns. If the cache already has the object with this resourceVersion, nothing changes. */
+  /** Stores the object, and owns it from then on. If the cache already has the object with the same resourceVersion, nothing changes. */
   put(object: T): void {
     const key = keyOf(object);
     const previous = this.#objects.get(key);
@@ -156,7 +156,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  /** Calls a handler. If the handler throws, the error is only logged, so that the watch continues for the other handlers. */
+  /** Calls a handler. If the handler throws, the error is only logged, so that the other handlers still get the change. */
   #call(handler: (change: Change<T>) => void, change: Change<T>): void {
     try {
       handler(change);
@@ -170,8 +170,8 @@ export class Store<T extends KubeObject> implements Cache<T> {
 }
 
 /**
- * Whether cached objects are frozen. It is true in tests only, because freezing takes a tenth of the operator's CPU time. The mutation
- * detector of client-go has the same purpose.
+ * Whether cached objects are frozen, so that a write to them throws. It is true only in tests, because freezing takes a tenth of the
+ * operator's CPU time. The mutation detector of client-go finds such writes, too.
  */
 const GUARDED = process.env['NODE_ENV'] === 'test';
 
@@ -182,7 +182,7 @@ function guard(object: object): void {
   }
 }
 
-/** Freezes an object at all levels. The loop is a `for in`, because it creates no list of the values and takes half the time. */
+/** Freezes an object at all levels. `for in` takes half the time of a loop over the values, because it creates no list of them. */
 function deepFreeze(value: object): void {
   for (const key in value) {
     const child = (value as Record<string, unknown>)[key];

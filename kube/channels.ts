@@ -1,6 +1,6 @@
 /**
  * WebSockets to Pods through the API server, for `exec`, `attach` and `portforward`. The first byte of each message is the number of its
- * channel. The library `ws` does the protocol. `@kubernetes/client-node` does not wait for slow readers, so it is not used here.
+ * channel. The code uses the library `ws`, because the WebSockets of `@kubernetes/client-node` do not wait for slow readers.
  */
 import { Duplex } from 'node:stream';
 import { WebSocket } from 'ws';
@@ -9,13 +9,13 @@ import { DeadlineError } from './errors.ts';
 import { tlsOptionsOf } from './pool.ts';
 import { refusalIn, type UpgradeRequest } from './upgrade.ts';
 
-/** WebSocket protocol for commands. Earlier versions of it cannot signal the end of the input. */
+/** WebSocket protocol for commands. Earlier versions of this protocol cannot signal the end of the input. */
 export const COMMAND_PROTOCOL = 'v5.channel.k8s.io';
 /** WebSocket protocol for connections to ports. */
 export const PORT_PROTOCOL = 'v4.channel.k8s.io';
 
 /**
- * Time limit in milliseconds for the connection attempt and the answer. It includes the time in which the API server waits for the host.
+ * Time limit in milliseconds for the connection attempt and the answer. The answer can be slow, because the API server waits for the host.
  */
 const ANSWER_MILLISECONDS = 30_000;
 /** Limit of one received message in bytes. Agents send up to 64 KiB. */
@@ -23,14 +23,14 @@ const MESSAGE_BYTES = 1024 * 1024;
 /** Length in bytes of the longest message that is sent, without the number of the channel. client-go has the same limit. */
 const SENT_BYTES = 32 * 1024;
 /**
- * Largest number of bytes that wait in one channel and direction. While a channel is full, this process does not read from the connection.
+ * Largest number of bytes that wait in one direction of a channel. While a channel is full, this process does not read from the connection.
  */
 const BUFFERED_BYTES = 64 * 1024;
-/** Time in milliseconds between two pings. Proxies close a connection if no data moves for about a minute. */
+/** Interval in milliseconds between two pings. Without pings, proxies would close a connection without data after about a minute. */
 const PING_MILLISECONDS = 20_000;
-/** When this number of pings get no answer, the connection counts as lost. */
+/** Number of pings without an answer after which the connection counts as lost. */
 const LOST_PINGS = 3;
-/** Channel of the command protocol with messages about the end of other channels. */
+/** Number of a special channel of the command protocol. A message on this channel says that another channel has ended. */
 const END_CHANNEL = 255;
 
 /** How a connection has ended. */
@@ -42,11 +42,11 @@ export interface ChannelsEnd {
 }
 
 export interface ChannelsRequest extends UpgradeRequest {
-  /** Numbers of the channels. Messages of other channels are dropped. */
+  /** Numbers of the channels that the caller uses. Messages of other channels are dropped. */
   readonly numbers: readonly number[];
 }
 
-/** Connects to the path. @throws ApiError when the answer is a refusal; the signal's reason; the network's error. */
+/** Connects to the path. @throws ApiError when the server refuses; the signal's reason; the network's error. */
 export async function openChannels(
   connection: Connection,
   { path, protocol, headers, numbers, signal }: ChannelsRequest,
@@ -84,7 +84,7 @@ export async function openChannels(
 
 /** The channels of one connection. */
 export class Channels {
-  /** Resolves when the connection has ended. All channels then end, but the data that they have received can be read. */
+  /** Resolves when the connection has ended. All channels then end, but a reader can still read the data that has arrived. */
   readonly ended: Promise<ChannelsEnd>;
   readonly #socket: WebSocket;
   readonly #hasEnds: boolean;
@@ -133,7 +133,7 @@ export class Channels {
   }
 
   #ping(): void {
-    // While a reader is slow, this process also reads no answers to pings, so they do not count as missing.
+    // While a reader is slow, this process reads nothing from the connection, not even answers to pings. Therefore it sends no pings then.
     if (this.#full.size > 0) {
       return;
     }
@@ -148,7 +148,7 @@ export class Channels {
   #send(number: number, bytes: Buffer, done: () => void): void {
     for (let at = 0; at < bytes.length; at += SENT_BYTES) {
       const message = Buffer.concat([Buffer.from([number]), bytes.subarray(at, at + SENT_BYTES)]);
-      // The end of the connection reports errors.
+      // Errors of `send` are ignored here, because `ended` reports them.
       this.#socket.send(message, at + SENT_BYTES >= bytes.length ? done : () => undefined);
     }
   }
@@ -178,7 +178,7 @@ export class Channels {
 
   #channel(number: number): Channel {
     return new Channel({
-      // The channel can take more data now.
+      // The reader has taken data, so the channel is no longer full.
       resume: () => {
         if (this.#full.delete(number) && this.#full.size === 0) {
           this.#socket.resume();
@@ -205,12 +205,12 @@ class Channel extends Duplex {
     this.#events = events;
   }
 
-  /** Whether nothing more can be received. */
+  /** Whether the channel receives no more data. */
   get hasEnded(): boolean {
     return this.#isEnded || this.destroyed;
   }
 
-  /** Ends the received data. Data that came before can be read. */
+  /** Marks the end of the received data. A reader can still read the data that came before. */
   endInput(): void {
     if (!this.hasEnded) {
       this.#isEnded = true;

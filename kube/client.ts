@@ -3,7 +3,7 @@ import type { Answer, Method, Request, Transport } from './transport.ts';
 import { apiErrorFrom, FencedError, isGone, isNotFound } from './errors.ts';
 import { type KubeObject, pathOf, type Ref, type Resource, type Unsaved } from './objects.ts';
 
-/** Number of objects in a page. client-go's pager has the same number. A page of objects of usual size has about 2 MB of JSON. */
+/** Number of objects in a page. client-go's pager has the same number. A page of typical objects has about 2 MB of JSON. */
 const PAGE_SIZE = 500;
 
 export interface CallOptions {
@@ -28,7 +28,7 @@ export interface WriteOptions extends CallOptions {
 }
 
 export interface CreateOptions extends Omit<WriteOptions, 'subresource'> {
-  /** `Strict` lets the API server refuse fields that it does not know. It drops them otherwise. */
+  /** If this is `Strict`, the API server refuses an object with unknown fields. Otherwise it drops these fields. */
   fieldValidation?: 'Strict' | undefined;
 }
 
@@ -55,9 +55,9 @@ type Query = Record<string, string | number | boolean | undefined>;
 export class KubeClient {
   readonly transport: Transport;
   /**
-   * Function that is called just before each write is sent. If it returns false, the write is not sent and rejects with a FencedError. It
-   * is for a process that is allowed to write only while it is the leader. If such a process was suspended until its lease had expired, it
-   * must not write. The function must only check the local clock, because it is called for each write.
+   * Function that is called just before each write is sent. If it returns false, the write is not sent and rejects with a FencedError. A
+   * process that may write only while it is the leader sets this function. Such a process can be suspended until its lease has expired, and
+   * must not write afterwards. The function must only check the local clock, because every write waits for it.
    */
   guard: (() => boolean) | undefined;
 
@@ -82,14 +82,14 @@ export class KubeClient {
       if (!isGone(error)) {
         throw error;
       }
-      // The server compacted the resourceVersion of the pages between two requests. Therefore all objects are read again with a single
-      // request, which cannot have this problem.
+      // The server compacted the resourceVersion of the pages between two requests. Therefore all objects are read again in a single
+      // request, because a single request cannot fail in this way.
       return await this.#page<T>(type, options, undefined);
     }
     return { items, resourceVersion };
   }
 
-  /** Reads all objects in pages of 500, all at one resourceVersion. @throws ApiError 410 when the server has compacted this version. */
+  /** Reads all objects in pages of 500 at one resourceVersion. @throws ApiError 410 when the server has compacted this version. */
   async *pages<T extends KubeObject>(type: Resource<T>, options: ListOptions = {}): AsyncGenerator<List<T>> {
     let position = '';
     do {
@@ -114,7 +114,9 @@ export class KubeClient {
     });
   }
 
-  /** Sends a server-side apply. `object.metadata` has name and namespace. If it has no uid, a missing object is created. */
+  /**
+   * Sends a server-side apply. `object.metadata` has name and namespace. If it has no uid, the server creates an object that is missing.
+   */
   async apply<T extends KubeObject>(type: Resource<T>, object: object, options: ApplyOptions): Promise<T> {
     const { metadata } = object as { metadata: Ref };
     const path = pathOf(type, metadata, options.subresource);
@@ -144,9 +146,7 @@ export class KubeClient {
     });
   }
 
-  /**
-   * Replaces an object by PUT. If `object.metadata` has a resourceVersion and the stored object has another, the server answers with 409.
-   */
+  /** Replaces an object by PUT. If `object.metadata` has a resourceVersion that is not the stored object's, the server answers with 409. */
   async update<T extends KubeObject>(type: Resource<T>, object: T, options: WriteOptions = {}): Promise<T> {
     const path = pathOf(type, object.metadata, options.subresource);
     return await this.#object<T>('PUT', path + query({ fieldManager: options.fieldManager }), {
@@ -182,7 +182,7 @@ export class KubeClient {
     }
   }
 
-  /** Sends any request and returns the server's answer. An answer with an error status is returned like any other. */
+  /** Sends any request and returns the server's answer, even if its status is an error. */
   async raw(method: Method, path: string, options: Omit<Request, 'method' | 'path'> = {}): Promise<Answer> {
     return await this.transport.request({
       ...options,

@@ -9,7 +9,7 @@ interface ConfigMapRef {
   name: string;
 }
 
-/** Returns the values. The result is empty if the ConfigMap does not exist. @throws ApiError when the API server refuses. */
+/** Returns the values. If the ConfigMap does not exist, the result is empty. @throws ApiError when the API server refuses. */
 export async function readData(
   client: KubeClient,
   ref: ConfigMapRef,
@@ -18,7 +18,8 @@ export async function readData(
 }
 
 /**
- * Changes only the given values, so two changes of different values at the same time both take effect. The value null removes a key.
+ * Writes only the given values, and the ConfigMap keeps its other values. Therefore two callers can change different values at the same
+ * time. The value null removes a key.
  *
  * @throws ApiError when the API server refuses.
  */
@@ -38,7 +39,7 @@ export async function writeData(
     if (!isAlreadyExists(error)) {
       throw error;
     }
-    // Somebody else created the ConfigMap at the same time.
+    // Somebody else created the ConfigMap between the two requests.
     await client.mergePatch(CONFIG_MAPS, ref, { data });
   }
 }

@@ -1,4 +1,4 @@
-/** Checks whether caches contain the writes of this process, as the consistency store of Kubernetes 1.36 does (KEP-5647). */
+/** Checks whether the caches already contain the writes of this process. Kubernetes 1.36 has such a check, too (KEP-5647). */
 import { BEHIND_MILLISECONDS, type Informer } from './informer.ts';
 import { compareResourceVersions, type KubeObject } from './objects.ts';
 
@@ -9,13 +9,13 @@ export type Follower = Pick<Informer<KubeObject>, 'cutIfStale' | 'readSince'> & 
 
 interface Written {
   resourceVersion: string;
-  /** Time of the write by `performance.now()`. */
+  /** Time of the write in milliseconds, as `performance.now()` returns it. */
   at: number;
 }
 
 /**
  * Remembers the newest resourceVersion that this process wrote, for each key of a controller and each informer. Record only writes of
- * objects that match the informer's selectors. The informer gets no event for other objects, so their key would wait for the next bookmark.
+ * objects that match the informer's selectors. For other objects the informer gets no event, so the key would wait for the next bookmark.
  */
 export class Consistency {
   readonly #written = new Map<string, Map<Follower, Written>>();
@@ -34,7 +34,9 @@ export class Consistency {
     }
   }
 
-  /** Returns whether every cache contains the key's recorded writes. If a cache lacks a write after 5 s, its watch is ended and resumed. */
+  /**
+   * Returns whether all caches contain the recorded writes of the key. If a cache lacks a write after 5 s, its watch is ended and resumed.
+   */
   ready(key: string): boolean {
     const versions = this.#written.get(key);
     if (versions === undefined) {
@@ -59,8 +61,8 @@ export class Consistency {
   }
 
   /**
-   * Returns whether the cache contains the write. The cache also contains it if all objects were read again after the write. In that case
-   * resourceVersions are not compared, because they can be lower after a restore from a backup.
+   * Returns whether the cache contains the write. The result is also true if all objects were read again after the write. The versions are
+   * then not compared, because they can be lower after a restore from a backup.
    */
   #hasSeen(informer: Follower, written: Written): boolean {
     const caughtUp = compareResourceVersions(informer.cache.resourceVersion, written.resourceVersion) >= 0;

@@ -9,36 +9,36 @@ import { runtimeMetrics } from './metrics.ts';
 import { refOf } from './objects.ts';
 import { type Ready, WorkQueue } from './queue.ts';
 
-/** First wait in milliseconds after an error. It doubles with each error. controller-runtime has the same first wait. */
+/** First wait in milliseconds after an error. Each further error doubles the wait. controller-runtime has the same first wait. */
 const BACKOFF_FIRST_MILLISECONDS = 5;
 /**
- * Longest wait after an error. It is far below the 1000 s of controller-runtime. Otherwise a person who fixed a fault could wait a quarter
+ * Longest wait in milliseconds after an error. With the 1000 s of controller-runtime, a person who has fixed a fault could wait a quarter
  * of an hour for the next attempt.
  */
 const BACKOFF_CAP_MILLISECONDS = 60_000;
 /**
- * Time until the controller checks again whether the cache contains the last write of this process. A watch usually reports a write within
- * some milliseconds. The controllers of Cluster API wait for the same time.
+ * Wait in milliseconds before the controller checks again whether the cache contains the last write of this process. A watch usually
+ * reports a write within some milliseconds. The controllers of Cluster API have the same wait.
  */
 const STALE_WAIT_MILLISECONDS = 100;
 /**
- * Time in milliseconds after which a reconcile is counted as too long. The reconcile is not aborted, because each of its requests has its
- * own deadline of 30 s.
+ * Time in milliseconds after which a reconcile counts as too long in the metrics. The reconcile is not aborted, because each of its
+ * requests has a time limit of 30 s.
  */
 const RECONCILE_LIMIT_MILLISECONDS = 120_000;
 
-/** Result of a reconcile. If it is undefined, there is nothing to do until something changes. */
+/** Result of a reconcile. If it is undefined, the controller does nothing for the key until something changes. */
 export type Result = { requeueAfterMilliseconds?: number | undefined } | undefined;
 
 export interface ControllerOptions {
-  /** Name in the labels of metrics. It is unique in the process. */
+  /** Name of the controller in the labels of metrics. It is unique in the process. */
   name: string;
   workers: number;
   /** Reconciles one key. After an error the key is tried again with back-off. A TerminalError is only counted and logged. */
   reconcile: (key: string, context: { logger: Logger }) => Promise<Result>;
   logger: Logger;
   metrics: Registry;
-  /** Returns false when a cache does not yet contain this process's last write for the key. The key is then checked again after 100 ms. */
+  /** Returns false if a cache lacks this process's last write for the key. The controller then checks the key again after 100 ms. */
   ready?: (key: string) => boolean;
 }
 
@@ -49,9 +49,9 @@ export class Controller {
   readonly #logger: Logger;
   readonly #metrics: ReturnType<typeof controllerMetrics>;
   readonly #queue: WorkQueue;
-  /** Number of consecutive errors, by key. */
+  /** Number of consecutive errors of each key. */
   readonly #failures = new Map<string, number>();
-  /** Start of each running reconcile by key, in the time of `performance.now()`. */
+  /** Start of each running reconcile by key, in milliseconds as `performance.now()` returns them. */
   readonly #running = new Map<string, number>();
   readonly #drainedResolvers = Promise.withResolvers<void>();
   readonly #workers: PQueue;
@@ -67,7 +67,7 @@ export class Controller {
     runtimeMetrics(options.metrics).beforeScrape.add(() => this.#observeQueue());
   }
 
-  /** Adds a key. An urgent key is worked on before others, so that finished steps are reported before other steps begin. */
+  /** Adds a key. An urgent key is handled before others, so that the controller reports finished steps before it begins other steps. */
   enqueue(key: string, options: { urgent?: boolean } = {}): void {
     if (!this.#stopped) {
       this.#metrics.adds.inc();
@@ -90,7 +90,7 @@ export class Controller {
     this.#pump();
   }
 
-  /** Resolves after the signal's abort, when the last reconcile has ended. */
+  /** Resolves when the signal has aborted and the last reconcile has ended. */
   drained(): Promise<void> {
     return this.#drainedResolvers.promise;
   }
@@ -107,9 +107,9 @@ export class Controller {
   }
 
   /**
-   * Starts the next reconciles after a microtask, because a cache calls its handlers before it has stored the whole change. After the
-   * microtask, the cache also has the resourceVersion of the change. An own write that the watch has just reported then counts as seen.
-   * Several changes of one key cause one reconcile.
+   * Starts the next reconciles after a microtask, because a cache calls its handlers before it stores the resourceVersion of the change.
+   * After the microtask the cache has this version. If the change is a write of this process, the write then counts as seen. Several
+   * changes of one key also cause only one reconcile.
    */
   #schedulePump(): void {
     if (!this.#isPumpScheduled) {
@@ -211,12 +211,14 @@ export class Controller {
   }
 }
 
-/** Returns whether an error shows a mistake in the program. In Go, such an error would be a panic. */
+/** Returns whether an error shows a mistake in the program. In Go, this mistake would cause a panic. */
 function isProgrammingError(error: unknown): boolean {
   return error instanceof TypeError || error instanceof ReferenceError || error instanceof RangeError;
 }
 
-/** Returns the metrics of one controller. Counters and histograms start at 0, so that a rate can be computed from the first error on. */
+/**
+ * Returns the metrics of one controller. Counters and histograms start at 0, so that Prometheus computes a rate from the first error on.
+ */
 function controllerMetrics(registry: Registry, controller: string, workers: number) {
   const all = runtimeMetrics(registry);
   const queue = { name: controller, controller };

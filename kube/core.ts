@@ -138,7 +138,7 @@ export interface EndpointSlice extends KubeObject {
   endpoints?: { addresses: string[] }[];
 }
 
-/** ServiceCIDR: ranges from which Services get their addresses. The API server creates the object named `kubernetes` from its own flags. */
+/** ServiceCIDR: ranges from which Services get their addresses. The API server creates the ServiceCIDR `kubernetes` from its own flags. */
 export interface ServiceCIDR extends KubeObject {
   spec?: { cidrs?: string[] };
 }
@@ -153,7 +153,7 @@ export interface TokenReview extends KubeObject {
   };
 }
 
-/** Request with which users ask the API server for their own name. */
+/** Request with which a user asks the API server for the user's own name. */
 export interface SelfSubjectReview extends KubeObject {
   status?: { userInfo?: { username?: string } };
 }

@@ -1,7 +1,7 @@
 /**
  * Finds the API server and the credentials for it, from a kubeconfig file or from inside a Pod. The imports name only the parsers of
- * `@kubernetes/client-node`, by path. The index and the class KubeConfig of that package load every generated client, which costs some 85 MB
- * of memory.
+ * `@kubernetes/client-node`, by path. If this file imported the package's index or its class KubeConfig, all generated clients would be
+ * loaded, which takes about 85 MB of memory.
  */
 import { access, readFile } from 'node:fs/promises';
 import path from 'node:path';
@@ -23,14 +23,14 @@ export interface Connection {
   server: string;
   /** CA certificates for the check of the server's certificate. If absent, the CA certificates of the system are used. */
   certificateAuthority?: string | undefined;
-  /** Name expected in the server's certificate when it differs from the host of `server`. */
+  /** Name that the server's certificate must contain, if it differs from the host in `server`. */
   serverName?: string | undefined;
   clientCertificate?: string | undefined;
   clientKey?: string | undefined;
   token?: string | undefined;
-  /** File that contains the token. It is read again from time to time, because the token is renewed. It has precedence over `token`. */
+  /** File with the token. It is read again from time to time, because the token is renewed. The file has precedence over `token`. */
   tokenFile?: string | undefined;
-  /** Gets a token from a credential plug-in. It has precedence over the other tokens. */
+  /** Function that gets a token from a credential plug-in. The plug-in has precedence over the other tokens. */
   tokenPlugin?: TokenPlugin | undefined;
   /** Namespace of the kubeconfig's context, or of the Pod. */
   namespace?: string | undefined;
@@ -44,15 +44,15 @@ export interface LoadOptions {
 }
 
 const SERVICE_ACCOUNT_FOLDER = '/var/run/secrets/kubernetes.io/serviceaccount';
-/** Name of the API server inside every cluster. The server's certificate contains it. */
+/** Name that the API server has inside every cluster. The server's certificate contains this name. */
 const OWN_NAME = 'kubernetes.default.svc';
 
 /**
  * Finds the cluster as kubectl does. The first of these that exists is used: the given file, the first file of `KUBECONFIG`, the Pod's
  * service account, and `~/.kube/config`.
  *
- * In a Pod, a kubeconfig's `https://kubernetes.default.svc` is replaced by the address that the kubelet gives to every Pod, because a Pod
- * in its host's network may be unable to resolve names of the cluster.
+ * A Pod in its host's network may be unable to resolve names of the cluster. Therefore, in a Pod, the server
+ * `https://kubernetes.default.svc` of a kubeconfig is replaced by the address that the kubelet gives to every Pod.
  *
  * @throws Error with the path in the message when something is missing or wrong.
  */
@@ -74,7 +74,7 @@ export async function loadConnection(options: LoadOptions = {}): Promise<Connect
   );
 }
 
-/** Returns the URL of the API server from the variables that a kubelet sets in its Pods; undefined outside of a Pod. */
+/** Returns the URL of the API server from the variables that a kubelet sets in its Pods. The result is undefined outside of a Pod. */
 function serverOfPod(environment: LoadOptions['environment']): string | undefined {
   const host = environment?.KUBERNETES_SERVICE_HOST;
   if (host === undefined) {
@@ -103,7 +103,7 @@ async function fromServiceAccount(server: string): Promise<Connection> {
   };
 }
 
-/** Extension of a cluster in a kubeconfig that is for its plug-in. */
+/** Name of the extension for credential plug-ins in a kubeconfig's cluster. */
 const PLUGIN_EXTENSION = 'client.authentication.k8s.io/exec';
 
 interface RawCluster {
@@ -118,7 +118,7 @@ interface RawKubeconfig {
   'current-context'?: string;
 }
 
-/** A kubeconfig without the context that somebody wants. */
+/** Error when a kubeconfig lacks the requested context, or has no current context. */
 export class ContextError extends Error {
   override readonly name = 'ContextError';
 }
@@ -181,7 +181,7 @@ function refuseUnsupported(file: string, cluster: Cluster, user: User | undefine
   }
 }
 
-/** Reads the field `tokenFile` in the spelling of kubectl. The parser of client-node does not know this spelling. */
+/** Reads the field `tokenFile`, which is how kubectl spells this field. The parser of client-node does not know this spelling. */
 function tokenFileOf(users: unknown, name: string): string | undefined {
   const entries = Array.isArray(users) ? (users as { name?: string; user?: { tokenFile?: string } }[]) : [];
   return entries.find((entry) => entry.name === name)?.user?.tokenFile;
@@ -200,7 +200,7 @@ async function userCredentials(
   };
 }
 
-/** Returns the cluster as plug-ins get it. The parser of client-node does not know the extension for them. */
+/** Returns the cluster in the form for plug-ins. The extension for them is read here, because the parser of client-node ignores it. */
 function pluginClusterOf(
   { name, server, tlsServerName }: Cluster,
   authority: string | undefined,
@@ -229,7 +229,7 @@ function pluginOf(
   }
 }
 
-/** Reads PEM text. Inline base64 has precedence over a file, as in client-go. A relative path is relative to the kubeconfig. */
+/** Reads PEM text. Inline base64 has precedence over a file, as in client-go. A relative path begins in the folder of the kubeconfig. */
 async function pem(
   folder: string,
   data: string | null | undefined,

@@ -1,10 +1,10 @@
 import { codeOf, undefinedIf } from '../base/errors.ts';
 
-/** Error when the API server refused a request, or sent an answer that could not be understood. */
+/** Error when the API server refused a request, or when this process could not understand the server's answer. */
 export class ApiError extends Error {
   /** HTTP status code. */
   readonly status: number;
-  /** Machine-readable `reason` of the returned Status, for example `NotFound`. It is empty if there was no reason. */
+  /** Machine-readable `reason` of the returned Status, for example `NotFound`. It is empty if the answer had none. */
   readonly reason: string;
   /** `details` of the returned Status: the object and the causes. */
   readonly details: unknown;
@@ -24,10 +24,10 @@ export class ApiError extends Error {
   }
 }
 
-/** Status codes below 500 after which a further attempt can succeed: timeout, compacted version, and too many requests. */
+/** Status codes below 500 after which another attempt can succeed: timeout (408), compacted version (410), and too many requests (429). */
 const TEMPORARY: ReadonlySet<number> = new Set([408, 410, 429]);
 
-/** Codes of errors of the connection. */
+/** Pattern of the error codes of a failed connection. */
 const CONNECTION_ERRORS = /^(ECONN|ENOTFOUND|EAI_|EHOST|ENET|EPIPE|ETIMEDOUT|UND_ERR_)/;
 
 /** Error that another attempt cannot fix. It is counted and logged, but not retried. */
@@ -40,7 +40,7 @@ export class FencedError extends Error {
   override readonly name = 'FencedError';
 }
 
-/** Error when the API server did not answer in time. If the request was a write, the server may have executed it nevertheless. */
+/** Error when the API server did not answer in time. If the request was a write, the server may still have executed it. */
 export class DeadlineError extends Error {
   override readonly name = 'DeadlineError';
 }
@@ -48,7 +48,7 @@ export class DeadlineError extends Error {
 /** Error when a credential plug-in gave no token. The message has the name of the plug-in and its last output. */
 export class CredentialError extends Error {
   override readonly name = 'CredentialError';
-  /** Exit code of the plug-in. It is undefined if it did not end by itself with a failure. */
+  /** Exit code of the plug-in. It is undefined if the plug-in was killed, was not started, or ended with exit code 0. */
   readonly exitCode: number | undefined;
 
   constructor(message: string, exitCode?: number) {
@@ -87,15 +87,15 @@ export function isForbidden(error: unknown): error is ApiError {
 }
 
 /**
- * Returns whether admission refused an object, for example for quota or Pod Security. The result is false for refusals by the authorizer,
- * which mean that the caller lacks a right, or that a server that has just started has no roles yet. Only these refusals have the name of
- * the user directly after "is forbidden:".
+ * Returns whether admission refused an object, for example because of a quota or Pod Security. The result is false if the authorizer
+ * refused the request. The caller then lacks a right, or a server that has just started does not know any roles yet. Only refusals of the
+ * authorizer have the user's name directly after "is forbidden:".
  */
 export function isRefused(error: unknown): error is ApiError {
   return isForbidden(error) && !/^[a-z./]+( "[^"]*")? is forbidden: User "/.test(error.message);
 }
 
-/** Returns whether the error means that the namespace is being deleted. Nothing can then be created in it. */
+/** Returns whether the API server refused an object because its namespace is being deleted. */
 export function isNamespaceTerminating(error: unknown): boolean {
   const details = isForbidden(error) ? (error.details as { causes?: { reason?: string }[] } | undefined) : {};
   return details?.causes?.some(({ reason }) => reason === 'NamespaceTerminating') === true;
@@ -106,7 +106,7 @@ export function isGone(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 410;
 }
 
-/** Returns whether another attempt would get the same refusal. */
+/** Returns whether the API server refused the request and would refuse it again. */
 export function isRefusal(error: unknown): error is ApiError {
   return (
     error instanceof ApiError && error.status >= 400 && error.status < 500 && !TEMPORARY.has(error.status)
@@ -126,8 +126,8 @@ interface StatusLike {
 }
 
 /**
- * Turns a `Status` object into an ApiError. The Status came with an HTTP error or in a watch's ERROR event. If the body is not a Status
- * (for example, a page of a proxy), the message contains its first 512 characters.
+ * Turns a `Status` object into an ApiError. The Status comes from an answer with an HTTP error, or from an ERROR event of a watch. If the
+ * body is not a Status (for example, a page of a proxy), the message contains the body's first 512 characters.
  */
 export function apiErrorFrom(body: unknown, status?: number, retryAfterMilliseconds?: number): ApiError {
   const isObject = typeof body === 'object' && body !== null;

@@ -1,4 +1,4 @@
-/** Records Events about objects. They are aggregated, rate-limited and bounded, and they never delay other work. */
+/** Records Events about objects. Repeated Events are counted in one Event, and objects have a rate limit. Events never delay other work. */
 import { randomUUID } from 'node:crypto';
 import { LRUCache } from 'lru-cache';
 import type { Logger } from 'pino';
@@ -9,21 +9,21 @@ import type { KubeObject, Ref } from './objects.ts';
 import { microTime } from '../base/time.ts';
 
 /**
- * Largest number of Events that are stored to find repetitions. The number of objects with a stored rate limit has the same limit.
- * client-go's correlator has this limit, too.
+ * Largest number of Events that are stored to find repetitions. The rate limits of at most the same number of objects are stored.
+ * client-go's correlator has the same number.
  */
 const REMEMBERED = 4096;
-/** Rate limit of Events about one object: 25 without a pause, then one in five minutes. client-go has the same limit. */
+/** Rate limit of Events about one object: 25 without a pause, and after that one in five minutes. client-go has the same limit. */
 const BURST = 25;
 const REFILL_MILLISECONDS = 300_000;
-/** If an Event repeats within this time, it increases the count of the first one. client-go has the same time: ten minutes. */
+/** If an Event repeats within this time in milliseconds, only the count of the first Event increases. client-go has the same time. */
 const SERIES_WINDOW_MILLISECONDS = 600_000;
 /**
- * Limit of Events that wait to be sent. An Event has about 1 KB. 1,000 new objects cause about 2,000 Events. If the limit is reached, for
- * example because the API server is unreachable, further Events are dropped and counted.
+ * Largest number of Events that wait to be sent. If this number is reached, for example because the API server is unreachable, further
+ * Events are dropped and counted. For comparison, 1,000 new objects cause about 2,000 Events, and an Event has about 1 KB.
  */
 const WAITING = 4_000;
-/** Limits of the API server: the length of a note in bytes, and the length of a reporting instance in characters. */
+/** Limits of the API server: the length of an Event's note in bytes, and the length of `reportingInstance` in characters. */
 const NOTE_LENGTH = 1024;
 const INSTANCE_LENGTH = 128;
 
@@ -62,7 +62,7 @@ interface Bucket {
   filled: number;
 }
 
-/** Records Events. Errors are logged and counted (`berth_events_total`), never thrown. */
+/** Records Events. Errors are never thrown: they are logged and counted in `berth_events_total`. */
 export class EventRecorder<Reason extends string> {
   readonly #client: KubeClient;
   readonly #options: EventRecorderOptions;
@@ -100,8 +100,8 @@ export class EventRecorder<Reason extends string> {
   }
 
   /**
-   * Resolves when all Events were sent, or after `milliseconds`. A process calls this function before it ends. Events that were not sent in
-   * this time are dropped and counted.
+   * Resolves when all Events were sent, or after `milliseconds`. A process calls this function before it ends. Events that are then still
+   * waiting are dropped and counted.
    */
   async flush(milliseconds: number): Promise<void> {
     const { promise: late, resolve } = Promise.withResolvers<void>();
@@ -116,8 +116,8 @@ export class EventRecorder<Reason extends string> {
   }
 
   /**
-   * Returns whether the rate limit of the object allows another Event. Each object has a token bucket that fills slowly. Because of this
-   * limit, an object that changes all the time cannot fill etcd.
+   * Returns whether the rate limit of the object allows another Event. Each object has a token bucket that fills slowly, so that an object
+   * that changes all the time cannot fill etcd.
    */
   #allowed(object: string): boolean {
     const now = this.#clock();
@@ -132,7 +132,7 @@ export class EventRecorder<Reason extends string> {
     const now = this.#clock();
     const { promise: ref, resolve } = Promise.withResolvers<Ref | undefined>();
     this.#recorded.set(key, { ref, count: 1, lastObserved: now, patching: false });
-    // The body is built now, because a waiting job must not keep the whole object in memory.
+    // The body of the Event is built before the job waits. Otherwise the waiting job would keep the whole object in memory.
     const body = this.#body(regarding, text, now);
     const sent = this.#send(async () => {
       try {
@@ -177,7 +177,7 @@ export class EventRecorder<Reason extends string> {
       apiVersion: EVENTS.apiVersion,
       kind: EVENTS.kind,
       metadata: {
-        // Names of objects have at most 253 characters. This name fits, because the random part has 37.
+        // The name is cut to 210 characters, because a name may have at most 253 and the random part has 37.
         name: `${name.slice(0, 210)}.${randomUUID()}`,
         namespace: namespace ?? 'default',
       },
@@ -195,7 +195,7 @@ export class EventRecorder<Reason extends string> {
   #forget(key: string, error: unknown): void {
     this.#recorded.delete(key);
     this.#count('failed');
-    // No warning is needed if the Event has expired, or if its namespace is deleted or being deleted.
+    // A failure is normal if the Event has expired, or if its namespace is being deleted or is gone. A normal failure is no warning.
     const level = isNotFound(error) || isNamespaceTerminating(error) ? 'debug' : 'warn';
     this.#options.logger[level]({ err: error }, 'event not recorded');
   }
@@ -213,10 +213,7 @@ export class EventRecorder<Reason extends string> {
     return true;
   }
 
-  /**
-   * Sends one Event at a time. If there are many Events, they are sent later than the writes that they describe, but they do not delay
-   * these writes.
-   */
+  /** Sends one Event at a time. Many Events may therefore be sent late, but they do not delay the writes that they describe. */
   async #drain(): Promise<void> {
     this.#isSending = true;
     for (let job = this.#waiting.shift(); job !== undefined; job = this.#waiting.shift()) {
@@ -242,7 +239,7 @@ function referenceTo(object: KubeObject): ObjectReference {
   };
 }
 
-/** Cuts a text to a limit in bytes, without half a character at its end. */
+/** Cuts a text to a limit in bytes. It does not cut a character in half. */
 function cut(text: string, limitBytes: number): string {
   const bytes = Buffer.from(text);
   if (bytes.length <= limitBytes) {

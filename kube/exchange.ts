@@ -1,23 +1,23 @@
 /**
- * Sends one HTTP request and reads the whole answer into memory. It creates no stream for a body of a few KB. Therefore it takes a quarter
- * less CPU time than undici's `request`.
+ * Sends one HTTP request and reads the whole answer into memory. It creates no stream, because bodies have only a few KB. Therefore it
+ * takes a quarter less CPU time than undici's `request`.
  */
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Dispatcher } from 'undici';
 
 /**
- * Limit in bytes of an answer that has another status than 200. It is a refusal or one object, which has at most 3 MB. The API server also
- * passes on the refusals of hosts, which may be hostile.
+ * Limit in bytes of an answer with a status other than 200. Such an answer is a refusal or one object, and an object has at most 3 MB. The
+ * limit is needed because the API server also passes on the refusals of hosts, which may be hostile.
  */
 const LIMIT_BYTES = 16 * 1024 * 1024;
 
 /**
- * Time in milliseconds after which the bodies of all exchanges wait for the next turn of the event loop. A connection can deliver 2 MiB in
- * one turn, which takes a server about 20 ms to read. A pause after each piece is too often: it doubles the time of a long list.
+ * Time in milliseconds after which all exchanges wait for the next turn of the event loop before they read more of their bodies. In one
+ * turn, a connection can deliver 2 MiB, which a server reads in about 20 ms. A pause after each piece would double the time of a long list.
  */
 const TURN_MILLISECONDS = 5;
 
-/** When the first piece of this turn of the event loop arrived, in milliseconds as in `performance.now`. */
+/** Time in milliseconds, as in `performance.now`, at which the first piece of this turn of the event loop arrived. */
 let turnBegan: number | undefined;
 
 function beginningOfTurn(): number {
@@ -28,20 +28,20 @@ function beginningOfTurn(): number {
   return turnBegan;
 }
 
-/** What an exchange needs of a connection. The pool of the command has no more. */
+/** The methods of a connection that an exchange needs. The pool of the command has only these methods. */
 export type ExchangeController = Pick<Dispatcher.DispatchController, 'abort' | 'pause' | 'resume'>;
 
 export interface Exchanged {
   statusCode: number;
   headers: IncomingHttpHeaders;
-  /** Body, decoded as UTF-8. It is empty if `onData` was called with the body. */
+  /** Body, decoded as UTF-8. It is empty if `onData` received the body. */
   text: string;
 }
 
 /**
- * Sends a request. Rejects with the network's error, or with the signal's reason as soon as the signal aborts, even while the request waits
- * for a connection. `onData` takes the pieces of a body with status 200 as they arrive. If it throws, the request ends with its error. A
- * refusal without an end ends the request too.
+ * Sends a request. It rejects with the network's error, or with the signal's reason as soon as the signal aborts, even while the request
+ * waits for a connection. `onData` takes the pieces of a body with status 200 as they arrive. If `onData` throws, the request ends with
+ * that error. The request also ends if the body of a refusal is too long.
  */
 export async function exchange(
   dispatcher: Dispatcher,
@@ -92,7 +92,7 @@ class Exchange implements Dispatcher.DispatchHandler {
     }
   }
 
-  /** Called for each status that the server sends. Before the final status, the server may send informational ones (1xx). */
+  /** Called for each status that the server sends. The final status comes last, because informational statuses (1xx) come before it. */
   onResponseStart(_controller: ExchangeController, statusCode: number, headers: IncomingHttpHeaders): void {
     this.#statusCode = statusCode;
     this.#headers = headers;

@@ -9,20 +9,20 @@ import { CredentialError } from './errors.ts';
 
 /** Time limit of a plug-in in milliseconds. It is long, because a plug-in can open a browser in which a person signs in. */
 const PLUGIN_MILLISECONDS = 300_000;
-/** Limit of a plug-in's output in bytes. An API server refuses headers of more than 1 MiB, and tokens have a few KiB. */
+/** Limit of a plug-in's output in bytes. A token has a few KiB, and an API server refuses headers of more than 1 MiB. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
-/** A token is not used in this time in milliseconds before it expires, because a request needs some time, and clocks differ. */
+/** A token that expires within this time in milliseconds is not used, because a request needs some time, and clocks differ. */
 const MARGIN_MILLISECONDS = 2_000;
 const API_VERSIONS: readonly unknown[] = [
   'client.authentication.k8s.io/v1',
   'client.authentication.k8s.io/v1beta1',
 ];
-/** Pattern of the characters of a token. A line break is refused, because it would end the header of the request. */
+/** Pattern of the characters that a token may contain. A line break is refused, because it would end the header of the request. */
 const TOKEN = /^[\x21-\x7e]+$/;
 
 /**
- * Returns a token. It stays in memory until it expires. If `isRefused` is true, the API server did not accept the token in memory, so the
- * plug-in is run again.
+ * Returns a token, which stays in memory until it expires. If `isRefused` is true, the API server has refused the token in memory, so the
+ * plug-in runs again.
  *
  * @throws CredentialError
  */
@@ -34,19 +34,19 @@ export interface ExecPlugin {
   readonly command: string;
   readonly args: readonly string[];
   readonly env: Readonly<Record<string, string>>;
-  /** Text for users if the program is not installed. */
+  /** Text that tells users how to install the program. It is shown if the program is not installed. */
   readonly installHint: string;
-  /** Whether the program gets the cluster of the kubeconfig. */
+  /** Whether the program gets the description of the kubeconfig's cluster. */
   readonly provideClusterInfo: boolean;
 }
 
-/** The cluster of a kubeconfig as plug-ins get it, with the names of `ExecCredential`. Undefined fields are left out. */
+/** Description of a kubeconfig's cluster that plug-ins get, with the field names of `ExecCredential`. Undefined fields are left out. */
 export interface PluginCluster {
   readonly server: string;
   readonly 'tls-server-name': string | undefined;
   /** PEM text in base64. */
   readonly 'certificate-authority-data': string | undefined;
-  /** What the kubeconfig has for plug-ins, as it is. */
+  /** Content of the kubeconfig that is meant for plug-ins, unchanged. */
   readonly config: unknown;
 }
 
@@ -55,7 +55,7 @@ type Fields = Readonly<Record<string, unknown>>;
 
 interface Credential {
   readonly token: string;
-  /** Time in milliseconds from which the token is not used. */
+  /** Time in milliseconds since 1970 from which the token is no longer used. */
   readonly end: number;
 }
 
@@ -79,7 +79,7 @@ export function execPluginIn(exec: unknown, folder: string): ExecPlugin {
   }
   return {
     apiVersion: apiVersion as string,
-    // As in client-go, a program name without a path separator is searched in PATH.
+    // A program name without a path separator is searched in PATH, as in client-go.
     command: command.includes(path.sep) ? path.resolve(folder, command) : command,
     args: listOf(args, 'exec.args').map((arg) => textOf(arg, 'exec.args')),
     env: Object.fromEntries(

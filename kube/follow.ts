@@ -9,11 +9,13 @@ import { type KubeObject, type ObjectMeta, pathOf, type Ref, type Resource } fro
 import { Patience } from './patience.ts';
 import type { Transport } from './transport.ts';
 
-/** Limit of one line of a watch. An object has at most 1.5 MB in etcd, so a longer line is not an object. */
+/** Limit of one line of a watch in bytes. An object has at most 1.5 MB in etcd, so a longer line cannot be an object. */
 const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
-/** Time without data after which a watch is resumed. On a live connection, the API server sends a bookmark each minute. */
+/** Time in milliseconds without data after which a watch is resumed. On a live connection, the API server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
-/** First and longest wait in milliseconds before a watch is resumed. The longest wait is short, because a client waits for the object. */
+/**
+ * First and longest wait in milliseconds before a watch is resumed. The longest wait is short too, because a client waits for the object.
+ */
 const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as const;
 
 /** Placeholder for the name if all objects are followed. No object has this name. */
@@ -29,19 +31,19 @@ export interface Following<T extends KubeObject> {
   /** Connections of the watch, with the same rights as those of the client. */
   readonly watches: Transport;
   readonly type: Resource<T>;
-  /** Position after which the object is followed. */
+  /** Metadata of the version after which the object is followed. This version itself is not yielded. */
   readonly from: ObjectMeta;
   /**
-   * Function that returns an object with only the fields that the caller needs. The last version stays in memory. If absent, all fields are
-   * kept.
+   * Function that returns an object with only the fields that the caller needs, because the last version stays in memory. If the function
+   * is absent, all fields are kept.
    */
   readonly trim?: (object: T) => T;
   readonly signal: AbortSignal;
 }
 
 /**
- * Yields each new version of the object, and ends when the object is gone. A watch that ends is resumed, so the API server can be
- * unavailable for a time.
+ * Yields each new version of the object, and ends when the object is deleted. If a watch ends, it is resumed. Therefore the API server can
+ * be unavailable for a time.
  *
  * @throws ApiError when the API server refuses, for example because the token is no longer valid. The signal's reason when it aborts.
  */
@@ -55,8 +57,8 @@ export async function* follow<T extends KubeObject>(following: Following<T>): As
 }
 
 /**
- * Yields each new version of all objects of a namespace, from a version of their list on. A deleted object is yielded once more. If the API
- * server was unavailable for a long time, all objects are yielded again.
+ * Yields each new version of all objects of a namespace after `resourceVersion`, which is the version of a list. A deleted object is
+ * yielded once more. If the API server was unavailable for a long time, all objects are yielded again.
  *
  * @throws the same errors as {@link follow}.
  */
@@ -70,7 +72,7 @@ export async function* followAll<T extends KubeObject>(
   }
 }
 
-/** Yields the events of successive watches, without bookmarks. */
+/** Yields the events of one watch after another, without bookmarks. */
 async function* resumed<T extends KubeObject>(
   { from, signal }: Following<T>,
   events: (position: string | undefined) => AsyncGenerator<WatchEvent<T>>,
@@ -93,14 +95,14 @@ async function* resumed<T extends KubeObject>(
       if (patience.endsWith(error)) {
         throw error;
       }
-      // The API server has compacted the position, so the next attempt reads the object.
+      // If the API server has compacted the position, the next attempt has no position and reads the objects again.
       position = isGone(error) ? undefined : position;
     }
     await pause(backoff.next(), signal);
   }
 }
 
-/** Yields the events of one watch of all objects. Without a position, it lists them first. */
+/** Yields the events of one watch of all objects. If there is no position, it lists the objects first. */
 async function* changesAfter<T extends KubeObject>(
   following: Following<T>,
   position: string | undefined,
@@ -117,7 +119,7 @@ async function* changesAfter<T extends KubeObject>(
   yield* watch(following, resourceVersion);
 }
 
-/** Yields the events of one watch. Without a position, it reads the object first. */
+/** Yields the events of one watch. If there is no position, it reads the object first. */
 async function* eventsAfter<T extends KubeObject>(
   following: Following<T>,
   position: string | undefined,
@@ -173,8 +175,8 @@ async function* watch<T extends KubeObject>(
 }
 
 /**
- * A generator that waits keeps its variables in memory. Therefore only this function, which does not wait, has variables with lines and
- * whole objects.
+ * A generator that waits keeps its variables in memory. Therefore lines and whole objects are only in variables of this function, which
+ * does not wait.
  */
 function eventsIn<T extends KubeObject>(
   lines: LineSplitter,

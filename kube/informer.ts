@@ -1,4 +1,4 @@
-/** Keeps a cache equal to the API server's objects. It reads all objects, then watches for changes. A watch that ends is resumed. */
+/** Keeps a cache with the same objects as the API server. It reads all objects, then watches for changes. A watch that ends is resumed. */
 import type { Logger } from 'pino';
 import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
@@ -9,19 +9,19 @@ import { parseWithoutManagedFields } from './json.ts';
 import { compareResourceVersions, type KubeObject, keyOf, pathOf, type Resource } from './objects.ts';
 import { rest } from '../base/time.ts';
 
-/** Limit of one line in the stream of a watch. An object has at most 1.5 MB in etcd, so a longer line is not an object. */
+/** Limit of one line of a watch in bytes. An object has at most 1.5 MB in etcd, so a longer line cannot be an object. */
 const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
 /**
  * First and longest wait in milliseconds between attempts. client-go's reflector has the same values. The jitter at most doubles a wait.
  */
 const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } as const;
-/** Length of a watch: a random time of 5 to 10 minutes, as in client-go. It spreads the watches over several API servers. */
+/** Length of a watch: a random time of 5 to 10 minutes, as in client-go. Different times spread the watches over several API servers. */
 const WATCH_SECONDS = { least: 300, spread: 300 } as const;
-/** Time without data after which a watch is ended and resumed. On a live connection, the server sends a bookmark each minute. */
+/** Time in milliseconds without data after which a watch is resumed. On a live connection, the server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
 /** Longest time in milliseconds in which a working watch reports a write of this process. */
 export const BEHIND_MILLISECONDS = 5_000;
-/** Shortest normal watch in milliseconds. If one ends earlier and without an event, the server has a fault, and the next one waits. */
+/** Shortest normal watch in milliseconds. If a watch ends earlier without an event, the server has a fault, and the next watch waits. */
 const SHORT_WATCH_MILLISECONDS = 1_000;
 
 const INITIAL_EVENTS_END = 'k8s.io/initial-events-end';
@@ -40,7 +40,7 @@ interface WatchEvent<T> {
   object: T;
 }
 
-/** Error with which this process ends a watch. The watch is then resumed. */
+/** Error with which this process ends a watch on purpose. The watch is then resumed. */
 class CutError extends Error {
   override readonly name = 'CutError';
   readonly reason: 'silent' | 'behind';
@@ -60,7 +60,7 @@ export class Informer<T extends KubeObject> {
   readonly cache: Cache<T>;
   /** Resolves when all objects have been read for the first time. Rejects when the informer is stopped before that. */
   readonly synced: Promise<void>;
-  /** Time when the last finished read of all objects began, by `performance.now()`. The cache contains all writes from before this time. */
+  /** Start of the last finished read of all objects, by `performance.now()`. The cache contains all writes from before this time. */
   readSince = Number.NEGATIVE_INFINITY;
 
   readonly #store: Store<T>;
@@ -86,7 +86,7 @@ export class Informer<T extends KubeObject> {
     this.#store = new Store<T>(this.#logger, options.indexes);
     this.cache = this.#store;
     this.synced = this.#syncedResolvers.promise;
-    // Callers that wait for the first read get the rejection. If nobody waits, the rejection must not become an unhandled error.
+    // If no caller waits for the first read, its rejection must not become an unhandled error. Callers that wait still get the rejection.
     this.synced.catch((error: unknown) =>
       this.#logger.debug({ err: error }, 'stopped before the first read'),
     );
@@ -253,7 +253,7 @@ export class Informer<T extends KubeObject> {
     return count;
   }
 
-  /** Handles one event. `seen` is set for the initial events of WatchList, whose order is not that of their resourceVersions. */
+  /** Handles one event. `seen` is set for the initial events of WatchList, which do not come in the order of their resourceVersions. */
   #handle({ type, object }: WatchEvent<T>, seen: Set<string> | undefined): void {
     if (type === 'ERROR') {
       throw apiErrorFrom(object);
@@ -285,7 +285,7 @@ export class Informer<T extends KubeObject> {
   }
 }
 
-/** Returns why all objects must be read again. It is undefined if the watch can be resumed: after a lost connection, 429 or 503. */
+/** Returns the reason to read all objects again. It is undefined if the watch can be resumed: after a lost connection, 429 or 503. */
 function relistReasonOf(error: unknown): string | undefined {
   if (error instanceof ApiError) {
     return error.status === 429 || error.status === 503 ? undefined : String(error.status);

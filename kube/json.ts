@@ -1,6 +1,6 @@
 /** Parses JSON that the API server sends. */
 
-/** Start of a list of managed fields. A JSON string cannot contain unescaped quotes, so this text is always a key. */
+/** Start of a list of managed fields. A JSON string cannot contain unescaped quotes, so this text cannot be part of a string. */
 const MANAGED_FIELDS = '"managedFields":[';
 
 const QUOTE = 0x22;
@@ -10,8 +10,8 @@ const CLOSE = 0x5d;
 const COMMA = 0x2c;
 
 /**
- * Parses the JSON of one object or of a list of objects, without the lists named `managedFields`. When parsed, such a list takes 5 to 15
- * times the memory of the rest of its object, and Berth does not read it. It is cheaper to cut the list out of the text.
+ * Parses the JSON of one object or of a list of objects, without the lists named `managedFields`, which Berth does not need. A parsed list
+ * of this name takes 5 to 15 times the memory of the rest of its object. Therefore the list is cut out of the text before the parsing.
  *
  * @throws SyntaxError as JSON.parse does.
  */
@@ -33,8 +33,8 @@ export function parseWithoutManagedFields(text: string): unknown {
 }
 
 /**
- * Returns the index after a list's closing bracket. If there is none, returns the length of the text. `from` is the index after the opening
- * bracket.
+ * Returns the index after the closing bracket of a list. `from` is the index after the opening bracket. If the list is not closed, returns
+ * the length of the text.
  */
 function endOfList(text: string, from: number): number {
   let depth = 1;

@@ -21,11 +21,11 @@ export interface LeaseTimings {
 /** Default times of a lease. A killed leader is replaced within 11 s. With client-go's times (15, 10 and 2 s) it takes up to 24 s. */
 const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, retry: 1_000 };
 
-/** Time limit of a request for the lease, in retry intervals. If a connection is dead, the leader has time for another attempt. */
+/** Time limit of a request for the lease, in retry intervals. It leaves time for another attempt if a connection is dead. */
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Client without a guard, because a candidate writes before it is the leader. Other requests cannot delay its own transport. */
+  /** Client without a guard, because a candidate writes before it leads. It has its own transport, so other requests cannot delay it. */
   client: KubeClient;
   namespace: string;
   name: string;
@@ -33,24 +33,24 @@ export interface LeaderElectionOptions {
   identity: string;
   lease?: Partial<LeaseTimings>;
   logger: Logger;
-  /** When this signal aborts, a process that is not the leader gives up. A leader renews until `release`, so it can finish its work. */
+  /** When this signal aborts, a candidate gives up. A leader renews the lease until `release` is called, so that it can finish its work. */
   signal: AbortSignal;
   metrics: Registry;
   onStartedLeading: () => void;
-  /** Called when the lease is lost. All work must end at once. */
+  /** Called when the lease is lost. The process must then end all work at once. */
   onLost: () => void;
 }
 
 export interface LeaderElection {
-  /** Returns whether this process holds the lease, by the machine's monotonic clock. The check is cheap, for `KubeClient.guard`. */
+  /** Returns whether this process holds the lease, by the machine's monotonic clock. The check is cheap enough for `KubeClient.guard`. */
   isHeld(): boolean;
-  /** Releases the lease, so that a waiting candidate need not wait until the lease expires. Call this function when all work has ended. */
+  /** Releases the lease, so that other candidates need not wait until it expires. Call this function when all work has ended. */
   release(): Promise<void>;
   /** Resolves when this process has released or lost the lease, or when `signal` aborts while it is not the leader. */
   readonly done: Promise<void>;
 }
 
-/** Tries to acquire the lease until `signal` aborts. This machine's clock measures the time since another process renewed it. */
+/** Tries to acquire the lease until `signal` aborts. This machine's clock measures the time since another process renewed the lease. */
 export function runLeaderElection(options: LeaderElectionOptions): LeaderElection {
   const candidate = new Candidate(options);
   return {
@@ -64,12 +64,12 @@ class Candidate {
   readonly #options: LeaderElectionOptions;
   readonly #timings: LeaseTimings;
   readonly #releasing = new AbortController();
-  /** The lease in the version that this process last read or wrote. */
+  /** The lease as this process last read or wrote it. */
   #lease: Lease | undefined;
   /** Time when this process noticed the last change of the lease, by `performance.now()`. */
   #changedAt = 0;
   #leading = false;
-  /** Time when the last successful renewal was sent. */
+  /** Time when the last successful renewal was sent, by `performance.now()`. */
   #renewedAt = 0;
   #wake: (() => void) | undefined;
   #holding: Promise<void> = Promise.resolve();
@@ -143,7 +143,7 @@ class Candidate {
     }
   }
 
-  /** Watches the lease to notice a release soon. The watch only saves time: each attempt to acquire the lease reads it again first. */
+  /** Watches the lease to notice its release soon. The watch only saves time, because each attempt to acquire the lease reads it again. */
   #watch(signal: AbortSignal): void {
     const { client, namespace, name, logger } = this.#options;
     const informer = new Informer(client, LEASES, {
@@ -168,7 +168,7 @@ class Candidate {
     }
   }
 
-  /** Returns the milliseconds until this candidate is allowed to try to acquire the lease. */
+  /** Returns the time in milliseconds that this candidate must wait before it may try to acquire the lease. */
   #waitFor(): number {
     const { holderIdentity, leaseDurationSeconds: seconds } = this.#lease?.spec ?? {};
     if (!holderIdentity || holderIdentity === this.#options.identity) {
@@ -236,7 +236,7 @@ class Candidate {
     this.#setLeading(true);
   }
 
-  /** Writes the lease with its resourceVersion. If another process changed the lease meanwhile, the write fails. */
+  /** Writes the lease with its resourceVersion, so that the write fails if another process has changed the lease. */
   async #write(lease: Lease, spec: NonNullable<Lease['spec']>): Promise<void> {
     const { duration, renewDeadline, retry } = this.#timings;
     const left = this.#leading ? this.#renewedAt + renewDeadline - performance.now() : duration;
@@ -244,7 +244,7 @@ class Candidate {
     this.#lease = await this.#options.client.update(LEASES, { ...lease, spec }, { deadlineMilliseconds });
   }
 
-  /** Renews the lease until it ends. Returns false if this process released the lease, and true if it lost the lease. */
+  /** Renews the lease until this process releases or loses it. Returns false after a release, and true after a loss. */
   async #hold(): Promise<boolean> {
     const { signal } = this.#releasing;
     while (!signal.aborted) {
@@ -278,8 +278,8 @@ class Candidate {
       if (!isConflict(error)) {
         throw error;
       }
-      // If the answer to an earlier write was lost, the next write causes a conflict, as if another process had written. Therefore the
-      // holder is checked.
+      // A conflict does not prove that another process wrote. It also occurs if the answer to an earlier write of this process was lost.
+      // Therefore the lease is read again and its holder is checked.
       runtimeMetrics(this.#options.metrics).slowPath.inc({ name: this.#options.name });
       await this.#read();
       if (this.#lease?.spec?.holderIdentity !== this.#options.identity) {

@@ -1,7 +1,7 @@
 /**
- * Reads a list while it arrives, a few objects at a time. Therefore the objects of a long list are never in memory at the same time, and
- * they are handled while the API server sends further objects. A list that is parsed in one piece would block the event loop, and the
- * garbage collector would copy its objects several times.
+ * Reads a list while it arrives, a few objects at a time. Therefore the objects of a long list are never all in memory, and the caller
+ * handles them while the API server sends more. Parsing the whole list at once would block the event loop, and the garbage collector would
+ * copy its objects several times.
  */
 import type { KubeClient } from './client.ts';
 import { apiErrorFrom } from './errors.ts';
@@ -13,11 +13,11 @@ const BACKSLASH = 0x5c;
 const CLOSE_ARRAY = 0x5d;
 const OPEN_OBJECT = 0x7b;
 const CLOSE_OBJECT = 0x7d;
-/** Number of open brackets inside the array of the objects: the bracket of the list, and the bracket of the array. */
+/** Number of open brackets inside the array of the objects: the bracket of the list, and the bracket of the array itself. */
 const ARRAY_DEPTH = 2;
 /**
- * Number of bytes of objects that are parsed together. This takes less than a millisecond, and much less time than to parse each object
- * separately.
+ * Number of bytes of objects that are parsed together. Parsing them takes less than a millisecond, and much less time than parsing each
+ * object separately.
  */
 const BATCH_BYTES = 64 * 1024;
 
@@ -29,8 +29,8 @@ export interface ListMeta {
 }
 
 /**
- * Reads the list at the path and calls `visit` for each object. The path includes the query. As in every list, objects can lack apiVersion
- * and kind.
+ * Reads the list at the path and calls `visit` for each object. The path includes the query. The objects can lack apiVersion and kind,
+ * because API servers leave them out in lists.
  *
  * @throws ApiError when the API server refuses. Then `visit` was not called. @throws the reason of the signal when it aborts.
  */
@@ -53,29 +53,31 @@ export async function readList(
   return (JSON.parse(splitter.rest) as { metadata: ListMeta }).metadata;
 }
 
-/** Splits the JSON of a list, which arrives in pieces of any size. It only counts brackets and finds the ends of strings. */
+/** Splits the JSON of a list, which arrives in pieces of any size. It parses nothing: it only counts brackets and finds ends of strings. */
 export class ListSplitter {
   readonly #take: (text: string) => void;
   readonly #rest: Buffer[] = [];
-  /** Bytes of the array that were not yet passed to `take`, and their number. */
+  /** Bytes of the array of the objects that were not yet passed to `take`. `#size` is their number. */
   #array: Buffer[] = [];
   #size = 0;
-  /** Number of these bytes up to the end of the last whole object. */
+  /** Number of bytes in `#array` up to the end of the last complete object. */
   #whole = 0;
   /** Number of open brackets. */
   #depth = 0;
-  /** Whether the last opening bracket at this depth began the array of the objects. */
+  /** Whether the current bytes are inside the array of the objects. */
   #inArray = false;
   #inString = false;
-  /** Number of bytes at the start of the next piece that do not end the string. It is 1 after a backslash. */
+  /**
+   * Number of bytes to skip at the start of the next piece. It is 1 after a backslash, because an escaped quote does not end the string.
+   */
   #skip = 0;
 
-  /** `take` is called with the JSON of arrays that have the objects in their order. */
+  /** `take` is called with the JSON of an array that contains some of the objects, in their order. */
   constructor(take: (text: string) => void) {
     this.#take = take;
   }
 
-  /** Returns the JSON of the list without its objects. The JSON is complete after the last piece. */
+  /** Returns the JSON of the list without its objects. It is complete after the last piece. */
   get rest(): string {
     return Buffer.concat(this.#rest).toString();
   }
@@ -99,7 +101,7 @@ export class ListSplitter {
     }
   }
 
-  /** Returns the index of the quote that closes the string, or an index after the piece if the quote is in a later piece. */
+  /** Returns the index of the quote that closes the string. If the piece does not contain this quote, the index is after the piece. */
   #endOfString(piece: Buffer, from: number): number {
     let at = from;
     while (at < piece.length && piece[at] !== QUOTE) {
@@ -110,7 +112,7 @@ export class ListSplitter {
     return at;
   }
 
-  /** Handles an opening bracket. Returns the index of the first byte that was not yet added. */
+  /** Handles an opening bracket. Returns the index of the first byte of the piece that is not yet in `#array` or `#rest`. */
   #open(piece: Buffer, from: number, at: number): number {
     this.#depth += 1;
     if (this.#depth !== ARRAY_DEPTH || piece[at] !== OPEN_ARRAY) {
@@ -121,7 +123,7 @@ export class ListSplitter {
     return next;
   }
 
-  /** Handles a closing bracket. Returns the index of the first byte that was not yet added. */
+  /** Handles a closing bracket. Returns the index of the first byte of the piece that is not yet in `#array` or `#rest`. */
   #close(piece: Buffer, from: number, at: number): number {
     this.#depth -= 1;
     if (!this.#inArray || this.#depth > ARRAY_DEPTH) {
@@ -137,7 +139,7 @@ export class ListSplitter {
     return at;
   }
 
-  /** Adds these bytes of the piece to the array or to the rest, and returns the end. */
+  /** Adds the bytes from `from` to `end` to the array of the objects or to the rest of the list. Returns `end`. */
   #hand(piece: Buffer, from: number, end: number): number {
     const bytes = piece.subarray(from, end);
     if (this.#inArray) {
@@ -151,7 +153,7 @@ export class ListSplitter {
 
   #takeWhole(): void {
     const bytes = Buffer.concat(this.#array);
-    // There is a comma between two batches, which belongs to neither.
+    // A batch can begin with the comma that separates its first object from the batch before. This comma is removed.
     const text = bytes.toString('utf8', 0, this.#whole).replace(/^\s*,/, '');
     this.#array = [bytes.subarray(this.#whole)];
     this.#size -= this.#whole;

@@ -1,19 +1,19 @@
 /**
- * Reads and changes the members of a namespace. They are the subjects of a RoleBinding that has the name of its ClusterRole. Some of them
- * are service accounts.
+ * Reads and changes the members of a namespace. Members are the subjects of a RoleBinding that has the name of its ClusterRole. They are
+ * users, groups and service accounts.
  */
 import type { KubeClient } from './client.ts';
 import { ROLE_BINDINGS, type RoleBinding, SERVICE_ACCOUNTS, type Subject } from './core.ts';
 import { deleteExisting } from './deletion.ts';
 import { ApiError, isAlreadyExists, isConflict, isNotFound, unlessMissing } from './errors.ts';
 
-/** RoleBinding, with the name of its ClusterRole. */
+/** Reference to a RoleBinding, which has the same name as its ClusterRole. */
 export interface RoleRef {
   readonly namespace: string;
   readonly name: string;
 }
 
-/** Service account. */
+/** Reference to a service account. */
 export interface AccountRef {
   readonly namespace: string;
   readonly name: string;
@@ -26,15 +26,15 @@ export interface Subjects {
 }
 
 const RBAC_GROUP = 'rbac.authorization.k8s.io';
-/** Largest number of attempts. Other people and programs rarely change the same RoleBinding. */
+/** Largest number of attempts to write a RoleBinding. A conflict is rare, because others seldom change the same RoleBinding. */
 const ATTEMPTS = 10;
 
-/** Returns the subjects. The result is empty if the RoleBinding does not exist. @throws ApiError when the API server refuses. */
+/** Returns the subjects of the RoleBinding. The result is empty if it does not exist. @throws ApiError when the API server refuses. */
 export async function listSubjects(client: KubeClient, role: RoleRef): Promise<readonly Subject[]> {
   return (await bindingOf(client, role))?.subjects ?? [];
 }
 
-/** Adds the subjects that are missing. @throws ApiError when the API server refuses, and 409 when the RoleBinding is for another role. */
+/** Adds the subjects that are missing. @throws ApiError when the API server refuses; with 409 when the RoleBinding is for another role. */
 export async function addSubjects(client: KubeClient, role: RoleRef, added: Subjects): Promise<void> {
   await change(client, role, (binding) => {
     requireRole(binding, role);
@@ -56,7 +56,7 @@ export async function removeSubjects(client: KubeClient, role: RoleRef, removed:
   );
 }
 
-/** Writes the changed subjects. `next` only adds subjects or only removes them. */
+/** Writes the subjects that `next` returns. If their number is unchanged, nothing is written, because `next` only adds or only removes. */
 async function change(
   client: KubeClient,
   role: RoleRef,
@@ -85,7 +85,7 @@ async function write(
   { binding, subjects }: { binding: RoleBinding | undefined; subjects: Subject[] },
 ): Promise<void> {
   if (binding === undefined) {
-    // The operator has not created the RoleBinding yet, or people manage the RoleBindings of this namespace.
+    // The RoleBinding is missing: the operator has not created it yet, or people manage the RoleBindings of this namespace.
     const roleRef = { apiGroup: RBAC_GROUP, kind: 'ClusterRole', name: role.name };
     await client.create(ROLE_BINDINGS, { metadata: { ...role }, roleRef, subjects });
     return;
@@ -98,7 +98,7 @@ async function bindingOf(client: KubeClient, role: RoleRef): Promise<RoleBinding
   return await unlessMissing(client.get(ROLE_BINDINGS, role));
 }
 
-/** Refuses a RoleBinding for another role, because new members would get that role. */
+/** Throws if the RoleBinding is for another role, because new members would get that role. @throws ApiError with 409 */
 function requireRole(binding: RoleBinding | undefined, role: RoleRef): void {
   const { kind, name } = binding?.roleRef ?? { kind: 'ClusterRole', name: role.name };
   if (kind !== 'ClusterRole' || name !== role.name) {
@@ -118,7 +118,7 @@ function isSame(one: Subject, other: Subject): boolean {
   return one.kind === other.kind && one.name === other.name && one.namespace === other.namespace;
 }
 
-/** Creates the account and gives it the role. If this fails, the account is deleted again, so that the request can be repeated. */
+/** Creates the account and gives it the role. If the second step fails, the account is deleted, so that the request can be repeated. */
 export async function createMember(client: KubeClient, ref: AccountRef, role: string): Promise<void> {
   const { metadata } = await client.create(SERVICE_ACCOUNTS, { metadata: { ...ref } });
   try {
@@ -129,7 +129,7 @@ export async function createMember(client: KubeClient, ref: AccountRef, role: st
   }
 }
 
-/** Deletes the account, and then removes its subject from the RoleBinding. If the second step fails, a repeated request does it. */
+/** Deletes the account and removes it from the RoleBinding. If the removal fails, a repeated request still does the removal. */
 export async function deleteMember(client: KubeClient, ref: AccountRef, role: string): Promise<void> {
   const takeRole = async () =>
     await removeSubjects(client, { ...ref, name: role }, { serviceaccounts: [ref] });

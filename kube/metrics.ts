@@ -1,4 +1,7 @@
-/** Declares metrics of controllers, caches and the API client. Most have the names of controller-runtime and client-go for dashboards. */
+/**
+ * Declares metrics of controllers, caches and the API client. Most have the names that dashboards know from controller-runtime and
+ * client-go.
+ */
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import { unhandledRejections } from './rejections.ts';
 
@@ -13,7 +16,7 @@ const QUEUE_BUCKETS = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 10
 const REQUEST_BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60];
 
 /**
- * Gauges of prom-client whose names have the suffix of counters. They are removed, because `promtool check metrics` reports such names as
+ * Gauges of prom-client whose names wrongly have the suffix of counters. They are removed, because `promtool check metrics` reports them as
  * mistakes. Other gauges have the same numbers with labels.
  */
 const MISNAMED = [
@@ -37,7 +40,7 @@ export function createMetrics(): Registry {
   return registry;
 }
 
-/** Returns this module's metrics in a registry. The first call declares them. */
+/** Returns the metrics that this module declares in a registry. The first call for a registry declares them. */
 export function runtimeMetrics(registry: Registry): RuntimeMetrics {
   const known = declared.get(registry);
   if (known !== undefined) {
@@ -49,7 +52,7 @@ export function runtimeMetrics(registry: Registry): RuntimeMetrics {
 }
 
 function declare(registry: Registry) {
-  /** Functions that are called before each scrape. They compute gauges that are needed only then. */
+  /** Functions that are called before each scrape. They compute gauges that only a scrape needs. */
   const beforeScrape = new Set<() => void>();
   return {
     beforeScrape,
@@ -111,7 +114,7 @@ function declareReconciles(registers: Registry[], beforeScrape: ReadonlySet<() =
       help: 'Number of currently used workers per controller',
       labelNames,
       registers,
-      // A scrape collects this gauge before the other gauges that `beforeScrape` computes. Therefore this gauge calls these functions.
+      // A scrape collects this gauge first. Therefore this gauge calls the functions of `beforeScrape`, which compute the other gauges.
       collect() {
         for (const compute of beforeScrape) {
           compute();

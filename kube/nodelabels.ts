@@ -3,12 +3,12 @@ import type { KubeClient } from './client.ts';
 import { type Node, NODES } from './core.ts';
 import { isConflict } from './errors.ts';
 
-/** Limit of attempts. A kubelet writes its Node every few seconds at most, so a second conflict is rare. */
+/** Largest number of attempts to write a Node. A kubelet writes its Node every few seconds at most, so a second conflict is rare. */
 const ATTEMPTS = 5;
 
 /**
- * Writes the labels that `labelsFor` returns for the Node as it is now; null removes a label. Nobody else changes the Node between its look
- * and the write.
+ * Reads the Node, and writes the labels that `labelsFor` returns for it. The value null removes a label. If somebody else changes the Node
+ * in between, the function reads the Node again and repeats the write.
  *
  * @throws ApiError of the API server, and the errors of `labelsFor`.
  */

@@ -1,6 +1,8 @@
-/** Kubernetes objects as plain JSON: the content that the API server sends, with nothing added. */
+/** Types of Kubernetes objects. The objects are plain JSON from the API server, and have no additional fields or methods. */
 
-/** Part of `metadata` that Berth uses. Times are RFC 3339 text. `managedFields` is missing, because it is removed before the parsing. */
+/**
+ * The fields of `metadata` that Berth uses. Times are RFC 3339 text. `managedFields` is missing, because it is removed before the parsing.
+ */
 export interface ObjectMeta {
   name: string;
   namespace?: string;
@@ -43,8 +45,8 @@ export interface Condition {
 }
 
 /**
- * Resource type of Kubernetes. `plural` is its name in URLs. The parameter `T` is the TypeScript type of its objects. The field `example`
- * is never set. TypeScript reads the type `T` from it.
+ * Resource type of Kubernetes. `plural` is the type's name in URLs. `T` is the TypeScript type of its objects. The field `example` is never
+ * set. It exists only so that TypeScript can infer `T` from a resource.
  */
 export interface Resource<T extends KubeObject> {
   readonly apiVersion: string;
@@ -66,24 +68,24 @@ export interface Ref {
   name: string;
 }
 
-/** Returns the definition unchanged, with `T` as the TypeScript type of its objects. */
+/** Returns the definition unchanged. Only its TypeScript type changes: `T` is the type of the objects. */
 export function resource<T extends KubeObject>(definition: Omit<Resource<T>, 'example'>): Resource<T> {
   return definition;
 }
 
-/** Returns the key of caches and queues: `namespace/name`, or `name` for a cluster-scoped object. */
+/** Returns the key that caches and queues use for an object: `namespace/name`, or `name` for a cluster-scoped object. */
 export function keyOf(object: { metadata: { name?: string; namespace?: string } }): string {
   const { namespace, name = '' } = object.metadata;
   return namespace === undefined ? name : `${namespace}/${name}`;
 }
 
-/** Returns the namespace and name of a key from {@link keyOf}. */
+/** Returns the namespace and the name that a key from {@link keyOf} contains. */
 export function refOf(key: string): Ref {
   const slash = key.indexOf('/');
   return slash < 0 ? { name: key } : { namespace: key.slice(0, slash), name: key.slice(slash + 1) };
 }
 
-/** Returns the URL path of a type's collection, or of one object in it. Names are escaped. */
+/** Returns the URL path of all objects of a type, or of one object if the name is set. Names are escaped. */
 export function pathOf<T extends KubeObject>(
   type: Resource<T>,
   ref: { namespace?: string; name?: string },
@@ -97,8 +99,9 @@ export function pathOf<T extends KubeObject>(
 }
 
 /**
- * Compares two resourceVersions of one type, which are comparable as integers (Kubernetes 1.35, KEP-5504). An empty text means that nothing
- * was seen yet, and is lower than all others. The result is negative if `a` is lower, 0 if both are equal, and positive if `a` is higher.
+ * Compares two resourceVersions of one type, which are comparable as integers (Kubernetes 1.35, KEP-5504). An empty text means that no
+ * version was seen yet, and is lower than all others. The result is negative if `a` is lower, 0 if both are equal, and positive if `a` is
+ * higher.
  */
 export function compareResourceVersions(a: string, b: string): number {
   if (a.length !== b.length) {

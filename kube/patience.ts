@@ -1,23 +1,23 @@
-/** Decides whether an error of the API server is final for a caller who had the needed right before. */
+/** Decides whether an error of the API server is final. The caller had the needed right before, so a refusal may be temporary. */
 import { type ApiError, isRefusal } from './errors.ts';
 
 /**
- * Time in milliseconds for which a refusal of a token or right counts as temporary. An API server that has just started knows no roles for
- * some seconds, and asks an identity provider for its keys only every 10 s.
+ * Time in milliseconds for which a refused token or a missing right counts as temporary. An API server that has just started knows no roles
+ * for some seconds, and reads the keys of an identity provider only every 10 s.
  */
 const LIMIT_MILLISECONDS = 20_000;
 
 export class Patience {
   #refusedSince: number | undefined;
 
-  /** Forgets earlier refusals, because the API server has accepted the token again. */
+  /** Forgets earlier refusals. Call this function when the API server has accepted the token again. */
   reset(): void {
     this.#refusedSince = undefined;
   }
 
   /**
-   * Returns whether a further attempt would be useless. That is the case if the request itself was refused, or if the token or right has
-   * been refused for too long.
+   * Returns whether another attempt is useless. That is true if the request itself was refused, or if the token or right has been refused
+   * for too long.
    */
   endsWith(error: unknown): error is ApiError {
     if (!isRefusal(error)) {

@@ -143,7 +143,7 @@ export interface ContainerStatus {
   containerID?: string;
   /** Resources that the host has granted to the container. */
   allocatedResources?: Record<string, string>;
-  /** Resources that the container has now. The API server refuses to resize a running container if its status lacks this field. */
+  /** Resources that the container has now. If the status lacks this field, the API server refuses to resize a running container. */
   resources?: ResourceRequirements;
 }
 

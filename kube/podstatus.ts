@@ -1,13 +1,13 @@
 /** Builds the parts of a Pod's status that are the same for all Pods of this host. */
 import type { Container, ContainerState, ContainerStatus, Pod, PodCondition, PodStatus } from './core.ts';
 
-/** Limit of a message in characters. A kubelet limits a termination message to the same number. */
+/** Largest number of characters in a message. A kubelet limits a termination message to the same number. */
 export const MESSAGE_LENGTH = 4096;
 
-/** Exit code of a process that SIGTERM ended: 128 + 15, as a kubelet reports it. */
+/** Exit code of a process that SIGTERM ended: 128 + 15. A kubelet reports the same code. */
 export const STOPPED_EXIT_CODE = 143;
 
-/** Returns the end of a long text, because the last lines contain the reason. The length is a number of characters. */
+/** Returns at most the last `length` characters of a text. The end is kept, because the last lines contain the reason of a failure. */
 export function lastWords(text: string, length = MESSAGE_LENGTH): string {
   return text.length <= length ? text : `…${text.slice(1 - length)}`;
 }
@@ -40,7 +40,7 @@ export function parkedStatus(
   };
 }
 
-/** Returns the status of a Pod that fails without a machine: it never had one on this host, or the agent has no record of it. */
+/** Returns the status of a Pod that fails without a machine. The Pod had no machine on this host, or the agent has no record of it. */
 export function refusedStatus(
   pod: Pod,
   why: { reason: string; message: string; exitCode: number },
@@ -69,7 +69,7 @@ export function refusedStatus(
   };
 }
 
-/** Returns the fields that the status of every Pod on this host has: generation, phase, address and start time. */
+/** Returns the fields that are in the status of every Pod on this host: generation, phase, address and start time. */
 export function frame(
   pod: Pod,
   phase: NonNullable<PodStatus['phase']>,
@@ -85,14 +85,14 @@ export function frame(
   };
 }
 
-/** Condition of a Pod whose reason must be a value of the type `Reason`. */
+/** Condition of a Pod. Its reason must be a value of the type `Reason`. */
 export type SaidCondition<Reason extends string> = PodCondition & { reason?: Reason };
 
 export function waiting(reason: string, message?: string): ContainerState {
   return { waiting: { reason, ...(message === undefined ? {} : { message }) } };
 }
 
-/** Returns the status of a container if this host has no record of it. */
+/** Returns the status of a container of which this host has no record. */
 export function emptyContainer(container: Container): ContainerStatus {
   return {
     name: container.name,
@@ -101,12 +101,12 @@ export function emptyContainer(container: Container): ContainerStatus {
     ready: false,
     started: false,
     restartCount: 0,
-    // The API server always returns this field. Without it, each comparison would find a difference and cause a write.
+    // The API server always returns this field. If it were missing here, each comparison would find a difference and cause a write.
     lastState: {},
   };
 }
 
-/** Builds a condition. The type parameter lets a caller restrict the reasons. */
+/** Builds a condition. With the type parameter, a caller can restrict the allowed reasons. */
 export function condition<Reason extends string>(
   type: string,
   ok: boolean,
@@ -121,7 +121,7 @@ export function condition<Reason extends string>(
   };
 }
 
-/** Returns the conditions with times and generation. A condition keeps its transition time while its status stays the same. */
+/** Returns the conditions with their times and the generation. A condition keeps its transition time while its status stays the same. */
 export function stamp(pod: Pod, conditions: PodCondition[], now: string): PodCondition[] {
   return conditions.map((condition) => {
     const before = pod.status?.conditions?.find(({ type }) => type === condition.type);

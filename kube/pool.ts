@@ -1,35 +1,35 @@
-/** Connections to one API server. */
+/** Creates connections to one API server. */
 import { Pool } from 'undici';
 import type { Connection } from './credentials.ts';
 
 /**
- * Time limit of a connection attempt in milliseconds. It is long enough for a TLS handshake with a busy server, and short enough to notice
- * a dead server soon.
+ * Time limit of a connection attempt in milliseconds. It is long enough for a TLS handshake with a busy server. It is short enough to
+ * notice a dead server soon.
  */
 const CONNECT_DEADLINE_MILLISECONDS = 10_000;
 /**
- * Time without data after which the kernel begins to probe a connection. It then sends ten probes, one each second. libuv sets these
- * numbers.
+ * Time in milliseconds without data after which the kernel begins to probe a connection. The kernel then sends ten probes, one each second.
+ * libuv fixes these two numbers.
  */
 const TCP_KEEP_ALIVE_MILLISECONDS = 5_000;
 /**
- * Time after which an idle connection is closed. The API server closes an idle connection after 90 s. Because this process closes first, no
- * request uses a connection that the server is closing.
+ * Time in milliseconds after which this process closes an idle connection. The API server closes an idle connection after 90 s. Because
+ * this process closes it earlier, no request uses a connection that the server is closing.
  */
 const IDLE_CONNECTION_MILLISECONDS = 60_000;
 /**
- * Largest number of connections. Each watch uses one connection, and requests share the others. The API server handles 600 requests at the
- * same time for all clients.
+ * Largest number of connections. Each watch needs a connection, and other requests share the rest. The API server handles 600 requests at
+ * the same time for all clients.
  */
 const CONNECTIONS = 64;
 /** Largest number of watches on one HTTP/2 connection. The API server allows 100 streams. */
 const WATCHES_PER_CONNECTION = 90;
 
-/** Creates the connections. If `watches` is set, they are only for watches, and this is the largest number of watches at the same time. */
+/** Creates connections. If `watches` is set, they serve only watches. `watches` is then the largest number of watches at the same time. */
 export function createPool(connection: Connection, watches: number | undefined): Pool {
   return new Pool(connection.server, {
-    // On HTTP/1.1, an aborted request closes its connection. On HTTP/2, the next request would use the same dead connection. HTTP/1.1 and
-    // HTTP/2 need the same CPU time, as a measurement showed.
+    // Requests other than watches use HTTP/1.1, because an aborted request then closes its connection. On HTTP/2, the next request would
+    // use the same dead connection. A measurement showed that both need the same CPU time.
     ...(watches === undefined
       ? { connections: CONNECTIONS, allowH2: false }
       : {

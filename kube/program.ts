@@ -1,21 +1,21 @@
-/** Starts a program of the control plane, stops it at a signal, and reports a failed start. */
+/** Starts a program of the control plane, stops it at a signal, and reports a failure to start. */
 import type { Logger } from 'pino';
 import { ConfigError } from '../base/config.ts';
 import { surviveRejections } from './rejections.ts';
 
-/** Exit code after a mistake in the configuration or arguments, which the caller must correct. */
+/** Exit code if the configuration or the arguments have a mistake. The caller must correct it. */
 const EXIT_CONFIGURATION = 2;
 const EXIT_FAILURE = 1;
 
-/** A program that was started. */
+/** A program that has been started. */
 export interface Running {
   /** Ends the work of the program. The process exits afterwards. */
   stop(): Promise<void>;
 }
 
 /**
- * Starts a program and stops it at SIGTERM or SIGINT. The exit code is then 0, or 1 when the stop fails. `start` gets a function that ends
- * the process with a failure at once.
+ * Starts a program and stops it at SIGTERM or SIGINT. The exit code is then 0, or 1 if the stop fails. `start` gets a function that ends
+ * the process at once with a failure.
  *
  * @throws Error of `start`
  */
@@ -43,8 +43,8 @@ export async function runUntilSignal(
 }
 
 /**
- * Writes the reason why the program could not start, and exits. If the caller made a mistake, or if `isForPeople` is true for the error, it
- * writes only the message without the stack.
+ * Writes the reason why the program could not start, and exits. The stack is left out if the caller made a mistake, or if `isForPeople` is
+ * true for the error.
  */
 export function exitWith(error: unknown, isForPeople: (error: unknown) => boolean = () => false): never {
   const isMistake = error instanceof ConfigError || (error instanceof TypeError && 'code' in error);

@@ -1,6 +1,6 @@
 /**
- * Longest time of a timer in Node.js, in milliseconds. A longer timer would fire at once. A longer delay is cut to this time, because it is
- * harmless to add a key too early.
+ * Longest time of a timer in Node.js, in milliseconds. A longer timer would fire at once. Therefore a longer delay is cut to this time,
+ * because it is harmless if a key is added too early.
  */
 const LONGEST_TIMER_MILLISECONDS = 2_147_483_647;
 
@@ -10,10 +10,10 @@ interface Delayed {
   timer: NodeJS.Timeout;
 }
 
-/** If both urgent and other keys are ready, every fourth key that is handed out is not urgent. Therefore no key waits forever. */
+/** If both urgent and other keys are ready, every fourth key that is taken is not urgent. Therefore no key waits forever. */
 const URGENT_SHARE = 4;
 
-/** Key that is ready to be worked on. */
+/** Key that is ready, which means that a worker can take it. */
 export interface Ready {
   key: string;
   /** Time when the key became ready, by the queue's clock. */
@@ -21,15 +21,15 @@ export interface Ready {
 }
 
 /**
- * Work queue of keys. A key waits at most once, and it is not handed out while it is being worked on. A key that is added during its own
- * work becomes ready after that work. If a key is added with several delays, the earliest applies. Urgent keys are usually handed out
- * before others. Within each of these two groups, the key that was added first comes first.
+ * Work queue of keys. A key is in the queue at most once, and no worker gets a key that another worker still works on. If a key is added
+ * while a worker works on it, it becomes ready after that work. If a key is added with several delays, the earliest applies. Urgent keys
+ * are usually taken before others. Otherwise the key that was added first is taken first.
  */
 export class WorkQueue {
   readonly #urgent = new Map<string, number>();
   readonly #ready = new Map<string, number>();
   readonly #working = new Set<string>();
-  /** Keys that were added during their own work. The value is true when one of the additions was urgent. */
+  /** Keys that were added while a worker worked on them. The value is true if one of the additions was urgent. */
   readonly #addedWhileWorking = new Map<string, boolean>();
   readonly #delayed = new Map<string, Delayed>();
   readonly #onReady: () => void;
@@ -47,7 +47,7 @@ export class WorkQueue {
     return this.#urgent.size + this.#ready.size;
   }
 
-  /** Adds a key. A waiting key can become urgent, but an urgent key stays urgent. */
+  /** Adds a key. If a waiting key is added again as urgent, it becomes urgent. An urgent key stays urgent. */
   add(key: string, { urgent = false } = {}): void {
     this.#cancel(key);
     if (this.#working.has(key)) {
@@ -79,7 +79,7 @@ export class WorkQueue {
   }
 
   /**
-   * Returns the next key, or undefined if no key is ready. Among urgent keys, and among other keys, the key that was added first comes
+   * Returns the next key, or undefined if no key is ready. Among urgent keys, and among other keys, the key that was added first is taken
    * first. The caller must call `done` with the key after the work.
    */
   take(): Ready | undefined {
@@ -105,7 +105,7 @@ export class WorkQueue {
     }
   }
 
-  /** Forgets all waiting keys. Work under way continues. */
+  /** Forgets all waiting keys. Workers continue with the keys that they have taken. */
   clear(): void {
     for (const { timer } of this.#delayed.values()) {
       clearTimeout(timer);

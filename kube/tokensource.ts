@@ -1,8 +1,8 @@
-/** Source of the token that a connection sends: a fixed token, a file, or a credential plug-in. */
+/** Gives the token that a connection sends: a fixed token, the content of a file, or a token of a credential plug-in. */
 import { readFile } from 'node:fs/promises';
 import type { Connection } from './credentials.ts';
 
-/** Interval between two reads of a token file. client-go reads it at most once a minute. */
+/** Interval in milliseconds between two reads of a token file. client-go has the same interval. */
 const TOKEN_REREAD_MILLISECONDS = 60_000;
 
 export class TokenSource {
@@ -33,7 +33,7 @@ export class TokenSource {
     return this.#read.token;
   }
 
-  /** Forgets the token after the API server refused it. Returns whether the next token can be a different one. */
+  /** Forgets the token, because the API server refused it. Returns whether the next token can be a different one. */
   refuse(): boolean {
     const isKept = this.#read !== undefined;
     this.#read = undefined;

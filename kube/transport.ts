@@ -1,4 +1,4 @@
-/** Sends requests to one API server: plain JSON through one pool of keep-alive connections. */
+/** Sends requests to one API server. Bodies are plain JSON, and all requests share one pool of keep-alive connections. */
 import type { Registry } from 'prom-client';
 import type { Socket } from 'node:net';
 import type { Dispatcher, Pool } from 'undici';
@@ -15,12 +15,12 @@ import { TokenSource } from './tokensource.ts';
 import { refusalIn, requestUpgrade } from './upgrade.ts';
 
 /**
- * Time limit of a request. The API server ends a request after 60 s. This limit is half of that, so the caller has time for a second
- * attempt.
+ * Time limit of a request in milliseconds. It is half of the 60 s after which the API server ends a request, so the caller has time for a
+ * second attempt.
  */
 const REQUEST_DEADLINE_MILLISECONDS = 30_000;
 /**
- * Largest number of attempts for one request. client-go has the same number. If each wait is 1 s, all attempts fit into the deadline of a
+ * Largest number of attempts for one request. client-go has the same number. If each wait is 1 s, all attempts fit into the time limit of a
  * request.
  */
 const ATTEMPTS = 10;
@@ -54,7 +54,7 @@ export interface Answer {
   status: number;
   /** Parsed JSON without `managedFields`, or text when the answer is not JSON. */
   body: unknown;
-  /** Wait before the next attempt, in milliseconds, if the server's error requests one. */
+  /** Wait in milliseconds before the next attempt, if the server's answer requests one. */
   retryAfterMilliseconds: number | undefined;
 }
 
@@ -63,8 +63,8 @@ export interface TransportOptions {
   /** Name of this program in the API server's audit log. */
   userAgent?: string;
   /**
-   * Largest number of watches at the same time. If it is set, the transport is only for watches. The watches share HTTP/2 connections,
-   * because otherwise a thousand watches would need a thousand connections.
+   * Largest number of watches at the same time. If it is set, the transport serves only watches, which share HTTP/2 connections. Otherwise
+   * a thousand watches would need a thousand connections.
    */
   watches?: number;
   /** Connections of another transport to the same server. If absent, the transport has its own connections. */
@@ -72,8 +72,8 @@ export interface TransportOptions {
 }
 
 /**
- * Client of one API server. It always verifies the server's certificate. Within the deadline it retries a request after `429`, `503`, and
- * every server error with `Retry-After`, whatever the method. These answers mean that the server has not executed the request.
+ * Client of one API server. It always verifies the server's certificate. Within the time limit it repeats a request of any method after
+ * `429`, `503`, and other server errors with `Retry-After`. These answers mean that the server has not executed the request.
  */
 export class Transport {
   readonly host: string;
@@ -93,10 +93,10 @@ export class Transport {
   }
 
   /**
-   * Returns a transport that sends the token of another user over the same connections. The caller must close only the first transport.
+   * Returns a transport that sends the token of another user over the same connections. Close only the original transport.
    *
-   * @throws Error when the connections have a client certificate. For the API server, a certificate has precedence over a token, so the
-   * requests would have the rights of the certificate.
+   * @throws Error when the connections have a client certificate. The API server prefers a certificate to a token, so the requests would
+   * have the rights of the certificate.
    */
   as(token: string): Transport {
     const { server, serverName, certificateAuthority, clientCertificate } = this.#connection;
@@ -112,8 +112,7 @@ export class Transport {
   /**
    * Resolves with the server's answer, even if its status is an error.
    *
-   * @throws DeadlineError, the signal's reason, or the network's error. If the request was a write, the server may have executed it
-   * nevertheless.
+   * @throws DeadlineError, the signal's reason, or the network's error. If the request was a write, the server may still have executed it.
    */
   async request(request: Request): Promise<Answer> {
     const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
@@ -132,7 +131,7 @@ export class Transport {
 
   /**
    * Opens a stream of any length: a watch, or a log that is followed. The server has 30 s to send the headers of its answer. After that,
-   * the stream ends only with `signal`, the server or the connection.
+   * only `signal`, the server or the connection ends the stream.
    *
    * @throws ApiError when the server refuses.
    */
@@ -150,8 +149,8 @@ export class Transport {
   }
 
   /**
-   * Opens a separate connection to the target of the path, for example to a Pod by its subresource `attach`. The server passes all bytes on
-   * unchanged. The caller handles the errors of the connection.
+   * Opens a separate connection to the target of the path, for example to a Pod by its subresource `attach`. The server passes on all bytes
+   * unchanged. The caller must handle the errors of the connection.
    *
    * @throws ApiError when the server or the host refuses; the signal's reason; the network's error.
    */
@@ -161,7 +160,7 @@ export class Transport {
   }
 
   /**
-   * Opens a WebSocket to a subresource of a Pod: `exec`, `attach` or `portforward`. It is closed when `signal` aborts.
+   * Opens a WebSocket to a subresource of a Pod: `exec`, `attach` or `portforward`. The WebSocket is closed when `signal` aborts.
    *
    * @throws the same errors as {@link upgrade}.
    */
@@ -172,14 +171,14 @@ export class Transport {
     return await openChannels(this.#connection, { ...request, headers });
   }
 
-  /** Uses other credentials from the next request on. Requests under way end on the old connections. */
+  /** Uses other credentials for all later requests. Requests under way end on the old connections. */
   replaceCredentials(connection: Connection): void {
     const old = this.#pool;
     this.#connection = connection;
     this.#token = new TokenSource(connection);
     this.#pool = createPool(connection, this.#options.watches);
-    // `close` resolves only when the last watch of the old pool has ended, and does not reject. Therefore this function does not wait for
-    // it.
+    // This function does not wait for `close`, because `close` resolves only when the last watch of the old pool has ended. `close` never
+    // rejects.
     void old.close();
   }
 
@@ -212,7 +211,7 @@ export class Transport {
     }
   }
 
-  /** Returns the wait in milliseconds before another attempt, or undefined when the answer is final. */
+  /** Returns the wait in milliseconds before another attempt. The result is undefined if the answer is final. */
   #retryWait(response: Head, attempt: number, backoff: Backoff): number | undefined {
     const status = response.statusCode;
     if (status === 401 && attempt === 1 && this.#token.refuse()) {
@@ -228,7 +227,7 @@ export class Transport {
     return status === 429 || status === 503 ? backoff.next() : undefined;
   }
 
-  /** Sends the request with `send`, without undici's own time limits, and counts it in the metrics. */
+  /** Sends the request with `send` and counts it in the metrics. It turns off the time limits of undici. */
   async #measured<A extends Head>(
     request: Request,
     send: (options: Dispatcher.DispatchOptions) => Promise<A>,
@@ -274,7 +273,7 @@ export class Transport {
   }
 }
 
-/** Status and headers of an answer, which are known before its body. */
+/** Status and headers of an answer, which arrive before its body. */
 type Head = Pick<Exchanged, 'statusCode' | 'headers'>;
 
 function deadlineError(request: Request): DeadlineError {
@@ -288,7 +287,7 @@ function bodyOf({ headers }: Head, text: string): unknown {
     : text;
 }
 
-/** Returns Retry-After in milliseconds. The API server sends only whole seconds. A date, which proxies may send, is ignored. */
+/** Returns the seconds of Retry-After in milliseconds. A date, which some proxies send, is ignored: the API server never sends one. */
 function retryAfter(response: Head): number | undefined {
   const value = response.headers['retry-after'];
   return typeof value === 'string' && /^\d{1,6}$/.test(value) ? Number(value) * 1000 : undefined;

@@ -1,4 +1,4 @@
-/** Upgrades of connections through the API server, for example to a Pod. */
+/** Opens upgraded connections through the API server, for example to a Pod. */
 import { request } from 'node:https';
 import type { Socket } from 'node:net';
 import type { Readable } from 'node:stream';
@@ -7,12 +7,12 @@ import { type ApiError, apiErrorFrom } from './errors.ts';
 import { tlsOptionsOf } from './pool.ts';
 
 /**
- * Time limit in milliseconds for the connection attempt and the answer. It includes the time in which the API server waits for the host.
+ * Time limit in milliseconds for the connection attempt and the answer. The answer can be slow, because the API server waits for the host.
  */
 const ANSWER_MILLISECONDS = 30_000;
-/** Longest refusal that is read, in bytes. A Status has some hundred bytes. */
+/** Largest number of characters of a refusal that are read. A Status has some hundred characters. */
 const REFUSAL_BYTES = 16 * 1024;
-/** Time limit in milliseconds for the body of a refusal. Most servers send it immediately. */
+/** Time limit in milliseconds for reading the body of a refusal. Most servers send the body immediately. */
 const REFUSAL_MILLISECONDS = 5_000;
 
 export interface UpgradeRequest {
@@ -21,15 +21,15 @@ export interface UpgradeRequest {
   /** Name of the protocol in the header Upgrade. */
   readonly protocol: string;
   readonly headers: Readonly<Record<string, string>>;
-  /** Ends the attempt when it aborts. It does not close a connection that is already open. */
+  /** If this signal aborts, the attempt ends. The signal does not close a connection that is already open. */
   readonly signal: AbortSignal;
 }
 
 /**
- * Sends a POST with an upgrade over a new connection, and resolves with the connection after the server has switched the protocol. A POST
- * needs only the right `create`.
+ * Sends a POST with an upgrade over a new connection. Resolves with the connection after the server has switched the protocol. The method
+ * is POST, because it needs only the right `create`.
  *
- * @throws ApiError when the answer is not a switch of the protocol; the signal's reason; the network's error.
+ * @throws ApiError when the server does not switch the protocol; the signal's reason; the network's error.
  */
 export async function requestUpgrade(
   connection: Connection,
@@ -65,7 +65,8 @@ export async function requestUpgrade(
 }
 
 /**
- * Returns the error for a refusal. Its body can arrive slowly and without an end. The error gets `retryAfterMilliseconds`.
+ * Reads the body of a refusal and returns it as an error. The body can be slow or endless, so its time and its length have limits. The
+ * error gets `retryAfterMilliseconds`.
  *
  * @throws the error of the connection.
  */
@@ -91,7 +92,7 @@ export async function refusalIn(
     if (!isLate) {
       throw error;
     }
-    // The data that arrived before the time limit is enough for an error.
+    // After the time limit, the data that has arrived is enough for an error.
   } finally {
     clearTimeout(timer);
   }

@@ -1,4 +1,4 @@
-/** Configuration of the HTTP API: one YAML file, checked at start. An error lists every mistake with its path. */
+/** Configuration of the HTTP API: one YAML file, which is checked at start. An error lists every mistake with its path. */
 import * as z from 'zod';
 import { checkConfig, readConfig } from '../base/config.ts';
 import { areFilesTogether, certificateFields, FILES_TOGETHER } from '../base/certificatefiles.ts';
@@ -6,16 +6,18 @@ import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../api/v1
 
 const httpsURL = z.url({ protocol: /^https$/ });
 
-/** Names and status codes that are fixed in the code of clients. Such clients cannot use another installation without these settings. */
+/** Names and a status code that are fixed in the code of some clients. With these settings, such clients can use this installation. */
 const aliasesSchema = z
   .strictObject({
-    /** Prefix of namespaces that clients use instead of `namespaces.prefix`. The answer to such a request also has this prefix. */
+    /**
+     * Prefix of namespaces that clients send instead of `namespaces.prefix`. An answer to a request with this prefix has this prefix, too.
+     */
     namespacePrefix: z.string().min(1).optional(),
-    /** Name that clients use in a path for the RoleBinding of the role dev. */
+    /** Name that clients send in a path instead of the name of the RoleBinding for the role dev. */
     devRoleBinding: z.string().min(1).optional(),
     /**
-     * Status code of the answer when no host has room for a VM. If it is set, a deployment waits for room only if the request asks for
-     * this.
+     * Status code of the answer if no host has room for a VM. If it is set, a deployment waits for room only when the request asks for the
+     * wait.
      */
     fullClusterStatus: z.int().min(400).max(599).optional(),
   })
@@ -70,7 +72,7 @@ export const configSchema = z
         prefix: z.string().min(1).default(NAMESPACE_PREFIX),
       })
       .prefault({}),
-    /** Largest DPI of a display. It is the same as in the installed CRDs. */
+    /** Largest DPI of a display. It must be the maximum of the installed CRDs. */
     dpiMaximum: z.union([z.literal(240), z.literal(320)]).default(240),
     metrics: z.strictObject({ address: z.string().default(':9443') }).prefault({}),
     health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),

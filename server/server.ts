@@ -38,7 +38,7 @@ import { WaitingRequests } from './http/waiting.ts';
  */
 const ANSWER_MILLISECONDS = 15_000;
 
-/** Limits for requests to the API server about tokens. CI systems can call with hundreds of tokens at the same time. */
+/** Limits for reviews of tokens. They are high, because CI systems can call with hundreds of tokens at the same time. */
 const CALLERS = { answers: 8_192, questions: 16, waiting: 1_024 };
 
 export interface ServerStart {
@@ -52,7 +52,7 @@ export interface HTTPServer {
   stop(): Promise<void>;
 }
 
-/** Creates the application with all routes, and everything that they need. Nothing listens, and no connection is open. */
+/** Creates the application with all routes and the parts that the routes need. It does not listen yet, and no connection is open. */
 export async function assemble({
   connection,
   config,
@@ -80,7 +80,7 @@ export async function assemble({
   addMetrics(app, metrics, () => waiting.size);
   app.addHook('onSend', (_request, reply, _payload, next) => {
     if (waiting.isStopping) {
-      // With this header, the client sends its next request over a new connection, which leads to another replica.
+      // This header makes the client send its next request over a new connection, which leads to another replica.
       void reply.header('connection', 'close');
     }
     next();
@@ -121,7 +121,7 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
     await serveMetrics({
       listen: config.metrics.address,
       metrics,
-      // Each port has a separate authorizer. Therefore invalid tokens at one port do not delay the answers of the other port.
+      // Each port has its own authorizer, so that invalid tokens at one port do not delay the answers at the other port.
       authorizer: new Authorizer(client),
       certificates,
       logger,

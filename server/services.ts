@@ -1,4 +1,4 @@
-/** Parts of the server that the handlers of routes use. */
+/** Parts of the server that the handlers of routes need. */
 import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { ServerConfig } from './config.ts';
 import type { Downloads } from './images/downloads.ts';
@@ -9,9 +9,9 @@ import type { WaitingRequests } from './http/waiting.ts';
 export interface Services {
   readonly config: ServerConfig;
   readonly clusterInfo: ClusterInfo;
-  /** Parts with which the server acts with its own identity. */
+  /** Parts that act with the server's own identity. */
   readonly own: Own;
-  /** Requests that wait: deployments of VMs and of emulators. */
+  /** Requests that wait for a VM or an emulator to run, or for the end of a VM. */
   readonly waiting: WaitingRequests;
   readonly uploads: Uploads;
   readonly downloads: Downloads;

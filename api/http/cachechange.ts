@@ -1,4 +1,4 @@
-/** Plans changes of the cache of images on the hosts of a namespace, for the HTTP API and the `berth` command. */
+/** Plans changes of the image caches of a namespace's hosts, for the HTTP API and the `berth` command. */
 import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
 import { type CacheTargets, referenceOf } from '../v1alpha1/cachetargets.ts';
@@ -10,11 +10,11 @@ import type { CacheResult, CacheSelection } from './imagecache.ts';
 type Item = CacheResult['items'][number];
 type Planned = Pick<CacheChange, 'change' | 'result'>;
 
-/** Prefix of the names of entries that the HTTP API and the command create. The rest is a hash of the name of the image. */
+/** Prefix of the names of entries that the HTTP API and the command create. The rest of such a name is a hash of the image's name. */
 export const ENTRY_PREFIX = 'cached-';
 const HASH_LENGTH = 32;
 
-/** An image that hosts can keep. */
+/** Reference or object of an image that hosts can keep. */
 export type CachedSource = Pick<ImageCacheEntrySpec, 'reference' | 'imageRef'>;
 
 export interface CacheHosts {
@@ -27,11 +27,11 @@ export interface CacheHosts {
 export interface CacheChange {
   /** Names of all hosts of the namespace. */
   readonly own: ReadonlySet<string>;
-  /** Selected names that are not names of hosts of the namespace. */
+  /** Selected names that no host of the namespace has. */
   readonly missing: readonly string[];
-  /** Returns the changed targets of the image's entry. The function can be called again after a failed write. */
+  /** Returns the changed targets of the image's entry. After a failed write, the function can be called again with the new targets. */
   readonly change: (before: CacheTargets) => CacheTargets;
-  /** Returns one item for each host. It is called after the change, when the work is queued. */
+  /** Returns one item for each host. Call it after `change`, because an item can depend on the targets. */
   readonly result: () => CacheResult;
 }
 
@@ -40,18 +40,18 @@ export interface NewEntry {
   readonly spec: ImageCacheEntrySpec;
 }
 
-/** A new entry, or a patch of an existing entry. If somebody else wrote the entry at the same time, the API server refuses both. */
+/** A new entry, or a patch of an existing entry. The API server refuses the write if somebody else wrote the entry at the same time. */
 export type EntryWrite =
   | { readonly create: NewEntry }
   | { readonly name: string; readonly patch: object }
   | { readonly refusal: string };
 
-/** Returns the name of the entry that Berth creates for the image with this normalized name. */
+/** Returns the name of the entry that Berth creates for an image. `reference` is the image's normalized name. */
 export function entryName(reference: string): string {
   return ENTRY_PREFIX + createHash('sha256').update(reference).digest('hex').slice(0, HASH_LENGTH);
 }
 
-/** Returns the message for an entry that others changed in each attempt. */
+/** Returns the error message for an entry that other clients changed during each attempt. */
 export function changedByOthers(reference: string): string {
   return `Other clients change the cache of ${reference} at the same time. Try again`;
 }
@@ -83,13 +83,13 @@ export function entryWrite(
   return { name, patch: { metadata: { resourceVersion }, spec: { targets: { nodes, excludeNodes } } } };
 }
 
-/** Returns whether exactly one of the fields selects hosts. */
+/** Returns whether exactly one of the fields `nodes`, `tags` and `all` selects hosts. */
 export function isOneSelection({ nodes, tags, all }: CacheSelection): boolean {
   const given = [namesIn(nodes).length > 0, namesIn(tags).length > 0, all === true];
   return given.filter(Boolean).length === 1;
 }
 
-/** Returns the change that lets the selected hosts keep or remove the image. If the selection is not clear, no host is selected. */
+/** Returns the change after which the selected hosts keep or remove the image. An unclear selection selects no host. */
 export function cacheChange(
   action: 'add' | 'remove',
   hosts: CacheHosts,
@@ -125,8 +125,8 @@ function addition(known: readonly Host[], missing: readonly string[]): Planned {
 }
 
 /**
- * Plans a removal. If no host has a name, the removal counts as done, because a deleted host keeps nothing. If the host belongs to another
- * namespace, its status is 404.
+ * Plans a removal. For a name that no host has, the removal counts as done, because a deleted host keeps nothing. For a host of another
+ * namespace, the status is 404.
  */
 function removal(known: readonly Host[], missing: readonly string[], { exists }: CacheHosts): Planned {
   const gone = new Set(missing.filter((name) => !exists(name)));
@@ -138,7 +138,7 @@ function removal(known: readonly Host[], missing: readonly string[], { exists }:
   };
 }
 
-/** Returns the names of the selected hosts. They can include names in the request that no host has. */
+/** Returns the names of the selected hosts. The request may contain names that no host has, and the result then contains them, too. */
 function selectedHosts(selection: CacheSelection, hosts: readonly HostNode[]): readonly string[] {
   if (!isOneSelection(selection)) {
     return [];

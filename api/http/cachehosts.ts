@@ -7,8 +7,8 @@ export interface Host {
 }
 
 /**
- * Returns the targets with these hosts added. `excluded` has the names of hosts that are not added, because an administrator excluded them
- * by a tag.
+ * Returns the targets with these hosts added. `excluded` contains the names of hosts that were not added, because the targets exclude a tag
+ * of the host.
  */
 export function withHosts(
   targets: CacheTargets,
@@ -27,8 +27,8 @@ export function withHosts(
 }
 
 /**
- * Returns the targets without these hosts. If the entry selects a host by a tag, or selects all hosts, the result excludes the host by
- * name.
+ * Returns the targets without these hosts. If the targets select such a host by a tag or select all hosts, the result excludes the host by
+ * its name.
  */
 export function withoutHosts(targets: CacheTargets, hosts: readonly Host[]): CacheTargets {
   const { isWide, isExcluded } = rulesOf(targets);
@@ -44,7 +44,7 @@ export function withoutHosts(targets: CacheTargets, hosts: readonly Host[]): Cac
   return changed(targets, nodes, excludeNodes);
 }
 
-/** Returns whether the targets select a host without its name, and whether they exclude it by a tag. */
+/** Returns two functions: whether the targets select a host in another way than by its name, and whether they exclude a host by a tag. */
 function rulesOf({ all = false, tags = [], excludeTags = [] }: CacheTargets) {
   const [wanted, unwanted] = [new Set(tags), new Set(excludeTags)];
   return {
@@ -53,7 +53,10 @@ function rulesOf({ all = false, tags = [], excludeTags = [] }: CacheTargets) {
   };
 }
 
-/** Returns the targets with these names, or the same targets if the names are the same. A change either adds names to a list or removes some. */
+/**
+ * Returns the targets with these lists of names, or the unchanged targets if both lists are equal. It compares only lengths, because a
+ * change either adds names to a list or removes names from it.
+ */
 function changed(
   targets: CacheTargets,
   nodes: ReadonlySet<string>,
@@ -65,8 +68,8 @@ function changed(
 }
 
 /**
- * Removes names of hosts that do not exist. Their names are not excluded. A later host with such a name may belong to another namespace,
- * and the list of excluded hosts has a limit.
+ * Removes the names of hosts that do not exist. It does not exclude these names, because a later host with such a name may belong to
+ * another namespace. Also, the list of excluded hosts has a limit.
  */
 export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>): CacheTargets {
   const { nodes = [] } = targets;
@@ -74,7 +77,7 @@ export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>):
   return kept.length === nodes.length ? targets : { ...targets, nodes: kept };
 }
 
-/** Returns true if the entry can select no host, now or later. */
+/** Returns true if the targets select no host, and also no host that is added later. */
 export function isEmpty({ all = false, nodes = [], tags = [] }: CacheTargets): boolean {
   return !all && nodes.length === 0 && tags.length === 0;
 }

@@ -1,4 +1,4 @@
-/** Shows the cached images of a namespace's hosts. All functions are pure. */
+/** Shows the images in the caches of a namespace's hosts. All functions are pure. */
 import { cachedObjectName, isTargeted } from '../v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../v1alpha1/imagecacheentry.ts';
 import { readReference, repositoryName } from '../v1alpha1/reference.ts';
@@ -9,7 +9,7 @@ import { gigabytes } from './nodeitem.ts';
 type InfoItem = CacheInfo['items'][number];
 type ListItem = CacheList['items'][number];
 
-/** Statuses by the state of a host in the status of an ImageCacheEntry. */
+/** Status in an answer for each state that an ImageCacheEntry reports of a host. */
 const STATUS_BY_STATE: Readonly<Record<string, InfoItem['status']>> = {
   Queued: 'queued',
   Caching: 'caching',
@@ -20,7 +20,7 @@ const STATUS_BY_STATE: Readonly<Record<string, InfoItem['status']>> = {
 
 /**
  * Returns the hosts that have the image, fetch it or remove it. `reference` is the normalized name of the image. `entry` is the
- * ImageCacheEntry that keeps it on hosts.
+ * ImageCacheEntry that makes hosts keep the image.
  */
 export function infoItems(
   reference: string,
@@ -36,8 +36,8 @@ export function infoItems(
 }
 
 /**
- * Returns the hosts that have, fetch or remove the Image object with this name. The Image of the namespace comes first. If there is no host
- * for it, the result is for the Image of the default namespace.
+ * Returns the hosts that have, fetch or remove the Image object with this name. If there is no host for the Image of the namespace, the
+ * result is for the Image of the default namespace.
  */
 export function objectInfoItems(
   image: string,
@@ -54,8 +54,8 @@ export function objectInfoItems(
 }
 
 /**
- * Returns a function that reports whether a name in the status of a Node is for this image. Hosts list Image objects with their digest. The
- * reference is parsed only once, because the function is called for thousands of names.
+ * Returns a function that reports whether a name in the status of a Node is a name of this image. For Image objects, the name in the status
+ * also contains a digest. The reference is parsed only once, because the function is called for thousands of names.
  */
 function matcherOf(reference: string): (name: string) => boolean {
   const parts = readReference(reference);
@@ -77,7 +77,7 @@ function statusOn(
   return status === undefined ? statusAtRest(host, isThere, entry) : { status, message: row?.message };
 }
 
-/** Returns the status of a host that the status of the entry does not list. */
+/** Returns the status of the image on a host that the entry's status does not list. */
 function statusAtRest(
   host: HostNode,
   isThere: boolean,
@@ -92,7 +92,7 @@ function statusAtRest(
   return isWanted ? { status: 'queued' } : undefined;
 }
 
-/** Returns the images that the hosts list. Images of other namespaces are left out, except those of the default namespace. */
+/** Returns the images that the hosts have. Image objects of other namespaces than this one and the default namespace are left out. */
 export function listItems(
   hosts: readonly HostNode[],
   namespace: string,

@@ -1,4 +1,4 @@
-/** Facts about the cluster that clients read before they sign in. */
+/** Schema of the facts about the cluster that clients read before they sign in. */
 import * as z from 'zod';
 
 export const clusterInfoSchema = z

@@ -1,4 +1,4 @@
-/** Conditions of Berth's objects. */
+/** Reads the conditions of Berth's objects. */
 import type { Condition } from '../v1alpha1/conditions.ts';
 
 interface WithConditions {

@@ -1,10 +1,9 @@
-/** Dedicates a host to a namespace, or ends this, for the HTTP API and the `berth` command. */
+/** Dedicates a host to a namespace, or ends the dedication, for the HTTP API and the `berth` command. */
 import { WORKLOAD_LABEL } from '../v1alpha1/names.ts';
 import { hasEnded, type HostPod } from './host.ts';
 
 /**
- * Label selector of the Pods that are machines. Pods that work on images are not among them, because their work is not for a single
- * namespace.
+ * Label selector of the Pods that are machines. It leaves out Pods that work on images, because their work is not for a single namespace.
  */
 export const MACHINES_SELECTOR = `${WORKLOAD_LABEL} in (vm,emulator)`;
 /** Largest number of machines that a refusal names. */
@@ -20,15 +19,16 @@ export interface Dedication {
 
 /** Functions that read and write the host. */
 export interface DedicatedHost {
-  /** Reads the Pods of the host with {@link MACHINES_SELECTOR} from the API server and not from a cache, because a cache may lag. */
+  /** Reads the Pods of the host with {@link MACHINES_SELECTOR} from the API server. A cache is not allowed, because it may lag. */
   readonly machines: () => Promise<readonly HostPod[]>;
-  /** Writes the namespace of the host. @throws when the host does not belong to `from`. */
+  /** Changes the namespace of the host from `from` to `to`. @throws when the host does not belong to `from`. */
   readonly label: (from: string | undefined, to: string | undefined) => Promise<void>;
 }
 
 /**
- * Moves the host from one namespace to another. If this is refused, resolves with the reason. The machines are counted before and after the
- * write, because a machine may be placed on the host at the same time. In this case, the host returns to its former namespace.
+ * Moves the host from one namespace to another, if no machine runs on it. If machines prevent this, resolves with a message. The machines
+ * are counted again after the write, because a machine may be placed on the host in the meantime. The host then returns to its former
+ * namespace.
  *
  * @throws errors of {@link DedicatedHost}.
  */

@@ -1,4 +1,4 @@
-/** Judges how far the deployment of a VM is, for the HTTP API and the `berth` command. */
+/** Determines how far the deployment of a VM is, for the HTTP API and the `berth` command. */
 import { pause } from '../../base/time.ts';
 import type { VM } from '../v1alpha1/vm.ts';
 import { conditionOf } from './conditions.ts';
@@ -6,34 +6,32 @@ import type { Cause } from './status.ts';
 import type { VMDeployQuery } from './vmdeploy.ts';
 import { statusOfPhase } from './vmitem.ts';
 
-/** Statuses in which a deployment has ended without a machine that runs. */
+/** Statuses with which a deployment ends although no machine runs. */
 const ENDS: ReadonlySet<string> = new Set(['Failed', 'Stopped', 'Suspended']);
-/** Types and reasons of the conditions which show that an object that the VM names does not exist. */
+/** Types and reasons of conditions. Each pair means that an object which the VM names does not exist. */
 const MISSING = [
   ['Scheduled', 'ConfigNotFound'],
   ['ImageReady', 'ImageNotFound'],
 ] as const;
-/** Reason of the condition Scheduled when no host has room. */
+/** Reason of the condition Scheduled if no host has room for the VM. */
 const NO_ROOM = 'Unschedulable';
 
 /** Status code of a deployment for which no host has room. */
 const FULL_STATUS = 503;
 
 /**
- * Time in milliseconds that the operator needs to see a new object. Clients create a VM config or an image, and deploy a VM from it
- * immediately.
+ * Time in milliseconds in which the operator learns of a new object. The time matters, because clients create a VM config or an image and
+ * immediately deploy a VM from it.
  */
 const LEARNING_MILLISECONDS = 1_000;
 
-/** State of the VM for which a deployment waits. */
+/** Options of the wait: the state of the VM to wait for, and the behaviour if no host has room. */
 interface Wanted extends Pick<VMDeployQuery, 'waitFor' | 'whenFull'> {
-  /**
-   * HTTP status code that replaces {@link FULL_STATUS}. If it is set and `whenFull` is absent, the deployment ends when no host has room.
-   */
+  /** HTTP status code instead of {@link FULL_STATUS}. If it is set and `whenFull` is absent, the deployment ends when no host has room. */
   readonly fullStatus?: number | undefined;
 }
 
-/** End of a deployment without a machine that runs. */
+/** Error with which a deployment ended. No machine runs. */
 export interface Ended {
   /** HTTP status code of the answer. */
   readonly code: number;
@@ -44,9 +42,9 @@ export interface Ended {
 export type DeploymentState = 'done' | 'waiting' | Ended;
 
 /**
- * Returns the state of the deployment, and the version of the VM from which the state was read. If an object seems to be missing, the
- * function waits a moment and reads the VM again. It ignores a new VM that somebody else created under the same name. `readAgain` resolves
- * with undefined if the VM is gone.
+ * Returns the state of the deployment, and the version of the VM with this state. The operator may not know a new object yet. Therefore, if
+ * an object seems to be missing, the function waits a moment and reads the VM again. `readAgain` resolves with undefined if the VM is gone.
+ * A VM that somebody else then created under the same name is ignored.
  *
  * @throws the error of `readAgain`; the signal's reason.
  */
@@ -110,7 +108,7 @@ function failureOf(vm: VM): Ended | undefined {
 }
 
 /**
- * Returns an error with code 404 if the VMConfig or image of the VM does not exist. Without this error, the VM would wait until somebody
+ * Returns an error with code 404 if the VMConfig or image of the VM does not exist. Otherwise the deployment would wait until somebody
  * creates that object.
  */
 function missingFor(vm: VM): Ended | undefined {
@@ -123,7 +121,7 @@ function missingFor(vm: VM): Ended | undefined {
   return missing && { code: 404, message: `VM ${vm.metadata.name} was deleted: ${missing.message}` };
 }
 
-/** Returns an error if no host has room for the VM, and the deployment must not wait for room. */
+/** Returns an error if no host has room for the VM and the deployment does not wait for room. */
 function noRoomFor(vm: VM, { whenFull, fullStatus }: Wanted): Ended | undefined {
   const isPatient = whenFull === undefined ? fullStatus === undefined : whenFull === 'wait';
   const scheduled = conditionOf(vm, 'Scheduled');
@@ -135,7 +133,7 @@ function noRoomFor(vm: VM, { whenFull, fullStatus }: Wanted): Ended | undefined 
       };
 }
 
-/** Returns the reason why the VM does not run yet, for people. */
+/** Returns a text for people: the reason why the VM does not run yet. */
 export function progressOf(vm: VM): string {
   const { progress, phase = 'Pending' } = vm.status ?? {};
   const waiting = ['Scheduled', 'ImageReady', 'Ready']

@@ -6,7 +6,7 @@ import { whole } from './fields.ts';
 
 const phaseSchema = z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Terminating']);
 
-/** Emulator in an answer. It has the address and port of ADB under two names each, because different clients read different names. */
+/** Emulator in an answer. The address and the port of ADB each have two names, because different clients read different names. */
 export const emulatorItemSchema = z
   .object({
     name: z.string(),
@@ -32,7 +32,7 @@ export const emulatorListSchema = z.object({
   continue: z.string().optional(),
 });
 
-/** Bounds of memory in MiB, as in the kind. */
+/** Bounds of memory in MiB. The Emulator kind has the same bounds. */
 const MEMORY = { minimum: 2_560, maximum: 16_777_216 };
 const TIMEOUT_MAXIMUM = 1_440;
 

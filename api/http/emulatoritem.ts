@@ -1,4 +1,4 @@
-/** Shows an Emulator as the HTTP API and the `berth` command do. */
+/** Turns an Emulator into the item that the HTTP API and the `berth` command show. */
 import type { Emulator } from '../v1alpha1/emulator.ts';
 import { EMULATOR_DEFAULTS } from '../v1alpha1/emulatordefaults.ts';
 import { notReadyMessage } from './conditions.ts';
@@ -28,7 +28,7 @@ function relayOf({ adb }: NonNullable<Emulator['status']>): Partial<EmulatorItem
 }
 
 /**
- * Status of an emulator for clients, by its phase. Clients wait while the status is Pending, and use the emulator while the status is
+ * Returns the status that clients get for a phase. Clients wait while the status is Pending, and use the emulator while the status is
  * Running.
  */
 function phaseOf(phase = 'Pending'): EmulatorItem['phase'] {

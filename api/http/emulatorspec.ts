@@ -1,12 +1,10 @@
-/** Turns a request for an emulator into an Emulator, and judges how far it is, for the HTTP API and the `berth` command. */
+/** Turns a request for an emulator into an Emulator, and determines how far it is, for the HTTP API and the `berth` command. */
 import type { Emulator } from '../v1alpha1/emulator.ts';
 import { EMULATOR_DEFAULTS } from '../v1alpha1/emulatordefaults.ts';
 import type { VM } from '../v1alpha1/vm.ts';
 import type { EmulatorRequest } from './emulator.ts';
 
-/**
- * Minutes to wait for an emulator when the request gives no number. Android boots within two minutes if the system image is on the host.
- */
+/** Default time limit for the start of an emulator, in minutes. Android boots within two minutes if the system image is on the host. */
 const TIMEOUT_MINUTES = 5;
 
 /** Emulator that is about to be created. */
@@ -15,25 +13,25 @@ interface UnsavedEmulator {
   spec: Emulator['spec'];
 }
 
-/** End of a deployment without an emulator that runs. */
+/** Failure with which a deployment ended. No emulator runs. */
 interface Failed {
   readonly reason: string;
   readonly message: string;
 }
 
-/** Returns the longest wait for the emulator in minutes. */
+/** Returns the time limit for the start of the emulator, in minutes. */
 export function timeoutMinutes({ timeout = TIMEOUT_MINUTES }: Pick<EmulatorRequest, 'timeout'>): number {
   return timeout;
 }
 
-/** Returns the reason why no emulator can be deployed on the host of the VM. The result is undefined if an emulator can be deployed. */
+/** Returns a message if the VM does not run, because an emulator needs a running VM. The result is undefined if the VM runs. */
 export function notRunning({ metadata, status }: VM): string | undefined {
   return status?.phase === 'Running'
     ? undefined
     : `VM ${metadata.name} does not run. An emulator needs a running VM`;
 }
 
-/** Returns the Emulator for the request. The Emulator's `deployTimeoutSeconds` is not shorter than the time that the request waits. */
+/** Returns the Emulator for the request. Its `deployTimeoutSeconds` is at least as long as the request waits. */
 export function emulatorOf(request: EmulatorRequest, namespace: string): UnsavedEmulator {
   const { vm, name, platform, device, deviceProfile, imageType, cpu, memory } = request;
   const seconds = timeoutMinutes(request) * 60;
@@ -51,7 +49,7 @@ export function emulatorOf(request: EmulatorRequest, namespace: string): Unsaved
   };
 }
 
-/** Returns `done` when the emulator runs, `waiting` before that, or the reason of its failure. */
+/** Returns `done` when the emulator runs, `waiting` before that, or the failure. */
 export function emulatorState({ metadata, status = {} }: Emulator): 'done' | 'waiting' | Failed {
   const { phase, failure } = status;
   if (phase === 'Failed') {

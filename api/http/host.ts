@@ -1,7 +1,7 @@
-/** Reads facts about hosts from their Nodes, and from the Pods on these Nodes. The HTTP API and the `berth` command use them. */
+/** Reads facts about hosts from their Nodes and from the Pods on these Nodes, for the HTTP API and the `berth` command. */
 import { DEDICATED_KEY, HOST_MARK, HOST_VALUE, TAG_LABEL_PREFIX, WORKLOAD_LABEL } from '../v1alpha1/names.ts';
 
-/** Parts of a Node. */
+/** The fields of a Node that this folder reads. */
 export interface HostNode {
   readonly metadata: { readonly name: string; readonly labels?: Readonly<Record<string, string>> };
   readonly status?: {
@@ -23,7 +23,7 @@ export interface CachedContent {
   readonly sizeBytes?: number;
 }
 
-/** Parts of a Pod that is bound to a host. */
+/** The fields of a Pod on a host that this folder reads. */
 export interface HostPod {
   readonly metadata: { readonly name: string; readonly namespace?: string };
   readonly spec: {
@@ -51,7 +51,7 @@ export function tagsOf({ metadata: { labels = {} } }: HostNode): string[] {
     .toSorted();
 }
 
-/** Reports whether a Pod has ended. Such a Pod uses no CPU, memory or disk of its host. */
+/** Reports whether a Pod has ended. A Pod that has ended uses no CPU, memory or disk of its host. */
 export function hasEnded({ status }: HostPod): boolean {
   return status?.phase === 'Failed' || status?.phase === 'Succeeded';
 }

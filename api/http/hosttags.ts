@@ -9,11 +9,11 @@ const TAGS = 64;
 
 export interface TagChange {
   readonly tag: string;
-  /** Whether the host must have the tag afterwards. */
+  /** True to add the tag, false to remove it. */
   readonly isSet: boolean;
 }
 
-/** Returns the labels to write, or the reason why the host does not get the tag. The value null removes a label. */
+/** Returns the labels to write, or the reason why the host does not get the tag. In the labels, the value null removes a label. */
 export function tagLabels(
   host: HostNode,
   { tag, isSet }: TagChange,

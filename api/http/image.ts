@@ -5,7 +5,7 @@ import { objectName } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { architectureSchema } from '../v1alpha1/template.ts';
 
-/** Image or ISO. If nobody gave an architecture or a description, the field is an empty text, because clients always read both fields. */
+/** Image or ISO. The architecture and the description are empty texts if nobody gave them, because clients always read both fields. */
 export const imageItemSchema = z
   .object({
     name: z.string(),
@@ -36,7 +36,7 @@ export type ImageItem = z.infer<typeof imageItemSchema>;
 
 export const imageListSchema = z.object({ items: z.array(imageItemSchema) });
 
-/** Query of the list of images. The list cannot be divided into pages, because it combines two namespaces. */
+/** Query of the list of images. The list has no pages, because it combines the images of two namespaces. */
 export const imageListQuerySchema = z.object({ labelSelector: z.string().max(1024).optional() });
 
 /** Longest name of a new image. */
@@ -53,7 +53,7 @@ interface Named {
   destination?: string | undefined;
 }
 
-/** Returns the name of the new object. Clients send the name under different keys. */
+/** Returns the name of the new object, which clients send under different keys. */
 export function nameIn({ imageName, name, destination }: Named): string {
   return imageName ?? name ?? destination ?? '';
 }
@@ -80,5 +80,5 @@ export const copyRequestSchema = z
   })
   .refine(hasName, NEEDS_NAME);
 
-/** The description is required, because an empty text removes the stored description. */
+/** The description is required. To remove the stored description, clients send an empty text. */
 export const descriptionRequestSchema = z.object({ description: descriptionSchema });

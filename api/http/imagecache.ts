@@ -5,7 +5,7 @@ import { IMAGE_NAME_LENGTH } from '../v1alpha1/reference.ts';
 /** Largest number of hosts or tags in a request. An ImageCacheEntry has the same limit. */
 const NAMES = 4096;
 const NAME_LENGTH = 253;
-/** Longest text with a list of names, in characters. {@link NAMES} names of the largest length fit into it. */
+/** Longest text with a list of names, in characters. It has room for {@link NAMES} names of the largest length. */
 const NAMES_LENGTH = NAMES * (NAME_LENGTH + 1);
 
 const TOO_MANY = `must have at most ${NAMES} names`;
@@ -14,8 +14,8 @@ function names(description: string) {
   return z
     .union(
       [
-        // A list that is too long is refused here, before its names are read. Otherwise each wrong name in it would need memory for an
-        // error of its own.
+        // These limits refuse a list that is too long before its names are read. Otherwise each wrong name in the list would need memory
+        // for its own error.
         z.array(z.string().min(1).max(NAME_LENGTH)).max(NAMES),
         z.string().max(NAMES_LENGTH),
       ],
@@ -34,13 +34,13 @@ const selection = {
   all: z.boolean().optional().meta({ description: 'All hosts of the namespace.' }),
 };
 
-/** Exactly one of the fields selects the hosts. */
+/** Exactly one of these fields must select the hosts. */
 export const cacheSelectionSchema = z.object(selection);
 export type CacheSelection = z.infer<typeof cacheSelectionSchema>;
 
 const imageName = z.string().max(IMAGE_NAME_LENGTH).optional();
 
-/** Body of a request that selects hosts and names an image. The image is in one of three fields. */
+/** Body of a request that selects hosts and names an image. Clients send the image in one of three fields. */
 export const cacheRemovalSchema = z
   .object({
     image: imageName,

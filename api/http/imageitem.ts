@@ -1,11 +1,11 @@
-/** Shows an Image or an ISO as the HTTP API and the `berth` command do. */
+/** Turns an Image or an ISO into the item that the HTTP API and the `berth` command show. */
 import type { ImageItem } from './image.ts';
 import type { Image } from '../v1alpha1/image.ts';
 import type { ISO } from '../v1alpha1/iso.ts';
 import type { ApiObject } from '../v1alpha1/metadata.ts';
 import { notReadyMessage } from './conditions.ts';
 
-/** The parts that an Image and an ISO have in common. */
+/** The spec fields that an Image and an ISO have in common. */
 export type StoredSpec = Pick<
   ISO['spec'],
   'description' | 'architecture' | 'os' | 'imagePullSecrets' | 'download'
@@ -33,12 +33,12 @@ export function imageItem({ metadata, spec, status = {} }: Stored): ImageItem {
   };
 }
 
-/** Clients wait while the state is Updating. */
+/** Returns the state for clients, which wait while the state is Updating. */
 function stateOf({ phase }: StoredStatus): ImageItem['state'] {
   return phase === 'Ready' || phase === 'Failed' ? phase : 'Updating';
 }
 
-/** Returns the reason why the object or its last commit failed. After a failed commit the object keeps its content and is Ready. */
+/** Returns the reason why the object or its last commit failed. After a failed commit, the object keeps its content and stays Ready. */
 function errorOf(state: ImageItem['state'], status: StoredStatus): string | undefined {
   if (state === 'Failed') {
     return notReadyMessage({ status });

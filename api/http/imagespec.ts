@@ -3,8 +3,8 @@ import type { Image } from '../v1alpha1/image.ts';
 import type { Stored } from './imageitem.ts';
 
 /**
- * Returns the spec of a copy for `namespace`. It has the description of the original unless another one is given. If the original is in
- * another namespace, the copy has no pull secrets, because they do not exist in this namespace.
+ * Returns the spec of a copy in `namespace`. The copy has the description of the original if no other is given. If the original is in
+ * another namespace, the copy has no pull secrets, because those Secrets do not exist in `namespace`.
  */
 export function copySpec(
   { metadata, spec }: Stored,
@@ -23,7 +23,7 @@ export function copySpec(
 }
 
 interface Wanted {
-  /** Quantity. */
+  /** Size of the disk, as a quantity. */
   readonly size: string | number;
   readonly description?: string | undefined;
   readonly type?: Image['spec']['architecture'];

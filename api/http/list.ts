@@ -1,7 +1,7 @@
-/** Lists of the HTTP API. */
+/** Schema for the lists of the HTTP API. */
 import * as z from 'zod';
 
-/** Query of each list: the label selector and the paging of Kubernetes. */
+/** Query of each list. It has the label selector and the pages of Kubernetes. */
 export const listQuerySchema = z.object({
   labelSelector: z.string().max(1024).optional(),
   limit: z.coerce.number().int().min(1).max(500).optional(),

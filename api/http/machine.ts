@@ -6,10 +6,10 @@ import { TAG, TAG_LENGTH } from '../v1alpha1/tag.ts';
 import { imageName } from '../v1alpha1/template.ts';
 import { decimal, whole } from './fields.ts';
 
-/** Bounds of memory in GiB. Clients use steps of 0.1 GiB. The maximum is the same as in the kinds. */
+/** Bounds of memory in GiB. Clients offer steps of 0.1 GiB, so this is the minimum. The kinds have the same maximum. */
 const MEMORY = { minimum: 0.1, maximum: 16_384 };
 
-/** Returns the fields. `dpiMaximum` is the largest allowed DPI of the display. */
+/** Returns the fields of a request. `dpiMaximum` is the largest allowed DPI of the display. */
 export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
   const { displayWidth, displayHeight, displayDPI } = displayBounds(dpiMaximum);
   return {
@@ -49,7 +49,7 @@ export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
   };
 }
 
-/** Request fields of a machine, as a type. */
+/** TypeScript type of the fields of a request. */
 export type MachineRequest = z.infer<z.ZodObject<ReturnType<typeof machineRequestFields>>>;
 
 /** Returns false if a request names both an image and an ISO. */

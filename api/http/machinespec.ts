@@ -4,7 +4,7 @@ import { quantityOf } from './memory.ts';
 import type { VMConfigItem } from './vmconfig.ts';
 import type { VMConfigSpec } from '../v1alpha1/vmconfig.ts';
 
-/** Returns the fields that a VM and a VMConfig have in common. A field that is not given is undefined. */
+/** Returns the fields that a VM and a VMConfig have in common. A field that the request does not give is undefined. */
 export function machineSpec(request: MachineRequest): VMConfigSpec {
   const { image, iso, cpu, memory, displayWidth, displayHeight, displayDPI, vncConsole } = request;
   return {

@@ -1,19 +1,19 @@
-/** Memory of machines in the units of the HTTP API and the `berth` command. */
+/** Converts the memory of machines to and from the units of the HTTP API and the `berth` command. */
 import { bytesIn } from '../v1alpha1/quantity.ts';
 
 const GIBIBYTE = 1024 ** 3;
 const MEBIBYTES_PER_GIBIBYTE = 1024;
 
 /**
- * Returns a quantity in GiB with two decimals, for example `4.80`. The result is undefined if there is no quantity, or if the quantity
- * cannot be read. One wrong object must not make the whole list fail.
+ * Returns a quantity in GiB with two decimals, for example `4.80`. The result is undefined if the quantity is absent or not valid. An error
+ * is not thrown, because one wrong object would then make a whole list fail.
  */
 export function gibibytes(quantity: string | number = ''): string | undefined {
   const bytes = bytesIn(String(quantity));
   return bytes === undefined ? undefined : (Number(bytes) / GIBIBYTE).toFixed(2);
 }
 
-/** Returns a number of GiB as a quantity of whole MiB. */
+/** Turns a number of GiB into a quantity of whole MiB. */
 export function quantityOf(gibibytes: number): string {
   return `${Math.round(gibibytes * MEBIBYTES_PER_GIBIBYTE)}Mi`;
 }

@@ -1,4 +1,4 @@
-/** Namespaces as the HTTP API shows and makes them. */
+/** Namespaces as the HTTP API shows and accepts them. */
 import * as z from 'zod';
 import { namespaceName } from '../v1alpha1/schema.ts';
 

@@ -1,16 +1,18 @@
-/** Names of namespaces with another prefix, which is fixed in the code of clients. For the HTTP API and the `berth` command. */
+/** Translates names of namespaces whose prefix is fixed in the code of clients, for the HTTP API and the `berth` command. */
 
-/** The alias of the prefix followed by this text is the name of the default namespace. */
+/** Rest of a client's name for the default namespace. The alias of the prefix comes before it. */
 const DEFAULT = 'default';
 
 interface AliasNames {
-  /** Returns the name of the namespace that a client means. */
+  /** Returns the real name of the namespace that a client names. */
   readonly real: (name: string) => string;
-  /** Returns the name of a namespace for a client that uses the alias. */
+  /** Returns the name that a client with the alias gets for a namespace. */
   readonly shown: (name: string) => string;
 }
 
-/** Returns the names for the alias of the prefix of namespaces. The alias followed by `default` stands for the default namespace. */
+/**
+ * Returns the functions that translate names. `alias` stands for the prefix, and `alias` followed by `default` for the default namespace.
+ */
 export function aliasNames(
   alias: string,
   namespaces: { readonly prefix: string; readonly default: string },

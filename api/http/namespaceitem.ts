@@ -1,11 +1,11 @@
 /**
- * Shows namespaces, gives the labels of a new namespace, and finds the objects that prevent its deletion. For the HTTP API and the `berth`
+ * Shows namespaces, gives the labels of a new namespace, and checks whether a namespace is still used. For the HTTP API and the `berth`
  * command.
  */
 import { CUSTOM_PODS_LABEL } from '../v1alpha1/names.ts';
 import type { NamespaceItem } from './namespace.ts';
 
-/** Largest number of hosts that a refusal names. The same limit holds for VMs. */
+/** Largest number of hosts that the message of a refusal names. For VMs, the number is the same. */
 export const NAMED = 5;
 
 interface Named {
@@ -19,14 +19,14 @@ export function namespaceItem({ metadata: { name, labels } }: Named): NamespaceI
 /** Returns the labels of a new namespace. */
 export function namespaceLabels({ customPods }: { customPods: boolean }): Record<string, string> {
   return {
-    // The Pods of machines use host ports, which only this level of Pod security allows. Admission policies restrict the Pods of users to
-    // the level "baseline".
+    // The Pods of machines use host ports, which only the Pod security level "privileged" allows. Admission policies restrict the Pods of
+    // users to the level "baseline".
     'pod-security.kubernetes.io/enforce': 'privileged',
     ...(customPods ? { [CUSTOM_PODS_LABEL]: 'true' } : {}),
   };
 }
 
-/** Returns the reason why the namespace cannot be deleted: it has hosts or VMs. The result is undefined if it has none. */
+/** Returns a message if the namespace cannot be deleted because it has hosts or VMs. The result is undefined if it has none. */
 export function stillUsed(
   name: string,
   { hosts, vms }: { hosts: readonly Named[]; vms: readonly Named[] },

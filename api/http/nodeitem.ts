@@ -1,4 +1,4 @@
-/** Shows a host as the HTTP API and the `berth` command do. */
+/** Turns the Node of a host into the item that the HTTP API and the `berth` command show. */
 import { SLOT_RESOURCE } from '../v1alpha1/names.ts';
 import { parseQuantity } from '../v1alpha1/quantity.ts';
 import { agentVersion } from '../v1alpha1/version.ts';
@@ -7,7 +7,7 @@ import type { NodeItem } from './node.ts';
 
 const GIGABYTE = 1_000_000_000;
 
-/** Returns the host of a Node for an answer. `pods` are the Pods that are bound to this Node. */
+/** Returns the item for the host of a Node. `pods` are the Pods that are bound to this Node. */
 export function nodeItem(node: HostNode, pods: readonly HostPod[], namespace: string): NodeItem {
   const { metadata, status = {} } = node;
   const { allocatable = {}, addresses = [], nodeInfo = {} } = status;
@@ -52,7 +52,7 @@ function usedOf(pods: readonly HostPod[]): { cpu: number; memory: number; slots:
   return used;
 }
 
-/** Returns thousandths of a CPU. The API server writes fractions of a CPU with the suffix `m`. */
+/** Returns a quantity of CPU in thousandths. The API server writes fractions of a CPU with the suffix `m`. */
 function millisOf(quantity = '0'): number {
   return quantity.endsWith('m') ? numberOf(quantity.slice(0, -1)) : numberOf(quantity) * 1000;
 }
@@ -65,7 +65,7 @@ function wholeCPUs(millis: number): number {
   return Math.max(0, Math.floor(millis / 1000));
 }
 
-/** Returns bytes in units of 10⁹ with two decimals, for example `31.23G`. */
+/** Formats a number of bytes as a multiple of 10⁹ with two decimals, for example `31.23G`. */
 export function gigabytes(bytes: number): string {
   return `${(Math.max(0, bytes) / GIGABYTE).toFixed(2)}G`;
 }

@@ -1,4 +1,6 @@
-/** Shows a push as the HTTP API and the `berth` command do. Each push is an Image that exists for an hour after its end. */
+/**
+ * Turns a push into the item that the HTTP API and the `berth` command show. A push is an Image, which exists for an hour after its end.
+ */
 import type { Image } from '../v1alpha1/image.ts';
 import { notReadyMessage } from './conditions.ts';
 import type { Push } from './vmaction.ts';
@@ -16,7 +18,7 @@ export function pushItem({ metadata, spec, status = {} }: Image): Push {
   };
 }
 
-/** Returns the status of the push. Before the push begins, the result is the status of the copy of the disk. */
+/** Returns the status of the push. A push first copies the disk. During the copy, the result is the status of the copy. */
 function statusOf(result: string | undefined, phase = 'Pending'): Push['status'] {
   if (result === 'Succeeded' || result === 'Failed') {
     return result;

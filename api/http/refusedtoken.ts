@@ -1,9 +1,9 @@
 /**
- * Finds the probable reason why an API server refused a token. The API server writes the reason only to its own log, so this file reads the
- * token.
+ * Finds the probable reason why an API server refused a token. The API server does not send the reason: it only logs it. Therefore this
+ * file looks for the reason in the token.
  */
 
-/** The identity provider at which users sign in. */
+/** The identity provider with which users sign in. */
 export interface SignIn {
   readonly issuer?: string | undefined;
   readonly clientID: string;
@@ -12,8 +12,8 @@ export interface SignIn {
 /** Longest lifetime of a token in seconds. The authentication configuration of the API server has the same value. */
 const LIFE_SECONDS = 3600;
 /**
- * A token is accepted if its claim `nbf` is at most this number of seconds in the future. API servers use the same number, because clocks
- * differ.
+ * Largest number of seconds that the claim `nbf` of an accepted token can be in the future, because clocks differ. API servers use the same
+ * number.
  */
 const BEGIN_LEEWAY_SECONDS = 60;
 /** Latest time that a Date can hold, in seconds. */
@@ -21,7 +21,7 @@ const LAST_SECOND = 8.64e12;
 
 type Claims = Readonly<Record<string, unknown>>;
 
-/** Returns the claims of an ID token, which are not verified. For other tokens the result is empty. */
+/** Returns the claims of an ID token, without a check of its signature. For other tokens, the result is empty. */
 function claimsOf(token: string): Claims {
   const [, payload = ''] = token.split('.');
   try {
@@ -33,9 +33,9 @@ function claimsOf(token: string): Claims {
 }
 
 /**
- * Returns the reason why the token is refused at `now`, in seconds since the epoch. The result is undefined if the token does not show a
- * reason. The text contains no quotation marks and no backslashes, because an HTTP header would have to escape them. It repeats no text of
- * the token.
+ * Returns the reason why the token is refused at `now`, in seconds since 1970. The result is undefined if the token does not show a reason.
+ * The text contains no quotation marks and no backslashes, because an HTTP header would have to escape them. It contains no text of the
+ * token.
  */
 export function causeOfRefusal(token: string, signIn: SignIn, now = Date.now() / 1000): string | undefined {
   const claims = claimsOf(token);
@@ -52,8 +52,8 @@ export function causeOfRefusal(token: string, signIn: SignIn, now = Date.now() /
 }
 
 /**
- * Returns the rule of the API server's authentication configuration that a token of the identity provider breaks. The result is undefined
- * if it breaks none.
+ * Checks a token of the identity provider against the rules of the API server's authentication configuration. Returns the rule that the
+ * token breaks, or undefined if it breaks none.
  */
 function causeForProvider(claims: Claims, clientID: string, expiry: number | undefined): string | undefined {
   const audience = claims['aud'];

@@ -12,7 +12,7 @@ import {
 } from '../v1alpha1/registrycredentials.ts';
 import type { RegistryCredentialRequest } from './registrycredential.ts';
 
-/** Content of the ConfigMap that names the Secrets. */
+/** Data of the ConfigMap whose entries name the Secrets. */
 export type Entries = Readonly<Record<string, string>>;
 
 export interface RegistryItem {
@@ -22,8 +22,8 @@ export interface RegistryItem {
 }
 
 /**
- * Secret to create, and the entries of the ConfigMap to write afterwards. A Secret without an entry has no effect. The value null removes
- * an entry.
+ * Secret to create, and entries of the ConfigMap to write. Write the entries last, because a Secret without an entry has no effect. The
+ * value null removes an entry.
  */
 export interface Addition {
   readonly secretName: string;
@@ -31,7 +31,7 @@ export interface Addition {
   readonly entries: Record<string, string | null>;
 }
 
-/** Reason why a credential is not added. `field` names the field of the request that is wrong. It is absent if no field is wrong. */
+/** Reason why a credential is not added. `field` names the wrong field of the request. It is absent if the request itself is not wrong. */
 export interface Refusal {
   readonly field?: 'server';
   readonly alreadyExists?: true;
@@ -39,8 +39,8 @@ export interface Refusal {
 }
 
 /**
- * Entries of the ConfigMap to remove, and Secrets to delete afterwards. If there is no entry, an interrupted removal may have left a
- * Secret.
+ * Entries of the ConfigMap to remove, and Secrets to delete afterwards. The Secret is also listed without an entry, because an interrupted
+ * removal may have left it.
  */
 export interface Removal {
   readonly entries: Record<string, null>;
@@ -56,7 +56,7 @@ export function registryItems(entries: Entries): RegistryItem[] {
 }
 
 /**
- * Returns the changes that add the credential, or the reason why it is refused. If the credential replaces an earlier one, its Secret keeps
+ * Returns the changes that add the credential, or the reason why it is refused. If the credential replaces an earlier one, the Secret keeps
  * its name.
  */
 export function additionOf(
@@ -74,13 +74,13 @@ export function additionOf(
   }
   const secretName = known ?? registrySecretName(server.registry);
   if (new Set([...Object.keys(entries), secretName]).size > REGISTRY_CREDENTIALS_LIMIT) {
-    // An entry beyond the limit would have no effect.
+    // The credential is refused, because an entry beyond the limit would have no effect.
     const limit = `The namespace has ${REGISTRY_CREDENTIALS_LIMIT} credentials already`;
     return { refusal: { message: `${limit}. Remove one first` } };
   }
   const auths = { [server.registry]: { username, password } };
   const content = Buffer.from(JSON.stringify({ auths })).toString('base64');
-  // If several entries are for the same registry, only the first of them has an effect.
+  // Only the first of several entries for a registry has an effect. Therefore the other entries are removed.
   const duplicates = Object.fromEntries(others.map((name) => [name, null]));
   const entry = entryText({ ...server, secretName, username, allowInsecure });
   return {
@@ -98,7 +98,7 @@ export function removalOf(entries: Entries, server: Server): Removal {
   };
 }
 
-/** Returns the keys of the entries for the registry, in their order. People choose other keys than Berth. */
+/** Returns the sorted keys of the entries for the registry. There can be several, because people choose other keys than Berth. */
 function secretsFor(entries: Entries, { registry }: Server): string[] {
   return Object.entries(entries)
     .filter(([key, value]) => readRegistryCredentials({ [key]: value }).credentials[0]?.registry === registry)

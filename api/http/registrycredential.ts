@@ -3,7 +3,7 @@ import * as z from 'zod';
 import { REGISTRY_USERNAME_LENGTH } from '../v1alpha1/registrycredentials.ts';
 import { text } from '../v1alpha1/schema.ts';
 
-/** Longest password in characters. Registries give tokens of some thousand characters as passwords. */
+/** Longest password in characters. Some registries give tokens of several thousand characters as passwords. */
 const PASSWORD_LENGTH = 16_384;
 const server = text('URL of the registry: scheme, host and optional port.', 512);
 

@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { namespaceName, objectName } from '../v1alpha1/schema.ts';
 
-/** Largest number of users, and of service accounts, in one request. */
+/** Largest number of users in one request. The number of service accounts has the same limit. */
 const SUBJECTS = 256;
 /** Longest name of a user, in characters. Email addresses have the same limit. */
 const USER_LENGTH = 320;

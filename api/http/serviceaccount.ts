@@ -5,7 +5,7 @@ import { whole } from './fields.ts';
 /** Shortest and longest lifetime of a token in seconds. The API server has the same bounds. */
 const LIFE_MINIMUM = 600;
 const LIFE_MAXIMUM = 2 ** 32;
-/** Lifetime of a token in seconds when the request gives no lifetime: 365 days. */
+/** Lifetime of a token in seconds if the request gives none: 365 days. */
 const LIFE_DEFAULT = 8_760 * 3_600;
 const DURATION = /^(?=.)(?:(\d{1,10})h)?(?:(\d{1,10})m)?(?:(\d{1,10})s)?$/;
 

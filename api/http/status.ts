@@ -1,7 +1,7 @@
-/** The object `Status` of Kubernetes. It is the body of each error, and of each success that has no body of its own. */
+/** The object `Status` of Kubernetes. It is the body of each error, and of each success without another body. */
 import * as z from 'zod';
 
-/** Words for the field `reason`, by HTTP status code. Clients of Kubernetes know these words. */
+/** Values of the field `reason`, by HTTP status code. Clients of Kubernetes know these values. */
 const REASONS: Readonly<Record<number, string>> = {
   400: 'BadRequest',
   401: 'Unauthorized',

@@ -1,7 +1,7 @@
 /** VMs as the HTTP API shows them. */
 import * as z from 'zod';
 
-/** VM in a list. An unknown number is absent and never 0, because clients take 0 for a port number. */
+/** VM in a list. An unknown port is absent and never 0, because clients would take 0 for a port. */
 export const vmItemSchema = z
   .object({
     name: z.string(),

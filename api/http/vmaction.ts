@@ -1,4 +1,4 @@
-/** Actions on a VM: the bodies of the requests, and the pushes that follow from them. */
+/** Actions on a VM: the bodies of the requests, and the pushes that such requests start. */
 import * as z from 'zod';
 import { objectName } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
@@ -14,7 +14,7 @@ export type Command = (typeof COMMANDS)[number];
 
 const commandSchema = z.enum(COMMANDS);
 
-/** Clients send the command under one of three keys. */
+/** Body with a command. Clients send the command under one of three keys. */
 export const execBody = z
   .object({
     command: commandSchema.optional(),

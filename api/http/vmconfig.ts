@@ -5,7 +5,7 @@ import { objectName } from '../v1alpha1/schema.ts';
 import { architectureSchema } from '../v1alpha1/template.ts';
 import { isOneSource, machineRequestFields, ONE_SOURCE } from './machine.ts';
 
-/** VM config. Optional fields are absent when the VMConfig leaves them out. */
+/** VM config. Optional fields are absent if the VMConfig does not set them. */
 export const vmConfigItemSchema = z
   .object({
     name: z.string(),
@@ -35,7 +35,7 @@ export const vmConfigListSchema = z.object({ items: z.array(vmConfigItemSchema) 
 /** Longest name of a VM config. The VMConfig kind has the same limit. */
 const NAME_LENGTH = 50;
 
-/** Returns the body for a new VM config. `dpiMaximum` is the largest allowed DPI of the display. */
+/** Returns the schema of the body for a new VM config. `dpiMaximum` is the largest allowed DPI of the display. */
 export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
   return z
     .object({

@@ -1,4 +1,4 @@
-/** Shows a VMConfig as the HTTP API and the `berth` command do. */
+/** Turns a VMConfig into the item that the HTTP API and the `berth` command show. */
 import type { VMConfigItem } from './vmconfig.ts';
 import type { VMConfig } from '../v1alpha1/vmconfig.ts';
 import { gibibytes } from './memory.ts';

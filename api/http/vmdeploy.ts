@@ -5,19 +5,22 @@ import { objectName, text } from '../v1alpha1/schema.ts';
 import { whole } from './fields.ts';
 import { isOneSource, machineRequestFields, ONE_SOURCE } from './machine.ts';
 
-/** Longest time of a deployment in minutes. */
+/** Largest time limit of a deployment, in minutes. */
 const TIMEOUT_MAXIMUM = 1_440;
 /** Largest number of metadata values for the guest. The VM kind has the same limit. */
 const METADATA_ENTRIES = 64;
-/** Largest number of labels in a request. The labels stay in memory while the request waits. */
+/** Largest number of labels in a request. The number is limited, because the labels stay in memory while the request waits. */
 const LABELS = 64;
 /** Longest text of reserved ports, in characters. Each of the 64 ports has at most 15 characters, a comma and a space. */
 const PORTS_LENGTH = 1_088;
 const NAME_LENGTH = 63;
-/** Longest name in a request that asks for a generated name. The server adds a dash and 5 characters. */
+/** Longest name in a request for a generated name. The server adds a dash and 5 characters to this name. */
 const GENERATED_NAME_LENGTH = NAME_LENGTH - 6;
 const VM_NAME = /^[a-z]([-a-z0-9]*[a-z0-9])?$/;
-/** Reserved ports in a request. Each must have its host port, which is optional in the VM kind. The API server checks the numbers. */
+/**
+ * Pattern of reserved ports in a request. The host port is required, although the VM kind does not need it. The API server checks the
+ * numbers.
+ */
 const RESERVED_PORTS = /^ *\d+:\d+(\/[a-zA-Z]+)?( *, *\d+:\d+(\/[a-zA-Z]+)?)* *(, *)?$/;
 
 const metadataSchema = z

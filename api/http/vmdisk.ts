@@ -1,6 +1,6 @@
 /**
- * Requests to save, push, commit or resize the disk of a VM: the objects to write, and the reasons for refusals. For the HTTP API and the
- * `berth` command.
+ * Turns requests to save, push, commit or resize the disk of a VM into the objects to write, or into reasons for a refusal. For the HTTP
+ * API and the `berth` command.
  */
 import type { Image, ImageSpec } from '../v1alpha1/image.ts';
 import { parseQuantity } from '../v1alpha1/quantity.ts';
@@ -8,11 +8,11 @@ import { isImageReference } from '../v1alpha1/reference.ts';
 import type { VM } from '../v1alpha1/vm.ts';
 import type { VMConfig } from '../v1alpha1/vmconfig.ts';
 
-/** First part of the name of each push. */
+/** Prefix of the name of each push. */
 export const PUSH_NAME = 'vm-push-';
 /** Longest name of a saved image. */
 export const SAVED_NAME_LENGTH = 63;
-/** Time in seconds after the end of a push for which clients can read its result. */
+/** Time in seconds after the end of a push until its Image is deleted. In this time, clients can read the result. */
 const PUSH_KEPT_SECONDS = 3_600;
 
 interface Name {
@@ -31,7 +31,7 @@ export interface CommitReads {
   readonly image: (name: Name) => Promise<Image | undefined>;
 }
 
-/** Returns the new Image whose content will be a copy of the VM's disk. */
+/** Returns a new Image whose content becomes a copy of the VM's disk. */
 export function savedImage(
   vm: Name,
   { imageName, description }: { imageName: string; description?: string | undefined },
@@ -42,7 +42,9 @@ export function savedImage(
   };
 }
 
-/** Returns the Image that stands for a push of the VM's disk. The operator finds the credentials of the namespace. */
+/**
+ * Returns a new Image that represents a push of the VM's disk. It has no credentials, because the operator finds those of the namespace.
+ */
 export function pushedImage(
   vm: Name,
   reference: string,
@@ -58,8 +60,8 @@ export function pushedImage(
 }
 
 /**
- * Returns the name of the VM's Image, and the merge patch that replaces its content with the disk of the VM. The request is refused if the
- * VM's image is not an Image of its namespace. It is also refused if the VM was not made from the present content of the Image.
+ * Returns the name of the VM's Image, and the merge patch that replaces the Image's content with the disk of the VM. The request is refused
+ * if the VM's image is not an Image of the VM's namespace. It is also refused if the VM was not made from the present content of the Image.
  *
  * @throws the errors of `reads`.
  */
@@ -87,7 +89,7 @@ export async function commitChange(
 
 /**
  * Reports whether the VM was made from an earlier Image of the same name, or from earlier content of this Image. A commit would then
- * destroy content that somebody else made. The result is false if the present content comes from an earlier commit of this VM.
+ * destroy content that somebody else made. If an earlier commit of this VM made the present content, the result is false.
  */
 function isOther(image: Image, vm: VM): boolean {
   const [made = '', deployed = ''] = [image, vm].map(({ metadata }) => metadata.creationTimestamp);
@@ -99,7 +101,7 @@ function hasChanged(image: Image, vm: VM): boolean {
   return current !== undefined && used !== undefined && current !== used;
 }
 
-/** Returns the name of the image that the VM or its VMConfig gives. The result is empty if neither gives an image. */
+/** Returns the image that the VM or its VMConfig names. The result is empty if neither names an image. */
 async function imageOf(
   { spec, status = {} }: VM,
   namespace: string,
@@ -113,7 +115,7 @@ async function imageOf(
     return '';
   }
   const found = await read({ namespace: config.namespace ?? namespace, name: config.name });
-  // The VMConfig may have changed after the deployment, so it may now name another image.
+  // After a change of the VMConfig, nobody knows which image the VM was made from. Therefore the image counts only for the same generation.
   return found?.metadata.generation === config.generation ? (found.spec.image ?? '') : '';
 }
 
@@ -122,7 +124,7 @@ export function resizeChange(
   { metadata: { name, uid }, spec, status }: VM,
   wanted: string,
 ): { patch: object } | { refusal: string } {
-  // If the host has not yet done an earlier resize, `spec` has a larger size than `status`.
+  // Both sizes are compared, because `spec` has a larger size than `status` until the host has done an earlier resize.
   const larger = [status?.resources?.diskSize, spec.diskSize].find(
     (size) => size !== undefined && parseQuantity(size) > parseQuantity(wanted),
   );

@@ -1,4 +1,4 @@
-/** Shows a VM as the HTTP API and the `berth` command do. */
+/** Turns a VM into the item that the HTTP API and the `berth` command show. */
 import type { VMItem } from './vm.ts';
 import type { DeployedVM } from './vmdeploy.ts';
 import { CREATED_BY_ANNOTATION } from '../v1alpha1/names.ts';
@@ -9,12 +9,11 @@ import type { VMStatus } from '../v1alpha1/vmstatus.ts';
 import { gibibytes } from './memory.ts';
 
 /**
- * Largest number of labels in an item. Without this limit, the labels of one object could need a hundred times the memory of its other
- * fields.
+ * Largest number of labels in an item. Without this limit, the labels of one VM could need a hundred times the memory of its other fields.
  */
 const LABELS = 64;
 
-/** Statuses that clients know, by phase. Clients wait while a VM is Pending, and use it while it is Running. */
+/** Status that clients get for each phase. Clients wait while the status is Pending, and use the VM while the status is Running. */
 const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
   Pending: 'Pending',
   Scheduled: 'Pending',
@@ -32,8 +31,8 @@ const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
 };
 
 /**
- * `architectureOf` returns the architecture of a host. A VM has the architecture of its host, even if neither its config nor its image
- * names one.
+ * Returns the item for a VM. `architectureOf` returns the architecture of a host. The item has the architecture of the VM's host, because
+ * neither the VM's config nor its image may name one.
  */
 export function vmItem(
   { metadata, spec, status = {} }: VM,
@@ -57,22 +56,22 @@ export function vmItem(
   };
 }
 
-/** Returns the answer of a deployment. */
+/** Returns the body of the answer to a deployment. */
 export function deployedVM(vm: VM): DeployedVM {
   const { name, node, memory, ip, ssh, vnc, screenshare, status } = vmItem(vm);
   return { name, node, memory, ip, ssh, vnc, screenshare, status };
 }
 
 /**
- * Returns the name of the Image or ISO of the VM. If the VM has an image of a registry, the result is the whole reference, because `name`
- * lacks the registry.
+ * Returns the name of the VM's Image or ISO. For an image of a registry, the result is the whole reference, because `name` lacks the
+ * registry.
  */
 function imageOf({ image: { name, reference } = {} }: VMStatus): string | undefined {
   const isReference = reference !== undefined && name === shortImageName(reference);
   return isReference ? reference : name;
 }
 
-/** Returns the status for clients. A newer operator may have phases that this release does not know. */
+/** Returns the status that clients get for a phase. The phase may be unknown here, because a newer operator may have other phases. */
 export function statusOfPhase(phase = 'Pending'): VMItem['status'] {
   return STATUS_BY_PHASE[phase as VMPhase] ?? 'Pending';
 }
@@ -90,7 +89,7 @@ function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memor
 function portsOf({
   endpoints = [],
 }: VMStatus): Pick<VMItem, 'ssh' | 'vnc' | 'screenshare' | 'reservedPorts'> {
-  // If the VM reserves the guest port of a service (SSH, for example), `name` describes the port, and `purpose` names the service.
+  // If the VM itself reserves the guest port of a service, for example SSH, `name` describes the port. `purpose` then names the service.
   const portOf = (wanted: string) =>
     endpoints.find(({ name, purpose }) => (purpose ?? name) === wanted)?.hostPort;
   const reserved = endpoints

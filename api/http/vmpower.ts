@@ -1,6 +1,6 @@
 /**
- * Commands for the power of a VM: the fields that they change, and the phases in which they are refused. For the HTTP API and the `berth`
- * command.
+ * Commands for the power of a VM: the fields that each command changes, and the phases in which it is refused. For the HTTP API and the
+ * `berth` command.
  */
 import type { VMPhase } from '../v1alpha1/phases.ts';
 import type { VM, VMSpec } from '../v1alpha1/vm.ts';
@@ -8,7 +8,7 @@ import type { Command } from './vmaction.ts';
 
 interface Power {
   readonly spec: (vm: VM) => Partial<VMSpec>;
-  /** Phases in which each command is refused. Every command is also refused for VMs that have ended. */
+  /** Phases in which the command is refused. Every command is also refused if the VM has ended. */
   readonly refusedIn: readonly VMPhase[];
 }
 
@@ -26,7 +26,7 @@ const COMMANDS: Readonly<Record<Command | 'restart', Power>> = {
 };
 export type PowerCommand = keyof typeof COMMANDS;
 
-/** Returns the merge patch for the command, or the reason why the state of the VM does not allow the command. */
+/** Returns the merge patch for the command, or the reason why the VM's phase does not allow the command. */
 export function powerChange(vm: VM, word: PowerCommand): { patch: object } | { refusal: string } {
   const { spec, refusedIn } = COMMANDS[word];
   const phase = phaseOf(vm);
@@ -35,7 +35,7 @@ export function powerChange(vm: VM, word: PowerCommand): { patch: object } | { r
     : { patch: { metadata: { uid: vm.metadata.uid }, spec: spec(vm) } };
 }
 
-/** Starts a VM. If its guest has shut down by itself, the VM is stopped although it should run, so it needs a restart. */
+/** Returns the fields that start a VM. After a shutdown by the guest, `powerState` is still Running, so the VM needs a restart. */
 function startOf({ spec, status = {} }: VM): Partial<VMSpec> {
   const isToRun = (spec.powerState ?? 'Running') === 'Running';
   return isToRun && status.phase === 'Stopped' ? restarted() : { powerState: 'Running' };

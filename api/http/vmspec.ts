@@ -10,14 +10,14 @@ interface UnsavedVM {
   spec: VMSpec;
 }
 
-/** First part of the generated name of a VM, if the request has no name. */
+/** Prefix of the generated name of a VM if the request has no name. */
 const DEFAULT_NAME = 'vm';
-/** Time limit of a deployment in minutes, if the request gives none. `deployTimeoutSeconds` has the same default. */
+/** Default time limit of a deployment in minutes. `deployTimeoutSeconds` has the same default. */
 const TIMEOUT_MINUTES = 10;
 
 /**
- * Returns the VM for the body. The API server chooses the last characters of a generated name. `answerBy` is the time until which the
- * caller waits for the answer, in milliseconds since the epoch. It is undefined if nobody waits.
+ * Returns the VM for the body of a deployment. The API server chooses the last characters of a generated name. `answerBy` is the time until
+ * which the caller waits for the answer, in milliseconds since 1970. It is undefined if nobody waits.
  */
 export function vmOf(
   body: VMDeployBody,
@@ -40,7 +40,7 @@ export function isNamed({ name, shouldGenerateName = false }: VMDeployBody): boo
   return name !== undefined && !shouldGenerateName;
 }
 
-/** Returns the longest wait for the deployment in minutes. */
+/** Returns the time limit of the deployment in minutes. */
 export function timeoutMinutes({ timeout = TIMEOUT_MINUTES }: VMDeployBody): number {
   return timeout;
 }
@@ -64,7 +64,7 @@ function portsIn(text: string): string[] {
     .filter((port) => port !== '');
 }
 
-/** Returns the metadata values for the guest. Clients send them in one of three fields. */
+/** Returns the metadata values for the guest, which clients send in one of three fields. */
 function guestMetadataOf(body: VMDeployBody): Record<string, string> | undefined {
   const given = [body.vmMetadata, body.vm_metadata, body.customVMMetadata].filter(
     (metadata) => metadata !== undefined,

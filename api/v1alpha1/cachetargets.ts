@@ -1,6 +1,6 @@
 /**
- * Reads ImageCacheEntries: the normalized name of their image, the entry that keeps an image if several name it, and the hosts that should
- * have it.
+ * Reads ImageCacheEntries: the normalized name of the image, and the hosts that should have it. Also decides which entry has an effect if
+ * several name the same image.
  */
 import type { ImageCacheEntrySpec } from './imagecacheentry.ts';
 import type { ObjectMeta } from './metadata.ts';
@@ -9,7 +9,7 @@ import { normaliseImageName } from './reference.ts';
 
 export type CacheTargets = NonNullable<ImageCacheEntrySpec['targets']>;
 
-/** Returns the normalized name of the entry's image. Entries with the same normalized name are for the same image. */
+/** Returns the normalized name of the entry's image. Two entries with the same normalized name are for the same image. */
 export function referenceOf({ spec }: { readonly spec: ImageCacheEntrySpec }): string {
   const { imageRef, reference = '' } = spec;
   return imageRef === undefined
@@ -17,12 +17,12 @@ export function referenceOf({ spec }: { readonly spec: ImageCacheEntrySpec }): s
     : cachedObjectName(imageRef.namespace, imageRef.name);
 }
 
-/** Returns the name under which hosts list an Image object, without its digest. */
+/** Returns the name under which hosts list an Image object. The digest, which hosts add, is not part of the result. */
 export function cachedObjectName(namespace: string, name: string): string {
   return `berth.dev/${namespace}/${name}`;
 }
 
-/** Returns true if a host with this name and these tags should have the image. */
+/** Reports whether a host with this name and these tags should have the image. */
 export function isTargeted(
   host: { readonly name: string; readonly tags: ReadonlySet<string> },
   targets: CacheTargets,
@@ -38,8 +38,9 @@ interface Entry {
 }
 
 /**
- * `entries` are for the same image. Returns the entry for which hosts keep the image. This is the entry with the finalizer, because its
- * work has begun. If no entry has the finalizer, it is the oldest entry. If two were created in the same second, it is the first by name.
+ * Only one of several entries for the same image has an effect. Returns this entry. It is the entry with the finalizer, because its work
+ * has begun. If no entry has the finalizer, it is the oldest entry. If two entries were created in the same second, it is the first by
+ * name.
  */
 export function keepingEntry<Kept extends Entry>(entries: readonly Kept[]): Kept | undefined {
   return entries.toSorted((one, other) => (rank(one) < rank(other) ? -1 : 1))[0];

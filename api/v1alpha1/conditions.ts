@@ -1,4 +1,4 @@
-/** Conditions in the shape of `metav1.Condition`. */
+/** Conditions with the fields of `metav1.Condition`. */
 import * as z from 'zod';
 import { choice, count, report, text, timestamp } from './schema.ts';
 

@@ -1,9 +1,9 @@
-/** Descriptions of image sources for people, in Events, conditions, statuses and logs. */
+/** Describes image sources for people, in Events, conditions, statuses and logs. */
 import type { MachineImageSource } from './machine.ts';
 
 /**
- * Returns an address without the parts that can contain credentials. These parts are the user and password before the host, and the query,
- * which contains the signature of a signed address.
+ * Returns a web address without the parts that can contain credentials. These parts are the user and the password before the host, and the
+ * query, because the query of a signed address contains the signature.
  */
 export function describeUrl(text: string | URL): string {
   const url = URL.parse(String(text));
@@ -14,7 +14,7 @@ export function describeUrl(text: string | URL): string {
   return `${url.protocol}//${url.host}${url.pathname}${query}`;
 }
 
-/** Reports whether an address has parts that {@link describeUrl} leaves out because they can contain credentials. */
+/** Reports whether a web address has parts that can contain credentials. {@link describeUrl} leaves out these parts. */
 export function mayHoldCredentials(text: string): boolean {
   const url = URL.parse(text);
   return url === null || url.search !== '' || url.username !== '' || url.password !== '';

@@ -17,7 +17,7 @@ import { choice, count, documented, immutable, integer, LABEL, report, text, tim
 
 const SECONDS_PER_DAY = 86_400;
 
-/** Least memory of an emulator. The emulator replaces a smaller value by this one, and the request of its Pod would then be too small. */
+/** Least memory of an emulator. The emulator would replace a smaller value by this one, so the request of its Pod would be too small. */
 const LEAST_MEMORY = '2560Mi';
 
 const emulatorSpecSchema = z

@@ -1,6 +1,5 @@
 /**
- * Values for fields that the spec of an emulator leaves out. This file imports no schema, because a schema would slow the start of the
- * `berth` command.
+ * Defaults of the fields of an emulator's spec. This file imports no schema, because a schema would slow the start of the `berth` command.
  */
 export const EMULATOR_DEFAULTS = {
   platform: 'android-36',

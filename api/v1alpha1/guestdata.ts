@@ -1,7 +1,7 @@
 /**
- * Fields with data for the guest: user data, metadata and SSH keys. The Pod of a VM carries them in an annotation. All annotations of an
- * object have at most 256 KiB in UTF-8. As JSON text, the metadata has at most 128 KiB, the user data 64 KiB and the keys 32 KiB. So 32 KiB
- * remain for the other fields of the machine.
+ * Fields with data for the guest: user data, metadata and SSH keys. An annotation of the VM's Pod contains these fields as JSON text. All
+ * annotations of an object have at most 256 KiB in UTF-8. The metadata has at most 128 KiB, the user data 64 KiB and the keys 32 KiB. So 32
+ * KiB remain for the other fields of the machine.
  */
 import * as z from 'zod';
 import { documented, objectName, text } from './schema.ts';
@@ -9,20 +9,20 @@ import { documented, objectName, text } from './schema.ts';
 const KIBIBYTE = 1024;
 
 /**
- * Control characters that are refused, as a part of a pattern. Only tab, line feed and carriage return are allowed. Guests cannot
- * read other control characters in YAML, and JSON would use six bytes for each.
+ * Part of a pattern: the control characters that are refused. All except tab, line feed and carriage return are refused, because guests
+ * cannot read them in YAML. Also, JSON needs six bytes for each.
  */
 const CONTROL = String.raw`\x00-\x08\x0b\x0c\x0e-\x1f\x7f`;
 const TEXT = new RegExp(`^[^${CONTROL}]*$`);
 const NO_CONTROL = 'must not contain control characters except tab, line feed and carriage return';
-/** Rule that a text contains none of {@link CONTROL}. */
+/** CEL rule that a text contains no character of {@link CONTROL}. */
 const TEXT_RULE = { rule: `!self.matches(r'[${CONTROL}]')`, message: NO_CONTROL };
 
 /** Largest length of `userData`, in characters. */
 const USER_DATA_LENGTH = 16 * KIBIBYTE;
 /**
- * Largest length of user data from a Secret, in bytes. It is four times the length of `userData`, because no annotation contains this data.
- * The data is limited, because the agent keeps it in memory while it makes the disk of the guest.
+ * Largest length of user data from a Secret, in bytes. It can be four times the length of `userData`, because no annotation contains this
+ * data. It has a limit, because the agent keeps the data in memory while it makes the disk of the guest.
  */
 export const SECRET_USER_DATA_BYTES = 64 * KIBIBYTE;
 
@@ -48,7 +48,7 @@ export const userDataSecretSchema = z
       'Data from a Secret, which the guest uses at its first boot. The host reads the Secret at each start. If the Secret does not exist, the machine does not start until it exists.',
   });
 
-/** Keys of the metadata that every guest gets. `guestMetadata` must not have them. */
+/** Keys of the metadata that every guest gets. Users must not set these keys in `guestMetadata`. */
 export const STANDARD_METADATA = [
   'id',
   'name',
@@ -68,8 +68,8 @@ const KEYS = 'keys of guestMetadata must have 1 to 253 letters, digits, dots, da
 const NO_STANDARD_KEY = `guestMetadata must not have the keys ${STANDARD_METADATA.join(', ')}, which every guest has`;
 const TOO_MUCH_METADATA = `guestMetadata must have at most ${METADATA_JSON_BYTES} bytes as JSON text`;
 /**
- * CEL expression for the bytes of one entry in JSON text. `strings.quote` adds quotes and one character for each escape, as JSON does. The
- * key needs no escapes. Its two quotes, the colon and the comma are four bytes.
+ * CEL expression for the number of bytes of one entry in JSON text. `strings.quote` adds quotes, and one character for each escape, as JSON
+ * does. The key needs no escapes. The 4 stands for the two quotes of the key, the colon and the comma.
  */
 const ENTRY_BYTES = 'k.size() + 4 + bytes(self[k]).size() + strings.quote(self[k]).size() - self[k].size()';
 
@@ -93,7 +93,7 @@ export const guestMetadataSchema = z
     maxProperties: METADATA_ENTRIES,
   });
 
-/** Types of public keys that OpenSSH accepts. `ssh-dss` is not one of them any more. */
+/** Types of public keys that OpenSSH accepts. `ssh-dss` is missing, because OpenSSH no longer accepts it. */
 const KEY_TYPES = [
   'ssh-ed25519',
   'ssh-rsa',
@@ -105,14 +105,14 @@ const KEY_TYPES = [
 ];
 
 /**
- * Returns the pattern of a key type and its key in base64. The binary key begins with the length and the name of its type, so the base64
- * text of each type has a fixed start.
+ * Returns the pattern of a key type and of the start of its key in base64. A binary key begins with the length and the name of its type.
+ * Therefore the base64 text of each type has a fixed start.
  */
 function typedKey(type: string): string {
   const length = Buffer.alloc(4);
   length.writeUInt32BE(type.length);
   const start = Buffer.concat([length, Buffer.from(type)]);
-  // The last bytes of the type's name can share a base64 character with the bytes after them. The pattern leaves out this character.
+  // The last one or two bytes of the type's name can share a base64 character with the bytes after them. The pattern leaves out such bytes.
   const known = start.subarray(0, start.length - (start.length % 3)).toString('base64');
   return `${type.replaceAll('.', '[.]')} ${known}`;
 }
@@ -121,7 +121,7 @@ const SSH_KEY_PATTERN = `^(${KEY_TYPES.map(typedKey).join('|')})[A-Za-z0-9+/]{20
 const SSH_KEY = new RegExp(SSH_KEY_PATTERN);
 const SSH_KEYS = 32;
 /**
- * Largest length of one key in characters. The longest RSA key that OpenSSH makes has 16384 bits. Its text has 2772 characters without the
+ * Largest length of one key in characters. The text of the longest RSA key from OpenSSH (16384 bits) has 2772 characters, without the
  * comment.
  */
 const SSH_KEY_LENGTH = 3 * KIBIBYTE;

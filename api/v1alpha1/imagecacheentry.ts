@@ -1,4 +1,4 @@
-/** ImageCacheEntry: keeps one image on chosen hosts. VMs with this image start there without a pull. */
+/** ImageCacheEntry: keeps one image on chosen hosts, so that VMs with this image start there without a pull. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
@@ -18,8 +18,8 @@ import {
 import { TAG, TAG_LENGTH } from './tag.ts';
 
 /**
- * Largest number of hosts that one entry can name. With names of usual length, a status with this number of hosts stays below etcd's limit
- * of 1.5 MB.
+ * Largest number of hosts that one entry can name. A status with so many hosts stays below etcd's limit of 1.5 MB if their names have usual
+ * lengths.
  */
 const MAXIMUM_NODES = 4096;
 

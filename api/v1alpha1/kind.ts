@@ -17,12 +17,12 @@ export interface KindContent {
   spec: z.ZodType;
   /** Schema of the status. It is absent if objects of the kind have no status, for example a VMConfig. */
   status?: z.ZodType;
-  /** CEL rules for the whole object. Only these rules can read `self.metadata.name`. */
+  /** CEL rules for the whole object. Rules for parts of the object cannot read `self.metadata.name`. */
   rules: readonly CelRule[];
   columns: readonly PrinterColumn[];
 }
 
-/** A kind with the names that its URLs and objects have. */
+/** A kind with the names that its URLs and objects contain. */
 export interface KindDefinition extends KindContent {
   kind: string;
   plural: string;
@@ -30,7 +30,7 @@ export interface KindDefinition extends KindContent {
 }
 
 /**
- * Returns the CEL rule that an object's name has at most `maximum` characters. If `o.dots` is false, the rule also forbids dots,
+ * Returns the CEL rule that an object's name has at most `maximum` characters. If `o.dots` is false, the rule also forbids dots. That is
  * for kinds whose Pods have the name of the object.
  */
 export function nameRule(maximum: number, o: { dots: boolean }): CelRule {
@@ -66,7 +66,7 @@ export function conditionColumn(
   return column(name, jsonPath, `The ${field} of the condition ${type}.`);
 }
 
-/** Returns a copy of a column that `kubectl get` shows only with `-o wide`. */
+/** Returns a copy of the column that `kubectl get` shows only with `-o wide`. */
 export function wide(narrow: PrinterColumn): PrinterColumn {
   return { ...narrow, wide: true };
 }

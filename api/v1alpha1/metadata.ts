@@ -1,4 +1,4 @@
-/** Metadata of an object at the API server. Only the fields that Berth reads or writes are listed. */
+/** Metadata of an object, with only the fields that Berth reads or writes. */
 export interface ObjectMeta {
   name: string;
   namespace?: string;

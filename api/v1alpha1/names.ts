@@ -3,8 +3,8 @@ export const GROUP = 'berth.dev';
 export const API_VERSION = `${GROUP}/v1alpha1`;
 
 /**
- * Key of a label and of a taint on every host's Node, for selectors and people. Only {@link HOST_MARK} proves that a Node is a host,
- * because any kubelet can set this label on its own Node.
+ * Key of a label and of a taint on every host's Node, for selectors and people. The label does not prove that a Node is a host, because any
+ * kubelet can set it on its own Node. Only {@link HOST_MARK} proves it.
  */
 export const HOST_KEY = 'berth.dev/host';
 export const HOST_VALUE = 'true';
@@ -17,17 +17,17 @@ export const HOST_MARK = 'berth.node-restriction.kubernetes.io/host';
 const HOST_NAME_MAXIMUM = 63;
 const HOST_NAME = /^[a-z0-9]([a-z0-9-]*[a-z0-9])?$/;
 /**
- * Longest lifetime of the first certificate of a host, in seconds. The host renews the certificate by itself as soon as its Node
+ * Longest lifetime of a host's first certificate, in seconds. It is short, because the host renews the certificate as soon as its Node
  * exists.
  */
 export const FIRST_CERTIFICATE_SECONDS = 3_600;
 /**
- * Name of the agent at the API server. It is the field manager of the fields that the agent applies, and the user agent of its requests.
+ * Name of the agent for the API server. It is the field manager of the fields that the agent applies, and the user agent of its requests.
  */
 export const AGENT_NAME = 'berth-agent';
-/** Label on the one operator Pod that is the leader. */
+/** Label of the operator's Pod that is the leader. Only one Pod has it. */
 export const LEADER_LABEL = 'berth.dev/leader';
-/** Prefix of a host's tags: `tag.berth.dev/<tag>`. */
+/** Prefix of the labels for a host's tags: `tag.berth.dev/<tag>`. */
 export const TAG_LABEL_PREFIX = 'tag.berth.dev/';
 /** Taint of a host whose NAT could not be repaired. */
 export const NAT_TAINT = 'berth.dev/nat-unready';
@@ -39,55 +39,52 @@ export const SLOT_RESOURCE = 'berth.dev/slot';
 export const MACOS_GUEST_RESOURCE = 'berth.dev/macos-guest';
 export const SHARED_DISK_RESOURCE = 'berth.dev/shared-disk';
 
-/** Annotations for data from the operator to the agent. */
+/** Annotations with which the operator sends data to the agent. */
 export const MACHINE_ANNOTATION = 'berth.dev/machine';
 export const DESIRED_ANNOTATION = 'berth.dev/desired';
 
 /**
- * Annotation on Pods of machines and tasks: the servers that the Pod's namespace allows without TLS or without a check of the certificate.
+ * Annotation of the Pods of machines and tasks: the servers that the Pod may use without TLS, or without a check of the certificate.
  * `insecureServersText` in registrycredentials.ts writes its value. An agent that does not know the annotation uses TLS and checks the
  * certificate.
  */
 export const INSECURE_SERVERS_ANNOTATION = 'berth.dev/insecure-servers';
 
-/** Annotation on the Pods of Jobs. In it, the operator describes a task for the agent: work on an image, as JSON. */
+/** Annotation of the Pods of Jobs. It contains the description of a task for the agent as JSON. A task is work on an image. */
 export const TASK_ANNOTATION = 'berth.dev/task';
 
 export const VM_UID_LABEL = 'berth.dev/vm-uid';
-/**
- * Label of Jobs and their Pods with the uid of the Image or ISO that the task is for. A later object can have the same name, but never the
- * same uid.
- */
+/** Label of Jobs and their Pods with the uid of the task's Image or ISO. A later object can have the same name, but never the same uid. */
 export const IMAGE_UID_LABEL = 'berth.dev/image-uid';
-/** Label of Jobs and their Pods with the operation for the image: `pull`, `download` and others. */
+/** Label of Jobs and their Pods with the operation on the image: `pull`, `download` and others. */
 export const OPERATION_LABEL = 'berth.dev/operation';
-/** Label with the uid of the Emulator to which a Pod belongs. Such a Pod does not have {@link VM_UID_LABEL}. */
+/** Label with the uid of the Emulator to which a Pod belongs. The Pod of an emulator does not have {@link VM_UID_LABEL}. */
 export const EMULATOR_UID_LABEL = 'berth.dev/emulator-uid';
 /** Label with the type of work: `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). */
 export const WORKLOAD_LABEL = 'berth.dev/workload';
 
-/** Finalizer on a VM or an Emulator. The operator removes it after everything that belongs to the object is removed. */
+/** Finalizer of a VM or an Emulator. The operator removes it last, when all that belongs to the object is removed. */
 export const VM_FINALIZER = 'berth.dev/machine';
 /**
- * Finalizer on a machine's Pod. It stays until the operator has copied the Pod's facts to the VM's status. Without the finalizer,
- * a Pod could run and disappear unnoticed.
+ * Finalizer of a machine's Pod. It stays until the operator has copied the Pod's facts to the VM's status. Without it, a Pod could run and
+ * disappear before the operator sees it.
  */
 export const POD_FINALIZER = 'berth.dev/observed';
-/** Finalizer of an ImageCacheEntry that keeps its image on hosts. It stays until no host keeps the image for the entry. */
+/** Finalizer of an ImageCacheEntry that makes hosts keep an image. It stays until no host keeps the image for the entry. */
 export const CACHE_FINALIZER = 'berth.dev/image-cache';
 
 /** Name of the only container of a machine's Pod. */
 export const MACHINE_CONTAINER = 'machine';
 
-/** Port of a machine's Pod that leads to the screen. Connections to it do not reach the guest's port of that number. */
+/** Port of a machine's Pod that leads to the screen. A connection to this port never reaches the guest's port of the same number. */
 export const SCREEN_PORT = 5999;
 export const SCREEN_PORT_NAME = 'vnc';
 
-/** Port at which ADB of an emulator answers in the emulator's own network namespace. */
+/** Port of an emulator's ADB in the network namespace of the emulator. */
 export const ADB_PORT = 5555;
 
 /**
- * Returns the name of an emulator's Pod. The name contains a dot. It never equals the name of a VM's Pod, because names of VMs have no
+ * Returns the name of an emulator's Pod. It contains a dot, so it differs from the names of all Pods of VMs, because names of VMs have no
  * dots.
  */
 export function emulatorPodName(emulatorName: string): string {
@@ -102,37 +99,37 @@ export const MACHINE_CONDITION = 'berth.dev/Machine';
 export const TASK_CONDITION = 'berth.dev/Task';
 export const NETWORK_CONDITION = 'berth.dev/Network';
 /**
- * Condition of a machine's Pod that exists only while the machine is paused or cannot be suspended, because the host's disk is full. Its
- * status is False, and its reason is {@link HOST_DISK_FULL} or {@link NO_ROOM_TO_SUSPEND}.
+ * Condition of a machine's Pod. It exists only while the host's disk is full and the machine is therefore paused or cannot be suspended.
+ * Its status is False, and its reason is {@link HOST_DISK_FULL} or {@link NO_ROOM_TO_SUSPEND}.
  */
 export const DISK_CONDITION = 'berth.dev/Disk';
-/** Reason of the condition `berth.dev/Disk`: the machine is paused, because its disk grew while the host's disk became full. */
+/** Reason of the condition `berth.dev/Disk`: the machine is paused, because its disk had to grow while the host's disk was full. */
 export const HOST_DISK_FULL = 'HostDiskFull';
 /**
- * Reason of the condition `berth.dev/Disk`: the machine could not be suspended and still runs. The host's disk has no space for
- * the machine's memory.
+ * Reason of the condition `berth.dev/Disk`: the machine could not be suspended and still runs, because the host's disk has no space for the
+ * machine's memory.
  */
 export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
 /**
- * Condition of the Pod of a machine with user data: whether the guest has got the data. It is absent until the host first tries to give the
- * data to the guest.
+ * Condition of a machine's Pod: whether the guest has got its user data. It is absent if there is no user data, and until the host first
+ * tries to give the data to the guest.
  */
 export const USER_DATA_CONDITION = 'berth.dev/UserData';
 /**
- * Condition that the agent writes to its Node: whether the host can run emulators. If its status is False, its message gives the reason.
- * Simulated hosts have no such condition. If the condition is absent, the operator does not check whether the host can run emulators.
+ * Condition that the agent writes to its Node: whether the host can run emulators. If the status is False, the message gives the reason.
+ * Simulated hosts do not have the condition. For a host without it, the operator does not check this.
  */
 export const EMULATORS_CONDITION = 'berth.dev/Emulators';
 /**
- * Prefix of the labels with which the agent lists the system images for emulators on its host. The rest of the key is
- * `<platform>.<imageType>`, for example `emulator.berth.dev/android-36.google_apis`. The images have the host's own architecture.
+ * Prefix of the labels with which the agent lists the system images for emulators on its host. After the prefix comes
+ * `<platform>.<imageType>`, for example `emulator.berth.dev/android-36.google_apis`. The images have the architecture of the host.
  */
 export const SYSTEM_IMAGE_LABEL_PREFIX = 'emulator.berth.dev/';
 export const NAT_READY_CONDITION = 'berth.dev/NATReady';
-/** Condition that the operator writes to the Node of a host whose agent is too many releases older or newer than the operator. */
+/** Condition that the operator writes to a host's Node if the agent is too many releases older or newer than the operator. */
 export const VERSION_SKEW_CONDITION = 'berth.dev/VersionSkew';
 
-/** Type of a Secret with the VNC password of a VM, and its only key. The operator creates the Secret, but has no permission to read it. */
+/** Type of the Secret with a VM's VNC password, and its only key. The operator creates the Secret, but has no right to read it. */
 export const VNC_SECRET_TYPE = 'berth.dev/vnc';
 export const VNC_SECRET_KEY = 'password';
 
@@ -142,21 +139,21 @@ export function vncSecretName(vmName: string): string {
 }
 
 /**
- * Annotation on the Node of an unreachable host: a JSON list of MAC addresses. The operator has recorded the machines with these addresses
- * as lost, but they may be running on the host.
+ * Annotation of an unreachable host's Node: a JSON list of MAC addresses. The operator has recorded the machines with these addresses as
+ * lost, but they may still run on the host.
  */
 export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
 
 /**
  * Annotation of a VM whose deployer waits for an answer. Its value is the RFC 3339 time until which the deployer waits. When the deployer
- * gets the answer, it removes the annotation. If the annotation is there after this time, perhaps nobody knows about the VM, so the
- * operator deletes it.
+ * gets the answer, it removes the annotation. If the annotation is still there after this time, the operator deletes the VM, because
+ * perhaps nobody knows about it.
  */
 export const ANSWER_BY_ANNOTATION = 'berth.dev/answer-by';
 /** Annotation of an object with the name of the user who created it. Admission refuses any other name and every change. */
 export const CREATED_BY_ANNOTATION = 'berth.dev/created-by';
 
-/** Label of a VM with the name of the scale set of runners to which it belongs. The metrics of runners count VMs by it. */
+/** Label of a VM with the name of the scale set of runners to which the VM belongs. Metrics count the VMs of each scale set. */
 export const SCALE_SET_LABEL = 'berth.dev/scale-set';
 
 export const SYSTEM_NAMESPACE = 'berth-system';
@@ -171,15 +168,15 @@ export const UNMANAGED = 'unmanaged';
 /** Label of a served namespace. With the value `true`, users are allowed to have Pods there. */
 export const CUSTOM_PODS_LABEL = 'berth.dev/custom-pods';
 /**
- * Annotation of a RoleBinding that the operator keeps: a JSON list of the groups that the operator added from its configuration. The
- * operator removes these groups when they are no longer in the configuration. It never changes other subjects.
+ * Annotation of a RoleBinding that the operator manages: a JSON list of the groups that the operator added from its configuration. When a
+ * group is no longer in the configuration, the operator removes it. The operator never changes other subjects.
  */
 export const ROLE_GROUPS_ANNOTATION = 'berth.dev/role-groups';
 
-/** Group of every bootstrap token with which a host joins the cluster. Members of this group are allowed to request a certificate. */
+/** Group of all bootstrap tokens with which hosts join the cluster. Members of this group are allowed to request a certificate. */
 export const BOOTSTRAP_GROUP = 'system:bootstrappers:berth';
 
-/** Returns the group of a bootstrap token that is for one host only. */
+/** Returns the group of a bootstrap token with which only this host can join. */
 export function bootstrapGroupOf(hostName: string): string {
   return `${BOOTSTRAP_GROUP}:${hostName}`;
 }

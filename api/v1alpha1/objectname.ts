@@ -1,4 +1,4 @@
-/** Names that most Kubernetes objects have: RFC 1123 subdomains. */
+/** Checks names. Names of most Kubernetes objects are RFC 1123 subdomains. */
 export const SUBDOMAIN = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
 export const OBJECT_NAME_LENGTH = 253;
 

@@ -1,9 +1,9 @@
 /**
- * Words for the reasons why a host cannot take a VM. The operator writes them with the number of hosts into the message of the condition
- * Scheduled, and the `berth` command finds them there.
+ * Texts for the reasons why hosts cannot take a VM. The operator writes them, with the number of hosts, into the message of the condition
+ * Scheduled. The `berth` command finds them in this message.
  */
 
-/** Texts about hosts, by the obstacle. `%` stands for the number of hosts. */
+/** Text for each obstacle. `%` stands for the number of hosts. */
 export const OBSTACLES = {
   slot: '% without a free berth',
   macosGuests: '% with two macOS guests already',
@@ -19,14 +19,14 @@ export const OBSTACLES = {
 } as const;
 export type Obstacle = keyof typeof OBSTACLES;
 
-/** Message of the condition Scheduled if the scheduler finds no host that matches the VM. */
+/** Message of the condition Scheduled if no host matches the VM. */
 export const NO_MATCHING_HOST = 'No host has the architecture, name or tag that the VM requests';
 /** Message of the scheduler if the cluster has no Node. */
 const NO_NODES = 'no nodes available';
 
 /**
- * Returns the obstacles in a message of the scheduler, with the number of hosts for each. The result is undefined if no host matches the
- * VM.
+ * Finds the obstacles in a message of the scheduler. Returns the number of hosts for each obstacle. The result is undefined if no host
+ * matches the VM.
  */
 export function obstaclesIn(message: string): ReadonlyMap<Obstacle, number> | undefined {
   if (message.startsWith(NO_MATCHING_HOST) || message.startsWith(NO_NODES)) {

@@ -1,7 +1,7 @@
-/** The phases of a VM. `status.phase`, the operator's decisions, the docs and the diagram of a VM's life all use this table. */
+/** The phases of a VM. `status.phase`, the operator's decisions, the docs and the diagram of the phases all use this table. */
 
 /**
- * Stage of a VM's phase. `deployment`: before the first run. `transition`: between two states. `settled`: a state in which the VM can stay.
+ * Stage of a VM's life. `deployment`: before the first run. `transition`: between two states. `settled`: a state in which the VM can stay.
  */
 type Stage = 'deployment' | 'transition' | 'settled';
 

@@ -1,6 +1,6 @@
 /**
- * Reserved ports: `[NODE_PORT]:VM_PORT` with an optional `/tcp` or `/udp` in upper or lower case. The default is TCP. Without a
- * node port, the agent of the host chooses one.
+ * Reserved ports: `[NODE_PORT]:VM_PORT` with an optional `/tcp` or `/udp` in upper or lower case. The default is TCP. If the node port is
+ * absent, the agent of the host chooses one.
  */
 import * as z from 'zod';
 import { documented } from './schema.ts';
@@ -11,12 +11,12 @@ export interface GuestPort {
   protocol: 'TCP' | 'UDP';
 }
 
-/** A reserved port: `hostPort` of the machine's host leads to `guestPort` in the guest. */
+/** A reserved port. Connections to `hostPort` of the machine's host reach `guestPort` in the guest. */
 interface PortReservation extends GuestPort {
   hostPort: number;
 }
 
-/** A reserved port as users write it. Without `hostPort`, the agent of the host chooses one. */
+/** A reserved port as users write it. If `hostPort` is undefined, the agent of the host chooses a port. */
 interface WrittenPort extends GuestPort {
   hostPort: number | undefined;
 }
@@ -24,8 +24,8 @@ interface WrittenPort extends GuestPort {
 /** Largest number of reserved ports of one machine. */
 const MAXIMUM_PORTS = 64;
 /**
- * Largest length of the text of a reserved port, in characters. A valid text has at most 15. The limit is larger, so that
- * the pattern refuses a text that is only a little too long. The message of the pattern states the form of a reserved port.
+ * Largest length of the text of a reserved port, in characters. A valid text has at most 15. The limit is larger, so that the pattern
+ * refuses a text that is a little too long. Its message explains the form, which the message about the length does not.
  */
 const PORT_LENGTH = 32;
 
@@ -35,7 +35,7 @@ const PORT = new RegExp(PORT_PATTERN);
 const FORM =
   'must be [<NODE_PORT>]:<VM_PORT>, optionally with /tcp or /udp, ports from 1 to 65535 without leading zeros';
 
-/** Parses a reserved port. @throws RangeError with the rule, when `text` is not a reserved port. */
+/** Parses a reserved port. @throws RangeError when `text` is not a reserved port. The message explains the form. */
 export function parsePort(text: string): WrittenPort {
   const match = PORT.exec(text);
   if (match === null) {
@@ -49,10 +49,7 @@ export function parsePort(text: string): WrittenPort {
   };
 }
 
-/**
- * Returns the name of the endpoint of a reserved port, for example `8822-tcp`. Two reserved ports on one host must not have the
- * same name.
- */
+/** Returns the name of the endpoint of a reserved port, for example `8822-tcp`. The name is unique on the host. */
 export function portName(port: Pick<PortReservation, 'hostPort' | 'protocol'>): string {
   return `${port.hostPort}-${port.protocol.toLowerCase()}`;
 }
@@ -68,8 +65,8 @@ function areDistinct(ports: readonly string[]): boolean {
 }
 
 /**
- * Two ports count as the same if they have the same node port and protocol. If neither has a node port, they count as the same if they have
- * the same guest port and protocol.
+ * CEL expression: whether the texts `p` and `q` reserve the same port. They do if they have the same node port and protocol. If neither has
+ * a node port, they must have the same guest port and protocol.
  */
 const SAME =
   "q.split(':')[0] == p.split(':')[0] && q.lowerAscii().endsWith('/udp') == p.lowerAscii().endsWith('/udp')" +

@@ -3,12 +3,12 @@
 /** Largest length of a quantity's text, in characters. */
 export const QUANTITY_LENGTH = 32;
 /**
- * Texts that the API server accepts as a quantity. The pattern limits only the length of the whole text, so numbers and exponents can begin
- * with many zeros.
+ * Pattern of the texts that the API server accepts as a quantity. A number or an exponent can have 32 digits, because it can begin with
+ * many zeros.
  */
 const QUANTITY =
   /^([+-]?)(\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE]([+-]?\d{1,32})|([numkMGTPE]|[KMGTPE]i))?$/;
-/** Largest exponent of ten. A text of {@link QUANTITY_LENGTH} characters with a larger exponent is a number that no field allows. */
+/** Largest exponent of ten that is computed. With a larger one, a text of {@link QUANTITY_LENGTH} characters is out of all bounds. */
 const EXPONENT = 99;
 
 const DECIMAL_EXPONENTS: Readonly<Record<string, number>> = {
@@ -47,7 +47,7 @@ export function bytesIn(text: string): bigint | undefined {
     return undefined;
   }
   const [, sign, digits = '0', exponent = '0', suffix = ''] = match;
-  // The API server keeps the exponent in 32 bits.
+  // The exponent wraps at 32 bits, because the API server stores it in 32 bits.
   const ten = DECIMAL_EXPONENTS[suffix] ?? Number(BigInt.asIntN(32, BigInt(exponent)));
   if (Math.abs(ten) > EXPONENT) {
     return undefined;
@@ -56,7 +56,7 @@ export function bytesIn(text: string): bigint | undefined {
   return sign === '-' ? -bytes : bytes;
 }
 
-/** Returns the bytes of a decimal number with a suffix and a power of ten, rounded up. */
+/** Returns the bytes of a decimal number with a suffix and a power of ten. A fraction of a byte is rounded up. */
 function scaledUp(digits: string, suffix: string, ten: number): bigint {
   const [whole = '', fraction = ''] = digits.split('.');
   const power = ten - fraction.length;
@@ -64,7 +64,7 @@ function scaledUp(digits: string, suffix: string, ten: number): bigint {
   return power >= 0 ? scaled * 10n ** BigInt(power) : divideUp(scaled, 10n ** BigInt(-power));
 }
 
-/** Returns the quotient of two numbers, rounded up. Neither number must be negative. */
+/** Divides two numbers that are not negative, and rounds the result up. */
 export function divideUp(value: bigint, divisor: bigint): bigint {
   return (value + divisor - 1n) / divisor;
 }

@@ -1,6 +1,6 @@
 /**
- * The catalogue of reasons: the words with which the operator and the agent describe states to each other and to people. Other
- * reasons can only come from Kubernetes or from a host of another release. `docs/reference/reasons.md` is generated from this
+ * The catalogue of reasons: the words with which the operator and the agent describe states to each other and to people. Reasons that are
+ * not in the catalogue come only from Kubernetes or from a host of another release. `docs/reference/reasons.md` is generated from this
  * file.
  */
 import { reasonOf } from '../../base/errors.ts';
@@ -13,7 +13,7 @@ import { IMAGE_REASONS } from './reasons/image.ts';
 import { ROLE_REASONS } from './reasons/roles.ts';
 import { STATES } from './reasons/states.ts';
 
-/** Kinds whose objects have reasons. An ISO has the reasons of an Image. */
+/** Kinds whose objects have reasons. ISOs are not listed, because an ISO has the reasons of an Image. */
 export type ReasonKind =
   | 'VM'
   | 'Image'
@@ -25,8 +25,8 @@ export type ReasonKind =
   | 'RoleBinding';
 
 /**
- * Class of a reason. The class describes the next event in the life of the object, and the person or program that can change it.
- * `REASON_CLASSES` describes each class for people.
+ * Class of a reason. It tells what happens next, and which person or program can change the state. `REASON_CLASSES` describes each class
+ * for people.
  */
 export type ReasonClass = keyof typeof REASON_CLASSES;
 
@@ -43,12 +43,12 @@ export const REASON_CLASSES = {
 } as const;
 
 export interface ReasonEntry {
-  /** Places where the reason appears, by kind: types of conditions, `Event`, or the state of a container or field. */
+  /** Places where the reason appears, for each kind: types of conditions, `Event`, or the state of a container or field. */
   readonly seen: Readonly<Partial<Record<ReasonKind, readonly string[]>>>;
-  /** Class of the reason: one for all kinds of objects, or one for each kind. */
+  /** Class of the reason. It is the same for all kinds of objects, or there is one for each kind. */
   readonly class: ReasonClass | Readonly<Partial<Record<ReasonKind, ReasonClass>>>;
   /**
-   * Whether the reason is a fault of the host and not of the machine. If a machine has run once, Berth never declares it failed for this
+   * Whether the reason is a fault of the host and not of the machine. Berth never declares a machine that has already run failed for such a
    * reason.
    */
   readonly ofHost?: boolean;
@@ -74,18 +74,18 @@ export const REASONS = {
 
 /** A reason in the catalogue. */
 export type Reason = keyof typeof REASONS;
-/** Reason of a host that refuses a machine which another host may accept. If kubelets have a word for the same case, it is that word. */
+/** Reason with which a host refuses a machine that another host may accept. If kubelets have a word for the same case, Berth uses it. */
 export type RefusalReason = keyof typeof REFUSALS;
 
 declare const unknownReason: unique symbol;
-/** A reason from a host or from Kubernetes that the catalogue of this release may not contain. */
+/** A reason from a host or from Kubernetes. It may be missing in the catalogue of this release. */
 export type UnknownReason = string & { readonly [unknownReason]: true };
-/** Reason that a condition or an Event of Berth can have: one from the catalogue, or one that a host or Kubernetes reported. */
+/** Reason that Berth can write into a condition or an Event: one of the catalogue, or one that a host or Kubernetes reported. */
 export type SaidReason = Reason | UnknownReason;
 
 /**
- * Pattern of a reason in `metav1.Condition`, with the length limit of a reason in an Event. The API server refuses a condition or
- * an Event with any other reason.
+ * Pattern of a reason that the API server accepts in a condition and in an Event. It is the pattern of `metav1.Condition` with the length
+ * limit of an Event.
  */
 const WORD = /^[A-Za-z]([A-Za-z0-9_,:]{0,126}[A-Za-z0-9_])?$/;
 
@@ -94,14 +94,14 @@ export function isReason(word: string | undefined): word is Reason {
 }
 
 /**
- * Returns `word` if the API server accepts it as the reason of a condition. If not, the result is `otherwise`. The word comes
- * from a host or Kubernetes of any version, so the catalogue may not contain it.
+ * Returns `word` if the API server accepts it as the reason of a condition, and `otherwise` if not. The word may be missing in the
+ * catalogue, because it comes from a host or from Kubernetes of any version.
  */
 export function saidReason(word: string | undefined, otherwise: Reason): SaidReason {
   return word !== undefined && WORD.test(word) ? (word as UnknownReason) : otherwise;
 }
 
-/** Returns the class of a reason for objects of a kind. The result is undefined if the catalogue has no such reason for the kind. */
+/** Returns the class of a reason for objects of a kind. The result is undefined if the catalogue does not have this reason for the kind. */
 export function classOf(word: string | undefined, kind: ReasonKind): ReasonClass | undefined {
   if (!isReason(word)) {
     return undefined;
@@ -126,7 +126,7 @@ export function isOfHost(word: Reason): boolean {
 }
 
 /**
- * Returns the catalogued reason that an error carries. The result is undefined if the error has no reason, or a reason of another
+ * Returns the reason of an error if it is in the catalogue. The result is undefined if the error has no reason, or a reason of another
  * system.
  */
 export function reasonIn(error: unknown): Reason | undefined {

@@ -1,22 +1,22 @@
-/** References of images: their form, their normalized spelling, and their parts. */
+/** Reads references of images: their form, their normalized spelling, and their parts. */
 import { ReasonedError } from './reasons.ts';
 
 /** Largest length of a reference or name, in characters. */
 export const IMAGE_NAME_LENGTH = 512;
 
-/** The parts of a reference. Each part is checked, so that URLs can contain it unchanged. */
+/** The parts of a reference. Each part has been checked, so that a URL can contain the part unchanged. */
 export interface Reference {
-  /** Host, with a port if the reference has a port: `ghcr.io`, `registry.example:5000`. */
+  /** Host of the registry, and its port if the reference contains one: `ghcr.io`, `registry.example:5000`. */
   registry: string;
   repository: string;
   tag?: string;
-  /** Digest in the form `sha256:<hex>`. If the reference has a digest and a tag, the digest is used. */
+  /** Digest in the form `sha256:<hex>`. If the reference has both a digest and a tag, only the digest counts. */
   digest?: string;
 }
 
 const REGISTRY_DEFAULT = 'docker.io';
 const TAG_DEFAULT = 'latest';
-/** Host names of the APIs of registries, by the name that a reference uses for the registry. Only for Docker Hub the two names differ. */
+/** Host name of a registry's API, by the name of the registry in references. The two names differ only for Docker Hub. */
 const API_HOSTS: Readonly<Record<string, string>> = { [REGISTRY_DEFAULT]: 'registry-1.docker.io' };
 
 const LABEL = '[a-z0-9]([a-z0-9-]*[a-z0-9])?';
@@ -24,14 +24,14 @@ const REGISTRY = new RegExp(String.raw`^(${LABEL}(\.${LABEL})*|\[[0-9a-f:.]+\])(
 const REPOSITORY = /^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(\/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$/;
 const TAG = /^\w[\w.-]{0,127}$/;
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
-/** Default port of http, which URLs leave out. */
+/** Default port of http. The URL parser leaves it out of a URL. */
 const HTTP_PORT = 80;
-/** If a reference is too long, the error message quotes this number of its characters. */
+/** Number of characters that an error message quotes of a reference that is too long. */
 const QUOTED_LENGTH = 64;
 
 /**
- * Reports whether `image` or `iso` of a VM names an image in a registry. That is the case if the text contains `/`, `:` or `@`.
- * Any other text names an Image or ISO object.
+ * Reports whether `image` or `iso` of a VM names an image in a registry. A text with `/`, `:` or `@` names such an image. Any other text
+ * names an Image or ISO object.
  */
 export function isImageReference(text: string): boolean {
   return /[/:@]/.test(text);
@@ -42,9 +42,9 @@ export function isSha256(digest: string): boolean {
 }
 
 /**
- * Returns the normalized spelling of an image's name. The text is trimmed. If the text omits `docker.io`, the prefix `library/` of a
- * one-word name, or `:latest`, the result contains them. A digest is kept. Two spellings of the same image give the same result. A
- * normalized name does not change when it is normalized again.
+ * Returns the normalized spelling of an image's name, so that different spellings of the same image give the same result. The text is
+ * trimmed. `docker.io`, the prefix `library/` of a one-word name, and `:latest` are added if they are absent. A digest stays. A normalized
+ * name does not change if it is normalized again.
  */
 export function normaliseImageName(name: string): string {
   const [named, digest] = split(name.trim(), '@');
@@ -59,8 +59,8 @@ export function normaliseImageName(name: string): string {
 }
 
 /**
- * Separates the registry from the rest of a name. The part before the first slash is a registry if it is `localhost` or contains
- * a dot, a colon or a capital letter.
+ * Separates the registry from the rest of a name. The part before the first slash is a registry if it is `localhost`, or contains a dot, a
+ * colon or a capital letter.
  */
 function splitRegistry(named: string): [string, string] {
   const [first, rest] = split(named, '/');
@@ -69,8 +69,8 @@ function splitRegistry(named: string): [string, string] {
 }
 
 /**
- * Returns the registry in lower case, because host names ignore case. Docker Hub's second name, `index.docker.io`, becomes
- * `docker.io`.
+ * Returns the registry in lower case, because upper and lower case mean the same in host names. `index.docker.io`, the second name of
+ * Docker Hub, becomes `docker.io`.
  */
 function canonicalRegistry(registry: string): string {
   const host = registry.toLowerCase();
@@ -84,15 +84,16 @@ export function shortImageName(name: string): string {
   return registry === REGISTRY_DEFAULT ? rest.replace(/^library\//, '') : rest;
 }
 
-/** Returns the text before and after the first `separator`. The second part is absent if the text has no separator. */
+/** Returns the text before and after the first `separator`. The second part is absent if the text does not contain the separator. */
 function split(text: string, separator: string): [string, string?] {
   const at = text.indexOf(separator);
   return at < 0 ? [text] : [text.slice(0, at), text.slice(at + 1)];
 }
 
 /**
- * Returns the parts of a reference in any spelling. @throws ReasonedError `ImageSourceUnsupported` with the mistake, when the
- * text is not a reference.
+ * Returns the parts of a reference in any spelling.
+ *
+ * @throws ReasonedError `ImageSourceUnsupported` with the mistake when the text is not a reference.
  */
 export function parseReference(text: string): Reference {
   const reference = readReference(text);
@@ -104,8 +105,8 @@ export function parseReference(text: string): Reference {
 }
 
 /**
- * Returns the parts of a reference in any spelling. If the text is not a reference, the result describes the mistake in a phrase. A message
- * can put this phrase after a colon.
+ * Returns the parts of a reference in any spelling. If the text is not a reference, returns a phrase that describes the mistake. The phrase
+ * can follow a colon in a message.
  */
 export function readReference(text: string): Reference | string {
   if (text.length > IMAGE_NAME_LENGTH) {
@@ -140,8 +141,8 @@ function mistakeIn({ registry, repository, tag, digest }: Reference): string | u
 }
 
 /**
- * Reports whether the text is a registry's name that a URL parser keeps unchanged. For example, the parser reads `0x7f.1` as the
- * host 127.0.0.1, and it refuses port 70000. The function therefore returns false for both.
+ * Reports whether the text is the name of a registry that a URL parser keeps unchanged. For example, the function returns false for
+ * `0x7f.1`, which the parser reads as the host 127.0.0.1, and for a port 70000, which the parser refuses.
  */
 function isRegistry(text: string): boolean {
   if (!REGISTRY.test(text)) {
@@ -159,17 +160,17 @@ function digestMistake(digest: string): string {
     : `digests of ${algorithm} are not supported, only sha256`;
 }
 
-/** Returns `registry/repository`, without tag and digest. */
+/** Returns `registry/repository` of a reference, without tag and digest. */
 export function repositoryName({ registry, repository }: Reference): string {
   return `${registry}/${repository}`;
 }
 
-/** Returns `NAME:TAG` or `NAME@DIGEST`, for messages. */
+/** Returns `NAME:TAG` or `NAME@DIGEST` for messages. Only a digest contains a colon. */
 export function join(name: string, tagOrDigest: string): string {
   return `${name}${tagOrDigest.includes(':') ? '@' : ':'}${tagOrDigest}`;
 }
 
-/** Returns the host and port of a registry's API. */
+/** Returns the host of a registry's API, with its port if it has one. */
 export function apiHost(registry: string): string {
   return API_HOSTS[registry] ?? registry;
 }

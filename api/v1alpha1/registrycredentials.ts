@@ -1,81 +1,78 @@
 /**
- * The credentials of a namespace for registries. The ConfigMap {@link REGISTRIES_CONFIG_MAP} of the namespace names a Secret for each
- * server. Members of the namespace have the right to read this ConfigMap. The operator adds the Secret to Pods that use the server, so no
- * member needs to read a Secret. Each key of the ConfigMap is the name of a Secret, and its value is the JSON text of {@link entryText}:
+ * The credentials with which a namespace uses registries. The ConfigMap {@link REGISTRIES_CONFIG_MAP} of the namespace names a Secret for
+ * each server. Members of the namespace have the right to read this ConfigMap. The operator adds the Secret to Pods that use the server, so
+ * no member needs to read a Secret. Each key of the ConfigMap is the name of a Secret, and its value is the JSON text of {@link entryText}:
  *
  * `regcred: '{"server":"https://registry.example:5000","username":"ci"}'`
  *
- * The Secret has the type {@link PULL_SECRET_TYPE}. Its key {@link PULL_SECRET_KEY} has the credential below `auths`, by the name of the
- * registry ({@link Server}.registry).
+ * The Secret has the type {@link PULL_SECRET_TYPE}. Its key {@link PULL_SECRET_KEY} contains JSON. In this JSON, `auths` contains the
+ * credential by the name of the registry ({@link Server}.registry).
  */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
 import { parseDocument } from './machine.ts';
 import { readReference } from './reference.ts';
 
-/** Name of the ConfigMap with the servers of its namespace. */
+/** Name of the ConfigMap that lists the servers of its namespace. */
 export const REGISTRIES_CONFIG_MAP = 'berth-registries';
 export const PULL_SECRET_TYPE = 'kubernetes.io/dockerconfigjson';
 export const PULL_SECRET_KEY = '.dockerconfigjson';
-/** Largest number of servers of one namespace. Further entries, in the order of their keys, are ignored. */
+/** Largest number of servers of one namespace. After this number of entries, sorted by their keys, all others are ignored. */
 export const REGISTRY_CREDENTIALS_LIMIT = 64;
-/**
- * Largest length of the name of a user, in characters. Most registries have shorter user names, but some use a long access key as the user
- * name.
- */
+/** Largest length of a user's name, in characters. Most registries have shorter names, but some use a long access key as the name. */
 export const REGISTRY_USERNAME_LENGTH = 256;
 
-/** Largest length of an entry, in characters: a server and the name of a user, with escapes. */
+/** Largest length of an entry, in characters. A server and the name of a user fit even with escapes. */
 const ENTRY_LENGTH = 4096;
 /** Largest length of the URL of a server, in characters: scheme, host name and port. */
 const SERVER_LENGTH = 272;
 const SERVER = /^(https?):\/\/([^/\s@?#]+)\/?$/i;
 const DEFAULT_PORTS = { http: ':80', https: ':443' } as const;
-/** Any valid repository. The code adds it to the name of a server to get a reference. */
+/** A valid repository. It is added to the name of a server, so that the result can be checked as a reference. */
 const REPOSITORY = 'team/image';
 const SECRET_NAME = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
 const SECRET_NAME_LENGTH = 253;
-/** Number of hexadecimal digits of the hash in the name of a Secret. With these 96 bits, two servers never get the same name. */
+/** Number of hexadecimal digits of the hash in the name of a Secret. With these 96 bits, equal names of two registries do not occur. */
 const HASH_DIGITS = 24;
 
 const serverSchema = z.object({
   scheme: z.enum(['http', 'https']),
-  /** Host, with its port if that is not the default port of the scheme. References name the registry in this way. */
+  /** Host, and its port if that is not the default port of the scheme. References contain the registry in this form. */
   registry: z.string().max(SERVER_LENGTH),
 });
 /** Address of a registry. */
 export type Server = Readonly<z.infer<typeof serverSchema>>;
 
 /**
- * Schema of the annotation `berth.dev/insecure-servers`. The list has at most two registries, because a Pod uses two images, or one image
+ * Schema of the annotation `berth.dev/insecure-servers`. A list with two registries is enough, because a Pod uses two images, or one image
  * and the target of a push.
  */
 const insecureServersSchema = z.array(serverSchema).max(2);
 
-/** Credential for one server. A namespace has at most one credential for a registry, whether its scheme is http or https. */
+/** Credential for one server. A namespace has at most one credential for a registry: http and https share it. */
 export interface RegistryCredential extends Server {
   /** Name of the Secret in the same namespace. */
   readonly secretName: string;
-  /** Name of the user, for people. The password is only in the Secret. */
+  /** Name of the user, to show to people. The password is only in the Secret. */
   readonly username?: string | undefined;
   /**
-   * True for a server without TLS (`http`), or whose certificate is not checked (`https`). Hosts give content from such a server only to
+   * True if the server has no TLS (`http`), or if its certificate is not checked (`https`). Hosts give content from such a server only to
    * Pods of this namespace.
    */
   readonly allowInsecure: boolean;
 }
 
 export interface RegistryCredentials {
-  /** Credentials in the order of their keys in the ConfigMap. There is one credential for each registry. */
+  /** Credentials in the order of their keys in the ConfigMap, at most one for each registry. */
   readonly credentials: readonly RegistryCredential[];
-  /** Messages about ignored entries. They quote no value, because somebody may have written a password into it. */
+  /** Messages about ignored entries. They quote no value, because a value may contain a password by mistake. */
   readonly mistakes: readonly string[];
 }
 
-/** Error in the URL of a server, as a phrase after the name of the field. */
+/** Message about a wrong URL of a server. The message follows the name of the field. */
 export const SERVER_FORM =
   'must be https:// or http:// with a host and an optional port, for example https://registry.example:5000';
-/** Error in an entry that does not allow a server without TLS, as a phrase after the name of the field. */
+/** Message if an entry has a server without TLS but does not allow it. The message follows the name of the field. */
 export const SERVER_NEEDS_INSECURE = 'must be https://, or allowInsecure must be true';
 
 /** Reads the URL of a server. Returns undefined if the text does not have the form in {@link SERVER_FORM}. */
@@ -88,7 +85,7 @@ export function readServer(text: string): Server | undefined {
   const port = DEFAULT_PORTS[scheme];
   const name = host.endsWith(port) ? host.slice(0, -port.length) : host;
   const reference = readReference(`${name}/${REPOSITORY}`);
-  // If the host cannot be part of a reference, the text is read as a repository in the default registry.
+  // If the host cannot be part of a reference, the reference is parsed as a repository in the default registry. Such a text is refused.
   const isNamed = typeof reference !== 'string' && reference.repository === REPOSITORY;
   return isNamed ? { scheme, registry: reference.registry } : undefined;
 }
@@ -98,12 +95,12 @@ export function serverUrl({ scheme, registry }: Server): string {
   return `${scheme}://${registry}`;
 }
 
-/** Returns the name of the Secret for a registry. Secrets that people create can have other names. */
+/** Returns the name that Berth gives to the Secret for a registry. Secrets that people create can have other names. */
 export function registrySecretName(registry: string): string {
   return `berth-registry-${createHash('sha256').update(registry).digest('hex').slice(0, HASH_DIGITS)}`;
 }
 
-/** Returns the value in the ConfigMap for a credential. Its key is `secretName`. */
+/** Returns the value of the ConfigMap's entry for a credential. The key of the entry is `secretName`. */
 export function entryText(credential: RegistryCredential): string {
   const { username, allowInsecure } = credential;
   return JSON.stringify({
@@ -119,7 +116,7 @@ const entrySchema = z.object({
   allowInsecure: z.boolean().optional(),
 });
 
-/** Reads the `data` of the ConfigMap. An entry with a mistake is ignored, and the others are used. */
+/** Reads the `data` of the ConfigMap. Entries with a mistake are ignored, and the others are used. */
 export function readRegistryCredentials(data: Readonly<Record<string, string>> = {}): RegistryCredentials {
   const credentials = new Map<string, RegistryCredential>();
   const mistakes: string[] = [];
@@ -140,7 +137,7 @@ export function readRegistryCredentials(data: Readonly<Record<string, string>> =
   return { credentials: [...credentials.values()], mistakes };
 }
 
-/** Returns the credential of an entry. If the entry is wrong, the result is a phrase that describes the mistake. */
+/** Returns the credential of an entry. If the entry is wrong, returns a phrase that describes the mistake. */
 function readEntry(secretName: string, value: string): RegistryCredential | string {
   if (secretName.length > SECRET_NAME_LENGTH || !SECRET_NAME.test(secretName)) {
     return 'its key must be the name of a Secret';
@@ -165,7 +162,7 @@ export function insecureServersText(servers: readonly Server[]): string {
 }
 
 /**
- * Reads the annotation `berth.dev/insecure-servers`. If the text is absent or wrong, the result is empty, and all requests use TLS and
+ * Reads the annotation `berth.dev/insecure-servers`. If the text is absent or wrong, the result is empty. Then all requests use TLS and
  * check the certificate.
  */
 export function readInsecureServers(text: string | undefined): readonly Server[] {

@@ -1,13 +1,13 @@
 /**
- * The setting `ports` of the operator and of each agent. It has the ports of hosts that VMs are allowed to reserve, and the ranges from
- * which agents choose ports.
+ * The setting `ports` of the operator and of each agent. It contains the ports of hosts that VMs are allowed to reserve, and the ranges
+ * from which agents choose ports.
  */
 import * as z from 'zod';
 
 const LAST_PORT = 65_535;
-/** Port of the VNC display 0. Hypervisors count displays from this port. */
+/** Port of the VNC display 0. The port of another display is this port plus the display's number. */
 export const VNC_FIRST_PORT = 5900;
-/** First port on which programs without root can listen. Lower ports are for the host's own services. */
+/** Lowest port on which programs without root can listen. Lower ports are for the host's own services. */
 const FIRST_UNPRIVILEGED_PORT = 1024;
 
 /**
@@ -16,7 +16,7 @@ const FIRST_UNPRIVILEGED_PORT = 1024;
  */
 const DENIED = ['2379-2380', '6443', '10250-10259', '10350', '30000-32767'];
 
-/** Returns the first and last port of a range, both included. The result is undefined if the text is not a range. */
+/** Returns the first and the last port of a range, which both belong to it. The result is undefined if the text is not a range. */
 export function bounds(text: string): readonly [number, number] | undefined {
   const [first = '', last = first, ...rest] = text.split('-');
   const ends = [Number(first), Number(last)] as const;
@@ -71,13 +71,13 @@ const portRangesSchema = z.strictObject({
 });
 export type PortRanges = z.infer<typeof portRangesSchema>;
 
-/** Schema of the setting `ports` of an agent. */
+/** Schema of the setting `ports` of an agent: the rules and the ranges. */
 export const hostPortsSchema = z
   .strictObject({ ...portRulesSchema.unwrap().shape, ...portRangesSchema.shape })
   .prefault({});
 
 /**
- * Returns the reason why VMs must not reserve this port of a host, with the name of the setting. The result is undefined if the port is
+ * Returns the reason why VMs must not reserve this port of a host. The reason names the setting. The result is undefined if the port is
  * allowed.
  */
 export function whyNotReservable(rules: PortRules, port: number): string | undefined {
@@ -87,7 +87,7 @@ export function whyNotReservable(rules: PortRules, port: number): string | undef
 }
 
 /**
- * Returns the reason why no machine must use this port of a host, with the name of the setting. The result is undefined if the port is
+ * Returns the reason why no machine must use this port of a host. The reason names the setting. The result is undefined if the port is
  * allowed.
  */
 export function whyDenied({ denied }: PortRules, port: number): string | undefined {

@@ -11,8 +11,8 @@ import type { VM } from './vm.ts';
 import type { VMConfig } from './vmconfig.ts';
 
 /**
- * Values from which a client builds the URLs of a kind's objects. The field `example` is never set. TypeScript reads the type of the
- * objects from it.
+ * Names from which a client builds the URLs of a kind's objects. The field `example` is never set. It exists only so that TypeScript can
+ * infer the type of the objects.
  */
 interface KindResource<T> {
   readonly apiVersion: string;

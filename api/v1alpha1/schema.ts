@@ -1,6 +1,6 @@
 /**
- * Building blocks of the schemas of kinds. Zod has neither CEL rules nor list types. Therefore `.meta()` contains them, with the field
- * names of a CustomResourceDefinition. The TypeScript types, the CRD and the HTTP API all come from the same schema.
+ * Functions that make parts of the kinds' schemas. Zod has neither CEL rules nor list types. Therefore `.meta()` contains them, with the
+ * field names of a CustomResourceDefinition. The TypeScript types, the CRD and the HTTP API all come from the same schema.
  */
 import * as z from 'zod';
 import { OBJECT_NAME_LENGTH, SUBDOMAIN } from './objectname.ts';
@@ -9,22 +9,22 @@ import { OBJECT_NAME_LENGTH, SUBDOMAIN } from './objectname.ts';
 export interface CelRule {
   rule: string;
   /**
-   * Message of the refusal. The API server requires this text unless `messageExpression` is set. The text is also used if that
+   * Message if the rule refuses a value. The API server requires this text if `messageExpression` is not set, and uses it if that
    * expression fails.
    */
   message: string;
   messageExpression?: string;
-  /** JSON path of the field that the refusal names, relative to the field that has the rule. */
+  /** JSON path of the field that the message names. The path is relative to the field that has the rule. */
   fieldPath?: string;
   reason?: 'FieldValueForbidden' | 'FieldValueRequired';
 }
 
-/** Returns a description and CEL rules as an argument for `.meta()`. */
+/** Returns the argument of `.meta()` that adds a description and CEL rules. */
 export function documented(description: string, ...rules: CelRule[]): Record<string, unknown> {
   return rules.length === 0 ? { description } : { description, 'x-kubernetes-validations': rules };
 }
 
-/** Returns the schema of a text of 1 to `maximum` characters, with an optional pattern. A text that is too long is refused before the pattern reads it. */
+/** Returns the schema of a text of 1 to `maximum` characters. The optional pattern does not read a text that is too long. */
 export function text(description: string, maximum: number, pattern?: RegExp) {
   const bounded = z.string().min(1).max(maximum, { abort: true });
   return (pattern === undefined ? bounded : bounded.regex(pattern)).meta({ description });
@@ -35,7 +35,7 @@ export function report(description: string, maximum: number) {
   return z.string().max(maximum).meta({ description });
 }
 
-/** Returns the schema of an integer from `minimum` to `maximum`, both included. The message of a refusal contains both bounds. */
+/** Returns the schema of an integer from `minimum` to `maximum`, both included. The error message names both bounds. */
 export function integer(description: string, minimum: number, maximum: number) {
   return z
     .int()
@@ -54,7 +54,7 @@ export function count(description: string, maximum = 2_147_483_647) {
   return z.int().min(0).max(maximum).meta({ description });
 }
 
-/** Largest length of an RFC 3339 time. `2006-01-02T15:04:05.999999999+07:00` has 35 characters. */
+/** Largest length of an RFC 3339 time, in characters. `2006-01-02T15:04:05.999999999+07:00` has 35. */
 const TIMESTAMP_LENGTH = 40;
 
 /** Returns the schema of an RFC 3339 time. */
@@ -70,7 +70,7 @@ export function choice<const Words extends readonly [string, ...string[]]>(
   return z.enum(words).meta({ description });
 }
 
-/** Pattern of RFC 1123 labels, of at most 63 characters. */
+/** Pattern of RFC 1123 labels. The pattern does not check their length, which is at most 63 characters. */
 export const LABEL = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?$/;
 
 /** Returns the schema of the name of another object. */
@@ -88,7 +88,7 @@ export function sha256(description: string) {
   return text(description, 64, /^[a-f0-9]{64}$/);
 }
 
-/** Returns rules for `spec` that keep each of `fields` unchanged after creation. A field that was not set must stay unset. */
+/** Returns rules for `spec` that forbid changes of each of `fields` after creation. A field that was not set must stay unset. */
 export function immutable(...fields: string[]): CelRule[] {
   return fields.map((field) => ({
     rule: `has(self.${field}) == has(oldSelf.${field}) && (!has(self.${field}) || self.${field} == oldSelf.${field})`,
@@ -98,7 +98,7 @@ export function immutable(...fields: string[]): CelRule[] {
   }));
 }
 
-/** Returns the rule for `spec` that at most one of `fields` is set, or exactly one if `required` is true. */
+/** Returns a rule for `spec`. At most one of `fields` may be set. If `required` is true, exactly one must be set. */
 export function oneOf(fields: readonly string[], required: boolean): CelRule {
   const set = fields.map((field) => `has(self.${field})`).join(', ');
   const names = `${fields.slice(0, -1).join(', ')} and ${fields.at(-1)}`;

@@ -1,4 +1,4 @@
-/** Schemas of memory and disk sizes, and their rules in CEL. */
+/** Schemas and CEL rules for the sizes of memory and disks. */
 import * as z from 'zod';
 import { bytesIn, parseQuantity, QUANTITY_LENGTH, type Quantity } from './quantity.ts';
 import { documented } from './schema.ts';
@@ -8,10 +8,7 @@ function isWithin(quantity: Quantity, minimum: bigint, maximum: bigint): boolean
   return bytes !== undefined && bytes >= minimum && bytes <= maximum;
 }
 
-/**
- * Returns the schema of a quantity of bytes from `minimum` to `maximum`, both included. `name` is the field's name in messages of
- * refusals.
- */
+/** Returns the schema of a quantity of bytes from `minimum` to `maximum`, both included. `name` is the field's name in error messages. */
 function quantity(name: string, description: string, minimum: string, maximum: string) {
   const lowest = parseQuantity(minimum);
   const highest = parseQuantity(maximum);
@@ -41,8 +38,8 @@ export function memoryQuantity(description = 'Memory of the machine, for example
 }
 
 /**
- * Returns the schema of a disk's size. The maximum is one pebibyte. A JavaScript number can represent every number of bytes up to this
- * value.
+ * Returns the schema of a disk's size. The maximum is one pebibyte, because a JavaScript number can represent every number of bytes up to
+ * this value.
  */
 export function diskQuantity(name: string, description: string) {
   return quantity(name, description, '1Mi', '1Pi');

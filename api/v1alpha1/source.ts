@@ -14,7 +14,7 @@ export const registrySchema = z
   .object({ reference: imageName('Reference in an OCI registry.') })
   .meta({ description: 'An image in an OCI registry.' });
 
-/** Returns the schema of a file that hosts fetch over http or https and check with its SHA-256 digest. */
+/** Returns the schema of a file that hosts fetch over http or https. Hosts check the file with its SHA-256 digest. */
 export function downloadSchema(description: string) {
   return z
     .object({
@@ -62,7 +62,7 @@ export const SOURCE_IMMUTABLE = {
 } as const;
 
 /**
- * Source of the content for hosts (`MachineImageSource`), with all fields on one level. The field `type` determines which other fields are
+ * Source from which hosts get the content (`MachineImageSource`). All its fields are on one level, and `type` determines which of them are
  * set.
  */
 export const contentSchema = z

@@ -1,7 +1,7 @@
-/** Cuts a status to the bounds of its schema before it is written, so that the API server never refuses Berth's own texts. */
+/** Cuts a status to the bounds of its schema before the operator writes it. Otherwise the API server could refuse Berth's own texts. */
 import * as z from 'zod';
 
-/** The parts of a JSON schema that limit a value. */
+/** The fields of a JSON schema that limit a value. */
 interface BoundedSchema {
   maxLength?: number;
   maxItems?: number;
@@ -20,9 +20,9 @@ function boundsOf(schema: z.ZodType): BoundedSchema {
 }
 
 /**
- * Returns a copy of `value` that fits the bounds of its schema. A text that is too long keeps its end, because the last lines of
- * a log contain the reason. A list or map that is too long keeps its start. Undefined fields are left out. `schema` is the status
- * schema of a kind, or a part of that schema.
+ * Returns a copy of `value` that fits the bounds of its schema. If a text is too long, its end is kept, because the last lines of a log
+ * contain the reason. If a list or map is too long, its start is kept. Undefined fields are left out. `schema` is the status schema of a
+ * kind, or a part of that schema.
  */
 export function boundStatus<Schema extends z.ZodType>(
   schema: Schema,
@@ -56,7 +56,7 @@ function fieldSchema(schema: BoundedSchema, key: string): BoundedSchema {
 
 /**
  * Returns the end of a text: at most `maximum` UTF-16 units. A character of two units is never split. The API server limits the number of
- * characters, which is never larger than the number of units.
+ * characters, so the limit holds, because a text has at least as many units as characters.
  */
 export function keepEnd(text: string, maximum: number | undefined): string {
   if (maximum === undefined || text.length <= maximum) {

@@ -1,10 +1,10 @@
-/** Tags of hosts. */
+/** The form of the tags of hosts. */
 
-/** Pattern of a tag: the name part of a Kubernetes label key, with letters, digits, dashes, dots and underscores. */
+/** Pattern of a tag, which is the name part of a label key: letters, digits, dashes, dots and underscores. */
 export const TAG = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
-/** Longest tag in characters. A tag is the name of a label. */
+/** Longest tag in characters. Kubernetes has this limit for the name part of a label key. */
 export const TAG_LENGTH = 63;
-/** Form of a tag, as a phrase after the name of the field. */
+/** Message about a wrong tag. The message follows the name of the field. */
 export const TAG_FORM = `must be 1 to ${TAG_LENGTH} letters, digits, "-", "_" and ".", with a letter or digit at both ends`;
 
 export function isTag(text: string): boolean {

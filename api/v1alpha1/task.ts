@@ -1,13 +1,13 @@
 /**
  * The contract between the operator and the agent for tasks. A task is work on an image that a host does for the Pod of a Job. The operator
- * writes a Job whose Pod has the annotation `berth.dev/task` (a {@link Task}). The agent of the host does the task. It reports its progress
- * in the Pod condition `berth.dev/Task`, and its result in the container's termination message. Both are JSON of a {@link TaskReport}. The
- * Pod's pull secrets are the credentials for every registry that the task uses.
+ * writes a Job whose Pod has the annotation `berth.dev/task` (a {@link Task}), and the agent of the host does the task. The agent reports
+ * its progress in the Pod condition `berth.dev/Task`, and its result in the container's termination message. Both contain a {@link
+ * TaskReport} as JSON. The Pod's pull secrets contain the credentials for every registry that the task uses.
  */
 import * as z from 'zod';
 import { machineImageSourceSchema } from './machine.ts';
 
-/** Version of the annotation `berth.dev/task`. If an agent does not know the version, it refuses the Pod with `AgentTooOld`. */
+/** Version of the annotation `berth.dev/task`. An agent that does not know the version refuses the Pod with `AgentTooOld`. */
 export const TASK_API_VERSION = 'task.berth.dev/v1';
 
 const imageSchema = z.object({
@@ -16,14 +16,14 @@ const imageSchema = z.object({
   /** Architecture to use if the image supports several. The default is the architecture of the host. */
   architecture: z.enum(['amd64', 'arm64']).optional(),
   /**
-   * `berth.dev/NAMESPACE/NAME` of the Image or ISO object, if there is an object. `Node.status.images` lists the image under this
-   * name.
+   * `berth.dev/NAMESPACE/NAME` of the Image or ISO object. It is absent if the image has no object. `Node.status.images` lists the image
+   * under this name.
    */
   name: z.string().optional(),
 });
 export type TaskImage = z.infer<typeof imageSchema>;
 
-/** Location of an image's content in the cluster's image storage: a reference in its registry, or a file in its folder. */
+/** Place of an image's content in the cluster's image storage: a reference in the storage's registry, or a file in its folder. */
 const storageTargetSchema = z.discriminatedUnion('type', [
   /** Repository and tag in the storage's registry. The host accesses the registry with the host's own credentials. */
   z.object({ type: z.literal('registry'), reference: z.string() }),
@@ -36,8 +36,8 @@ const apiVersion = z.literal(TASK_API_VERSION);
 
 export const taskSchema = z.discriminatedUnion('type', [
   /**
-   * Puts an image into the host's store and keeps it there for an ImageCacheEntry. If `refresh` is true, the host checks whether
-   * the tag has a newer image.
+   * Puts an image into the host's store and keeps it there for an ImageCacheEntry. If `refresh` is true, the host checks whether the tag
+   * now leads to a newer image.
    */
   z.object({
     apiVersion,
@@ -47,11 +47,11 @@ export const taskSchema = z.discriminatedUnion('type', [
     refresh: z.boolean(),
   }),
   /**
-   * Lets the host remove the image that it keeps for the entry since a `cache` task. The host waits until no machine is being deployed from
-   * the image.
+   * Removes the image that a `cache` task put into the host's store for the entry. If the host is deploying a machine from the image, it
+   * first waits for the end of this deployment.
    */
   z.object({ apiVersion, type: z.literal('uncache'), entry: z.string() }),
-  /** Fetches and checks an image. If `target` is set, the host also copies the image to that place in the cluster's image storage. */
+  /** Fetches and checks an image. If `target` is set, the host also copies the image to this place in the cluster's image storage. */
   z.object({
     apiVersion,
     type: z.literal('import'),
@@ -59,8 +59,8 @@ export const taskSchema = z.discriminatedUnion('type', [
     target: storageTargetSchema.optional(),
   }),
   /**
-   * Receives a file from a caller who attaches to the Pod of the task, and stores it. `transfer.ts` has the protocol. A file with
-   * more than `limitBytes` is refused.
+   * Receives a file from a caller who attaches to the Pod of the task, and stores the file. `transfer.ts` describes the protocol. A file
+   * with more than `limitBytes` is refused.
    */
   z.object({
     apiVersion,
@@ -70,35 +70,35 @@ export const taskSchema = z.discriminatedUnion('type', [
     architecture: imageSchema.shape.architecture,
     target: storageTargetSchema,
   }),
-  /** Stores the disk of a VM of this host. The whole stored content shows the disk at the same moment, even if the VM runs. */
+  /** Stores the disk of a VM of this host as it is at one moment, even if the VM runs. */
   z.object({
     apiVersion,
     type: z.literal('save'),
     vm: z.object({ namespace: z.string(), name: z.string(), uid: z.string() }),
     target: storageTargetSchema,
   }),
-  /** Pushes an image to a registry, under the full reference `reference`. */
+  /** Pushes an image to a registry. `reference` is the full name that the image gets there. */
   z.object({ apiVersion, type: z.literal('push'), image: imageSchema, reference: z.string() }),
-  /** Sends an image as one file to callers who attach to the Pod of the task. `transfer.ts` has the protocol. */
+  /** Sends an image as one file to callers who attach to the Pod of the task. `transfer.ts` describes the protocol. */
   z.object({ apiVersion, type: z.literal('send'), image: imageSchema, format: z.enum(['raw', 'qcow2']) }),
   /**
-   * Removes content from the cluster's image storage: a manifest, named by its digest, or a file. If the content does not exist,
-   * the task succeeds.
+   * Removes content from the cluster's image storage. The content is a manifest, which its digest names, or a file. If the content does not
+   * exist, the task succeeds.
    */
   z.object({ apiVersion, type: z.literal('remove'), place: storageTargetSchema }),
 ]);
 export type Task = z.infer<typeof taskSchema>;
 
 export const taskReportSchema = z.object({
-  /** Percentage from 0 to 100 of the bytes to transfer. */
+  /** Percentage from 0 to 100 of the bytes that are already transferred. */
   progressPercent: z.number().int().min(0).max(100).optional(),
-  /** Digest of the image: the digest of its manifest or of its file. */
+  /** Digest of the image's manifest, or of the image's file. */
   digest: z.string().optional(),
-  /** Disk size of a VM that is deployed from the image, in bytes. */
+  /** Disk size in bytes that a VM from this image has. */
   sizeBytes: z.number().int().optional(),
   /** Space that the image takes in storage, in bytes. */
   storageBytes: z.number().int().optional(),
-  /** Reference of the content that the task fetched, stored or pushed, pinned by digest. */
+  /** Reference of the content that the task fetched, stored or pushed. The reference contains the digest. */
   reference: z.string().optional(),
   /**
    * Consistency of a copied disk. `FileSystem`: the guest agent froze the file systems. `Stopped`: the VM was off. `Crash`: the VM was
@@ -106,7 +106,7 @@ export const taskReportSchema = z.object({
    */
   consistency: z.enum(['FileSystem', 'Crash', 'Stopped']).optional(),
   message: z.string().optional(),
-  /** Reason why the storage keeps content that the task should remove. It is set only if another attempt would have the same result. */
+  /** Reason why the storage keeps content that the task should remove. It is set only if another attempt would give the same result. */
   kept: z.string().optional(),
 });
 export type TaskReport = z.infer<typeof taskReportSchema>;

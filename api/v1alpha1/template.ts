@@ -1,4 +1,4 @@
-/** Fields of a machine that a VM and a VMConfig share, and schemas that other kinds use too. */
+/** Fields of a machine that a VM and a VMConfig share. Some schemas here are also used by other kinds. */
 import * as z from 'zod';
 import { type DisplayDpiMaximum, displayFields } from './display.ts';
 import { sshAuthorizedKeysSchema } from './guestdata.ts';
@@ -128,8 +128,8 @@ const readinessSchema = z
   );
 
 /**
- * Returns the schemas of the fields that a VM can leave to its VMConfig. No field has a default in the schema. The API server would store
- * such a default in the VM, and it would then replace the value of the VMConfig.
+ * Returns the schemas of the fields that a VM can leave to its VMConfig. No schema has a default. The API server would store the default in
+ * the VM, and the VM's value would then have precedence over the VMConfig's.
  */
 export function machineFields(dpiMaximum: DisplayDpiMaximum) {
   return {

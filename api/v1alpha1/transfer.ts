@@ -1,24 +1,23 @@
 /**
- * The protocol by which a caller sends a file to the task of an upload. The caller sends `POST pods/attach` with an upgrade to {@link
- * TRANSFER_PROTOCOL}. The API server passes the upgrade and all later bytes to the agent of the host unread.
+ * The protocols for files between a caller and the task of an upload or a download. The caller sends `POST pods/attach` with an upgrade to
+ * {@link TRANSFER_PROTOCOL}. The API server passes the upgrade and all later bytes to the agent of the host, and does not read them.
  *
- * The caller sends pieces: four bytes with the length of the piece, big endian, then the piece. After the last piece the caller sends the
- * length 0, then the SHA-256 of the file. A broken connection therefore never looks like the end of a file. The agent sends one {@link
- * transferAnswerSchema} as JSON, at any time, and the caller then closes the connection.
+ * In an upload, the caller sends the file in pieces: four bytes with the length of the piece, big endian, then the piece. After the last
+ * piece the caller sends the length 0, then the SHA-256 of the file. Therefore a broken connection never looks like the end of a file. The
+ * agent can answer at any time with one {@link transferAnswerSchema} as JSON, and the caller then closes the connection.
  *
- * The task of a download serves several callers, who use the same upgrade. To each of them the agent sends one line with a {@link
- * transferHeadSchema} as JSON, then exactly the announced number of bytes, and closes the connection. If a caller gets fewer bytes, the
- * download has failed.
+ * In a download, one task serves several callers. To each caller the agent sends one line with a {@link transferHeadSchema} as JSON, then
+ * exactly the announced number of bytes, and closes the connection. If a caller gets fewer bytes, the download has failed.
  */
 import * as z from 'zod';
 
-/** Name of the protocol in the header Upgrade. If the protocol changes, its name changes. */
+/** Name of the protocol in the header Upgrade. A changed protocol needs a new name. */
 export const TRANSFER_PROTOCOL = 'berth-transfer-v1';
 /** Length of the longest piece in bytes. */
 export const PIECE_BYTES = 1024 * 1024;
-/** Length of the number before each piece, in bytes. */
+/** Length in bytes of the number that comes before each piece. */
 export const LENGTH_BYTES = 4;
-/** Length of the digest after the last piece, in bytes. */
+/** Length in bytes of the digest that comes after the last piece. */
 export const DIGEST_BYTES = 32;
 /** Length of the longest answer of the agent in bytes. */
 export const ANSWER_BYTES = 8 * 1024;
@@ -30,7 +29,7 @@ export const transferAnswerSchema = z.object({
 });
 export type TransferAnswer = z.infer<typeof transferAnswerSchema>;
 
-/** Start of a download. It is at most {@link ANSWER_BYTES} long, with the end of the line. */
+/** First line of a download. With its line end, it has at most {@link ANSWER_BYTES}. */
 export const transferHeadSchema = z.union([
   z.object({ bytes: z.number().int().positive() }),
   transferAnswerSchema.required(),

@@ -6,7 +6,7 @@ import { VM_PHASES } from './phases.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { count, report, timestamp } from './schema.ts';
 
-/** Largest number of endpoints of one machine: its reserved ports, and the ports for SSH, VNC and screen sharing. */
+/** Largest number of endpoints of one machine. It is enough for 64 reserved ports and the ports for SSH, VNC and screen sharing. */
 const MAXIMUM_ENDPOINTS = 80;
 
 const endpointSchema = z.object({

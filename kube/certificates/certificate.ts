@@ -14,7 +14,7 @@ export type KeyAlgorithm = 'ECDSA' | 'RSA';
 
 /** Certificate with its key. */
 export interface Certificate {
-  /** Certificate as PEM, with its chain. */
+  /** Certificate and its chain as PEM. */
   certificate: string;
   /** Private key as PEM. */
   key: string;
@@ -41,11 +41,11 @@ export interface Validity {
 
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
 /**
- * The validity of a certificate begins this number of milliseconds before its creation. Otherwise a client with a slow clock would refuse a
- * new certificate.
+ * Time in milliseconds between the start of a certificate's validity and its creation. The validity starts early, because a client with a
+ * slow clock would otherwise refuse a new certificate.
  */
 const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
-/** Length of RSA keys. Browsers and Go accept this length everywhere. */
+/** Length of RSA keys in bits. All browsers and Go accept this length. */
 const RSA_BITS = 2048;
 const SERVER_USAGE = '1.3.6.1.5.5.7.3.1';
 const ECDSA = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' } as const;
@@ -53,7 +53,7 @@ const RSA = { name: 'RSASSA-PKCS1-v1_5', hash: 'SHA-256' } as const;
 
 const generate = promisify(generateKeyPair);
 
-/** Loads the X.509 library at first use. It costs 22 MB of memory, and processes that only read certificates do not need it. */
+/** Loads the X.509 library when it is first needed. It takes 22 MB of memory, and processes that only read certificates do not need it. */
 async function library() {
   await import('reflect-metadata');
   const x509 = await import('@peculiar/x509');
@@ -111,7 +111,7 @@ export async function selfSigned(o: Subject & { key: Key; days: number }): Promi
   return certificate.toString('pem');
 }
 
-/** Reads the period in which the first certificate of a chain is valid. */
+/** Reads the validity of the first certificate of a chain. */
 export function validityOf(pem: string): Validity {
   const certificate = new X509Certificate(pem);
   return { notBefore: new Date(certificate.validFrom), notAfter: new Date(certificate.validTo) };
@@ -125,7 +125,7 @@ function period(days: number): Validity {
   };
 }
 
-/** Returns the subject's name as a list of parts. If it were a single text, some characters of a name could be parsed as syntax. */
+/** Returns the subject's name as a list of parts. In a single text, the library would take some characters of a name for syntax. */
 function nameOf(subject: Subject): JsonName {
   const organizations = (subject.organizations ?? []).map((organization) => ({ O: [organization] }));
   return [...organizations, { CN: [subject.commonName] }];

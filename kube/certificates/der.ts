@@ -1,6 +1,6 @@
 /**
- * Reads and writes the part of DER (X.690) that certificate requests use. The reader is strict, so that no other reader understands the
- * same bytes differently. Tags have one byte, lengths are definite and as short as possible, and no element is cut off.
+ * Reads and writes the part of DER (X.690) that certificate requests need. The reader is strict, because another reader must not understand
+ * the same bytes differently. Tags have one byte, lengths are definite and as short as possible, and every element is complete.
  */
 
 /** Tags of the universal class. `0x20` marks elements that consist of other elements. */
@@ -18,7 +18,7 @@ export const TAGS = {
 export interface Element {
   readonly tag: number;
   readonly content: Buffer;
-  /** Tag, length and content as they were received. */
+  /** Tag, length and content of the element, as they were received. */
   readonly raw: Buffer;
 }
 
@@ -30,7 +30,7 @@ export class DerError extends Error {
 const LONG_TAG = 0x1f;
 const LONG_LENGTH = 0x80;
 /**
- * Largest number of bytes that encode a length. 3 bytes allow 16 MiB, which is more than the API server accepts. Requests have only a few
+ * Largest number of bytes that encode a length. 3 bytes allow 16 MiB, which is more than the API server accepts. A request has only a few
  * hundred bytes.
  */
 const LENGTH_BYTES_MAXIMUM = 3;

@@ -1,8 +1,8 @@
 /**
- * Reads the certificate requests (PKCS#10, RFC 2986) of hosts. The approver must read the same content in a request as the signer. The
+ * Reads the certificate requests (PKCS#10, RFC 2986) of hosts. The approver must understand a request exactly as the signer does. The
  * signer is written in Go: it uses the last of several common names, joins several extension requests, and skips text around PEM blocks.
- * Therefore only one form is accepted: the form that agents write. To check the form, this file encodes the content again and compares the
- * result with the request, byte for byte.
+ * Therefore this file accepts only the form that agents write. To check the form, it encodes the content again and compares the result with
+ * the request, byte for byte.
  */
 import { createPublicKey, verify } from 'node:crypto';
 import { DerError, type Element, encode, readElements, TAGS } from './der.ts';
@@ -11,13 +11,13 @@ import { DerError, type Element, encode, readElements, TAGS } from './der.ts';
 export interface SigningRequest {
   readonly commonName: string;
   readonly organization: string;
-  /** DNS names among the subject alternative names. Names of types other than DNS and IP are refused. */
+  /** DNS names among the subject alternative names. A request with a name that is neither a DNS name nor an IP address is refused. */
   readonly dnsNames: readonly string[];
-  /** IP addresses among the subject alternative names. IPv6 is in the form of RFC 5952. */
+  /** IP addresses among the subject alternative names. IPv6 addresses have the form of RFC 5952. */
   readonly ipAddresses: readonly string[];
 }
 
-/** Error when a request does not have the only accepted form. The message has the fault and the correct form. */
+/** Error when a request does not have the accepted form. The message names the fault and the accepted form. */
 export class InvalidSigningRequestError extends Error {
   override readonly name = 'InvalidSigningRequestError';
 }
@@ -35,7 +35,7 @@ interface Lists {
   4: [Element, Element, Element, Element];
 }
 
-/** The parts in which requests differ. The whole request can be encoded again from them. */
+/** The parts of a request that differ between requests. All other parts are fixed, so the whole request can be encoded again from these. */
 interface Parts {
   subject: readonly SubjectPart[];
   /** Public key: an uncompressed point on P-256. */
@@ -45,7 +45,7 @@ interface Parts {
   signature: Buffer;
 }
 
-/** Limit of a request's length in characters. Agents write 500 bytes, because a host has few addresses. */
+/** Limit of a request's length in characters. A host has few addresses, so the requests of agents have about 500 bytes. */
 const LENGTH_MAXIMUM = 8_192;
 const PEM =
   /^-----BEGIN CERTIFICATE REQUEST-----\n((?:[A-Za-z0-9+/=]+\n)+)-----END CERTIFICATE REQUEST-----\n?$/;
@@ -72,16 +72,16 @@ const IP_ADDRESS_TAG = 0x87;
 const OTHER_NAMES: Readonly<Record<number, string>> = { 0x81: 'an e-mail address', 0x86: 'a URI' };
 const IPV4_BYTES = 4;
 const IPV6_BYTES = 16;
-/** First bytes of IPv4 addresses in IPv6 (::ffff:0:0/96). Go writes these addresses into certificates as IPv4. */
+/** First bytes of an IPv6 address that contains an IPv4 address (::ffff:0:0/96). Go writes such an address into certificates as IPv4. */
 const IPV4_IN_IPV6 = Buffer.from('00000000000000000000ffff', 'hex');
-/** Characters allowed in a subject's name: those of a PrintableString (X.680 41.4). A UTF8String must also have only these characters. */
+/** Characters that a subject's name may contain: those of a PrintableString (X.680 41.4). They also limit a name in a UTF8String. */
 const PRINTABLE = /^[A-Za-z0-9 '()+,./:=?-]+$/;
 const VISIBLE_ASCII = /^[\u0021-\u007e]+$/;
 
 /**
  * Reads the content of a PKCS#10 request. `pem` is exactly one PEM block.
  *
- * @throws InvalidSigningRequestError when the request does not have the only accepted form, or when its signature does not match its key
+ * @throws InvalidSigningRequestError when the request does not have the accepted form, or when its signature does not match its key
  */
 export function readSigningRequest(pem: string): SigningRequest {
   const der = derOf(pem);
@@ -244,7 +244,7 @@ function isSignedWithItsKey(signed: Buffer, { point, signature }: Parts): boolea
     const key = createPublicKey({ key: publicKeyOf(point), format: 'der', type: 'spki' });
     return verify('sha256', signed, key, signature);
   } catch {
-    // OpenSSL throws its own error when the point is not on the curve.
+    // OpenSSL throws an error of its own if the point is not on the curve. The signature is then not valid.
     return false;
   }
 }
@@ -273,7 +273,7 @@ function childrenOf<N extends keyof Lists>(element: Element, count: N, what: str
   return listOf(readElements(element.content), count, what);
 }
 
-/** Checks that the list has exactly `count` elements, and returns it. @throws InvalidSigningRequestError when it has more or fewer */
+/** Returns the list after a check that it has exactly `count` elements. @throws InvalidSigningRequestError when it has more or fewer */
 function listOf<N extends keyof Lists>(found: Element[], count: N, what: string): Lists[N] {
   if (found.length !== count) {
     throw invalid(`${what} must have exactly ${count} part${count === 1 ? '' : 's'}, not ${found.length}`);
@@ -281,7 +281,7 @@ function listOf<N extends keyof Lists>(found: Element[], count: N, what: string)
   return found as Lists[N];
 }
 
-/** Returns a BIT STRING without its first byte, the number of unused bits. The comparison of the encoded request checks this byte. */
+/** Returns a BIT STRING without its first byte, the number of unused bits. The comparison with the encoded request checks that byte. */
 function bitsOf(bitString: Element): Buffer {
   return bitString.content.subarray(NO_UNUSED_BITS.length);
 }

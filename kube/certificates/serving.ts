@@ -7,18 +7,20 @@ import { type Certificate, createKey, type KeyAlgorithm, selfSigned, validityOf 
 import type { CertificateFiles } from '../../base/certificatefiles.ts';
 import { rest } from '../../base/time.ts';
 
-/** Interval between two reads of the certificate. It can be short, because reading two small files costs nothing. */
+/**
+ * Interval in milliseconds between two reads of the certificate. It can be short, because a read of two small files costs almost nothing.
+ */
 const LOOK_MILLISECONDS = 10_000;
-/** Validity in days of a certificate that this process creates. If a client pins the certificate, it must update it about once a month. */
+/** Validity in days of a certificate that this process creates. The process replaces the certificate after two thirds of this time. */
 const SELF_MADE_DAYS = 90;
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
-/** Share of the validity after which a certificate that this process made is replaced. */
+/** Part of the validity after which this process replaces a certificate that it made itself. */
 const RENEW_AFTER = 2 / 3;
 
-/** Function that returns the certificate to serve. It is called once in each interval, and its result may change. */
+/** Function that returns the certificate to serve. The server calls it once in each interval, because the certificate may change. */
 export type CertificateProvider = () => Promise<Certificate>;
 
-/** Reads a certificate and its key from two files, for example those of a mounted Secret. RSA and ECDSA are both allowed. */
+/** Returns a provider that reads a certificate and its key from two files, for example of a mounted Secret. The key can be RSA or ECDSA. */
 export function certificateFromFiles(o: { certificateFile: string; keyFile: string }): CertificateProvider {
   return async () => {
     const [certificate, key] = await Promise.all([
@@ -29,7 +31,7 @@ export function certificateFromFiles(o: { certificateFile: string; keyFile: stri
   };
 }
 
-/** Returns the provider of the certificate from the files. If no files are set, returns the result of `selfMade`. */
+/** Returns a provider that reads the configured files. If no files are configured, returns the result of `selfMade`. */
 export function configuredCertificate(
   { certificateFile, keyFile }: CertificateFiles,
   selfMade: () => CertificateProvider,
@@ -39,7 +41,7 @@ export function configuredCertificate(
     : certificateFromFiles({ certificateFile, keyFile });
 }
 
-/** Returns a provider that makes a self-signed certificate. After two thirds of the validity it makes a new one. `days` is the validity. */
+/** Returns a provider that makes a self-signed certificate, valid for `days`. After two thirds of this time it makes a new one. */
 export function selfMadeCertificate(o: {
   commonName: string;
   dnsNames: readonly string[];
@@ -67,13 +69,13 @@ export interface ServeCertificateOptions {
   logger: Logger;
   signal: AbortSignal;
   lookMilliseconds?: number | undefined;
-  /** Called with the end of the served certificate's validity, at the start and after each change. */
+  /** Called at the start and after each change. `notAfter` is the time at which the served certificate expires. */
   onServed?: (notAfter: Date) => void;
 }
 
 /**
  * Serves the provider's certificate and follows its changes. Open connections stay open. If a later certificate is not usable, for example
- * because its file is half written, this is logged and the old certificate stays.
+ * because its file is half written, the server logs this and keeps the old certificate.
  *
  * @throws Error when there is no usable certificate at the start.
  */
@@ -106,8 +108,8 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
 }
 
 /**
- * Uses this certificate for new connections. `clientAuthorities` (PEM) are the authorities whose certificates of callers are accepted, if
- * the server requests such certificates.
+ * Uses this certificate for new connections. `clientAuthorities` (PEM) applies if the server requests certificates of clients. The server
+ * accepts only certificates of these authorities.
  *
  * @throws Error when key and certificate do not belong together. The server then keeps the old certificate.
  */
@@ -118,7 +120,7 @@ export function useCertificate(
 ): void {
   const authorities = clientAuthorities === undefined ? {} : { ca: clientAuthorities };
   const context = { cert: certificate, key, minVersion: 'TLSv1.2', ...authorities } as const;
-  // This call throws when key and certificate do not belong together, before anything is replaced.
+  // `createSecureContext` throws if key and certificate do not belong together. It is called before the certificate is replaced.
   createSecureContext(context);
   server.setSecureContext(context);
 }

@@ -14,31 +14,31 @@ import {
 import { HttpError } from './httpserver.ts';
 
 /**
- * Time in milliseconds for which the API server's answer about a caller is reused. A withdrawn token or right has an effect for this time.
+ * Time in milliseconds for which the API server's answer about a caller is reused. A withdrawn token or right still works for this time.
  */
 const ANSWER_MILLISECONDS = 10_000;
 
 export interface AuthorizerLimits {
-  /** Largest number of stored answers. A caller that guesses tokens must not fill the memory. */
+  /** Largest number of stored answers. The number is limited, because a caller that guesses tokens must not fill the memory. */
   readonly answers: number;
   /**
-   * Largest number of TokenReviews at the same time. The same limit holds for SubjectAccessReviews. The process has 64 connections to the
-   * API server for all requests.
+   * Largest number of TokenReviews at the same time, and also of SubjectAccessReviews. The limit leaves connections for other requests,
+   * because the process has only 64 connections to the API server.
    */
   readonly questions: number;
-  /** Largest number of waiting reviews of each type. */
+  /** Largest number of TokenReviews that wait. SubjectAccessReviews have the same limit. */
   readonly waiting: number;
 }
 
-/** Limits for servers with few real callers. A longer queue means that unknown callers send invalid tokens. */
+/** Limits for servers with few real callers. If more reviews wait, unknown callers are sending invalid tokens. */
 const FEW_CALLERS: AuthorizerLimits = { answers: 1_024, questions: 4, waiting: 64 };
 
 export type User = NonNullable<NonNullable<TokenReview['status']>['user']>;
 export type Attributes = Pick<SubjectAccessReview['spec'], 'nonResourceAttributes' | 'resourceAttributes'>;
 
 /**
- * Reuses the API server's answers for some seconds. Equal questions at the same time share one request. Errors are not stored. Refusals are
- * stored separately, so that invalid tokens do not displace the answers about known callers.
+ * Stores the API server's answers and reuses them for some seconds. Callers that need the same answer at the same time share one request.
+ * Errors are not stored. Refusals are stored separately, so that invalid tokens do not displace the answers about known callers.
  */
 class Answers<V> {
   readonly #asked = new Map<string, Promise<V>>();
@@ -54,7 +54,7 @@ class Answers<V> {
     this.#waiting = waiting;
   }
 
-  /** Returns the stored answer. If none is stored, calls `ask`. @throws HttpError 429 when too many reviews wait. */
+  /** Returns the stored answer for the key `question`. If none is stored, calls `ask`. @throws HttpError 429 when too many reviews wait. */
   async ask(question: string, ask: () => Promise<V>): Promise<V> {
     const known = this.#accepted.get(question) ?? this.#refused.get(question);
     return known === undefined
@@ -80,7 +80,7 @@ class Answers<V> {
 }
 
 /**
- * Runs TokenReviews and SubjectAccessReviews. It stores each answer for some seconds and limits the number of requests at once.
+ * Runs TokenReviews and SubjectAccessReviews. It stores each answer for some seconds, and limits the number of requests at the same time.
  *
  * @throws Error when the API server does not answer.
  */
@@ -96,7 +96,7 @@ export class Authorizer {
   }
 
   /**
-   * Returns the user who sent the request. If the client has a verified certificate, it contains the user. If not, the bearer token
+   * Returns the user who sent the request. A verified client certificate names the user. Without such a certificate, the bearer token
    * identifies the user. The result is undefined if neither identifies a user.
    */
   async identify(request: IncomingMessage): Promise<User | undefined> {
@@ -132,8 +132,8 @@ export class Authorizer {
 }
 
 /**
- * Returns the user of a client certificate. If the certificate has several common names, the result is undefined. Programs in Go would use
- * the last one.
+ * Returns the user that a client certificate names. If the certificate has several common names, the result is undefined, because programs
+ * in Go would use the last name.
  */
 function userOf(socket: TLSSocket): User | undefined {
   const { CN, O } = socket.getPeerCertificate().subject as { CN?: unknown; O?: string | string[] };

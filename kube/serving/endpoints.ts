@@ -1,4 +1,4 @@
-/** Serves metrics over HTTPS to readers with the right to read them, and health over plain HTTP to everybody. */
+/** Serves metrics over HTTPS to callers with the right to read them. Serves health over plain HTTP to everybody. */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
@@ -8,7 +8,7 @@ import { runtimeMetrics } from '../metrics.ts';
 import { type CertificateProvider, serveCertificate } from '../certificates/serving.ts';
 
 export interface MetricsServerOptions {
-  /** `host:port` or `:port`, which means every address. Port 0 chooses a free port. */
+  /** Address of the server: `host:port`, or `:port` for every address of the host. Port 0 chooses a free port. */
   listen: string;
   metrics: Registry;
   /** Checks the callers. A caller needs the right to `get` the path `/metrics`. */
@@ -20,8 +20,8 @@ export interface MetricsServerOptions {
 }
 
 /**
- * Health check. Returns the reason of a fault for the log. The result is undefined if there is no fault. The check must be fast and must
- * not contact other machines.
+ * Health check. Returns the fault as a text for the log, or undefined if there is no fault. The check must be fast and must not contact
+ * other machines.
  */
 export type Check = () => string | undefined;
 
@@ -116,7 +116,7 @@ interface HealthQuestion {
   path: string;
   checks: [string, Check][];
   verbose: boolean;
-  /** Names of the checks that failed at the last probe. Only a change is logged, because a probe comes every few seconds. */
+  /** Names of the checks that failed at the last probe. Only changes of this set are logged, because a probe comes every few seconds. */
   failing: Set<string>;
   logger: Logger;
 }

@@ -1,4 +1,4 @@
-/** All HTTP servers of Berth use this module. Whatever a client sends, it gets a status or a closed connection. The process continues. */
+/** All HTTP servers of Berth use this module. For any input, a client gets a status or a closed connection, and the process continues. */
 import { once } from 'node:events';
 import {
   createServer as createHttpServer,
@@ -12,17 +12,19 @@ import type { SecureContextOptions, TlsOptions } from 'node:tls';
 import type { Logger } from 'pino';
 
 /**
- * Time limit in milliseconds of a TLS handshake. The same limit holds for the receipt of a request. Callers send short requests, so a
- * slower caller probably wants to block the connection.
+ * Time limit in milliseconds of a TLS handshake, and also of the receipt of a request. Callers send short requests, so a slower caller
+ * probably wants to block the connection.
  */
 const REQUEST_LIMIT_MILLISECONDS = 10_000;
-/** Interval between two checks of the time limit of requests. Each check covers at most {@link CONNECTIONS} connections. */
+/**
+ * Interval in milliseconds between two checks of the time limit of requests. A check takes little time even for thousands of connections.
+ */
 const LIMIT_LOOK_MILLISECONDS = 1_000;
-/** Time without data after which a connection is closed. {@link holdOpen} removes this limit for an answer that can have long pauses. */
+/** Time in milliseconds without data after which a connection is closed. {@link holdOpen} removes this limit for one answer. */
 const STALL_MILLISECONDS = 30_000;
 /** Longest pause in milliseconds between two requests of one connection. Node.js has the same default. */
 const KEEP_ALIVE_MILLISECONDS = 5_000;
-/** Time without data after which the kernel begins to send TCP keep-alive probes to the peer. */
+/** Time in milliseconds without data after which the kernel begins to send TCP keep-alive probes to the peer. */
 const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
 /**
  * Largest number of connections. It is enough for 64 logs and 64 streams of the API server, scrapers, probes and a person. More connections
@@ -31,11 +33,12 @@ const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
 const CONNECTIONS = 192;
 
 /**
- * Answers one request. An error that the handler throws is logged and answered with 500. `url` has the path and the query of the request.
+ * Answers one request. If the handler throws, the error is logged, and the caller gets 500. `url` has the path and the query of the
+ * request.
  */
 export type Handler = (request: IncomingMessage, response: ServerResponse, url: URL) => void | Promise<void>;
 
-/** Error of a {@link Handler} that becomes an answer with this status and this message for people. It is not logged. */
+/** Error with which a {@link Handler} refuses a request: the caller gets this status and this message for people. It is not logged. */
 export class HttpError extends Error {
   override readonly name: string = 'HttpError';
   readonly status: number;
@@ -53,7 +56,7 @@ export interface RunningServer {
 }
 
 export interface ListeningServer extends RunningServer {
-  /** Stops accepting connections. Resolves when all begun answers are sent, or when the time is over. After that, call `close`. */
+  /** Stops accepting connections. Resolves when all answers that have begun are sent, or after the time limit. Call `close` afterwards. */
   drain(limitMilliseconds: number): Promise<void>;
 }
 
@@ -68,7 +71,7 @@ export function createServer(
   { logger, tls }: { logger: Logger; tls?: (SecureContextOptions & TlsOptions) | undefined },
 ): Server | HttpsServer {
   const limits = {
-    // Bodies have a separate time limit, because an upload can take hours.
+    // The time limit of Node.js for whole requests is off, because an upload can take hours. `limitBody` limits the time of other bodies.
     requestTimeout: 0,
     headersTimeout: REQUEST_LIMIT_MILLISECONDS,
     connectionsCheckingInterval: LIMIT_LOOK_MILLISECONDS,
@@ -82,14 +85,14 @@ export function createServer(
       : createHttpsServer({ ...limits, handshakeTimeout: REQUEST_LIMIT_MILLISECONDS, ...tls });
   server.maxConnections = CONNECTIONS;
   server.timeout = STALL_MILLISECONDS;
-  // The server has no listeners for `upgrade` (see `upgrades.ts`) and `connect`, because a listener would have to handle the socket's
-  // errors. Without it, a request with Upgrade is answered like any other request, and the connection of a CONNECT is closed.
+  // The server listens to neither `upgrade` (see `upgrades.ts`) nor `connect`, because a listener would have to handle the socket's errors.
+  // Without a listener, Node.js answers a request with Upgrade like any other request, and closes the connection of a CONNECT.
   const answers = new WeakMap<Socket, ServerResponse>();
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     const { socket } = request;
-    // If a client sends a request before the answer to its last request, its connection is closed. No client of Berth does this, and
-    // Node.js would read such requests without a limit. The event `close` of an answer is not used here, because a fast client can send its
-    // next request before this event.
+    // If a client sends a request before it has the answer to its last request, the server closes the connection. Otherwise Node.js would
+    // read such requests without a limit. No client of Berth sends them. The event `close` of the last answer is not used here, because a
+    // fast client can send its next request before that event.
     if (answers.get(socket)?.writableEnded === false) {
       socket.destroy();
       return;
@@ -118,7 +121,7 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
     drain: async (limitMilliseconds) => {
       server.close();
       const signal = AbortSignal.timeout(limitMilliseconds);
-      // The loop also waits for answers that begin on open connections while it runs.
+      // This loop also waits for answers that begin on open connections during the loop.
       for (const response of answers) {
         await once(response, 'close', { signal }).catch(() => undefined);
       }
@@ -135,8 +138,8 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
 }
 
 /**
- * Returns the open connections of a server. `closeAllConnections` closes neither upgraded connections nor those without a request, for
- * example a spare connection of the API server. If these connections stayed open, `close` would wait until their time limits are over.
+ * Returns the open connections of a server, so that `close` can destroy them. `closeAllConnections` misses upgraded connections and those
+ * without a request, for example a spare connection of the API server. For these, `close` would wait until their time limits are over.
  */
 function openSockets(server: Server | HttpsServer): ReadonlySet<Socket> {
   const sockets = new Set<Socket>();
@@ -147,7 +150,7 @@ function openSockets(server: Server | HttpsServer): ReadonlySet<Socket> {
   return sockets;
 }
 
-/** Returns the answers of a server that are not completely sent. */
+/** Returns the answers that a server has not completely sent. */
 function openAnswers(server: Server | HttpsServer): ReadonlySet<ServerResponse> {
   const answers = new Set<ServerResponse>();
   server.on('request', (_request: IncomingMessage, response: ServerResponse) => {
@@ -157,7 +160,7 @@ function openAnswers(server: Server | HttpsServer): ReadonlySet<ServerResponse> 
   return answers;
 }
 
-/** Sends a text as the answer. If an answer has already begun, it is aborted instead. */
+/** Sends a text as the answer. If another answer has already begun, that answer is aborted. */
 export function reply(
   response: ServerResponse,
   status: number,
@@ -176,7 +179,7 @@ export function reply(
   response.end(text);
 }
 
-/** Removes the time limit of an answer in which no data may move for hours, for example a log that is followed or read page by page. */
+/** Removes the time limit of an answer whose data can pause for hours, for example a log that is followed or read page by page. */
 export function holdOpen(response: ServerResponse): void {
   response.setTimeout(0);
 }
@@ -185,18 +188,18 @@ export function holdOpen(response: ServerResponse): void {
 const uploads = new WeakSet<IncomingMessage>();
 
 /**
- * Removes the time limit of a body that can take hours, until its request is answered. The handler must limit the time in which no data
- * arrives.
+ * Removes the time limit of a request's body that can take hours. The handler must limit the time in which no data arrives. The limit
+ * applies again after the answer.
  */
 export function allowLongBody(request: IncomingMessage, response: ServerResponse): void {
   uploads.add(request);
   response.once('finish', () => {
-    // After an early answer, the client has this time to notice it.
+    // If the answer was sent before the whole body arrived, the client has this time to notice the answer. Then the connection is closed.
     setTimeout(() => request.complete || request.socket.destroy(), REQUEST_LIMIT_MILLISECONDS).unref();
   });
 }
 
-/** Refuses a request whose body takes too long, as Node.js does with its own limit. */
+/** Refuses a request if its body takes too long to arrive. The answer is the same as after a time limit of Node.js. */
 function limitBody(server: Server | HttpsServer, request: IncomingMessage, response: ServerResponse): void {
   const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers;
   if (length === '0' && encoding === undefined) {
@@ -242,7 +245,7 @@ async function answer(
   }
 }
 
-/** Parses a request's target, a path or a URL. No base URL is used, because a path like `//` would then be read as a host name. */
+/** Parses a request's target, a path or a URL. The path is not resolved against a base URL: there, `//a` would mean the host `a`. */
 export function urlOf(target: string): URL | null {
   return URL.parse(target.startsWith('/') ? `http://localhost${target}` : target);
 }

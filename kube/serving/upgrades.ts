@@ -1,4 +1,4 @@
-/** Lets a server of `httpserver.ts` accept upgrades to another protocol. Refusals are answered like those of other requests. */
+/** Lets a server of `httpserver.ts` accept upgrades to another protocol. A refused upgrade gets the same answer as a refused request. */
 import { type IncomingMessage, type Server, STATUS_CODES } from 'node:http';
 import type { Server as HttpsServer } from 'node:https';
 import type { Socket } from 'node:net';
@@ -6,11 +6,11 @@ import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import { HttpError, urlOf } from './httpserver.ts';
 
-/** Time in milliseconds that a client has to close the connection after the server has ended it. Clients normally close it immediately. */
+/** Time in milliseconds that a client has to close the connection after the server's last data. Then the server destroys the connection. */
 const CLOSE_MILLISECONDS = 5_000;
 
 /**
- * Request for an upgrade. The handler writes its answer to the socket. To refuse the request, it throws an {@link HttpError} before that.
+ * Request for an upgrade. The handler writes its answer to the socket. To refuse, it throws an {@link HttpError} before it writes anything.
  */
 export interface Upgrade {
   request: IncomingMessage;
@@ -21,12 +21,12 @@ export interface Upgrade {
 }
 
 /**
- * Handles upgrades. The connection is closed when the promise settles. If the promise rejects with an HttpError and no bytes were sent, the
- * client gets this error as the answer. Other errors are logged.
+ * Handles an upgrade. The server closes the connection when the promise settles. If it rejects with an HttpError before bytes were sent,
+ * the client gets this error as the answer. Other errors are logged.
  */
 export type UpgradeHandler = (upgrade: Upgrade) => Promise<void>;
 
-/** Makes the server accept upgrades. Without this, a request with `Upgrade` is answered like any other request. */
+/** Makes the server accept upgrades. Without this call, a request with `Upgrade` is answered like any other request. */
 export function acceptUpgrades(server: Server | HttpsServer, handle: UpgradeHandler, logger: Logger): void {
   server.on('upgrade', (request: IncomingMessage, stream: Duplex, head: Buffer) => {
     // The cast is right, because connections of these servers are TCP or TLS sockets.
@@ -51,7 +51,7 @@ async function serve(
   } catch (error) {
     const known = error instanceof HttpError;
     if (!known) {
-      // The query is not logged. It can contain the command of `kubectl exec`, which may contain secrets.
+      // Only the path is logged, because the query can contain the command of `kubectl exec` with its secrets.
       logger.error({ err: error, path: request.url?.split('?')[0] }, 'upgrade failed');
     }
     if (socket.writable && socket.bytesWritten === sent) {

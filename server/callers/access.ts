@@ -3,7 +3,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { SubjectAccessReview } from '../../kube/core.ts';
 import type { Resource } from '../../kube/objects.ts';
 
-/** Request with which callers ask about their own rights (SelfSubjectAccessReview). Every user is allowed to send it. */
+/** Request (SelfSubjectAccessReview) with which callers ask about their own rights. Every user is allowed to send it. */
 const SELF_SUBJECT_ACCESS_REVIEWS: Resource<SubjectAccessReview> = {
   apiVersion: 'authorization.k8s.io/v1',
   kind: 'SelfSubjectAccessReview',

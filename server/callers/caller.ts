@@ -1,6 +1,6 @@
 /**
- * The caller of a request. The server sends the bearer token of the caller to the API server, so the API server decides about each call.
- * The connections for these calls have no client certificate: see {@link Transport.as}.
+ * The caller of a request. The server sends the caller's bearer token to the API server, so the API server decides about each call. The
+ * connections for these calls have no client certificate, for the reason in {@link Transport.as}.
  */
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Registry } from 'prom-client';
@@ -10,17 +10,17 @@ import { Transport } from '../../kube/transport.ts';
 import { StatusError } from '../http/errors.ts';
 import { Usernames } from './usernames.ts';
 
-/** Longest accepted token in characters. All headers of a request together can have 16 KiB. */
+/** Longest accepted token in characters. It leaves room for other headers, because all headers of a request together can have 16 KiB. */
 const TOKEN_LENGTH = 12_288;
 /**
- * Largest number of watches at the same time. Each waiting deployment needs one watch. All watches share 15 connections. Together with the
- * requests that wait for them, they need about 100 MB of memory.
+ * Largest number of watches at the same time. Each waiting deployment needs one watch. All watches share 15 connections. So many watches
+ * and waiting deployments need about 100 MB of memory.
  */
 export const WATCHES = 1_350;
 
 /** Client with the rights of a caller. */
 export class CallerClient extends KubeClient {
-  /** Signal that aborts when the answer to the caller's request is sent, or when the client has closed the connection. */
+  /** Signal that aborts when the text of the answer is ready, or when the client has closed the connection. */
   readonly ended: AbortSignal;
   readonly #token: string;
   readonly #usernames: Usernames;
@@ -41,7 +41,7 @@ export class CallerClient extends KubeClient {
 /** Caller of a request. */
 export interface Caller {
   readonly client: CallerClient;
-  /** Connections for watches, with the rights of the caller. */
+  /** Connections that serve watches, with the rights of the caller. */
   readonly watches: Transport;
 }
 
@@ -50,7 +50,7 @@ export class Callers {
   readonly #watches: Transport;
   readonly #usernames = new Usernames();
 
-  /** `connection` has the address of the API server. Its credentials are not used. */
+  /** `connection` contains the address of the API server. Its credentials are not used, because each call has the token of its caller. */
   constructor({ server, serverName, certificateAuthority }: Connection, metrics: Registry) {
     const address = { server, serverName, certificateAuthority };
     this.#transport = new Transport(address, { metrics, userAgent: 'berth-server' });
@@ -58,7 +58,7 @@ export class Callers {
   }
 
   /**
-   * Returns the client with the rights of the caller. `ended` aborts at the end of the request.
+   * Returns the client with the rights of the caller. `ended` becomes {@link CallerClient.ended}.
    *
    * @throws StatusError 401 when the request has no bearer token.
    */
@@ -66,7 +66,7 @@ export class Callers {
     return this.#client(tokenOf(headers), ended);
   }
 
-  /** Returns the caller with their rights. @throws StatusError 401 when the request has no bearer token. */
+  /** Returns the client and the watches of the caller. @throws StatusError 401 when the request has no bearer token. */
   callerOf(headers: IncomingHttpHeaders, ended: AbortSignal): Caller {
     const token = tokenOf(headers);
     return { client: this.#client(token, ended), watches: this.#watches.as(token) };
@@ -81,7 +81,7 @@ export class Callers {
   }
 }
 
-/** Returns the bearer token. Users type `Bearer TOKEN` into the Swagger page, so the header may contain the word Bearer twice. */
+/** Returns the bearer token. The word Bearer is accepted twice, because the Swagger page adds it and many users type it, too. */
 export function tokenOf({ authorization = '' }: IncomingHttpHeaders): string {
   const token = /^(?:Bearer +){1,2}([-\w.~+/]+=*) *$/i.exec(authorization)?.[1];
   if (token === undefined || token.length > TOKEN_LENGTH) {

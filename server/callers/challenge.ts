@@ -1,6 +1,6 @@
 /**
- * Writes the reason why a token was refused into the header `WWW-Authenticate` of answers with status 401 (RFC 6750). The API server writes
- * the reason only to its own log. Therefore the header has only reasons that the token itself shows. This file does not decide about
+ * Adds the reason why a token was refused to answers with status 401, in the header `WWW-Authenticate` (RFC 6750). The API server does not
+ * send its reason: it only logs it. Therefore the header gives only reasons that the token itself shows. This file does not decide about
  * access.
  */
 import { causeOfRefusal, type SignIn } from '../../api/http/refusedtoken.ts';
@@ -8,7 +8,7 @@ import type { App } from '../http/app.ts';
 
 const CREDENTIALS = /^Bearer +(?:Bearer +)?([^ ].*)$/i;
 
-/** Adds the header to every answer with 401. */
+/** Adds the header `WWW-Authenticate` to every answer with status 401. */
 export function addChallenges(app: App, signIn: SignIn): void {
   app.addHook('onSend', (request, reply, _payload, next) => {
     if (reply.statusCode === 401) {
@@ -19,8 +19,8 @@ export function addChallenges(app: App, signIn: SignIn): void {
 }
 
 /**
- * Returns the value of the header `WWW-Authenticate` for a refused request. `authorization` is the header of the request. `now` is in
- * milliseconds since the epoch.
+ * Returns the value of the header `WWW-Authenticate` for a refused request. `authorization` is the request's header of that name. `now` is
+ * in milliseconds since 1970.
  */
 export function challengeOf(authorization: string | undefined, signIn: SignIn, now = Date.now()): string {
   const token = CREDENTIALS.exec(authorization ?? '')?.[1];

@@ -1,6 +1,6 @@
 /**
- * Lists objects with the rights of the caller. Each object is converted to an item of the answer immediately, because objects can be much
- * larger than their items.
+ * Lists objects with the rights of the caller. Each object becomes an item of the answer immediately, because objects can be much larger
+ * than their items.
  */
 import type { ListQuery } from '../../api/http/list.ts';
 import { undefinedIf } from '../../base/errors.ts';
@@ -19,13 +19,13 @@ interface Selection extends ListQuery {
 
 export interface ListOf<I> {
   readonly items: I[];
-  /** Position from which the next page continues. It is absent on the last page. */
+  /** Position at which the next page begins. It is absent on the last page. */
   readonly continue?: string | undefined;
 }
 
 /**
- * Returns one page of the list, or the whole list without `limit`. `itemOf` returns undefined for objects that the list leaves out.
- * `reader` is the client that reads for the caller.
+ * Returns one page of the list if `limit` is set, and otherwise the whole list. If `itemOf` returns undefined for an object, the list
+ * leaves the object out. `reader` is the client that reads for the caller.
  *
  * @throws ApiError when the API server refuses. @throws StatusError from {@link ListPlaces.run} and {@link Hold}.
  */
@@ -43,8 +43,8 @@ export async function listAs<T extends KubeObject, I>(
 }
 
 /**
- * Returns the items of the namespace, and those of the default namespace whose names the namespace does not have. A caller without rights
- * in the default namespace gets only the items of the namespace.
+ * Returns the items of the namespace and of the default namespace. If both have an item of the same name, only the item of the namespace is
+ * returned. A caller without rights in the default namespace gets only the items of the namespace.
  *
  * @throws ApiError when the API server refuses. @throws StatusError from {@link listAs}.
  */
@@ -55,8 +55,8 @@ export async function listWithShared<T extends KubeObject, I extends { name: str
   defaultNamespace: string,
   itemOf: (object: T) => I | undefined,
 ): Promise<I[]> {
-  // One place (see {@link ListPlaces}) covers both lists. Otherwise the items of the first list would stay in memory while the second list
-  // waits for its turn.
+  // Both lists together take one place (see {@link ListPlaces}). With two places, the items of the first list would stay in memory while
+  // the second list waits.
   return await places.run(caller, async (hold) => {
     const reading = { itemOf, hold, signal: caller.ended };
     const { items } = await readItems(caller, pathFor(type, selection), reading);

@@ -1,32 +1,32 @@
 /**
- * Limits the memory for lists that the server reads for callers. Callers choose the number and size of objects. Therefore only a few lists
- * are read at the same time, and a list has a place while it waits or is read. The number of places is limited. The bytes of all items are
- * also limited. A single user cannot use all places or all bytes.
+ * Limits the memory for lists that the server reads for callers, because callers choose the number and size of objects. Only a few lists
+ * are read at the same time. A list takes a place while it waits or is read, and the number of places is limited. The bytes of all items
+ * together are limited, too. A single user cannot take all places or all bytes.
  */
 import PQueue from 'p-queue';
 import { StatusError } from '../http/errors.ts';
 import type { CallerClient } from './caller.ts';
 
 const MEBIBYTE = 1024 * 1024;
-/** Largest number of lists that are read at the same time. One processor cannot read more of them in parallel. */
+/** Largest number of lists that are read at the same time. More would not be faster, because this process has one processor for them. */
 const LISTS = 8;
-/** Largest number of lists that are read or wait. When so many wait, a list of 1,000 VMs waits for some seconds. */
+/** Largest number of lists that are read or wait. If all these places are taken, a list of 1,000 VMs waits for some seconds. */
 const PLACES = LISTS + 256;
 /**
- * Largest number of lists of one user that are read or wait. A CI system reads some dozens of lists at the same time, and other users must
- * get places, too.
+ * Largest number of lists of one user that are read or wait. A CI system reads some dozens of lists at the same time. The limit leaves
+ * places for other users.
  */
 const USER_PLACES = PLACES / 4;
-/** Largest list of items, in bytes of JSON. It fits about 20,000 VMs. In memory, the items can need several times this number of bytes. */
+/** Largest list of items, in bytes of JSON: about 20,000 VMs. In memory, the items can need several times this number of bytes. */
 const LIST_BYTES = 8 * MEBIBYTE;
-/** Limit in bytes for the items of all lists of one user. The same amount remains for the other users. */
+/** Limit in bytes for the items of all lists of one user. It is half of the total, so that the other users have the other half. */
 const USER_BYTES = LIST_BYTES;
-/** Limit in bytes for the items of all lists. The container of the server has 512 MiB of memory. */
+/** Limit in bytes for the items of all lists. It is a small part of the 512 MiB of memory that the server's container has. */
 const TOTAL_BYTES = 16 * MEBIBYTE;
 
 /**
- * Counts bytes of items that stay in memory. @throws StatusError 422 when this list is too large; 429 or 503 when it does not fit beside
- * the other lists of the user or of all users
+ * Counts the bytes of items that stay in memory. @throws StatusError 422 when the list is too large; 429 when the user's lists are too
+ * large together; 503 when the lists of all users are too large together
  */
 export type Hold = (bytes: number) => void;
 
@@ -41,8 +41,8 @@ export class ListPlaces {
   readonly #users = new Map<string, Use>();
 
   /**
-   * Takes a place, waits for its turn, and then reads a list. The items count for the limits until the answer to the request is sent. If
-   * the client closes the connection earlier, the place becomes free.
+   * Takes a place, waits for its turn, and then reads a list. The place becomes free after the read, or when the client closes the
+   * connection. The items count for the limits in bytes until `ended` of the caller aborts.
    *
    * @throws ApiError 401 for unknown callers, who get no place. @throws StatusError 429 when too many lists wait, 408 when the client has
    * closed the connection.

@@ -14,7 +14,7 @@ export interface NamespacedRef extends Ref {
   namespace: string;
 }
 
-/** Creates the object with the name of the caller in its annotation. @throws ApiError when the API server refuses. */
+/** Creates the object. An annotation of the object contains the name of the caller. @throws ApiError when the API server refuses. */
 export async function createAs<T extends KubeObject>(
   client: CallerClient,
   type: Resource<T>,
@@ -27,7 +27,7 @@ export async function createAs<T extends KubeObject>(
   return await client.create(type, { ...object, metadata: { ...object.metadata, annotations } });
 }
 
-/** @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name. */
+/** Returns the object. @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name. */
 export async function getAs<T extends KubeObject>(
   client: KubeClient,
   type: Resource<T>,
@@ -37,8 +37,8 @@ export async function getAs<T extends KubeObject>(
 }
 
 /**
- * Returns the object of that name in the namespace. If there is none, returns the object in the default namespace, if the caller has the
- * right to get it.
+ * Returns the object of that name in the namespace. If there is none, returns the object of that name in the default namespace, if the
+ * caller has the right to get it.
  *
  * @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name.
  */
@@ -72,7 +72,7 @@ export async function deleteAs<T extends KubeObject>(
   await deleteExisting(client, type, checked(type, ref));
 }
 
-/** Refuses a name that no object can have. For example, a name with a slash would change the path of the request to the API server. */
+/** Refuses a name that no object can have. For example, a slash in the name would change the path of the request to the API server. */
 export function checked<T extends KubeObject>(type: Resource<T>, ref: NamespacedRef): NamespacedRef {
   if (!isObjectName(ref.name)) {
     const kind = type.apiVersion.includes('/') ? `${type.plural}.${GROUP}` : type.plural;

@@ -1,4 +1,4 @@
-/** Adds the caller to each request, for the handlers of all routes. */
+/** Adds the caller to each request, so that the handlers of all routes can act with the caller's rights. */
 import type { FastifyRequest } from 'fastify';
 import type { App } from '../http/app.ts';
 import { mayBeLarge } from '../http/bodyreader.ts';
@@ -7,13 +7,13 @@ import { type Caller, type CallerClient, type Callers, tokenOf } from './caller.
 
 declare module 'fastify' {
   interface FastifyRequest {
-    /** Returns the client with the rights of the caller. @throws StatusError 401 without a bearer token. */
+    /** Returns the client with the rights of the caller. @throws StatusError 401 when the request has no bearer token. */
     caller: () => CallerClient;
-    /** Returns the client and the watches with the rights of the caller. @throws StatusError 401 without a bearer token. */
+    /** Returns the client and the watches with the rights of the caller. @throws StatusError 401 when the request has no bearer token. */
     fullCaller: () => Caller;
     /**
-     * Signal that aborts when the answer is sent, or when the client has closed the connection. A request that the router refuses has no
-     * signal.
+     * Controller whose signal aborts when the text of the answer is ready, or when the client has closed the connection. It is absent if
+     * the router refuses the request.
      */
     end?: AbortController;
   }
@@ -22,8 +22,8 @@ declare module 'fastify' {
 const GONE = new StatusError(408, 'The client closed the connection');
 
 /**
- * Adds the caller to each request. Refuses a request without a token before its body is read. Routes with `security: []` in their schema
- * need no token. Reads a large body only if the API server knows the caller.
+ * Adds the caller to each request. A request without a token is refused before its body is read. Only routes with `security: []` in their
+ * schema need no token. A large body is read only if the API server knows the caller.
  */
 export function addCallers(app: App, callers: Callers): void {
   app.decorateRequest('caller');
@@ -41,7 +41,7 @@ export function addCallers(app: App, callers: Callers): void {
     }
     next();
   });
-  // The answer is now a text, and its objects are no longer needed. answers.ts counts the memory of the text until the client has read it.
+  // The text of the answer is ready now, so its objects no longer count. answers.ts counts the text until the client has read it.
   app.addHook('onSend', (request, _reply, _payload, next) => {
     request.end?.abort();
     next();

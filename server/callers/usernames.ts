@@ -4,23 +4,23 @@ import { LRUCache } from 'lru-cache';
 import type { KubeClient } from '../../kube/client.ts';
 import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
 
-/** Time in milliseconds for which a name is stored. API servers accept an expired token for the same time. */
+/** Time in milliseconds for which a name is stored. API servers also accept an expired token for this time. */
 const NAME_MILLISECONDS = 10_000;
 /**
- * Largest number of stored names. CI systems can call with hundreds of tokens at the same time. For more callers, the server asks the API
- * server more often.
+ * Largest number of stored names. CI systems can call with hundreds of tokens at the same time. If there are more callers than this number,
+ * the server asks the API server more often.
  */
 const NAMES = 8_192;
 
 /**
- * Asks the API server for the name of each token, and stores the answer for some seconds. If several requests have the same token, the
- * server asks only once. Refusals are not stored.
+ * Asks the API server for the name of the user who has a token, and stores the answer for some seconds. For several requests with the same
+ * token, the server asks only once. Refusals are not stored.
  */
 export class Usernames {
   readonly #names = new LRUCache<string, string, KubeClient>({
     max: NAMES,
     ttl: NAME_MILLISECONDS,
-    // The caller gets the answer even if other callers have filled the memory in the meantime.
+    // Even if a new name displaces this entry while the API server is asked, the caller gets the answer.
     ignoreFetchAbort: true,
     fetchMethod: async (_hash, _known, { context }) => {
       const { status } = await context.create(SELF_SUBJECT_REVIEWS, { metadata: {} });
@@ -29,8 +29,8 @@ export class Usernames {
   });
 
   /**
-   * Returns the name of the user with the token. `client` sends this token to the API server. @throws ApiError 401 when the token belongs
-   * to nobody.
+   * Returns the name of the user who has the token. `client` sends this token to the API server. @throws ApiError 401 when the API server
+   * does not accept the token.
    */
   async of(token: string, client: KubeClient): Promise<string> {
     // The key is a hash, because the memory must not contain tokens in plain text.

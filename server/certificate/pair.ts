@@ -4,7 +4,7 @@ import { createSecureContext } from 'node:tls';
 import { messageOf } from '../../base/errors.ts';
 import type { Certificate } from '../../kube/certificates/certificate.ts';
 
-/** Largest number of certificates in a chain. Public authorities use at most four. */
+/** Largest number of certificates in a chain. Chains of public authorities have at most four. */
 const CHAIN = 10;
 const BLOCK = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----/g;
 
@@ -20,8 +20,8 @@ export class PairError extends Error {
 }
 
 /**
- * Returns the certificate and its key if a server can use them now. The chain can follow the certificate in the same file, in order. `now`
- * is in milliseconds since the epoch.
+ * Returns the certificate and its key if a server can use them now. The file with the certificate can also contain the chain, in order
+ * after the certificate. `now` is in milliseconds since 1970.
  *
  * @throws PairError when a file is not readable, the files do not belong together, or a certificate is not valid now.
  */
@@ -81,7 +81,7 @@ function keyIn(pem: string): KeyObject {
   try {
     key = createPrivateKey(pem);
   } catch {
-    // The message of the library is not used, because it may quote the key.
+    // The message does not contain the library's message, because that may quote the key.
     throw new PairError('keyPath', 'there is no readable private key in PEM form without a passphrase');
   }
   if (key.asymmetricKeyType !== 'rsa' && key.asymmetricKeyType !== 'ec') {

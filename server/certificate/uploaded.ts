@@ -1,4 +1,4 @@
-/** Keeps the uploaded certificate of the server in a Secret. All replicas use this Secret, and it remains after a restart. */
+/** Keeps the uploaded certificate of the server in a Secret, so that all replicas use it and it remains after a restart. */
 import type { Logger } from 'pino';
 import { rest } from '../../base/time.ts';
 import type { Certificate } from '../../kube/certificates/certificate.ts';
@@ -9,13 +9,13 @@ import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
 import { checkedPair } from './pair.ts';
 
-/** Name of the Secret. The installation creates it without content, so the server needs no right to create Secrets. */
+/** Name of the Secret. The installation creates the Secret without content, so that the server needs no right to create Secrets. */
 const NAME = 'berth-server-certificate';
 const CERTIFICATE_KEY = 'tls.crt';
 const PRIVATE_KEY_KEY = 'tls.key';
 /**
- * Longest time in milliseconds that a starting server waits for the Secret. After this time it uses its other certificate. Clients must be
- * able to read cluster-info even if the API server does not answer.
+ * Longest time in milliseconds that a starting server waits for the Secret. Then it starts with its other certificate, from files or
+ * self-made. The wait is short, because clients must be able to read cluster-info even if the API server does not answer.
  */
 const START_MILLISECONDS = 5_000;
 
@@ -31,7 +31,7 @@ export class UploadedCertificate {
   readonly #logger: Logger;
   readonly #ref: { namespace: string; name: string };
   readonly #informer: Informer<Secret>;
-  /** resourceVersion of the last Secret about which the log says that it is not usable. */
+  /** resourceVersion of the last Secret that the log called unusable. Each version is logged only once. */
   #refused = '';
 
   constructor({ client, logger, namespace }: UploadedCertificateOptions) {
@@ -45,7 +45,7 @@ export class UploadedCertificate {
     });
   }
 
-  /** Starts to watch the Secret. Resolves when the Secret was read, or when the time for this is over. */
+  /** Starts to watch the Secret. Resolves when the Secret was read, or after the longest wait. */
   async start(signal: AbortSignal): Promise<void> {
     this.#informer.start(signal);
     const read = this.#informer.synced.catch(() => undefined);
@@ -53,13 +53,13 @@ export class UploadedCertificate {
   }
 
   /**
-   * Returns a function that returns the uploaded certificate. If there is no usable one, the function returns the certificate of `other`.
+   * Returns a provider of the uploaded certificate. While there is no usable uploaded certificate, it provides the certificate of `other`.
    */
   orElse(other: CertificateProvider): CertificateProvider {
     return async () => this.#current() ?? (await other());
   }
 
-  /** Stores the pair for all replicas. They use it within seconds. @throws PairError when no server can use it. */
+  /** Stores the pair. All replicas serve it within seconds. @throws PairError when no server can use it. */
   async store(pair: Certificate): Promise<void> {
     const { certificate, key } = checkedPair(pair);
     const data = { [CERTIFICATE_KEY]: encoded(certificate), [PRIVATE_KEY_KEY]: encoded(key) };

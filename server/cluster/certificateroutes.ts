@@ -1,4 +1,4 @@
-/** Upload of the certificate that the server shows to its clients. */
+/** Route to upload the certificate that the server shows to its clients. */
 import multipart from '@fastify/multipart';
 import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';
@@ -8,7 +8,7 @@ import { invalidField, StatusError } from '../http/errors.ts';
 import type { Services } from '../services.ts';
 import { PairError } from '../certificate/pair.ts';
 
-/** Limits of an upload. For comparison: a chain of ten certificates with large keys has 32 KiB. */
+/** Limits of an upload, with sizes in bytes. A chain of ten certificates with large keys has only 32 KiB. */
 const LIMITS = { fileSize: 64 * 1024, fieldSize: 64 * 1024, files: 2, fields: 2, parts: 4, headerPairs: 32 };
 const FIELDS = ['certPath', 'keyPath'] as const;
 
@@ -35,7 +35,7 @@ export function addCertificateRoutes(app: App, { own }: Services): void {
         } catch (error) {
           throw error instanceof PairError ? invalidField(error.field, error.message) : error;
         }
-        // Clients expect JSON. Without this call, the framework would send the text without quotation marks.
+        // Clients expect a JSON text. Without `JSON.stringify`, the framework would send the text without quotation marks.
         return await reply
           .type('application/json; charset=utf-8')
           .send(JSON.stringify('The certificate was uploaded'));
@@ -57,7 +57,7 @@ async function filesOf(request: FastifyRequest): Promise<Record<(typeof FIELDS)[
   return { certPath, keyPath };
 }
 
-/** Returns the contents of the parts by the names of their fields. @throws StatusError 400 when the body is not multipart. */
+/** Returns the content of each part by the name of its field. @throws StatusError 400 when the body is not multipart. */
 async function partsOf(request: FastifyRequest): Promise<Map<string, string>> {
   const contents = new Map<string, string>();
   try {
@@ -66,7 +66,7 @@ async function partsOf(request: FastifyRequest): Promise<Map<string, string>> {
       contents.set(part.fieldname, content);
     }
   } catch (error) {
-    // If a limit is exceeded, the error of the plugin has a status code. If the form of the body is wrong, its error has none.
+    // The plugin's errors about exceeded limits have a status code. Its errors about the form of the body have none.
     throw error instanceof Error && 'statusCode' in error
       ? error
       : new StatusError(400, `the body is not valid: ${messageOf(error)}`);

@@ -7,7 +7,7 @@ import type { ServerConfig } from '../config.ts';
 const HTTPS_PORT = '443';
 const CERTIFICATE = /-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----\n?/;
 
-/** Returns the facts, which never change while the server runs. `connection` is the server's own connection to the Kubernetes API. */
+/** Returns the facts, which stay the same while the server runs. `connection` is the server's own connection to the Kubernetes API. */
 export function clusterInfo(
   { cluster, namespaces }: Pick<ServerConfig, 'cluster' | 'namespaces'>,
   connection: Pick<Connection, 'server' | 'serverName' | 'certificateAuthority'>,
@@ -16,7 +16,7 @@ export function clusterInfo(
   const { hostname, port } = new URL(apiEndpoint ?? connection.server);
   const ownName = apiEndpoint === undefined ? connection.serverName : undefined;
   return {
-    // Clients read the port from this URL, so the URL has a port even if it is the default port.
+    // The URL always contains the port, even the default port, because clients read the port from the URL.
     apiEndpoint: `https://${hostname}:${port || HTTPS_PORT}`,
     apiDomain: ownName ?? hostname.replace(/^\[(.*)\]$/, '$1'),
     certData: firstCertificate(cluster.certificateAuthority ?? connection.certificateAuthority),
@@ -31,7 +31,7 @@ export function clusterInfo(
   };
 }
 
-/** Clients expect exactly one certificate here. */
+/** Returns only the first certificate of a chain, because clients expect exactly one. The result is empty if there is none. */
 function firstCertificate(pem = ''): string {
   return CERTIFICATE.exec(pem)?.[0] ?? '';
 }

@@ -1,4 +1,4 @@
-/** Route with facts about the cluster. */
+/** Route that returns facts about the cluster. */
 import { clusterInfoSchema } from '../../api/http/cluster.ts';
 import type { App } from '../http/app.ts';
 import type { Services } from '../services.ts';

@@ -1,6 +1,6 @@
 /**
- * Limits the memory that clients without a token can occupy. Node.js keeps the bytes that a slow client has not taken yet, so large answers
- * to many such clients would fill the memory.
+ * Limits the memory that clients without a token can occupy. Node.js keeps all bytes that a slow client has not taken yet. Without a limit,
+ * large answers to many slow clients would fill the memory.
  */
 import type { FastifyReply } from 'fastify';
 import { limitReading } from '../http/answers.ts';
@@ -8,13 +8,13 @@ import { StatusError } from '../http/errors.ts';
 
 /** Largest number of answers at the same time. A browser loads three files for the page. */
 const DOWNLOADS = 32;
-/** Time limit of one answer in milliseconds. The largest file has 1.7 MB, so a client with 0.5 Mbit/s gets it in time. */
+/** Time limit of one answer in milliseconds. The largest file has 1.7 MB, which a client with 0.5 Mbit/s gets in this time. */
 const DOWNLOAD_MILLISECONDS = 30_000;
 
 export class Downloads {
   #open = 0;
 
-  /** Counts an answer until it is sent or its connection is closed. @throws StatusError 503 when there are too many. */
+  /** Counts an answer until it is sent or its connection is closed. @throws StatusError 503 when too many answers are under way. */
   begin(reply: FastifyReply): void {
     if (this.#open >= DOWNLOADS) {
       throw new StatusError(503, 'Too many clients load this page. Try again later');

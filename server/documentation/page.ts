@@ -1,10 +1,10 @@
-/** The page that shows the OpenAPI document in a browser: Swagger UI, with a script of ours that starts it. */
+/** The page that shows the OpenAPI document in a browser: Swagger UI and a script that starts it. */
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 
 const SCRIPT_TYPE = 'text/javascript; charset=utf-8';
 
-/** Files of the package that browsers can load, with their content types. The licence of the script is one of them. */
+/** Files of the package that browsers can load, with their content types. One of them is the licence of the script. */
 export const FILES: Readonly<Record<string, string>> = {
   'swagger-ui.css': 'text/css; charset=utf-8',
   'swagger-ui-bundle.js': SCRIPT_TYPE,
@@ -13,12 +13,12 @@ export const FILES: Readonly<Record<string, string>> = {
 
 export const START = { name: 'start.js', type: SCRIPT_TYPE };
 
-/** Path of the page. The document is at `json` below it. */
+/** Path of the page. The path of the OpenAPI document is `json` below this path. */
 export const PAGE_PATH = '/api/v1/swagger';
 
 /**
- * Headers of the page and of its files. They allow the page to load files only from this server, and to send requests only to it. No other
- * site can show the page in a frame. The pictures are data URLs in the style sheet.
+ * Headers of the page and of its files. The page can load files only from this server, and can send requests only to this server. No other
+ * site can show the page in a frame. Data URLs are allowed for pictures, because the style sheet contains some.
  */
 export const HEADERS: Readonly<Record<string, string>> = {
   'content-security-policy': [
@@ -52,7 +52,7 @@ export const HTML = `<!doctype html>
 </html>
 `;
 
-/** The token stays in the memory of the page. */
+/** Script that starts the page. The token that a user enters stays in the memory of the page and is not stored in the browser. */
 export const SCRIPT = `SwaggerUIBundle({
   url: '${PAGE_PATH}/json',
   dom_id: '#page',
@@ -65,8 +65,8 @@ export const SCRIPT = `SwaggerUIBundle({
 const require = createRequire(import.meta.url);
 
 /**
- * Returns the path of a file of the package. The container image has the package in a folder beside the bundle, so the search by name works
- * there, too.
+ * Returns the path of a file of the package. The package is found by its name, also in the container image, where its folder is beside the
+ * bundle.
  * @throws Error when the package is not installed.
  */
 export function pathOf(file: string): string {

@@ -1,4 +1,4 @@
-/** The OpenAPI document of all routes, and a page that shows it. Everybody is allowed to read them. */
+/** Routes of the OpenAPI document and of a page that shows it. Everybody is allowed to read both. */
 import { createReadStream } from 'node:fs';
 import type { FastifyReply, RouteShorthandOptions } from 'fastify';
 import type { App } from '../http/app.ts';
@@ -8,7 +8,7 @@ import { FILES, HEADERS, HTML, PAGE_PATH, pathOf, SCRIPT, START } from './page.t
 /** Time in seconds for which browsers keep the files of the page. The files change only with a new release of Berth. */
 const KEEP_SECONDS = 3_600;
 
-/** @throws Error when the files of the page are missing. */
+/** Adds the routes. @throws Error when the files of the page are missing. */
 export function addDocumentationRoutes(app: App): void {
   const downloads = new Downloads();
   const schema = { hide: true, security: [] };
@@ -19,7 +19,7 @@ export function addDocumentationRoutes(app: App): void {
       next();
     },
   };
-  // The text is computed only once, because clients without a token can request it often.
+  // The text of the document is computed only once, because clients without a token can request it often.
   let document: string | undefined;
   app.get(`${PAGE_PATH}/json`, limited, (_request, reply) => {
     document ??= JSON.stringify(app.swagger());

@@ -11,7 +11,7 @@ import { EMULATORS, VMS } from '../../api/v1alpha1/resources.ts';
 import { WaitEnd } from '../http/waiting.ts';
 
 /**
- * Time limit in milliseconds for the deletion of an emulator whose name no client knows. A stopping process has less than 15 s for this.
+ * Time limit in milliseconds for the deletion of an emulator whose name no client knows. A stopping process has only 15 s for everything.
  */
 const DELETE_MILLISECONDS = 10_000;
 
@@ -23,9 +23,9 @@ export interface EmulatorDeploy {
 }
 
 /**
- * Creates the emulator and resolves with it when it runs. If the time of the request is over or the server stops, resolves with the
- * emulator that does not run yet. The deployment of this emulator continues. A failed emulator is deleted. If the client leaves before it
- * knows the name of the emulator, the emulator is deleted, too. `end` aborts the wait with a {@link WaitEnd}.
+ * Creates the emulator and resolves with the emulator when it runs. If the time limit of the request passes or the server stops, resolves
+ * with the emulator as it then is, and its deployment continues. An emulator that fails is deleted. If the client leaves before it knows
+ * the name of the emulator, the emulator is deleted, too. `end` aborts the wait with a {@link WaitEnd}.
  *
  * @throws StatusError 409 when the VM does not run, 500 when the emulator fails. @throws ApiError when the API server refuses.
  */

@@ -1,4 +1,4 @@
-/** Android emulators of a namespace. */
+/** Routes of the Android emulators of a namespace. */
 import { emulatorItemSchema, emulatorListSchema, emulatorRequestSchema } from '../../api/http/emulator.ts';
 import { emulatorItem } from '../../api/http/emulatoritem.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
@@ -55,7 +55,7 @@ export function addEmulatorRoutes(app: App, { own, waiting }: Services): void {
       },
     },
     async ({ fullCaller, headers, params: { namespace }, body, log }, reply) => {
-      // This check comes first. Otherwise a caller without the right could learn the state of the VM.
+      // This check comes before the VM is read. Otherwise a caller without the right could learn the state of the VM.
       await own.rights.require(headers, { verb: 'create', resource: 'emulators', namespace });
       const caller = fullCaller();
       const request = { caller, namespace, body, logger: log };

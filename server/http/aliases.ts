@@ -1,6 +1,6 @@
 /**
- * Replaces aliases. An alias is a name that is fixed in the code of clients. If a request uses an alias in its path or body, the answer
- * uses the same alias. If the setting `http.aliases` is absent, there are no aliases.
+ * Replaces aliases. An alias is a name that is fixed in the code of clients. If a request has an alias in its path or body, the answer has
+ * the same alias. Without the setting `http.aliases`, there are no aliases.
  */
 import type { FastifyRequest } from 'fastify';
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
@@ -25,7 +25,7 @@ export function addAliases(app: App, { http: { aliases }, namespaces }: Settings
 
 function addNamespaceAliases(app: App, alias: string, namespaces: ServerConfig['namespaces']): void {
   const names = aliasNames(alias, namespaces);
-  /** Requests that use the alias. Their answers must use it, too. */
+  /** Requests in which the alias was found. Their answers must contain the alias, too. */
   const aliased = new WeakSet<FastifyRequest>();
   const realIn = (request: FastifyRequest) => (name: string) => {
     const real = names.real(name);
@@ -54,7 +54,7 @@ function addNamespaceAliases(app: App, alias: string, namespaces: ServerConfig['
   });
 }
 
-/** Changes the field of an object if its value is a text. The validation of the request checks all other values. */
+/** Changes the field of an object if its value is a text. Other values stay, and the validation of the request refuses them. */
 function rename(object: unknown, field: string, change: (name: string) => string): void {
   const value = (object as Fields | null | undefined)?.[field];
   if (typeof value === 'string') {

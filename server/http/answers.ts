@@ -1,16 +1,16 @@
-/** Limits the memory of answers that clients have not read yet. A long list stays in memory until its client has read it. */
+/** Limits the memory of answers. Each answer, for example a long list, stays in memory until its client has read it. */
 import type { ServerResponse } from 'node:http';
 import { StatusError } from './errors.ts';
 
-/** Answers up to this number of bytes do not count for the limits. All answers except lists of more than some hundred VMs are shorter. */
+/** Largest number of bytes in an answer that does not count for the limits. Only lists of more than some hundred VMs are longer. */
 const FREE_BYTES = 64 * 1024;
-/** Limit in bytes for all other answers together. The container of the server has 512 MiB of memory. */
+/** Limit in bytes for all answers together that count. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 96 * 1024 * 1024;
-/** Limit in bytes for the answers of one user. It fits three of the longest lists, and leaves memory for other users. */
+/** Limit in bytes for the answers of one user: three of the longest lists. The rest is for other users. */
 const OWNER_BYTES = TOTAL_BYTES / 4;
 /**
- * Time limit in milliseconds for an answer that counts. A client with 1.2 Mbit/s gets the longest list in time. For 10,000 VMs, half of
- * this speed is enough.
+ * Time limit in milliseconds for an answer that counts. A client with 1.2 Mbit/s gets the longest list in this time. A list of 10,000 VMs
+ * needs half of this speed.
  */
 const ANSWER_MILLISECONDS = 60_000;
 
@@ -20,7 +20,7 @@ export class UnreadAnswers {
 
   /**
    * Counts an answer until it is sent or its client has closed the connection. A client that reads too slowly is disconnected. `ownerOf`
-   * returns the name of the user, and is called only for an answer that counts.
+   * returns the name of the user. It is called only if the answer counts.
    *
    * @throws StatusError 429 while too many bytes wait for clients of the same user, and 503 while too many bytes wait for all clients
    */
@@ -61,7 +61,7 @@ export class UnreadAnswers {
  * disconnected.
  */
 export function limitReading(response: ServerResponse, milliseconds: number, release: () => void): void {
-  // If the response is already closed, no further event will follow.
+  // The event `close` does not come again if the response is already closed.
   if (response.destroyed) {
     release();
     return;

@@ -16,18 +16,18 @@ import { normalizeBody } from './bodies.ts';
 import { BODY_BYTES, BodyReader } from './bodyreader.ts';
 import { refuseMalformed, sendError, StatusError } from './errors.ts';
 
-/** Largest number of connections. Each waiting deployment has one connection, and at most 1,350 deployments wait. */
+/** Largest number of connections. At most 1,350 deployments wait, each on its own connection. The rest is for other requests. */
 const CONNECTIONS = 2_048;
-/** Longest parameter of a path, in characters. It fits the longest image reference with every character percent-encoded. */
+/** Longest parameter of a path, in characters. The longest image reference fits even if every character is percent-encoded. */
 const PARAMETER_LENGTH = 2_048;
 
-/** Name under which answers without a token are counted. */
+/** Name of the user under which answers to requests without a token are counted. */
 const ANYBODY = '';
 
 declare module 'fastify' {
   interface FastifyRequest {
     /**
-     * Returns the name of the caller, for the limits that hold for each user. @throws ApiError 401 when the API server does not know the
+     * Returns the name of the caller, because some limits hold for each user. @throws ApiError 401 when the API server does not know the
      * caller.
      */
     owner?: () => Promise<string>;
@@ -50,7 +50,7 @@ export interface AppOptions {
 
 /** Creates the application without routes. Its `server` does not listen yet. If `tls` is true, it is an HTTPS server. */
 export function createApp({ logger, tls }: AppOptions): App {
-  // The type is given here, because pino's own type would make the type of the application differ from App.
+  // The variable has the type of Fastify. With pino's own type, the type of the application would differ from App.
   const loggerInstance: FastifyBaseLogger = logger;
   const app: App = fastify({
     serverFactory: (handler) => {
@@ -61,7 +61,7 @@ export function createApp({ logger, tls }: AppOptions): App {
     // Requests are not logged, because the audit log of the API server has more details.
     logController: new LogController({ disableRequestLogging: true }),
     bodyLimit: BODY_BYTES,
-    // Clients append paths to their configured address, so a URL may contain a double slash or end with a slash.
+    // Clients append paths to their configured address. Therefore a URL may contain a double slash or end with a slash.
     routerOptions: {
       ignoreTrailingSlash: true,
       ignoreDuplicateSlashes: true,
@@ -98,13 +98,13 @@ function readBodies(app: App): void {
     if (bodySchemaOf(request) !== undefined) {
       return parsed(await reader.read(payload));
     }
-    // Nobody needs this body, but it is read to its end. Clients read the answer only after they have sent the whole body.
+    // Nobody needs this body. It is read and dropped, because clients read the answer only after they have sent the whole body.
     payload.resume();
     return undefined;
   });
   app.addHook('preValidation', (request, _reply, next) => {
     const schema = bodySchemaOf(request);
-    // This body is dropped, because no handler reads it. Otherwise it would stay in memory while the request waits.
+    // If no schema describes the body, no handler reads it. It is dropped, because it would stay in memory while the request waits.
     request.body = schema === undefined ? undefined : normalizeBody(schema, request.body);
     next();
   });

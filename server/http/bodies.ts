@@ -1,15 +1,15 @@
 /**
- * Reads request bodies in the forms that clients send. The letter case of keys does not matter. A field with the value null counts as
- * absent. An optional field also counts as absent if it is an empty text, or if it is zero and its minimum is larger.
+ * Reads request bodies in all forms that clients send. The letter case of keys does not matter. A field with the value null counts as
+ * absent. An optional field also counts as absent if it is an empty text, or if it is zero although zero is not allowed.
  */
 import * as z from 'zod';
 import { invalidField } from './errors.ts';
 
-/** Largest number of entries of a map in a body. In a longer map, zod would need too much memory for an error about each entry. */
+/** Largest number of entries of a map in a body. There is a limit, because zod makes an error for each wrong entry, which needs memory. */
 const ENTRIES = 1_024;
 
 /**
- * Returns the body with the keys in the spelling of the schema. Unknown keys and absent fields are left out.
+ * Returns the body with its keys in the spelling of the schema. Unknown keys and absent fields are left out.
  *
  * @throws StatusError 422 when a map has too many entries.
  */
@@ -17,7 +17,7 @@ export function normalizeBody(schema: z.ZodType, body: unknown): unknown {
   return normalized(schema, body ?? {}, '');
 }
 
-/** `field` is the name of the field with the value. */
+/** Does the same as {@link normalizeBody} for a part of the body. `field` is the name of the field that contains `value`. */
 function normalized(schema: z.ZodType, value: unknown, field: string): unknown {
   if (schema instanceof z.ZodOptional) {
     return normalized(schema.unwrap() as z.ZodType, value, field);

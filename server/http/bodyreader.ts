@@ -1,31 +1,31 @@
 /**
- * Reads the bodies of requests. Thousands of connections can send bodies at the same time, so the total size of bodies that are being read
- * is limited.
+ * Reads the bodies of requests. The total size of the bodies that are being read is limited, because thousands of connections can send
+ * bodies at the same time.
  */
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Readable } from 'node:stream';
 import { StatusError } from './errors.ts';
 
-/** Largest body of a request in bytes. Only uploads of files can be larger, because they are not held in memory. */
+/** Largest body of a request in bytes. Only uploads of files can be larger, because files are not held in memory. */
 export const BODY_BYTES = 1024 * 1024;
 /**
- * Number of bytes at the start of each body that do not count for the limit. Common requests are shorter, so large bodies of others never
- * block them. These bytes of all 2,048 connections together need 16 MiB.
+ * Number of bytes at the start of each body that do not count for the limit. Bodies of most requests are shorter, so that large bodies of
+ * other clients cannot block them. For all 2,048 connections together, these bytes need 16 MiB.
  */
 const FREE_BYTES = 8 * 1024;
-/** Limit for all other bytes. The container of the server has 512 MiB of memory. */
+/** Limit for the bytes of all bodies together that count. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 48 * 1024 * 1024;
 
 /**
- * Reports whether the body of a request can have bytes that count for the limit. This is always true for a body in chunks, because its
- * length is not known before its end.
+ * Reports whether the body of a request can have bytes that count for the limit. For a body in chunks the answer is always true, because
+ * its length is not known in advance.
  */
 export function mayBeLarge(headers: IncomingHttpHeaders): boolean {
   return headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > FREE_BYTES;
 }
 
 export class BodyReader {
-  /** Number of bytes that count for the limit, for all bodies that are being read. */
+  /** Number of bytes that count for the limit in all bodies that are being read. */
   #used = 0;
 
   /**
@@ -33,8 +33,8 @@ export class BodyReader {
    * when the connection ends before the end of the body.
    */
   async read(body: Readable): Promise<string> {
-    // The bytes are copied into one buffer. Clients choose the size of chunks, and a list of small chunks would need many times the memory
-    // of their bytes.
+    // The bytes are copied into one buffer, because clients choose the size of chunks. A list of many small chunks would need many times
+    // the memory of their bytes.
     let buffer: Buffer = Buffer.alloc(0);
     let length = 0;
     try {

@@ -1,4 +1,4 @@
-/** Turns every error into a Status: errors of handlers, of the API server, of validation and of the router. */
+/** Turns every error into a Status. Errors come from handlers, the API server, the validation and the router. */
 import { STATUS_CODES } from 'node:http';
 import type { Socket } from 'node:net';
 import type { FastifyReply, FastifyRequest } from 'fastify';
@@ -9,20 +9,20 @@ import { HttpError } from '../../kube/serving/httpserver.ts';
 import { invalid } from './mistakes.ts';
 
 /**
- * When the API server does not answer, the server asks the client to try again after this number of seconds. In this time, a control plane
- * can elect a new leader.
+ * Number of seconds after which a client should try again if the API server does not answer. In this time, a control plane can elect a new
+ * leader.
  */
 const RETRY_AFTER_SECONDS = 5;
 
-/** Answers to requests that the HTTP parser refuses, by the code of its error. */
+/** Answers to requests that the HTTP parser refuses. The key is the code of the parser's error. */
 const MALFORMED: Readonly<Record<string, { status: number; message: string }>> = {
   HPE_HEADER_OVERFLOW: { status: 431, message: 'The headers are too long' },
   ERR_HTTP_REQUEST_TIMEOUT: { status: 408, message: 'The request did not arrive in time' },
 };
 const NO_REQUEST = { status: 400, message: 'This is not an HTTP request' };
 /**
- * Time in milliseconds for which the rest of a malformed request is read and dropped. Otherwise a client that has not sent everything could
- * not read the answer.
+ * Time in milliseconds for which the rest of a malformed request is read and dropped. Many clients read the answer only after they have
+ * sent the whole request.
  */
 const LINGER_MILLISECONDS = 2_000;
 
@@ -39,26 +39,26 @@ export class StatusError extends HttpError {
 }
 
 /**
- * Error when the API server refuses the server's own identity, because its account was deleted or a right was removed. The caller cannot
- * fix this.
+ * Error when the API server refuses a request of the server's own identity, because its account was deleted or it lacks a right. The caller
+ * cannot fix this error.
  */
 export class OwnRefusalError extends ApiError {}
 
 /**
- * Returns the error 404 for an object, with the same message as the API server. `resource` is the plural name of the kind, with the API
- * group if it has one.
+ * Returns the error 404 for an object, with the same message as the API server. `resource` is the plural name of the kind. If the kind has
+ * an API group, `resource` also contains the group.
  */
 export function notFound(resource: string, name: string): StatusError {
   return new StatusError(404, `${resource} ${JSON.stringify(name)} not found`);
 }
 
-/** Returns the error 422 for a mistake in a field of the body. `message` is a phrase that follows the name of the field. */
+/** Returns the error 422 for a mistake in a field of the body. In the text of the error, `message` follows the name of the field. */
 export function invalidField(field: string, message: string): StatusError {
   const cause = { reason: 'FieldValueInvalid', field, message };
   return new StatusError(422, `${field}: ${message}`, { causes: [cause] });
 }
 
-/** Answers bytes that are not an HTTP request, or a request that is too long or too slow. Then it closes the connection. */
+/** Answers data that is not an HTTP request, or a request that is too long or too slow. Afterwards the connection is closed. */
 export function refuseMalformed(error: Error & { code?: string }, socket: Socket): void {
   const { status, message } = MALFORMED[error.code ?? ''] ?? NO_REQUEST;
   if (!socket.writable || error.code === 'ECONNRESET') {
@@ -66,7 +66,7 @@ export function refuseMalformed(error: Error & { code?: string }, socket: Socket
     return;
   }
   const body = JSON.stringify(failure(status, message));
-  // The parser would report all further data as errors. The new listener for data replaces the parser.
+  // The parser would report all further data as errors. Therefore its listener for data is removed, and a new listener drops the data.
   socket.removeAllListeners('data');
   socket.on('data', () => undefined);
   socket.end(
@@ -90,8 +90,8 @@ export function sendError(error: unknown, request: FastifyRequest, reply: Fastif
   if (wait !== undefined || code === 503 || code === 429) {
     void reply.header('retry-after', wait === undefined ? RETRY_AFTER_SECONDS : Math.ceil(wait / 1000));
   }
-  // By default, Fastify closes the connection after an error in a body. A client that has not sent everything could then not read the
-  // answer. Therefore the rest of the body is read and dropped, until the time limit of the request.
+  // By default, Fastify closes the connection after an error in a body. A client that has not sent the whole body could then not read the
+  // answer. Therefore the connection stays open, and the rest of the body is read and dropped until the time limit of the request.
   void reply.removeHeader('connection');
   void reply.code(code).type('application/json; charset=utf-8').send(JSON.stringify(status));
 }
@@ -127,7 +127,7 @@ function statusOf(error: unknown, request: FastifyRequest): Status {
   return statusOfFramework(error);
 }
 
-/** Returns the Status of an error of the router or of the reader of bodies, for example 413 or 414. */
+/** Returns the Status for an error of the router or of the code that reads bodies, for example 413 or 414. */
 function statusOfFramework(error: unknown): Status {
   const { statusCode = 500, message = '' } = error as { statusCode?: number; message?: string };
   return statusCode >= 400 && statusCode < 500

@@ -1,16 +1,16 @@
 /**
- * Image names in paths. An image reference has slashes, which clients encode once, twice or not at all. Some proxies decode a path before they
- * pass it on.
+ * Reads image names in paths. An image reference contains slashes, which clients encode once, twice or not at all. Some proxies also decode
+ * a path before they pass it on.
  */
 import { StatusError } from './errors.ts';
 
-/** Largest number of further decodings of a parameter, after the router has decoded it once. */
+/** Largest number of times that a parameter is decoded after the router has decoded it once. */
 const ENCODINGS = 2;
 const ENCODED = /%[0-9a-f]{2}/i;
 
 /**
- * Returns the image name in a parameter of a path, which the router has decoded once. Image names contain no percent sign, so a percent
- * sign means a further encoding.
+ * Returns the image name in a parameter of a path. The router has already decoded the parameter once. Image names contain no percent sign,
+ * so a percent sign means that the client encoded the name more than once.
  *
  * @throws StatusError 400 when the encoding is not valid.
  */
@@ -27,9 +27,9 @@ export function decodedImageName(parameter: string): string {
 }
 
 /**
- * Separates an image name with unencoded slashes from the action after it. If a path does not end with an action, the result has no action.
- * A percent-encoded name never reaches this function, because it matches an earlier route with one parameter for the name. It can therefore
- * end like an action.
+ * Separates an image name with unencoded slashes from the action after it. If the path does not end with an action, `action` is undefined.
+ * Names with percent-encoded slashes match an earlier route, in which the whole name is one parameter. Therefore only those names can end
+ * like an action.
  *
  * @throws StatusError 400 when an encoding in the path is not valid.
  */

@@ -4,10 +4,10 @@ import type { App } from './app.ts';
 
 /** Upper bounds of the buckets in seconds. A request for one object takes milliseconds, and a deployment takes minutes. */
 const BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 600];
-/** Label of requests that match no route. Paths are not labels, because clients choose them. */
+/** Label of requests that match no route. Their paths are not used, because clients choose them and could create too many labels. */
 const NO_ROUTE = 'none';
 
-/** Counts requests and measures their times. `waiting` returns the number of requests that wait for an object. */
+/** Counts requests and measures their times. `waiting` returns the number of requests that wait, for example for a VM. */
 export function addMetrics(app: App, registry: Registry, waiting: () => number): void {
   const registers = [registry];
   const labelNames = ['method', 'route'] as const;

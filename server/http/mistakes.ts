@@ -2,25 +2,25 @@
 import * as z from 'zod';
 import { failure, type Status } from '../../api/http/status.ts';
 
-/** Largest number of mistakes in an answer. A hostile client can send a body with a mistake in each of thousands of fields. */
+/** Largest number of mistakes in an answer. There is a limit, because a hostile client can send thousands of wrong fields. */
 const MISTAKES = 20;
 
 interface Mistake {
-  /** Code that zod gives to the type of mistake. */
+  /** Code with which zod names the type of the mistake. */
   keyword: string;
   /** Path of the field, with `/` before each part. */
   instancePath: string;
   message?: string | undefined;
-  /** Further fields of the issue of zod. */
+  /** Other fields of the issue that zod reported. */
   params: Record<string, unknown>;
 }
 
-/** Mistakes of a value for which the schema allows several forms. There is one list for each form. */
+/** Mistakes in a value for which the schema allows several forms. Each inner list has the mistakes for one form. */
 const formsSchema = z.array(z.array(z.object({ code: z.string(), message: z.string() })));
 
 /**
- * Returns an error with code 400 if a value has the wrong type. The code is 422 if a value is missing or outside its bounds. `given` is the
- * part of the request with the values.
+ * Returns an error that lists the mistakes. The code is 400 if a value has the wrong type. Otherwise it is 422: a value is missing or out
+ * of its bounds. `given` is the part of the request that contains the values.
  */
 export function invalid(mistakes: readonly Mistake[], given: unknown): Status {
   const causes = mistakes.slice(0, MISTAKES).map(({ instancePath, keyword, message = 'is not valid' }) => ({
@@ -35,7 +35,7 @@ export function invalid(mistakes: readonly Mistake[], given: unknown): Status {
   return failure(isMalformed ? 400 : 422, text, { details: { causes } });
 }
 
-/** Reports whether the type of the field's value is wrong. Then no value of this type is valid. */
+/** Reports whether the value of the field has the wrong type. */
 function hasWrongType({ keyword, instancePath, message = '', params }: Mistake, given: unknown): boolean {
   switch (keyword) {
     case 'invalid_type':
@@ -56,7 +56,7 @@ function hasWrongType({ keyword, instancePath, message = '', params }: Mistake, 
   }
 }
 
-/** Returns the refused value for a message if it is a number. A refused text is not repeated, because it may be a password. */
+/** Returns the refused value as the end of a message if it is a number. A refused text is not shown, because it may be a password. */
 function numberAt(instancePath: string, given: unknown): string {
   const value = valueAt(instancePath, given);
   return typeof value === 'number' ? `, not ${value}` : '';
@@ -73,7 +73,7 @@ function valueAt(instancePath: string, given: unknown): unknown {
   return value;
 }
 
-/** Reports whether the field is missing. Only the message of zod shows this. */
+/** Reports whether the field is missing. zod has no code for this, so its message is checked. */
 function isMissing(keyword: string, message: string): boolean {
   return keyword === 'invalid_type' && message.endsWith('received undefined');
 }

@@ -1,18 +1,16 @@
-/** Decides which namespaces Berth serves. All other namespaces do not exist for the HTTP API, whatever rights a caller has. */
+/** Decides which namespaces Berth serves. For the HTTP API, all other namespaces do not exist, even if the caller has rights in them. */
 import type { ServerConfig } from '../config.ts';
 import type { App } from './app.ts';
 import { notFound } from './errors.ts';
 
 type Namespaces = ServerConfig['namespaces'];
 
-/**
- * Returns true if the namespace is served. The system namespace is not served, because users with rights in it could act as the operator.
- */
+/** Reports whether the namespace is served. The system namespace is not, because users with rights in it could act as the operator. */
 export function isServed(name: string, namespaces: Namespaces): boolean {
   return name !== namespaces.system && (name === namespaces.default || name.startsWith(namespaces.prefix));
 }
 
-/** Answers requests in other namespaces with 404. */
+/** Answers requests for namespaces that are not served with 404. */
 export function refuseOtherNamespaces(app: App, namespaces: Namespaces): void {
   app.addHook('onRequest', (request, _reply, next) => {
     const { namespace } = request.params as { namespace?: string };

@@ -6,21 +6,21 @@ import { statusSchema } from '../../api/http/status.ts';
 import type { App } from './app.ts';
 
 const MULTIPART = 'multipart/form-data';
-/** Prefix of paths. Operation IDs do not contain it. */
+/** Start of most paths. Operation IDs do not contain this part. */
 const PREFIX = /^\/api\/v1\/(?:namespaces\/:namespace\/(?=.))?/;
-/** Suffix of the names of schemas for requests. The names of schemas for answers have no suffix. */
+/** Suffix in the names of schemas for requests. The names of schemas for answers do not have it. */
 const INPUT = /Input$/;
 
 type Described = ReturnType<typeof jsonSchemaTransformObject>;
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** Fields of the files that a route reads from a multipart body. */
+    /** Names of the fields with files that a route reads from a multipart body. */
     files?: readonly string[];
   }
 }
 
-/** Adds the document as `app.swagger()`. `version` is the version of Berth. */
+/** Makes the OpenAPI document available as `app.swagger()`. `version` is the version of Berth. */
 export async function addDocument(app: App, version: string): Promise<void> {
   await app.register(swagger, {
     openapi: {
@@ -31,7 +31,7 @@ export async function addDocument(app: App, version: string): Promise<void> {
     },
     transform: (document) => {
       const { route, schema, url } = document;
-      // The body of every error is a Status.
+      // The default response describes errors, because the body of every error is a Status.
       const response = { ...(schema.response as object | undefined), default: statusSchema };
       const operationId = operationIdOf(String(route.method), url);
       const described = jsonSchemaTransform({
@@ -45,7 +45,7 @@ export async function addDocument(app: App, version: string): Promise<void> {
   });
 }
 
-/** Returns for example `getVmsByName` for `GET /api/v1/namespaces/:namespace/vms/:name`. */
+/** Returns the operation ID of a route, for example `getVmsByName` for `GET /api/v1/namespaces/:namespace/vms/:name`. */
 function operationIdOf(method: string, url: string): string {
   const words = url
     .replace(PREFIX, '')
@@ -64,7 +64,7 @@ function withFiles(schema: FastifySchema, files: readonly string[]): FastifySche
   return { ...schema, consumes: [MULTIPART], body: { type: 'object', properties, required: files } };
 }
 
-/** Removes the bounds of JavaScript's integers, and schemas for requests that no request uses. */
+/** Removes the bounds of JavaScript's integers from the document, and also the schemas for requests to which nothing refers. */
 function withoutNoise(document: Described): Described {
   const text = JSON.stringify(document, (key, value: unknown) =>
     (key === 'minimum' || key === 'maximum') && Math.abs(Number(value)) === Number.MAX_SAFE_INTEGER

@@ -1,4 +1,4 @@
-/** Parameters of paths. */
+/** Schemas of the parameters in paths. */
 import * as z from 'zod';
 import { LABEL, text } from '../../api/v1alpha1/schema.ts';
 
@@ -8,7 +8,7 @@ export const NAMESPACES_PATH = '/api/v1/namespaces';
 export const namespaceParams = z.object({ namespace: text('Namespace.', 63, LABEL) });
 
 /**
- * Schema of the names of a namespace and of an object in it. If no object can have the name, the answer is the same as for a missing
- * object.
+ * Schema of the names of a namespace and of an object in it. Every name is accepted here, so that the answer for an impossible name is the
+ * same as for a missing object.
  */
 export const objectParams = namespaceParams.extend({ name: z.string().min(1) });

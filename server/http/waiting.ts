@@ -1,16 +1,13 @@
-/** Requests that wait: for a VM or an emulator to run, or for the end of a VM. All of them get an answer when the server stops. */
+/** Counts requests that wait for a VM or an emulator to run, or for the end of a VM. When the server stops, all of them get an answer. */
 import type { ServerResponse } from 'node:http';
 import { rest } from '../../base/time.ts';
 import { holdOpen } from '../../kube/serving/httpserver.ts';
 import { StatusError } from './errors.ts';
 
-/**
- * Time in milliseconds that a stopping server has for its answers. It is longer than a deletion takes, and shorter than the 30 s after
- * which Kubernetes kills the Pod.
- */
+/** Time in milliseconds that a stopping server has for its answers. A deletion takes less time. After 30 s, Kubernetes kills the Pod. */
 const STOP_MILLISECONDS = 15_000;
 
-/** Reason for the end of a wait: the client has closed the connection, the time is over, or the server stops. */
+/** Reason why a wait ended: the client closed the connection (`gone`), the time limit passed (`late`), or the server stops (`stopping`). */
 export class WaitEnd extends Error {
   override readonly name = 'WaitEnd';
   readonly why: 'gone' | 'late' | 'stopping';
@@ -22,21 +19,21 @@ export class WaitEnd extends Error {
 }
 
 /**
- * Largest share of all waiting requests that one user can have. The same share holds for one namespace with all its users. A CI system
- * deploys a thousand VMs at the same time as one user, and other users must be able to deploy, too.
+ * Largest share of all waiting requests that one user can have. A namespace has the same largest share. The share is large, because a CI
+ * system deploys a thousand VMs at the same time as one user. The rest is for others.
  */
 const SHARE = 3 / 4;
 
-/** Owner of a request that waits. */
+/** User and namespace of a request that waits. */
 export interface Owner {
-  /** Name of the caller. The API server must know the caller, because requests of unknown callers never wait. */
+  /** Name of the caller. It is always known to the API server, because requests of unknown callers never wait. */
   readonly user: string;
-  /** Namespace of the request. It has a limit of its own, because a member can have several accounts. */
+  /** Namespace of the request. A namespace has its own limit, because one member can have several accounts. */
   readonly namespace: string;
 }
 
 interface Waiting extends Owner {
-  /** Resolves when the answer is sent. */
+  /** Resolves when the answer is sent, or when the connection is closed. */
   readonly answered: Promise<void>;
 }
 
@@ -60,7 +57,7 @@ export class WaitingRequests {
   }
 
   /**
-   * Runs the work of one request, which must end soon after the signal of its controller aborts.
+   * Runs the work of one request. The work gets a controller, and must end soon after the controller's signal aborts.
    *
    * @throws StatusError 429 when too many requests wait, 503 when the server stops, 408 when the client has already closed the connection.
    */
@@ -85,7 +82,7 @@ export class WaitingRequests {
     return await work(end);
   }
 
-  /** Ends all waits, and resolves when each answer is sent. */
+  /** Ends all waits. Resolves when all answers are sent, or after the time limit. */
   async stop(): Promise<void> {
     this.#isStopping = true;
     const answers = Promise.all([...this.#waiting.values()].map(async ({ answered }) => await answered));
@@ -109,7 +106,8 @@ export class WaitingRequests {
   }
 
   /**
-   * @throws StatusError 429 when the waiting requests that `isOne` selects have used their share. `which` describes them in the message.
+   * Refuses a request if the share of the user or namespace that `isOne` selects is used up. `which` is the user or namespace in the
+   * message. @throws StatusError 429
    */
   #refuseMore(which: string, isOne: (waiting: Waiting) => boolean): void {
     const share = Math.floor(this.#limit * SHARE);

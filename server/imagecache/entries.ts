@@ -1,4 +1,4 @@
-/** Finds, creates and changes ImageCacheEntries. One entry keeps an image on the hosts of all namespaces. */
+/** Finds, creates and changes ImageCacheEntries. An image has one entry, which keeps the image on hosts of any namespaces. */
 import { LRUCache } from 'lru-cache';
 import {
   type CachedSource,
@@ -18,19 +18,19 @@ import { StatusError } from '../http/errors.ts';
 import type { Watches } from '../own/watches.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 
-/** Largest number of entries that the server creates. No quota can limit them, because they belong to no namespace. */
+/** Largest number of entries that the server creates. This limit is needed, because entries belong to no namespace and have no quota. */
 const ENTRIES = 1_000;
 /**
- * Largest number of entries that keep images on the hosts of one namespace. The members of one namespace can therefore not use all entries.
- * Few hosts have more images.
+ * Largest number of entries that keep images on the hosts of one namespace. With this limit, the members of one namespace cannot take all
+ * entries. Few hosts have more images.
  */
 const ENTRIES_OF_NAMESPACE = 250;
 /**
- * Time in milliseconds in which a watch shows a new entry. Until then, the server remembers the entry itself, so that it counts for its
- * namespace.
+ * Time in milliseconds after which the watch surely shows a new entry. Until then, the server remembers the entry itself, so that it counts
+ * for the limit of its namespace.
  */
 const LEARNING_MILLISECONDS = 60_000;
-/** Number of unused entries that one request deletes before it creates an entry. */
+/** Largest number of unused entries that one request deletes before it creates an entry. */
 const DELETIONS = 10;
 /** Largest number of attempts to write an entry. An attempt fails if somebody else wrote the entry at the same time. */
 const ATTEMPTS = 10;
@@ -38,7 +38,7 @@ const ATTEMPTS = 10;
 export class Entries {
   readonly #client: KubeClient;
   readonly #watches: Watches;
-  /** Targets of new entries, by the name of the entry. The watch may not show these entries yet. */
+  /** Targets of entries that this server created, by the entry's name. The watch may not show these entries yet. */
   readonly #created = new LRUCache<string, CacheTargets>({ max: ENTRIES, ttl: LEARNING_MILLISECONDS });
 
   constructor(client: KubeClient, watches: Watches) {
@@ -52,8 +52,8 @@ export class Entries {
   }
 
   /**
-   * Changes the targets of the image's entry. If no entry exists and the changed targets select hosts, an entry is created. `change` is
-   * called again when somebody else wrote the entry at the same time. `own` has the names of all hosts of the namespace.
+   * Changes the targets of the image's entry. If there is no entry and the changed targets select hosts, an entry is created. If somebody
+   * else wrote the entry at the same time, `change` is called again. `own` contains the names of all hosts of the namespace.
    *
    * @throws StatusError 403 when there are too many entries, and 409 when the entry is being deleted or others change it in each attempt.
    */
@@ -74,7 +74,7 @@ export class Entries {
     throw new StatusError(409, changedByOthers(reference));
   }
 
-  /** Resolves with false if somebody else wrote the entry at the same time. */
+  /** Writes the entry. Resolves with false if somebody else wrote it at the same time, so that another attempt may succeed. */
   async #write(write: EntryWrite, own: ReadonlySet<string>): Promise<boolean> {
     if ('refusal' in write) {
       throw new StatusError(409, write.refusal);
@@ -99,7 +99,7 @@ export class Entries {
     }
   }
 
-  /** @throws StatusError 403 when too many entries keep images on the hosts with these names. */
+  /** Checks that the hosts in `own` may have another entry. @throws StatusError 403 when too many entries keep images on these hosts. */
   #requireShare(own: ReadonlySet<string>): void {
     const known = this.#ownEntries();
     const names = new Set(known.map(({ metadata }) => metadata.name));
@@ -118,7 +118,7 @@ export class Entries {
     return this.#watches.entries().filter(({ metadata }) => metadata.name.startsWith(ENTRY_PREFIX));
   }
 
-  /** Deletes some entries that no longer keep an image on any host. @throws StatusError 403 when there are too many other entries. */
+  /** Deletes some entries that no longer keep an image on any host. @throws StatusError 403 when too many entries are left. */
   async #makeRoom(): Promise<void> {
     const known = this.#ownEntries();
     let count = known.length;
@@ -133,7 +133,7 @@ export class Entries {
   }
 }
 
-/** Returns whether the work was done. The result is false after an error for which another attempt may help. */
+/** Waits for the work and returns true. Returns false if the work fails with an error after which another attempt may succeed. */
 async function doneUnless(mayRetry: (error: unknown) => boolean, work: Promise<unknown>): Promise<boolean> {
   try {
     await work;

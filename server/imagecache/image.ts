@@ -1,5 +1,5 @@
 /**
- * Finds the image that a request for the cache names. A reference names an image in a registry. Any other name is the name of an Image
+ * Finds the image that a request for the cache names. The name is either a reference to an image in a registry, or the name of an Image
  * object.
  */
 import type { CachedSource } from '../../api/http/cachechange.ts';
@@ -18,9 +18,9 @@ export interface Named {
 }
 
 /**
- * Returns the image to cache. An Image object is looked up with the rights of the caller, in the namespace and then in the default namespace.
+ * Returns the image to cache. An Image object is read with the rights of the caller, from the namespace or else from the default namespace.
  *
- * @throws StatusError 422 when the reference is wrong, and 404 without the Image object.
+ * @throws StatusError 422 when the reference is wrong, and 404 when the Image object does not exist.
  */
 export async function imageToCache(
   { image, namespace }: Named,
@@ -35,7 +35,8 @@ export async function imageToCache(
 }
 
 /**
- * Returns an image that hosts may have in their cache. The Image object is not read, because it may have been deleted in the meantime.
+ * Returns an image that hosts may have in their cache. The function does not read the Image object, because it may have been deleted since
+ * then.
  *
  * @throws StatusError 422 when the reference is wrong, and 404 when no Image object can have the name.
  */

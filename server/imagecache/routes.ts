@@ -1,4 +1,4 @@
-/** The cache of images on the hosts of a namespace. ImageCacheEntries belong to no namespace, so the server changes them itself. */
+/** Routes for the image cache of a namespace's hosts. The server itself changes ImageCacheEntries, because they belong to no namespace. */
 import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';
 import { cacheChange, isOneSelection } from '../../api/http/cachechange.ts';
@@ -23,15 +23,15 @@ import { cachedImage, imageToCache, type Named } from './image.ts';
 const IMAGES_PATH = '/api/v1/namespaces/:namespace/cache/images';
 const tags = ['Image cache'];
 const imageParams = namespaceParams.extend({ image: z.string().min(1) });
-/** The rest of a path, with an image name whose slashes are not encoded. */
+/** Parameters of a path whose rest contains an image name with unencoded slashes. */
 const restParams = namespaceParams.extend({ '*': z.string().min(1) });
-/** The work can fail on some hosts and succeed on others, so the answer has a status for each host. */
+/** Status code of answers that contain a status for each host, because the work can fail on some hosts and succeed on others. */
 const MULTI_STATUS = 207;
 
 type Action = 'add' | 'remove';
 type Request = Pick<FastifyRequest, 'headers' | 'caller'>;
 
-/** Handlers of the routes. Each first checks the rights of the caller. */
+/** Handlers of the routes. Each handler first checks the rights of the caller. */
 class ImageCache {
   readonly #services: Services;
   readonly #entries: Entries;
@@ -61,7 +61,7 @@ class ImageCache {
     if (reference !== undefined) {
       return { image: reference, items: infoItems(reference, own, entryFor(reference)) };
     }
-    // Like the list of cached images, this answer names an Image object without its namespace.
+    // The answer names an Image object without its namespace, as the list of cached images does.
     const { image } = named;
     const namespaces = { own: namespace, default: this.#defaultNamespace };
     return { image, items: objectInfoItems(image, namespaces, own, entryFor) };
@@ -184,7 +184,7 @@ function addPathsWithSlashes(app: App, cache: ImageCache): void {
   );
 }
 
-/** Adds the route for a removal whose image is in the body and not in the path. */
+/** Adds the routes for a removal whose image is named in the body and not in the path. */
 function addRemovals(app: App, cache: ImageCache, defaultNamespace: string): void {
   for (const path of ['/api/v1/imagecache/remove', '/v1/imagecache/remove']) {
     app.post(

@@ -1,6 +1,7 @@
 /**
- * Downloads of Images and ISOs as files. The server requests a download in the object with the rights of the caller, waits until a host
- * sends the file, and connects to its task through the API server. All callers who download the same object share one task.
+ * Downloads of Images and ISOs as files. With the rights of the caller, the server writes a request for a download into the object. Then it
+ * waits for the task of a host that sends the file, and connects to the task through the API server. All callers who download the same
+ * object share one task.
  */
 import type { ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
@@ -22,29 +23,28 @@ import { type ReceivedFile, receiveFile } from './receiver.ts';
 import { attach, isTask, OF_THE_CALLER } from './taskpod.ts';
 
 /**
- * Largest number of downloads at the same time. Each download needs 2 MiB of memory for pieces of its file, and each host runs only few
- * tasks.
+ * Largest number of downloads at the same time. A download needs 2 MiB of memory for pieces of its file, and a host runs only few tasks.
  */
 export const DOWNLOADS = 16;
-/** Time in milliseconds until a host must send the first bytes. Before that, it may have to fetch the whole image from the storage. */
+/** Time in milliseconds in which a host must send the first bytes. It is long, because the host may first have to fetch the whole image. */
 const HOST_MILLISECONDS = 600_000;
-/** Time in milliseconds after which a client is disconnected if no data moves. The host ends the transfer after the same time. */
+/** Time in milliseconds without data after which a client is disconnected. The host ends the transfer after the same time. */
 const IDLE_MILLISECONDS = 60_000;
 /**
- * Number of attempts to connect to a task, and the wait in milliseconds between two attempts. A first attempt can fail because the agent of
- * the host restarts.
+ * Number of attempts to connect to a task, and the wait in milliseconds between two attempts. The first attempt can fail, for example
+ * because the agent of the host restarts.
  */
 const ATTEMPTS = 5;
 const ATTEMPT_MILLISECONDS = 1_000;
 /**
- * Largest number of times that one caller requests a download. A request can be in vain, because the task of another caller ends just
- * before this caller connects to it.
+ * Largest number of times that one caller requests a download. More than one request can be needed, because the task for another caller may
+ * end just before this caller connects to it.
  */
 const REQUESTS = 5;
 
-/** Reason of a host when all callers of a download left. A later download can succeed. */
+/** Reason that a host reports when all callers of a download have left. A later download can succeed. */
 const INTERRUPTED = 'DownloadInterrupted';
-/** HTTP status codes for reasons of the operator and of hosts that will not change. For all other reasons, a later attempt may succeed. */
+/** HTTP status codes for reasons that stay the same in a later attempt. After all other reasons, a later attempt may succeed (503). */
 const CODES: Readonly<Record<string, number>> = {
   NoImageStorage: 501,
   ImageSourceUnsupported: 422,
@@ -69,7 +69,7 @@ export class Downloads {
   /**
    * Returns the object of the namespace. If there is none, returns the object of the default namespace.
    *
-   * @throws StatusError 403 when the caller has no right to request downloads of it, 409 when it has no content; ApiError.
+   * @throws StatusError 403 when the caller has no right to request a download of the object, 409 when the object has no content; ApiError.
    */
   async find({ caller: { client }, type, ref, defaultNamespace }: DownloadRequest): Promise<Stored> {
     const object = await findAs(client, type, ref, defaultNamespace);
@@ -109,7 +109,7 @@ async function begin(request: DownloadRequest, object: Stored, signal: AbortSign
   const wait = new Wait(request, limit);
   let connection: Socket | undefined;
   const onEnd = (): void => void connection?.destroy(limit.reason as Error);
-  // The time limit holds only until the first bytes arrive. When the response ends, the transfer ends, too.
+  // This listener applies the time limit only until the first bytes arrive. Later only the end of the response ends the transfer.
   limit.addEventListener('abort', onEnd, { once: true });
   try {
     connection = await wait.forHost(object);
@@ -135,7 +135,7 @@ class Wait {
   #requests = 0;
   /** Value of `requestedAt` of the download for which this caller waits. */
   #waitsFor: string | undefined;
-  /** Generation of the object that has the request of this caller. Earlier generations are ignored, because they do not have it. */
+  /** Generation of the object with the request of this caller. Earlier generations do not have the request, so they are ignored. */
   #generation = 0;
   #work = '';
 
@@ -144,7 +144,7 @@ class Wait {
     this.#signal = signal;
   }
 
-  /** Message for people about the present work of the operator. */
+  /** Text for people about the operator's work on the object. */
   get work(): string {
     return this.#work;
   }
@@ -186,7 +186,7 @@ class Wait {
   }
 
   /**
-   * Connects to the task. The result is undefined if no task accepts this caller now. The next version of the object may show such a task.
+   * Connects to the task. The result is undefined if no task accepts this caller now. Then the caller waits for the object's next version.
    */
   async #connect({ metadata: { namespace, uid } }: Stored): Promise<Socket | undefined> {
     const { caller } = this.#request;
@@ -209,8 +209,8 @@ class Wait {
   }
 
   /**
-   * Requests a download. If several callers request a download for the same version of the object, only one request succeeds. The other
-   * callers then wait for this download.
+   * Writes a request for a download into the object. If several callers do this for the same version of the object, only one write
+   * succeeds. The other callers then wait for the download of that request.
    */
   async #ask({ metadata: { name, namespace = '', resourceVersion } }: Stored): Promise<void> {
     this.#requests += 1;
@@ -241,14 +241,14 @@ class Wait {
 }
 
 /**
- * Reports whether the error means that the task has just ended, or that its host does not answer now. A refusal of a host can have any
- * status code, for example 200.
+ * Reports whether the error means that the task has just ended, or that its host does not answer now. Status codes of a host cannot be
+ * trusted, because a host can refuse with any code, for example 200.
  */
 function isPassing(error: unknown): error is ApiError {
   return error instanceof ApiError && !OF_THE_CALLER.has(error.status);
 }
 
-/** @throws the error, unless it only means that the task has ended. */
+/** Does nothing if the error means that the task has ended. @throws StatusError 503 when the host does not answer; all other errors. */
 function refuseLost(error: unknown): undefined {
   if (!isPassing(error)) {
     throw error;
@@ -258,13 +258,13 @@ function refuseLost(error: unknown): undefined {
   }
 }
 
-/** Returns the present work of the operator for the object, as the last part of a sentence. */
+/** Returns a text about the operator's work on the object. The text is the last part of a sentence. */
 function workOf(object: Stored): string {
   const work = conditionOf(object, 'Reconciling')?.message;
   return work === undefined || work === '' ? '' : `: ${work}`;
 }
 
-/** @throws StatusError when the download failed. If it ended only because its clients left, no error is thrown. */
+/** Throws if the download failed, but not if it ended only because its clients left. @throws StatusError */
 function refuseFailed(last: NonNullable<Stored['status']>['lastDownload']): void {
   const { result, message = '' } = last ?? {};
   const [reason = '', ...words] = message.split(': ');

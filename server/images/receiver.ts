@@ -1,4 +1,4 @@
-/** Receives a file from the task of a download. `transfer.ts` of the API has the protocol. */
+/** Receives a file from the task of a download. `transfer.ts` in the folder `api` describes the protocol. */
 import { Readable } from 'node:stream';
 import { ANSWER_BYTES, type TransferHead, transferHeadSchema } from '../../api/v1alpha1/transfer.ts';
 import { StatusError } from '../http/errors.ts';
@@ -8,7 +8,7 @@ const BROKEN = 'The host ended the transfer before the end of the file. Try agai
 
 export interface ReceivedFile {
   readonly bytes: number;
-  /** Stream with the bytes of the file. It fails if fewer bytes arrive than announced. At its end it closes the connection. */
+  /** Stream with the bytes of the file. It fails if fewer bytes arrive than the host announced. When it ends, it closes the connection. */
   readonly file: Readable;
 }
 
@@ -18,7 +18,7 @@ export interface ReceivedFile {
  * @throws StatusError 503 when the host refuses, or ends the connection before the first byte.
  */
 export async function receiveFile(connection: Readable): Promise<ReceivedFile> {
-  // The iterator reports errors only while it is read. Without this listener, a later error would end the process.
+  // The iterator reports errors only while it is read. Without this listener, an error at another time would end the process.
   connection.on('error', () => undefined);
   const chunks = connection.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
   const { line, rest } = await firstLine(chunks);
@@ -36,7 +36,7 @@ async function firstLine(chunks: AsyncIterator<Buffer>): Promise<{ line: string;
   while (start.length < ANSWER_BYTES) {
     const chunk = await next(chunks);
     if (chunk === undefined) {
-      // A refusal is the last data from a host, so it may have no line end.
+      // A refusal may have no line end, because it is the last data from a host.
       return { line: start.toString('utf8'), rest: Buffer.alloc(0) };
     }
     start = Buffer.concat([start, chunk]);
@@ -56,7 +56,7 @@ function headIn(line: string): TransferHead {
   }
 }
 
-/** Returns the next bytes. The result is undefined when the connection has ended, whatever the cause is. */
+/** Returns the next bytes. The result is undefined when the connection has ended, for any reason. */
 async function next(chunks: AsyncIterator<Buffer>): Promise<Buffer | undefined> {
   try {
     const { value, done } = await chunks.next();

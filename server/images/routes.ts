@@ -1,6 +1,6 @@
 /**
- * Images and ISOs of a namespace. All users can use the objects of the default namespace, so each namespace also shows them. Only objects
- * of the namespace itself can be changed.
+ * Routes for the Images and ISOs of a namespace. All namespaces also show the objects of the default namespace, because all users can use
+ * them. Only objects of the namespace itself can be changed.
  */
 import {
   copyRequestSchema,
@@ -24,7 +24,7 @@ import { imageItem, type Stored } from '../../api/http/imageitem.ts';
 import { copySpec, emptySpec } from '../../api/http/imagespec.ts';
 import { addTransferRoutes } from './transfers.ts';
 
-/** Resource type, and its name in the summaries of routes. */
+/** Type of the objects, and the words for it in the summaries of routes. */
 interface Kind {
   readonly type: Resource<Stored>;
   readonly one: string;

@@ -1,4 +1,4 @@
-/** Sends a file to the task of an upload. `transfer.ts` of the API has the protocol. */
+/** Sends a file to the task of an upload. `transfer.ts` in the folder `api` describes the protocol. */
 import { createHash } from 'node:crypto';
 import type { Duplex } from 'node:stream';
 import {
@@ -11,8 +11,8 @@ import {
 
 const NO_ANSWER = 'The host ended the transfer without an answer';
 /**
- * Longest time in milliseconds in which the host must read a piece of the file. The host must also answer within this time after the last
- * piece. It first writes the file from memory to its disk, which takes minutes if the disk is slow.
+ * Longest time in milliseconds in which the host must read a piece of the file, and in which it must answer after the last piece. It is
+ * long, because the host first writes the file from memory to its disk. On a slow disk, this takes minutes.
  */
 const HOST_MILLISECONDS = 600_000;
 
@@ -22,9 +22,9 @@ export class BrokenTransferError extends Error {
 }
 
 /**
- * Sends the file and returns the answer of the host. The host can answer before the end of the file, for example if its disk is full.
- * `sha256` is the digest that the file must have, in hexadecimal digits. If it is undefined, the host gets the digest of the bytes that
- * were sent. At the end, the connection is closed.
+ * Sends the file and returns the answer of the host. The host can answer early, for example if its disk is full. `sha256` is the digest
+ * that the file must have, in hexadecimal digits. If it is undefined, the host gets the digest of the sent bytes. At the end, the
+ * connection is closed.
  *
  * @throws BrokenTransferError when the host sends no answer; the error of the file.
  */
@@ -35,10 +35,10 @@ export async function sendFile(
 ): Promise<TransferAnswer> {
   const transfer: Transfer = { connection, isWhole: false };
   const answer = answerOn(transfer);
-  // The answer is awaited later. If reading the file fails, it is never awaited, and its error must not be an unhandled rejection.
+  // If the file cannot be read, nobody waits for `answer`. This line prevents an unhandled rejection of `answer`.
   answer.catch(() => undefined);
   const sent = send(transfer, file, sha256);
-  // A client can pause forever. Therefore the function does not wait for the rest of the file after an early answer.
+  // After an early answer, nobody waits for `sent`, because a client can pause forever. This line prevents an unhandled rejection.
   sent.catch(() => undefined);
   try {
     return await Promise.race([
@@ -55,13 +55,15 @@ export async function sendFile(
 
 interface Transfer {
   readonly connection: Duplex;
-  /** Whether the end of the file was reached. */
+  /** Whether the whole file has been sent. */
   isWhole: boolean;
 }
 
 /**
- * A host that answers early ends the connection, so a write fails at the same time. The answer has more information than the error of this
- * write.
+ * Returns the host's answer after a failed write. A host that answers early ends the connection, so a write fails then. The answer has more
+ * information than the error of the write.
+ *
+ * @throws `error` when it is not the error of a write.
  */
 async function afterFailure(answer: Promise<TransferAnswer>, error: unknown): Promise<TransferAnswer> {
   if (error instanceof BrokenTransferError) {
@@ -89,7 +91,7 @@ async function send(
   await inTime(connection, write(connection, 0, digest));
 }
 
-/** Ends the connection if the host needs too long for `work`. Then `work` fails, too. */
+/** Waits for `work`. If the host needs too long, the connection is destroyed, so that `work` fails. */
 async function inTime<T>(connection: Duplex, work: Promise<T>): Promise<T> {
   const late = setTimeout(() => connection.destroy(), HOST_MILLISECONDS);
   try {
@@ -100,8 +102,8 @@ async function inTime<T>(connection: Duplex, work: Promise<T>): Promise<T> {
 }
 
 /**
- * Resolves when the bytes have left this process. A slow host therefore slows down the client, and this process needs no memory for the
- * file.
+ * Resolves when the bytes have left this process. The caller waits for this, so a slow host slows down the client, and the file needs no
+ * memory here.
  */
 async function write(connection: Duplex, length: number, bytes: Buffer): Promise<void> {
   const head = Buffer.alloc(LENGTH_BYTES);
@@ -117,7 +119,7 @@ async function write(connection: Duplex, length: number, bytes: Buffer): Promise
   await promise;
 }
 
-/** The host keeps the connection open after its answer, so this process ends it. */
+/** Reads the answer. The host keeps the connection open after its answer, so this function does not wait for the end of the connection. */
 async function answerOn(transfer: Transfer): Promise<TransferAnswer> {
   let bytes = Buffer.alloc(0);
   let cause: unknown;

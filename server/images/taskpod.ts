@@ -8,14 +8,14 @@ import { pathOf } from '../../kube/objects.ts';
 import type { Caller } from '../callers/caller.ts';
 
 /**
- * Status codes of refusals that concern the caller. All other codes concern the host, because a host can refuse with any status code, for
- * example 200.
+ * Status codes of refusals that concern the caller. Any other code concerns the host, because a host can refuse with any code, for example
+ * 200.
  */
 export const OF_THE_CALLER: ReadonlySet<number> = new Set([401, 403, 429]);
 
 /**
- * Reports whether the Pod runs a task. The labels of a Pod do not prove this. A host can create mirror Pods with any label, but not with a
- * Job as their owner.
+ * Reports whether the Pod runs a task. The owner must be a Job. Labels prove nothing, because a host can create mirror Pods with any label,
+ * but not with a Job as their owner.
  */
 export function isTask({ metadata, status }: Pod): boolean {
   const isOfJob = metadata.ownerReferences?.some(
@@ -25,7 +25,7 @@ export function isTask({ metadata, status }: Pod): boolean {
 }
 
 /**
- * Connects to the task of the Pod with the rights of the caller. The code that calls this function handles the errors of the connection.
+ * Connects to the task of the Pod with the rights of the caller. The caller of this function must handle the errors of the connection.
  *
  * @throws ApiError when the API server or the host refuses; the signal's reason; the network's error.
  */

@@ -1,4 +1,4 @@
-/** Routes for the upload and download of Images and ISOs as files. Also has routes for remote images, which Berth does not support. */
+/** Routes for the upload and download of Images and ISOs as files. The routes for remote images are also here, but they only refuse. */
 import { Readable } from 'node:stream';
 import multipart from '@fastify/multipart';
 import * as z from 'zod';
@@ -38,8 +38,7 @@ export function addTransferRoutes(app: App, services: Services): void {
       },
     },
     async ({ caller, params }) => {
-      // The request is sent for its check of rights only: if the caller has no right to list the images of the namespace, the API server
-      // refuses it.
+      // This request only checks the rights: the API server refuses it if the caller may not list the images of the namespace.
       await listAs(caller(), IMAGES, { ...params, limit: 1 }, ({ metadata }) => metadata.name);
       return { items: [] };
     },
@@ -82,7 +81,8 @@ function addUploadRoutes(app: App, uploads: Uploads): void {
           const bytes = lengthOf(request);
           const read = async () => {
             const form = await readForm(request);
-            // Only the transfer of the file has no time limit. Otherwise a client that sends nothing would block one of the few uploads.
+            // The transfer of the file has no time limit. The texts before the file have one, so that a slow client does not block one of
+            // the few uploads.
             allowLongBody(request.raw, reply.raw);
             return form;
           };
@@ -117,7 +117,8 @@ function addDownloadRoutes(app: App, { downloads, config: { namespaces } }: Serv
         const ref = request.params;
         const asked = { caller: request.fullCaller(), type, ref, defaultNamespace: namespaces.default };
         const object = await downloads.find(asked);
-        // A HEAD request must not begin any work, so its answer does not have the length.
+        // A HEAD request must not begin a download. Its answer lacks the length, because the length is known only after the start of a
+        // download.
         const isHead = request.method === 'HEAD';
         const download = isHead ? undefined : await downloads.open(asked, object, reply.raw);
         const length = download && { 'content-length': download.bytes };
@@ -136,7 +137,7 @@ interface Refusal {
   readonly message: string;
 }
 
-/** Adds a route that answers 501. It answers before it reads the body, because the body can be a whole disk. */
+/** Adds a route that answers 501. The answer does not wait for the body, because the body can be a whole disk. */
 function refuse(app: App, method: 'GET' | 'POST', path: string, { message, ...schema }: Refusal): void {
   const answer = () => {
     throw new StatusError(501, message);

@@ -12,7 +12,7 @@ import { invalidField, StatusError } from '../http/errors.ts';
 
 /** Largest body in bytes: 1 TiB. Files that hosts fetch from web servers have the same limit. */
 const BODY_BYTES = 1024 ** 4;
-/** Limits of a body. It has short texts and one file. */
+/** Limits of a body, which has some short texts and one file. */
 export const UPLOAD_LIMITS = {
   fileSize: BODY_BYTES,
   fieldSize: 16 * 1024,
@@ -22,16 +22,16 @@ export const UPLOAD_LIMITS = {
   headerPairs: 32,
 };
 /**
- * Time in milliseconds in which the next piece of the file must arrive. The host gives up a minute after the last piece, and could not say
- * why.
+ * Time in milliseconds in which the next piece of the file must arrive. It is shorter than the minute after which the host ends the
+ * transfer, because the server can tell the client why.
  */
 const SILENCE_MILLISECONDS = 50_000;
-/** Longest name of a part in an answer. */
+/** Largest number of characters of a part's name in an answer. */
 const NAME_LENGTH = 100;
-/** Endings of file names. They are removed when the file name becomes the name of the object. */
+/** Endings of file names. They are removed if the name of the object is made from the file name. */
 const ENDING = /\.(?:qcow2|img|raw|iso)$/i;
 
-/** Texts of an upload. Their keys are compared without regard to case, and unknown ones are ignored. */
+/** Texts of an upload. The letter case of their keys does not matter, and unknown keys are ignored. */
 const textsSchema = z.object({
   imagename: z.string().optional(),
   name: z.string().optional(),
@@ -68,7 +68,8 @@ export function lengthOf(request: FastifyRequest): number {
 }
 
 /**
- * Reads the body up to the beginning of its file. The rest of the body is read with the file, so that nothing after it is ignored.
+ * Reads the body up to the beginning of its file. The iterable of the file also reads the rest of the body, so that a text after the file
+ * is noticed.
  *
  * @throws StatusError when a text is not valid, or when there is no file.
  */
@@ -88,12 +89,12 @@ export async function readForm(request: FastifyRequest): Promise<UploadForm> {
 }
 
 /**
- * Reads the parts of a body. By default, the library drops a part that it cannot read, and continues. Here, such a part causes an error
- * with its name.
+ * Reads the parts of a body. By default, the library drops a part that it cannot read, and continues. This class throws an error with the
+ * name of the part instead.
  */
 class Parts {
   readonly #parts: AsyncIterator<Multipart>;
-  /** Names of all parts whose headers were read, in their order. */
+  /** Names of all parts whose headers were read, in the order of the parts. */
   readonly #names: string[] = [];
   #passed = 0;
 
@@ -106,7 +107,7 @@ class Parts {
     });
   }
 
-  /** Returns the next part; undefined after the last one. @throws StatusError 400, 408, 413, 422. */
+  /** Returns the next part, or undefined after the last part. @throws StatusError 400, 408, 413, 422. */
   async next(): Promise<Multipart | undefined> {
     const { value, done } = await this.#read();
     const part = done === true ? undefined : value;
@@ -122,7 +123,7 @@ class Parts {
     try {
       return await arriving(this.#parts.next());
     } catch (error) {
-      // The library tells of a dropped part only at the end of the body.
+      // The library reports a dropped part only at the end of the body, with one of these codes.
       throw /JSON|PROTO/.test(codeOf(error) ?? '')
         ? unreadable(this.#names[this.#passed])
         : refusalFor(error);
@@ -134,7 +135,7 @@ function unreadable(name = ''): StatusError {
   return invalidField(name.slice(0, NAME_LENGTH), 'cannot be read. Send a text or valid JSON');
 }
 
-/** Waits for something of the body. @throws StatusError 408. */
+/** Waits for the next data of the body. @throws StatusError 408 when nothing arrives for too long; the error of `next`. */
 async function arriving<T>(next: Promise<T>): Promise<T> {
   const { promise: late, reject } = Promise.withResolvers<never>();
   const message = `Nothing of the file arrived for ${SILENCE_MILLISECONDS / 1000} seconds`;
@@ -147,9 +148,9 @@ async function arriving<T>(next: Promise<T>): Promise<T> {
 }
 
 /**
- * Yields the file, and then reads the end of the body.
+ * Yields the pieces of the file, and then reads the rest of the body.
  *
- * @throws StatusError 400 when the body ends before the end of the file, 408 when its sender pauses, 422 when a text follows.
+ * @throws StatusError 400 when the body ends before the file is complete, 408 when the client pauses too long, 422 when a text follows.
  */
 async function* chunksOf(file: Readable, parts: Parts): AsyncGenerator<Buffer> {
   const chunks = file[Symbol.asyncIterator]() as AsyncIterator<Buffer>;
@@ -173,7 +174,7 @@ async function* chunksOf(file: Readable, parts: Parts): AsyncGenerator<Buffer> {
   }
 }
 
-/** The library's errors about limits have a status. Those about the form of the body have none. */
+/** Returns the refusal for an error. The library's errors about limits have a status. Its errors about the form of the body have none. */
 function refusalFor(error: unknown): Error {
   if (error instanceof StatusError) {
     return error;
@@ -183,7 +184,7 @@ function refusalFor(error: unknown): Error {
     : new StatusError(400, `the body is not valid: ${messageOf(error)}`);
 }
 
-/** A part of type application/octet-stream is a file, even if it has no file name. */
+/** Checks the texts of the upload. `filename` is empty for a file without a name, which the type application/octet-stream allows. */
 function formOf(texts: Record<string, unknown>, filename = ''): Omit<UploadForm, 'file'> {
   const { data, error } = textsSchema.safeParse(texts);
   if (data === undefined) {

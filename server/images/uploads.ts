@@ -1,6 +1,6 @@
 /**
- * Uploads of files as Images and ISOs. The server makes the object with the rights of the caller, waits until a host waits for the file, and
- * sends the file there through the API server. It deletes an object whose file did not arrive.
+ * Uploads of files as Images and ISOs. The server creates the object with the rights of the caller, and waits until a host is ready for the
+ * file. Then it sends the file to the host through the API server. If the file does not arrive, the server deletes the object.
  */
 import type { Socket } from 'node:net';
 import type { ServerResponse } from 'node:http';
@@ -21,29 +21,27 @@ import { BrokenTransferError, sendFile } from './sender.ts';
 import { attach, isTask, OF_THE_CALLER } from './taskpod.ts';
 import type { UploadForm } from './uploadform.ts';
 
-/**
- * Largest number of uploads at the same time. Each upload needs 2 MiB of memory for pieces of its file, and each host runs only few tasks.
- */
+/** Largest number of uploads at the same time. An upload needs 2 MiB of memory for pieces of its file, and a host runs only few tasks. */
 export const UPLOADS = 16;
-/** Longest time in milliseconds until a host is ready to receive the file. A host that works on other tasks needs minutes. */
+/** Longest time in milliseconds until a host is ready for the file. It is long, because a host that works on other tasks needs minutes. */
 const HOST_MILLISECONDS = 300_000;
 /** Time limit in milliseconds for the deletion of an object whose file did not arrive. */
 const DELETE_MILLISECONDS = 10_000;
-/** Smallest size in bytes that an upload can announce. */
+/** Smallest `maxSize` in bytes that the object of an upload can have. */
 const LEAST_BYTES = 1024 * 1024;
 
-/** Reasons of hosts which mean that the file is wrong. */
+/** Reasons with which a host reports that the file is wrong. */
 const OF_THE_FILE: ReadonlySet<string> = new Set(['ImageInvalid', 'DigestMismatch']);
-/** Reasons of the operator which mean that no upload is possible. One of them comes from an operator that is too old for uploads. */
+/** Reasons with which the operator reports that no upload is possible. An operator that is too old for uploads reports one of them. */
 const NOT_OFFERED: ReadonlySet<string> = new Set(['NoImageStorage', 'SourceUnsupported']);
 
 export interface UploadRequest {
   readonly caller: Caller;
   readonly type: Resource<Stored>;
   readonly namespace: string;
-  /** Length of the whole body in bytes. It is larger than the length of the file. */
+  /** Length of the whole body in bytes. The file is shorter than the body. */
   readonly bytes: number;
-  /** Reads the body up to the beginning of the file. It is called when the number of running uploads allows this upload. */
+  /** Reads the body up to the beginning of the file. The number of uploads is limited, so it is called only when this upload may begin. */
   readonly read: () => Promise<UploadForm>;
 }
 
@@ -57,9 +55,9 @@ export class Uploads {
   }
 
   /**
-   * Resolves with the object when a host has its whole file, with the right digest. The host then stores the file.
+   * Resolves with the object when a host has the whole file with the right digest. The host then stores the file.
    *
-   * @throws StatusError or ApiError with the answer for the caller. The object is then deleted, if that is possible.
+   * @throws StatusError or ApiError with the answer for the caller. Before that, the object is deleted, if possible.
    */
   async upload(request: UploadRequest, response: ServerResponse): Promise<Stored> {
     const owner = { user: await request.caller.client.username(), namespace: request.namespace };
@@ -144,7 +142,7 @@ async function send(
 ): Promise<TransferAnswer> {
   const onAbort = (): void => void connection.destroy(signal.reason as Error);
   signal.addEventListener('abort', onAbort, { once: true });
-  // The sender handles errors of the connection. Without this listener, a late error would end the process.
+  // `sendFile` handles errors of the connection while it runs. Without this listener, an error at another time would end the process.
   connection.on('error', () => undefined);
   try {
     signal.throwIfAborted();
@@ -157,7 +155,7 @@ async function send(
   }
 }
 
-/** @throws StatusError when the host refused the file. */
+/** Throws if the host refused the file. @throws StatusError 422 when the file is wrong, otherwise 503 */
 function judge({ reason, message = '' }: TransferAnswer): void {
   if (reason === undefined) {
     return;
@@ -165,7 +163,7 @@ function judge({ reason, message = '' }: TransferAnswer): void {
   throw new StatusError(OF_THE_FILE.has(reason) ? 422 : 503, message, { causes: [{ reason, message }] });
 }
 
-/** Returns the error for the caller. `fate` is a text that says whether the object was deleted. */
+/** Returns the error for the caller. `fate` is a text that says whether the object was deleted, and becomes part of the message. */
 function answerOf(error: unknown, fate: string): unknown {
   if (error instanceof WaitEnd) {
     return new StatusError(503, `The HTTP API is stopping. ${fate}. Try again`);

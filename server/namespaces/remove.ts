@@ -13,8 +13,8 @@ import { VMS } from '../../api/v1alpha1/resources.ts';
 
 /**
  * Deletes the namespace with the rights of `caller`. The API server deletes everything in a namespace, so the server first looks for VMs
- * and hosts. It does this with its own identity, because the caller may have no right to list VMs. Before that, a trial deletion (dry run)
- * shows whether the API server allows the deletion.
+ * and hosts. For this it has its own identity, because the caller may have no right to list VMs. Even before that, a dry run shows whether
+ * the API server allows the deletion.
  *
  * @throws StatusError 409 when hosts or VMs are in the namespace. @throws ApiError when the API server refuses.
  */

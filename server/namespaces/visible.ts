@@ -16,15 +16,15 @@ import { StatusError } from '../http/errors.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 
 /**
- * Largest number of requests about rights at the same time, for all callers. A list needs one such request for each namespace, and other
- * work also needs connections.
+ * Largest number of requests about rights at the same time, for all callers. A list needs one request for each namespace. The limit leaves
+ * connections for other work.
  */
 const QUESTIONS = 16;
-/** Largest number of waiting requests about rights. A longer queue means that callers do not wait for their answers. */
+/** Largest number of requests about rights that wait. If more wait, another list of namespaces is refused. */
 const QUESTIONS_WAITING = 8_192;
 /**
- * If a user has more waiting requests about rights than this number, another list of the user is refused. Other users can therefore use the
- * queue.
+ * Largest number of requests about rights that wait for one user. If more wait, another list of this user is refused, so that other users
+ * can still list namespaces.
  */
 const USER_QUESTIONS_WAITING = QUESTIONS_WAITING / 8;
 
@@ -32,7 +32,7 @@ export class VisibleNamespaces {
   readonly #watches: Pick<Watches, 'namespaces' | 'namespace'>;
   readonly #isServed: (name: string) => boolean;
   readonly #questions = new PQueue({ concurrency: QUESTIONS });
-  /** Number of requests about rights that wait or are under way, by user. */
+  /** Number of requests about rights that wait or are under way for each user. */
   readonly #asking = new Map<string, number>();
 
   constructor(watches: Pick<Watches, 'namespaces' | 'namespace'>, isServed: (name: string) => boolean) {
@@ -41,8 +41,9 @@ export class VisibleNamespaces {
   }
 
   /**
-   * Returns the served namespaces that the caller sees, in the order of their names. @throws ApiError when the API server refuses. @throws
-   * StatusError 429.
+   * Returns the served namespaces that the caller sees, in the order of their names.
+   *
+   * @throws ApiError when the API server refuses. @throws StatusError 429 when too many requests about rights wait.
    */
   async list(client: CallerClient): Promise<Readonly<Namespace>[]> {
     const { items } = (await undefinedIf(isForbidden, listAs(client, NAMESPACES, {}, trimmed))) ?? {};
@@ -60,7 +61,7 @@ export class VisibleNamespaces {
     return served.filter((_namespace, index) => seen[index] === true);
   }
 
-  /** Returns for each namespace whether the caller can see it. When the client has closed the connection, no further requests are sent. */
+  /** Returns whether the caller sees each namespace. If the client closes the connection, no further requests are sent. */
   async #ask(client: CallerClient, namespaces: readonly string[]): Promise<boolean[]> {
     const user = await client.username();
     const asking = this.#asking.get(user) ?? 0;

@@ -1,4 +1,4 @@
-/** Dedicates a host to a namespace, or ends this. */
+/** Dedicates a host to a namespace, or ends the dedication. */
 import {
   type DedicatedHost,
   type Dedication,
@@ -12,7 +12,7 @@ import { relabel } from '../../kube/nodelabels.ts';
 import { StatusError } from '../http/errors.ts';
 import { hostNotFound } from '../own/hosts.ts';
 
-/** @throws StatusError 404 when the host does not belong to `from`, and 409 when machines run on it. */
+/** Moves a host between namespaces. @throws StatusError 404 when the host does not belong to `from`, and 409 when machines run on it. */
 export async function dedicate(client: KubeClient, dedication: Dedication): Promise<void> {
   const { host } = dedication;
   const refusal = await dedicateHost(accessTo(client, host), dedication);

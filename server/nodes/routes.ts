@@ -1,4 +1,4 @@
-/** Hosts of a namespace. The server reads and changes Nodes with its own identity, because they belong to no namespace. */
+/** Routes for the hosts of a namespace. The server reads and changes Nodes with its own identity, because Nodes belong to no namespace. */
 import * as z from 'zod';
 import { nodeListSchema, nodeNamespaceSchema, nodeTagSchema } from '../../api/http/node.ts';
 import { nodeItem } from '../../api/http/nodeitem.ts';

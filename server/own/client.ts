@@ -5,13 +5,13 @@ import type { Answer } from '../../kube/transport.ts';
 import { OwnRefusalError } from '../http/errors.ts';
 
 /**
- * Words in the message of a refusal for a missing right. A refusal by admission has other words. It is about the object, which the caller
- * chose.
+ * Pattern of a refusal because of a missing right. Refusals by admission have other messages. They are about the object, which the caller
+ * chose, so they concern the caller.
  */
 const LACKS_RIGHT = /forbidden: User "/;
 
 export class OwnClient extends KubeClient {
-  /** @throws OwnRefusalError when the API server does not know the server, or when the server lacks a right. */
+  /** Sends a request. @throws OwnRefusalError when the API server does not know this server, or when this server lacks a right. */
   override async raw(...request: Parameters<KubeClient['raw']>): Promise<Answer> {
     const answer = await super.raw(...request);
     if (answer.status === 401 || answer.status === 403) {

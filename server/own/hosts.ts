@@ -13,7 +13,7 @@ export class Hosts {
     this.#defaultNamespace = defaultNamespace;
   }
 
-  /** Returns the namespace that the host belongs to. */
+  /** Returns the namespace to which the host belongs. */
   namespaceOf(node: Readonly<Node>): string {
     return namespaceOfHost(node, this.#defaultNamespace);
   }
@@ -42,7 +42,7 @@ export class Hosts {
     return this.#watches.host(name) !== undefined;
   }
 
-  /** @throws StatusError 404 when the namespace does not exist. */
+  /** Checks that the namespace exists. @throws StatusError 404 when it does not. */
   requireNamespace(name: string): void {
     if (this.#watches.namespace(name) === undefined) {
       throw notFound('namespaces', name);

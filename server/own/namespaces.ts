@@ -1,4 +1,4 @@
-/** Refuses lists of objects in namespaces that do not exist. The API server answers such a list with an empty list. */
+/** Answers 404 to lists of objects in namespaces that do not exist. The API server would answer with an empty list. */
 import { NAMESPACES } from '../../kube/core.ts';
 import type { App } from '../http/app.ts';
 import { notFound } from '../http/errors.ts';
@@ -9,8 +9,8 @@ interface Item {
 }
 
 /**
- * Answers a list with 404 if its namespace does not exist. The check comes after the API server has allowed the list, so a caller without
- * rights learns nothing. If the list has objects of the namespace, the namespace exists and no check is needed.
+ * Answers a list with 404 if its namespace does not exist. The check comes after the API server has allowed the list, so that a caller
+ * without rights learns nothing. A list with objects needs no check, because their namespace exists.
  */
 export function refuseMissingNamespaces(app: App, own: Pick<Own, 'client' | 'watches'>): void {
   app.addHook('preSerialization', async (request, _reply, payload) => {
@@ -24,7 +24,7 @@ export function refuseMissingNamespaces(app: App, own: Pick<Own, 'client' | 'wat
   });
 }
 
-/** If the namespace is new, the watch may not show it yet, so the API server is asked. */
+/** Reports whether the namespace exists. The watch may not show a new namespace yet, so the API server is asked, too. */
 async function exists({ client, watches }: Pick<Own, 'client' | 'watches'>, name: string): Promise<boolean> {
   if (watches.namespace(name) !== undefined) {
     return true;

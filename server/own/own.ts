@@ -1,5 +1,5 @@
 /**
- * Objects with which the server acts with its own identity. Before each use, the server checks a right of the caller: see {@link Rights}.
+ * The parts of the server that act with its own identity. Before each action, the server checks a right of the caller: see {@link Rights}.
  */
 import type { Logger } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';

@@ -1,4 +1,4 @@
-/** Checks the rights of a caller before the server does something with its own identity. */
+/** Checks the rights of a caller before the server acts with its own identity. */
 import type { IncomingHttpHeaders } from 'node:http';
 import { GROUP } from '../../api/v1alpha1/names.ts';
 import type { Authorizer } from '../../kube/serving/authorization.ts';
@@ -6,8 +6,8 @@ import { tokenOf } from '../callers/caller.ts';
 import { StatusError } from '../http/errors.ts';
 
 /**
- * Right in a namespace. If `namespace` is absent, it is a right in the whole cluster. Roles can name the resource even if no CRD defines
- * it.
+ * Right in a namespace, or in the whole cluster if `namespace` is absent. The resource need not exist as a CRD, because roles can name any
+ * resource.
  */
 export interface Right {
   readonly verb: 'create' | 'get' | 'list' | 'update';
@@ -23,7 +23,7 @@ export class Rights {
     this.#authorizer = authorizer;
   }
 
-  /** @throws StatusError 401 when the API server does not know the caller, and 403 when the caller lacks the right. */
+  /** Checks a right of the caller. @throws StatusError 401 when the API server does not know the caller, 403 when the right is missing. */
   async require(headers: IncomingHttpHeaders, right: Right): Promise<void> {
     const user = await this.#authorizer.authenticate(tokenOf(headers));
     if (user === undefined) {
@@ -35,7 +35,7 @@ export class Rights {
   }
 }
 
-/** Returns a refusal with the same message as a refusal of the API server. */
+/** Returns the message of a refusal. It is the same as the message of the API server. */
 function refusal(user: string, { verb, resource, subresource, namespace }: Right): string {
   const full = subresource === undefined ? resource : `${resource}/${subresource}`;
   const scope = namespace === undefined ? 'at the cluster scope' : `in the namespace "${namespace}"`;

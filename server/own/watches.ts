@@ -1,4 +1,4 @@
-/** Watches with the server's own identity: Nodes of hosts, Pods on them, ImageCacheEntries and namespaces. */
+/** Watches the Nodes of hosts, the Pods on hosts, ImageCacheEntries and namespaces, with the server's own identity. */
 import type { Logger } from 'pino';
 import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
@@ -10,9 +10,9 @@ import { Informer } from '../../kube/informer.ts';
 import { StatusError } from '../http/errors.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 
-/** Index of Pods by the Node that they are bound to. */
+/** Name of the index that finds Pods by the Node to which they are bound. */
 const PODS_BY_NODE = 'node';
-/** Index of ImageCacheEntries by the normalized name of their image. */
+/** Name of the index that finds ImageCacheEntries by the normalized name of their image. */
 const ENTRIES_BY_REFERENCE = 'reference';
 
 export class Watches {
@@ -57,7 +57,7 @@ export class Watches {
     return this.#isFilled ? undefined : 'the caches are not filled yet';
   }
 
-  /** Returns the Nodes of all hosts. @throws StatusError 503 before they have been read. */
+  /** Returns the Nodes of all hosts. @throws StatusError 503 before the Nodes have been read. */
   hosts(): readonly Readonly<Node>[] {
     this.#requireFilled();
     return this.#nodes.cache.list();
@@ -68,7 +68,7 @@ export class Watches {
     return this.#nodes.cache.get(name);
   }
 
-  /** Returns the architecture of a host, which is also that of its machines. The result is undefined if the host is not known. */
+  /** Returns the architecture of a host and of its machines. The result is undefined if the host is not known. */
   architectureOf(name: string): string | undefined {
     const { metadata, status } = this.#nodes.cache.get(name) ?? {};
     return status?.nodeInfo?.architecture ?? metadata?.labels?.['kubernetes.io/arch'];
@@ -79,7 +79,7 @@ export class Watches {
     return this.#pods.cache.byIndex(PODS_BY_NODE, host);
   }
 
-  /** Returns all namespaces of the cluster. */
+  /** Returns all namespaces of the cluster. @throws StatusError 503 before the namespaces have been read. */
   namespaces(): readonly Readonly<Namespace>[] {
     this.#requireFilled();
     return this.#namespaces.cache.list();
@@ -95,7 +95,7 @@ export class Watches {
     return this.#entries.cache.list();
   }
 
-  /** Returns the entries for the image with this normalized name. Only one of them has an effect. */
+  /** Returns the entries for the image with this normalized name. If there are several, only one of them has an effect. */
   entriesFor(reference: string): readonly Readonly<ImageCacheEntry>[] {
     this.#requireFilled();
     return this.#entries.cache.byIndex(ENTRIES_BY_REFERENCE, reference);
@@ -108,7 +108,7 @@ export class Watches {
   }
 }
 
-/** Removes fields that no answer shows. For example, an agent updates the times in the conditions of its Node again and again. */
+/** Removes fields that no answer shows, for example conditions whose times an agent updates again and again. */
 function trimNode({ metadata, status = {}, ...node }: Node): Node {
   const { capacity: _capacity, conditions = [], ...rest } = status;
   const ready = conditions.filter(({ type }) => type === 'Ready');
@@ -116,7 +116,7 @@ function trimNode({ metadata, status = {}, ...node }: Node): Node {
   return { ...node, metadata: kept, status: { ...rest, conditions: ready } };
 }
 
-/** Keeps only the Node name, the resource requests and the phase of a Pod. */
+/** Keeps only the fields of a Pod that the server reads. */
 function trimPod({ apiVersion, kind, metadata, spec, status }: Pod): Pod {
   return {
     apiVersion,

@@ -18,10 +18,10 @@ export async function listCredentials(client: KubeClient, namespace: string) {
 }
 
 /**
- * Creates the Secret, and then the entry that names it.
+ * Creates the Secret, and then the entry that names the Secret.
  *
- * @throws StatusError 409 when the registry already has a credential and the request does not replace it, or when the namespace has too
- * many.
+ * @throws StatusError 409 when the namespace has too many credentials, or when the registry already has one that the request does not
+ * replace.
  */
 export async function addCredential(
   client: KubeClient,
@@ -44,7 +44,8 @@ export async function addCredential(
 }
 
 /**
- * Removes the entries of the registry, and then their Secrets. If the second step fails, a repeated removal deletes the Secrets.
+ * Removes the entries of the registry, and then the Secrets that they name. If the deletion of a Secret fails, a repeated removal deletes
+ * it.
  *
  * @throws StatusError or ApiError 404 when there is neither an entry nor a Secret.
  */
@@ -66,7 +67,7 @@ function mapIn(namespace: string) {
   return { namespace, name: REGISTRIES_CONFIG_MAP };
 }
 
-/** @throws StatusError 422 when the text is not the URL of a registry. */
+/** Reads the URL of a registry. @throws StatusError 422 when the text is not such a URL. */
 function serverOf(url: string): Server {
   const server = readServer(url);
   if (server === undefined) {

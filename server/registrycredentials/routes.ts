@@ -1,6 +1,6 @@
 /**
- * Credentials of a namespace for registries. Only administrators of the namespace have the right to change them. No route returns a
- * password.
+ * Routes for the credentials with which a namespace uses registries. Only administrators of the namespace have the right to change them. No
+ * route returns a password.
  */
 import {
   registryCredentialListSchema,

@@ -74,7 +74,7 @@ function addChange(app: App, { method, action, summary, change }: Change): void 
   });
 }
 
-/** @throws StatusError 404 when the name is not the name of the RoleBinding for the role dev. */
+/** Refuses every other RoleBinding than the one for the role dev. @throws StatusError 404 */
 function requireDev(binding: string): void {
   if (binding !== DEV_ROLE) {
     throw notFound('rolebindings', binding);

@@ -1,4 +1,4 @@
-/** Actions on one VM: power, and work with its disk. */
+/** Routes for actions on one VM: power, and work with its disk. */
 import {
   commitBody,
   execBody,

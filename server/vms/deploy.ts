@@ -1,7 +1,7 @@
 /**
- * Deploys a VM and waits until it runs. If the deployment fails, the VM is deleted, because the caller may not know its name. The VM has
- * the annotation `berth.dev/answer-by` until the caller gets the answer. If this process ends before that, the operator therefore deletes
- * the VM.
+ * Deploys a VM and waits until it runs. If the deployment fails, the VM is deleted, because the caller may not know its name. Until the
+ * caller gets the answer, the VM has the annotation `berth.dev/answer-by`. If this process ends before that, the operator deletes the VM
+ * because of this annotation.
  */
 import type { ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
@@ -21,8 +21,8 @@ import { trimmed } from './trimmed.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 
 /**
- * Time in milliseconds that is added to the deployment's time limit for the annotation `berth.dev/answer-by`. The clocks of this process
- * and of the operator differ by less than this time.
+ * Time in milliseconds between the deployment's time limit and the time in the annotation `berth.dev/answer-by`. The operator must not
+ * delete the VM too early. Its clock and the clock of this process differ by less than this time.
  */
 const ANSWER_MILLISECONDS = 60_000;
 
@@ -37,8 +37,8 @@ export interface DeploysOptions {
   readonly waiting: WaitingRequests;
   readonly logger: Logger;
   /**
-   * Status code when no host has room, from the setting `http.aliases`. If it is set, a deployment waits for room only if the request asks
-   * for this.
+   * Status code of the answer if no host has room, from the setting `http.aliases`. If it is set, only deployments that request it wait for
+   * room.
    */
   readonly fullStatus: number | undefined;
 }
@@ -50,14 +50,14 @@ export class Deploys {
     this.#options = options;
   }
 
-  /** Creates the VM and resolves without waiting. @throws ApiError when the API server refuses. */
+  /** Creates the VM, but does not wait until it runs. @throws ApiError when the API server refuses. */
   async create({ caller, namespace, body }: DeployRequest): Promise<VM> {
     return await createAs(caller.client, VMS, vmOf(body, { namespace }));
   }
 
   /**
-   * Creates the VM and resolves when it runs. If the promise rejects, the VM is deleted, with one exception. If the client chose the name
-   * of the VM and then closed the connection, the VM stays. `response` closes when the client closes the connection.
+   * Creates the VM and resolves when it runs. If the promise rejects, the VM is deleted. The VM stays only if the client chose its name and
+   * then closed the connection. `response` closes when the client closes the connection.
    *
    * @throws StatusError or ApiError with the answer for the caller.
    */
@@ -77,7 +77,7 @@ export class Deploys {
     });
   }
 
-  /** Waits until the created VM runs, and keeps or deletes it. */
+  /** Waits until the created VM runs. If it does not run, deletes or keeps it. @throws the error for the caller */
   async #answer(request: DeployRequest, created: VM, signal: AbortSignal): Promise<VM> {
     const { caller, body } = request;
     const { logger, fullStatus } = this.#options;
@@ -93,7 +93,7 @@ export class Deploys {
   }
 }
 
-/** Follows the VM until it runs. `latest` gets each version of the VM. @throws StatusError when the VM cannot run; the signal's reason. */
+/** Follows the VM until it runs. `latest.vm` is set to each version. @throws StatusError when the VM cannot run; the signal's reason. */
 async function untilRunning(
   { caller, query }: DeployRequest,
   latest: { vm: VM },

@@ -19,15 +19,15 @@ interface Saved {
 }
 
 /**
- * Creates an Image whose content is a copy of the VM's disk. @throws ApiError 404 when the VM does not exist, 409 when the image exists
- * already.
+ * Creates an Image whose content is a copy of the VM's disk. @throws ApiError 404 when the VM does not exist, 409 when an Image of this
+ * name already exists.
  */
 export async function save(client: CallerClient, ref: NamespacedRef, saved: Saved): Promise<void> {
   await getAs(client, VMS, ref);
   await createAs(client, IMAGES, savedImage(ref, saved));
 }
 
-/** Replaces the content of the VM's Image with the disk of the VM. @throws StatusError 409 when commitChange refuses it. */
+/** Replaces the content of the VM's Image with the disk of the VM. @throws StatusError 409 when {@link commitChange} refuses. */
 export async function commit(client: KubeClient, ref: NamespacedRef, description?: string): Promise<void> {
   const reads: CommitReads = {
     config: async (config) => await unlessMissing(getAs(client, VM_CONFIGS, config)),
@@ -40,14 +40,14 @@ export async function commit(client: KubeClient, ref: NamespacedRef, description
   await client.mergePatch(IMAGES, { ...ref, name: change.name }, change.patch);
 }
 
-/** Pushes the VM's disk to a registry, and returns the name of the push. */
+/** Pushes the VM's disk to a registry. Returns the name of the Image object that represents the push. */
 export async function push(client: CallerClient, ref: NamespacedRef, reference: string): Promise<string> {
   await getAs(client, VMS, ref);
   const { metadata } = await createAs(client, IMAGES, pushedImage(ref, reference));
   return metadata.name;
 }
 
-/** Enlarges the disk to `gigabytes`. @throws StatusError 409 when the disk is already larger. */
+/** Enlarges the disk to `gigabytes` (GB). @throws StatusError 409 when the disk is already larger. */
 export async function resize(client: KubeClient, ref: NamespacedRef, gigabytes: number): Promise<void> {
   const change = resizeChange(await getAs(client, VMS, ref), `${gigabytes}G`);
   if ('refusal' in change) {

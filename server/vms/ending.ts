@@ -1,6 +1,6 @@
 /**
- * Ends a deployment: the VM is kept or deleted, and the caller gets the answer. If the API server does not answer, this last write is
- * repeated. If it never succeeds, the operator deletes the VM at the time in the annotation `berth.dev/answer-by`.
+ * Ends a deployment: the VM is kept or deleted, and the caller gets the answer. While the API server does not answer, the write that keeps
+ * or deletes the VM is repeated. If it never succeeds, the operator deletes the VM at the time in the annotation `berth.dev/answer-by`.
  */
 import type { Logger } from 'pino';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
@@ -17,20 +17,20 @@ import { progressOf } from '../../api/http/deployment.ts';
 
 /**
  * Time in milliseconds for which the answer waits for the last write. One write takes milliseconds, and the writes of a thousand
- * deployments take some seconds. A stopping process has less than 15 s for all writes and answers.
+ * deployments take some seconds. The limit is less than the 15 s that a stopping process has for all writes and answers.
  */
 const ANSWER_MILLISECONDS = 10_000;
 /**
- * Time in milliseconds for which a last write is repeated. If the API server does not answer for longer, people must repair it, and the
- * operator later deletes the VM.
+ * Time in milliseconds for which a last write is repeated. If the API server does not answer for longer, people must repair it. The
+ * operator deletes the VM afterwards.
  */
 const LIMIT_MILLISECONDS = 300_000;
-/** Waits in milliseconds between two attempts while the API server does not answer. */
+/** First and longest wait in milliseconds between two attempts while the API server does not answer. */
 const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as const;
 
 /**
- * Removes the annotation from the VM, so that the operator does not delete the VM. @throws StatusError when the VM no longer exists;
- * ApiError; the signal's reason.
+ * Removes the annotation `berth.dev/answer-by`, so that the operator does not delete the VM. @throws StatusError when the VM no longer
+ * exists; ApiError; the signal's reason.
  */
 export async function keep(client: KubeClient, vm: VM, signal: AbortSignal): Promise<VM> {
   const { name, namespace = '', uid } = vm.metadata;
@@ -46,8 +46,8 @@ export async function keep(client: KubeClient, vm: VM, signal: AbortSignal): Pro
 }
 
 /**
- * Ends a deployment that has failed. If `stays` is true, the VM is kept, otherwise it is deleted. Resolves with true when this is done.
- * Resolves with false when it fails or takes too long, and then repeats the write in the background.
+ * Ends a deployment that has failed. If `stays` is true, keeps the VM, otherwise deletes it. Resolves with true when this is done, or with
+ * false when it failed. Also resolves with false when it takes too long, and continues in the background.
  */
 export async function settle(
   client: KubeClient,
@@ -55,7 +55,7 @@ export async function settle(
   { error, stays, logger }: { error: unknown; stays: boolean; logger: Logger },
 ): Promise<boolean> {
   if (error instanceof ApiError && error.status === 401) {
-    // No further write is tried, because its token would be refused, too.
+    // No write is tried, because the API server no longer accepts the token.
     return false;
   }
   const signal = AbortSignal.timeout(LIMIT_MILLISECONDS);
@@ -78,7 +78,7 @@ export async function settle(
   return isSettled;
 }
 
-/** Returns the error for the caller of a deployment that ended with `error`. */
+/** Returns the error for the caller of a deployment that ended with `error`. The message says whether the VM was deleted. */
 export function answerOf(
   error: unknown,
   vm: VM,
@@ -112,7 +112,7 @@ function leftToOperator({ metadata }: VM): string {
     : `The operator deletes VM ${metadata.name} at ${time}`;
 }
 
-/** Deletes the VM. A later VM of the same name is not deleted. @throws ApiError; the signal's reason. */
+/** Deletes the VM, but not a later VM of the same name. @throws ApiError; the signal's reason. */
 async function remove(client: KubeClient, { metadata }: VM, signal: AbortSignal): Promise<void> {
   const { name, namespace = '', uid } = metadata;
   const write = async () => await client.delete(VMS, { name, namespace }, { uid, signal });
@@ -123,7 +123,7 @@ async function remove(client: KubeClient, { metadata }: VM, signal: AbortSignal)
   });
 }
 
-/** Repeats a write until the API server accepts it or refuses it permanently. @throws ApiError; the signal's reason. */
+/** Repeats a write until the API server accepts it, or refuses it for good. @throws ApiError; the signal's reason. */
 async function repeated<T>(write: () => Promise<T>, signal: AbortSignal): Promise<T> {
   const backoff = new Backoff(BACKOFF);
   const patience = new Patience();

@@ -8,15 +8,15 @@ import { WaitEnd } from '../http/waiting.ts';
 import { trimmed } from './trimmed.ts';
 
 /**
- * Longest wait in milliseconds for the end of a deletion. A guest has 30 s to shut down. A host that does not report can delay a deletion
- * for a long time.
+ * Longest wait in milliseconds for the end of a deletion. A guest has 30 s to shut down, but a host that does not report can delay the
+ * deletion much longer.
  */
 const LIMIT_MILLISECONDS = 600_000;
 
 /**
- * Deletes a VM and resolves when nothing of it remains. `end` aborts the wait with a {@link WaitEnd}.
- * @throws ApiError when the API server refuses, StatusError 504 when the time is over before the deletion has ended, 503 when the server
- * stops.
+ * Deletes a VM and resolves when the VM no longer exists. `end` aborts the wait with a {@link WaitEnd}.
+ *
+ * @throws ApiError when the API server refuses. @throws StatusError 504 when the deletion has not ended in time, 503 when the server stops.
  */
 export async function deleteAndWait(
   { client, watches }: Caller,
@@ -30,7 +30,7 @@ export async function deleteAndWait(
     await client.delete(VMS, ref, { uid: from.uid });
     const versions = follow({ client, watches, type: VMS, from, trim: trimmed, signal });
     while ((await versions.next()).done !== true) {
-      // At this point, the VM exists.
+      // The iterator yields versions of the VM as long as the VM exists.
     }
   } catch (error) {
     throw error instanceof WaitEnd

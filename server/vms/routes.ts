@@ -33,8 +33,8 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
         querystring: listQuerySchema,
         response: { 200: vmListSchema },
       },
-      // The items are not checked against their schema, because the code above creates them with this type. A check of a thousand items
-      // would take longer than writing them.
+      // The items are not checked against their schema, because `itemOf` creates them with this type. A check of a thousand items would
+      // take longer than writing them.
       serializerCompiler: () => JSON.stringify,
     },
     async ({ caller, params, query }) => await listAs(caller(), VMS, { ...params, ...query }, itemOf),
@@ -102,10 +102,10 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
 }
 
 /**
- * Refuses a VM whose only allowed host does not exist, because the VM would wait for this host forever. The right to create VMs is checked
- * first, so that only callers with this right learn whether a host exists.
+ * Refuses a VM whose only allowed host does not exist, because the VM would wait for this host forever. Before that, the right to create
+ * VMs is checked, so that only callers with this right learn whether a host exists.
  *
- * @throws StatusError 403 without the right, and 404 without the host.
+ * @throws StatusError 403 when the right is missing, and 404 when the host does not exist.
  */
 async function requireHost(
   { hosts, rights }: Services['own'],

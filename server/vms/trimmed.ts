@@ -1,11 +1,11 @@
-/** Reduces the size of VMs for which requests wait. */
+/** Reduces the size of the VMs that waiting requests keep in memory. */
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { keepFields } from '../../base/fields.ts';
 
 /**
- * Returns the VM with the fields that a waiting request needs. A thousand VMs with all their labels would not fit into the memory of the
- * server.
+ * Returns the VM with only the fields that a waiting request needs. A thousand VMs with all their labels would not fit into the server's
+ * memory.
  */
 export function trimmed({ apiVersion, kind, metadata, status }: VM): VM {
   const answerBy = metadata.annotations?.[ANSWER_BY_ANNOTATION];

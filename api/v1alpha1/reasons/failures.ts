@@ -1,7 +1,7 @@
-/** Reasons for the end of a VM. */
+/** Reasons with which a VM ends. */
 
 const FAILURE = { VM: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] } as const;
-/** Places where the failure of a machine appears that VMs and emulators have. */
+/** Places where a failure appears if both VMs and emulators can have the failure. */
 const MACHINE_FAILURE = { ...FAILURE, Emulator: FAILURE.VM } as const;
 
 export const FAILURES = {

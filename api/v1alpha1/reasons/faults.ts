@@ -1,8 +1,8 @@
-/** Reasons for faults of VMs after which the work is tried again, and for refusals by hosts. */
+/** Reasons of two types: faults of VMs after which Berth tries again, and refusals by hosts. */
 
 const FAILURE = { VM: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] } as const;
 
-/** Faults after which Berth tries the work again. They pass by themselves, or somebody fixes them without creating the VM again. */
+/** Faults after which Berth tries again. They pass by themselves, or somebody fixes them. The VM need not be created again. */
 export const FAULTS = {
   Unschedulable: {
     seen: { Emulator: ['Scheduled', 'Event'], VM: ['Scheduled', 'Event'] },
@@ -153,12 +153,12 @@ export const FAULTS = {
 } as const;
 
 /**
- * Places where a refusal by a host appears. For an Emulator these include `Scheduled` and `Ready`, because an Emulator can only run on this
- * host.
+ * Places where a refusal by a host appears. For an Emulator, `Scheduled` and `Ready` are among them, because it can run only on the host of
+ * its VM.
  */
 const REFUSED = { ...FAILURE, Emulator: ['Scheduled', 'Ready', 'Event'] } as const;
 
-/** Reasons for which a host refuses a machine that another host may accept. */
+/** Reasons with which a host refuses a machine that another host may accept. */
 export const REFUSALS = {
   PortTaken: {
     seen: { ...FAILURE, Pod: [...FAILURE.Pod, 'waiting', 'Ready'] },

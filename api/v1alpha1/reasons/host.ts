@@ -1,4 +1,4 @@
-/** Reasons in the conditions and Events of hosts' Nodes, and of the certificate requests of hosts. */
+/** Reasons in the conditions and Events of hosts' Nodes, and in the certificate requests of hosts. */
 
 const DENIED = { CertificateSigningRequest: ['Denied'] } as const;
 

@@ -1,4 +1,4 @@
-/** Reasons of the RoleBindings that the operator keeps in served namespaces. */
+/** Reasons of the RoleBindings that the operator manages in served namespaces. */
 export const ROLE_REASONS = {
   OtherRoleBound: {
     seen: { RoleBinding: ['Event'] },

@@ -1,6 +1,6 @@
-/** Reasons that describe the state of a machine and are no faults. */
+/** Reasons that describe the state of a machine. They are not faults. */
 
-/** Places where a reason appears if a machine is changing its state, or is Stopped or Suspended. */
+/** Places where a reason appears while a machine changes its state, or is Stopped or Suspended. */
 const PHASE = { VM: ['Ready', 'Reconciling'], Pod: ['waiting', 'Ready', 'berth.dev/Machine'] } as const;
 
 export const STATES = {
