@@ -1,5 +1,5 @@
 /** Lets only one process at a time change a file. The lock is a second file beside it, which only one process can create. */
-import { open, rename, rm, stat } from 'node:fs/promises';
+import { link, open, rename, rm, stat } from 'node:fs/promises';
 import { hasCode, isMissing, undefinedIf } from './errors.ts';
 import { pause } from './time.ts';
 
@@ -50,5 +50,9 @@ async function removeStale(path: string, staleMilliseconds: number): Promise<voi
   // Several processes may find the lock stale. Each tries to rename it, but only one can.
   const aside = `${path}.${process.pid}`;
   await undefinedIf(isMissing, rename(path, aside));
+  if (!(await isStale(aside))) {
+    // Another process removed the stale lock first, and a new lock was renamed here. Its owner still works, so the lock returns.
+    await undefinedIf(hasCode('ENOENT', 'EEXIST'), link(aside, path));
+  }
   await rm(aside, { force: true });
 }
