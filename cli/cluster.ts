@@ -1,6 +1,6 @@
 /**
- * The cluster that the command talks to. The libraries for the connection and for kubeconfig files are loaded only here, because help,
- * completion and mistakes in the command line must not wait for them.
+ * Connects to the cluster that the command works with. The libraries for connections and kubeconfig files are imported only when a command
+ * needs the cluster. Help, completion and messages about usage mistakes must not wait for these libraries.
  */
 import { causeOfRefusal } from '../api/http/refusedtoken.ts';
 import { codeOf, messageOf, undefinedIf } from '../base/errors.ts';
@@ -20,15 +20,19 @@ import type { Terminal } from './terminal.ts';
 
 export interface Cluster {
   readonly client: KubeClient;
-  /** Connections for watches. */
+  /** Connections to the API server for watches, and for streams of VMs. */
   readonly watches: Transport;
   readonly namespace: string;
   readonly connection: Connection;
-  /** Address of the HTTP API, if the settings have it. */
+  /** Address of the HTTP API. It is undefined if the settings have none. */
   readonly apiURL: string | undefined;
 }
 
-/** Runs `work` with the cluster of the user, and closes the connections. @throws CommandError; ApiError of `work`. */
+/**
+ * Runs `work` with the cluster of the user, and then closes the connections. Resolves with the result of `work`.
+ *
+ * @throws CommandError when the cluster cannot be used; errors of `work`.
+ */
 export async function withCluster<T>(
   terminal: Terminal,
   globals: Globals,
@@ -60,8 +64,8 @@ export async function withCluster<T>(
 }
 
 /**
- * Returns the namespace: the flag's, that of a variable, the context's, or the default. Empty texts do not count. A flag or variable may use
- * the prefix that the settings name, as the scripts of another platform do.
+ * Returns the namespace that the flag, a variable or the context names, in this order. Otherwise returns the default namespace. An empty
+ * text names no namespace. A flag or a variable may use the prefix in the settings, because scripts of another platform use that prefix.
  */
 export function namespaceOf(
   { namespace }: Pick<Globals, 'namespace'>,
@@ -78,8 +82,10 @@ export function namespaceOf(
 }
 
 /**
- * Returns the namespace. It may be that of a kubeconfig, where login writes the answer of the HTTP API. Other texts could have a meaning in a
- * path or for a shell. @throws CommandError.
+ * Returns the namespace if its name is allowed. The name can come from a kubeconfig, into which the login writes an answer of the HTTP API.
+ * Other texts could have a meaning in a path or in a shell.
+ *
+ * @throws CommandError when no namespace can have the name.
  */
 function required(namespace: string): string {
   if (!isObjectName(namespace)) {
@@ -88,7 +94,11 @@ function required(namespace: string): string {
   return namespace;
 }
 
-/** Returns the cluster that the kubeconfig names. @throws CommandError when it has a mistake. */
+/**
+ * Returns the connection to the cluster that the kubeconfig names.
+ *
+ * @throws CommandError when the kubeconfig is missing or has a mistake.
+ */
 export async function connect(
   { environment, name }: Terminal,
   { kubeconfig: kubeconfigPath, context }: Globals,
@@ -109,7 +119,7 @@ export async function connect(
   }
 }
 
-/** Returns why the token is refused, if it is and shows the cause itself. */
+/** Returns the error for a refused token. The result is undefined if the token was not refused, or if it does not show the reason. */
 async function refusalOf(error: unknown, connection: Connection): Promise<CommandError | undefined> {
   if (!(error instanceof ApiError) || error.status !== 401) {
     return undefined;
@@ -121,7 +131,10 @@ async function refusalOf(error: unknown, connection: Connection): Promise<Comman
     : new CommandError(`Unauthorized: ${cause}: berth login`, EXIT.denied);
 }
 
-/** Adds the address of the server to an error of the connection. `source` says where the address and the authority come from. */
+/**
+ * Returns an error of the connection as a CommandError with the address of the server. Returns other errors unchanged. `source` names the
+ * place from which the address and the certificate authority come.
+ */
 export function explained(error: unknown, server: string, source: string): unknown {
   const { message } = error as Error;
   const mistake = certificateMistake(error);

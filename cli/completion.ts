@@ -1,43 +1,46 @@
 /**
- * Writes scripts with which shells complete commands, flags and the names of objects. Commands and flags are those of the tree of commands.
- * For names, the script runs the `list` of the noun.
+ * Writes scripts with which shells complete commands, flags and names of objects. Commands and flags come from the tree of commands. For
+ * names of objects, a script runs the verb `list` of the noun.
  */
 import type { Command } from 'commander';
 import type { ShellName } from './shells.ts';
 
-/** Word that can follow. */
+/** Word that can follow on the command line. */
 interface Word {
   readonly text: string;
   readonly description: string;
 }
 
-/** Names of objects that can follow: one, or several. */
+/** Number of names of objects that can follow. */
 type Names = 'one' | 'several';
 
-/** Place in the tree: the names of the commands so far, each with a space in front, and the words that can follow. */
+/** Place in the tree of commands. `path` has the names of the commands up to this place, with a space before each name. */
 interface Place {
   readonly path: string;
   readonly words: readonly Word[];
-  /** Absent if no names of the noun's objects can follow. */
+  /** Absent if no names of objects can follow. */
   readonly names?: Names;
 }
 
-/** Flag that takes one of some values. */
+/** Flag that takes one value of a fixed list. */
 interface Choice {
   readonly flags: readonly string[];
   readonly values: readonly string[];
 }
 
-/** Flags that choose where the names come from. Each has a value. */
+/** Flags that choose the cluster and the namespace of the names. Each flag takes a value. */
 const SOURCE_FLAGS = ['-n', '--namespace', '--context', '--kubeconfig'];
-/** Characters of names. A cluster may be hostile, and shells give a meaning to other ones. In bash, a colon separates words. */
+/**
+ * Characters that an offered name may have. A hostile cluster could send other characters, to which shells give a meaning. The colon is not
+ * among them, because it separates words in bash.
+ */
 const NAME_CHARACTERS = 'A-Za-z0-9._/-';
 
 type Script = (name: string, places: readonly Place[], choices: readonly Choice[]) => string;
 
 const SCRIPTS: Readonly<Record<ShellName, Script>> = { bash: bashScript, zsh: zshScript, fish: fishScript };
 
-/** Returns the script for the shell. `program` has all verbs. */
+/** Returns the script for the shell. `program` must have the verbs of all nouns. */
 export function completionScript(shell: ShellName, program: Command): string {
   const choices = new Map(choicesOf(program).map((choice) => [choice.flags.join(), choice]));
   return SCRIPTS[shell](program.name(), placesOf(program, '', []), [...choices.values()]);
@@ -66,7 +69,10 @@ function placesOf(command: Command, path: string, inherited: readonly Word[]): P
   ];
 }
 
-/** Returns how many names of existing objects follow the command. A noun without a list has none that are known. */
+/**
+ * Returns how many names of existing objects follow the command. The result is undefined if no names follow, or if the noun has no verb
+ * `list` that finds them.
+ */
 function namesOf(command: Command): Names | undefined {
   const [first] = command.registeredArguments;
   const hasList = command.parent?.commands.some((verb) => verb.name() === 'list') ?? false;
@@ -86,12 +92,12 @@ function choicesOf(command: Command): Choice[] {
   return [...own, ...command.commands.flatMap(choicesOf)];
 }
 
-/** Returns the name of the function of the script. */
+/** Returns the name of the shell function that completes the command `name`. */
 function functionOf(name: string): string {
   return `_${name.replace(/\W/g, '_')}`;
 }
 
-/** Returns the paths after the first place as patterns of `case`. */
+/** Returns the paths of all places except the first place, as patterns for `case` in a shell. */
 function patternsOf(places: readonly Place[]): string {
   return places
     .slice(1)
@@ -99,7 +105,7 @@ function patternsOf(places: readonly Place[]): string {
     .join('|');
 }
 
-/** Returns the paths that are followed by names, as patterns of `case`. */
+/** Returns the paths after which the wanted number of names follows, as patterns for `case` in a shell. */
 function pathsWith(places: readonly Place[], wanted: Names): string {
   return places
     .filter(({ names }) => names === wanted)
@@ -107,7 +113,10 @@ function pathsWith(places: readonly Place[], wanted: Names): string {
     .join('|');
 }
 
-/** Returns a function for bash and zsh that writes the names of a noun's objects. `words` are the words before the last one. */
+/**
+ * Returns a function for bash and zsh that writes the names of a noun's objects. `words` is shell code for the words between the command
+ * and the word at the cursor.
+ */
 function namesFunction(name: string, words: string): string {
   return `${functionOf(name)}_names() {
   local word takes=''
@@ -126,7 +135,7 @@ function namesFunction(name: string, words: string): string {
 }`;
 }
 
-/** Returns patterns of the flags for the names with their value in the same word. */
+/** Returns shell patterns for the flags of {@link SOURCE_FLAGS} that have their value in the same word, for example `--context=*`. */
 function equalled(): string[] {
   return SOURCE_FLAGS.filter((flag) => flag.startsWith('--')).map((flag) => `${flag}=*`);
 }
@@ -164,7 +173,7 @@ complete -o default -F ${functionOf(name)} ${name}
 }
 
 function zshScript(name: string, places: readonly Place[], choices: readonly Choice[]): string {
-  // A colon separates the word from its description.
+  // In zsh, a colon separates the word from its description.
   const described = ({ text, description }: Word) => quoted(`${text}:${description.replaceAll(':', '\\:')}`);
   return `#compdef ${name}
 ${namesFunction(name, '"${(@Q)words[2,CURRENT-1]}"')}
@@ -233,7 +242,7 @@ ${[...places.flatMap(({ path, words }) => words.map((word) => line(path, word)))
 `;
 }
 
-/** Returns a function that writes the names of a noun's objects. */
+/** Returns a function for fish that writes the names of a noun's objects. */
 function fishNames(name: string): string {
   return `function _${functionOf(name)}_names
   set -l words (commandline -opc)
@@ -257,7 +266,7 @@ function fishNames(name: string): string {
 end`;
 }
 
-/** Returns the text in single quotes of a shell. */
+/** Returns the text in single quotes for a shell. */
 function quoted(text: string): string {
   return `'${text.replaceAll("'", `'\\''`)}'`;
 }

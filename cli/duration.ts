@@ -1,13 +1,20 @@
-/** Times that users give to flags, and times that the command shows. */
+/** Reads durations that users give in flags, and writes durations for people. */
 import { InvalidArgumentError } from 'commander';
 
 const UNITS: Readonly<Record<string, number>> = { s: 1_000, m: 60_000, h: 3_600_000 };
-/** Longest time. Timers of Node.js end after 24 days. */
+/** Longest duration. Timers of Node.js cannot wait longer than 24 days. */
 const MAXIMUM_MILLISECONDS = 7 * 24 * 3_600_000;
-/** Seconds and minutes that are shown in their own unit. From more on, the larger unit is precise enough. */
+/**
+ * From this number of seconds on, a duration is shown in minutes. The same number holds for minutes and hours. The larger unit is then
+ * precise enough.
+ */
 const MANY = 120;
 
-/** Returns the time in milliseconds. A number without a unit is in minutes, as in `vm deploy --timeout`. */
+/**
+ * Returns the duration in milliseconds. A number without a unit is in minutes, as in `vm deploy --timeout`.
+ *
+ * @throws InvalidArgumentError for another text.
+ */
 export function durationIn(text: string): number {
   const [, number = '', unit = 'm'] = /^(\d{1,7})([smh])?$/.exec(text) ?? [];
   const milliseconds = Number(number) * (UNITS[unit] ?? 0);
@@ -17,7 +24,7 @@ export function durationIn(text: string): number {
   return milliseconds;
 }
 
-/** Returns the time in words for people, for example `90 s` or `10 min`. */
+/** Returns the duration for people, for example `90 s` or `10 min`. */
 export function timeText(milliseconds: number): string {
   const seconds = Math.round(milliseconds / 1_000);
   const minutes = Math.round(seconds / 60);

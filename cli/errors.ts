@@ -1,4 +1,4 @@
-/** Errors of the command, in words for people, and its exit codes. */
+/** Errors of the command with messages for people, and the exit codes of the command. */
 import { codeOf, messageOf } from '../base/errors.ts';
 import { ApiError, CredentialError, isRefused, isUnreachable } from '../kube/errors.ts';
 import { printable } from './text.ts';
@@ -15,7 +15,7 @@ export const EXIT = {
 } as const;
 export type ExitCode = (typeof EXIT)[keyof typeof EXIT];
 
-/** Error whose message is for the user as it is. */
+/** Error with a message for the user. */
 export class CommandError extends Error {
   override readonly name = 'CommandError';
   readonly exitCode: ExitCode;
@@ -26,7 +26,7 @@ export class CommandError extends Error {
   }
 }
 
-/** End of a command that ran in a VM or for it. This command ends with the same code, without a message. */
+/** End of a program that ran in a VM, or of the ssh for a VM. This command ends with the same exit code and writes no message. */
 export class ProgramEnded extends Error {
   override readonly name = 'ProgramEnded';
   readonly exitCode: number;
@@ -37,14 +37,14 @@ export class ProgramEnded extends Error {
   }
 }
 
-/** Reason of a signal that aborts because the user ends the command. */
+/** Reason with which a signal aborts when the user interrupts the command. */
 export class Interrupted extends CommandError {
   constructor() {
     super('Interrupted', EXIT.interrupted);
   }
 }
 
-/** The words of the API server for a path that it does not serve, for example because a CustomResourceDefinition is missing. */
+/** Messages of the API server for a path that it does not serve, for example because a CustomResourceDefinition is missing. */
 const NO_SUCH_PATH = /could not find the requested resource|page not found/;
 const EXIT_BY_STATUS: Readonly<Record<number, ExitCode>> = {
   401: EXIT.denied,
@@ -56,12 +56,12 @@ const EXIT_BY_STATUS: Readonly<Record<number, ExitCode>> = {
   504: EXIT.noAnswer,
 };
 
-/** Codes of errors of a certificate, by OpenSSL and Node.js. */
+/** Error codes of OpenSSL and Node.js for a faulty certificate. */
 const CERTIFICATE_ERRORS = /CERT|UNABLE_TO_(GET|VERIFY)/;
 
-/** Returns the mistake in the certificate of a server; undefined for other errors. */
+/** Returns the mistake in the certificate of a server. The result is undefined for other errors. */
 export function certificateMistake(error: unknown): string | undefined {
-  // Node.js adds advice about its own flags, which this command does not take.
+  // After a semicolon, Node.js adds advice about its own flags. This command does not take these flags.
   return CERTIFICATE_ERRORS.test(codeOf(error) ?? '') ? messageOf(error).split('; ', 1)[0] : undefined;
 }
 
@@ -85,7 +85,8 @@ function exitCodeFor(error: unknown): ExitCode {
     return error.exitCode;
   }
   if (error instanceof CredentialError) {
-    // The command's own plug-in ends with this code when the identity provider does not answer. A new sign-in would not help.
+    // The credential plug-in of this command ends with this code when the identity provider does not answer. A new sign-in would not help
+    // then.
     return error.exitCode === EXIT.noAnswer ? EXIT.noAnswer : EXIT.denied;
   }
   return isUnreachable(error) ? EXIT.noAnswer : EXIT.failed;
@@ -93,7 +94,7 @@ function exitCodeFor(error: unknown): ExitCode {
 
 function exitCodeOf(error: ApiError): ExitCode {
   const { status } = error;
-  // Admission also refuses with 403, for example for a quota. The user has the right then.
+  // Admission also refuses requests with status 403, for example because of a quota. In this case, the user has the right.
   return isRefused(error) ? EXIT.failed : (EXIT_BY_STATUS[status] ?? EXIT.failed);
 }
 

@@ -1,4 +1,4 @@
-/** `explain`: the fields of our kinds, as the API server describes them. So they are those of the cluster's release. */
+/** Runs the command `explain`. The API server describes the fields of Berth's kinds, so they are the fields of the cluster's release. */
 import { GROUP } from '../api/v1alpha1/names.ts';
 import { apiErrorFrom } from '../kube/errors.ts';
 import { type Cluster, withCluster } from './cluster.ts';
@@ -8,7 +8,7 @@ import { print } from './output.ts';
 import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
 
-/** Path that each signed-in user may read. */
+/** Path of the descriptions. Each signed-in user may read it. */
 const PATH = `/openapi/v3/apis/${GROUP}/v1alpha1`;
 
 interface Schema {
@@ -29,7 +29,7 @@ interface Field {
   readonly description: string;
 }
 
-/** Writes the fields at a path such as `vm.spec.disks`. @throws CommandError when there is no such kind or field. */
+/** Writes the fields at a path, for example `vm.spec.disks`. @throws CommandError when the kind or the field does not exist; ApiError. */
 export async function explain(terminal: Terminal, globals: Globals, path: string): Promise<void> {
   await withCluster(terminal, globals, async (cluster) => {
     const [word = '', ...names] = path.split('.');
@@ -62,7 +62,7 @@ async function schemasOf(
   return (body as { components?: { schemas?: Record<string, Schema> } }).components?.schemas ?? {};
 }
 
-/** Returns the kind with this name. Its plural is another name. */
+/** Returns the schema of a kind. `word` is the singular or plural name of the kind. @throws CommandError when the kind does not exist. */
 function kindIn(schemas: Readonly<Record<string, Schema>>, word: string): Schema {
   const kinds = Object.values(schemas).flatMap((schema) =>
     (schema['x-kubernetes-group-version-kind'] ?? [])
@@ -103,7 +103,7 @@ function fieldsOf(schema: Schema): Field[] {
   }));
 }
 
-/** Returns the schema of the elements of a list or map, or the schema itself. */
+/** Returns the schema of the elements if the schema is for a list or a map. Otherwise returns the schema itself. */
 function contentOf(schema: Schema): Schema {
   const { items, additionalProperties } = schema;
   return items ?? (typeof additionalProperties === 'object' ? additionalProperties : schema);

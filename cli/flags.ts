@@ -1,25 +1,27 @@
-/** Values of flags. A mistake is refused with the name of the flag. */
+/** Reads the values of flags. The message about a mistake names the flag. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { quantityOf } from '../api/http/memory.ts';
 import { bytesIn } from '../api/v1alpha1/quantity.ts';
 
-/** Words that people type for true and false, although only those two are allowed. */
+/**
+ * Words that people may type in place of `true` and `false`. They count as the value of a flag, so that the user gets a message about them.
+ */
 const NEAR_BOOLEAN = /^(yes|no|on|off|0|1)$/i;
 
-/** Flag that is true when it is given. It also takes `true` or `false`. */
+/** Flag that is true if it has no value. It also takes the values `true` and `false`. */
 export class BooleanFlag extends Option {
   constructor(name: string, description: string) {
     super(`${name} <true|false>`, description);
     this.flags = name;
-    // commander would take `--no-x` for the opposite of `--x`.
+    // commander would read `--no-x` as the opposite of `--x`.
     this.negate = false;
     this.argParser(booleanIn);
   }
 }
 
 /**
- * Returns the arguments with a value for each boolean flag. commander would take the name after `--generate-name` for its value, so each
- * boolean flag gets its value here.
+ * Returns the arguments, in which each boolean flag has a value. Otherwise commander would read the next argument as the value, for example
+ * a name after `--generate-name`.
  */
 export function withBooleans(program: Command, args: readonly string[]): string[] {
   const longs = booleanFlagsOf(commandIn(program, args));
@@ -40,20 +42,26 @@ export function withBooleans(program: Command, args: readonly string[]): string[
   return [...result, ...args.slice(end)];
 }
 
-/** Returns the boolean flags of one argument: `--follow`, `-f`, or several letters such as `-it`. Undefined if it is something else. */
+/**
+ * Returns the long names of the boolean flags in one argument: `--follow`, `-f`, or several letters as in `-it`. The result is undefined
+ * for another argument.
+ */
 function namesIn(arg: string, longs: ReadonlyMap<string, string>): string[] | undefined {
   const words = /^-[a-z]{2,}$/i.test(arg) ? Array.from(arg.slice(1), (letter) => `-${letter}`) : [arg];
   const names = words.map((word) => longs.get(word)).filter((name) => name !== undefined);
   return names.length === words.length ? names : undefined;
 }
 
-/** Returns `--follow=VALUE` for `-f=VALUE`, because commander would take the equals sign for a part of the value. */
+/** Returns `--follow=VALUE` for `-f=VALUE`, because commander would read the equals sign as a part of the value. */
 function withLong(arg: string, longs: ReadonlyMap<string, string>): string {
   const long = arg.charAt(2) === '=' ? longs.get(arg.slice(0, 2)) : undefined;
   return long === undefined ? arg : long + arg.slice(2);
 }
 
-/** Returns the command that the arguments name. Each command has its own flags: `-f` is boolean for one, and takes a file for another. */
+/**
+ * Returns the command that the arguments name. Each command has its own flags. For example, `-f` is boolean for `vm logs`, and names a file
+ * for `vm create`.
+ */
 function commandIn(program: Command, args: readonly string[]): Command {
   let command = program;
   for (let at = 0; at < args.length; at += 1) {
@@ -73,7 +81,7 @@ function commandIn(program: Command, args: readonly string[]): Command {
   return command;
 }
 
-/** Returns the long names of the boolean flags, by their long and short ones. */
+/** Returns the long names of the boolean flags. The keys are their long and short names. */
 function booleanFlagsOf({ options }: Command): ReadonlyMap<string, string> {
   return new Map(
     options
@@ -96,7 +104,7 @@ export function wholeNumber(text: string): number {
   return Number(text);
 }
 
-/** Returns memory as a quantity. A number without a unit is in GiB. */
+/** Returns an amount of memory as a quantity. A number without a unit is in GiB. @throws InvalidArgumentError for another text. */
 export function memoryIn(text: string): string {
   if (/^\d{1,9}(\.\d{1,9})?$/.test(text)) {
     return quantityOf(Number(text));
@@ -107,7 +115,7 @@ export function memoryIn(text: string): string {
   return text;
 }
 
-/** Returns the size of a disk as a quantity. A number without a unit is in GB. */
+/** Returns the size of a disk as a quantity. A number without a unit is in GB. @throws InvalidArgumentError for another text. */
 export function diskSizeIn(text: string): string {
   const size = /^\d{1,9}$/.test(text) ? `${text}G` : text;
   if ((bytesIn(size) ?? 0) <= 0) {
@@ -116,7 +124,12 @@ export function diskSizeIn(text: string): string {
   return size;
 }
 
-/** Adds the pairs of `key=value,key=value` to those of the flag before. A comma belongs to a value unless another key follows. */
+/**
+ * Returns the pairs of `key=value,key=value` together with `before`, the pairs from the same flag earlier on the command line. A comma is a
+ * part of a value if no other key follows.
+ *
+ * @throws InvalidArgumentError for another text.
+ */
 export function pairsIn(text: string, before: Record<string, string> = {}): Record<string, string> {
   const pairs = text.split(/,(?=[^,=]+=)/).map((pair) => {
     const at = pair.indexOf('=');
@@ -128,7 +141,7 @@ export function pairsIn(text: string, before: Record<string, string> = {}): Reco
   return { ...before, ...Object.fromEntries(pairs) };
 }
 
-/** Adds texts that are separated by commas to those of the flag before. */
+/** Returns `before`, the texts from the same flag earlier on the command line, and the texts between the commas. */
 export function listIn(text: string, before: readonly string[] = []): readonly string[] {
   return [...before, ...text.split(',').filter((part) => part.trim() !== '')];
 }

@@ -25,7 +25,7 @@ function outputFlag(): Option {
     '-o, --output <format>',
     `format of the output, also ${JSONPATH}TEMPLATE`,
   ).default('table');
-  // The completion offers these.
+  // The completion offers these formats. The parser also allows templates.
   option.argChoices = [...FORMATS];
   return option.argParser((text) => formatIn(text, words));
 }

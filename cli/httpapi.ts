@@ -1,6 +1,6 @@
 /**
- * Asks the HTTP API for what the API server tells only cluster admins. Nodes and ImageCacheEntries belong to no namespace, so members of a
- * namespace have no right to them. The HTTP API shows the members what belongs to their namespace.
+ * Asks the HTTP API for data that only cluster admins may read from the API server. Nodes and ImageCacheEntries belong to no namespace, so
+ * members of a namespace have no right to them. The HTTP API shows the members the data of their namespace.
  */
 import { messageOf } from '../base/errors.ts';
 import { VERSION } from '../api/v1alpha1/version.ts';
@@ -15,20 +15,25 @@ import { printable } from './text.ts';
 const ROOT = '/api/v1';
 const CLUSTER_INFO: ServerRequest = { method: 'GET', path: '/cluster-info' };
 
-/** Sends a request to the HTTP API, and resolves with the body of its answer. @throws ApiError when the HTTP API refuses. */
+/**
+ * Sends a request to the HTTP API, and resolves with the body of the answer.
+ *
+ * @throws ApiError when the HTTP API refuses the request; CommandError when no HTTP API of Berth answers.
+ */
 export type Server = (request: ServerRequest) => Promise<unknown>;
 
 export interface ServerRequest {
   readonly method: Method;
-  /** Path below `/api/v1`, whose parts are encoded. */
+  /** Path below `/api/v1`, with encoded parts. */
   readonly path: string;
   readonly body?: object;
 }
 
 /**
- * Resolves with what `direct` gets from the API server. If the user has no right to it there, resolves with the answer of the HTTP API.
+ * Resolves with the result of `direct`, which asks the API server. If the user lacks the right there, resolves with the result of `ask`,
+ * which asks the HTTP API.
  *
- * @throws ApiError and CommandError, of `direct` if the settings have no address of the HTTP API.
+ * @throws errors of `direct` and `ask`; CommandError when the user lacks the right and the HTTP API cannot be used.
  */
 export async function directOrAsked<T>(
   { apiURL, connection }: Cluster,
@@ -73,7 +78,7 @@ async function withServer<T>(
     { ...options, metrics: new Registry() },
   );
   try {
-    // The settings are for all contexts. The token of one cluster must not reach the server of another one.
+    // The settings are for all contexts. The token of one cluster must not reach the server of another cluster.
     const info = await answerOf(new KubeClient(stranger), CLUSTER_INFO, signal);
     requireSameCluster(info, connection, apiURL);
     const client = new KubeClient(member);
@@ -101,7 +106,12 @@ async function answerOf(
   return body;
 }
 
-/** @throws CommandError when the server belongs to another cluster. The same API server can have several addresses. */
+/**
+ * Checks that the HTTP API belongs to the cluster of the connection. The certificate authority or the address must be the same. The
+ * addresses can differ, because an API server can have several addresses.
+ *
+ * @throws CommandError when both are different.
+ */
 function requireSameCluster(
   info: unknown,
   { server, certificateAuthority = '' }: Connection,
@@ -121,12 +131,14 @@ function requireSameCluster(
   }
 }
 
-/** Returns the certificates in PEM text, without white space, in which files differ. A part of a certificate is none. */
+/**
+ * Returns the complete certificates in a PEM text, without white space. The same certificate can have different white space in two files.
+ */
 function certificatesIn(pem: string): string[] {
   return pem.replace(/\s/g, '').match(/-----BEGINCERTIFICATE-----[^-]+-----ENDCERTIFICATE-----/g) ?? [];
 }
 
-/** Returns the path of a namespace's resources, with encoded parts. */
+/** Returns the path of a resource in the namespace, with encoded parts. */
 export function namespacePath(namespace: string, ...parts: readonly string[]): string {
   return ['', 'namespaces', namespace, ...parts].map(encodeURIComponent).join('/');
 }

@@ -1,6 +1,7 @@
 /**
- * Templates as `kubectl -o jsonpath=…` has them, of these parts: text, `{.field.field}`, `{['field']}`, `{[0]}`, `{[-1]}`, `{[*]}`, `{"text"}`,
- * and `{range PATH}…{end}`. Filters, slices and the like are refused, because programs such as jq have them.
+ * Templates in the form of `kubectl -o jsonpath=…`. A template has these parts: text, `{.field.field}`, `{['field']}`, `{[0]}`, `{[-1]}`,
+ * `{[*]}`, `{"text"}`, and `{range PATH}…{end}`. Other parts of kubectl's templates, for example filters and slices, are refused. Programs
+ * like jq offer them.
  */
 
 type Step = { readonly field: string } | { readonly index: number } | 'all';
@@ -18,7 +19,7 @@ const QUOTED_FIELD = /^\[(?:'([^'\]]+)'|"([^"\]]+)")\]/;
 const INDEX = /^\[(-?\d{1,9})\]/;
 const ALL = /^(?:\[\*\]|\.\*)/;
 
-/** Reads a template. @throws Error that names the part that is not supported. */
+/** Returns the template in the text. @throws Error that names the part that is wrong or not supported. */
 export function templateIn(text: string): Template {
   const pieces = piecesOf(text);
   const template = partsIn(pieces);
@@ -28,7 +29,7 @@ export function templateIn(text: string): Template {
   return template;
 }
 
-/** Takes the parts until the end or the next `{end}`. */
+/** Removes pieces up to the end or the next `{end}`, and returns their parts. */
 function partsIn(pieces: string[]): Part[] {
   const parts: Part[] = [];
   while (pieces.length > 0 && pieces[0] !== '{end}') {
@@ -46,7 +47,11 @@ function rangeIn(piece: string, pieces: string[]): Part {
   return part;
 }
 
-/** Splits the text into pieces: `{…}`, and the text between them. A brace in quotation marks ends nothing. */
+/**
+ * Splits the text into pieces. A piece is `{…}`, or text outside of braces. A brace in quotation marks does not end a piece.
+ *
+ * @throws Error for a brace without its pair.
+ */
 function piecesOf(text: string): string[] {
   const pieces = [...text.matchAll(/\{(?:"(?:\\.|[^"\\])*"|'[^']*'|[^{}"'])*\}|[^{}]+|[{}]/g)].map(
     ([piece]) => piece,
@@ -75,7 +80,7 @@ function partIn(piece: string): Part {
 
 function pathIn(text: string): Step[] {
   const steps: Step[] = [];
-  // `@` and `$` are the object itself. A single dot is it, too.
+  // `@`, `$` and a single dot stand for the object itself.
   let rest = text.replace(/^[@$]/, '').replace(/^\.(?=$|\[)/, '');
   while (rest !== '') {
     const match = FIELD.exec(rest) ?? QUOTED_FIELD.exec(rest) ?? INDEX.exec(rest) ?? ALL.exec(rest);
@@ -97,7 +102,7 @@ function stepOf(whole: string, value: string | undefined): Step {
   return INDEX.test(whole) ? { index: Number(value) } : { field: value };
 }
 
-/** Returns the text of the template for the value. As in kubectl, a field that is absent gives no text, and a space separates values. */
+/** Returns the text of the template for the value. As in kubectl, an absent field gives no text, and a space separates several values. */
 export function render(template: Template, value: unknown): string {
   return template
     .map((part) => {

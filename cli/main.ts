@@ -1,12 +1,15 @@
 #!/usr/bin/env node
-/** `node cli/main.ts ARGUMENTS` is the command `berth`. It has the name under which it was started. */
+/**
+ * Runs the command `berth`, for example with `node cli/main.ts ARGUMENTS`. Help and messages show the name with which the user started the
+ * command.
+ */
 import { basename } from 'node:path';
 import { codeOf } from '../base/errors.ts';
 import { EXIT, Interrupted } from './errors.ts';
 import { run } from './program.ts';
 import { writerTo } from './terminal.ts';
 
-/** Names of the script in the project and in the npm package. */
+/** File names of this script in the project and in the npm package. */
 const SCRIPTS: readonly string[] = ['main.ts', 'start.cjs'];
 
 const interrupt = new AbortController();
@@ -19,11 +22,12 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
   });
 }
 for (const stream of [process.stdout, process.stderr]) {
-  // If the reader is gone, for example `head`, the rest is not wanted. With other errors, for example of a full disk, it is lost.
+  // If the reader has gone, for example `head`, nobody needs the rest of the output. After another error, for example of a full disk, the
+  // rest is lost.
   stream.on('error', (error) => process.exit(codeOf(error) === 'EPIPE' ? EXIT.done : EXIT.failed));
 }
 
-// The bundle is of type CommonJS, which cannot wait here.
+// The bundle is a CommonJS module, so `await` is not possible here.
 void run(process.argv.slice(2), {
   name: nameOf(process.argv[1] ?? ''),
   environment: process.env,
@@ -33,7 +37,7 @@ void run(process.argv.slice(2), {
   signal: interrupt.signal,
 }).then((code) => (process.exitCode = code));
 
-/** Returns the name in help and messages. A plug-in of kubectl is called by two words. */
+/** Returns the name for help and messages. Users call a plug-in of kubectl with two words. */
 function nameOf(file: string): string {
   const name = basename(file);
   return SCRIPTS.includes(name) ? 'berth' : name.replace(/^kubectl-/, 'kubectl ');

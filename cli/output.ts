@@ -4,7 +4,7 @@ import type { Terminal } from './terminal.ts';
 import { aligned, printable } from './text.ts';
 
 export const FORMATS = ['table', 'wide', 'json', 'yaml', 'name'] as const;
-/** Beginning of a format that has a template. */
+/** Beginning of a format with a template. */
 export const JSONPATH = 'jsonpath=';
 export type Format = (typeof FORMATS)[number] | `${typeof JSONPATH}${string}`;
 
@@ -15,7 +15,7 @@ export interface Column<R> {
   readonly isWide?: true;
 }
 
-/** What JSON and YAML show of a row. One of the fields is its name. */
+/** Row in the form that JSON and YAML show. The format `name` shows the field that each type here requires. */
 export type Item =
   | { readonly name: string }
   | { readonly node: string }
@@ -27,13 +27,13 @@ export interface Listing<R> {
   readonly columns: readonly Column<R>[];
   /** Returns the object as JSON and YAML show it. */
   readonly itemOf: (row: R) => Item;
-  /** Sentence for people if there are no rows. */
+  /** Sentence that people read if there are no rows. */
   readonly none?: string;
 }
 
 /**
- * Writes the rows. JSON and YAML are always a list, also of one object, and nothing else is written then. Programs read both streams
- * together.
+ * Writes the rows in the format. JSON and YAML are always a list, even of one object. In these formats, nothing else is written, because
+ * programs may read both output streams together.
  */
 export async function print<R>(terminal: Terminal, format: Format, listing: Listing<R>): Promise<void> {
   const items = listing.rows.map(listing.itemOf);
@@ -53,12 +53,11 @@ export async function print<R>(terminal: Terminal, format: Format, listing: List
   }
 }
 
-/** Returns whether the format has a template. */
 export function isTemplate(format: string): format is `${typeof JSONPATH}${string}` {
   return format.startsWith(JSONPATH);
 }
 
-/** Returns the line of one more row, aligned with those of the table above it. */
+/** Returns the line of one more row. Its columns are aligned with the table above it, which shows the rows of the listing. */
 export function lineBelow<R>({ rows, ...listing }: Listing<R>, row: R, isWide: boolean): string {
   return `${table({ ...listing, rows: [...rows, row] }, isWide)
     .trimEnd()
@@ -66,7 +65,7 @@ export function lineBelow<R>({ rows, ...listing }: Listing<R>, row: R, isWide: b
     .at(-1)}\n`;
 }
 
-/** Writes what was done: a sentence for each item, or the items in a format for programs. */
+/** Writes the results: a sentence for each item, or the items in a format for programs. A sentence is `words` and the name of the item. */
 export async function printDone(
   terminal: Terminal,
   format: Format,

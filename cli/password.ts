@@ -1,4 +1,4 @@
-/** Reads passwords. They are never arguments, because other users of a machine see the arguments of a command. */
+/** Reads passwords. A password is never an argument, because other users of the machine can see the arguments of a command. */
 import { CommandError, EXIT, Interrupted } from './errors.ts';
 import type { Terminal } from './terminal.ts';
 
@@ -8,7 +8,12 @@ const INTERRUPT = '\u0003';
 const END = '\u0004';
 const BACKSPACE = /[\b\u007f]/;
 
-/** Returns the first line of the standard input, or what a person types at a prompt. `word` is for messages. @throws CommandError. */
+/**
+ * Returns the first line of the standard input if `fromInput` is true. Otherwise asks a person for the password and returns the typed text.
+ * `word` names the password in messages.
+ *
+ * @throws CommandError when there is no terminal, or when the length is wrong; Interrupted.
+ */
 export async function readPassword(
   terminal: Terminal,
   fromInput: boolean,
@@ -36,13 +41,13 @@ async function firstLine(stdin: NodeJS.ReadStream): Promise<string> {
   return text.replace(/\r?\n[\s\S]*$/, '');
 }
 
-/** The terminal shows nothing of the password while it is in raw mode. */
+/** Returns the text that a person types. The terminal does not show the text, because it is in raw mode. */
 async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promise<string> {
   err('Password: ');
   stdin.setRawMode(true);
   let password = '';
   try {
-    // The iterator must not end the standard input, because the mode of the terminal is set back afterwards.
+    // The iterator must not close the standard input, because the terminal leaves raw mode only afterwards.
     for await (const piece of stdin.setEncoding('utf8').iterator({ destroyOnReturn: false })) {
       signal.throwIfAborted();
       for (const character of String(piece)) {

@@ -1,4 +1,7 @@
-/** The commands. Only the noun that a call names gets its verbs, because to make all of them takes longer than most calls. */
+/**
+ * Makes the tree of commands and runs a command. Only nouns that the arguments name get their verbs. It takes longer to make all verbs than
+ * to run most commands.
+ */
 import { Argument, Command, CommanderError } from 'commander';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { described, EXIT, ProgramEnded } from './errors.ts';
@@ -10,10 +13,9 @@ import type { Terminal } from './terminal.ts';
 
 interface Noun {
   readonly name: string;
-  /** Other spelling. */
+  /** Other spelling of the name. */
   readonly alias?: string;
   readonly description: string;
-  /** Adds the verbs. */
   readonly addVerbs: (noun: Command, terminal: Terminal) => Promise<void>;
 }
 
@@ -162,7 +164,7 @@ export async function run(args: readonly string[], terminal: Terminal): Promise<
   }
 }
 
-/** Returns the commands. `hasVerbs` chooses the nouns that get their verbs. */
+/** Returns the tree of commands. A noun gets its verbs if `hasVerbs` returns true for it. */
 export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) => boolean): Promise<Command> {
   const program = new Command(terminal.name)
     .description('Virtual machines of a Kubernetes cluster')

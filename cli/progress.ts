@@ -1,9 +1,9 @@
-/** Shows progress in one line of a terminal. Programs that read the error stream get none. */
+/** Shows progress in one line of a terminal. If a program reads the error stream, nothing is shown. */
 import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
 
 const CLEAR = '\r\u001b[K';
-/** Longest line in characters. A line that wraps could not be cleared. */
+/** Longest line in characters. The terminal would wrap a longer line, and the line could not be cleared. */
 const LENGTH = 79;
 
 export interface Progress {

@@ -1,10 +1,13 @@
-/** Estimates the time that is left of work that reports its progress in percent. */
+/** Estimates the remaining time of work that reports its progress in percent. */
 import { timeText } from './duration.ts';
 
-/** Percent that must be done before an estimate is shown. Before it, the speed of the start would count too much. */
+/** Smallest progress in percent for an estimate. An earlier estimate would depend too much on the speed at the start. */
 const ENOUGH_PERCENT = 3;
 
-/** Returns a function that takes each report and returns it for people, for example `42 %, 3 min left`. `clock` is in milliseconds. */
+/**
+ * Returns a function that takes a progress in percent and returns it as a text for people, for example `42 %, 3 min left`. `clock` returns
+ * a time in milliseconds.
+ */
 export function estimator(clock: () => number = () => performance.now()): (percent: number) => string {
   let first: { percent: number; at: number } | undefined;
   return (percent) => {

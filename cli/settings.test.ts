@@ -52,7 +52,7 @@ it('takes namespaces with the other prefix of the settings from flags and variab
   const own = namespaceOf({ namespace: 'ci-team' }, { environment: {} }, settings, {});
   const byVariable = { environment: { OTHER_NAMESPACE: 'ci-default' } };
   expect([own, namespaceOf({}, byVariable, settings, {})]).toEqual(['platform-team', 'platform-default']);
-  // The names in a kubeconfig are those of the cluster.
+  // A kubeconfig has the names of the cluster, so the prefix in the settings does not hold for it.
   const context = { namespace: 'ci-team' };
   expect(namespaceOf({}, { environment: {} }, settings, context)).toBe('ci-team');
   expect(namespaceOf({ namespace: 'platform-team' }, { environment: {} }, settings, context)).toBe(

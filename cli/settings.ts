@@ -1,4 +1,4 @@
-/** Settings of the command itself, in a file of the user. */
+/** Reads the settings of this command from a file of the user. */
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing, messageOf, undefinedIf } from '../base/errors.ts';
@@ -6,7 +6,7 @@ import { homeFolder } from '../base/home.ts';
 import { CommandError, EXIT } from './errors.ts';
 
 export interface Settings {
-  /** Name of a variable that holds the default namespace, besides `BERTH_NAMESPACE`. */
+  /** Name of an environment variable that holds the namespace. `BERTH_NAMESPACE` has precedence over this variable. */
   readonly namespaceVariable?: string;
   /** Other prefix that names of namespaces may have in flags and variables, in place of `platform-`. */
   readonly namespacePrefix?: string;
@@ -20,25 +20,28 @@ export interface Settings {
 
 /** Key of {@link Settings.apiURL} in the file. */
 export const API_URL_KEY = 'apiURL';
-/** Mistake in the address of the HTTP API, as a phrase after the name of the flag or key. */
+/** Rule for the address of the HTTP API. Messages show it after the name of the flag or key. */
 export const API_URL_FORM = 'must be https:// or http:// with a host and an optional port';
 /** Longest address of the HTTP API in characters: a scheme, a host name and a port. */
 const API_URL_LENGTH = 272;
 const PREFIX = /^[a-z][a-z0-9-]{0,61}$/;
 const CONTEXT = /^[\w.@:/-]{1,253}$/;
-/** Name of a user. It never begins with a dash, which ssh would take for an option. */
+/** Form of the name of a user. A name cannot begin with a dash, because ssh would read it as an option. */
 const USER = /^[A-Za-z_][A-Za-z0-9_.@-]{0,127}$/;
 const VARIABLE = /^[A-Za-z_][A-Za-z0-9_]{0,127}$/;
 
 export type Environment = Readonly<Record<string, string | undefined>>;
 
-/** Returns the path of the settings file. */
 export function settingsFile(environment: Environment): string {
   const folder = environment['XDG_CONFIG_HOME'] || join(homeFolder(environment), '.config');
   return join(folder, 'berth', 'config.yaml');
 }
 
-/** Reads the settings file. @throws CommandError when the file has a mistake. */
+/**
+ * Returns the settings in the settings file. They are empty if the file does not exist.
+ *
+ * @throws CommandError when the file has a mistake.
+ */
 export async function readSettings(environment: Environment): Promise<Settings> {
   const file = settingsFile(environment);
   const text = await undefinedIf(isMissing, readFile(file, 'utf8'));
@@ -55,7 +58,9 @@ export async function settingsOf(file: string, text: string): Promise<Settings> 
   }
 }
 
-/** Returns the address of the HTTP API without slashes at the end, or undefined if the text has not the form of {@link API_URL_FORM}. */
+/**
+ * Returns the address of the HTTP API without slashes at the end. The result is undefined if the text does not follow {@link API_URL_FORM}.
+ */
 export function apiURLIn(text: unknown): string | undefined {
   const url = typeof text === 'string' && text.length <= API_URL_LENGTH ? URL.parse(text) : null;
   if (url === null || !['http:', 'https:'].includes(url.protocol)) {
@@ -114,7 +119,7 @@ function textOf(value: unknown, form: RegExp): string | undefined {
   return typeof value === 'string' && form.test(value) ? value : undefined;
 }
 
-/** Returns the map in the document. @throws Error when it is none, or has another key than `keys`. */
+/** Returns the document as a map. @throws Error when the document is not a map, or when it has a key that is not in `keys`. */
 function mapOf(document: unknown, path: string, keys: readonly string[]): Record<string, unknown> {
   if (typeof document !== 'object' || document === null || Array.isArray(document)) {
     throw new Error(`${path || 'the file'} must be a map`);

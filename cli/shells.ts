@@ -1,3 +1,3 @@
-/** Shells for which there is a completion. */
+/** Shells for which the command can write a completion script. */
 export const SHELLS = ['bash', 'zsh', 'fish'] as const;
 export type ShellName = (typeof SHELLS)[number];

@@ -1,7 +1,9 @@
 import { expect, it } from 'vitest';
 import { writerTo } from './terminal.ts';
 
-/** A title for the window, a color, and a sequence that begins with a single character of C1. JSON escapes none of the last kind. */
+/**
+ * Text with a window title, a color, a control character of the set C1, and an invisible character. JSON does not escape characters of C1.
+ */
 const HOSTILE = 'a\u001b]0;title\u0007b\u001b[31mc\u009b31md\u202e\r\n\te\n';
 
 function written(isTTY: boolean): string {

@@ -1,7 +1,10 @@
 import type { WriteStream } from 'node:tty';
 import { printableLines } from './text.ts';
 
-/** Where one call of the command reads and writes: the terminal of a person, or a program in its place. Tests bring their own. */
+/**
+ * Name, environment, output streams and end signal of one call of the command. The streams lead to the terminal of a person or to a
+ * program. Tests use their own objects.
+ */
 export interface Terminal {
   /** Name under which the command was started, for example `berth` or `kubectl berth`. */
   readonly name: string;
@@ -12,13 +15,14 @@ export interface Terminal {
   readonly err: (text: string) => void;
   /** Whether a person reads the error stream. */
   readonly isForPeople: boolean;
-  /** Aborts with an Interrupted when the user ends the command. */
+  /** Aborts when the user interrupts the command. The reason is an Interrupted. */
   readonly signal: AbortSignal;
 }
 
 /**
- * Returns a function that writes to the standard output. On a terminal, it leaves out everything that controls it, because texts of objects may
- * be from people who are not trusted. JSON, for example, escapes only a part of the control characters.
+ * Returns a function that writes texts to the stream. If the stream is a terminal, the function removes the characters that control a
+ * terminal. Texts of objects can come from people who are not trusted. Formats do not always escape these characters. JSON, for example,
+ * escapes only some of them.
  */
 export function writerTo(stream: Pick<WriteStream, 'isTTY' | 'write'>): (text: string) => void {
   return (text) => void stream.write(stream.isTTY ? printableLines(text) : text);

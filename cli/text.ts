@@ -1,11 +1,11 @@
-/** Text for terminals. */
+/** Prepares texts for terminals. */
 
 /**
- * Characters with which a terminal could be controlled, and those that nobody sees, so that two names look alike. Objects may have texts from
- * people who are not trusted.
+ * Characters that can control a terminal, and invisible characters. With an invisible character, two different names could look the same.
+ * Texts of objects can come from people who are not trusted.
  */
 const CONTROL = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
-/** Sequences of a terminal for colors and for moves of the cursor. */
+/** Terminal sequences for colors and for moves of the cursor. */
 // oxlint-disable-next-line no-control-regex -- A sequence begins with the character Escape.
 const SEQUENCE = /\u001b\[[0-?]*[ -/]*[@-~]/g;
 /** Space between two columns. */
@@ -16,7 +16,9 @@ const UNITS = [
   ['h', 3_600],
   ['m', 60],
 ] as const;
-/** Number of a unit from which ages are shown in it alone. Below it, the next smaller unit would still matter. */
+/**
+ * Smallest number of a unit for an age in this unit. A smaller age is shown in the next smaller unit, because it would be too imprecise.
+ */
 const ENOUGH = 2;
 
 /** Returns the text in one line, without characters that control a terminal. */
@@ -24,7 +26,7 @@ export function printable(text: string): string {
   return text.replace(CONTROL, ' ');
 }
 
-/** Returns the text in its lines, without sequences and characters that control a terminal. */
+/** Returns the text without sequences and characters that control a terminal. Line breaks and tabs stay. */
 export function printableLines(text: string): string {
   return text
     .replace(SEQUENCE, '')
@@ -32,7 +34,7 @@ export function printableLines(text: string): string {
     .replace(CONTROL, (character) => (character === '\n' || character === '\t' ? character : ' '));
 }
 
-/** Returns lines in which the cells of a column begin at the same place. */
+/** Returns one line for each row. In all lines, the cells of a column begin at the same place. */
 export function aligned(rows: readonly (readonly string[])[]): string {
   const widths: number[] = [];
   for (const row of rows) {
@@ -51,7 +53,10 @@ export function aligned(rows: readonly (readonly string[])[]): string {
     .join('');
 }
 
-/** Returns the time since a moment, for example `3h`. The moment is in RFC 3339, and `now` in milliseconds. */
+/**
+ * Returns the time since `moment`, for example `3h`. `moment` is a time in RFC 3339, and `now` is in milliseconds since the epoch. If
+ * `moment` is undefined or not a time, the result is empty.
+ */
 export function age(moment: string | undefined, now = Date.now()): string {
   const seconds = Math.max(0, Math.floor((now - Date.parse(moment ?? '')) / 1000));
   if (Number.isNaN(seconds)) {

@@ -1,4 +1,4 @@
-/** `version`: the versions of this command and of the parts in the cluster. */
+/** Runs the command `version`, which shows the versions of this command and of Berth's parts in the cluster. */
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { withCluster } from './cluster.ts';
 import { described, Interrupted } from './errors.ts';
@@ -7,10 +7,12 @@ import { print } from './output.ts';
 import type { Terminal } from './terminal.ts';
 import { type Version, type Versions, versionsOf } from './versions.ts';
 
-/** Time limit of reading the versions. A cluster that is away must not hold up the version of the command for long. */
+/**
+ * Time limit for the versions in the cluster. If the cluster does not answer, the user must not wait long for the version of this command.
+ */
 const LIMIT_MILLISECONDS = 5_000;
 
-/** Writes the versions. Without a cluster it is that of the command, and a person reads why. */
+/** Writes the versions. If the cluster does not answer, writes only the version of this command, and tells people the reason. */
 export async function showVersions(terminal: Terminal, globals: Globals): Promise<void> {
   const { versions, problems } = await readVersions(terminal, globals);
   await print<Version>(terminal, globals.output, {

@@ -1,4 +1,4 @@
-/** Versions of the parts of Berth in the cluster, from the objects that show them. */
+/** Reads the versions of Berth's parts in the cluster from Deployments and Nodes, and compares them with this command. */
 import { mkdir, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { undefinedIf, isMissing } from '../base/errors.ts';
@@ -13,10 +13,10 @@ import { described } from './errors.ts';
 import type { Terminal } from './terminal.ts';
 
 const COMPONENT = 'app.kubernetes.io/component';
-/** Parts that run as Deployments, as their labels name them. */
+/** Parts of Berth that run as Deployments, by the name in their labels. */
 const PARTS: readonly string[] = ['operator', 'server'];
 const DAY_MILLISECONDS = 24 * 3_600_000;
-/** Time limit of the daily look. The user waits for it after the result of another command. */
+/** Time limit of the daily comparison. The user already has the result of another command, and waits only for this comparison. */
 const LOOK_MILLISECONDS = 2_000;
 
 interface Deployment extends KubeObject {
@@ -43,7 +43,12 @@ export interface Versions {
   readonly problems: readonly string[];
 }
 
-/** Reads what the user may read. A part without the right to it is a problem and no error. @throws ApiError 401; the error of the connection. */
+/**
+ * Returns the versions that the user may read. If the API server refuses a part, the result has a sentence about it, and no error is
+ * thrown.
+ *
+ * @throws ApiError with status 401; errors of the connection.
+ */
 export async function versionsOf(client: KubeClient, signal: AbortSignal): Promise<Versions> {
   const problems: string[] = [];
   const orNone = async (what: string, versions: Promise<Version[]>) => {
@@ -80,7 +85,7 @@ async function agents(client: KubeClient, signal: AbortSignal): Promise<Version[
   return [...hosts].map(([version, { length }]) => ({ name: 'agent', version, hosts: length }));
 }
 
-/** Returns a warning if a part has another minor release than this command. */
+/** Returns a warning if a part has another minor release than this command. Otherwise the result is undefined. */
 export function warningOf(versions: readonly Version[], own = VERSION): string | undefined {
   const other = versions.find(({ version }) => /^\d/.test(version) && minorOf(version) !== minorOf(own));
   return other === undefined
@@ -92,7 +97,7 @@ function minorOf(version: string): string {
   return version.split('.', 2).join('.');
 }
 
-/** Once a day, looks whether the releases of a person's command and cluster differ, and writes a warning then. */
+/** Compares the release of this command with the releases in the cluster, at most once a day. Writes a warning if they differ. */
 export async function remind({ environment, err }: Terminal, client: KubeClient): Promise<void> {
   const folder = join(environment['XDG_CACHE_HOME'] || join(homeFolder(environment), '.cache'), 'berth');
   const file = join(folder, 'versions-compared');
@@ -104,11 +109,11 @@ export async function remind({ environment, err }: Terminal, client: KubeClient)
     await mkdir(folder, { recursive: true });
     await writeFile(file, '');
   } catch {
-    // Without the file, the command would look each time. A user without a folder gets no warning.
+    // Without the file, each command would compare the releases. So a user whose cache folder cannot be written gets no warning.
     return;
   }
   const asked = versionsOf(client, AbortSignal.timeout(LOOK_MILLISECONDS));
-  // The command has done its work, so no error ends it now.
+  // The command has already done its work, so an error of the comparison must not make it fail.
   const found = await undefinedIf(() => true, asked);
   const warning = warningOf(found?.versions ?? []);
   if (warning !== undefined) {

@@ -12,7 +12,7 @@ beforeEach(async () => {
 
 afterEach(async () => await rm(folder, { recursive: true }));
 
-/** Returns what the command writes to the error stream. */
+/** Returns the text that the command writes to the error stream. */
 async function warning(apiURL: string, isForPeople: boolean): Promise<string> {
   let text = '';
   const { signal } = new AbortController();

@@ -27,7 +27,7 @@ export function addEmulatorCommands(noun: Command, terminal: Terminal): void {
     });
 }
 
-/** Integrations list emulator configs before they deploy an emulator. */
+/** Adds a list that is always empty. Integrations list the emulator configs before they deploy an emulator. */
 export function addEmulatorConfigCommands(noun: Command, terminal: Terminal): void {
   noun
     .command('list')

@@ -1,6 +1,6 @@
 /**
- * Deploys emulators. Android may boot for longer than the user waits, so the emulator stays then, and ends with its VM at the latest. An
- * emulator that fails, or whose deployment the user interrupts, is deleted.
+ * Deploys emulators. Android may need more time to boot than the user waits. In this case, the emulator stays, and it ends with its VM at
+ * the latest. If an emulator fails, or if the user interrupts its deployment, the command deletes the emulator.
  */
 import type { EmulatorRequest } from '../../api/http/emulator.ts';
 import { emulatorItem } from '../../api/http/emulatoritem.ts';
@@ -28,7 +28,7 @@ export interface EmulatorFlags {
   readonly imageType?: string;
   readonly deviceProfile?: string;
   readonly cpu?: number;
-  /** Quantity. */
+  /** Memory as a quantity. */
   readonly memory?: string;
   readonly config?: string;
   readonly timeout?: number;
@@ -36,7 +36,7 @@ export interface EmulatorFlags {
 
 /** Longest wait in minutes, as in the HTTP API. */
 const TIMEOUT_MAXIMUM = 1_440;
-/** Flags by the fields of the emulator that they set. */
+/** Name of the flag for each field of the emulator. */
 const FLAG_BY_FIELD = {
   'metadata.name': 'the name',
   'spec.vmName': '--vm',
@@ -46,10 +46,10 @@ const FLAG_BY_FIELD = {
   'spec.cpu': '--cpu',
   'spec.memory': '--memory',
 };
-/** Time limit of the last write after a failure. */
+/** Time limit for the deletion of the emulator after a failure. */
 const LAST_WRITE_MILLISECONDS = 10_000;
 
-/** Creates the emulator and waits until it runs. @throws CommandError when it fails; ApiError. */
+/** Creates the emulator, and waits until it runs or the time limit is over. @throws CommandError when the emulator fails; ApiError. */
 export async function deploy(
   terminal: Terminal,
   globals: Globals,
@@ -83,10 +83,10 @@ export async function deploy(
   });
 }
 
-/** Says that the emulator itself failed, and will not run. */
+/** Error of an emulator that has failed and will not run. */
 class EmulatorFailure extends CommandError {}
 
-/** @throws CommandError for flags that the command does not offer. */
+/** @throws CommandError for a flag that is not offered, or for a wrong time limit. */
 function check({ config, timeout }: EmulatorFlags): void {
   if (config !== undefined) {
     throw new CommandError(
@@ -107,7 +107,7 @@ async function createEmulator(
   const { memory, config: _config, ...values } = flags;
   const request = { ...values, name } as EmulatorRequest;
   const { metadata, spec } = emulatorOf(request, cluster.namespace);
-  // A request of the HTTP API has the memory in MiB, and this flag is a quantity.
+  // In a request of the HTTP API, the memory is a number of MiB. The flag gives a quantity.
   const emulator: Unsaved<Emulator> = { metadata, spec: { ...spec, memory } };
   try {
     return await createNamed(cluster, EMULATORS, emulator, { signal });
@@ -116,7 +116,11 @@ async function createEmulator(
   }
 }
 
-/** Resolves with the emulator when it runs, or as it is when `late` aborts. @throws EmulatorFailure; the signal's reason. */
+/**
+ * Resolves with the emulator when it runs. If `late` aborts before, resolves with the last known version.
+ *
+ * @throws EmulatorFailure; CommandError when the emulator was deleted; the signal's reason.
+ */
 async function untilBooted(
   { client, watches }: Cluster,
   created: Emulator,
@@ -149,7 +153,7 @@ async function untilBooted(
   throw new CommandError(`Emulator ${created.metadata.name} was deleted before it ran`);
 }
 
-/** Deletes the emulator, and adds a sentence about it to the error. */
+/** Deletes the emulator. Returns the error with one more sentence about the deletion. */
 async function removed({ client }: Cluster, { metadata }: Emulator, error: CommandError): Promise<Error> {
   const { name, namespace = '', uid } = metadata;
   const signal = AbortSignal.timeout(LAST_WRITE_MILLISECONDS);

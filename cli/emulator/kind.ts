@@ -1,4 +1,4 @@
-/** Emulators, as the command shows them. */
+/** Columns and words with which the command shows emulators. */
 import type { EmulatorItem } from '../../api/http/emulator.ts';
 import { emulatorItem } from '../../api/http/emulatoritem.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';

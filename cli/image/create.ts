@@ -14,7 +14,7 @@ import type { Terminal } from '../terminal.ts';
 import { checkImageName } from './name.ts';
 
 export interface CreateFlags extends FileFlag {
-  /** Quantity. */
+  /** Size of an empty disk, as a quantity. */
   readonly size?: string;
   readonly copyOf?: string;
   readonly reference?: string;
@@ -34,7 +34,11 @@ const FLAG_BY_FIELD = {
   'spec.source.http.sha256': '--sha256',
 };
 
-/** @throws CommandError when flags contradict each other, or when the source of a copy is missing; ApiError. */
+/**
+ * Creates one object from flags, or all objects of a file.
+ *
+ * @throws CommandError when flags contradict each other, or when the source of a copy is missing; ApiError.
+ */
 export async function create(
   terminal: Terminal,
   globals: Globals,

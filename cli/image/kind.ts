@@ -1,4 +1,4 @@
-/** Images and ISOs, as the command shows them. */
+/** Columns and words with which the command shows Images and ISOs. */
 import type { ImageItem } from '../../api/http/image.ts';
 import { imageItem, type Stored } from '../../api/http/imageitem.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';

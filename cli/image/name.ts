@@ -3,7 +3,7 @@ import { SAVED_NAME_LENGTH } from '../../api/http/vmdisk.ts';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { CommandError, EXIT } from '../errors.ts';
 
-/** @throws CommandError when no image may have the name, with the rule of the HTTP API. */
+/** Checks the name by the rule of the HTTP API. @throws CommandError when no image may have the name. */
 export function checkImageName(name: string): void {
   if (!isObjectName(name) || name.length > SAVED_NAME_LENGTH) {
     throw new CommandError(

@@ -17,11 +17,11 @@ interface Work {
   /** Version of the Image that requests the work. */
   readonly image: Image;
   readonly work: ImageWork;
-  /** Time limit in milliseconds. */
+  /** `timeout` is the time limit in milliseconds. */
   readonly waiting: { readonly timeout: number };
 }
 
-/** Returns the Image after the end of the work. @throws CommandError when it fails, or is not complete in time; ApiError. */
+/** Returns the Image after the end of the work. @throws CommandError when the work fails, or is not complete in time; ApiError. */
 export async function untilDone(terminal: Terminal, { cluster, image, work, waiting }: Work): Promise<Image> {
   const { client, watches } = cluster;
   const { metadata: from } = image;
@@ -65,7 +65,7 @@ export function resultOf(image: Image, work: ImageWork): Result {
   return resultOfAction(image, work);
 }
 
-/** A result of an earlier request does not count. */
+/** Returns the result of a commit or a push. The result of an earlier request does not count. */
 function resultOfAction({ spec, status = {} }: Image, work: 'commit' | 'push'): Result {
   const wanted = spec[work]?.requestedAt;
   const last = work === 'commit' ? status.lastCommit : status.lastPush;
@@ -81,7 +81,10 @@ function lineOf(image: Image, work: ImageWork, estimate: (percent: number) => st
   return `${work} of image ${image.metadata.name}: ${state}`;
 }
 
-/** Returns the error for the user. `limit` is the time limit if it is over. The work goes on without the command. */
+/**
+ * Returns the error for the user. `limit` is the time limit in milliseconds if it is over, or else undefined. The work continues without
+ * the command, and the message says so.
+ */
 function ended(
   error: unknown,
   {

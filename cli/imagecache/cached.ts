@@ -1,4 +1,4 @@
-/** Reads the cache of images from the API server: hosts, and the ImageCacheEntries that keep images on them. */
+/** Reads the cache of images: the hosts, and the ImageCacheEntries that keep images on them. */
 import { infoItems, objectInfoItems } from '../../api/http/cacheinfo.ts';
 import type { CacheInfo } from '../../api/http/imagecache.ts';
 import { keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
@@ -21,7 +21,7 @@ interface Cache {
   readonly entries: readonly ImageCacheEntry[];
 }
 
-/** @throws ApiError when the user may not read Nodes and ImageCacheEntries. */
+/** Returns all hosts and all ImageCacheEntries. @throws ApiError when the user may not read Nodes or ImageCacheEntries. */
 export async function readCache(cluster: Cluster, signal: AbortSignal): Promise<Cache> {
   const [hosts, { items: entries }] = await Promise.all([
     allHosts(cluster, signal),
@@ -39,9 +39,9 @@ export function entryFor(
 }
 
 /**
- * Returns the normalized name of an image of a registry; undefined for the name of an Image object.
+ * Returns the normalized name if the image is in a registry. The result is undefined if `image` is the name of an Image object.
  *
- * @throws CommandError when the name is not that of an image.
+ * @throws CommandError when the text is not a correct image reference.
  */
 export function referenceIn(image: string): string | undefined {
   if (!isImageReference(image)) {
@@ -57,7 +57,7 @@ export function referenceIn(image: string): string | undefined {
   return normaliseImageName(image);
 }
 
-/** Returns the hosts of the namespace that have the image, get it or remove it. @throws ApiError and CommandError. */
+/** Returns the hosts of the namespace that have, get or remove the image. @throws ApiError; CommandError. */
 export async function readInfo(cluster: Cluster, image: string, signal: AbortSignal): Promise<InfoItem[]> {
   return await directOrAsked(
     cluster,

@@ -37,13 +37,13 @@ interface Change {
   readonly imageNamespace?: string | undefined;
 }
 
-/** Limit of attempts. Each failed attempt means that somebody else wrote the entry at the same time. */
+/** Largest number of attempts. An attempt fails if somebody else writes the entry at the same time. */
 const ATTEMPTS = 10;
 
 /**
- * Requests the change of the cache. If the image or one of several hosts does not exist, nothing changes.
+ * Requests the change of the cache. If the image or one of the named hosts does not exist, nothing changes.
  *
- * @throws CommandError when a name is wrong or a host refuses the image; ApiError.
+ * @throws CommandError or AggregateError when a name is wrong or a host refuses the image; ApiError.
  */
 export async function changeCache(
   terminal: Terminal,
@@ -69,7 +69,7 @@ export async function changeCache(
 /**
  * Returns the namespace of the Image object. The result is undefined for an object that was deleted, if hosts still have its image.
  *
- * @throws CommandError when there is no such image; ApiError.
+ * @throws CommandError when the image does not exist; ApiError.
  */
 async function namespaceOfImage(
   cluster: Cluster,
@@ -98,13 +98,13 @@ async function changeDirectly(
     const own = hostsOf(hosts, cluster.namespace);
     const source = sourceOf(change, entries, cluster.namespace);
     const reference = referenceOf({ spec: source });
-    // An entry whose name is taken by that of another image is found too, so that the refusal names it.
+    // If the entry of another image has the name that the new entry would get, this entry is found too. Then the refusal names it.
     const entry =
       entryFor(entries, reference) ?? entries.find(({ metadata }) => metadata.name === entryName(reference));
     const names = new Set(hosts.map(({ metadata }) => metadata.name));
     const exists = (name: string) => names.has(name);
     const planned = cacheChange(change.action, { own, exists }, change.selection);
-    // A host that does not exist any more may still be named by the entry.
+    // The entry may still name a host that no longer exists. This host can be removed from the entry.
     const gone =
       change.action === 'add' ? [] : (entry?.spec.targets?.nodes ?? []).filter((one) => !exists(one));
     requireHosts(
@@ -119,7 +119,10 @@ async function changeDirectly(
   throw new CommandError(changedByOthers(change.image), EXIT.noAnswer);
 }
 
-/** Returns the image whose entry changes. For a removal it is an Image of the namespace only if an entry keeps that. */
+/**
+ * Returns the image whose entry changes. A removal is for the Image of this namespace if an entry keeps this Image. Otherwise a removal is
+ * for the Image of the default namespace.
+ */
 function sourceOf(
   { action, image, imageNamespace = DEFAULT_NAMESPACE }: Change,
   entries: readonly ImageCacheEntry[],
@@ -134,7 +137,11 @@ function sourceOf(
   return { imageRef: { namespace: action === 'add' ? imageNamespace : kept, name: image } };
 }
 
-/** Resolves with false if somebody else wrote the entry at the same time. @throws CommandError; ApiError. */
+/**
+ * Writes the entry. Resolves with false if somebody else wrote the entry at the same time.
+ *
+ * @throws CommandError when the change is refused; ApiError.
+ */
 async function write(
   { client }: Cluster,
   planned: EntryWrite | undefined,
@@ -161,7 +168,10 @@ async function write(
   }
 }
 
-/** Lets the HTTP API change the cache. It would change the other hosts if one name is wrong, so the names are checked first. */
+/**
+ * Lets the HTTP API change the cache. If one name is wrong, the HTTP API would still change the other hosts. So this function checks the
+ * names first.
+ */
 async function ask(
   server: Server,
   namespace: string,
@@ -177,7 +187,7 @@ async function ask(
   return ((await server({ method: 'POST', path, body: selection })) as CacheResult).items;
 }
 
-/** @throws AggregateError with a CommandError for each name that no host has. */
+/** @throws AggregateError with one CommandError for each missing host. */
 function requireHosts(missing: readonly string[], own: readonly string[], namespace: string): void {
   if (missing.length > 0) {
     throw new AggregateError(missing.map((name) => hostNotFound(name, namespace, meantHost(name, own))));

@@ -1,16 +1,20 @@
-/** Reads which hosts a change of the cache is for. */
+/** Reads the selection of hosts for a change of the cache. */
 import { isOneSelection } from '../../api/http/cachechange.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { requireTag } from '../node/tags.ts';
 
-/** Values of the flags. Each name is without spaces at its ends. */
+/** Selection of hosts by flags. */
 export interface Selection {
   readonly nodes?: string[];
   readonly tags?: string[];
   readonly all?: boolean;
 }
 
-/** @throws CommandError when not exactly one flag selects hosts, or when no host can have a tag. */
+/**
+ * Returns the selection, with names that have no spaces at their ends.
+ *
+ * @throws CommandError when not exactly one flag selects hosts, or when no host can have a tag.
+ */
 export function selectionIn(flags: Selection): Selection {
   if (!isOneSelection(flags)) {
     throw new CommandError('Choose the hosts with exactly one of --nodes, --tags and --all', EXIT.usage);

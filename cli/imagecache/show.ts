@@ -30,7 +30,7 @@ const INFO_COLUMNS: readonly Column<InfoItem>[] = [
   { header: 'MESSAGE', value: ({ message }) => message },
 ];
 
-/** Lists the named images, or all on the hosts of the namespace without names. */
+/** Lists the named images on the hosts of the namespace. Without names, lists all images on these hosts. */
 export async function list(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
@@ -46,7 +46,11 @@ export async function list(terminal: Terminal, globals: Globals, names: readonly
   });
 }
 
-/** Shows the hosts with the image. @throws CommandError when neither a host nor the cluster has an Image of this name; ApiError. */
+/**
+ * Shows the hosts that have, get or remove the image.
+ *
+ * @throws CommandError when no host has the image, and no Image has this name; ApiError.
+ */
 export async function info(terminal: Terminal, globals: Globals, image: string): Promise<void> {
   const { signal } = terminal;
   const isObject = referenceIn(image) === undefined;
@@ -73,7 +77,7 @@ async function readList(cluster: Cluster, signal: AbortSignal): Promise<ListItem
   );
 }
 
-/** @throws CommandError when no host has the image. */
+/** Returns the items of the named image. @throws CommandError when no host has the image. */
 function namedIn(items: readonly ListItem[], name: string, namespace: string): ListItem[] {
   const reference = referenceIn(name) ?? name;
   const named = items.filter(({ image, tag, imageId }) =>

@@ -2,10 +2,13 @@
 import { spawn } from 'node:child_process';
 import type { Environment } from '../settings.ts';
 
-/** Opens an address. It must not throw: the address is also on the terminal. */
+/** Opens an address in a browser. The function must not throw, because the terminal also shows the address to the user. */
 export type OpenBrowser = (address: string) => void;
 
-/** Returns the program that opens an address, or undefined if there is no browser here: on a server, or in a session from elsewhere. */
+/**
+ * Returns the program that opens an address, and its arguments. The result is undefined if the user has no browser on this machine, for
+ * example on a server or in a session over SSH.
+ */
 export function browserCommand(
   { BROWSER: own = '', SSH_CONNECTION: remote, DISPLAY: display, WAYLAND_DISPLAY: wayland }: Environment,
   platform: string = process.platform,
@@ -26,7 +29,7 @@ export function browserCommand(
   return display || wayland ? ['xdg-open'] : undefined;
 }
 
-/** Returns a function that opens an address without a shell. The browser may run longer than the command. */
+/** Returns a function that starts the program with an address. It uses no shell. The browser may run longer than this command. */
 export function opener(command: readonly string[]): OpenBrowser {
   const [program = '', ...args] = command;
   return (address) => {

@@ -1,4 +1,4 @@
-/** The commands with which people sign in. */
+/** The commands with which users sign in and out. */
 import { type Command, InvalidArgumentError } from 'commander';
 import { BooleanFlag } from '../flags.ts';
 import type { Globals } from '../globals.ts';

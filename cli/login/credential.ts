@@ -5,7 +5,11 @@ import { freshSession } from './renew.ts';
 
 const API_VERSIONS = ['client.authentication.k8s.io/v1', 'client.authentication.k8s.io/v1beta1'];
 
-/** Writes the ID token of the session, which it renews if necessary. @throws CommandError with what to do. */
+/**
+ * Writes the ID token of the session in `file`. If necessary, renews the session first.
+ *
+ * @throws CommandError that names the next step; the signal's reason.
+ */
 export async function credential(
   { environment: { KUBERNETES_EXEC_INFO: request }, out, signal }: Terminal,
   file: string,
@@ -16,7 +20,11 @@ export async function credential(
   out(`${JSON.stringify({ apiVersion, kind: 'ExecCredential', status })}\n`);
 }
 
-/** Returns the version in which the caller wants its answer. Without a caller it is the newest. */
+/**
+ * Returns the API version that the caller asks for. Without a caller, returns the newest version.
+ *
+ * @throws CommandError for an unknown version.
+ */
 function versionIn(request = JSON.stringify({ apiVersion: API_VERSIONS[0] })): string {
   let version: unknown;
   try {

@@ -1,4 +1,4 @@
-/** The two ways to sign in at a provider. */
+/** The two ways to sign in at an identity provider. */
 import { CommandError, EXIT } from '../errors.ts';
 import { printable } from '../text.ts';
 import type { OpenBrowser } from './browser.ts';
@@ -6,18 +6,22 @@ import { Loopback } from './loopback.ts';
 import { type OpenIDProvider, tokensOf } from './provider.ts';
 import type { Tokens } from './session.ts';
 
-/** Time that people have to sign in. They may have to find a password and a second factor. Codes of devices may end earlier. */
+/** Time limit for a sign-in. People may have to find a password and a second factor. The code for a device may expire earlier. */
 const SIGN_IN_MILLISECONDS = 600_000;
 
 export interface Prompt {
   /** Scopes, separated by spaces. */
   readonly scope: string;
-  /** Writes to the person. */
+  /** Writes a text for the person who signs in. */
   readonly say: (text: string) => void;
   readonly signal: AbortSignal;
 }
 
-/** Signs in by a browser on this machine: authorization code with PKCE. @throws CommandError; errors of the library. */
+/**
+ * Signs in with a browser on this machine, by an authorization code with PKCE. Resolves with the tokens.
+ *
+ * @throws CommandError; errors of the library.
+ */
 export async function signInByBrowser(
   { oidc, configuration }: OpenIDProvider,
   { scope, say, signal }: Prompt,
@@ -53,7 +57,11 @@ export async function signInByBrowser(
   }
 }
 
-/** Signs in by a browser on any machine, with a code that the person enters there. @throws CommandError; errors of the library. */
+/**
+ * Signs in with a browser on any machine, in which the person enters a code. Resolves with the tokens.
+ *
+ * @throws CommandError; errors of the library.
+ */
 export async function signInByDevice(
   { oidc, configuration }: OpenIDProvider,
   { scope, say, signal }: Prompt,
@@ -76,7 +84,7 @@ export async function signInByDevice(
   }
 }
 
-/** Returns a signal that aborts with `signal`, or at the end of the time for people. */
+/** Returns a signal that aborts with `signal`, or when the time limit for a sign-in is over. */
 function withLimit(signal: AbortSignal): AbortSignal {
   const late = new AbortController();
   const minutes = SIGN_IN_MILLISECONDS / 60_000;

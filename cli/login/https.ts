@@ -1,13 +1,13 @@
-/** Requests to servers that are not the API server: the HTTP API before sign-in, and identity providers. */
+/** Sends requests to servers other than the API server: to the HTTP API before the sign-in, and to identity providers. */
 import { once } from 'node:events';
 import type { IncomingMessage, OutgoingHttpHeaders } from 'node:http';
 import { getCACertificates } from 'node:tls';
 import { codeOf, messageOf } from '../../base/errors.ts';
 import { certificateMistake, CommandError, EXIT } from '../errors.ts';
 
-/** Time limit of one request and its answer. People wait for it. */
+/** Time limit of one request and its answer. It is short, because people wait for the answer. */
 export const ANSWER_MILLISECONDS = 20_000;
-/** Largest answer in bytes. Keys and metadata of a provider have some 10 KiB. */
+/** Largest answer in bytes. The keys and metadata of a provider have about 10 KiB. */
 const ANSWER_LIMIT_BYTES = 1024 * 1024;
 /** Statuses whose answers have no body. */
 const EMPTY: readonly number[] = [101, 204, 205, 304];
@@ -15,14 +15,17 @@ const EMPTY: readonly number[] = [101, 204, 205, 304];
 type Fetch = (url: string, options: RequestInit) => Promise<Response>;
 
 export interface FetchOptions {
-  /** Who answers, in messages: `identity provider`. */
+  /** Name of the server in messages, for example `identity provider`. */
   readonly who: string;
-  /** Private authority as PEM, besides those of the system and of Node.js. */
+  /** Private certificate authority as PEM. The authorities of the system and of Node.js are trusted, too. */
   readonly authority?: string | undefined;
   readonly signal: AbortSignal;
 }
 
-/** Returns a function that sends requests with limits of time and size. It follows no redirects. @throws CommandError; the signal's reason. */
+/**
+ * Returns a function that sends a request. The time and the size of the answer are limited, and redirects are not followed. When the server
+ * does not answer, the function throws a CommandError. When `signal` aborts, the function throws the signal's reason.
+ */
 export function fetchFrom({ who, authority, signal }: FetchOptions): Fetch {
   const own = authority === undefined ? [] : [authority];
   const ca = [...getCACertificates('default'), ...getCACertificates('system'), ...own];
@@ -37,7 +40,8 @@ export function fetchFrom({ who, authority, signal }: FetchOptions): Fetch {
         agent: false,
         signal: limits,
       });
-      // The wait for the answer and the answer itself tell of the same error.
+      // The code below gets the same error from the wait for the answer, or from the answer itself. Without a listener, the error would end
+      // the process.
       sent.on('error', () => undefined);
       sent.end(body === undefined || body === null ? undefined : String(body as string | URLSearchParams));
       const [answer] = (await once(sent, 'response')) as [IncomingMessage];

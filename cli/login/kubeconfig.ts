@@ -1,4 +1,4 @@
-/** Changes one context of a kubeconfig. Everything else in the file stays, also the comments. */
+/** Changes one context of a kubeconfig. Everything else in the file stays, including the comments. */
 import { mkdir, readFile, realpath } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { type Document, isMap, isSeq, parseDocument, type YAMLMap, type YAMLSeq } from 'yaml';
@@ -7,12 +7,12 @@ import { withFileLock } from '../../base/filelock.ts';
 import { writeWhole } from '../../base/files.ts';
 import { CommandError, EXIT } from '../errors.ts';
 
-/** Age from which a lock was left behind. A change takes milliseconds. */
+/** Age after which a lock counts as left behind. A change takes only milliseconds. */
 const STALE_MILLISECONDS = 30_000;
-/** Word in the arguments of a plug-in by which the command knows its own entries. */
+/** Argument of the credential plug-in. With this argument, the command recognizes the entries that it wrote. */
 export const SESSION_FLAG = '--session';
 
-/** Lists of a kubeconfig by the key of their entries. */
+/** Lists of a kubeconfig, by the key that each entry of the list has. */
 const LISTS = { cluster: 'clusters', context: 'contexts', user: 'users' } as const;
 type Kind = keyof typeof LISTS;
 type Fields = Readonly<Record<string, unknown>>;
@@ -20,20 +20,21 @@ type Fields = Readonly<Record<string, unknown>>;
 export interface ContextEntries {
   readonly cluster: Fields;
   readonly user: Fields;
-  /** Namespace of the context if it has none yet. */
+  /** Namespace for the context, if the context has none yet. */
   readonly namespace?: string | undefined;
 }
 
-/** Reads the kubeconfig, which is empty if it does not exist. @throws CommandError when it is no kubeconfig. */
+/** Returns the kubeconfig in the file. It is empty if the file does not exist. @throws CommandError when the file is not a kubeconfig. */
 export async function readKubeconfig(file: string): Promise<Kubeconfig> {
   const text = (await undefinedIf(isMissing, readFile(file, 'utf8'))) ?? '';
   return new Kubeconfig(file, text);
 }
 
 /**
- * Changes the kubeconfig in one step. Missing folders are made. Only the owner can read the file then. kubectl uses the same lock.
+ * Changes the kubeconfig in one step, and returns the result of `change`. Makes missing folders. Afterwards, only the owner can read the
+ * file. If the path is not a link, kubectl uses the same lock.
  *
- * @throws CommandError as {@link readKubeconfig}; the signal's reason; the error of `change`.
+ * @throws errors of {@link readKubeconfig} and of `change`; the signal's reason.
  */
 export async function changeKubeconfig<T>(
   file: string,
@@ -41,7 +42,7 @@ export async function changeKubeconfig<T>(
   change: (kubeconfig: Kubeconfig) => T,
 ): Promise<T> {
   await mkdir(dirname(file), { recursive: true, mode: 0o700 });
-  // A link stays a link. Its target is replaced.
+  // If the path is a link, the link stays, and its target is replaced.
   const target = (await undefinedIf(isMissing, realpath(file))) ?? file;
   const options = { staleMilliseconds: STALE_MILLISECONDS, signal };
   return await withFileLock(`${target}.lock`, options, async () => {
@@ -56,7 +57,7 @@ export class Kubeconfig {
   readonly #file: string;
   readonly #document: Document;
 
-  /** @throws CommandError when the text is no kubeconfig. */
+  /** @throws CommandError when the text is not a kubeconfig. */
   constructor(file: string, text: string) {
     this.#file = file;
     this.#document = parseDocument(text);
@@ -79,13 +80,17 @@ export class Kubeconfig {
     return this.#document.toString({ lineWidth: 0 });
   }
 
-  /** Returns the fields of an entry, or undefined if it does not exist. */
+  /** Returns the fields of an entry. The result is undefined if the entry does not exist. */
   entry(kind: Kind, name: string): Fields | undefined {
     const fields = this.#item(kind, name)?.get(kind);
     return isMap(fields) ? (fields.toJS(this.#document) as Fields) : undefined;
   }
 
-  /** @throws CommandError when the context has credentials that another program or person has put there. */
+  /**
+   * Checks that the command may replace the credentials of the context. It may replace a token and its own credential plug-in.
+   *
+   * @throws CommandError for other credentials, which would be lost.
+   */
   checkOwn(context: string): void {
     const { user } = this.entry('context', context) ?? {};
     const credentials = this.entry('user', String(user)) ?? {};
@@ -100,7 +105,11 @@ export class Kubeconfig {
     }
   }
 
-  /** Makes the context the current one, with these entries. Entries that other contexts use stay as they are. */
+  /**
+   * Writes the context with these entries, and makes it the current context. Entries that other contexts use stay as they are.
+   *
+   * @throws errors of {@link checkOwn}.
+   */
   setContext(name: string, { cluster, user, namespace }: ContextEntries): void {
     this.checkOwn(name);
     const earlier = this.entry('context', name) ?? {};
@@ -114,7 +123,11 @@ export class Kubeconfig {
     this.#document.set('current-context', name);
   }
 
-  /** Removes the context, and the entries that only it uses. Returns whether there was one. @throws CommandError as {@link checkOwn}. */
+  /**
+   * Removes the context, and the entries that only this context uses. Returns whether the context existed.
+   *
+   * @throws errors of {@link checkOwn}.
+   */
   removeContext(name: string): boolean {
     this.checkOwn(name);
     const context = this.entry('context', name);
@@ -134,7 +147,7 @@ export class Kubeconfig {
     return true;
   }
 
-  /** Returns the name of the entry that the context alone has, or else a name that is free. */
+  /** Returns the name of the context's entry if no other context uses this entry. Otherwise returns a free name. */
   #entryName(kind: 'cluster' | 'user', context: string): string {
     const used = this.entry('context', context)?.[kind];
     if (typeof used === 'string' && !this.#isUsedByOthers(kind, used, context)) {

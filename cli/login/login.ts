@@ -14,7 +14,7 @@ import { selfCommand } from './self.ts';
 import { sessionFields, sessionFile, type Tokens, writeSession } from './session.ts';
 import { type ServerAddress, type Target, type TargetFlags, targetOf } from './target.ts';
 
-/** Names of this machine, as URLs have them. */
+/** Names of this machine in URLs. */
 const LOOPBACK: readonly string[] = ['127.0.0.1', '[::1]', 'localhost'];
 
 export interface LoginFlags extends TargetFlags {
@@ -22,13 +22,17 @@ export interface LoginFlags extends TargetFlags {
   readonly device?: boolean;
 }
 
-/** Signs in, and makes the context for it. Nothing is written if the API server refuses the user. @throws CommandError. */
+/**
+ * Signs in, and writes the session and the context for it. If the API server refuses the user, nothing is written.
+ *
+ * @throws CommandError.
+ */
 export async function login(terminal: Terminal, globals: Globals, flags: LoginFlags): Promise<void> {
   const { signal } = terminal;
   const settings = await readSettings(terminal.environment);
   const place = placeOf(terminal, globals, settings);
   requireTLS(flags.apiUrl ?? settings.apiURL);
-  // A mistake in the kubeconfig is told before the person signs in.
+  // The person must learn about a mistake in the kubeconfig before the sign-in.
   (await readKubeconfig(place.file)).checkOwn(place.context);
   const target = await targetOf(terminal, { place, settings, flags });
   const address = addressIn(target);
@@ -46,8 +50,10 @@ export async function login(terminal: Terminal, globals: Globals, flags: LoginFl
 }
 
 /**
- * Refuses an HTTP API without TLS on another machine. Others in the network could answer in its place, name a server of their own as the API
- * server, and receive the token. @throws CommandError.
+ * Refuses an HTTP API without TLS on another machine. Others in the network could answer in its place, and name their own server as the API
+ * server. This server would receive the token.
+ *
+ * @throws CommandError.
  */
 function requireTLS(apiURL: string | undefined): void {
   const { protocol = 'https:', hostname = '' } = URL.parse(apiURL ?? '') ?? {};

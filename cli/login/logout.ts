@@ -1,4 +1,4 @@
-/** Ends the sign-in on this machine, and at the provider. */
+/** Ends the sign-in on this machine and at the identity provider. */
 import { undefinedIf } from '../../base/errors.ts';
 import { CommandError } from '../errors.ts';
 import type { Globals } from '../globals.ts';
@@ -10,7 +10,7 @@ import { placeOf } from './place.ts';
 import { withProvider } from './provider.ts';
 import { readSession, removeSession, type Session, sessionFile, withSessionLock } from './session.ts';
 
-/** Removes the context and its session. A provider that does not answer changes nothing about this. @throws CommandError. */
+/** Removes the context and its session, even if the identity provider does not answer. @throws CommandError. */
 export async function logout(terminal: Terminal, globals: Globals): Promise<void> {
   const { signal } = terminal;
   const place = placeOf(terminal, globals, await readSettings(terminal.environment));
@@ -33,7 +33,10 @@ export async function logout(terminal: Terminal, globals: Globals): Promise<void
   }
 }
 
-/** Tells the provider that the refresh token is not used any more. Returns whether it knows. */
+/**
+ * Tells the provider that the refresh token is no longer used. Resolves with true if the provider knows this, or if there is no refresh
+ * token.
+ */
 async function revoke(session: Session, signal: AbortSignal): Promise<boolean> {
   const { refreshToken } = session;
   if (refreshToken === undefined) {

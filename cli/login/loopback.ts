@@ -1,12 +1,12 @@
-/** Takes the answer of the identity provider from the browser: a server on loopback for one request. */
+/** Receives the answer of the identity provider from the browser, with a server on the loopback address for one request. */
 import { once } from 'node:events';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 
 const PATH = '/callback';
-/** Time in which a browser must have sent its request. */
+/** Time limit for a browser to send its request, or to take its answer. */
 const REQUEST_MILLISECONDS = 10_000;
-/** A browser opens two or three connections. More of them come from other programs. */
+/** A browser opens two or three connections. More connections come from other programs. */
 const CONNECTIONS = 8;
 const HEADERS = {
   'content-type': 'text/html; charset=utf-8',
@@ -19,7 +19,7 @@ const HEADERS = {
 export interface Arrival {
   /** Address of the request, with the answer of the provider. */
   readonly url: URL;
-  /** Shows the browser whether the sign-in succeeded. */
+  /** Answers the browser with a page about the result of the sign-in. */
   readonly end: (isDone: boolean) => void;
 }
 
@@ -35,11 +35,14 @@ export class Loopback implements AsyncDisposable {
       this.#take(request, response),
     );
     this.#server.maxConnections = CONNECTIONS;
-    // A rejection after the last reader has left must not end the process.
+    // If nobody waits for the arrival any more, a rejection must not end the process.
     this.#arrival.promise.catch(() => undefined);
   }
 
-  /** Begins to listen on a free port. Only a request with this `state`, which only the provider and its browser know, is answered. */
+  /**
+   * Listens on a free port. Only a request with this `state` counts as the answer, because only the provider and its browser know the
+   * `state`.
+   */
   static async open(state: string): Promise<Loopback> {
     const loopback = new Loopback(state);
     loopback.#server.listen(0, '127.0.0.1');
@@ -70,7 +73,7 @@ export class Loopback implements AsyncDisposable {
     const closed = once(this.#server, 'close');
     this.#server.close();
     this.#server.closeIdleConnections();
-    // A browser that takes no answer does not hold the command up.
+    // A browser that does not take its answer must not delay the end of the command for long.
     setTimeout(() => this.#server.closeAllConnections(), REQUEST_MILLISECONDS).unref();
     await closed;
   }
@@ -81,7 +84,7 @@ export class Loopback implements AsyncDisposable {
     if (request.method !== 'GET' || !isOwn || url?.pathname !== PATH) {
       answer(response, 404, 'There is nothing here.');
     } else if (url.searchParams.get('state') !== this.#state || this.#isTaken) {
-      // Other pages and programs can guess the port, but not the state. The sign-in goes on.
+      // Other pages and programs can guess the port, but not the state. So the sign-in continues.
       answer(response, 400, 'This address does not belong to a sign-in that is under way.');
     } else {
       this.#isTaken = true;

@@ -1,15 +1,15 @@
-/** Where the command keeps the credentials of its user: a context of a kubeconfig. */
+/** Finds the context of a kubeconfig in which the command keeps the credentials of its user. */
 import { delimiter, join, resolve } from 'node:path';
 import { homeFolder } from '../../base/home.ts';
 import type { Globals } from '../globals.ts';
 import type { Settings } from '../settings.ts';
 import type { Terminal } from '../terminal.ts';
 
-/** Name of the context if neither a flag nor the settings name another one. */
+/** Name of the context if neither a flag nor the settings name a context. */
 const CONTEXT = 'berth';
 
 export interface Place {
-  /** Path of the kubeconfig, which may not exist yet. */
+  /** Path of the kubeconfig. The file may not exist yet. */
   readonly file: string;
   readonly context: string;
 }

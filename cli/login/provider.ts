@@ -1,4 +1,4 @@
-/** The identity provider of the user. The library for OpenID Connect is loaded only here. */
+/** Talks to the identity provider of the user. The library for OpenID Connect is imported only when it is needed. */
 import type * as OpenIDClient from 'openid-client';
 import type {
   Configuration,
@@ -11,12 +11,12 @@ import { CommandError, EXIT, Interrupted } from '../errors.ts';
 import { ANSWER_MILLISECONDS, fetchFrom } from './https.ts';
 import type { Session, Tokens } from './session.ts';
 
-/** Longest text of a provider in a message. */
+/** Length in characters to which a text of a provider is cut in a message. */
 const WORDS_CHARACTERS = 300;
 /** Scope with which a provider gives refresh tokens. */
 const OFFLINE = 'offline_access';
 
-/** Errors of OAuth that need another action than a look at the provider's words. */
+/** Next steps of the user for errors of OAuth. For other errors, the user has to read the text of the provider. */
 const ACTIONS: Readonly<Record<string, string>> = {
   access_denied: 'The sign-in was refused. Sign in again and agree, or ask an admin of the identity provider',
   expired_token: 'The code expired before you signed in. Sign in again',
@@ -26,7 +26,7 @@ const ACTIONS: Readonly<Record<string, string>> = {
   unauthorized_client: 'The identity provider does not allow this way of sign-in for the client',
   unsupported_grant_type: 'The identity provider does not offer this way of sign-in',
 };
-/** Errors after which only another sign-in helps. */
+/** Errors after which only a new sign-in helps. */
 const DENIED: readonly unknown[] = ['access_denied', 'expired_token', 'invalid_grant'];
 
 export type Address = Pick<Session, 'issuer' | 'clientID' | 'authority'>;
@@ -36,7 +36,11 @@ export interface OpenIDProvider {
   readonly configuration: Configuration;
 }
 
-/** Runs `work` with a client of the provider. @throws CommandError that names what to do; the signal's reason. */
+/**
+ * Runs `work` with a client of the provider, and resolves with its result.
+ *
+ * @throws CommandError that names the next step; the signal's reason.
+ */
 export async function withProvider<T>(
   { issuer, clientID, authority }: Address,
   signal: AbortSignal,
@@ -58,14 +62,21 @@ export async function withProvider<T>(
   }
 }
 
-/** Returns the scopes to ask for, with the one for refresh tokens unless the provider says that it does not have it. */
+/**
+ * Returns the scopes for a sign-in, separated by spaces. The scope for refresh tokens is among them, unless the provider lists its scopes
+ * without it.
+ */
 export function scopesFor({ configuration }: OpenIDProvider, scopes: readonly string[]): string {
   const { scopes_supported: supported = [OFFLINE] } = configuration.serverMetadata();
   const offline = supported.includes(OFFLINE) ? [OFFLINE] : [];
   return [...new Set(['openid', ...scopes, ...offline])].join(' ');
 }
 
-/** @throws CommandError when the provider gave no ID token with a life. */
+/**
+ * Returns the tokens in an answer of the provider.
+ *
+ * @throws CommandError when the answer has no ID token, or when the lifetime of the ID token is unknown.
+ */
 export function tokensOf(answer: TokenEndpointResponse & TokenEndpointResponseHelpers): Tokens {
   const { id_token: idToken, refresh_token: refreshToken } = answer;
   const { iat, exp } = answer.claims() ?? {};
@@ -75,7 +86,10 @@ export function tokensOf(answer: TokenEndpointResponse & TokenEndpointResponseHe
   return { idToken, refreshToken, life: exp - iat };
 }
 
-/** Returns an error in words. The words of the provider are in it, and no answer as a whole, which could have a token. */
+/**
+ * Returns the error for the user. Its message has the text of the provider's error, but no whole answer, because an answer could contain a
+ * token.
+ */
 function explained(error: unknown, issuer: string): unknown {
   const causes = causesOf(error);
   const own = causes.find((cause) => cause instanceof CommandError || cause instanceof Interrupted);
@@ -98,7 +112,7 @@ function explained(error: unknown, issuer: string): unknown {
   );
 }
 
-/** Returns the error and its causes, of which the library has at most three. */
+/** Returns the error and its causes. The library nests at most three causes. */
 function causesOf(error: unknown): Error[] {
   const causes: Error[] = [];
   for (let next = error; next instanceof Error && causes.length < 4; next = next.cause) {

@@ -11,10 +11,10 @@ import {
 } from './session.ts';
 
 /**
- * Returns the session with an ID token that has not expired. Only one process at a time asks the provider, because many providers accept each
- * refresh token once. The others find the new token in the file.
+ * Returns the session in `file`, with an ID token that has not expired. Only one process at a time asks the provider, because many
+ * providers accept a refresh token only once. The other processes find the new token in the file.
  *
- * @throws CommandError with what to do; the signal's reason.
+ * @throws CommandError that names the next step; the signal's reason.
  */
 export async function freshSession(file: string, signal: AbortSignal): Promise<Session> {
   const known = await readSession(file);

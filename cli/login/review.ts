@@ -1,4 +1,4 @@
-/** Asks the API server who the bearer of a token is. */
+/** Asks the API server for the user of a token. */
 import { causeOfRefusal, type SignIn } from '../../api/http/refusedtoken.ts';
 import { VERSION } from '../../api/v1alpha1/version.ts';
 import { apiErrorFrom } from '../../kube/errors.ts';
@@ -9,9 +9,9 @@ import type { ServerAddress } from './target.ts';
 const PATH = '/apis/authentication.k8s.io/v1/selfsubjectreviews';
 
 /**
- * Returns the name of the user. `signIn` is where the token comes from.
+ * Returns the name of the token's user. `signIn` is the identity provider that gave the token.
  *
- * @throws CommandError with what to do, when the API server refuses the token or does not answer; ApiError.
+ * @throws CommandError that names the next step, when the API server refuses the token or does not answer; ApiError.
  */
 export async function userOf(
   address: ServerAddress,
@@ -47,7 +47,7 @@ export async function userOf(
   }
 }
 
-/** Causes that the token itself does not show. */
+/** Next step if the token does not show the reason of the refusal. */
 const UNKNOWN_CAUSE =
   'Ask an admin to compare issuer, client ID and groups of the identity provider with the configuration of the API server';
 

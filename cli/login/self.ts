@@ -1,8 +1,11 @@
-/** How other programs start this command again. */
+/** Finds the command line with which other programs start this command. */
 import { access, constants } from 'node:fs/promises';
 import { isSea } from 'node:sea';
 
-/** Returns the program and its first arguments. A file that can be executed stays valid when Node.js is updated. */
+/**
+ * Returns the program and its first arguments. If the script is executable, it is the program, because its path stays valid after an update
+ * of Node.js.
+ */
 export async function selfCommand(): Promise<readonly [string, ...string[]]> {
   const [, file = ''] = process.argv;
   if (isSea()) {

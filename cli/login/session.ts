@@ -1,4 +1,4 @@
-/** The tokens of a person who has signed in. They are in a file that only this person can read, and never in the kubeconfig. */
+/** Stores the tokens of a sign-in in a file that only its owner can read. These tokens are never in the kubeconfig. */
 import { createHash } from 'node:crypto';
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -10,20 +10,23 @@ import { settingsFile } from '../settings.ts';
 import type { Terminal } from '../terminal.ts';
 import type { Place } from './place.ts';
 
-/** Age from which the lock of a session is left behind. Its holder asks the provider, which has at most 20 s for each of two answers. */
+/** Age after which the lock of a session counts as left behind. Its holder waits at most 20 s for each of two answers of the provider. */
 const STALE_MILLISECONDS = 60_000;
-/** Largest part of a token's life, and longest time in milliseconds, in which a token is renewed before its end. */
+/**
+ * Time before the expiry of a token at which it is renewed: a part of its lifetime, or a time in milliseconds. The shorter of the two times
+ * counts.
+ */
 const MARGIN = { part: 0.2, milliseconds: 60_000 };
 
 export interface Session {
   readonly issuer: string;
   readonly clientID: string;
-  /** Private authority of the provider as PEM. */
+  /** Private certificate authority of the provider as PEM. */
   readonly authority?: string;
   readonly idToken: string;
-  /** Time from which the ID token is renewed, in milliseconds since 1970. */
+  /** Time after which the ID token must be renewed, in milliseconds since the epoch. */
   readonly end: number;
-  /** Absent if the provider gave none. */
+  /** Absent if the provider gave no refresh token. */
   readonly refreshToken?: string;
 }
 
@@ -31,7 +34,7 @@ export interface Session {
 export interface Tokens {
   readonly idToken: string;
   readonly refreshToken?: string | undefined;
-  /** Life of the ID token in seconds. */
+  /** Lifetime of the ID token in seconds. */
   readonly life: number;
 }
 
@@ -45,8 +48,8 @@ export function sessionFile(
 }
 
 /**
- * Returns the tokens as fields of a session. Its end is counted from now, because the clock of the provider may differ. A provider that gives
- * no new refresh token lets the earlier one go on.
+ * Returns the tokens as fields of a session. `end` is counted from the present time of this machine, because the clock of the provider may
+ * differ. If the provider gives no new refresh token, the refresh token of `earlier` stays valid.
  */
 export function sessionFields(
   { idToken, refreshToken, life }: Tokens,
@@ -65,7 +68,7 @@ export function isFresh({ end }: Session): boolean {
   return end > Date.now();
 }
 
-/** Reads a session. @throws CommandError when there is none, or when the file has another form. */
+/** Returns the session in the file. @throws CommandError when the file does not exist, or when its content is not a session. */
 export async function readSession(file: string): Promise<Session> {
   const text = await undefinedIf(isMissing, readFile(file, 'utf8'));
   const session = text === undefined ? undefined : sessionIn(text);
@@ -75,7 +78,7 @@ export async function readSession(file: string): Promise<Session> {
   return session;
 }
 
-/** Makes or replaces a session. Only its owner can read the file. */
+/** Creates or replaces a session. Only the owner can read the file. */
 export async function writeSession(file: string, session: Session): Promise<void> {
   await mkdir(dirname(file), { recursive: true, mode: 0o700 });
   await writeWhole(file, JSON.stringify(session));
@@ -100,7 +103,7 @@ function sessionIn(text: string): Session | undefined {
   try {
     document = JSON.parse(text);
   } catch {
-    // The words of the parser could have a part of a token.
+    // The message of the parser could contain a part of a token, so it is not shown.
     return undefined;
   }
   const session = (typeof document === 'object' && document !== null ? document : {}) as Partial<Session>;

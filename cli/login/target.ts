@@ -1,4 +1,4 @@
-/** The cluster and its identity provider, as the HTTP API, the flags or the kubeconfig name them. */
+/** Finds the cluster and its identity provider from the flags, the HTTP API or the kubeconfig. */
 import { readFile } from 'node:fs/promises';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { messageOf } from '../../base/errors.ts';
@@ -10,9 +10,9 @@ import { fetchFrom } from './https.ts';
 import { readKubeconfig } from './kubeconfig.ts';
 import type { Place } from './place.ts';
 
-/** Scopes whose claims the API server needs, if the HTTP API names no others. */
+/** Scopes if the HTTP API names none. The API server needs their claims. */
 const SCOPES = ['openid', 'email', 'groups'];
-/** Longest list of scopes that is used. */
+/** Largest number of scopes that are used. */
 const SCOPES_LIMIT = 32;
 
 export interface TargetFlags {
@@ -20,16 +20,16 @@ export interface TargetFlags {
   readonly issuer?: string;
   readonly clientId?: string;
   readonly server?: string;
-  /** Path of a file with the authority of all servers, as PEM. */
+  /** Path of a PEM file with the certificate authority of all servers. */
   readonly certificateAuthority?: string;
 }
 
-/** API server of a cluster. */
+/** Address of an API server. */
 export type ServerAddress = Pick<Connection, 'server' | 'certificateAuthority' | 'serverName'>;
 
 export interface Target {
   readonly address: ServerAddress;
-  /** Private authority of the provider as PEM. */
+  /** Private certificate authority of the provider as PEM. */
   readonly authority?: string | undefined;
   readonly issuer?: string | undefined;
   readonly clientID?: string | undefined;
@@ -38,7 +38,11 @@ export interface Target {
   readonly namespace?: string | undefined;
 }
 
-/** Finds the cluster and its provider. Flags have precedence over the HTTP API, and it over the kubeconfig. @throws CommandError. */
+/**
+ * Returns the cluster and its provider. A flag has precedence over the HTTP API. The kubeconfig counts only if no HTTP API is known.
+ *
+ * @throws CommandError.
+ */
 export async function targetOf(
   terminal: Terminal,
   { place, settings, flags }: { place: Place; settings: Settings; flags: TargetFlags },
@@ -70,7 +74,12 @@ async function authorityIn(file: string | undefined): Promise<string | undefined
   }
 }
 
-/** Returns the API server of the context, or else that of the current context. */
+/**
+ * Returns the API server that the flag names. Otherwise returns the API server of the context, or of the current context if the context
+ * does not exist.
+ *
+ * @throws CommandError when there is no API server.
+ */
 async function addressOf(
   { environment }: Terminal,
   { file, context }: Place,
@@ -118,7 +127,7 @@ async function askHTTPAPI(
   }
 }
 
-/** Reads the answer of cluster-info. */
+/** Returns the target in an answer of `cluster-info`. @throws Error or CommandError for a value that is not allowed. */
 function infoIn(document: unknown): Omit<Target, 'authority'> {
   const info = (typeof document === 'object' && document !== null ? document : {}) as Record<string, unknown>;
   const text = (name: string) => {
@@ -142,7 +151,11 @@ function infoIn(document: unknown): Omit<Target, 'authority'> {
   };
 }
 
-/** The kubeconfig gets the namespace, and other programs may give it to a shell. */
+/**
+ * Returns the namespace if its name is allowed. The namespace gets into the kubeconfig, and other programs may pass it to a shell.
+ *
+ * @throws Error for a name that no namespace can have.
+ */
 function namespaceIn(text: string | undefined): string | undefined {
   if (text !== undefined && !isObjectName(text)) {
     throw new Error(`no namespace can have the name ${JSON.stringify(text)}`);

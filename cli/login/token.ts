@@ -13,14 +13,18 @@ import { placeOf } from './place.ts';
 import { removeSession, sessionFile } from './session.ts';
 import { type TargetFlags, targetOf } from './target.ts';
 
-/** A token as clients send it in a header (RFC 6750). */
+/** Form of a bearer token in a header (RFC 6750). */
 const TOKEN = /^[A-Za-z0-9._~+/-]+=*$/;
-/** Stands for a token on the standard input. */
+/** Argument that stands for a token on the standard input. */
 const INPUT = '-';
 /** Longest token in characters. API servers refuse larger headers. */
 const TOKEN_CHARACTERS = 128 * 1024;
 
-/** Writes the token and nothing else. @throws CommandError when there is none, or when it has expired. */
+/**
+ * Writes the token of the user and nothing else.
+ *
+ * @throws CommandError when there is no token, or when it has expired or is not valid yet.
+ */
 export async function getToken(terminal: Terminal, globals: Globals): Promise<void> {
   const token = await new TokenSource(await connect(terminal, globals)).token();
   if (token === undefined) {
@@ -36,17 +40,17 @@ export async function getToken(terminal: Terminal, globals: Globals): Promise<vo
   terminal.out(`${token}\n`);
 }
 
-/** Stores a token for the context, which is made if it does not exist. @throws CommandError. */
+/** Stores a token for the context. Creates the context if it does not exist. @throws CommandError. */
 export async function setToken(
   terminal: Terminal,
   globals: Globals,
   { token: typed, flags }: { token: string; flags: TargetFlags },
 ): Promise<void> {
-  // Other users of the machine see the arguments of a command.
+  // A token on the standard input is not among the arguments, which other users of the machine can see.
   const given = typed === INPUT ? await readPassword(terminal, true, 'token') : typed;
   const token = given.trim().replace(/^Bearer +/i, '');
   if (!TOKEN.test(token) || token.length > TOKEN_CHARACTERS) {
-    // The token is not in the message, because messages end up in logs.
+    // The message does not contain the token, because messages can get into logs.
     throw new CommandError(
       'TOKEN must be a bearer token: letters, digits and the characters ._~+/-=',
       EXIT.usage,

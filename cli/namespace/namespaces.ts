@@ -68,7 +68,10 @@ export async function create(
   });
 }
 
-/** A user who may delete namespaces may have no right to see hosts and VMs. The HTTP API then looks for them. */
+/**
+ * Deletes the namespaces. A user who may delete namespaces may lack the right to see hosts and VMs. In this case, the HTTP API checks for
+ * hosts and VMs, and deletes the namespace.
+ */
 export async function remove(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
   await withCluster(terminal, globals, async (cluster) => {
     const { done, rethrow } = await forEachName(names, async (name) => {
@@ -85,7 +88,7 @@ export async function remove(terminal: Terminal, globals: Globals, names: readon
   });
 }
 
-/** @throws CommandError when hosts or VMs are in the namespace; ApiError. */
+/** Deletes the namespace. @throws CommandError when the namespace does not exist, belongs to Berth, or has hosts or VMs; ApiError. */
 async function removeOne({ client }: Cluster, name: string): Promise<void> {
   if ([DEFAULT_NAMESPACE, SYSTEM_NAMESPACE].includes(name)) {
     throw new CommandError(ownNamespace(name));

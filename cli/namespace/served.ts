@@ -1,4 +1,4 @@
-/** Which namespaces Berth serves, as far as the command knows. */
+/** Finds out by the name whether Berth serves a namespace. */
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX } from '../../api/v1alpha1/names.ts';
 
 export function isServed(name: string): boolean {

@@ -16,14 +16,17 @@ export async function allHosts({ client }: Cluster, signal: AbortSignal): Promis
   return (await client.list(NODES, { labelSelector: HOSTS_SELECTOR, signal })).items;
 }
 
-/** Returns the hosts that belong to the namespace, by name. */
+/** Returns the hosts that belong to the namespace, in the order of their names. */
 export function hostsOf<T extends HostNode>(hosts: readonly T[], namespace: string): readonly T[] {
   return hosts
     .filter((host) => namespaceOfHost(host, DEFAULT_NAMESPACE) === namespace)
     .toSorted((one, other) => (one.metadata.name < other.metadata.name ? -1 : 1));
 }
 
-/** `meant` is a sentence about the host that the user may have meant. */
+/**
+ * Returns the error for a missing host. `meant` is a sentence at the end of the message, for example about the host that the user may have
+ * meant.
+ */
 export function hostNotFound(name: string, namespace: string, meant = ''): CommandError {
   return new CommandError(
     `node ${JSON.stringify(printable(name))} not found in namespace ${namespace}${meant}`,
@@ -31,7 +34,7 @@ export function hostNotFound(name: string, namespace: string, meant = ''): Comma
   );
 }
 
-/** Returns a question with a name that is like the mistyped one; empty without one. */
+/** Returns a question with a name that is similar to the mistyped name. The result is empty if no name is similar. */
 export function meantHost(mistyped: string, names: readonly string[]): string {
   const similar = similarTo(mistyped, names);
   return similar === undefined ? '' : `. Did you mean ${similar}?`;
@@ -52,7 +55,7 @@ export async function findHost(cluster: Cluster, name: string, signal: AbortSign
 }
 
 /**
- * Writes the labels that `labelsFor` returns for a host of the namespace; null removes a label.
+ * Writes the labels that `labelsFor` returns for a host of the namespace. The value null removes a label.
  *
  * @throws CommandError when the host does not exist or belongs to another namespace; ApiError; errors of `labelsFor`.
  */
@@ -66,7 +69,7 @@ export async function relabelHost(
   await foundIn(cluster, name, work);
 }
 
-/** Resolves with the result of the work on a host. @throws CommandError when the host does not exist. */
+/** Resolves with the result of the work on a host. @throws CommandError when the host does not exist; other errors of `work`. */
 async function foundIn<T>(cluster: Cluster, name: string, work: Promise<T>): Promise<T> {
   try {
     return await work;
@@ -75,7 +78,11 @@ async function foundIn<T>(cluster: Cluster, name: string, work: Promise<T>): Pro
   }
 }
 
-/** Returns the Node. @throws CommandError when it is no host, or is one of another namespace. */
+/**
+ * Returns the Node if it is a host of the namespace.
+ *
+ * @throws CommandError when it is not a host, or when it belongs to another namespace.
+ */
 function requiredHost(node: Node, namespace: string): Node {
   const { name, labels } = node.metadata;
   if (labels?.[HOST_MARK] !== HOST_VALUE) {

@@ -27,7 +27,10 @@ const COLUMNS: readonly Column<NodeItem>[] = [
   { header: 'OS', value: ({ versions }) => versions.os, isWide: true },
 ];
 
-/** Lists the named hosts, or all of the namespace without names. The numbers are free and in all. */
+/**
+ * Lists the named hosts. Without names, lists all hosts of the namespace. In a cell like `3/8`, the first number is the free amount, and
+ * the second number is the total amount.
+ */
 export async function list(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {

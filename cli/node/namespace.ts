@@ -20,7 +20,11 @@ interface Gift {
   readonly target: string;
 }
 
-/** Gives the host of the current namespace to another one. @throws CommandError when VMs run on it, or a name is wrong; ApiError. */
+/**
+ * Gives a host of the current namespace to another namespace.
+ *
+ * @throws CommandError when machines run on the host, or when a name is wrong; ApiError.
+ */
 export async function giveHost(terminal: Terminal, globals: Globals, gift: Gift): Promise<void> {
   const { name, target } = gift;
   if (!isServed(target) || !isObjectName(target)) {

@@ -10,7 +10,7 @@ import type { Terminal } from '../terminal.ts';
 import { printable } from '../text.ts';
 import { relabelHost, requireHostName } from './hosts.ts';
 
-/** @throws CommandError when the host or the tag is wrong; ApiError. */
+/** Adds the tag to the host, or removes it. @throws CommandError when the host or the tag is wrong; ApiError. */
 export async function changeTag(
   terminal: Terminal,
   globals: Globals,
@@ -43,7 +43,7 @@ export async function changeTag(
   });
 }
 
-/** `field` is the argument or flag with the tag. @throws CommandError when no host can have the tag. */
+/** Checks the form of a tag. `field` names the argument or flag in the message. @throws CommandError when no host can have the tag. */
 export function requireTag(field: string, tag: string): void {
   if (!isTag(tag)) {
     throw new CommandError(`The ${field} ${JSON.stringify(printable(tag))} ${TAG_FORM}`, EXIT.usage);

@@ -10,7 +10,7 @@ interface Creation {
   readonly isStrict?: boolean;
 }
 
-/** @throws ApiError when the API server refuses. */
+/** Creates the object. Returns it as the API server stored it. @throws ApiError when the API server refuses the object. */
 export async function createNamed<T extends KubeObject>(
   { client }: Pick<Cluster, 'client'>,
   type: Resource<T>,

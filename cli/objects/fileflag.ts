@@ -14,7 +14,11 @@ export function addFileFlag(command: Command): Command {
   );
 }
 
-/** Returns the file if the flags name one. @throws CommandError for a file with other values, and for neither a file nor a name. */
+/**
+ * Returns the file if the flags name one. Otherwise the result is undefined.
+ *
+ * @throws CommandError for a file together with a name or with other flags.
+ */
 export function fileIn(name: string | undefined, { filename, ...flags }: FileFlag): string | undefined {
   if (filename === undefined) {
     return undefined;

@@ -1,4 +1,4 @@
-/** Creates objects from a file in the form of kubectl: one or more documents of YAML or JSON. */
+/** Creates objects from a file in the form of kubectl. The file has one or more documents of YAML or JSON. */
 import { createReadStream } from 'node:fs';
 import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
 import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';
@@ -11,10 +11,14 @@ import { createNamed } from './create.ts';
 import { type Kind, report } from './kind.ts';
 import { forEachName } from './named.ts';
 
-/** Longest file in bytes, like the longest request that the API server takes. */
+/** Longest file in bytes. The API server refuses longer requests. */
 const LENGTH = 3 * 1024 * 1024;
 
-/** Creates the objects of the file at the same time. @throws CommandError for a mistake in the file, before anything is created; ApiError. */
+/**
+ * Creates all objects of the file at the same time. If the file has a mistake, creates no object.
+ *
+ * @throws CommandError for a mistake in the file; ApiError.
+ */
 export async function createFromFile<T extends KubeObject>(
   terminal: Terminal,
   globals: Globals,
@@ -34,7 +38,7 @@ export async function createFromFile<T extends KubeObject>(
   });
 }
 
-/** Returns the sentence about a new object. */
+/** Returns a function that takes the name of a new object and returns a sentence about it. */
 export function createdSentence({ noun }: { readonly noun: string }): (name: string) => string {
   return (name) => `Successfully created ${noun} ${name}`;
 }
@@ -56,7 +60,7 @@ async function objectsIn<T extends KubeObject>(file: string, { type }: Kind<T>):
   });
 }
 
-/** Returns what is wrong with an object of a file; undefined if the API server may judge it. */
+/** Returns the mistake in an object of a file. The result is undefined if only the API server can check the rest. */
 function mistakeIn(object: unknown, type: Resource<KubeObject>): string | undefined {
   const { apiVersion, kind, metadata } = (object ?? {}) as Partial<KubeObject>;
   if (apiVersion !== type.apiVersion || kind !== type.kind) {
@@ -96,7 +100,11 @@ async function textOf(file: string): Promise<string> {
   throw new CommandError(`The file ${file} does not exist`, EXIT.usage);
 }
 
-/** Returns the object with its namespace. @throws CommandError when the flag names another namespace, as kubectl does. */
+/**
+ * Returns the object with its namespace. As in kubectl, the flag must not name another namespace than the object.
+ *
+ * @throws CommandError when it does.
+ */
 function placedIn<T extends KubeObject>(
   object: Unsaved<T>,
   globals: Globals,

@@ -1,9 +1,9 @@
-/** Says refusals of fields in the words of the command. */
+/** Turns refusals of fields into messages about flags. */
 import { ApiError } from '../../kube/errors.ts';
 import { CommandError } from '../errors.ts';
 import { printable } from '../text.ts';
 
-/** Returns the error of a refused object with the names of the flags instead of those of the fields. Other errors stay. */
+/** Returns the error of a refused object with names of flags in place of names of fields. Returns other errors unchanged. */
 export function inFlags(error: unknown, flagByField: Readonly<Record<string, string>>): unknown {
   if (!(error instanceof ApiError) || error.status !== 422) {
     return error;

@@ -6,9 +6,9 @@ import type { Terminal } from '../terminal.ts';
 
 export interface Kind<T extends KubeObject> {
   readonly type: Resource<T>;
-  /** Word for one object in messages, which is also the noun of its commands: `vm`. */
+  /** Word for one object in messages, for example `vm`. It is also the noun of the commands. */
   readonly noun: string;
-  /** Word for several objects in sentences: `VMs`. */
+  /** Word for several objects in sentences, for example `VMs`. */
   readonly plural: string;
   readonly columns: readonly Column<T>[];
   /** Returns the object as the HTTP API shows it. */
@@ -25,7 +25,7 @@ export function listingOf<T extends KubeObject>(
   return { rows, columns, itemOf, none };
 }
 
-/** Writes what was done: a sentence for each object, or the objects in a format for programs. */
+/** Writes the results: a sentence for each object, or the objects in a format for programs. */
 export async function report<T extends KubeObject>(
   terminal: Terminal,
   { output }: Globals,

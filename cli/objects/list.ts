@@ -10,7 +10,7 @@ import type { Terminal } from '../terminal.ts';
 import { type Kind, listingOf } from './kind.ts';
 import { findNamed, forEachName } from './named.ts';
 
-/** Lists the named objects, or all of the namespace without names. */
+/** Lists the named objects. Without names, lists all objects of the namespace. */
 export async function list<T extends KubeObject>(
   terminal: Terminal,
   globals: Globals,
@@ -36,7 +36,10 @@ export async function list<T extends KubeObject>(
   });
 }
 
-/** Returns the objects of the namespace, and if the kind is shared those of the default namespace with other names. */
+/**
+ * Returns the objects of the namespace. If the kind is shared, also returns the objects of the default namespace, except names that the
+ * namespace already has.
+ */
 async function listAll<T extends KubeObject>(
   { client, namespace }: Cluster,
   { type, isShared }: Kind<T>,
@@ -47,7 +50,7 @@ async function listAll<T extends KubeObject>(
     return items;
   }
   const asked = client.list(type, { namespace: DEFAULT_NAMESPACE, signal });
-  // A user without rights in the default namespace gets only the objects of the own one.
+  // A user without rights in the default namespace gets only the objects of the chosen namespace.
   const { items: shared = [] } = (await undefinedIf(isForbidden, asked)) ?? {};
   const own = new Set(items.map(({ metadata }) => metadata.name));
   return [...items, ...shared.filter(({ metadata }) => !own.has(metadata.name))];

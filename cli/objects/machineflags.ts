@@ -7,7 +7,7 @@ export interface MachineFlags {
   readonly image?: string;
   readonly iso?: string;
   readonly cpu?: number;
-  /** Quantity. */
+  /** Memory as a quantity. */
   readonly memory?: string;
   readonly node?: string;
   readonly tag?: string;
@@ -19,7 +19,7 @@ export interface MachineFlags {
   readonly vnc?: boolean;
 }
 
-/** Flags by the fields that they set. */
+/** Name of the flag for each field. */
 export const FLAG_BY_MACHINE_FIELD: Readonly<Record<string, string>> = {
   'metadata.name': 'the name',
   'spec.image': '--image',
@@ -50,7 +50,7 @@ export function addMachineFlags(command: Command): Command {
     .addOption(new BooleanFlag('--vnc', 'serve the display over VNC (default: true)'));
 }
 
-/** Returns the fields of the request. It has no memory, because a request has it in GiB and the flag is a quantity. */
+/** Returns the fields of a request without the memory. In a request, the memory is a number of GiB, but the flag gives a quantity. */
 export function machineRequest(flags: MachineFlags): MachineRequest {
   const { image, iso, cpu, node, tag, tagRequired, scheduler, displayWidth, displayHeight } = flags;
   return {

@@ -10,7 +10,7 @@ import { printable } from '../text.ts';
 import type { Kind } from './kind.ts';
 import { similarTo } from './similar.ts';
 
-/** Returns the object of the namespace. @throws CommandError when it does not exist; ApiError. */
+/** Returns the object with this name in the namespace. @throws CommandError when the object does not exist; ApiError. */
 export async function getNamed<T extends KubeObject>(
   cluster: Cluster,
   { type, noun }: Kind<T>,
@@ -23,14 +23,14 @@ export async function getNamed<T extends KubeObject>(
       `${noun} ${JSON.stringify(printable(name))} not found in namespace ${namespace}${meant}`,
       EXIT.notFound,
     );
-  // A name with a slash or of two dots would lead to another path of the API server.
+  // A name with a slash, or the name `..`, would lead to another path of the API server.
   if (!isObjectName(name)) {
     throw missing();
   }
   try {
     return await client.get(type, { namespace, name }, { signal });
   } catch (error) {
-    // Without the kind, the API server answers the same code. Its message then does not have the name.
+    // If the API server does not have the kind, it answers with the same status. Its message then does not contain the name.
     if (!isNotFound(error) || !error.message.includes(`"${name}"`)) {
       throw error;
     }
@@ -38,7 +38,10 @@ export async function getNamed<T extends KubeObject>(
   }
 }
 
-/** Returns a question with a name that exists and is like the mistyped one; empty without one, or if the user may not list. */
+/**
+ * Returns a question with an existing name that is similar to the mistyped name. The result is empty if no name is similar, or if the user
+ * may not list objects.
+ */
 async function suggestion<T extends KubeObject>(
   { client, namespace }: Cluster,
   type: Resource<T>,
@@ -54,7 +57,12 @@ async function suggestion<T extends KubeObject>(
   return similar === undefined ? '' : `. Did you mean ${similar}?`;
 }
 
-/** Returns the object of the namespace, or else that of the default namespace if the kind is shared. @throws as {@link getNamed}. */
+/**
+ * Returns the object with this name in the namespace. If it does not exist and the kind is shared, returns the object in the default
+ * namespace.
+ *
+ * @throws errors of {@link getNamed}.
+ */
 export async function findNamed<T extends KubeObject>(
   cluster: Cluster,
   kind: Kind<T>,
@@ -82,11 +90,11 @@ export async function findNamed<T extends KubeObject>(
 
 interface Outcome<T> {
   readonly done: readonly T[];
-  /** Throws the errors, if there are any. */
+  /** Throws the errors of the work, if there are any. */
   readonly rethrow: () => void;
 }
 
-/** Does the work for all names or objects at the same time. The failure of one does not stop the others. */
+/** Does the work for all names or objects at the same time. If the work fails for one of them, it continues for the others. */
 export async function forEachName<T, N = string>(
   names: readonly N[],
   work: (name: N) => Promise<T>,

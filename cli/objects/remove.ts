@@ -8,7 +8,10 @@ import type { Terminal } from '../terminal.ts';
 import { type Kind, report } from './kind.ts';
 import { forEachName, getNamed } from './named.ts';
 
-/** Longest wait for the end, as in the HTTP API. A guest has 30 s to shut down, and a silent host can delay a deletion for long. */
+/**
+ * Longest wait for the end of a deletion, as in the HTTP API. A guest has 30 s to shut down. A host that does not answer can delay a
+ * deletion for much longer.
+ */
 const LIMIT_MILLISECONDS = 600_000;
 
 interface Removal {
@@ -17,7 +20,11 @@ interface Removal {
   readonly wait: boolean;
 }
 
-/** Deletes the objects at the same time. @throws CommandError when some are missing, or still exist at the time limit; ApiError. */
+/**
+ * Deletes all named objects at the same time.
+ *
+ * @throws CommandError when an object does not exist, or still exists after the time limit; ApiError.
+ */
 export async function remove<T extends KubeObject>(
   terminal: Terminal,
   globals: Globals,
@@ -37,7 +44,11 @@ export async function remove<T extends KubeObject>(
   });
 }
 
-/** Deletes the object, and waits for the end if `wait` is set. An object that others have made under its name stays. */
+/**
+ * Deletes the object. If `wait` is true, waits until the object is gone. A new object that somebody else made with the same name stays.
+ *
+ * @throws CommandError when the object still exists after the time limit; ApiError.
+ */
 async function removeOne<T extends KubeObject>(
   { client, watches, namespace }: Cluster,
   { type, noun }: Kind<T>,

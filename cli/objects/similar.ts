@@ -1,11 +1,11 @@
 /** Finds the name that a user may have meant. */
 
-/** Largest number of letters in which a mistyped name differs. With more, the suggestion would be a guess. */
+/** Largest number of letters in which a mistyped name may differ. With more letters, a suggestion would be a guess. */
 const DIFFERENCE = 2;
-/** Longest name that is compared, because the comparison takes the square of the length. */
+/** Longest name that is compared. The time of a comparison grows with the square of the length. */
 const LENGTH = 64;
 
-/** Returns the name that is most like the mistyped one; undefined if none is. */
+/** Returns the name that is most similar to the mistyped name. The result is undefined if no name is similar. */
 export function similarTo(mistyped: string, names: readonly string[]): string | undefined {
   const near = names
     .filter((name) => name.length <= LENGTH && Math.abs(name.length - mistyped.length) <= DIFFERENCE)

@@ -1,4 +1,4 @@
-/** Lists objects of a namespace, and then each change. */
+/** Lists objects of a namespace, and then shows each change. */
 import { followAll } from '../../kube/follow.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { withCluster } from '../cluster.ts';
@@ -8,8 +8,8 @@ import type { Terminal } from '../terminal.ts';
 import { type Kind, listingOf } from './kind.ts';
 
 /**
- * Writes the objects, and each of them again when it changes or is gone, until the user ends the command. In a format for programs, each
- * change is a list of one object.
+ * Writes the objects. Then writes an object again each time it changes or is deleted, until the user ends the command. In a format for
+ * programs, each change is a list of one object.
  */
 export async function watchList<T extends KubeObject>(
   terminal: Terminal,

@@ -42,7 +42,7 @@ export async function list(terminal: Terminal, globals: Globals): Promise<void> 
   });
 }
 
-/** Makes the Secret, and then the entry that names it. @throws CommandError; ApiError. */
+/** Creates the Secret, and then the entry that names the Secret. @throws CommandError; ApiError. */
 export async function add(
   terminal: Terminal,
   globals: Globals,
@@ -105,7 +105,7 @@ function mapIn(namespace: string) {
   return { namespace, name: REGISTRIES_CONFIG_MAP };
 }
 
-/** @throws CommandError when the text is not the URL of a registry. */
+/** Returns the registry that the URL names. @throws CommandError when the text is not the URL of a registry. */
 function serverOf(url: string): Server {
   const server = readServer(url);
   if (server === undefined) {
@@ -114,7 +114,7 @@ function serverOf(url: string): Server {
   return server;
 }
 
-/** Returns a sentence with the names of flags instead of those of the fields of a request. */
+/** Returns the message with names of flags in place of names of fields. */
 function inFlags(message: string): string {
   return message
     .replace('set replace to true', 'use --replace')

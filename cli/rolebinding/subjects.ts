@@ -10,7 +10,7 @@ import type { Terminal } from '../terminal.ts';
 
 export interface SubjectFlags {
   readonly user?: readonly string[];
-  /** Names, with the namespace and a colon in front. */
+  /** Service accounts, each in the form `NAMESPACE:NAME`, or `NAME` for the current namespace. */
   readonly serviceaccount?: readonly string[];
 }
 

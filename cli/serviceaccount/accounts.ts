@@ -32,7 +32,7 @@ export async function list(terminal: Terminal, globals: Globals): Promise<void> 
   });
 }
 
-/** The role is changed by one account after the other, because all of them are in one RoleBinding. */
+/** Creates the accounts one after the other, because each of them changes the same RoleBinding. */
 export async function create(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
   await changeEach(terminal, globals, names, {
     words: 'Successfully created serviceaccount',
@@ -47,7 +47,7 @@ export async function remove(terminal: Terminal, globals: Globals, names: readon
   });
 }
 
-/** Returns the reference of the account. @throws CommandError for a name that no account can have. */
+/** Returns the reference to the account. @throws CommandError for a name that no account can have. */
 export function accountIn(namespace: string, name: string): AccountRef {
   if (!isObjectName(name)) {
     throw new CommandError(

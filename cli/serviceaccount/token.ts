@@ -13,7 +13,11 @@ export interface TokenFlags {
   readonly noExpiration?: boolean;
 }
 
-/** Writes a new token, and nothing else, so that scripts can read it. @throws CommandError; ApiError. */
+/**
+ * Makes a token and writes it. In the format `table`, nothing else is written, so that scripts can read the token.
+ *
+ * @throws CommandError; ApiError.
+ */
 export async function token(
   terminal: Terminal,
   globals: Globals,
@@ -30,7 +34,7 @@ export async function token(
   });
 }
 
-/** @throws CommandError when the flags are wrong. */
+/** Returns the lifetime of the token in seconds. @throws CommandError when the flags are wrong. */
 function secondsOf({ duration, noExpiration = false }: TokenFlags): number {
   if (duration !== undefined && noExpiration) {
     throw new CommandError('Use only one of --duration and --no-expiration', EXIT.usage);

@@ -1,4 +1,7 @@
-/** Finds the machine of a VM, and its streams at the API server. They are those of its Pod, which has the name of the VM. */
+/**
+ * Finds the machine of a VM, and the paths of its streams at the API server. The streams belong to the Pod of the VM, which has the name of
+ * the VM.
+ */
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { PODS } from '../../kube/core.ts';
@@ -9,7 +12,7 @@ import { CommandError } from '../errors.ts';
 import { getNamed } from '../objects/named.ts';
 import { VM_KIND } from '../vm/kind.ts';
 
-/** Phases in which nothing can connect to the VM, and what to do. */
+/** Phases in which nobody can connect to the VM, and the next step for the user. */
 const NO_MACHINE: Readonly<Record<string, string>> = {
   Pending: 'Wait until it runs',
   Scheduled: 'Wait until it runs',
@@ -41,7 +44,10 @@ export function streamPath({ namespace }: Cluster, name: string, stream: StreamN
   return `${pathOf(PODS, { namespace, name }, stream)}?${new URLSearchParams([...container, ...parameters]).toString()}`;
 }
 
-/** Returns the error for the user. VMs without a machine have no Pod, and users do not know Pods. */
+/**
+ * Returns the error for the user. If the Pod is missing, the message says that the VM has no machine, because users do not know the Pods of
+ * VMs.
+ */
 export function withoutPod(error: unknown, name: string): unknown {
   return isNotFound(error) && error.message.startsWith('pods ')
     ? new CommandError(`VM ${name} has no machine yet. Wait until it runs`)

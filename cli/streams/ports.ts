@@ -1,4 +1,4 @@
-/** Connections to ports of a VM. Each one is a WebSocket of its own. */
+/** Connects to ports of a VM. Each connection has its own WebSocket. */
 import type { Readable, Transform, Writable } from 'node:stream';
 import { Transform as TransformStream } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
@@ -10,14 +10,14 @@ import { streamPath, withoutPod } from './machine.ts';
 import { wordsIn } from './words.ts';
 
 const CHANNEL = { data: 0, error: 1 } as const;
-/** Each channel begins with its port. */
+/** Length in bytes of the port number at the beginning of each channel. */
 const PORT_BYTES = 2;
 /**
- * Time without data after which a connection ends, if one of its ends has closed its direction. The protocol cannot tell the guest that the
- * caller has ended only one direction, and an answer comes sooner.
+ * Time without data after which a half-open connection ends. A connection is half-open after one of its ends has closed its direction. The
+ * protocol cannot tell the guest that the caller has closed only one direction. Answers of guests usually come sooner.
  */
 const HALF_OPEN_MILLISECONDS = 10_000;
-/** Code with which a connection ends that nobody has closed. */
+/** Close code of a WebSocket that neither end has closed. */
 const LOST = 1006;
 
 interface Ends {
@@ -25,7 +25,11 @@ interface Ends {
   readonly to: Writable;
 }
 
-/** Carries one connection until both ends have closed it. @throws CommandError with the words of the host; ApiError; the signal's reason. */
+/**
+ * Carries the data of one connection until both ends have closed it.
+ *
+ * @throws CommandError with the message of the host, or when the connection is lost; ApiError; the signal's reason.
+ */
 export async function carry(
   cluster: Cluster,
   { name, port }: { name: string; port: number },
@@ -53,7 +57,8 @@ export async function carry(
     withoutPort(() => timer.used()),
     to,
   ).finally(() => {
-    // A socket is one stream. Its sender would lose what it has not read yet.
+    // If `from` and `to` are one socket, it must not be destroyed here. The other end of the socket would lose the data that it has not
+    // read yet.
     if ((from as unknown) !== to) {
       over();
     }
@@ -61,7 +66,7 @@ export async function carry(
   });
   const [up, down] = await Promise.allSettled([sent, received]);
   timer.stop();
-  // An error of the caller's end is known there.
+  // If a direction failed, the caller's end already knows the error. A lost connection is then not reported.
   isOver ||= up.status === 'rejected' || down.status === 'rejected';
   channels.close();
   const [{ code }, message] = await Promise.all([channels.ended, words]);
@@ -74,7 +79,7 @@ export async function carry(
   }
 }
 
-/** Ends a connection that is open in one direction only and idle. */
+/** Ends a half-open connection after {@link HALF_OPEN_MILLISECONDS} without data. */
 class HalfOpenTimer {
   readonly #over: () => void;
   #timer: NodeJS.Timeout | undefined;
@@ -96,7 +101,7 @@ class HalfOpenTimer {
   }
 }
 
-/** Drops the port at the beginning. `onData` is called for each piece. */
+/** Returns a stream that drops the port number at the beginning. It calls `onData` for each piece of data. */
 function withoutPort(onData: () => void = () => undefined): Transform {
   let left = PORT_BYTES;
   return new TransformStream({

@@ -1,4 +1,4 @@
-/** The terminal of the user while a VM has it: keys reach the VM as they are, also Ctrl+C. */
+/** Puts the terminal of the user into raw mode for a session with a VM. Then the VM gets all keys, including Ctrl+C. */
 export interface TerminalSize {
   readonly columns: number;
   readonly rows: number;
@@ -15,13 +15,13 @@ export class RawTerminal implements Disposable {
     const { stdin, stdout } = process;
     this.#resize = () => {
       const { columns, rows } = stdout;
-      // An output that is no terminal has no size.
+      // If the output is not a terminal, it has no size.
       if (columns > 0 && rows > 0) {
         onSize({ columns, rows });
       }
     };
     stdin.setRawMode(true);
-    // The process may also end elsewhere, for example when its output is closed.
+    // Other code can end the process, for example when its output is closed. The terminal must leave raw mode in this case, too.
     process.on('exit', this.#restore);
     stdout.on('resize', this.#resize);
     this.#resize();

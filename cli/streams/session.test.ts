@@ -35,7 +35,7 @@ afterEach(async () => {
   server.close();
 });
 
-/** Resolves with the error of a session without input; undefined if it succeeded. */
+/** Resolves with the error of a session without input. The result is undefined if the session succeeded. */
 async function session(): Promise<unknown> {
   const request = { name: 'desk', path: '/exec', tty: false, input: false };
   return await runSession({ watches } as Cluster, request, AbortSignal.timeout(END_MILLISECONDS)).then(

@@ -1,4 +1,4 @@
-/** A session with a command or the console of a VM: the streams of this process, and the result. */
+/** Runs a session with a command or the console of a VM. It connects the streams of this process, and reads the result. */
 import type { Readable, Transform } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { type Channels, COMMAND_PROTOCOL } from '../../kube/channels.ts';
@@ -10,23 +10,23 @@ import { RawTerminal } from './rawterminal.ts';
 import { wordsIn } from './words.ts';
 
 const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, status: 3, size: 4 } as const;
-/** Largest exit code of a process. The system would cut a larger one, for example 256 to 0. */
+/** Largest exit code of a process. The system would shorten a larger code. For example, 256 would become 0, which means success. */
 const EXIT_CODE_LIMIT = 255;
-/** Words of the API server before those of a host that refuses a session. The words of the host say what to do. */
+/** Text of the API server before the message of a host that refuses a session. Only the message of the host names the next step. */
 const HOST_REFUSES = /^Internal error occurred: unable to upgrade connection: /;
 
 interface SessionRequest {
   readonly name: string;
   readonly path: string;
-  /** Whether the terminal of the user becomes that of the session. */
+  /** Whether the session uses the terminal of the user. */
   readonly tty: boolean;
   /** Whether the session reads the standard input. */
   readonly input: boolean;
-  /** Ends the session when the user types the keys for it. */
+  /** Returns a stream for the typed keys. The stream calls `end` when the user types the key that leaves the session. */
   readonly leave?: (end: () => void) => Transform;
 }
 
-/** `metav1.Status`, with which a session ends. */
+/** `metav1.Status`, which the host sends at the end of a session. */
 interface Status {
   readonly status?: string;
   readonly message?: string;
@@ -34,7 +34,7 @@ interface Status {
   readonly details?: { readonly causes?: readonly { readonly reason?: string; readonly message?: string }[] };
 }
 
-/** Runs the session. @throws ProgramEnded with the exit code of the command; CommandError; ApiError; the signal's reason. */
+/** Runs the session. @throws ProgramEnded with the exit code of the command if it is not 0; CommandError; ApiError; the signal's reason. */
 export async function runSession(
   { watches }: Cluster,
   request: SessionRequest,
@@ -59,11 +59,11 @@ export async function runSession(
   }
 }
 
-/** Carries the streams until the end. Returns the text of the Status, or `left` when the user has left. */
+/** Carries the streams until the session ends. Resolves with the text of the Status, or with `left` if the user has left the session. */
 async function follow(channels: Channels, { tty, input, leave }: SessionRequest): Promise<string> {
   let hasLeft = false;
   for (const unread of [CHANNEL.stdin, CHANNEL.size]) {
-    // Only this side writes there. Bytes of a hostile host would fill the channel, and a full one stops all others.
+    // Only this process writes to this channel. A hostile host could fill the channel, and a full channel stops all other channels.
     channels.channel(unread).resume();
   }
   const end = (): void => {
@@ -87,7 +87,7 @@ async function follow(channels: Channels, { tty, input, leave }: SessionRequest)
     return hasLeft ? 'left' : status;
   } finally {
     terminal?.[Symbol.dispose]();
-    // The rest of the input is not wanted, and reading it would keep this process.
+    // Nobody needs the rest of the input. This process could not end while it reads the input.
     enough.abort();
     await outcome;
   }
@@ -97,7 +97,7 @@ function sendSize(channels: Channels, { columns, rows }: { columns: number; rows
   channels.channel(CHANNEL.size).write(JSON.stringify({ Width: columns, Height: rows }));
 }
 
-/** @throws the error of the Status, if there is any. */
+/** @throws ProgramEnded or CommandError if the Status is not a success. */
 function judge(text: string, name: string): void {
   const status = statusIn(text, name);
   if (status.status === 'Success') {

@@ -1,10 +1,13 @@
-/** What a host says about a stream. */
+/** Reads the message of a host about a stream. */
 import type { Readable } from 'node:stream';
 
-/** Longest text in bytes that is kept. Hosts say one or two sentences, or send a Status of some hundred bytes. */
+/** Longest text in bytes that is kept. Hosts send one or two sentences, or a Status of a few hundred bytes. */
 const LIMIT_BYTES = 16 * 1024;
 
-/** Returns the text of the stream without its first bytes. Never rejects: a stream that breaks off has no more text. */
+/**
+ * Resolves with the text of the stream, without the first `skippedBytes`. Never rejects. If the stream fails, the result is the text before
+ * the failure.
+ */
 export async function wordsIn(stream: Readable, skippedBytes = 0): Promise<string> {
   const chunks: Buffer[] = [];
   let bytes = 0;
@@ -16,7 +19,7 @@ export async function wordsIn(stream: Readable, skippedBytes = 0): Promise<strin
       }
     }
   } catch {
-    // What came before counts.
+    // The text before the failure is the result.
   }
   return Buffer.concat(chunks).subarray(skippedBytes, LIMIT_BYTES).toString();
 }

@@ -1,4 +1,4 @@
-/** Writes a support bundle: one archive that describes the state of Berth, without secrets. */
+/** Writes a support bundle. This is one archive that describes the state of Berth and has no secrets. */
 import { open, rm } from 'node:fs/promises';
 import { promisify } from 'node:util';
 import { gzip } from 'node:zlib';
@@ -18,12 +18,16 @@ import { Reader } from './reader.ts';
 import { Redactor } from './redact.ts';
 import { tarOf } from './tar.ts';
 
-/** Time for the whole bundle. What is not read by then is noted in the bundle. */
+/** Time limit for the whole bundle. The bundle names the parts that could not be read in this time. */
 const LIMIT_MILLISECONDS = 120_000;
-/** File mode: only the user may read the bundle. */
+/** Mode of the file. Only the user can read the bundle. */
 const MODE = 0o600;
 
-/** Writes the bundle to a new file. @throws CommandError when the file exists or cannot be written; ApiError without any right. */
+/**
+ * Writes the bundle to a new file.
+ *
+ * @throws CommandError when the file exists or cannot be written; ApiError when the user may not read VMs.
+ */
 export async function supportBundle(
   terminal: Terminal,
   globals: Globals,
@@ -57,7 +61,10 @@ function defaultName(): string {
   return `berth-support-${new Date().toISOString().slice(0, 19).replaceAll(/[-:]/g, '')}.tar.gz`;
 }
 
-/** Returns the namespace to read; undefined for all, if the user may read all. The first request also shows whether the token is valid. */
+/**
+ * Returns the namespace to read. The result is undefined if the user may read all namespaces and names none. The first request also shows
+ * whether the token is valid.
+ */
 async function scope(
   { client, namespace }: Cluster,
   globals: Globals,

@@ -1,4 +1,4 @@
-/** Collects the content of a support bundle: objects, Events, logs of Berth's own Pods, and metrics. Secrets are never asked for. */
+/** Collects the content of a support bundle: objects, Events, logs of Berth's own Pods, and metrics. Secrets are never read. */
 import { inParallel } from '../../base/parallel.ts';
 import { HOST_KEY, HOST_VALUE, SYSTEM_NAMESPACE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import {
@@ -16,11 +16,14 @@ import { type Reader, TEXT_BYTES } from './reader.ts';
 import { Redactor } from './redact.ts';
 import type { TarFile } from './tar.ts';
 
-/** Reads at a time. More would take the API server from others. */
+/** Largest number of reads at the same time. More reads would make the API server slow for others. */
 const WIDTH = 4;
-/** Last lines of each log. */
+/** Number of last lines that are read from each log. */
 const LOG_LINES = 5_000;
-/** Limits of Pods with logs, and of hosts with metrics. The first ones show what is wrong in large clusters too. */
+/**
+ * Largest numbers of Pods whose logs are read, and of hosts whose metrics are read. The first Pods and hosts are enough to show a fault,
+ * even in a large cluster.
+ */
 const PODS_WITH_LOGS = 50;
 const HOSTS_WITH_METRICS = 50;
 
@@ -39,7 +42,10 @@ interface TextSource {
   readonly path: string;
 }
 
-/** Returns the files of the bundle, without secrets. `namespace` limits the objects of users; undefined means all namespaces. */
+/**
+ * Returns the files of the bundle, without secrets. `namespace` limits the objects of users to one namespace. If it is undefined, the
+ * objects of all namespaces are read.
+ */
 export async function collect(
   reader: Reader,
   namespace: string | undefined,
@@ -66,7 +72,7 @@ export async function collect(
   }
   const hosts = (nodes ?? []).map(({ metadata }) => metadata.name);
   const texts = await readTexts(reader, [...logs(pods ?? []), ...metrics(hosts)], signal);
-  // All values that objects lose are known now, so the texts lose them too.
+  // The redactor now knows all values that it removed from objects, so it also removes them from texts.
   return [
     ...lists.map(({ name, items }) => fileOf(name, JSON.stringify(redactor.texts(items), undefined, 1))),
     ...texts.map(({ name, text }) => fileOf(name, redactor.text(text))),
@@ -93,7 +99,10 @@ async function readTexts(
   return texts;
 }
 
-/** Returns the logs of the operator, the server and the agents. The consoles of guests are not read, because they belong to users. */
+/**
+ * Returns the sources of the logs of the operator, the server and the agents. The consoles of guests are not read, because they belong to
+ * users.
+ */
 function logs(pods: readonly Pod[]): TextSource[] {
   return pods.slice(0, PODS_WITH_LOGS).flatMap((pod, index) =>
     pod.spec.containers.flatMap(({ name: container }) => {
@@ -112,7 +121,10 @@ function logs(pods: readonly Pod[]): TextSource[] {
   );
 }
 
-/** Those of the operator need a token, which the API server does not pass on to a Pod. */
+/**
+ * Returns the sources of the metrics of hosts. The metrics of the operator need a token, and the API server does not pass a token on to a
+ * Pod.
+ */
 function metrics(hosts: readonly string[]): TextSource[] {
   return hosts.slice(0, HOSTS_WITH_METRICS).map((host, index) => ({
     part: `metrics of host ${host}`,
@@ -121,7 +133,9 @@ function metrics(hosts: readonly string[]): TextSource[] {
   }));
 }
 
-/** Returns the start of a name, because names in the archive are short. The number before it keeps them apart. */
+/**
+ * Returns the start of a name, because names in the archive are short. Names with the same start differ in the number of their Pod or host.
+ */
 function short(name: string): string {
   return name.slice(0, 30);
 }

@@ -1,16 +1,19 @@
-/** Reads parts of a cluster for a support bundle, each with limits. A part that cannot be read is noted, and the others follow. */
+/**
+ * Reads parts of a cluster for a support bundle, with limits for each part. If a part cannot be read, the cause is noted, and the next part
+ * is read.
+ */
 import { messageOf } from '../../base/errors.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { apiErrorFrom } from '../../kube/errors.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 
-/** Limit of the objects of one kind. 2,000 VMs have some 10 MB of JSON. */
+/** Largest number of objects of one kind. 2,000 VMs have about 10 MB of JSON. */
 const OBJECTS = 2_000;
-/** Limit of one text: a log or the metrics of a host. A host may be hostile and send without an end. */
+/** Largest size of one text, which is a log or the metrics of a host. A hostile host could send data without end. */
 export const TEXT_BYTES = 1024 * 1024;
-/** Limit of all texts and objects, so that the bundle fits into memory and into a mail. */
+/** Largest size of all texts and objects. The bundle must fit into memory and into an email. */
 const TOTAL_BYTES = 64 * 1024 * 1024;
-/** Time for one part. A host that does not answer must not take the time of the others. */
+/** Time limit for one part. A host that does not answer must not use up the time for other parts. */
 const PART_MILLISECONDS = 15_000;
 
 interface Unread {
@@ -24,7 +27,7 @@ export class Reader {
   readonly unread: Unread[] = [];
   #bytes = 0;
 
-  /** All reads end with `signal`. */
+  /** When `signal` aborts, all reads end. */
   constructor(client: KubeClient, signal: AbortSignal) {
     this.#client = client;
     this.#signal = signal;
@@ -34,7 +37,10 @@ export class Reader {
     this.unread.push({ part, cause: messageOf(cause) });
   }
 
-  /** Returns objects of the kind, of one namespace if it is given. The result is undefined if they could not be read. */
+  /**
+   * Returns objects of the kind. If `namespace` is given, returns only its objects. The result is undefined if the objects could not be
+   * read.
+   */
   async objects<T extends KubeObject>(
     type: Resource<T>,
     options: { namespace?: string | undefined; labelSelector?: string } = {},
@@ -54,7 +60,7 @@ export class Reader {
     });
   }
 
-  /** Returns the text behind the path; undefined if it could not be read. A longer text than {@link TEXT_BYTES} is cut. */
+  /** Returns the text at the path. The result is undefined if the text could not be read. A text longer than {@link TEXT_BYTES} is cut. */
   async text(part: string, path: string): Promise<string | undefined> {
     return await this.#noted(part, async (signal) => {
       const pieces: Buffer[] = [];

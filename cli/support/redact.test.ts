@@ -3,8 +3,8 @@ import { expect, it } from 'vitest';
 import { REMOVED, Redactor } from './redact.ts';
 import { tarOf } from './tar.ts';
 
-/** Objects with a secret in each place in which a user could put one. Each secret has the form `s3cret-NN-…`, or has its own. */
 const JWT = 'eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl';
+/** Objects with a secret in each place in which a user could put one. Most secrets have the form `plantNNxx`. */
 const OBJECTS = [
   {
     kind: 'VM',

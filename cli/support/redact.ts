@@ -1,6 +1,6 @@
 /**
- * Removes secrets from the content of a support bundle. Fields that may hold a secret are removed whole. Their values are remembered, so
- * that texts of other objects and logs lose them too. All other texts lose everything that has the form of a secret.
+ * Removes secrets from the content of a support bundle. Fields that may hold a secret lose their whole value. These values are remembered,
+ * and they are also removed from texts of other objects and from logs. All texts lose everything that has the form of a secret.
  */
 import {
   EMULATOR_UID_LABEL,
@@ -11,7 +11,10 @@ import {
 
 export const REMOVED = '[removed]';
 
-/** Fields whose whole content is the users', or may be a secret. Secrets are never read; `data` is here in case that a list has one. */
+/**
+ * Fields whose whole content comes from users, or may be a secret. Secrets are never read, but a list could still contain one, so `data` is
+ * here.
+ */
 const REMOVED_FIELDS: ReadonlySet<string> = new Set([
   'userData',
   'guestMetadata',
@@ -33,7 +36,7 @@ const REPEATING_FIELDS: ReadonlySet<string> = new Set([
   'managedFields',
   'description',
 ]);
-/** Labels that Berth or Kubernetes set. The values of all others are the users'. */
+/** Labels that Berth or Kubernetes sets. The values of all other labels come from users. */
 const KEPT_LABELS: ReadonlySet<string> = new Set([
   VM_UID_LABEL,
   IMAGE_UID_LABEL,
@@ -48,21 +51,24 @@ const KEPT_LABELS: ReadonlySet<string> = new Set([
 ]);
 const SECRET_FIELD = /(passw(or)?d|passphrase|secret|token|credential|api_?key|private_?key|authorization)$/i;
 
-/** Least length of a remembered value without a digit, and of one with a digit. Shorter ones are often words of the logs. */
+/**
+ * Smallest length of a remembered value without a digit, and of a remembered value with a digit. Shorter values are often ordinary words of
+ * the logs.
+ */
 const WORD_LENGTH = 8;
 const MIXED_LENGTH = 6;
-/** Limit of remembered values, so that a namespace full of user data does not fill the memory. */
+/** Largest number of remembered values. A namespace full of user data must not fill the memory. */
 const REMEMBERED = 100_000;
-/** Depth of an object below which everything is removed. Objects of Kubernetes have less. */
+/** Depth in an object below which everything is removed. Objects of Kubernetes are less deep. */
 const DEPTH = 40;
 const PART = /[^\s"'`=:,;/?&@()[\]{}<>\\|]+/g;
 
-/** Word of a key for a secret, and the rest of the key. */
+/** Pattern for the key of a secret. It begins with a word for a secret and ends with the rest of the key. */
 const KEY = String.raw`(?:passw(?:or)?d|pwd|passphrase|secret|token|credential|api[-_]?key|access[-_]?key|private[-_]?key|key-data|signature)[\w.-]{0,128}`;
 
 /**
- * Forms of secrets, in the order in which they are removed. The time for each must be linear in the length of the text, because hosts can
- * write any log. So two repetitions that take the same characters never follow each other without a limit.
+ * Forms of secrets, in the order in which they are removed. A host can write any log, so the time for each form must be linear in the
+ * length of the text. So if two repetitions that match the same characters follow each other, one of them has a limit.
  */
 const FORMS: readonly (readonly [RegExp, string])[] = [
   [/-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)/g, REMOVED],
@@ -94,7 +100,10 @@ const FORMS: readonly (readonly [RegExp, string])[] = [
 export class Redactor {
   readonly #values = new Set<string>();
 
-  /** Returns a copy of the object without fields that may hold secrets, and remembers their values. Texts stay as they are. */
+  /**
+   * Returns a copy of the object without the values of fields that may hold secrets, and remembers these values. All other texts stay as
+   * they are.
+   */
   fields(value: unknown, depth = 0): unknown {
     if (typeof value !== 'object' || value === null) {
       return value;

@@ -8,10 +8,14 @@ export interface TarFile {
 
 const BLOCK = 512;
 const NAME_LENGTH = 100;
-/** Place of the checksum in a header, and the spaces that count for it while it is computed. */
+/** Place and length of the checksum in a header. While the checksum is computed, spaces stand in its place. */
 const CHECKSUM = { at: 148, length: 8 } as const;
 
-/** Returns the archive. All files have the mode 0600 and the time `seconds` since the epoch. */
+/**
+ * Returns the archive. All files have the mode 0600. Their time is `seconds` since the epoch.
+ *
+ * @throws RangeError when a name is too long.
+ */
 export function tarOf(files: readonly TarFile[], seconds: number): Buffer {
   const parts = files.flatMap(({ name, content }) => [
     headerOf(name, content.length, seconds),

@@ -1,4 +1,4 @@
-/** Turns the flags of a deployment into the VM, in the same way as the HTTP API turns its body. */
+/** Turns the flags of a deployment into a VM, with the same code as the HTTP API uses for the body of a request. */
 import type { VMDeployBody } from '../../api/http/vmdeploy.ts';
 import { vmOf } from '../../api/http/vmspec.ts';
 import { CommandError, EXIT } from '../errors.ts';
@@ -18,7 +18,7 @@ export interface DeployFlags extends MachineFlags {
 /** Longest time limit of a deployment in minutes, as in the HTTP API. */
 const TIMEOUT_MAXIMUM = 1_440;
 
-/** Flags by the fields of the VM that they set. */
+/** Name of the flag for each field of the VM. */
 const FLAG_BY_FIELD: Readonly<Record<string, string>> = {
   ...FLAG_BY_MACHINE_FIELD,
   'metadata.generateName': 'the name',
@@ -30,7 +30,7 @@ const FLAG_BY_FIELD: Readonly<Record<string, string>> = {
   'spec.deployTimeoutSeconds': '--timeout',
 };
 
-/** Returns the body of the deployment. @throws CommandError when flags contradict each other. */
+/** Returns the body of the deployment. @throws CommandError when flags are missing or wrong, or contradict each other. */
 export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBody {
   check(flags);
   const { generateName, config, systemSerial, timeout, labels } = flags;
@@ -47,7 +47,7 @@ export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBo
   };
 }
 
-/** @throws CommandError when flags contradict each other. */
+/** @throws CommandError when flags are missing or wrong, or contradict each other. */
 function check({ image, iso, config, timeout }: DeployFlags): void {
   if (image === undefined && iso === undefined && config === undefined) {
     throw new CommandError('Name what the VM starts from: --image, --iso or --config', EXIT.usage);
@@ -60,7 +60,10 @@ function check({ image, iso, config, timeout }: DeployFlags): void {
   }
 }
 
-/** Returns the VM for the body. Its memory is that of the flag, because a body could only have it in GiB. */
+/**
+ * Returns the VM for the body. `answerBy` is in milliseconds since the epoch. The memory comes from the flag, because a body can only have
+ * a number of GiB.
+ */
 export function vmFrom(
   body: VMDeployBody,
   { memory }: DeployFlags,
@@ -70,12 +73,12 @@ export function vmFrom(
   return memory === undefined ? vm : { ...vm, spec: { ...vm.spec, memory } };
 }
 
-/** Returns the error of a refused VM with the names of the flags instead of those of the fields. */
+/** Returns the error of a refused VM with names of flags in place of names of fields. */
 export function inFlags(error: unknown): unknown {
   return withFlags(error, FLAG_BY_FIELD);
 }
 
-/** Returns the values as items, because a map with the key `items` would be read as such a list. */
+/** Returns the values as a list of items. If a map had the key `items`, the map would be read as a list. */
 function itemsOf(metadata: Record<string, string>): VMDeployBody['vmMetadata'] {
   return { items: Object.entries(metadata).map(([key, value]) => ({ key, value })) };
 }

@@ -1,4 +1,4 @@
-/** The verbs of `vm`. Their work is loaded when they run. */
+/** The verbs of `vm`. The code of a verb is imported when the verb runs. */
 import type { Command } from 'commander';
 import type { PowerCommand } from '../../api/http/vmpower.ts';
 import { BooleanFlag, listIn, pairsIn, wholeNumber } from '../flags.ts';

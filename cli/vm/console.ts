@@ -6,17 +6,23 @@ import { runningVM, streamPath } from '../streams/machine.ts';
 import { runSession } from '../streams/session.ts';
 import type { Terminal } from '../terminal.ts';
 
-/** The character of Ctrl+]. The agent also leaves at it, but this command must also leave if the connection hangs. */
+/**
+ * The character of Ctrl+]. The agent ends the session at this character, too. But the user must be able to leave even when the connection
+ * hangs, so this command ends the session by itself.
+ */
 const LEAVE = 0x1d;
 
-/** Shows the console until the user leaves or the machine ends. Without a terminal, the input counts only with `stdin`. */
+/**
+ * Shows the console until the user leaves it or the machine ends. If the standard input is not a terminal, the console gets it only if
+ * `stdin` is true.
+ */
 export async function connectConsole(
   terminal: Terminal,
   globals: Globals,
   { name, stdin }: { name: string; stdin: boolean },
 ): Promise<void> {
   const { signal } = terminal;
-  // Node.js leaves the field away without a terminal.
+  // Without a terminal, Node.js does not set `isTTY`.
   const { isTTY: tty = false } = process.stdin as { isTTY?: boolean };
   const input = stdin || tty;
   await withCluster(terminal, globals, async (cluster) => {
@@ -34,7 +40,7 @@ export async function connectConsole(
   }
 }
 
-/** Passes on what the user types, until the user types Ctrl+]. */
+/** Returns a stream that passes on the typed characters until the user types Ctrl+]. Then it calls `leave`. */
 function untilLeave(leave: () => void): Transform {
   return new Transform({
     transform(chunk: Buffer, _, done) {

@@ -1,6 +1,6 @@
 /**
- * Deploys VMs. A VM whose deployment has no good end is deleted, because a script may not know its name. If the command is killed before,
- * the operator deletes the VM: it has the annotation `berth.dev/answer-by` until its deployment ends.
+ * Deploys VMs. If a deployment fails, the command deletes the VM, because a script may not know its name. Until its deployment ends, the VM
+ * has the annotation `berth.dev/answer-by`. If the command is killed before this end, the operator deletes the VM.
  */
 import { conditionOf } from '../../api/http/conditions.ts';
 import { progressOf, settledState } from '../../api/http/deployment.ts';
@@ -22,9 +22,12 @@ import type { Terminal } from '../terminal.ts';
 import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
 import { VM_KIND } from './kind.ts';
 
-/** Time after the deployment in which the command ends it. Its clock and that of the operator differ by less. */
+/**
+ * Time after the time limit of the deployment in which the command keeps or deletes the VM. The clocks of this machine and of the operator
+ * differ by less.
+ */
 const ANSWER_MILLISECONDS = 60_000;
-/** Time limit of the last write after a failure. The operator does it later if the API server is away. */
+/** Time limit for the deletion of the VM after a failure. If the API server does not answer, the operator deletes the VM later. */
 const LAST_WRITE_MILLISECONDS = 10_000;
 
 const EXIT_BY_CODE: Readonly<Record<number, ExitCode>> = { 404: EXIT.notFound };
@@ -34,7 +37,7 @@ interface Request {
   readonly flags: DeployFlags;
 }
 
-/** Creates the VM, or those of a file, and does not wait. */
+/** Creates one VM from flags, or all VMs of a file, and does not wait. @throws CommandError; ApiError. */
 export async function create(
   terminal: Terminal,
   globals: Globals,
@@ -54,7 +57,11 @@ export async function create(
   });
 }
 
-/** Creates the VM and waits until it runs. @throws CommandError when it will not run; ApiError. */
+/**
+ * Creates the VM and waits until it runs.
+ *
+ * @throws CommandError when the VM will not run, or does not run within the time limit; ApiError.
+ */
 export async function deploy(terminal: Terminal, globals: Globals, { name, flags }: Request): Promise<void> {
   const body = bodyOf(name, flags);
   const minutes = timeoutMinutes(body);
@@ -87,7 +94,11 @@ async function createVM(cluster: Cluster, vm: ReturnType<typeof vmFrom>, signal:
   }
 }
 
-/** Follows the VM until it runs. `latest` has its last known version. @throws CommandError when it will not run; the signal's reason. */
+/**
+ * Follows the VM until it runs. `latest` receives its last known version.
+ *
+ * @throws CommandError when the VM will not run; the signal's reason.
+ */
 async function untilRunning(
   { client, watches }: Cluster,
   latest: { vm: VM },
@@ -109,13 +120,13 @@ async function untilRunning(
   throw new CommandError(`VM ${from.name} was deleted before it ran`);
 }
 
-/** Takes the annotation from the VM, so that it stays. */
+/** Removes the annotation from the VM, so that the operator does not delete the VM. Returns the new version. */
 async function keep({ client }: Cluster, vm: VM, signal: AbortSignal): Promise<VM> {
   const patch = { metadata: { uid: vm.metadata.uid, annotations: { [ANSWER_BY_ANNOTATION]: null } } };
   return await client.mergePatch<VM>(VMS, refOf(vm), patch, { signal });
 }
 
-/** Deletes the VM, and returns a sentence about it. */
+/** Deletes the VM, and returns a sentence about the result. Never rejects. */
 async function removeFailed({ client }: Cluster, vm: VM): Promise<string> {
   const { name, uid, annotations = {} } = vm.metadata;
   try {
@@ -129,7 +140,9 @@ async function removeFailed({ client }: Cluster, vm: VM): Promise<string> {
   }
 }
 
-/** Returns the error for the user. `minutes` is the time limit if it is over. */
+/**
+ * Returns the error for the user. `left` is the sentence about the deletion. `minutes` is the time limit if it is over, or else undefined.
+ */
 function failureOf(
   error: unknown,
   vm: VM,
@@ -147,7 +160,7 @@ function failureOf(
   return new CommandError(message.includes(left) ? message : `${message}. ${left}`, exitCode);
 }
 
-/** Returns the work of the host, or why there is no host yet. */
+/** Returns a line about the present work of the host. If there is no host yet, the line has the reason. */
 function lineOf(vm: VM): string {
   const { progress, phase = 'Pending' } = vm.status ?? {};
   const scheduled = conditionOf(vm, 'Scheduled');

@@ -1,11 +1,11 @@
-/** The verbs that wait for VMs and say why they do not run. */
+/** The verb that waits for VMs, and the verb that says why a VM does not run. */
 import { type Command, Option } from 'commander';
 import { durationIn } from '../duration.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
 import { type Goal, goalIn } from './goal.ts';
 
-/** Longest wait by default, as for a deployment. */
+/** Default time limit of a wait, as for a deployment. */
 const LIMIT_MILLISECONDS = 600_000;
 
 export function addDiagnosisVerbs(noun: Command, terminal: Terminal): void {

@@ -1,4 +1,4 @@
-/** Works with the disks of VMs: saves them as images, commits them, pushes them, and lets them grow. */
+/** Works with the disks of VMs: saves them as images, commits them, pushes them, and resizes them. */
 import { pushItem } from '../../api/http/pushitem.ts';
 import {
   type CommitReads,
@@ -35,7 +35,7 @@ interface Saving extends Waiting {
   readonly description?: string | undefined;
 }
 
-/** Makes an Image of the VM's disk. @throws CommandError when the copy fails or is not complete in time; ApiError. */
+/** Makes an Image from the VM's disk. @throws CommandError when the copy fails or is not complete in time; ApiError. */
 export async function save(terminal: Terminal, globals: Globals, saving: Saving): Promise<void> {
   const { name, imageName, description } = saving;
   checkImageName(imageName);
@@ -48,7 +48,11 @@ export async function save(terminal: Terminal, globals: Globals, saving: Saving)
   });
 }
 
-/** Replaces the content of the VM's Image by its disk. @throws CommandError when commitChange refuses it, or as {@link save}. */
+/**
+ * Replaces the content of the VM's Image with the VM's disk.
+ *
+ * @throws CommandError when `commitChange` refuses the commit; errors of {@link save}.
+ */
 export async function commit(
   terminal: Terminal,
   globals: Globals,
@@ -72,7 +76,7 @@ export async function commit(
   });
 }
 
-/** Pushes the VM's disk to a registry. @throws CommandError as {@link save}. */
+/** Pushes the VM's disk to a registry. @throws errors of {@link save}. */
 export async function push(
   terminal: Terminal,
   globals: Globals,
@@ -87,7 +91,7 @@ export async function push(
   });
 }
 
-/** Lets the disk grow to `size`, a quantity. @throws CommandError when the disk is larger already; ApiError. */
+/** Requests a larger disk. `size` is a quantity. @throws CommandError when the disk is already larger than `size`; ApiError. */
 export async function resize(
   terminal: Terminal,
   globals: Globals,
@@ -114,7 +118,7 @@ interface Begun {
   readonly waiting: Waiting;
 }
 
-/** Waits for the end of the work if the user wants it, and writes the result. */
+/** Waits for the end of the work if the user wants to wait. Then writes the result. */
 async function finish(terminal: Terminal, globals: Globals, begun: Begun): Promise<void> {
   const { work, waiting } = begun;
   const image = waiting.wait ? await untilDone(terminal, begun) : begun.image;

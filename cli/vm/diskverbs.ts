@@ -5,7 +5,7 @@ import { BooleanFlag, diskSizeIn } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
 
-/** Longest wait for a copy of a disk by default. Some 100 GB through a slow network take as long. */
+/** Default time limit for a copy of a disk. In a slow network, a copy of about 100 GB takes this time. */
 const LIMIT_MILLISECONDS = 3_600_000;
 
 interface WorkFlags {

@@ -1,4 +1,4 @@
-/** Runs a command in a VM by its guest agent. */
+/** Runs a command in a VM through its guest agent. */
 import { withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
@@ -15,7 +15,7 @@ interface Execution {
   readonly tty: boolean;
 }
 
-/** Runs the command. @throws ProgramEnded with its exit code; CommandError; ApiError. */
+/** Runs the command. @throws ProgramEnded with the exit code of the command if it is not 0; CommandError; ApiError. */
 export async function exec(
   terminal: Terminal,
   globals: Globals,

@@ -14,7 +14,7 @@ const LATE = '2026-11-23T13:00:00Z';
 it.each([
   ['running', { phase: 'Running' }, {}, 'yes'],
   ['running', { phase: 'Stopping' }, {}, 'not yet'],
-  // The guest has shut down, or the host has not followed `vm start` yet.
+  // The guest has shut down, or the host has not yet acted on `vm start`.
   ['running', { phase: 'Stopped' }, {}, 'not yet'],
   ['running', { phase: 'Running' }, { restartRequestedAt: LATE }, 'not yet'],
   ['running', { phase: 'Running', restartedAt: LATE }, { restartRequestedAt: LATE }, 'yes'],

@@ -1,4 +1,4 @@
-/** States of VMs for which the command waits. */
+/** States of VMs for which the command can wait. */
 import { InvalidArgumentError } from 'commander';
 import { conditionOf } from '../../api/http/conditions.ts';
 import { progressOf } from '../../api/http/deployment.ts';
@@ -10,7 +10,10 @@ export type Goal =
   | { readonly state: State }
   | { readonly state: 'condition'; readonly type: string; readonly status: string };
 
-/** Values of `spec.powerState` with which a VM can reach a state, and the advice for the others. Guests can also shut down by themselves. */
+/**
+ * For each state: the values of `spec.powerState` with which a VM can reach it, and the advice for other values. A VM with the value
+ * `Running` can reach `stopped`, because its guest can shut down.
+ */
 const POWER = {
   running: { fit: ['Running'], advice: 'Start it with vm start' },
   ready: { fit: ['Running'], advice: 'Start it with vm start' },
@@ -18,7 +21,7 @@ const POWER = {
   suspended: { fit: ['Suspended'], advice: 'Suspend it with vm suspend' },
 } as const;
 
-/** State of the wait. A failure says why the VM cannot reach the goal. */
+/** Progress of the wait. A failure has the reason why the VM cannot reach the goal. */
 type Reached = 'yes' | 'not yet' | { readonly failure: string };
 
 const CONDITION = /^condition=([A-Za-z][A-Za-z0-9./-]{0,315})(?:=(true|false|unknown))?$/i;
@@ -37,12 +40,12 @@ export function goalIn(text: string): Goal {
   return { state: 'condition', type, status: capitalized(status) };
 }
 
-/** Returns the goal in words, after `is`. */
+/** Returns the goal in words that can follow `is` in a sentence. */
 export function wordsOf(goal: Goal): string {
   return goal.state === 'condition' ? `at condition ${goal.type}=${goal.status}` : goal.state;
 }
 
-/** Reports whether the VM has reached the goal. A VM that still exists is not deleted. */
+/** Reports whether the VM has reached the goal. A VM that still exists has not reached the goal `deleted`. */
 export function reached(vm: VM, goal: Goal): Reached {
   if (goal.state === 'deleted') {
     return 'not yet';
@@ -61,14 +64,16 @@ function isIn(vm: VM, state: keyof typeof POWER): Reached {
   return vm.status?.phase?.toLowerCase() === state ? 'yes' : 'not yet';
 }
 
-/** A restart that is requested has to happen first. Until then the phase is that of the earlier run. */
+/** Reports whether the VM runs. A requested restart must happen first. Until then, the phase belongs to the earlier run. */
 function runs({ spec, status = {} }: VM, state: 'running' | 'ready'): Reached {
   const isRestarted = spec.restartRequestedAt === undefined || spec.restartRequestedAt === status.restartedAt;
   const isReady = state === 'running' || conditionOf({ status }, 'Ready')?.status === 'True';
   return status.phase === 'Running' && isRestarted && isReady ? 'yes' : 'not yet';
 }
 
-/** Returns why the VM does not reach the state without the help of a user. Returns undefined if it can. */
+/**
+ * Returns the reason why the VM cannot reach the state without the help of a user. The result is undefined if the VM can reach the state.
+ */
 function failureOf(vm: VM, state: keyof typeof POWER): string | undefined {
   const { metadata, spec, status = {} } = vm;
   const { name } = metadata;
@@ -85,7 +90,7 @@ function failureOf(vm: VM, state: keyof typeof POWER): string | undefined {
   return fit.some((one) => one === wanted) ? undefined : `VM ${name} has the powerState ${wanted}. ${advice}`;
 }
 
-/** Returns the thing that the VM waits for, for people. */
+/** Returns a text for people about the thing that the VM waits for. */
 export function obstacleOf(vm: VM): string {
   return vm.metadata.deletionTimestamp === undefined ? progressOf(vm) : 'the end of the machine on its host';
 }

@@ -1,4 +1,4 @@
-/** VMs, as the command shows them. */
+/** Columns and words with which the command shows VMs. */
 import type { VMItem } from '../../api/http/vm.ts';
 import { vmItem } from '../../api/http/vmitem.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
@@ -33,7 +33,7 @@ export const VM_KIND: Kind<VM> = {
   isShared: false,
 };
 
-/** Returns a column with a field of the item that JSON shows. */
+/** Returns a column that shows a field of the item in JSON. */
 function ofItem(header: string, value: (item: VMItem) => string | number | undefined): Column<VM> {
   return { header, value: (vm) => value(vmItem(vm)) };
 }

@@ -1,4 +1,4 @@
-/** Shows what a VM has written to its serial console. */
+/** Shows the output of a VM on its serial console. */
 import { once } from 'node:events';
 import { StringDecoder } from 'node:string_decoder';
 import { withCluster } from '../cluster.ts';
@@ -11,9 +11,9 @@ import { VM_KIND } from './kind.ts';
 
 export interface LogFlags {
   readonly follow?: boolean;
-  /** Number of the last lines. */
+  /** Number of last lines to show. */
   readonly tail?: number;
-  /** Age of the oldest line in seconds. */
+  /** Largest age of a line in seconds. */
   readonly since?: number;
 }
 
@@ -45,7 +45,10 @@ export async function logs(
   });
 }
 
-/** Returns a function that takes each piece of the log. Guests could else control the terminal of a user who only reads. */
+/**
+ * Returns a function that removes control characters from each piece of the log. Otherwise, guests could control the terminal of a user who
+ * only reads the log.
+ */
 function shownOnTerminal(): (chunk: Buffer) => string {
   const decoder = new StringDecoder();
   return (chunk) => printableLines(decoder.write(chunk));

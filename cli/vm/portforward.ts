@@ -11,12 +11,16 @@ import { carry } from '../streams/ports.ts';
 import type { Terminal } from '../terminal.ts';
 import type { PortPair } from './portpair.ts';
 
-/** Address that only programs of this machine reach. */
+/** Address that only programs on this machine can reach. */
 const LOOPBACK = '127.0.0.1';
-/** Limit of connections at once. A host allows fewer streams of one VM. */
+/** Largest number of connections at the same time. A host allows even fewer streams of one VM. */
 const CONNECTIONS = 64;
 
-/** Forwards the ports until the user ends it. @throws CommandError when a port is in use, or the user lacks rights; ApiError. */
+/**
+ * Forwards the ports until the user ends the command.
+ *
+ * @throws CommandError when a port is in use, or when the VM does not exist any more; ApiError, for example when the user lacks rights.
+ */
 export async function portForward(
   terminal: Terminal,
   globals: Globals,
@@ -33,7 +37,7 @@ export async function portForward(
   });
 }
 
-/** Carries one connection over the standard input and output, for programs such as ssh. */
+/** Carries one connection over the standard input and output, for programs like ssh. */
 export async function forwardInput(
   terminal: Terminal,
   globals: Globals,
@@ -62,7 +66,7 @@ export class Forwards implements AsyncDisposable {
     terminal.signal.addEventListener('abort', () => this.#stop.abort());
   }
 
-  /** Returns the port of this machine. @throws CommandError when it is in use. */
+  /** Listens on a port of this machine, and returns the port. @throws CommandError when the port cannot be used. */
   async open({ local, remote }: PortPair): Promise<number> {
     const server = createServer({ allowHalfOpen: true, noDelay: true }, (socket) => {
       const carried = this.#carry(socket, remote);
@@ -94,7 +98,7 @@ export class Forwards implements AsyncDisposable {
     }
   }
 
-  /** Ends the forwards as {@link ended} for the user. */
+  /** Ends the forwards. Then {@link ended} resolves, as if the user had ended the command. */
   end(): void {
     this.#stop.abort();
   }
@@ -110,7 +114,7 @@ export class Forwards implements AsyncDisposable {
   /** Carries one connection. Never rejects. */
   async #carry(socket: Socket, port: number): Promise<void> {
     const { signal } = this.#stop;
-    // Users of the socket see its errors in their pipeline. Without a listener, an error before that would end the process.
+    // The pipelines of the socket handle its errors. Without this listener, an error before the pipelines begin would end the process.
     socket.on('error', () => undefined);
     const { name } = this.#vm.metadata;
     try {
@@ -125,7 +129,11 @@ export class Forwards implements AsyncDisposable {
     }
   }
 
-  /** Somebody else may have made another VM of this name meanwhile. @throws CommandError when the VM does not exist or does not run; ApiError. */
+  /**
+   * Checks that nobody has made another VM with this name in the meantime.
+   *
+   * @throws CommandError when the VM was replaced, does not exist or does not run; ApiError.
+   */
   async #requireSameVM(signal: AbortSignal): Promise<void> {
     const { name, uid } = this.#vm.metadata;
     const { metadata } = await runningVM(this.#cluster, name, signal);
@@ -147,7 +155,7 @@ export class Forwards implements AsyncDisposable {
   }
 }
 
-/** Reason why no connection can work. */
+/** Reason to end all forwards, because no connection can work any more. `cause` is the error for the user. */
 class FinalError extends Error {
   override readonly name = 'FinalError';
 }

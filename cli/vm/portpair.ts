@@ -1,17 +1,21 @@
-/** Ports on the command line. */
+/** Reads pairs of ports from the command line. */
 import { InvalidArgumentError } from 'commander';
 import { SCREEN_PORT, SCREEN_PORT_NAME } from '../../api/v1alpha1/names.ts';
 
 /** Port of this machine that leads to a port of a VM. */
 export interface PortPair {
-  /** 0 for a free one. */
+  /** Port of this machine. 0 means a free port. */
   readonly local: number;
   readonly remote: number;
 }
 
 const PORTS = 65_535;
 
-/** Adds a pair: `LOCAL:REMOTE`, `REMOTE` for the same number, or `:REMOTE` for a free one. */
+/**
+ * Returns `before` and one more pair. The text is `LOCAL:REMOTE`, `REMOTE` for the same number twice, or `:REMOTE` for a free local port.
+ *
+ * @throws InvalidArgumentError for another text.
+ */
 export function pairIn(text: string, before: readonly PortPair[] = []): readonly PortPair[] {
   const [local = '', remote = local, ...more] = text.split(':');
   if (more.length > 0) {

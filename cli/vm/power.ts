@@ -1,4 +1,4 @@
-/** Starts, stops, restarts, suspends and resumes VMs. The hosts follow later. */
+/** Starts, stops, restarts, suspends, resumes and reverts VMs. The command only requests the change, and the hosts make it later. */
 import { type PowerCommand, powerChange } from '../../api/http/vmpower.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { withCluster } from '../cluster.ts';

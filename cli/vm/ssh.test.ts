@@ -16,7 +16,7 @@ let context: { name: string; namespace?: string };
 
 beforeEach(async () => {
   folder = await mkdtemp(join(tmpdir(), 'berth-ssh-'));
-  // The stand-in for ssh writes its arguments.
+  // This program takes the place of ssh, and writes its arguments to a file.
   await writeFile(join(folder, 'ssh'), `#!/bin/sh\nprintf '%s\\n' "$@" > ${folder}/arguments\n`, {
     mode: 0o700,
   });
@@ -77,6 +77,6 @@ it('gives ssh a command whose words no shell changes', async () => {
   const [, proxy = ''] = /^ProxyCommand=(.*)$/m.exec(await readFile(join(folder, 'arguments'), 'utf8')) ?? [];
   const words = execFileSync('sh', ['-c', `printf '%s\\n' ${proxy}`], { encoding: 'utf8', cwd: folder });
   expect(words.split('\n')).toContain(context.name);
-  // In fish, a backslash in single quotes has a meaning.
+  // In fish, a backslash in single quotes has a special meaning.
   expect(proxy.replace(/"[^"]*"/g, '')).not.toContain('\\');
 });

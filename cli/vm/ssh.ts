@@ -1,4 +1,4 @@
-/** Logs in to a VM by the ssh of this machine. This command is its proxy, so the connection goes through the API server. */
+/** Logs in to a VM with the ssh of this machine. This command is the proxy of ssh, so the connection goes through the API server. */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdir } from 'node:fs/promises';
@@ -18,19 +18,21 @@ import type { Terminal } from '../terminal.ts';
 const SSH_PORT = '22';
 /** The only user that every guest has. */
 const DEFAULT_USER = 'root';
-/** Exit code of a program that a signal has ended, without the number of the signal, as shells have it. */
+/** If a signal ends a program, its exit code is this number plus the number of the signal, as in shells. */
 const SIGNALLED = 128;
-/** A UID of an object. Other texts could have a meaning in the file with the keys of VMs, for example `*` for all of them. */
+/**
+ * Form of the UID of an object. Other texts could have a meaning in the file with the keys of VMs. For example, `*` stands for all hosts.
+ */
 const UID = /^[\w-]{1,64}$/;
 
 interface Login {
   readonly name: string;
   readonly user: string | undefined;
-  /** Command instead of a shell. */
+  /** Command that runs in place of a shell. It is empty for a shell. */
   readonly command: readonly string[];
 }
 
-/** Logs in, and ends with the exit code of ssh. @throws ProgramEnded; CommandError; ApiError. */
+/** Logs in. @throws ProgramEnded with the exit code of ssh if it is not 0; CommandError; ApiError. */
 export async function ssh(
   terminal: Terminal,
   globals: Globals,
@@ -52,7 +54,7 @@ export async function ssh(
       destination: `${user || settings.sshUser || DEFAULT_USER}@${name}`,
     });
   });
-  // Logins are private, and ssh makes only the file.
+  // ssh makes only the file and not its folder. The folder is private, because the file shows the VMs of the user.
   await mkdir(dirname(known), { recursive: true, mode: 0o700 });
   const code = await exitCodeOf('ssh', [...args, ...command], name);
   if (code !== 0) {
@@ -69,23 +71,26 @@ interface SSHOptions {
   readonly destination: string;
 }
 
-/** Returns the arguments of ssh without the command. A VM is known by its UID, so a new VM of an old name is another host. */
+/** Returns the arguments of ssh without the command. ssh knows a VM by its UID. So a new VM with an old name is another host for ssh. */
 function sshArguments({ proxy, known, uid, destination }: SSHOptions): string[] {
   const options = [
     `ProxyCommand=${proxy}`,
     `HostKeyAlias=${uid}`,
     `UserKnownHostsFile="${literal(known)}"`,
-    // Keys of other files would be those of hosts with an address.
+    // The global file is not used, because its keys belong to hosts with an address.
     'GlobalKnownHostsFile=none',
-    // The first key of a VM is accepted, and each other one is refused.
+    // ssh accepts the first key of a VM, and refuses every other key of this VM.
     'StrictHostKeyChecking=accept-new',
     'CheckHostIP=no',
   ];
-  // The destination is the last option. A command that begins with a dash is then none.
+  // After `--`, nothing is an option. So ssh does not read a command that begins with a dash as an option.
   return [...options.flatMap((option) => ['-o', option]), '--', destination];
 }
 
-/** Returns the command that carries the connection, as ssh gives it to a shell. Credentials stay in the kubeconfig. */
+/**
+ * Returns the command line that carries the connection. ssh passes it to a shell. It has no credentials, because they stay in the
+ * kubeconfig.
+ */
 function proxyCommand({ kubeconfig, context, namespace = '' }: Globals, name: string): string {
   const program = isSea() ? [] : [...process.execArgv, process.argv[1] ?? ''];
   const flags = [
@@ -97,25 +102,30 @@ function proxyCommand({ kubeconfig, context, namespace = '' }: Globals, name: st
 }
 
 /**
- * Returns the word in quotes, for each shell that a user may have. In fish, a backslash has a meaning in single quotes, so it is in double
- * quotes.
+ * Returns the word in quotes, for each shell that a user may have. In fish, a backslash in single quotes has a special meaning, so each
+ * backslash is in double quotes.
  */
 function quoted(word: string): string {
   return `'${word.replace(/['\\]/g, (character) => (character === "'" ? `'"'"'` : `'"\\\\"'`))}'`;
 }
 
-/** Returns the text without a meaning of its percent signs for ssh. */
+/** Returns the text with escaped percent signs, because percent signs have a meaning for ssh. */
 function literal(text: string): string {
   return text.replaceAll('%', '%%');
 }
 
-/** Returns the file with the keys of VMs. It is no file of ssh, because VMs come and go. */
+/** Returns the path of the file with the keys of VMs. The user's own file of ssh is not used, because VMs are often made and deleted. */
 function knownHostsFile(environment: Terminal['environment']): string {
   const folder = environment['XDG_STATE_HOME'] || join(homeFolder(environment), '.local', 'state');
   return join(folder, 'berth', 'known_hosts');
 }
 
-/** Runs the program with the terminal of the user, and returns its exit code. It gets the signals of the terminal itself. */
+/**
+ * Runs the program with the terminal of the user, and resolves with its exit code. The program receives the signals of the terminal
+ * directly.
+ *
+ * @throws CommandError when the program does not exist.
+ */
 async function exitCodeOf(program: string, args: readonly string[], name: string): Promise<number> {
   const child = spawn(program, args, { stdio: 'inherit' });
   try {

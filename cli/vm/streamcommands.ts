@@ -1,4 +1,4 @@
-/** The verbs of `vm` that connect to a VM. Their work is loaded when they run. */
+/** The verbs of `vm` that connect to a VM. The code of a verb is imported when the verb runs. */
 import { type Command, InvalidArgumentError } from 'commander';
 import { BooleanFlag, wholeNumber } from '../flags.ts';
 import type { Globals } from '../globals.ts';
@@ -102,7 +102,7 @@ function addSSH(noun: Command, terminal: Terminal): void {
     });
 }
 
-/** Returns the seconds of a time such as `5m`. */
+/** Returns the number of seconds in a duration like `5m`. @throws InvalidArgumentError for another text. */
 function secondsIn(text: string): number {
   const [, count = '', unit = ''] = /^(\d{1,6})([smhd])$/.exec(text) ?? [];
   const seconds = Number(count) * (SECONDS[unit] ?? 0);

@@ -11,20 +11,20 @@ import { Forwards } from './portforward.ts';
 interface Viewer {
   readonly program: string;
   readonly argument: (port: number) => string;
-  /** Whether the program runs as long as the viewer does. */
+  /** Whether the program runs until the user closes the viewer. */
   readonly stays: boolean;
 }
 
 const address = (port: number): string => `vnc://127.0.0.1:${port}`;
-/** Viewers in the order of trial. */
+/** Viewers in the order in which they are tried. */
 const VIEWERS: readonly Viewer[] = [
-  // Two colons are in front of a port, and one in front of the number of a display.
+  // Two colons stand before a port. One colon would stand before the number of a display.
   { program: 'vncviewer', argument: (port) => `127.0.0.1::${port}`, stays: true },
   { program: 'remote-viewer', argument: address, stays: true },
   { program: process.platform === 'darwin' ? 'open' : 'xdg-open', argument: address, stays: false },
 ];
 
-/** Opens a viewer. The address is printed too, for other viewers. Ends with the viewer or by the user. */
+/** Opens a viewer, and writes the address for other viewers. Resolves when a viewer that stays ends, or when the user ends the command. */
 export async function vnc(terminal: Terminal, globals: Globals, name: string): Promise<void> {
   await withCluster(terminal, globals, async (cluster) => {
     const vm = await runningVM(cluster, name, terminal.signal);
@@ -41,13 +41,13 @@ export async function vnc(terminal: Terminal, globals: Globals, name: string): P
   });
 }
 
-/** Returns whether a viewer could show something here. */
+/** Reports whether a viewer can show a window on this machine. */
 function hasScreen({ environment }: Terminal): boolean {
   const { DISPLAY: x11 = '', WAYLAND_DISPLAY: wayland = '' } = environment;
   return process.platform === 'darwin' || x11 + wayland !== '';
 }
 
-/** Starts the first viewer that exists. It may outlive this command. */
+/** Starts the first viewer that exists. The viewer may run longer than this command. The result is undefined if no viewer exists. */
 async function openViewer(port: number): Promise<{ stays: boolean; ended: Promise<unknown> } | undefined> {
   for (const { program, argument, stays } of VIEWERS) {
     const child = spawn(program, [argument(port)], { stdio: 'ignore' });
@@ -55,7 +55,7 @@ async function openViewer(port: number): Promise<{ stays: boolean; ended: Promis
       await once(child, 'spawn');
       return { stays, ended: once(child, 'exit') };
     } catch {
-      // The next one may exist.
+      // The next viewer may exist.
     }
   }
   return undefined;

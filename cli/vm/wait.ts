@@ -20,7 +20,11 @@ interface Wait {
   readonly timeout: number;
 }
 
-/** Waits for all VMs at the same time. @throws CommandError when one cannot reach the goal, or not within the time limit; ApiError. */
+/**
+ * Waits for all VMs at the same time.
+ *
+ * @throws CommandError when a VM cannot reach the goal, or does not reach it within the time limit; ApiError.
+ */
 export async function wait(
   terminal: Terminal,
   globals: Globals,
@@ -48,13 +52,15 @@ export async function wait(
 
 interface Following {
   readonly name: string;
-  /** Gets the last known version. */
+  /** Receives the last known version of the VM. */
   readonly latest: { vm?: VM };
   readonly signal: AbortSignal;
   readonly show: (line: string) => void;
 }
 
-/** Returns the VM that has reached the goal. A VM that never existed is deleted; the result is then undefined. */
+/**
+ * Returns the VM when it has reached the goal. If the goal is `deleted` and the VM does not exist at the start, the result is undefined.
+ */
 async function until(
   cluster: Cluster,
   goal: Goal,
@@ -83,7 +89,7 @@ async function until(
   throw new CommandError(`VM ${name} was deleted`, EXIT.notFound);
 }
 
-/** Yields the first value and then the others. The generator of the others also ends when nobody wants more, and with it the watch. */
+/** Yields the first value and then the others. If the caller stops early, the generator of the others ends too, and so does its watch. */
 async function* startingWith<T>(first: T, others: AsyncGenerator<T>): AsyncGenerator<T> {
   try {
     yield first;

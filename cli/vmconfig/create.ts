@@ -21,7 +21,7 @@ export interface VMConfigFlags extends MachineFlags, FileFlag {
 
 const FLAG_BY_FIELD = { ...FLAG_BY_MACHINE_FIELD, 'spec.architecture': '--type' };
 
-/** @throws CommandError when flags contradict each other; ApiError. */
+/** Creates one VM config from flags, or all VM configs of a file. @throws CommandError when flags contradict each other; ApiError. */
 export async function create(
   terminal: Terminal,
   globals: Globals,
@@ -52,6 +52,6 @@ function configOf(name: string | undefined, flags: VMConfigFlags): Unsaved<VMCon
     throw new CommandError('Name what the VMs start from: either --image or --iso', EXIT.usage);
   }
   const spec = vmConfigSpec({ ...machineRequest(flags), type });
-  // A request of the HTTP API has the memory in GiB, and this flag is a quantity.
+  // In a request of the HTTP API, the memory is a number of GiB. The flag gives a quantity.
   return { metadata: { name }, spec: { ...spec, memory } };
 }

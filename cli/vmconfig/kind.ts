@@ -1,4 +1,4 @@
-/** VM configs, as the command shows them. */
+/** Columns and words with which the command shows VM configs. */
 import type { VMConfigItem } from '../../api/http/vmconfig.ts';
 import { vmConfigItem } from '../../api/http/vmconfigitem.ts';
 import { VM_CONFIGS } from '../../api/v1alpha1/resources.ts';

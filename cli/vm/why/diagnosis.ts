@@ -1,4 +1,4 @@
-/** Finds out why a VM is not running, from its status and the objects beside it. All functions are pure. */
+/** Finds the reason why a VM is not running, from the status of the VM and from related objects. All functions are pure. */
 import { conditionOf } from '../../../api/http/conditions.ts';
 import type { Condition } from '../../../api/v1alpha1/conditions.ts';
 import type { Stored } from '../../../api/http/imageitem.ts';
@@ -15,11 +15,11 @@ import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../../kube/core.ts';
 import { placementAdvice } from './placement.ts';
 
-/** Parts of the way to a VM that runs, in its order. */
+/** Parts of the way to a VM that runs, in their order. */
 export const AREAS = ['scheduler', 'quota', 'image', 'network', 'host', 'machine', 'guest'] as const;
 export type Area = (typeof AREAS)[number];
 
-/** Objects from which the diagnosis is made. An object is absent if it does not exist or the user may not read it. */
+/** Objects from which the diagnosis is made. An object is absent if it does not exist, or if the user may not read it. */
 export interface Seen {
   readonly vm: VM;
   readonly pod?: Pod | undefined;
@@ -33,13 +33,13 @@ interface Problem {
   readonly area: Area;
   readonly reason: string;
   readonly message: string;
-  /** Steps for the user. If absent, the catalogue of reasons has the step. */
+  /** Next steps for the user. If absent, the catalogue of reasons has the next step. */
   readonly todo?: readonly string[];
 }
 
 interface Check {
   readonly area: Area;
-  /** `off` is the machine of a VM that is to be stopped or suspended. */
+  /** `off` means that the machine is off, because the VM is to be stopped or suspended. */
   readonly state: 'ok' | 'problem' | 'off' | 'not yet';
   readonly message: string;
 }
@@ -50,7 +50,7 @@ export interface Diagnosis {
   readonly phase: string;
   /** Whether the VM runs and its guest is ready. */
   readonly ok: boolean;
-  /** Part of the way that stops the VM; absent if the VM runs, or only needs time. */
+  /** Part of the way at which the VM is stuck. Absent if the VM runs, or only needs time. */
   readonly area?: Area;
   readonly reason?: string;
   /** Sentence of the host, the scheduler or the API server. */
@@ -58,13 +58,13 @@ export interface Diagnosis {
   /** Meaning of the reason. */
   readonly meaning?: string;
   readonly class?: ReasonClass;
-  /** What happens next. */
+  /** Sentence about the work of Berth after the fault. */
   readonly outlook?: string;
   readonly todo: readonly string[];
   readonly checks: readonly Check[];
 }
 
-/** Reasons that name the network, with those of the condition NetworkReady. */
+/** Reasons of faults in the network, including reasons of the condition NetworkReady. */
 const NETWORK_REASONS: ReadonlySet<string> = new Set([
   'NATSelfHealFailed',
   'NetworkUnavailable',
@@ -95,7 +95,7 @@ function phaseOf({ metadata, status = {} }: VM): string {
   return metadata.deletionTimestamp === undefined ? (status.phase ?? 'Pending') : 'Terminating';
 }
 
-/** Adds the words of the catalogue to a problem. A host of another release may have reasons that the catalogue does not contain. */
+/** Returns the problem with the texts of the catalogue. A host of another release may have reasons that the catalogue does not contain. */
 function explained({ area, reason, message, todo }: Problem) {
   const entry: ReasonEntry | undefined = isReason(reason) ? REASONS[reason] : undefined;
   const known = classOf(reason, 'VM');
@@ -109,7 +109,7 @@ function explained({ area, reason, message, todo }: Problem) {
   };
 }
 
-/** Functions that find a problem, the most certain one first. */
+/** Functions that find a problem. The most certain function is first. */
 const FINDERS: readonly ((seen: Seen) => Problem | undefined)[] = [
   deletion,
   failure,
@@ -169,7 +169,7 @@ function silentHost({ vm }: Seen): Problem | undefined {
   return ready !== undefined && HOST_REASONS.has(ready.reason) ? problemOf('host', ready) : undefined;
 }
 
-/** Returns the problem of the image, with the words of the Image object if it is the cause. */
+/** Returns the problem of the image. If the Image object is not ready, the message includes the Image's own message. */
 function missingImage({ vm, image }: Seen): Problem | undefined {
   const found = fault(vm, 'ImageReady', 'image');
   const ready = image && conditionOf(image, 'Ready');
@@ -195,7 +195,9 @@ function power({ vm: { metadata, spec, status = {} } }: Seen): Problem | undefin
   return { area: 'machine', reason, message, todo: [`Start it again: vm ${verb} ${metadata.name}`] };
 }
 
-/** Returns the fault that the condition Ready names. Before the first run, its reason may be only the present step. */
+/**
+ * Returns the fault that the condition Ready names. Before the first run, the reason may be only the present step, which is not a fault.
+ */
 function notReady({ vm }: Seen): Problem | undefined {
   const ready = conditionOf(vm, 'Ready');
   if (ready === undefined || ready.status === 'True') {

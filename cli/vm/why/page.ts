@@ -3,7 +3,7 @@ import type { Event } from '../../../kube/core.ts';
 import { age, aligned, printable } from '../../text.ts';
 import type { Diagnosis } from './diagnosis.ts';
 
-/** Part of a line for a message. Longer messages are shown whole in JSON. */
+/** Largest number of characters of a message on the page. JSON shows longer messages in full. */
 const MESSAGE_LENGTH = 400;
 
 export interface Shown {
@@ -39,7 +39,7 @@ export function pageOf(diagnosis: Diagnosis, events: readonly Shown[], now = Dat
   return parts.join('\n');
 }
 
-/** Returns the message for a VM that does not exist any more, but has Events. */
+/** Returns the message for a VM that no longer exists but has Events. */
 export function pageOfGone(
   { name, namespace }: { name: string; namespace: string },
   events: readonly Shown[],

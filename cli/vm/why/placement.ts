@@ -4,7 +4,7 @@ import { type Obstacle, obstaclesIn } from '../../../api/v1alpha1/obstacles.ts';
 import type { Node, NodeSelectorRequirement, Pod } from '../../../kube/core.ts';
 
 interface Seen {
-  /** Pod of the VM, which has the requests of the VM with those of its config. */
+  /** Pod of the VM. It has the requests of the VM and of its VM config. */
   readonly pod?: Pod | undefined;
   readonly nodes?: readonly Node[] | undefined;
 }
@@ -23,7 +23,7 @@ const ADVICE: Readonly<Record<Obstacle, string>> = {
   cordoned: 'Hosts are cordoned: ask an admin whether they can take VMs again',
 };
 
-/** Returns the steps for a VM with this message in its condition Scheduled. */
+/** Returns the next steps for a VM with this message in its condition Scheduled. */
 export function placementAdvice(message: string, { pod, nodes }: Seen): string[] {
   const hosts = nodes?.filter(({ metadata }) => metadata.labels?.[HOST_KEY] !== undefined);
   if (hosts?.length === 0) {
@@ -39,7 +39,10 @@ export function placementAdvice(message: string, { pod, nodes }: Seen): string[]
     : steps;
 }
 
-/** Returns the steps if no host matches the VM. Each request that no known host meets is named. */
+/**
+ * Returns the next steps if no host matches the VM. They name each request that no known host meets. If there is none, they name all
+ * requests.
+ */
 function matchAdvice(pod: Pod | undefined, hosts: readonly Node[] | undefined): string[] {
   const requests = requestsOf(pod);
   const unmet = requests.filter(({ isMetBy }) => hosts !== undefined && !hosts.some(isMetBy));

@@ -1,4 +1,4 @@
-/** Says on one page why a VM is not running. It reads only what the user may read. */
+/** Says on one page why a VM is not running. It reads only objects that the user may read. */
 import { isObjectName } from '../../../api/v1alpha1/objectname.ts';
 import { isImageReference } from '../../../api/v1alpha1/reference.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
@@ -16,13 +16,13 @@ import { VM_KIND } from '../kind.ts';
 import { diagnose, type Seen } from './diagnosis.ts';
 import { pageOf, pageOfGone, type Shown, shownEvent } from './page.ts';
 
-/** Number of Events on the page. More would not fit on one page. */
+/** Number of Events on the page. More Events would not fit on one page. */
 const EVENTS_SHOWN = 8;
 
-/** Largest number of Events of the namespace that are read. 5,000 have some 5 MB. */
+/** Largest number of Events of the namespace that are read. 5,000 Events have about 5 MB. */
 const EVENTS_READ = 5_000;
 
-/** Writes the page. @throws CommandError when the VM does not exist; ApiError. */
+/** Writes the page about the VM. @throws CommandError when the VM does not exist; ApiError. */
 export async function why(terminal: Terminal, globals: Globals, name: string): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
@@ -38,7 +38,11 @@ export async function why(terminal: Terminal, globals: Globals, name: string): P
   });
 }
 
-/** Returns the VM. @throws CommandError with the last Events of a VM that is gone; for example, a failed deployment deletes its VM. */
+/**
+ * Returns the VM. If the VM is gone, the error has its last Events. For example, a failed deployment deletes its VM.
+ *
+ * @throws CommandError when the VM does not exist; ApiError.
+ */
 async function existing(cluster: Cluster, name: string, signal: AbortSignal): Promise<VM> {
   try {
     return await getNamed(cluster, VM_KIND, name, signal);
@@ -64,7 +68,10 @@ async function seenOf(cluster: Cluster, vm: VM, signal: AbortSignal): Promise<Se
   return { vm, pod, image, nodes: nodes?.items };
 }
 
-/** Returns the Image or ISO that the VM names; undefined if it names a reference of a registry, or takes its image from a config. */
+/**
+ * Returns the Image or ISO that the VM names. The result is undefined if the VM names an image of a registry, or takes its image from a VM
+ * config.
+ */
 async function imageOf(
   cluster: Cluster,
   { spec: { image, iso } }: VM,
@@ -80,20 +87,23 @@ async function imageOf(
   );
 }
 
-/** Returns the last Events of the VM and its Pod, the newest first. An earlier VM may have had the name. */
+/**
+ * Returns the last Events of the VM and its Pod, the newest first. Events before the creation of the VM are left out, because an earlier VM
+ * may have had the name.
+ */
 async function eventsOf(cluster: Cluster, vm: VM, signal: AbortSignal): Promise<Shown[]> {
   const { name, creationTimestamp = '' } = vm.metadata;
   const events = await eventsNamed(cluster, name, signal);
   return events.filter(({ time }) => time >= creationTimestamp).slice(0, EVENTS_SHOWN);
 }
 
-/** Returns the Events of VMs and Pods of that name, the newest first. */
+/** Returns the Events of VMs and Pods with this name, the newest first. */
 async function eventsNamed(
   { client, namespace }: Cluster,
   name: string,
   signal: AbortSignal,
 ): Promise<Shown[]> {
-  // They are filtered here, because the API server found none with a field selector of regarding.name.
+  // The Events are filtered here, because the API server found no Events with a field selector for `regarding.name`.
   const items = (await ifReadable(firstEvents(client.pages(EVENTS, { namespace, signal })))) ?? [];
   return items
     .filter(({ regarding }) => regarding.name === name && /^(VM|Pod)$/.test(regarding.kind ?? ''))
