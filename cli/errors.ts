@@ -44,6 +44,11 @@ export class Interrupted extends CommandError {
   }
 }
 
+/** Adds the command to a cause that tells the user to sign in again. */
+export function withLogin(cause: string): string {
+  return cause.replace(/Sign in again$/, '$&: berth login');
+}
+
 /** Messages of the API server for a path that it does not serve, for example because a CustomResourceDefinition is missing. */
 const NO_SUCH_PATH = /could not find the requested resource|page not found/;
 const EXIT_BY_STATUS: Readonly<Record<number, ExitCode>> = {

@@ -101,8 +101,11 @@ describe('entryWrite', () => {
 
   it('leaves an entry that is being deleted, or has become that of another image', () => {
     const leaving = entry({}, { deletionTimestamp: '2026-11-23T00:00:00Z' });
-    const refusal = expect.stringContaining('ImageCacheEntry mine is being deleted');
-    expect(entryWrite(leaving, SOURCE, add)).toEqual({ refusal });
-    expect(entryWrite(entry({}), { reference: 'registry.example/other:1' }, add)).toEqual({ refusal });
+    expect(entryWrite(leaving, SOURCE, add)).toEqual({
+      refusal: 'The ImageCacheEntry mine is being deleted. Try again later',
+    });
+    expect(entryWrite(entry({}), { reference: 'registry.example/other:1' }, add)).toEqual({
+      refusal: 'The ImageCacheEntry mine names another image. Delete this entry',
+    });
   });
 });

@@ -76,8 +76,11 @@ export function entryWrite(
     return undefined;
   }
   const { name, resourceVersion, deletionTimestamp } = entry.metadata;
-  if (deletionTimestamp !== undefined || referenceOf(entry) !== reference) {
+  if (deletionTimestamp !== undefined) {
     return { refusal: `The ImageCacheEntry ${name} is being deleted. Try again later` };
+  }
+  if (referenceOf(entry) !== reference) {
+    return { refusal: `The ImageCacheEntry ${name} names another image. Delete this entry` };
   }
   const { nodes, excludeNodes } = targets;
   return { name, patch: { metadata: { resourceVersion }, spec: { targets: { nodes, excludeNodes } } } };

@@ -42,12 +42,14 @@ export async function view(terminal: Terminal, { output }: Globals): Promise<voi
 async function show(
   terminal: Terminal,
   format: Globals['output'],
-  { apiURL, context, namespaceVariable }: Settings,
+  { apiURL, context, namespacePrefix, namespaceVariable, sshUser }: Settings,
 ): Promise<void> {
   const settings = [
     { name: API_URL_KEY, value: apiURL },
     { name: 'aliases.context', value: context },
+    { name: 'aliases.namespacePrefix', value: namespacePrefix },
     { name: 'aliases.namespaceVariable', value: namespaceVariable },
+    { name: 'ssh.user', value: sshUser },
   ];
   await print(terminal, format, {
     rows: settings.filter(({ value }) => value !== undefined),

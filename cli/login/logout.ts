@@ -1,6 +1,6 @@
 /** Ends the sign-in on this machine and at the identity provider. */
 import { undefinedIf } from '../../base/errors.ts';
-import { CommandError } from '../errors.ts';
+import { CommandError, Interrupted } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { readSettings } from '../settings.ts';
 import type { Terminal } from '../terminal.ts';
@@ -47,5 +47,6 @@ async function revoke(session: Session, signal: AbortSignal): Promise<boolean> {
     await (address && oidc.tokenRevocation(configuration, refreshToken));
     return address !== undefined;
   });
-  return (await undefinedIf((error) => error instanceof CommandError, work)) ?? false;
+  const isFailure = (error: unknown) => error instanceof CommandError && !(error instanceof Interrupted);
+  return (await undefinedIf(isFailure, work)) ?? false;
 }

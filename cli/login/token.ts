@@ -2,7 +2,7 @@
 import { causeOfRefusal } from '../../api/http/refusedtoken.ts';
 import { TokenSource } from '../../kube/tokensource.ts';
 import { connect } from '../cluster.ts';
-import { CommandError, EXIT } from '../errors.ts';
+import { CommandError, EXIT, withLogin } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { readPassword } from '../password.ts';
 import { readSettings } from '../settings.ts';
@@ -35,7 +35,7 @@ export async function getToken(terminal: Terminal, globals: Globals): Promise<vo
   }
   const cause = causeOfRefusal(token, { clientID: '' });
   if (cause !== undefined) {
-    throw new CommandError(`${cause}: berth login`, EXIT.denied);
+    throw new CommandError(withLogin(cause), EXIT.denied);
   }
   terminal.out(`${token}\n`);
 }

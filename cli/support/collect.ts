@@ -71,6 +71,8 @@ export async function collect(
     add('system-events', await reader.objects(EVENTS, { namespace: SYSTEM_NAMESPACE }));
   }
   const hosts = (nodes ?? []).map(({ metadata }) => metadata.name);
+  noteRest(reader, 'logs of Pods', pods ?? [], PODS_WITH_LOGS);
+  noteRest(reader, 'metrics of hosts', hosts, HOSTS_WITH_METRICS);
   const texts = await readTexts(reader, [...logs(pods ?? []), ...metrics(hosts)], signal);
   // The redactor now knows all values that it removed from objects, so it also removes them from texts.
   return [
@@ -82,6 +84,12 @@ export async function collect(
 
 function reportOf({ unread }: Reader, namespace: string | undefined) {
   return { namespace: namespace ?? 'all', made: new Date().toISOString(), unread };
+}
+
+function noteRest(reader: Reader, part: string, all: readonly unknown[], limit: number): void {
+  if (all.length > limit) {
+    reader.note(part, `Only the first ${limit} of ${all.length} were read`);
+  }
 }
 
 async function readTexts(

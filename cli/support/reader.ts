@@ -51,7 +51,7 @@ export class Reader {
       for await (const { items } of this.#client.pages(type, { ...options, signal })) {
         found.push(...items);
         this.#count(JSON.stringify(items).length);
-        if (found.length >= OBJECTS) {
+        if (found.length > OBJECTS) {
           this.note(part, `Only the first ${OBJECTS} objects were read`);
           break;
         }

@@ -77,8 +77,10 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
       await untilRunning(cluster, latest, { signal, onVersion: (vm) => progress.show(lineOf(vm)) });
       latest.vm = await keep(cluster, latest.vm, signal);
     } catch (error) {
+      // The deletion of the VM also takes time, in which the time limit can end.
+      const isLate = late.aborted;
       const left = await removeFailed(cluster, latest.vm);
-      throw failureOf(error, latest.vm, { left, minutes: late.aborted ? minutes : undefined });
+      throw failureOf(error, latest.vm, { left, minutes: isLate ? minutes : undefined });
     } finally {
       progress.end();
     }

@@ -1,6 +1,7 @@
 /** The verbs of `vm` that connect to a VM. The code of a verb is imported when the verb runs. */
 import { type Command, InvalidArgumentError } from 'commander';
 import { BooleanFlag, wholeNumber } from '../flags.ts';
+import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
 import type { LogFlags } from './logs.ts';
@@ -81,7 +82,10 @@ function addPortForward(noun: Command, terminal: Terminal): void {
       async (name: string, pairs: PortPair[], { stdio = false }: { stdio?: boolean }, command: Command) => {
         const { forwardInput, portForward } = await import('./portforward.ts');
         const globals = command.optsWithGlobals<Globals>();
-        const [{ remote: port } = { remote: 0 }] = pairs;
+        const [{ remote: port } = { remote: 0 }, ...others] = pairs;
+        if (stdio && others.length > 0) {
+          throw new CommandError('Give one port with --stdio', EXIT.usage);
+        }
         await (stdio
           ? forwardInput(terminal, globals, { name, port })
           : portForward(terminal, globals, { name, pairs }));
