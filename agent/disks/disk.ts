@@ -2,11 +2,11 @@
 
 export type DiskFormat = 'qcow2' | 'raw';
 
-/** Size of a sector. The size of every disk is a multiple of it. */
+/** Size of a sector in bytes. The size of every disk is a multiple of this number. */
 export const SECTOR_BYTES = 512;
 /**
- * Largest accepted size of a disk. This size is far above the size of any desktop system. The limit is needed because the header of an
- * image may claim 2^63 bytes.
+ * Largest accepted size of a disk in bytes. No desktop system needs a disk of this size. The limit exists because the header of an image
+ * may claim 2^63 bytes.
  */
 export const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
 
@@ -14,7 +14,10 @@ export const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
 export interface BaseImage {
   /** Path of the disk file. Nobody writes to the file while machines use it. */
   path: string;
-  /** Digest `sha256:<hex>`: of the manifest if the image is from a registry, otherwise of the file. */
+  /**
+   * Digest in the form `sha256:<hex>`. If the image is from a registry, this is the digest of its manifest. Otherwise it is the digest of
+   * the disk file.
+   */
   digest: string;
   format: DiskFormat;
   virtualSizeBytes: number;

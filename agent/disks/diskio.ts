@@ -1,25 +1,25 @@
-/** Functions for large files: used space on the disk, digest, writes that bypass the page cache, and release of buffers. */
+/** Functions for large files. They measure used space, compute digests, write without the page cache, and release buffers. */
 import { createHash } from 'node:crypto';
 import { createReadStream, type Dirent } from 'node:fs';
 import { constants, type FileHandle, lstat, open, opendir, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { codeOf, isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
 
-/** Unit of the field `blocks` in the result of stat(). The unit is the same for every file system. */
+/** Unit, in bytes, of the field `blocks` in the result of stat(). The unit is the same for every file system. */
 const STAT_BLOCK_BYTES = 512;
 /** Number of bytes that are hashed at a time. */
 const READ_BYTES = 1024 ** 2;
 /** A buffer of at least this size in bytes has memory of its own. Smaller buffers may share their memory with other buffers. */
 const OWN_MEMORY_BYTES = 64 * 1024;
 /**
- * Alignment of direct writes in bytes, one memory page. The position in memory, the position in the file and the length must be multiples
- * of this number.
+ * Alignment of direct writes in bytes, one memory page. For each write, the address in memory, the position in the file and the length must
+ * be multiples of this number.
  */
 const ALIGNMENT_BYTES = 4096;
-/** Step in bytes of the search for an aligned address. Memory is allocated at multiples of 16 bytes. */
+/** The search for an aligned address tries addresses at this distance in bytes, because memory is allocated at multiples of 16 bytes. */
 const STEP_BYTES = 16;
 
-/** Largest number of entries that are counted in each folder inside a machine's folder. A machine has about 30. */
+/** Largest number of entries that are counted in each folder inside a machine's folder. A machine's folder has about 30 entries. */
 const ENTRIES_LIMIT = 2_000;
 
 /** Returns the bytes that a file uses on its disk. The result is less than the file's length if the file has holes. */
@@ -28,10 +28,10 @@ export async function allocatedBytes(path: string): Promise<number> {
 }
 
 /**
- * Returns the bytes that the files of a folder use on their disk. The folders in the folder of an emulator belong to its user, who may put
- * anything there. So links are not followed, and entries that cannot be read add 0. In each of these folders, only the first 2,000 entries
- * are counted, and entries of upper folders come first. Thus many files in one folder do not prevent the count of the disks in another
- * folder.
+ * Returns the bytes that all files in a folder use on the disk. A subfolder can belong to the user of an emulator, who may put anything
+ * there. Therefore the function does not follow links, and an entry that it cannot read adds 0. In each subfolder, the function counts only
+ * the first 2,000 entries, and entries of upper folders come first. Thus many files in one subfolder do not prevent the count of the disks
+ * in another subfolder.
  */
 export async function folderBytes(folder: string): Promise<number> {
   let bytes = 0;
@@ -46,7 +46,7 @@ async function treeBytes(folder: string): Promise<number> {
   const folders = [folder];
   let bytes = 0;
   let left = ENTRIES_LIMIT;
-  // The list grows during the loop.
+  // The loop also visits the folders that it appends to the list.
   for (const one of folders) {
     for (const entry of await entriesOf(one, left)) {
       const path = join(one, entry.name);
@@ -66,7 +66,7 @@ async function ownBytes(path: string): Promise<number> {
 
 async function entriesOf(folder: string, limit: number): Promise<Dirent[]> {
   const entries: Dirent[] = [];
-  // If a folder is nested too deeply, its path is too long to open it.
+  // A folder that cannot be opened counts as empty, for example a folder that is nested so deeply that its path is too long.
   const opened = limit > 0 ? await undefinedIf(isOfSystem, opendir(folder)) : undefined;
   for await (const entry of opened ?? []) {
     entries.push(entry);
@@ -92,8 +92,9 @@ export async function fileDigest(path: string, signal?: AbortSignal): Promise<st
 }
 
 /**
- * Releases the memory of a large buffer at once. The garbage collector would release the memory later, so twice as much memory would be in
- * use. Afterwards the buffer is empty, and the caller must not use it again. A buffer that is a part of another buffer stays unchanged.
+ * Releases the memory of a large buffer at once. If the garbage collector released the memory later, twice as much memory would be in use.
+ * Afterwards the buffer is empty, and the caller must not use it again. The function does not change a small buffer or a buffer that is
+ * part of another buffer.
  */
 export function freeBuffer({ buffer, byteLength }: Buffer): void {
   const isOwn = buffer instanceof ArrayBuffer && buffer.byteLength === byteLength;
@@ -103,8 +104,9 @@ export function freeBuffer({ buffer, byteLength }: Buffer): void {
 }
 
 /**
- * Copies bytes into `piece`, and yields `piece` each time it is full. At the end, yields the part of `piece` that is filled.
- * Without `piece`, yields the bytes as they come. The function releases the memory of all bytes that it has copied or yielded.
+ * Joins small buffers into larger pieces. The function copies bytes into `piece`, and yields `piece` each time it is full. At the end, it
+ * yields the filled part of `piece`. If `piece` is undefined, it yields each buffer unchanged. It releases the memory of all bytes that it
+ * has copied or yielded.
  */
 export async function* gathered(
   pieces: AsyncIterable<Buffer>,
@@ -134,12 +136,12 @@ export async function* gathered(
 }
 
 /**
- * A file whose writes bypass the page cache. If an image of many gigabytes went through the cache, it would displace the pages that running
- * guests need. The copy into the cache also costs more processor time than decoding the image. For 2 GiB, the copy takes 1.2 to 4 s and the
- * decoding 0.3 s.
+ * A file whose writes bypass the page cache. If the agent wrote many gigabytes through the cache, they would displace the pages that
+ * running guests need. The copy into the cache also costs more processor time than the decoding of an image. For 2 GiB, the copy takes 1.2
+ * to 4 s and the decoding 0.3 s.
  */
 export class DirectFile {
-  /** Handle for direct writes. The bytes must be in one of the buffers `rooms`, and {@link takes} must return true for these bytes. */
+  /** Handle for direct writes. The bytes of a write must be in one of the buffers `rooms`, and {@link takes} must return true for them. */
   readonly file: FileHandle;
   /** Buffers for the bytes to write. Each buffer begins at an address that direct writes accept. */
   readonly rooms: readonly Buffer[];
@@ -150,8 +152,8 @@ export class DirectFile {
   }
 
   /**
-   * Opens an existing file, and allocates the buffers `rooms`. Returns undefined if the system or the file system does not support
-   * direct writes.
+   * Opens an existing file, and allocates `rooms.count` buffers of `rooms.bytes` bytes. Returns undefined if the system or the file system
+   * does not support direct writes.
    */
   static async open(path: string, rooms: { count: number; bytes: number }): Promise<DirectFile | undefined> {
     const probe = `${path}.probe`;
@@ -190,8 +192,8 @@ async function openDirect(path: string, flags: number): Promise<FileHandle | und
 }
 
 /**
- * Finds memory at an address that direct writes accept. Node.js does not show addresses, so the function tries writes to a probe
- * file.
+ * Returns a buffer of `bytes` bytes at an address that direct writes accept, or undefined if no address is accepted. Node.js does not show
+ * addresses, so the function tests each address with a write to the file `probe`.
  */
 async function alignedRoom(probe: FileHandle, bytes: number): Promise<Buffer | undefined> {
   const memory = Buffer.from(new ArrayBuffer(bytes + ALIGNMENT_BYTES));
@@ -204,7 +206,7 @@ async function alignedRoom(probe: FileHandle, bytes: number): Promise<Buffer | u
   return undefined;
 }
 
-/** Returns the result of `work`, or undefined if it fails with EINVAL. With this error the system refuses direct writes. */
+/** Returns the result of `work`, or undefined if `work` fails with EINVAL. The system refuses direct writes with this error. */
 async function unlessInvalid<T>(work: () => Promise<T>): Promise<T | undefined> {
   try {
     return await work();

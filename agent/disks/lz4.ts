@@ -1,27 +1,27 @@
 /**
- * Decoder of Apple's LZ4 streams. A stream is a sequence of blocks: `bv41` (decoded size, encoded size, LZ4 block), `bv4-` (size,
- * stored bytes) and `bv4$` (end). Sizes are 32-bit little-endian numbers. A block may refer to the output of earlier blocks.
+ * Decoder of Apple's LZ4 streams. Each block begins with `bv41` (decoded size, encoded size, LZ4 block follow), `bv4-` (size, plain bytes
+ * follow) or `bv4$` (end). Sizes are 32-bit little-endian numbers. A block may repeat output of earlier blocks.
  */
 import { BlockHeader, invalid } from './lz4header.ts';
 
-/** Longest distance in bytes between a match and the earlier output that it repeats. */
+/** A match is an instruction to repeat earlier output. This is the largest distance in bytes from a match back to that output. */
 const WINDOW_BYTES = 64 * 1024;
-/** Size of one piece of output in bytes. Decoding a piece takes some milliseconds, and other work runs between two pieces. */
+/** Size of one piece of output in bytes. Decoding such a piece takes only some milliseconds. Other work runs between two pieces. */
 const PIECE_BYTES = 1024 * 1024;
 const MIN_MATCH = 4;
-/** Largest value of a four-bit length in a token. If a length has this value, it continues in the next bytes. */
+/** Largest value of a four-bit length in a token. If a length has this value, the next bytes contain the rest of the length. */
 const LONG = 15;
-/** Copies of at least this many bytes use methods of Buffer. Shorter copies are faster byte by byte. */
+/** Smallest number of bytes that the decoder copies with methods of Buffer. Shorter copies are faster byte by byte. */
 const SHORT_COPY = 32;
 
 /**
- * Largest numbers of bytes that the decoder reads and writes for one sequence whose two lengths fit into its token. The input includes the
- * first byte of the next sequence.
+ * A sequence is a token, literals and a match. If both lengths fit into the token, the decoder reads and writes at most these numbers of
+ * bytes for the sequence. The input includes the first byte of the next sequence.
  */
 const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
 const SHORT_OUTPUT_BYTES = 14 + 14 + MIN_MATCH;
 
-/** States of the decoder: the meaning of the next byte. In `MATCH`, earlier output is repeated before the next byte is read. */
+/** States of the decoder. Each determines the meaning of the next byte. In `MATCH`, the decoder first repeats earlier output. */
 const HEADER = 0;
 const STORED = 1;
 const TOKEN = 2;
@@ -35,7 +35,7 @@ const END = 9;
 
 export class AppleLz4Decoder {
   readonly #out = Buffer.allocUnsafe(WINDOW_BYTES + PIECE_BYTES);
-  /** Index in `#out` of the next byte to write. The 64 KiB before it are the window, to which matches refer. */
+  /** Index in `#out` of the next byte to write. The 64 KiB before this index are the output that matches can repeat. */
   #position = WINDOW_BYTES;
   /** Number of bytes of the whole output that are not decoded yet. */
   #left: number;
@@ -45,7 +45,7 @@ export class AppleLz4Decoder {
   #at = 0;
   #state = HEADER;
   #header = new BlockHeader();
-  /** Numbers of bytes of the current block that are not read yet (input) and not decoded yet (output). */
+  /** Remaining bytes of the current block: bytes to read (`#blockInput`) and bytes to write (`#blockOutput`). */
   #blockInput = 0;
   #blockOutput = 0;
   #literals = 0;
@@ -59,8 +59,8 @@ export class AppleLz4Decoder {
   }
 
   /**
-   * Decodes `input` and yields pieces of output. Each piece is valid until the caller asks for the next one. @throws DiskError when
-   * the stream is broken.
+   * Decodes `input`, the next part of the stream, and yields pieces of output. Each piece is valid only until the caller asks for the next
+   * piece. @throws DiskError when the stream is broken.
    */
   *push(input: Buffer): Generator<Buffer, void, undefined> {
     this.#input = input;
@@ -74,7 +74,7 @@ export class AppleLz4Decoder {
     }
   }
 
-  /** Returns the last piece, which may be empty. @throws DiskError when the stream is not at its end or gave too few bytes. */
+  /** Returns the last piece of output, which may be empty. @throws DiskError when the end of the stream or of its output is missing. */
   end(): Buffer {
     if (this.#state !== END) {
       throw invalid('its end mark is missing');
@@ -85,7 +85,7 @@ export class AppleLz4Decoder {
     return this.#out.subarray(WINDOW_BYTES, this.#position);
   }
 
-  /** Copies the last 64 KiB of the output to the beginning of the buffer, where they are the window for the next piece. */
+  /** Copies the last 64 KiB of the output to the beginning of the buffer, because the next piece can repeat them. */
   #slide(): void {
     this.#out.copyWithin(0, this.#position - WINDOW_BYTES, this.#position);
     this.#position = WINDOW_BYTES;
@@ -126,9 +126,9 @@ export class AppleLz4Decoder {
   }
 
   /**
-   * Decodes sequences whose two lengths fit into their tokens, while a whole sequence fits into the rest of the input and of the output.
-   * Most sequences are of this kind, and this loop decodes such sequences several times faster than the states of the decoder. The states
-   * decode all other sequences, and refuse invalid ones.
+   * Decodes sequences in a fast loop while both lengths of a sequence fit into its token. The loop ends when a whole sequence may not fit
+   * into the rest of the input or of the output. Most sequences are of this kind. The states of the decoder are several times slower, but
+   * they decode every sequence and refuse invalid sequences.
    */
   #shortSequences(): void {
     const [input, out, begin, start] = [this.#input, this.#out, this.#at, this.#position];
@@ -222,7 +222,7 @@ export class AppleLz4Decoder {
     this.#left -= count;
   }
 
-  /** Chooses the state after literals. A match follows literals, except at the end of an LZ4 block and in a stored block. */
+  /** Chooses the state after literals. A match follows the literals, except at the end of an LZ4 block and in a stored block. */
   #afterLiterals(): void {
     if (this.#blockInput > 0) {
       this.#state = OFFSET_LOW;
@@ -292,7 +292,7 @@ export class AppleLz4Decoder {
   }
 }
 
-/** Copies byte by byte, from low to high positions. If the target overlaps the end of the source, the source bytes are repeated. */
+/** Copies bytes one by one in ascending order. If the target overlaps the end of the source, the source bytes are repeated. */
 function copyBytes(out: Buffer, to: number, input: Buffer, from: number, count: number): void {
   for (let i = 0; i < count; i += 1) {
     out[to + i] = input[from + i] as number;

@@ -6,14 +6,14 @@ const MAGIC_STORED = 0x2d347662;
 const MAGIC_END = 0x24347662;
 const MAGIC_BYTES = 4;
 
-/** A block. `input` is its length in the stream, and `output` is its length after decoding, both in bytes. */
+/** Header of a block. `input` is the number of bytes after the header, and `output` is their number after decoding. */
 export type Block = { kind: 'lz4' | 'stored'; input: number; output: number } | { kind: 'end' };
 
 /** Parser of one block header. The bytes of the header may come in pieces. */
 export class BlockHeader {
   #bytes = Buffer.alloc(0);
 
-  /** Takes the missing bytes of the header from the beginning of `input`, and returns their number. */
+  /** Takes missing bytes of the header from the beginning of `input`, and returns the number of bytes that it took. */
   take(input: Buffer): number {
     const part = input.subarray(0, this.#size() - this.#bytes.length);
     this.#bytes = Buffer.concat([this.#bytes, part]);
@@ -41,8 +41,8 @@ export class BlockHeader {
   }
 
   /**
-   * Returns the length of the header. While the magic is not whole, this is the length of the magic, because the magic determines
-   * the length.
+   * Returns the length of the header in bytes. The magic number determines this length. Until all bytes of the magic number are there, the
+   * result is the length of the magic number.
    */
   #size(): number {
     if (this.#bytes.length < MAGIC_BYTES) {

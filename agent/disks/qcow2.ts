@@ -22,7 +22,7 @@ const TABLE_ENTRY_BYTES = 8;
 const L1_LIMIT_BYTES = 32 * 1024 ** 2;
 const REFCOUNT_TABLE_LIMIT_BYTES = 8 * 1024 ** 2;
 const LARGEST_REFCOUNT_ORDER = 6;
-/** Longest name of a backing file that a message shows. */
+/** Largest number of bytes of a backing file's name that a message shows. */
 const NAME_LIMIT_BYTES = 1023;
 
 const INCOMPATIBLE = { dirty: 1n, corrupt: 2n, dataFile: 4n, compression: 8n, extendedL2: 16n };
@@ -32,20 +32,20 @@ const EXTENSION = { end: 0, dataFile: 0x44415441, encryption: 0x0537be77 };
 const EXTENSION_HEADER_BYTES = 8;
 
 /**
- * Result of the check: the size of the disk that the header states, or the reason of a refusal. The reason completes a sentence
- * that begins with "The qcow2 image".
+ * Result of the check of a header: the size of the disk in bytes as the header states it, or the reason for a refusal. The reason completes
+ * a sentence that begins with "The qcow2 image".
  */
 export type Qcow2Verdict = { virtualSizeBytes: number } | { refusal: string };
 
 export interface Qcow2Rules {
   /**
-   * Whether a header that names a backing file is accepted. If true, the caller gives the program that reads the file another
-   * backing file or none.
+   * Whether the check accepts a header that names a backing file. If true, the caller must start the program that reads the file with
+   * another backing file or with none.
    */
   backingIgnored?: boolean;
 }
 
-/** Reads and checks the header of a qcow2 file, but no other part. The function opens no file that the header names. */
+/** Reads and checks only the header of a qcow2 file. The function does not open the files that the header names. */
 export async function readQcow2(file: FileHandle, rules: Qcow2Rules = {}): Promise<Qcow2Verdict> {
   const { size } = await file.stat();
   const { buffer, bytesRead } = await file.read(Buffer.alloc(2 ** CLUSTER_BITS.most), 0, undefined, 0);
@@ -53,7 +53,7 @@ export async function readQcow2(file: FileHandle, rules: Qcow2Rules = {}): Promi
 }
 
 /**
- * Checks the header of a qcow2 file. `head` contains the first cluster of the file or more, or the whole file if the file is
+ * Checks the header of a qcow2 file. `head` is the beginning of the file: at least its first cluster, or the whole file if the file is
  * shorter. `fileBytes` is the length of the file in bytes.
  */
 export function judgeQcow2(head: Buffer, fileBytes: number, rules: Qcow2Rules = {}): Qcow2Verdict {
@@ -175,7 +175,7 @@ function refusalOfTables(header: Header, fileBytes: number): string | undefined 
   ]);
 }
 
-/** Checks the header extensions. QEMU reads extensions up to the name of the backing file, or to the end of the first cluster. */
+/** Checks the header extensions. They end before the name of the backing file or, without such a name, at the end of the first cluster. */
 function refusalOfExtensions(
   head: Buffer,
   { length, clusterBits, backingOffset }: Header,

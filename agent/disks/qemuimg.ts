@@ -1,6 +1,6 @@
 /**
- * Runs qemu-img. Every call states the image formats and sets limits. If a call reads untrusted data, qemu-img runs as a user
- * that owns no files, and the agent passes it open files. So qemu-img cannot open other files of the agent.
+ * Runs qemu-img. Every call states the image formats and sets limits. If a call reads untrusted data, qemu-img runs as a user that owns no
+ * files, and gets open files from the agent. Therefore qemu-img cannot open other files of the agent.
  */
 import { type FileHandle, open } from 'node:fs/promises';
 import { constants, setPriority } from 'node:os';
@@ -12,40 +12,39 @@ import { run, type RunAs, type RunningProgram, type RunOptions, start } from '..
 import type { BaseImage } from './disk.ts';
 
 /**
- * Limit of the address space of a qemu-img process. The code of qemu-img uses 40 MiB, and each thread that reads reserves a stack.
+ * Limit of the address space of a qemu-img process, in bytes. The program itself uses 40 MiB, and each thread that reads reserves a stack.
  */
 const ADDRESS_SPACE_BYTES = 4 * 1024 ** 3;
 const OPEN_FILES = 64;
 /** First file descriptor of a child process after its standard input, output and error. */
 const FIRST_FILE = 3;
-/** Time limit of qemu-img calls that write metadata only. Such a call for a new or grown qcow2 file of 100 GiB takes some 14 ms. */
+/** Time limit of qemu-img calls that write only metadata. To create or enlarge a qcow2 file of 100 GiB, such a call takes about 14 ms. */
 const METADATA_LIMITS = { timeoutMilliseconds: 30_000 };
 /**
- * Limits of a call that reads a header. Such a call takes milliseconds, but a hostile header may try to delay the program without
- * end.
+ * Limits of a call that reads a header. Such a call normally takes milliseconds, but a hostile header may keep the program busy forever.
  */
 const INFO_LIMITS = { timeoutMilliseconds: 10_000, addressSpaceBytes: 1024 ** 3 };
 /** Pattern of the progress in the output of qemu-img, such as ` (12.34/100%)\r`. */
 const PROGRESS = /\((\d+(?:\.\d+)?)\/100%\)/g;
 
-/** A block node in QEMU's notation, with the names of all its files. */
+/** Description of a disk for QEMU: a block node in QEMU's notation, with the names of all its files. */
 export type BlockNode = Record<string, unknown>;
 
 interface Options {
   /**
-   * User of a process that reads untrusted data. If undefined, the process runs as the agent's user. The user is always undefined
-   * if the agent is not root.
+   * The process runs as this user, because it reads untrusted data. If undefined, the process runs as the agent's user. The value is always
+   * undefined if the agent is not root.
    */
   as?: RunAs | undefined;
-  /** Open files that the process inherits. The process opens the file at an index by the path that {@link fileName} returns. */
+  /** Open files that the process inherits. {@link fileName} returns the path by which the process opens a file of this list. */
   files?: readonly FileHandle[];
-  /** Folder to which relative file names refer. */
+  /** Relative file names refer to this folder. */
   folder?: string;
-  /** Text in the arguments of the process by which the agent finds the process after a restart; see {@link markArgument}. */
+  /** Text in the arguments of the process. After a restart, the agent finds the process by this text; see {@link markArgument}. */
   mark?: string;
   signal?: AbortSignal;
   timeoutMilliseconds?: number;
-  /** Limit of the process's address space. */
+  /** Limit of the process's address space, in bytes. */
   addressSpaceBytes?: number;
 }
 
@@ -54,8 +53,8 @@ interface Options {
  * the content of `base` and stores the guest's writes. @throws ProgramError when qemu-img fails.
  */
 export async function createQcow2(path: string, sizeBytes: number, base?: BaseImage): Promise<void> {
-  // With -u, qemu-img does not open the base. The agent checked the base when it stored the image, and the arguments of the call state the
-  // disk's size.
+  // With -u, qemu-img does not open the base. That is not necessary, because the agent checked the base when it stored the image, and the
+  // arguments state the disk's size.
   const backing = base === undefined ? [] : ['-u', '-F', base.format, '-b', base.path];
   const parameters = ['-q', '-f', 'qcow2', ...backing, path, String(sizeBytes)];
   await runQemuImg(['create', ...parameters], METADATA_LIMITS);
@@ -81,8 +80,8 @@ export async function resizeDisk(
 }
 
 /**
- * Returns the header of a qcow2 file as qemu-img reads it, in qemu-img's JSON. qemu-img runs as the user `reader`, which is
- * undefined if the agent is not root.
+ * Returns the JSON text of `qemu-img info` about the header of a qcow2 file. qemu-img runs as the user `reader`. `reader` is undefined if
+ * the agent is not root.
  *
  * @throws ProgramError when qemu-img fails.
  */
@@ -92,27 +91,25 @@ export async function qcow2Info(
 ): Promise<string> {
   const name = reader === undefined ? path : fileName(0);
   const files = reader === undefined ? [] : [file];
-  // The format is given, so qemu-img does not guess it from the content.
+  // The call states the format, because otherwise qemu-img guesses the format from the untrusted content.
   const parameters = ['-U', '-f', 'qcow2', '--output=json', name];
   return await runQemuImg(['info', ...parameters], { ...INFO_LIMITS, as: reader, files });
 }
 
 /**
- * Writes the raw disk `raw` as the qcow2 file `target`, with holes in place of zeros. @throws ProgramError when qemu-img fails, or
- * the reason of the signal when the signal aborts.
+ * Converts the raw disk `raw` to the qcow2 file `target`. Zeros of the disk use no space in this file. @throws ProgramError when qemu-img
+ * fails, or the signal's reason when the signal aborts.
  */
 export async function convertToQcow2(raw: string, target: string, signal: AbortSignal): Promise<void> {
   await runQemuImg(['convert', '-f', 'raw', '-O', 'qcow2', raw, target], { signal });
 }
 
 export interface ConvertOptions {
-  /** Folder to which relative file names of the source refer. */
+  /** Relative file names of the source refer to this folder. */
   folder: string;
-  /** Text in the arguments of the process by which the agent finds the process after a restart; see {@link markArgument}. */
+  /** Text in the arguments of the process. After a restart, the agent finds the process by this text; see {@link markArgument}. */
   mark: string;
-  /**
-   * User as which qemu-img runs, undefined if the agent is not root. This user must have the right to read the files of the source.
-   */
+  /** qemu-img runs as this user, who must have the right to read the files of the source. Undefined if the agent is not root. */
   as: RunAs | undefined;
   signal: AbortSignal;
   /** Called with the progress in percent, which is more than 0. */
@@ -120,10 +117,10 @@ export interface ConvertOptions {
 }
 
 /**
- * Reads the disk `source` and writes it as a raw file with holes to the absolute path `target`. When the promise resolves, the file
- * is not yet flushed to the disk. When the promise rejects, no process is left, but the bytes already written stay.
+ * Reads the disk `source` and writes it as a raw file with holes to the absolute path `target`. When the promise resolves, the file is not
+ * yet flushed to the disk. When the promise rejects, no process is left, but the incomplete file stays.
  *
- * @throws ProgramError when qemu-img fails, or the reason of the signal when the signal aborts.
+ * @throws ProgramError when qemu-img fails, or the signal's reason when the signal aborts.
  */
 export async function convertToRaw(
   source: BlockNode,
@@ -134,14 +131,14 @@ export async function convertToRaw(
   const from = as === undefined ? { node: source, files: [] } : await openNode(source, folder, 'r');
   const files = [...from.files];
   try {
-    // The agent creates the file, because qemu-img would make it readable for every user.
+    // The agent creates the file, because a file that qemu-img creates is readable for every user.
     const to = await open(target, 'w+', 0o600);
     files.push(to);
     if (as !== undefined) {
       await to.chown(as.uid, as.gid);
     }
     const name = as === undefined ? target : fileName(files.length - 1);
-    // The copy makes one request at a time, because guests use the same host disk, and the copy can read through the guest's hypervisor.
+    // With `-m 1`, the copy makes one request at a time. Guests use the same host disk, and the copy can read through a guest's hypervisor.
     // Thus a guest's request waits for at most one request of the copy.
     const parameters = ['-p', '-m', '1', '-O', 'raw', jsonOf(from.node), name];
     const options = { as, files: as === undefined ? [] : files, folder, mark, signal };
@@ -156,7 +153,7 @@ export async function convertToRaw(
       }
     });
     await ended;
-    // qemu-img has ended. From now on, no other process of the same user may write to the copy.
+    // qemu-img has ended. The file now belongs to root, so that no other process of qemu-img's user can write to it.
     if (as !== undefined) {
       await to.chown(0, 0);
     }
@@ -174,8 +171,8 @@ export interface Extent {
 const extentSchema = z.object({ start: z.number(), length: z.number(), data: z.boolean() });
 
 /**
- * Yields the parts of a raw disk that are not holes, in order. The function does not return a list, because a file can have any number of
- * parts. @throws ProgramError when qemu-img fails.
+ * Yields the parts of a raw disk that are not holes, in ascending order. The function does not return a list, because a list of all parts
+ * could be too large for the memory. @throws ProgramError when qemu-img fails.
  */
 export async function* dataExtents(
   path: string,
@@ -203,8 +200,8 @@ export async function* dataExtents(
 }
 
 /**
- * Returns the value of the option `object` that marks a QEMU process with the id `mark`. The option creates a throttle group that
- * no block node uses, because QEMU has no other argument for a name.
+ * Returns a value of QEMU's option `object`, by which the agent recognizes the process. The option creates a throttle group with the id
+ * `mark` that no disk uses. The group serves as a name, because QEMU has no other argument for a name.
  */
 export function markArgument(mark: string): string {
   return `throttle-group,id=${mark}`;
@@ -250,8 +247,8 @@ function yieldToGuests(pid: number): void {
 }
 
 /**
- * Returns the path by which a child process opens an inherited file. `index` is the position of the file in {@link Options.files}.
- * The kernel opens the file again, and checks only the child's rights on the file itself, not on its folders.
+ * Returns the path by which a child process opens an inherited file. `index` is the position of the file in {@link Options.files}. When the
+ * child opens this path, the kernel checks the child's rights on the file itself, but not on its folders.
  */
 function fileName(index: number): string {
   return `/proc/self/fd/${FIRST_FILE + index}`;
@@ -262,8 +259,8 @@ function jsonOf(node: BlockNode): string {
 }
 
 /**
- * Opens the files of a block node for a program that runs as another user. Replaces the file names in the node by paths that this
- * program can open. Relative names refer to `folder`. The caller closes the files.
+ * Opens the files of a block node for a program that runs as another user. Returns the open files, and a copy of the node with paths that
+ * this program can open. Relative names refer to `folder`. The caller closes the files.
  */
 async function openNode(
   node: BlockNode,

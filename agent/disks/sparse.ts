@@ -3,7 +3,7 @@ import type { FileHandle } from 'node:fs/promises';
 import type { DirectFile } from './diskio.ts';
 
 /**
- * Size of a hole in a file, in bytes. Each hole begins at a multiple of this size. The size is qcow2's default cluster size, and a multiple
+ * Holes in a file have this size in bytes, and begin at multiples of this size. The number is qcow2's default cluster size, and a multiple
  * of the block size of every file system.
  */
 const HOLE_BYTES = 64 * 1024;
@@ -21,7 +21,7 @@ export function isZero(bytes: Buffer): boolean {
 
 export interface SparseFile {
   file: FileHandle;
-  /** Whether no bytes were ever written to the file. If true, blocks of zeros need not be written. */
+  /** Whether the file contained no bytes before these writes. If true, blocks of zeros need not be written. */
   fresh: boolean;
   /** The same file, opened for direct writes. The bytes of such writes must be in one of the {@link DirectFile.rooms}. */
   direct?: DirectFile | undefined;
@@ -62,7 +62,7 @@ async function isHole(target: SparseFile, block: Buffer, position: number): Prom
   if (target.fresh) {
     return true;
   }
-  // An earlier attempt may have written other bytes than zeros to this part of the file.
+  // The function must read the file, because an earlier attempt may have written other bytes than zeros here.
   const there = Buffer.allocUnsafe(block.length);
   await readAll(target.file, there, position);
   return isZero(there);

@@ -2,7 +2,7 @@
 import { DiskError } from './disk.ts';
 
 const BLOCK_BYTES = 512;
-/** Largest accepted size of one long name, or of the PAX attributes of one entry. In practice, the largest such values are path names. */
+/** Largest accepted size in bytes of one long name, or of the PAX attributes of one entry. Real values are not longer than path names. */
 const EXTENSION_LIMIT_BYTES = 1024 * 1024;
 
 type EntryType = 'file' | 'folder' | 'link' | 'device' | 'sparse' | 'other';
@@ -13,13 +13,13 @@ export interface TarEntry {
   type: EntryType;
   size: number;
   /**
-   * Yields the content of the entry. The caller must read the content before it asks for the next entry. Bytes that the caller has not read
-   * by then are skipped.
+   * Yields the content of the entry. When the caller asks for the next entry, the reader skips the bytes of this entry that the caller has
+   * not read.
    */
   content(): AsyncGenerator<Buffer, void, undefined>;
 }
 
-/** Attributes of an entry that PAX or GNU archives store in a separate entry before it. */
+/** Attributes of an entry. PAX and GNU archives store these attributes in a separate entry before the entry itself. */
 interface Extension {
   path?: string;
   size?: number;
@@ -40,7 +40,7 @@ const TYPES: Record<string, EntryType> = {
 };
 
 /**
- * Yields the entries of an archive. `source` is read to its end, so that the caller can hash all of it.
+ * Yields the entries of an archive. Reads `source` to its end, even after the last entry, so that the caller can hash all bytes.
  *
  * @throws DiskError when the archive is broken, or when the path of an entry is absolute or contains `..`.
  */
@@ -148,7 +148,7 @@ function checksum(block: Buffer): number {
   return sum;
 }
 
-/** Returns the number in a field of a header: octal digits or, if the first bit is set, a big-endian number after the first byte. */
+/** Parses a header field. If its first bit is set, the bytes after the first are a big-endian number. Otherwise it has octal digits. */
 function number(field: Buffer): number {
   if (((field[0] ?? 0) & 0x80) === 0) {
     const digits = text(field).trim();
@@ -186,14 +186,14 @@ async function readExtension(reader: ByteReader, { type, size }: Header): Promis
     return {};
   }
   const extension = paxExtension(content);
-  // In entries of type `g`, Git and other programs store comments for all entries. One name or size for all entries makes no sense.
+  // An entry of type `g` applies to all entries. It may contain comments, but all entries cannot have the same name or size.
   if (type === 'g' && Object.keys(extension).length > 0) {
     throw invalid('a header for all entries sets a name or a size');
   }
   return extension;
 }
 
-/** Parses PAX attributes: records of the form `length key=value\n`. The length is that of the whole record, with its own digits. */
+/** Parses PAX attributes: records of the form `length key=value\n`. `length` counts all bytes of the record, including its own digits. */
 function paxExtension(content: Buffer): Extension {
   const extension: Extension = {};
   for (let at = 0; at < content.length; ) {
@@ -260,7 +260,7 @@ class ByteReader {
     this.#source = source[Symbol.asyncIterator]();
   }
 
-  /** Reads `count` bytes, or fewer at the end of the source. Use small counts, because memory holds all these bytes at once. */
+  /** Reads `count` bytes, or fewer at the end of the source. Use small counts only, because the result holds all bytes in memory. */
   async read(count: number): Promise<Buffer> {
     const parts: Buffer[] = [];
     let missing = count;

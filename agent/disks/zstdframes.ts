@@ -1,15 +1,15 @@
 /**
- * Cuts published Zstandard content into frames. A file may have several frames in a row, and some of them may be skippable frames.
- * Node's decoder stops at the end of a frame, and drops the rest of the same write without an error. Therefore the decoder gets
- * pieces that end where a frame ends. The frame format is in RFC 8878, section 3.
+ * Cuts Zstandard content into pieces that end where a frame ends. The content may have several frames in a row, and some of them may be
+ * skippable frames. Node's decoder stops at the end of a frame. If the same write contains more bytes, the decoder drops these bytes
+ * without an error. The frame format is in RFC 8878, section 3.
  */
 import { Transform, type TransformCallback } from 'node:stream';
 import { constants, createZstdDecompress, type ZstdDecompress } from 'node:zlib';
 import { DiskError } from './disk.ts';
 
 /**
- * Largest window (2^27 bytes, 128 MiB) that a frame may require. `zstd --ultra -22` and `--long` use this size, and it is the default limit
- * of the decoder. A frame can claim 2^31 bytes. Without a limit, the decoder would allocate all of them.
+ * Base-2 logarithm of the largest window in bytes that a frame may require: 128 MiB. `zstd --ultra -22` and `--long` use this size, and the
+ * decoder has it as default limit. Without a limit, a frame could claim a window of 2^31 bytes, and the decoder would allocate it.
  */
 const LONGEST_WINDOW_LOG = 27;
 
@@ -27,8 +27,8 @@ const SKIPPABLE_MASK = 0xfffffff0;
 const BLOCK_HEADER_BYTES = 3;
 const CHECKSUM_BYTES = 4;
 /**
- * Lengths in bytes of two fields of the frame header: the dictionary's id and the content's size. The index is the value of the
- * flag of the field.
+ * Lengths in bytes of two fields of the frame header: the dictionary's id and the content's size. Each field has a flag, whose value is the
+ * index in the list.
  */
 const DICTIONARY_ID_BYTES = [0, 1, 2, 4];
 const CONTENT_SIZE_BYTES = [0, 2, 4, 8];
@@ -36,7 +36,7 @@ const CONTENT_SIZE_BYTES = [0, 2, 4, 8];
 type Header = 'magic' | 'skipSize' | 'descriptor' | 'block';
 /** State of the parser, which determines the meaning of the next bytes. */
 type State =
-  /** A header follows. `need` is the number of bytes that the parser must see together. */
+  /** A header follows. The parser needs `need` bytes of the header together before it can parse them. */
   | { at: Header; need: number }
   /** The next `left` bytes are not parsed. The header `next` follows these bytes. */
   | { at: 'body' | 'skipped'; left: number; next: Header };
@@ -86,8 +86,8 @@ export class ZstdFrames extends Transform {
   }
 
   /**
-   * Returns whether the next bytes are passed on at once. The first four bytes of a frame (its magic) wait until all four are
-   * there. Only then the parser knows whether the frame is skippable.
+   * Returns whether the parser passes the next bytes on at once. It collects all four bytes of a frame's magic number first, because they
+   * show whether the frame is skippable. It never passes on the bytes of a skippable frame.
    */
   #passes(): boolean {
     return this.#state.at !== 'magic' && this.#state.at !== 'skipSize' && this.#state.at !== 'skipped';
@@ -157,7 +157,7 @@ export class ZstdFrames extends Transform {
     if (type === 3) {
       throw invalid('a block has an unknown type');
     }
-    // A run-length block (type 1) has one byte of content, for any decoded length.
+    // A run-length block (type 1) contains only one byte. The size in its header is the number of repetitions of this byte.
     const size = type === 1 ? 1 : word >> 3;
     if (!last) {
       return body('body', size, 'block');

@@ -13,13 +13,13 @@ import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { writeWhole } from '../../base/files.ts';
 
 const documentsSchema = z.object({
-  /** Data of the VM's owner for the guest, from the VM or from a Secret. Undefined if the VM has none. */
+  /** User data: text for the guest from the VM's owner, in the VM or in a Secret. Undefined if the VM has none. */
   userData: z.string().optional(),
   /** Text of the file `meta-data`: JSON, which is also valid YAML. */
   metaData: z.string(),
   /** Text of the file `vendor-data`. A setting in this file applies only if the user data does not have the same setting. */
   vendorData: z.string().optional(),
-  /** Values by key: the standard keys and the VM's `guestMetadata`. */
+  /** Metadata values for the guest by key: the standard keys and the VM's `guestMetadata`. */
   values: z.record(z.string(), z.string()),
 });
 export type SeedDocuments = z.infer<typeof documentsSchema>;
@@ -32,7 +32,7 @@ interface Folder {
 /** Name of the file with the documents. Only the agent can read this file. */
 const FILE = 'seed.json';
 
-/** Returns the documents of the machine's last start. The result is undefined if there are none, or the file cannot be understood. */
+/** Returns the documents of the machine's last start. The result is undefined if their file does not exist or is invalid. */
 export async function seedDocuments({ path }: Folder): Promise<SeedDocuments | undefined> {
   const text = await undefinedIf(isMissing, readFile(join(path, FILE), 'utf8'));
   return documentsSchema.safeParse(parseDocument(text)).data;
@@ -64,8 +64,8 @@ export function makeDocuments(machine: Machine, facts: StartFacts): SeedDocument
       ...(keys.length > 0 && { 'public-keys': keys }),
       berth: values,
     }),
-    // cloud-init adds `public-keys` to the guest's default user. Most images forbid logins as root, and this setting allows them. User data
-    // can forbid them again.
+    // cloud-init adds `public-keys` to the guest's default user. With this setting, the user root can also log in, which most images
+    // forbid. User data can forbid it again.
     ...(keys.length > 0 && { vendorData: '#cloud-config\n{"disable_root":false}\n' }),
     values,
   };

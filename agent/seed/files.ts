@@ -1,4 +1,7 @@
-/** Writes the files of a machine's seed, which its hypervisor opens, into the machine's folder. */
+/**
+ * Writes the files of a machine's seed (the data that a guest reads at its start) into the machine's folder. The hypervisor opens them
+ * there.
+ */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
@@ -22,7 +25,7 @@ const LABEL = 'cidata';
 
 /**
  * Returns whether a machine gets a seed disk. A machine that boots from an ISO alone, for example a rescue system, gets a seed disk only if
- * a field of the machine asks for it.
+ * it has user data, metadata or SSH keys for the guest.
  */
 export function hasSeed(machine: Machine): boolean {
   const { image, userData, userDataSecret, guestMetadata, sshAuthorizedKeys } = machine;
@@ -34,8 +37,8 @@ export function hasSeed(machine: Machine): boolean {
 }
 
 /**
- * Writes the files of the seed. Only the agent's user can read these files. Hypervisors start as this user, and open the files before they
- * change to another user.
+ * Writes the files of the seed. Only the agent's user can read these files. That is sufficient, because hypervisors start as this user, and
+ * open the files before they change to another user.
  */
 export async function writeSeedFiles(path: string, documents: SeedDocuments): Promise<SeedFiles> {
   await writeWhole(join(path, DISK), seedImage(documents));
@@ -47,7 +50,7 @@ export async function writeSeedFiles(path: string, documents: SeedDocuments): Pr
   return { disk: DISK, ignition: IGNITION };
 }
 
-/** Returns the image of the seed disk. cloud-init requires the file `user-data`, even if it is empty. */
+/** Returns the image of the seed disk. The image always contains the file `user-data`, because cloud-init requires this file. */
 function seedImage({ userData = '', metaData, vendorData }: SeedDocuments): Buffer {
   const texts = { 'meta-data': metaData, 'user-data': userData, 'vendor-data': vendorData };
   return isoImage(

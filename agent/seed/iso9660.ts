@@ -4,7 +4,7 @@
  */
 
 export interface IsoFile {
-  /** Name in ASCII, at most 64 characters. Joliet readers see it unchanged. */
+  /** Name in ASCII, at most 64 characters. Readers of Joliet show the name unchanged, and other readers show a short form. */
   name: string;
   data: Buffer;
 }
@@ -19,8 +19,8 @@ const TERMINATOR = 255;
 const JOLIET_ESCAPE = '%/E';
 
 /**
- * Number of the first sector of each part, in the order of the parts. Each path table has one sector, because it contains only the root
- * folder.
+ * Number of the first sector of each part of an image, in ascending order. Each path table fits into one sector, because it contains only
+ * the root folder.
  */
 const SECTORS = {
   tables: SYSTEM_SECTORS + 3,
@@ -36,7 +36,8 @@ interface Placed extends IsoFile {
 }
 
 /**
- * Returns an image with these files. @throws RangeError when the entries of all files do not fit into the one sector of the root folder.
+ * Returns an ISO image with the volume label `label` and these files. @throws RangeError when the entries of all files do not fit into the
+ * one sector of the root folder.
  */
 export function isoImage(label: string, files: readonly IsoFile[]): Buffer {
   let next: number = SECTORS.files;
@@ -63,14 +64,14 @@ export function isoImage(label: string, files: readonly IsoFile[]): Buffer {
 }
 
 /**
- * Returns the number of sectors of a file. An empty file has one sector, because some readers refuse the number of a sector after the end
- * of the image.
+ * Returns the number of sectors that a file uses. An empty file also uses one sector. Otherwise the first sector of the last file could be
+ * beyond the end of the image, and some readers refuse such an image.
  */
 function sectorsOf(data: Buffer): number {
   return Math.max(1, Math.ceil(data.length / SECTOR));
 }
 
-/** Returns a name of ISO 9660 level 1: eight letters, digits and underscores in upper case. */
+/** Shortens a name to the form of ISO 9660 level 1: at most eight letters, digits and underscores, in upper case. */
 function plainName(name: string): Buffer {
   const short = name
     .toUpperCase()
@@ -108,7 +109,7 @@ function descriptor(type: typeof PRIMARY | typeof SUPPLEMENTARY, label: string, 
   return sector;
 }
 
-/** Writes the label, and spaces for all other texts: names of the system, of the publisher and of files about the volume. */
+/** Writes the label into a volume descriptor. All other texts (names of the system, the publisher and some files) become spaces. */
 function putTexts(sector: Buffer, label: string, encoded: (text: string) => Buffer): void {
   for (const [from, to] of [
     [8, 72],
@@ -117,13 +118,13 @@ function putTexts(sector: Buffer, label: string, encoded: (text: string) => Buff
     sector.fill(encoded(' '), from, to);
   }
   encoded(label).copy(sector, 40);
-  // Four times of 17 bytes each: 16 digits `0` and the time zone 0 mean that the image states no time.
+  // A descriptor has four dates of 17 bytes each. 16 digits `0` and the time zone 0 mean that a date is not stated.
   for (const at of [813, 830, 847, 864]) {
     sector.fill('0', at, at + 16, 'ascii');
   }
 }
 
-/** Writes where the path tables and the root folder are. */
+/** Writes the positions of the path tables and of the root folder into a descriptor. `tables` and `root` are sector numbers. */
 function putFolder(sector: Buffer, tables: number, root: number): void {
   bothEndian32(pathTable(root, 'little').length).copy(sector, 132);
   sector.writeUInt32LE(tables, 140);
@@ -131,7 +132,7 @@ function putFolder(sector: Buffer, tables: number, root: number): void {
   record({ name: Buffer.from([0]), sector: root, bytes: SECTOR, isFolder: true }).copy(sector, 156);
 }
 
-/** Returns the path table with the root folder alone. */
+/** Returns a path table that contains only the root folder, which begins at the sector `root`. */
 function pathTable(root: number, order: 'little' | 'big'): Buffer {
   const table = Buffer.alloc(10);
   table.writeUInt8(1, 0);
@@ -179,7 +180,7 @@ function record({ name, sector, bytes, isFolder }: Entry): Buffer {
   entry.writeUInt8(entry.length, 0);
   bothEndian32(sector).copy(entry, 2);
   bothEndian32(bytes).copy(entry, 10);
-  // The time is the first moment of the year 2000, because some readers refuse the month 0.
+  // Each entry has the first moment of the year 2000 as its date. The date cannot stay 0, because some readers refuse the month 0.
   entry.set([100, 1, 1, 0, 0, 0, 0], 18);
   entry.writeUInt8(isFolder ? 2 : 0, 25);
   bothEndian16(1).copy(entry, 28);
@@ -188,7 +189,7 @@ function record({ name, sector, bytes, isFolder }: Entry): Buffer {
   return entry;
 }
 
-/** Returns a number in both byte orders, the low byte first, as the format requires. */
+/** Returns a number twice, as the format requires: first in little-endian, then in big-endian byte order. */
 function bothEndian32(value: number): Buffer {
   const both = Buffer.alloc(8);
   both.writeUInt32LE(value, 0);

@@ -1,11 +1,11 @@
 /**
- * Gives a guest its seed page by page, as the metadata service of a host does: `/metadata/KEY`, and the files of cloud-init's NoCloud for
+ * Returns the pages from which a guest reads its seed over HTTP: `/metadata/KEY`, and the files of cloud-init's NoCloud for
  * `ds=nocloud;s=http://169.254.169.254/`.
  */
 import { join } from 'node:path';
 import { type SeedDocuments, seedDocuments } from './documents.ts';
 
-/** Returns a function that reads the page of a machine, by the machine's uid and the path of the page. */
+/** Returns a function that takes a machine's uid and the path of a page, and returns the text of the page. */
 export function seedPages(
   machinesDirectory: string,
 ): (uid: string, path: string) => Promise<string | undefined> {
@@ -20,8 +20,8 @@ export function seedPage(documents: SeedDocuments, path: string): string | undef
   switch (path) {
     case '/meta-data':
       return documents.metaData;
-    // cloud-init requires `/user-data`, and would ask ten times for a missing `/vendor-data`. So both pages exist, even if they have no
-    // content.
+    // cloud-init requires `/user-data`, and asks ten times for a `/vendor-data` that is missing. So both pages exist, even if they are
+    // empty.
     case '/user-data':
       return documents.userData ?? '';
     case '/vendor-data':

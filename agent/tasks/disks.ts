@@ -26,11 +26,11 @@ export interface MachineOnHost {
 export interface DiskHost {
   images: ImageStore;
   publisher: Publisher;
-  /** Users of machines; undefined if the agent is not root. */
+  /** System users under which programs run. Undefined if the agent is not root. */
   users?: MachineUsers | undefined;
   /** Returns the machine of a VM by the VM's uid, or undefined if the machine is not on this host. */
   machineOf: (vmUid: string) => MachineOnHost | undefined;
-  /** Architecture of a guest whose machine does not state one. */
+  /** Architecture that is assumed for a guest if its machine states none. */
   architecture: 'amd64' | 'arm64';
 }
 
@@ -38,9 +38,9 @@ export interface DiskHost {
 export type UseDisk = (disk: RawDisk, options: PublishingOptions) => Promise<TaskReport>;
 
 /**
- * Calls `use` with an image of the image store as a raw file. The file is the image itself, or a copy that is removed afterwards. If the
- * image states no architecture, the disk states none either. The architecture of this host is not used instead, because a host of any
- * architecture can do this work.
+ * Calls `use` with an image as a raw file. The file is the image itself, or a copy that is removed afterwards. If `architecture` is
+ * undefined, the disk has no architecture either. The architecture of this host is no substitute, because a host of any architecture can do
+ * this work.
  */
 export async function withImage(
   host: DiskHost,
@@ -58,8 +58,7 @@ export async function withImage(
     backing: null,
     file: { driver: 'file', filename: base.path },
   };
-  // The copy of a compressed image needs more space than the image. Therefore `withRoom` also checks the free space during the
-  // copy.
+  // The bytes of a compressed image are fewer than the bytes of its copy. Therefore `withRoom` also checks the free space during the copy.
   return await withCopy(host, { bytes: await allocatedBytes(base.path), context }, async (path, options) => {
     context.log('Unpacking the image');
     const mark = `berth-task-${context.uid}`;

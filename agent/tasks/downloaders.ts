@@ -6,16 +6,16 @@ import { ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import type { TransferHead } from '../../api/v1alpha1/transfer.ts';
 import { messageOf } from '../../base/errors.ts';
 
-/** Time in which the first caller must attach, in milliseconds. The server watches the Image and attaches as soon as the task runs. */
+/** The first caller must attach within this time in milliseconds. The server watches the Image and attaches as soon as the task runs. */
 const WAIT_MILLISECONDS = 120_000;
 /**
- * Longest time in which a caller reads no bytes, in milliseconds. If the client of a server pauses, the server also stops reading from this
- * agent.
+ * If a caller reads no bytes for this time in milliseconds, the agent closes the connection. The caller is a server, which also stops
+ * reading while its own client pauses.
  */
 const IDLE_MILLISECONDS = 60_000;
 /** Longest message of a refusal, in characters. */
 const MESSAGE_LENGTH = 4096;
-/** Number of bytes that are read from the file at once for each caller. A Pod has at most 16 callers. */
+/** Number of bytes that are read from the file at once for each caller. A Pod has at most 16 callers, so their buffers stay small. */
 const READ_BYTES = 256 * 1024;
 
 export interface SentFile {
@@ -31,11 +31,11 @@ export class Downloaders {
   #complete = 0;
   #isReady = false;
   #isOver = false;
-  /** Called when the last caller has closed its connection. */
+  /** Called when the last caller's connection has ended. */
   #left: () => void = () => undefined;
 
   constructor() {
-    // Without callers, no code waits for the promise of the file. So its error must be handled here.
+    // If there are no callers, no other code handles a rejection of this promise. Without a handler, the rejection would end the process.
     this.#file.promise.catch(() => undefined);
   }
 
@@ -46,7 +46,7 @@ export class Downloaders {
     }
     this.#open += 1;
     caller.on('error', () => undefined);
-    // A caller sends no bytes. If it ends its direction of the connection, it no longer wants the file.
+    // A caller never sends bytes. If a caller ends its direction of the connection, it no longer wants the file.
     caller.once('end', () => caller.destroy());
     caller.resume();
     void this.#serve(caller);

@@ -11,11 +11,11 @@ import { type DiskHost, type UseDisk, withImage } from './disks.ts';
 import type { TaskContext } from './runner.ts';
 import { answer, receiveFile } from './upload.ts';
 
-/** Time in which the sender must attach, in milliseconds. The sender watches the Pod and attaches as soon as its task runs. */
+/** The sender must attach within this time in milliseconds. The sender watches the Pod and attaches as soon as the Pod's task runs. */
 const WAIT_MILLISECONDS = 120_000;
 /** Progress of the task in percent when the file has arrived. The rest of the progress is for storing the file. */
 const RECEIVED_PERCENT = 50;
-/** With this mode, the owner root and the group of users that read images can read the file. */
+/** Mode of the received file. The owner root and the group of the users that read images can read the file. */
 const FILE_MODE = 0o440;
 
 type ReceiveTask = Task & { type: 'receive' };
@@ -25,7 +25,7 @@ interface ReceiveContext extends TaskContext {
   readonly caller: Promise<Socket>;
 }
 
-/** Receives a file, and calls `use` with the disk in this file. The sender gets its answer before this call. */
+/** Receives a file, and calls `use` with the disk in this file. The agent answers the sender before it calls `use`. */
 export async function receive(
   host: DiskHost,
   task: ReceiveTask,
@@ -45,7 +45,7 @@ export async function receive(
   }
 }
 
-/** Resolves with the first caller. Later callers are refused. */
+/** Resolves with the connection of the first caller. Refuses all later callers. */
 async function firstCaller({ takeCallers }: TaskContext): Promise<Socket> {
   const { promise, resolve } = Promise.withResolvers<Socket>();
   let isTaken = false;
@@ -66,7 +66,7 @@ async function received(
   path: string,
 ): Promise<BaseImage> {
   const { limitBytes, format } = task;
-  // Perhaps a file is left from before a restart of the agent, which ended during this task.
+  // If the agent ended during this task, a file from before its restart can be left.
   await rm(path, { force: true });
   const claim = { folder: context.folder, bytes: limitBytes };
   return await answering(context, async () => {
@@ -108,8 +108,8 @@ async function senderOf({ caller }: ReceiveContext, signal: AbortSignal): Promis
 }
 
 /**
- * @throws ReasonedError `ImageInvalid` when the file is not a disk or is compressed. Without the check, a compressed file would count as a
- *     raw disk.
+ * Returns the format and the size of the disk in the received file. @throws ReasonedError `ImageInvalid` when the file is compressed or not
+ * a disk. Without the check of the compression, a compressed file would count as a raw disk.
  */
 async function inspected(host: DiskHost, path: string, format: ReceiveTask['format']) {
   const compression = await compressionOf(path);

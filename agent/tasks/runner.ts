@@ -1,6 +1,6 @@
 /**
  * Runs tasks (each is the work of a Job's Pod, such as an image import). The number of tasks that run at once is limited. If the agent ends
- * during a task, it starts the task again after its restart. All tasks can be repeated without harm.
+ * during a task, it starts the task again after its restart. That is safe, because all tasks can be repeated without harm.
  */
 import { appendFileSync, mkdirSync, readdirSync, rmSync } from 'node:fs';
 import type { Socket } from 'node:net';
@@ -29,7 +29,7 @@ export interface TaskContext {
   /** Uid of the task's Pod. The names of the task's folder and processes contain this uid. */
   uid: string;
   pod: Readonly<Pod>;
-  /** Folder of this task alone, for its log and its temporary files. The folder is removed with the Pod. */
+  /** Folder for the log and the temporary files of this task alone. The agent removes the folder when the Pod is deleted. */
   folder: string;
   signal: AbortSignal;
   /** Writes one line for `kubectl logs`. */
@@ -37,8 +37,8 @@ export interface TaskContext {
   progress: (percent: number) => void;
   /**
    * Sets the function `take`, which gets the connection of each caller that attaches to the Pod. `take` returns false to refuse a caller.
-   * Without this call, the task refuses all callers. A task makes the call before its first wait, because callers attach as soon as the
-   * task runs.
+   * Until a task calls `takeCallers`, it refuses all callers. A task must make this call before its first wait, because callers attach as
+   * soon as the task runs.
    */
   takeCallers: (take: (caller: Socket) => boolean) => void;
 }
@@ -55,18 +55,18 @@ interface Running {
   state: TaskState;
   readonly key: string;
   readonly abort: AbortController;
-  /** Removes the task from the queue. This has no effect after the task has begun. */
+  /** Aborted to remove the task from the queue. The abort has no effect after the task has begun. */
   readonly leave: AbortController;
   readonly console: ConsoleStore;
   /**
-   * Takes the connection of a caller. Returns false if the task waits for no caller. A task that has failed can send the reason to a
-   * caller.
+   * Passes the connection of a caller to the task. Returns false if the task refuses the caller. A task that has failed can still accept a
+   * caller, and send the reason of the failure.
    */
   take: (caller: Socket) => boolean;
 }
 
 export interface TaskRunnerOptions {
-  /** Path of `<data directory>/tasks`, with a folder for the log of each task. */
+  /** Path of the folder `<data directory>/tasks`. It contains one folder for each task, with the log of the task. */
   directory: string;
   /** Largest number of tasks that run at once. The other tasks wait in the order of their arrival. */
   atOnce: number;
@@ -95,7 +95,7 @@ export class TaskRunner {
     return this.#running.get(uid)?.console;
   }
 
-  /** Passes the connection of a caller to a task. Returns false if no task of this uid takes a caller. */
+  /** Passes the connection of a caller to a task. Returns false if no task has this uid, or the task refuses the caller. */
   connect(uid: string, caller: Socket): boolean {
     return this.#running.get(uid)?.take(caller) ?? false;
   }
@@ -165,8 +165,8 @@ export class TaskRunner {
   }
 
   /**
-   * Removes folders of tasks from earlier runs of this agent. A folder stays if its Pod is on this host. `uids` are the uids of the Pods on
-   * this host.
+   * Removes the folders of tasks whose Pods are no longer on this host. Earlier runs of the agent can leave such folders. `uids` are the
+   * uids of all Pods on this host.
    */
   sweep(uids: ReadonlySet<string>): void {
     mkdirSync(this.#options.directory, { recursive: true, mode: 0o700 });

@@ -15,7 +15,8 @@ type SendTask = Task & { type: 'send' };
 export type HoldImage = (use: (base: BaseImage) => Promise<TaskReport>) => Promise<TaskReport>;
 
 /**
- * Sends the image to all callers, and resolves when the last one has left. @throws ReasonedError when no caller received the whole file.
+ * Sends the image to all callers. Resolves when the connection of the last caller has ended. @throws ReasonedError when no caller received
+ * the whole file.
  */
 export async function send(
   host: DiskHost,
@@ -65,7 +66,7 @@ async function withQcow2(
   const claim = { folder, bytes: await allocatedBytes(base.path) };
   try {
     return await host.images.withRoom(claim, context.signal, async (signal) => {
-      // Perhaps a file is left from before a restart of the agent, which was killed during this task.
+      // If the agent was killed during this task, a file from before its restart can be left.
       await rm(path, { force: true });
       context.log('Converting the image to qcow2');
       await convertToQcow2(base.path, path, signal);

@@ -9,48 +9,49 @@ import { messageOf } from '../../base/errors.ts';
 import { writeSparse } from '../disks/sparse.ts';
 
 /**
- * Time without data after which the sender counts as gone, in milliseconds. If the client of a server pauses, the server also stops sending
- * to this agent.
+ * If the sender sends no data for this time in milliseconds, the agent closes the connection. The sender is a server, which also stops
+ * sending while its own client pauses.
  */
 const IDLE_MILLISECONDS = 60_000;
 const SILENT = 'The sender sent nothing for a minute';
-/** Time in which a sender must close the connection after its answer. If the sender continues to send, the agent closes the connection. */
+/** After the agent's answer, the sender must close the connection within this time in milliseconds. Otherwise the agent closes it. */
 const CLOSE_MILLISECONDS = 5_000;
 /**
- * Number of pieces after which the agent does other work. A chunk of a connection can contain ten thousand pieces of one byte. Without
- * pauses, they would keep the agent busy for a tenth of a second.
+ * Number of pieces after which the agent lets other work run. A chunk of a connection can contain ten thousand pieces of one byte. Without
+ * pauses, such a chunk would keep the agent busy for a tenth of a second.
  */
 const PIECES_AT_ONCE = 256;
 /** Longest message in an answer, in characters. */
 const MESSAGE_LENGTH = 4096;
 
 export interface Receiving {
-  /** File that is created. */
+  /** Path of the file that is created. The file must not exist yet. */
   readonly path: string;
-  /** Largest accepted size of the file. */
+  /** Largest accepted size of the file in bytes. */
   readonly limitBytes: number;
   readonly signal: AbortSignal;
-  /** Called with the number of bytes that have arrived. */
+  /** Called with the number of bytes of the file that have arrived so far. */
   readonly onBytes: (bytes: number) => void;
 }
 
 export interface ReceivedFile {
   readonly bytes: number;
-  /** SHA-256 in hexadecimal digits. */
+  /** SHA-256 of the file in hexadecimal digits. */
   readonly sha256: string;
 }
 
 /**
- * Writes the file that the sender sends, with holes in place of zeros, and syncs it. The sender gets no answer yet.
+ * Receives the file from the sender, writes it with holes in place of zeros, and syncs it. The function does not answer the sender; {@link
+ * answer} does that later.
  *
- * @throws ReasonedError `UploadInterrupted` when the connection ends before the file, `DigestMismatch` when the file has another digest, or
- *     `ImageInvalid` when the file is too large; the signal's reason when the signal aborts.
+ * @throws ReasonedError `UploadInterrupted` when the connection ends before the end of the file, `DigestMismatch` when the file has another
+ *     digest, or `ImageInvalid` when the file is too large; the signal's reason when the signal aborts.
  */
 export async function receiveFile(sender: Socket, receiving: Receiving): Promise<ReceivedFile> {
   const { path, signal } = receiving;
   const onAbort = (): void => {
-    // If the file does not fit on the disk, the signal's reason is a ReasonedError, and the sender gets an answer. After any other abort,
-    // the sender gets no answer.
+    // If the file does not fit on the disk, the signal's reason is a ReasonedError. The connection then stays open, because the sender gets
+    // an answer. After any other abort, the agent closes the connection without an answer.
     if (!(signal.reason instanceof ReasonedError)) {
       sender.destroy();
     }
@@ -96,7 +97,7 @@ async function writeFile(
   return { bytes, sha256 };
 }
 
-/** Tells the sender the result. The sender then closes the connection. Without an error, the host has the whole file. */
+/** Tells the sender the result: the failure `error`, or success if `error` is undefined. The sender then closes the connection. */
 export function answer(sender: Socket, error?: unknown): void {
   const failed: TransferAnswer =
     error === undefined
@@ -111,7 +112,7 @@ export function answer(sender: Socket, error?: unknown): void {
   sender.once('close', () => clearTimeout(late));
 }
 
-/** Yields the bytes of the file as they arrive, until its end. */
+/** Yields the bytes of the file as they arrive, until the end of the file. */
 async function* partsOf(source: ByteSource): AsyncGenerator<Buffer> {
   for (let count = 1; ; count += 1) {
     if (count % PIECES_AT_ONCE === 0) {
@@ -135,7 +136,7 @@ async function* partsOf(source: ByteSource): AsyncGenerator<Buffer> {
   }
 }
 
-/** Bytes of a connection. */
+/** Reads bytes from a connection. */
 class ByteSource {
   readonly #socket: Socket;
   readonly #chunks: AsyncIterator<Buffer>;
@@ -143,11 +144,11 @@ class ByteSource {
 
   constructor(socket: Socket) {
     this.#socket = socket;
-    // After an error, the connection must stay open for the answer.
+    // The option keeps the connection open when reading stops early, because the agent then sends its answer.
     this.#chunks = socket.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
   }
 
-  /** Returns from 1 to `most` bytes. @throws ReasonedError `UploadInterrupted` when the connection has ended. */
+  /** Returns at least 1 and at most `most` bytes. @throws ReasonedError `UploadInterrupted` when the connection has ended. */
   async some(most: number): Promise<Buffer> {
     if (this.#rest.length === 0) {
       this.#rest = await this.#next();

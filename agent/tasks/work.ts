@@ -138,8 +138,9 @@ async function held(
 }
 
 /**
- * Returns the reference of an image by digest: the requested digest, or the digest that the tag names now. If the tag names an
- * index of several architectures, this is the digest of the index. The result is undefined if the image is not from a registry.
+ * Returns a reference that names an image by its digest. This is the digest in the requested reference, or the digest that the tag names
+ * now. If the tag names an index of several architectures, this is the digest of the index. The result is undefined if the image is not
+ * from a registry.
  */
 function pinned(
   host: TaskHost,
@@ -162,7 +163,7 @@ function pinned(
     .filter(({ names }) => names.includes(`${listed}${base.digest}`))
     .flatMap(({ names }) => names.filter((name) => name.startsWith(listed)))
     .map((name) => name.slice(listed.length));
-  // The list can contain digests of several versions of the image. The last one is the newest.
+  // The list contains the digest of the image itself, and digests of indexes that contain the image. The last digest is the newest.
   const newest = digests.findLast((one) => one !== base.digest) ?? digests[0];
   return newest && `${prefix}${newest}`;
 }

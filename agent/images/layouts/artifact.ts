@@ -27,13 +27,13 @@ import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
 
 /**
- * Size limit of a configuration in bytes. A disk has at most 20,000 layers, and each layer takes about 90 bytes. Chunks that repeat the
- * content of another chunk can take the same number of bytes in addition.
+ * Size limit of a configuration in bytes. A disk has at most 20,000 layers, and each layer takes about 90 bytes of the configuration.
+ * Chunks that repeat the content of another chunk can take the same number of bytes in addition.
  */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
 /**
- * Largest accepted zstd window: 2^26 bytes (64 MiB), the size of the largest chunk. The limit saves memory, because several layers
- * are decoded at once.
+ * Base-2 logarithm of the largest accepted zstd window in bytes: 64 MiB, the size of the largest chunk. The limit saves memory, because
+ * several layers are decoded at once.
  */
 const WINDOW_LOG = 26;
 /** Bytes that are decoded and hashed at a time. */
@@ -85,18 +85,18 @@ function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
 
 interface Work {
   repository: Repository;
-  /** The disk file that this pull writes. The file can contain unverified content of an earlier, interrupted pull. */
+  /** The disk file that this pull writes. If an earlier pull was interrupted, the file can contain unverified content of that pull. */
   disk: SparseFile;
   path: string;
   /**
-   * Offset in bytes of each content that is already on the disk. The key is the digest of the content's layer. A later chunk with the same
-   * layer is copied from there.
+   * Offset in bytes of each content that is already on the disk. The key is the digest of the layer with this content. If a later chunk has
+   * the same layer, its content is copied from this offset.
    */
   written: Map<string, number>;
   /** Buffer that collects decoded bytes until there are enough to write. Undefined if the file does not support direct writes. */
   piece: Buffer | undefined;
   /**
-   * The worker's buffer for compressed layers, which is used again for each chunk. If each chunk had a new buffer, several old
+   * Buffer of one worker for compressed layers, which the worker uses again for each chunk. If each chunk had a new buffer, several old
    * buffers would be in memory until the garbage collector frees them.
    */
   room: Buffer;
@@ -143,8 +143,8 @@ async function pull(
 }
 
 /**
- * Journal entries that are being written, at most one for each worker. A worker fetches its next chunk while the entry of its
- * previous chunk is written to the disk.
+ * Entries of the journal that are being written, at most one for each worker. A worker need not wait for its entry: it fetches its next
+ * chunk while the entry of its previous chunk is written to the disk.
  */
 class Notes {
   readonly #byWorker = new Map<number, Promise<void>>();
@@ -156,8 +156,8 @@ class Notes {
   async add(worker: number, entry: Promise<void>): Promise<void> {
     const before = this.#byWorker.get(worker);
     this.#byWorker.set(worker, entry);
-    // If the entry cannot be written, the worker's next call of `add`, or the call of `all`, throws the error. Until then, this
-    // handler prevents an unhandled rejection.
+    // If the entry cannot be written, the worker's next call of `add`, or the call of `all`, throws the error. Until one of these calls,
+    // this handler prevents an unhandled rejection.
     entry.catch(() => undefined);
     await before;
   }
@@ -166,13 +166,13 @@ class Notes {
     await Promise.all(this.#byWorker.values());
   }
 
-  /** Resolves when all entries have ended, with or without success. */
+  /** Resolves when the writes of all entries have ended, with or without success. */
   async ended(): Promise<void> {
     await Promise.allSettled(this.#byWorker.values());
   }
 }
 
-/** Reports a chunk that need not be downloaded. Each layer is reported once, even if several chunks have its content. */
+/** Reports that a chunk need not be downloaded. Each layer is reported only once, even if several chunks have its content. */
 function spare({ written, options }: Work, { digest, size }: Chunk): void {
   if (!written.has(digest)) {
     options.onSpared?.(size);

@@ -1,6 +1,6 @@
 /**
- * Fetches large blobs of a registry to files. The parts of a blob are fetched at the same time, and the blob is verified as a
- * whole.
+ * Fetches large blobs of a registry to files. Several parts of a blob are fetched at the same time, and the digest of the whole blob is
+ * verified.
  */
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open } from 'node:fs/promises';
@@ -12,8 +12,8 @@ import { inParallel } from '../../../base/parallel.ts';
 import { writeAll } from '../../disks/sparse.ts';
 
 /**
- * Size of a part in bytes. If the agent is killed, it loses at most this many bytes of each part that it is fetching. Compared with
- * the transfer of 16 MiB, the cost of a request is small.
+ * Size of a part in bytes. If the agent is killed, it loses at most this many bytes of each part that it is fetching. A part is large
+ * enough that the cost of its request is small compared with the transfer.
  */
 export const PART_BYTES = 16 * 1024 * 1024;
 /**
@@ -30,10 +30,10 @@ export interface BlobSource {
 }
 
 /**
- * Fetches a blob to the file `path` and verifies it. Meanwhile `read` receives the content in order, as far as it has arrived. The
- * result of `read` is returned only after the blob is verified. `name` identifies the blob's parts in the journal, so that a later
- * call can continue. If the digest is wrong, this error is thrown even if `read` failed too, because the wrong bytes may be the
- * cause.
+ * Fetches a blob to the file `path` and verifies it. During the transfer, `read` receives the content in order, as far as it has arrived.
+ * The function returns the result of `read` only after the blob is verified. `name` identifies the blob's parts in the journal, so that a
+ * later call can continue. If both the digest is wrong and `read` fails, the function throws the error of the digest, because wrong bytes
+ * can make `read` fail.
  *
  * @throws ReasonedError `DigestMismatch` when the digest differs; otherwise the error of the transfer or of `read`.
  */
@@ -75,7 +75,10 @@ interface Part {
   arrived: PromiseWithResolvers<void>;
 }
 
-/** A blob whose parts arrive in a file in any order. The bytes of the blob are read and hashed once, from the beginning. */
+/**
+ * A blob whose parts arrive in a file in any order. A reader gets the bytes in order from the beginning, and each byte is read and hashed
+ * only once.
+ */
 class ArrivingBlob {
   readonly parts: Part[];
   readonly #file: FileHandle;
@@ -97,7 +100,7 @@ class ArrivingBlob {
     }
   }
 
-  /** Rejects the promises of all parts that have not arrived, because no more parts will arrive. The reason is `error`. */
+  /** Tells readers that no more parts will arrive: rejects the promises of all missing parts with `error`. */
   fail(error: unknown): void {
     for (const { arrived } of this.parts) {
       arrived.reject(error);
@@ -105,15 +108,15 @@ class ArrivingBlob {
   }
 
   /**
-   * Yields the bytes that were not read yet, each piece when it has arrived. A new call stops all earlier readers.
+   * Yields the bytes that no earlier reader has read. Waits for each piece until it has arrived. A new call stops all earlier readers.
    *
-   * @throws Error that was given to {@link fail}.
+   * @throws the error that was given to {@link fail}.
    */
   async *rest(): AsyncGenerator<Buffer, void, undefined> {
     const reader = Symbol('reader');
     this.#reader = reader;
-    // Perhaps an earlier reader stopped while its last piece was being read. An error of that read is ignored here, because it is reported
-    // to the earlier reader.
+    // An earlier reader may have stopped during the read of its last piece. This code ignores an error of that read, because the earlier
+    // reader gets the error.
     await this.#reading.catch(() => undefined);
     while (this.#at < (this.parts.at(-1)?.end ?? 0)) {
       const part = this.parts[Math.floor(this.#at / PART_BYTES)];
@@ -127,7 +130,7 @@ class ArrivingBlob {
     }
   }
 
-  /** Returns the hash of the whole blob after all its bytes have arrived. */
+  /** Returns the hash of the whole blob. Waits until all bytes of the blob have arrived. */
   async hash(): Promise<Hash> {
     for await (const _ of this.rest()) {
       // Nothing to do here: reading a piece also adds it to the hash.
@@ -178,8 +181,8 @@ export function checkDigest({ repository, descriptor }: BlobSource, hash: Hash):
 }
 
 /**
- * Yields the bytes of a range of a blob. If the range is empty, yields nothing and sends no request, because registries refuse a request
- * that begins at the end of a blob.
+ * Yields the bytes of a range of a blob. For an empty range, the function yields nothing and sends no request, because registries refuse a
+ * request that begins at the end of a blob.
  */
 export async function* streamOf(
   repository: Repository,
@@ -194,8 +197,8 @@ export async function* streamOf(
 }
 
 /**
- * Fetches a blob with one request to the file `path`, verifies it and syncs it. The function is for blobs that are small compared with a
- * disk.
+ * Fetches a blob with one request to the file `path`, verifies the blob and syncs the file. Use this function only for blobs that are small
+ * compared with a disk.
  */
 export async function saveBlob(source: BlobSource, path: string, options: PullOptions): Promise<void> {
   const file = await open(path, 'w', 0o600);

@@ -1,6 +1,6 @@
 /**
- * The table of a disk's chunks. The table is stored as `chunks.json` in the folder of the disk, so that pulls of other disks can copy
- * chunks from this disk.
+ * The table of a disk's chunks. It is stored as `chunks.json` in the folder of the disk. Pulls of other disks read the table to copy chunks
+ * from this disk.
  */
 import { createHash } from 'node:crypto';
 import { open, readFile, writeFile } from 'node:fs/promises';
@@ -19,7 +19,7 @@ const chunkSchema = z.object({
   length: z.number().int().positive(),
   /** Digest of the content as it is on the disk: `sha256:<hex>`. */
   rawDigest: z.string(),
-  /** Digest of the blob in the registry that contains this content, usually compressed. */
+  /** Digest of the registry's blob with this content. The blob is usually compressed. */
   digest: z.string(),
   size: z.number().int().nonnegative(),
 });
@@ -37,8 +37,8 @@ export async function readChunkTable(folder: string): Promise<Chunk[]> {
 }
 
 /**
- * Returns a function that finds content in disks of this host by its digest. If several chunks have the same content, the function finds
- * the first of these chunks.
+ * Returns a function that finds content by its digest in disks of this host. If several chunks have the same content, the function returns
+ * the position of the first of these chunks.
  */
 export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[] }[]): ContentLookup {
   const places = new Map<string, { path: string; offset: number; length: number }>();
@@ -56,8 +56,8 @@ export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[
 }
 
 /**
- * Copies content from a file of this host to `to`. Returns false when the file is too short, or when the digest of the copied bytes
- * differs from `rawDigest`. If the result is false, `to` may contain wrong bytes.
+ * Copies content from a file of this host to `to`. Returns false when the file is too short, or when the digest of the copied bytes differs
+ * from `rawDigest`. In this case, `to` may contain wrong bytes.
  */
 export async function copyLocal(
   from: { path: string; offset: number },

@@ -1,9 +1,9 @@
 /**
- * Pulls disks from container images. Such an image has one file directly below /disk, qcow2 or raw, in one of its layers.
+ * Pulls disks from container images. In one of its layers, such an image has one file (qcow2 or raw) directly below /disk.
  *
- * Layers are read from the uppermost layer down. The first layer with a file directly below /disk provides the disk, and this file
- * must be the only one there. Lower layers are not fetched. A layer can hide files of lower layers: by whiteouts of the file or of
- * /disk, or by an opaque /disk. Hidden files are ignored.
+ * The agent reads the layers from the uppermost layer down. The first layer with a file directly below /disk provides the disk, and this
+ * file must be the only one there. The agent does not fetch lower layers. A layer can hide files of lower layers: by whiteouts of the file
+ * or of /disk, or by an opaque /disk. Hidden files are ignored.
  */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -35,9 +35,12 @@ const CONFIG_TYPES = new Set([
   'application/vnd.oci.image.config.v1+json',
   'application/vnd.docker.container.image.v1+json',
 ]);
-/** Size limit of an image configuration in bytes. Configurations of the largest images in use have some tens of KiB. */
+/** Size limit of an image configuration in bytes. Even the configurations of very large images have only some tens of KiB. */
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
-/** Limit of the layers of an image. Programs that build container images allow fewer layers. Each layer costs requests and time. */
+/**
+ * Largest accepted number of layers of an image. The limit exists because each layer costs requests and time. Programs that build container
+ * images allow fewer layers.
+ */
 const LAYER_LIMIT = 128;
 
 /**
@@ -82,7 +85,7 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   const layers = manifest.layers.map((descriptor, index) => ({
     descriptor,
     encoding: encodings[index] ?? 'none',
-    // If the configuration does not list a diff ID for every layer, its diff IDs are ignored.
+    // If the configuration does not list a diff ID for every layer, no diff ID belongs to a layer for certain. So all diff IDs are ignored.
     diffId: isComplete ? diffIds[index] : undefined,
   }));
   const downloadBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
@@ -99,7 +102,8 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
         });
         await removeBlobs(target, count);
       } catch (error) {
-        // The fetched bytes do not make a usable image. A later call that continued with these bytes would fail every time.
+        // The fetched bytes do not make a usable image. They are removed, because a later call that continued with them would fail every
+        // time.
         if (isLasting(error)) {
           await rm(target.folder, { recursive: true, force: true });
         }

@@ -1,8 +1,8 @@
 /**
- * Berth's own layout of a disk in a registry. The disk is cut into chunks of the same size. Each chunk that is not all zeros is a
- * layer of one zstd frame. Chunks with the same content share a layer. The configuration has the format of an image configuration,
- * so that tools for images can read it. `rootfs.diff_ids` contains the digests of the uncompressed chunks. In container images, the
- * same field contains the digests of the uncompressed archives. Fields that only a disk has are below the key `dev.berth.disk`.
+ * Berth's own layout of a disk in a registry. The disk is cut into chunks of the same size. Each chunk that is not all zeros is a layer,
+ * which consists of one zstd frame. Chunks with the same content share a layer. The configuration has the format of an image configuration,
+ * so that tools for images can read it. In container images, `rootfs.diff_ids` contains the digests of the uncompressed archives. Here it
+ * contains the digests of the uncompressed chunks. Fields that only a disk has are below the key `dev.berth.disk`.
  */
 import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
@@ -21,7 +21,7 @@ const GIB = 1024 * MIB;
 /** Size of a chunk in bytes. Larger chunks do not compress better. Smaller chunks need more requests and larger manifests. */
 const CHUNK_BYTES = 16 * MIB;
 /**
- * Size in bytes of the largest disk that is cut into chunks of 16 MiB. With such chunks, the manifest of a larger disk would come
+ * Size in bytes of the largest disk that is cut into chunks of 16 MiB. A larger disk has larger chunks. Otherwise its manifest could come
  * near the 4 MiB that registries accept.
  */
 const CHUNK_DISK_LIMIT_BYTES = 128 * GIB;
@@ -35,12 +35,12 @@ const CHUNKS_AT_ONCE = 4;
 const count = z.number().int().nonnegative();
 const layoutSchema = z.object({
   version: z.literal(1),
-  /** Size of the disk in bytes. All sizes here are in bytes. */
+  /** Size of the disk in bytes. All sizes in this schema are in bytes. */
   virtualSize: z.number().int().positive().max(DISK_LIMIT_BYTES).multipleOf(SECTOR_BYTES),
   chunkSize: z.number().int().min(SECTOR_BYTES).max(LARGE_CHUNK_BYTES).multipleOf(SECTOR_BYTES),
   /**
-   * Pairs of two indexes: the index of a chunk on the disk, and the index of the layer with the content of this chunk. The pairs
-   * are in ascending order of chunks. A chunk without a pair contains only zeros.
+   * Pairs of two indexes. The first index is of a chunk on the disk, and the second is of the layer with the content of this chunk. The
+   * pairs are in ascending order of chunks. A chunk without a pair contains only zeros.
    */
   map: z.array(z.tuple([count, count])),
 });
@@ -59,12 +59,12 @@ export function chunkSizeFor(virtualSize: number): number {
   return virtualSize <= CHUNK_DISK_LIMIT_BYTES ? CHUNK_BYTES : LARGE_CHUNK_BYTES;
 }
 
-/** Returns the number of chunks of this size (in bytes) that can be processed at the same time within the memory limit. */
+/** Returns the number of chunks of `chunkSize` bytes that can be processed at the same time within the memory limit. */
 export function chunksAtOnce(chunkSize: number): number {
   return Math.max(1, Math.min(CHUNKS_AT_ONCE, Math.floor(MEMORY_BYTES / chunkSize)));
 }
 
-/** Returns the largest possible size in bytes of `length` bytes after compression with zstd. The result is zstd's own bound, rounded up. */
+/** Returns the largest size in bytes that `length` bytes can have after compression. The result is zstd's own bound, rounded up. */
 export function compressedLimit(length: number): number {
   return length + Math.ceil(length / 256) + 1024;
 }
@@ -78,7 +78,7 @@ interface DiskChunk {
 }
 
 /**
- * Returns the chunks that are not zeros, with their offsets and lengths on the disk in bytes.
+ * Returns the chunks that are not zeros, with their offsets and lengths on the disk in bytes. `layers` is the number of layers.
  *
  * @throws ReasonedError `ImageInvalid` when the map breaks a rule of the layout.
  */

@@ -6,9 +6,12 @@ import type { PlanPull, PullPlan } from './pull.ts';
 import { printable } from '../oci/manifests.ts';
 import { planTart } from './tart.ts';
 
-/** Layouts in the order in which they are tried. Container images come last because their layers can contain anything. */
+/**
+ * Layouts in the order in which they are tried. Layers of container images can contain anything, so this layout could also accept other
+ * images. Therefore it comes last.
+ */
 const LAYOUTS: readonly PlanPull[] = [planArtifact, planTart, planContainerDisk];
-/** Largest number of characters in a message for the media types of an unknown manifest. */
+/** A message lists the media types of an unknown manifest in at most this number of characters. */
 const TYPES_LENGTH = 500;
 
 /**

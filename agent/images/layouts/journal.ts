@@ -1,20 +1,20 @@
-/** A journal of the finished parts of a long piece of work, so that the work can continue after a kill. */
+/** A journal that records the finished parts of long work. If the agent is killed, a later call continues the work after these parts. */
 import { type FileHandle, mkdir, open, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { sync } from '../../../base/files.ts';
 import { unlessMissing } from '../../disks/diskio.ts';
 import type { PullTarget } from './pull.ts';
 
-/** Size limit of a journal in bytes. This size is enough for the manifest with the most layers, and for the parts of the largest blob. */
+/** Size limit of a journal in bytes. Even the manifest with the most layers and the blob with the most parts need a smaller journal. */
 const JOURNAL_LIMIT_BYTES = 4 * 1024 * 1024;
 
 export interface Journal {
-  /** True if the work begins with this call. False if an earlier call began it, so that the files may already have content. */
+  /** True if this call begins the work. If an earlier call began the work, the value is false, and the files may already have content. */
   readonly fresh: boolean;
   has(entry: string): boolean;
   /**
-   * Adds an entry. Resolves when first the data of `file` and then the entry are on the disk. Entries added at the same time share
-   * one write.
+   * Adds an entry. First the data of `file`, and then the entry, is written to the disk. The promise resolves after both writes. Entries
+   * that are added at the same time share one write.
    */
   add(entry: string, file: FileHandle): Promise<void>;
   close(): Promise<void>;
@@ -26,7 +26,7 @@ export async function openJournal(folder: string, key: string): Promise<Journal>
   const lines = await linesOf(path);
   if (lines?.[0] === key) {
     const file = await open(path, 'a', 0o600);
-    // The rest of an incomplete line is cut off, because it would become the beginning of the next entry.
+    // If the agent was killed during a write, the last line is incomplete. It is removed, because the next entry would be appended to it.
     await file.truncate(lines.reduce((length, line) => length + Buffer.byteLength(line) + 1, 0));
     return new FileJournal(file, lines.slice(1), false);
   }
@@ -38,7 +38,7 @@ export async function openJournal(folder: string, key: string): Promise<Journal>
   return new FileJournal(file, [], true);
 }
 
-/** Returns the complete lines of a journal without an incomplete last line. Returns undefined when the file is missing or too large. */
+/** Returns the complete lines of a journal. Leaves out an incomplete last line. Returns undefined when the file is missing or too large. */
 async function linesOf(path: string): Promise<string[] | undefined> {
   const file = await unlessMissing(open(path, 'r'));
   if (file === undefined) {
@@ -75,7 +75,7 @@ class FileJournal implements Journal {
 
   async add(entry: string, file: FileHandle): Promise<void> {
     this.#waiting.set(entry, file);
-    // Entries that are added during a write go with the next write. Thus only one write runs at a time, for any number of workers.
+    // Entries that are added during a write wait for the next write. Thus only one write runs at a time, for any number of workers.
     this.#nextRound ??= this.#round.then(() => this.#write());
     await this.#nextRound;
   }
@@ -106,8 +106,8 @@ export function unfinished(target: PullTarget): string {
 }
 
 /**
- * Makes the disk `target.disk`, unless an earlier call finished it. `make` gets the journal of the folder, and writes the file {@link
- * unfinished}. The file is then synced and renamed to `target.disk`. `key` identifies the work in the journal.
+ * Makes the disk `target.disk`, unless an earlier call finished it. `make` gets the journal of the folder, and must write the file whose
+ * path {@link unfinished} returns. This file is then synced and renamed to `target.disk`. `key` identifies the work in the journal.
  */
 export async function makeDisk(
   target: PullTarget,

@@ -13,11 +13,11 @@ export type LayerEncoding = 'none' | 'gzip' | 'zstd';
 /** Bytes that are written at a time. */
 const WRITE_BYTES = 1024 * 1024;
 /**
- * Largest number of entries in the archive of a layer. Layers with disks have a handful of entries. The limit is needed because an
- * entry takes almost no space when compressed, and reading it takes some 30 µs.
+ * Largest number of entries in the archive of a layer. Layers with disks have only a few entries. The limit protects the agent, because a
+ * compressed entry takes almost no space, but the agent needs about 30 µs to read it.
  */
 const ENTRIES_LIMIT = 200_000;
-/** Largest number of files below /disk that one layer may hide. A correct image has only one file there. */
+/** Largest number of files below /disk that one layer may hide in lower layers. A correct image has only one file there. */
 const HIDDEN_LIMIT = 64;
 
 const WHITEOUT = '.wh.';
@@ -25,11 +25,11 @@ const OPAQUE = '.wh..wh..opq';
 
 export interface Layer {
   encoding: LayerEncoding;
-  /** Digest of the uncompressed archive, `sha256:<hex>`. Undefined when the image does not state it. */
+  /** Digest of the uncompressed archive, `sha256:<hex>`. Undefined when the image does not state this digest. */
   diffId: string | undefined;
 }
 
-/** Files of lower layers that the upper layers hide. */
+/** Files that upper layers hide in the lower layers. */
 export interface Covering {
   /** Names directly below /disk that are hidden. */
   hidden: Set<string>;
@@ -45,8 +45,8 @@ export interface Allowance {
 }
 
 /**
- * Writes the only file below /disk of a layer to the sparse file `disk`. Adds the names that this layer hides to `covering`, and
- * takes its unpacked bytes from `allowance`. Returns false when the layer has no such file, or the upper layers hide it.
+ * Extracts the only file below /disk of a layer to the sparse file `disk`. Returns false when the layer has no such file, or when upper
+ * layers hide the file. Adds the names that this layer hides to `covering`, and subtracts its unpacked bytes from `allowance`.
  *
  * @throws ReasonedError or DiskError when the layer cannot be used.
  */
@@ -124,7 +124,7 @@ class Walk {
     if (this.#entries > ENTRIES_LIMIT) {
       throw invalid(`it has more than ${ENTRIES_LIMIT} entries`);
     }
-    // This check comes before the content is decoded, because decoding takes time.
+    // This check comes before the content of the entry is decoded, because the decoding takes time.
     this.#leftBytes -= entry.size;
     if (this.#leftBytes < 0) {
       throw tooLarge(this.#limitBytes);

@@ -1,4 +1,4 @@
-/** Publishes a disk as Berth's own artifact. Blobs that the registry already has are not sent again. */
+/** Publishes a disk as Berth's own artifact. Does not send blobs that the registry already has. */
 import { open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
 import { constants, createZstdCompress } from 'node:zlib';
@@ -22,7 +22,7 @@ import { dataExtents } from '../../disks/qemuimg.ts';
 import { inParallel } from '../../../base/parallel.ts';
 import { isZero, readAll } from '../../disks/sparse.ts';
 
-/** Compression level of zstd. Another level would change the blobs, so content that registries already have would be sent once more. */
+/** Compression level of zstd. Do not change it: all blobs would change, and content that registries already have would be sent again. */
 const COMPRESSION_LEVEL = 3;
 const COMPRESSION = {
   /** Bytes of compressed output that are copied at a time. */
@@ -37,8 +37,8 @@ const COMPRESSION = {
 /** Bytes that are passed to the connection at a time. */
 const UPLOAD_BYTES = 256 * 1024;
 /**
- * Limit of the chunks that are published at the same time. Each chunk is in memory uncompressed and compressed, and the
- * connection needs memory too.
+ * Largest number of chunks that are published at the same time. Each chunk needs memory for its uncompressed and its compressed content,
+ * and for the connection.
  */
 const CHUNKS_AT_ONCE = 3;
 
@@ -58,8 +58,8 @@ export interface DiskToPublish {
 export interface PublishOptions {
   signal: AbortSignal;
   /**
-   * Called with the bytes of the disk that were processed since the last call, including holes. All calls together report
-   * `virtualSize` bytes.
+   * Called with the number of bytes of the disk, including holes, that were processed since the last call. The sum of all calls is
+   * `virtualSize`.
    */
   onBytes: (count: number) => void;
 }
@@ -71,7 +71,7 @@ export interface PublishedDisk {
   storageBytes: number;
 }
 
-/** Value for an architecture or operating system that was not specified. An image with this value fits every machine. */
+/** Value for an architecture or operating system that was not specified. Every machine accepts an image with this value. */
 const UNKNOWN = 'unknown';
 
 /**
@@ -109,8 +109,8 @@ export async function publishDisk(disk: DiskToPublish, options: PublishOptions):
 type Layer = Pick<Chunk, 'rawDigest' | 'digest' | 'size'>;
 
 /**
- * Returns the layers in the order of their first use on the disk, and the map from chunks to layers. Because of this order, equal
- * disks become equal artifacts.
+ * Returns the layers in the order in which the disk uses them first, and the map from chunks to layers. With this fixed order, equal disks
+ * become equal artifacts.
  */
 function arranged(places: ReadonlyMap<number, Layer>): {
   layers: Layer[];
@@ -141,7 +141,7 @@ async function publishConfig(
   return { mediaType: CONFIG_TYPE, digest, size: bytes.length };
 }
 
-/** Publishes the chunks that are not zeros. Returns their layers by the index of the chunk. */
+/** Publishes the chunks that are not zeros. Returns a map from the index of each such chunk to its layer. */
 async function publishChunks(
   disk: DiskToPublish,
   chunkSize: number,
@@ -154,8 +154,8 @@ async function publishChunks(
   const rooms = Array.from({ length: workers }, () => new Room(length));
   const places = new Map<number, Layer>();
   /**
-   * Layers that are known. The key is the digest of the layer's uncompressed content. Two chunks with the same content are sent once, even
-   * if both are processed at the same time.
+   * Layers that are published or being published. The key is the digest of the layer's uncompressed content. Thus content that two chunks
+   * share is sent only once, even if both chunks are processed at the same time.
    */
   const layers = new Map<string, Promise<Layer>>();
   let reported = 0;
@@ -190,8 +190,8 @@ async function publishChunks(
 }
 
 /**
- * Buffers of one worker for one chunk at a time, which are used again for each chunk. If each chunk had new buffers, several old
- * buffers would be in memory until the garbage collector frees them.
+ * Buffers of one worker, which the worker uses again for each chunk. If each chunk had new buffers, several old buffers would be in memory
+ * until the garbage collector frees them.
  */
 class Room {
   readonly raw: Buffer;
@@ -244,8 +244,8 @@ async function compress(bytes: Buffer, into: Buffer): Promise<Buffer> {
 }
 
 /**
- * Yields the bytes in pieces. If the connection received all bytes at once, it would encrypt them at once. That would need twice
- * their size in additional memory.
+ * Yields the bytes in pieces. If the connection received all bytes at once, it would encrypt them at once. The encryption would then need
+ * twice their size in additional memory.
  */
 function* pieces(bytes: Buffer): Generator<Buffer, void, undefined> {
   for (let at = 0; at < bytes.length; at += UPLOAD_BYTES) {

@@ -10,10 +10,10 @@ import { printable } from '../oci/manifests.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 
 /**
- * The folder in which an image is fetched. If the agent is killed, the same image gets the same folder later, so that its fetch can
- * continue. If the content of the folder belongs to another manifest, the folder is emptied. The file `journal` in the folder records the
- * progress. The file may be removed after the disk was moved out of the folder. A layout can leave other files beside the disk
- * (`chunks.json`, `nvram.bin`).
+ * The folder in which an image is fetched. If the agent is killed, the next fetch of the same image uses the same folder and continues. If
+ * the content of the folder belongs to another manifest, the folder is emptied. The file `journal` in the folder records the progress. This
+ * file may be removed after the disk was moved out of the folder. A layout can leave other files beside the disk (`chunks.json`,
+ * `nvram.bin`).
  */
 export interface PullTarget {
   folder: string;
@@ -25,13 +25,12 @@ export interface PullPlan {
   /** Total size in bytes of the layers to download. */
   downloadBytes: number;
   /**
-   * Largest number of bytes that the disk and the temporary files beside it need on the host. If the layout does not state the size of the
-   * disk, this is only the smallest number that can be expected. In that case, the host's file system can become full during the pull.
+   * Largest number of bytes that the disk and its temporary files need on the host. If the layout does not state the size of the disk, the
+   * number is only a lower estimate. In that case, the host's file system can become full during the pull.
    */
   roomBytes: number;
   /**
-   * Fetches and verifies `target.disk`. Continues the work of an interrupted call, and does nothing when an earlier call has
-   * finished.
+   * Fetches and verifies `target.disk`. Continues the work of an interrupted call. Does nothing when an earlier call has finished.
    *
    * @throws ReasonedError, or an error of the host's disk or of the fetched disk, which {@link asReasonedError} translates.
    */
@@ -43,16 +42,16 @@ export interface PullOptions {
   /** Called with the number of bytes downloaded since the last call. */
   onBytes: (count: number) => void;
   /**
-   * Called with a number of bytes of `downloadBytes` that need not be downloaded: an earlier call downloaded them, or this
-   * host has their content.
+   * Called with a number of bytes of `downloadBytes` that need not be downloaded, because an earlier call downloaded them or this host has
+   * their content.
    */
   onSpared?: (count: number) => void;
   lookup?: ContentLookup | undefined;
 }
 
 /**
- * Finds content that a pull needs on this host. Content that is found is copied instead of downloaded, and verified like a
- * download. Returns the file and the offset of the content in bytes, or undefined.
+ * Finds content that a pull needs on this host. The pull copies this content instead of downloading it, and verifies it like a download.
+ * Returns the file and the content's offset in bytes, or undefined if the host does not have the content.
  */
 export type ContentLookup = (
   /** Digest of the content as it is on the disk: `sha256:<hex>`. */
@@ -80,9 +79,9 @@ const ARCHITECTURES: ReadonlySet<string> = new Set(machineSchema.shape.architect
 const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
 
 /**
- * Refuses an image for another architecture than the machine's, because the machine would never boot. The check comes before the
- * disk is fetched. `name` is the name of the image in messages. `said` is the architecture that the image states, as in an OCI
- * configuration. If the image states none (undefined), it fits every machine. If `wanted` is undefined, nothing is checked.
+ * Refuses an image whose architecture differs from the machine's, because the machine would never boot. Callers check this before they
+ * fetch the disk. `name` is the name of the image in messages. `said` is the architecture that the image states, as in an OCI
+ * configuration. If `said` is undefined, the image fits every machine. If `wanted` is undefined, the function checks nothing.
  *
  * @throws ReasonedError `ImageArchitectureMismatch` with both architectures when the two differ.
  */
@@ -103,8 +102,8 @@ export function checkArchitecture(
 }
 
 /**
- * Returns a failure of this host's disk or of the fetched disk as ReasonedError, and any other failure unchanged. The text `what` is the
- * name of the image in messages.
+ * Converts a failure of this host's disk or of the fetched disk to a ReasonedError. Returns any other failure unchanged. `what` is the name
+ * of the image in messages.
  */
 export function asReasonedError(error: unknown, what: string): unknown {
   if (error instanceof DiskError) {

@@ -30,15 +30,15 @@ const DIGEST = 'org.cirruslabs.tart.uncompressed-content-digest';
 const DISK_SIZE = 'org.cirruslabs.tart.uncompressed-disk-size';
 
 /**
- * Number of layers that are fetched at the same time. Tart itself fetches the same number of layers. The decoder of each layer needs a
- * window and a piece of 1 MiB in memory.
+ * Number of layers that are fetched at the same time, as Tart itself does. For each of these layers, the decoder needs a window and a piece
+ * of 1 MiB in memory.
  */
 const LAYERS_AT_ONCE = 4;
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
 /** Size limit of the NVRAM in bytes. The NVRAM of Apple's machines has about 33 MiB. */
 const NVRAM_LIMIT_BYTES = 256 * 1024 * 1024;
 
-/** Fields of the configuration that are used. A configuration without `arch` dates from the time when Tart ran only arm64. */
+/** Fields of the configuration that Berth uses. Old versions of Tart ran only arm64 and did not write `arch`, so arm64 is the default. */
 const configSchema = z.object({ arch: z.string().default('arm64'), diskFormat: z.string().optional() });
 
 interface DiskLayer {
@@ -55,7 +55,8 @@ export const planTart: PlanPull = async (repository, { manifest, digest, archite
   }
   const { config, nvram, layers, size } = partsOf(manifest);
   const configBytes = await repository.blob(config, CONFIG_LIMIT_BYTES, signal);
-  // The manifest's own configuration is not used here, because Tart always writes arm64 into it.
+  // The check uses Tart's own configuration. The other configuration of the manifest is useless here, because Tart always writes arm64 into
+  // it.
   checkArchitecture(repository.name, readConfig(configBytes).arch, architecture);
   const diskBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
   return {
@@ -201,8 +202,8 @@ async function decodeLayer(
   for await (const bytes of streamOf(repository, descriptor, { start: 0, end: descriptor.size }, signal)) {
     compressed.update(bytes);
     onBytes(bytes.length);
-    // If bytes cannot be decoded, perhaps they are not the bytes that the manifest promises. Only the digest of the whole layer shows this,
-    // so the error is thrown after the check of the digest.
+    // If bytes cannot be decoded, they may be other bytes than the manifest promises. Only the digest of the whole layer shows this. So the
+    // loop reads the layer to its end, and the error is thrown after the check of the digest.
     if (broken === undefined) {
       broken = await failureOf(decoding.push(bytes));
     }
@@ -238,7 +239,7 @@ class LayerDecoding {
     }
   }
 
-  /** Writes the last bytes and returns the digest of the decoded content. */
+  /** Writes the last bytes of the layer, and returns the digest of the decoded content. */
   async end(): Promise<string> {
     await this.#take(this.#decoder.end());
     return `sha256:${this.#hash.digest('hex')}`;
@@ -248,7 +249,8 @@ class LayerDecoding {
     this.#hash.update(piece);
     await writeSparse(this.#disk, piece, this.#position);
     this.#position += piece.length;
-    // A piece of zeros is not written, so the code above does not always wait for the disk. During this pause, other work can run.
+    // This pause lets other work run. Without the pause, a long row of zeros would block other work, because zeros are not written to the
+    // disk.
     await turn();
   }
 }

@@ -1,6 +1,6 @@
 /**
- * The catalog of a store's images: their names, their holders (who needs them), and the order of their removal when disk space is
- * needed.
+ * The catalog of a store's images. It contains their names, their holders (who needs them), and the order in which images are removed when
+ * disk space is needed.
  */
 import type { Logger } from 'pino';
 import { Serial } from '../../../base/serial.ts';
@@ -10,12 +10,12 @@ import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
 /**
- * Largest number of shared files that the catalog keeps although no machine, cache entry or task needs them. Shared files are used without
- * a copy, so they take no disk space in the store, but only an entry in the catalog.
+ * Largest number of shared files in the catalog that no machine, cache entry or task needs. The catalog can keep many of them, because the
+ * store uses shared files without a copy, and they take no disk space in the store.
  */
 const SHARED_LIMIT = 256;
 /**
- * Largest number of names of one image. If there are more, the latest names are kept. More names for the same content are a mistake
+ * Largest number of names of one image. If there are more names, only the latest are kept. So many names for the same content are a mistake
  * or an attack.
  */
 const NAMES_LIMIT = 64;

@@ -1,6 +1,6 @@
 /**
- * Records which machines, cache entries and tasks need which images of a store. The store does not remove an image that one of
- * these holders needs.
+ * Records which machines, cache entries and tasks need which images of a store. These are the holders of an image. The store does not
+ * remove an image that has a holder.
  */
 import type { ImageId } from './layout.ts';
 
@@ -21,7 +21,7 @@ export class Holders {
   /** Callbacks that run each time a holder no longer needs an image, or has completed its clone of an image. */
   readonly #waiting = new Set<() => void>();
 
-  /** Records that the holder needs the image. Returns false when this was already recorded. */
+  /** Records that the holder needs the image. Returns false when the record already existed. */
   add(holder: Holder, id: ImageId): boolean {
     const hold = this.#of(holder);
     if (!isEntry(holder)) {
@@ -32,7 +32,7 @@ export class Holders {
     return isNew;
   }
 
-  /** Records that a machine needs the image from which an earlier process of the agent cloned it. */
+  /** Records that a machine needs the image from which it was cloned before the agent's restart. */
   adopt(holder: Holder, id: ImageId): void {
     this.#of(holder).images.add(id);
   }
@@ -60,8 +60,8 @@ export class Holders {
   }
 
   /**
-   * Records that the holder needs the image, and runs `work`. If `work` fails, removes the record, unless the record existed
-   * before.
+   * Records that the holder needs the image, and runs `work`. If `work` fails, the function removes the record, unless the record existed
+   * before the call.
    */
   async during<T>(holder: Holder, id: ImageId, work: () => Promise<T>): Promise<T> {
     const isNew = this.add(holder, id);

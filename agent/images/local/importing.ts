@@ -1,5 +1,5 @@
 /**
- * Imports images to this host. Reserves disk space, fetches the image or resumes its fetch, checks the disk, and moves it to its
+ * Imports images to this host. An import reserves disk space, fetches the image or resumes its fetch, checks the disk, and moves it to its
  * final folder.
  */
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -14,8 +14,8 @@ import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
 
 /**
- * Reasons of failures after which the fetched bytes are removed, because they are useless or their disk space is needed. After
- * other failures, the fetch is resumed later.
+ * Reasons of failures after which the fetched bytes are removed, because they are useless or their disk space is needed. After other
+ * failures, the bytes stay, and a later import continues with them.
  */
 const HOPELESS: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
 /**
@@ -26,7 +26,7 @@ const OF_THE_ASKER: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageAr
 /** A caller that waits for a fetch. */
 export interface Waiting {
   signal: AbortSignal;
-  /** Called with the percentage (0–100) of the bytes that are fetched, and their number if it is known. */
+  /** Called with the percentage (0–100) of the bytes that are fetched. `bytes` is the number of these bytes, if it is known. */
   onProgress: (percent: number, bytes?: number) => void;
 }
 
@@ -34,7 +34,7 @@ export interface Waiting {
 export interface ImageRequest extends Waiting {
   architecture: 'amd64' | 'arm64';
   format: ImageFormat;
-  /** Runs `work`. Before that, it records that the requester needs the image, so that the store keeps the image. */
+  /** Runs `work`. Before that, the function records that the requester needs the image, so that the store keeps the image. */
   holding: (id: ImageId, work: () => Promise<Stored>) => Promise<Stored>;
 }
 
@@ -55,7 +55,7 @@ export interface ImportingParts {
   catalog: Catalog;
   space: Space;
   metrics: ImageMetrics;
-  /** User as which programs read untrusted content if the agent runs as root. Otherwise undefined. */
+  /** If the agent runs as root, programs read untrusted content as this user. Otherwise undefined. */
   reader: RunAs | undefined;
 }
 
@@ -68,11 +68,11 @@ export class Importing {
   }
 
   /**
-   * Runs the import that `plan` returns. Callers with the same key at the same time share one import. `key` names the content and its
+   * Runs the import that `plan` returns. Callers that use the same key at the same time share one import. `key` names the content and its
    * source, so that a later call finds the files of an earlier attempt. A shared import can fail because of the request of the caller that
    * began it. After such a failure, a waiting caller begins its own import.
    *
-   * @throws ReasonedError when the import fails, or the reason of the signal when the signal aborts.
+   * @throws ReasonedError when the import fails, or the signal's reason when the signal aborts.
    */
   async ensure(
     key: string,
@@ -134,7 +134,7 @@ export class Importing {
     const { layout, catalog } = this.#parts;
     const present = catalog.get(id);
     if (present !== undefined) {
-      // Another import has stored the same content in the meantime.
+      // Another import has stored the same content in the meantime, so the content of this import is superfluous.
       await layout.dropPartial(folder);
       return present;
     }

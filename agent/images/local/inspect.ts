@@ -1,4 +1,4 @@
-/** Inspects an untrusted disk image: its format, its size, and whether it can be used. */
+/** Inspects an untrusted disk image: determines its format and size, and refuses an image that cannot be used. */
 import { type FileHandle, open } from 'node:fs/promises';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -7,19 +7,20 @@ import { ProgramError, type RunAs } from '../../../base/exec.ts';
 import { qcow2Info } from '../../disks/qemuimg.ts';
 import { type DiskFormat, SECTOR_BYTES } from '../../disks/disk.ts';
 
-/** Format of an image that its user states. With `Auto`, the content determines the format. */
+/** Format that the user of an image states. With `Auto`, the content determines the format. */
 export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
 /**
- * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest can write these bytes to the beginning of its raw disk. Berth treats
- * such a disk as qcow2: it refuses the disk, or uses it as the qcow2 image that it contains.
+ * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest can write these bytes to the beginning of its raw disk. With `Auto`,
+ * Berth then treats the disk as qcow2: it refuses the disk, or uses it as the qcow2 image that it contains.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const READABLE_BY_OTHERS = 0o004;
 const READABLE_BY_GROUP = 0o040;
 
 /**
- * Output of `qemu-img info`. This schema refuses features that Berth's own check of the header refuses too, such as a backing file.
+ * Output of `qemu-img info`. As a second check, this schema refuses the same features as Berth's own check of the header, such as a backing
+ * file.
  */
 const infoSchema = z.object({
   'virtual-size': z.number(),
@@ -78,8 +79,8 @@ async function beginning(file: FileHandle): Promise<{ isQcow2: boolean; size: nu
 }
 
 /**
- * Returns the virtual size of a qcow2 image in bytes. Berth checks the header itself first, and qemu-img receives only files that
- * passed this check.
+ * Returns the virtual size of a qcow2 image in bytes. Berth checks the header first. Only if the header passes this check, qemu-img
+ * receives the file.
  */
 async function virtualSizeOf(
   { file, path }: { file: FileHandle; path: string },
@@ -119,8 +120,7 @@ async function infoOf(
 }
 
 /**
- * Checks that the user `uid` with the group `gid` has the right to read the file, because an administrator may have restricted the file to
- * root.
+ * Checks that the user `uid` with the group `gid` has the right to read the file. An administrator may have restricted the file to root.
  *
  * @throws ReasonedError `ImageInvalid` when the user has no right to read the file.
  */

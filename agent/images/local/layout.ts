@@ -19,8 +19,9 @@ import { folderBytes, unlessMissing } from '../../disks/diskio.ts';
 import { CHUNK_TABLE } from '../layouts/chunks.ts';
 
 /**
- * Kinds of images: from a registry (`sha256`), from a web server (`file`), or used without a copy (`shared`). Each kind has ids of its own,
- * because a user who knows a digest of one kind does not always have access to an image of another kind.
+ * Kinds of images: from a registry (`sha256`), from a web server (`file`), or used without a copy (`shared`). The ids of different kinds
+ * never collide, because a user with access to an image of one kind does not always have the right to an image of another kind with the
+ * same digest.
  */
 const KINDS = ['sha256', 'file', 'shared'] as const;
 type Kind = (typeof KINDS)[number];
@@ -29,35 +30,37 @@ export type ImageId = `${Kind}/${string}`;
 
 const DISK = 'disk';
 const METADATA = 'image.json';
-/** Files of a finished image. Other files in its folder remain from its import and are removed. */
+/** Files of a finished image. Other files in its folder are left from its import, and the agent removes them. */
 const KEPT = new Set([DISK, METADATA, CHUNK_TABLE, 'nvram.bin']);
 /**
- * File modes that deny other users of the host access to the folders and to users' disks. Hypervisors open disks before they drop
- * their rights. Other programs receive the disks already open.
+ * File modes that deny other users of the host access to the folders and disks. Programs can nevertheless use the disks: hypervisors open
+ * disks before they drop their rights, and other programs receive the disks already open.
  */
 const FOLDER_MODE = 0o700;
 const DISK_MODES = { unfinished: 0o640, finished: 0o440 };
 
 const metadataSchema = z.object({
   version: z.literal(1),
-  /** Digest of the manifest if the image is from a registry, otherwise of the file. */
+  /** Digest of the manifest if the image is from a registry. Otherwise the digest of the file. */
   digest: z.string(),
-  /** Path of the file if the image is a file that is used without a copy, otherwise undefined. */
+  /** Path of the file if the image is a file that is used without a copy. Otherwise undefined. */
   path: z.string().optional(),
   format: z.enum(['qcow2', 'raw']),
   virtualSizeBytes: z.number(),
   /** Bytes of disk space that the image takes in the store. */
   sizeBytes: z.number(),
-  /** Architecture of the guests that the image was requested for. */
+  /** Architecture of the guests for which the image was requested. */
   architecture: z.enum(['amd64', 'arm64']),
   /** Names by which the image is found: normalised references, and names of Image objects. */
   names: z.array(z.string()),
   /**
-   * Repositories from which the image was fetched, or could have been fetched. `open` tells whether the registry required no
-   * credentials at the last check.
+   * Repositories that have the image and gave a requester access to it. `open` is true if the registry required no credentials at the last
+   * check.
    */
   repositories: z.array(z.object({ name: z.string(), open: z.boolean(), digests: z.array(z.string()) })),
-  /** SHA-256 of each URL from which the file was fetched over http. Earlier releases of the agent did not write this field. */
+  /**
+   * SHA-256 of each URL from which the file was fetched. Empty by default, because earlier releases of the agent did not write this field.
+   */
   urls: z.array(z.string()).default([]),
   /** ImageCacheEntries that need the image on this host. */
   entries: z.array(z.string()),
@@ -70,7 +73,7 @@ interface Loaded {
   usedAt: number;
 }
 
-/** Returns the id of an image of a registry. With a `scope` that is not empty, the id differs from the ids of all other scopes. */
+/** Returns the id of an image of a registry. If `scope` is not empty, the image has a different id in each scope. */
 export function manifestId(digest: string, scope = ''): ImageId {
   return `sha256/${scope === '' ? digest.replace(/^sha256:/, '') : hash(`${scope} ${digest}`)}`;
 }
@@ -91,7 +94,7 @@ export class Layout {
   readonly root: string;
   readonly #readers: number | undefined;
 
-  /** `readers` is the id of the group with the right to read images when the agent runs as root. */
+  /** `readers` is the id of the group with the right to read images. It is undefined if the agent does not run as root. */
   constructor(dataDirectory: string, readers?: number) {
     this.root = join(dataDirectory, 'images');
     this.#readers = readers;
@@ -113,7 +116,7 @@ export class Layout {
     return join(this.folder(id), DISK);
   }
 
-  /** Returns the folder of the fetch with this key, and the path that the finished disk has in this folder. */
+  /** Returns the folder of the fetch with the key `key`, and the path of the finished disk in this folder. */
   partial(key: string): { folder: string; disk: string } {
     const folder = join(this.root, 'partial', hash(key));
     return { folder, disk: join(folder, DISK) };
@@ -121,7 +124,7 @@ export class Layout {
 
   /**
    * Returns all images with the times of their last use in milliseconds since the epoch. Removes incomplete images. If the metadata of an
-   * image cannot be read, reports this to `broken`, and keeps the image, because perhaps a machine runs from it.
+   * image cannot be read, the function reports this to `broken`. It keeps the files of such an image, because a machine may run from it.
    */
   async load(broken: (problem: object) => void): Promise<Loaded[]> {
     const found: Loaded[] = [];
@@ -156,19 +159,19 @@ export class Layout {
   }
 
   async save(id: ImageId, metadata: Metadata): Promise<void> {
-    // Only an image that is used without a copy can have no folder at this point. Other images have their folder from the fetch.
+    // Only an image that is used without a copy can lack a folder here. The folder of any other image exists since its fetch.
     if (metadata.path !== undefined) {
       await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
     }
     await writeWhole(join(this.folder(id), METADATA), JSON.stringify(metadata));
   }
 
-  /** Stores the time of an image's last use as the modification time of `image.json`. The time can be lost when the host loses power. */
+  /** Stores the time of an image's last use as the modification time of `image.json`. This time can be lost when the host loses power. */
   async touch(id: ImageId, time: Date): Promise<void> {
     await unlessMissing(utimes(join(this.folder(id), METADATA), time, time));
   }
 
-  /** Gives the inspecting programs read access to the disk. If the agent stops now, the next request resumes the fetch. */
+  /** Gives the inspecting programs read access to the disk. If the agent stops after this step, the next request resumes the fetch. */
   async letRead(disk: string): Promise<void> {
     await chmod(disk, DISK_MODES.unfinished);
     if (this.#readers !== undefined) {
@@ -176,7 +179,7 @@ export class Layout {
     }
   }
 
-  /** Completes a fetch: makes its disk read-only, syncs it, and writes the metadata. After this, {@link place} moves the folder. */
+  /** Completes a fetch: makes its disk read-only, syncs the disk, and writes the metadata. Then {@link place} can move the folder. */
   async finish(partial: string, metadata: Metadata): Promise<void> {
     await chmod(join(partial, DISK), DISK_MODES.finished);
     await sync(join(partial, DISK));
@@ -184,28 +187,28 @@ export class Layout {
   }
 
   /**
-   * Moves the folder of a finished fetch to the folder of its image. The move is synchronous, so that no other code runs between
-   * the caller's check and the move.
+   * Moves the folder of a finished fetch to the folder of its image. The move is synchronous, so that no other code runs between the
+   * caller's check and the move.
    */
   place(partial: string, id: ImageId): void {
     renameSync(partial, this.folder(id));
   }
 
-  /** Syncs the move by {@link place}, and removes the files that remain from the import. */
+  /** Syncs the move by {@link place} to the disk, and removes the files that are left from the import. */
   async tidy(id: ImageId): Promise<void> {
     await sync(dirname(this.folder(id)));
     await prune(this.folder(id));
   }
 
   /**
-   * Returns the metadata of a fetch that is finished but not yet moved by {@link place}. Returns undefined for an unfinished fetch.
+   * Returns the metadata of a fetch that is finished, but that {@link place} has not yet moved. Returns undefined for an unfinished fetch.
    */
   async finished(partial: string): Promise<Metadata | undefined> {
     return await readMetadata(partial);
   }
 
   /**
-   * Moves an image to the trash at once (synchronously), and then deletes it. When the promise resolves, its disk space is free.
+   * Moves an image to the trash at once (synchronously), and then deletes it. When the promise resolves, the image's disk space is free.
    */
   async discard(id: ImageId): Promise<void> {
     const trash = join(this.root, 'trash', randomUUID());
@@ -221,8 +224,8 @@ export class Layout {
   }
 
   /**
-   * Returns the unfinished fetches: their folders, their sizes in bytes, and the times of the last change of their folders
-   * (milliseconds since the epoch).
+   * Returns the unfinished fetches: their folders, their sizes in bytes, and the times when their folders last changed (milliseconds since
+   * the epoch).
    */
   async partials(): Promise<{ folder: string; sizeBytes: number; usedAt: number }[]> {
     const root = join(this.root, 'partial');

@@ -4,8 +4,8 @@ import { Counter, Gauge, type Registry } from 'prom-client';
 export type ImageMetrics = ReturnType<typeof imageMetrics>;
 
 /**
- * Creates the metrics of a store. Both functions are called at each scrape: `used` returns the bytes that images take on the disk,
- * `images` the number of images.
+ * Creates the metrics of a store. At each scrape, `used` returns the number of bytes that images take on the disk, and `images` returns the
+ * number of images.
  */
 export function imageMetrics(
   registry: Registry,

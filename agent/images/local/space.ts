@@ -1,6 +1,6 @@
 /**
- * Manages the disk space for images. Reserves space before a fetch and watches it during the fetch. To free space, removes images
- * that no machine, cache entry or task needs.
+ * Manages the disk space for images. Reserves space before a fetch, and watches the free space during the fetch. To free space, removes
+ * images that no machine, cache entry or task needs.
  */
 import { statfs } from 'node:fs/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -10,8 +10,9 @@ import { folderBytes } from '../../disks/diskio.ts';
 import type { Layout } from './layout.ts';
 
 /**
- * Interval in milliseconds between checks of the free disk space during a fetch. The checks are needed because the disks of
- * machines grow during a fetch. In one second, even the fastest disk writes less than the smallest reserve of free space.
+ * Interval in milliseconds between checks of the free disk space during a fetch. The checks are necessary because the disks of machines
+ * grow during a fetch. The interval is short enough: in one second, even the fastest disk writes less than the smallest reserve of free
+ * space.
  */
 const WATCH_MILLISECONDS = 1_000;
 /** Time in milliseconds after which a fetch that nobody continues is removed. */
@@ -31,7 +32,7 @@ export interface SpaceOptions extends SpaceLimits {
 }
 
 /**
- * Reservation of disk space for work in a folder. `bytes` is the total number of bytes that the work needs there, as far as known.
+ * Reservation of disk space for work in a folder. `bytes` is the total number of bytes that the work needs in this folder, as far as known.
  */
 interface Claim {
   readonly folder: string;
@@ -57,7 +58,7 @@ interface Evictable {
 export class Space {
   readonly #options: SpaceOptions;
   readonly #claims = new Set<Claim>();
-  /** Queue in which space is freed and reserved for one claim at a time, because two claims must not reserve the same bytes. */
+  /** Queue that frees and reserves space for only one claim at a time. Otherwise two claims could reserve the same bytes. */
   readonly #making = new Serial();
 
   constructor(options: SpaceOptions) {
@@ -91,7 +92,7 @@ export class Space {
     }
   }
 
-  /** Frees disk space as {@link relieve} does. Afterwards removes fetches that nobody has continued for a day. */
+  /** Frees disk space as {@link relieve} does. Then removes the fetches that nobody has continued for a day. */
   async tidy(): Promise<void> {
     await this.relieve();
     const oldest = Date.now() - PARTIAL_LIFE_MILLISECONDS;
@@ -151,7 +152,8 @@ export class Space {
   }
 
   /**
-   * Returns the number of free bytes of the file system beyond `minimumFree`. The result is negative if less than `minimumFree` is free.
+   * Returns how many bytes of the file system are free in addition to `minimumFree`. The result is negative if fewer than `minimumFree`
+   * bytes are free.
    */
   async #free(): Promise<number> {
     const { layout, minimumFree } = this.#options;
@@ -179,8 +181,8 @@ export class Space {
   }
 
   /**
-   * Removes images and fetches until `minimumFree` bytes are free. Returns false when too little space is free and nothing more can be
-   * removed.
+   * Removes fetches and images until `minimumFree` bytes are free. Returns false when too little space is free and nothing is left to
+   * remove.
    */
   async #relieve(): Promise<boolean> {
     if ((await this.#free()) >= 0) {
@@ -204,7 +206,7 @@ export class Space {
       ...catalog.evictable().map((stored) => ({
         sizeBytes: stored.metadata.sizeBytes,
         remove: async () => {
-          // Perhaps a caller has requested the image in the meantime.
+          // A caller may have requested the image after the list was made.
           if (!catalog.evictable().includes(stored)) {
             return;
           }
