@@ -62,7 +62,10 @@ function streamTargets({ host, machines, podOf }: ConsoleSources): StreamTargets
     const { name, uid = '' } = ownPod(request, podOf).metadata;
     const record = host.records.get(uid);
     if (record === undefined) {
-      throw new HttpError(400, `Pod ${name} is neither a VM nor an emulator, so it does not support ${request.kind}`);
+      throw new HttpError(
+        400,
+        `Pod ${name} is neither a VM nor an emulator, so it does not support ${request.kind}`,
+      );
     }
     const isEmulator = record.emulator !== undefined;
     const refusal = isEmulator ? EMULATOR_REFUSALS[request.kind] : undefined;
