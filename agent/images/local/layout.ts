@@ -1,12 +1,12 @@
 /**
  * The files below `<data directory>/images`:
  *
- * - `sha256/<hex>/`: an image of a registry, by the digest of its manifest, or by a hash of this digest and a namespace if the image
- *   is for that namespace alone. It contains `disk`, `image.json`, and
- *   `chunks.json` if its layout has one. Without `image.json`, the folder is not an image.
- * - `file/<hex>/`: an image fetched over http, by the sha256 of the downloaded file. It contains the same files.
- * - `shared/<hex>/`: the `image.json` of a file that is used without a copy, by the file's path and content.
- * - `partial/<hex>/`: an unfinished fetch. It is kept across restarts, so that it can be resumed.
+ * - `sha256/<hex>/`: an image of a registry. `<hex>` is the digest of its manifest. If the image is for one namespace alone, `<hex>` is a
+ *   hash of this digest and the namespace. The folder contains `disk`, `image.json` and, if the image's layout has chunks, `chunks.json`.
+ *   A folder without `image.json` is not an image.
+ * - `file/<hex>/`: an image fetched over http. `<hex>` is the sha256 of the downloaded file. The folder contains the same files.
+ * - `shared/<hex>/`: the `image.json` of a file that is used without a copy. `<hex>` is a hash of the file's path and content.
+ * - `partial/<hex>/`: an unfinished fetch. It stays after a restart of the agent, so that it can be resumed.
  * - `trash/`: files that are being removed.
  */
 import { createHash, randomUUID } from 'node:crypto';
