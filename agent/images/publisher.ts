@@ -65,8 +65,8 @@ export class Publisher {
   async store(target: StorageTarget, disk: RawDisk, options: PublishingOptions): Promise<Published> {
     return target.type === 'registry'
       ? await this.push(
-          // Each version of an image's content has a tag of its own. The manifest of each version contains its tag, so that no two versions
-          // share a digest. If two versions shared a digest, removing one version would remove both.
+          // Each version of an image's content has its own tag, and its manifest contains this tag. Therefore no two versions share a
+          // digest. If they did, the removal of one version would remove both.
           {
             reference: target.reference,
             keyring: this.#options.storageKeyring(),

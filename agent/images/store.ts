@@ -87,7 +87,7 @@ export interface HostImageStoreOptions extends SpaceLimits {
   sharedRoots: readonly string[];
   /** Folder of the cluster's own image storage. Undefined if the storage is not a folder. */
   storageFolder?: string | undefined;
-  /** If the agent runs as root, programs read untrusted images as this user. Otherwise undefined. */
+  /** User under which programs read untrusted images. Undefined if the agent does not run as root. */
   reader?: RunAs | undefined;
   /** True to allow fetches from loopback and link-local addresses. */
   allowLoopbackHttp: boolean;

@@ -120,8 +120,8 @@ export class TaskRunner {
       try {
         appendFileSync(join(folder, appendedLog('serial')), `${line}\n`, { mode: 0o600 });
       } catch (error) {
-        // The write of the log can fail, for example because the disk is full. The task then continues, because its result is in the status
-        // of its Pod.
+        // The line cannot be written, for example because the disk is full. The task continues, because it does not need the log: its
+        // result is in the status of its Pod.
         logger.warn({ err: error, pod: key }, 'The log of a task lacks a line');
       }
     };
@@ -145,7 +145,8 @@ export class TaskRunner {
   abort(uid: string): void {
     const running = this.#running.get(uid);
     const reason = new Error('The Pod of the task was deleted');
-    // Only a task that has not begun leaves the queue. A task that has begun counts towards the limit until it has really ended.
+    // Only a task that has not begun leaves the queue. A task that has begun counts towards the limit of tasks at once until it has really
+    // ended.
     if (running?.state.kind === 'waiting') {
       running.leave.abort(reason);
     }

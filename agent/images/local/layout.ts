@@ -19,9 +19,8 @@ import { folderBytes, unlessMissing } from '../../disks/diskio.ts';
 import { CHUNK_TABLE } from '../layouts/chunks.ts';
 
 /**
- * Kinds of images: from a registry (`sha256`), from a web server (`file`), or used without a copy (`shared`). The ids of different kinds
- * never collide, because a user with access to an image of one kind does not always have the right to an image of another kind with the
- * same digest.
+ * Kinds of images: from a registry (`sha256`), from a web server (`file`), or used without a copy (`shared`). Images of two kinds never
+ * share an id, even if their digests are equal. Otherwise the right to use one image would also give access to the other.
  */
 const KINDS = ['sha256', 'file', 'shared'] as const;
 type Kind = (typeof KINDS)[number];
@@ -100,7 +99,7 @@ export class Layout {
     this.#readers = readers;
   }
 
-  /** Creates the folders and empties the trash. */
+  /** Creates the folders below `images`, and deletes the content of the trash. */
   async prepare(): Promise<void> {
     await this.emptyTrash();
     for (const name of [...KINDS, 'partial', 'trash']) {

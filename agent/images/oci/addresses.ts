@@ -17,7 +17,7 @@ export interface AddressRules {
   clusterCIDRs?: readonly string[];
   /** Addresses of this host that none of its interfaces has. Another device translates these addresses to an address of the host. */
   ownAddresses?: readonly string[];
-  /** Servers for which any address is allowed, written as in references: `registry.example:5000`. */
+  /** Servers for which any address is allowed. Their hosts have the form of references: `registry.example:5000`. */
   registries?: readonly { host: string }[];
 }
 
@@ -73,7 +73,7 @@ const OUTSIDE = 'to allow a server there, name it in images.registries of the ag
 export class Addresses {
   readonly #rules: AddressRules;
   readonly #cluster: BlockList;
-  /** Hosts of `registries`, written as in URLs. */
+  /** Host names of the servers in `registries`, in the form of a URL's host. */
   readonly #namedHosts: ReadonlySet<string>;
 
   constructor(rules: AddressRules) {
@@ -94,7 +94,7 @@ export class Addresses {
         connectAnywhere(target, callback);
         return;
       }
-      // undici connects to an IP address without a look-up, so the address is checked here.
+      // undici connects to an IP address without a look-up, so this code checks the address.
       const address = target.hostname.replace(/^\[|\]$/g, '');
       const refusal = isIP(address) === 0 ? undefined : this.refusal(address);
       if (refusal === undefined) {

@@ -5,7 +5,7 @@
  */
 import type { Server } from '../../../api/v1alpha1/registrycredentials.ts';
 
-/** Kind of the route: without TLS (`http`), or with TLS and a certificate that is not checked (`https`). */
+/** An insecure route: without TLS (`http`), or with TLS but without a check of the certificate (`https`). */
 export interface InsecureRoute {
   readonly scheme: Server['scheme'];
   readonly namespace: string;
