@@ -77,7 +77,7 @@ async function entriesOf(folder: string, limit: number): Promise<Dirent[]> {
   return entries;
 }
 
-/** Returns the result of `work`, or undefined if the file or folder that `work` reads or changes does not exist. */
+/** Returns the result of `work`, or undefined if `work` fails because its file or folder does not exist. */
 export async function unlessMissing<T>(work: Promise<T>): Promise<T | undefined> {
   return await undefinedIf(isMissing, work);
 }

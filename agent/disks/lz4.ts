@@ -37,7 +37,7 @@ export class AppleLz4Decoder {
   readonly #out = Buffer.allocUnsafe(WINDOW_BYTES + PIECE_BYTES);
   /** Index in `#out` of the next byte to write. The 64 KiB before this index are the output that matches can repeat. */
   #position = WINDOW_BYTES;
-  /** Number of bytes of the whole output that are not decoded yet. */
+  /** Number of bytes of the whole output that are still to be decoded. */
   #left: number;
   readonly #size: number;
 

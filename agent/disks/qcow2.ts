@@ -9,7 +9,7 @@ import { DISK_LIMIT_BYTES, SECTOR_BYTES } from './disk.ts';
 const MAGIC = 0x514649fb;
 /** Length of the header in version 2 of the qcow2 format. */
 const SHORT_HEADER_BYTES = 72;
-/** Shortest length of the header in version 3 of the qcow2 format. QEMU writes 112 bytes. */
+/** Shortest length of the header in version 3 of the qcow2 format. QEMU itself writes longer headers, of 112 bytes. */
 const LONG_HEADER_BYTES = 104;
 const COMPRESSION_TYPE_AT = 104;
 /** Exponents of the smallest and the largest cluster size that QEMU reads: 2^9 (512 bytes) and 2^21 (2 MiB). */

@@ -49,8 +49,8 @@ interface Options {
 }
 
 /**
- * Creates a qcow2 file of `sizeBytes` at `path`. Without `base`, the file is a blank disk. With `base`, it is an overlay that shows
- * the content of `base` and stores the guest's writes. @throws ProgramError when qemu-img fails.
+ * Creates a qcow2 file at `path` for a disk of `sizeBytes` bytes. Without `base`, the disk is blank. With `base`, the file is an overlay:
+ * it shows the content of `base` and stores only the guest's writes. @throws ProgramError when qemu-img fails.
  */
 export async function createQcow2(path: string, sizeBytes: number, base?: BaseImage): Promise<void> {
   // With -u, qemu-img does not open the base. That is not necessary, because the agent checked the base when it stored the image, and the
@@ -181,7 +181,7 @@ export async function* dataExtents(
   const parameters = ['-f', 'raw', '--output=json', path];
   const { output, ended, end } = startQemuImg(['map', ...parameters], { signal });
   try {
-    // The output is a JSON list with one extent in each line.
+    // Each line of the output contains one extent of a JSON list.
     for await (const line of createInterface({ input: output })) {
       const text = line.replace(/^\[|[,\]]$/g, '').trim();
       if (text === '') {

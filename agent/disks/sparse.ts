@@ -23,12 +23,12 @@ export interface SparseFile {
   file: FileHandle;
   /** Whether the file contained no bytes before these writes. If true, blocks of zeros need not be written. */
   fresh: boolean;
-  /** The same file, opened for direct writes. The bytes of such writes must be in one of the {@link DirectFile.rooms}. */
+  /** The same file, opened for direct writes. The bytes of a direct write must be in one of the buffers {@link DirectFile.rooms}. */
   direct?: DirectFile | undefined;
 }
 
 /**
- * Writes `bytes` at `position` of the file, except blocks of zeros where the file already reads as zeros. The caller may reuse
+ * Writes `bytes` at `position` of the file. Does not write blocks of zeros where the file already reads as zeros. The caller may reuse
  * `bytes` when the promise resolves.
  */
 export async function writeSparse(target: SparseFile, bytes: Buffer, position: number): Promise<void> {

@@ -137,7 +137,7 @@ function isEnd(block: Buffer): boolean {
   return block.every((byte) => byte === 0);
 }
 
-/** Computes the checksum of a header, the sum of its bytes. Each of the 8 bytes of the checksum field counts as a space. */
+/** Computes the checksum of a header, which is the sum of its bytes. Each of the 8 bytes of the checksum field counts as a space. */
 function checksum(block: Buffer): number {
   let sum = 8 * 0x20;
   for (const [at, byte] of block.entries()) {

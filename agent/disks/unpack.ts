@@ -30,7 +30,7 @@ const PIECE_BYTES = 1024 * 1024;
  */
 const EXPANSION_FREE_BYTES = 64 * 1024 ** 3;
 /**
- * Limit for content that unpacks to more than {@link EXPANSION_FREE_BYTES}, as a multiple of its compressed size. Compressed
+ * Content that unpacks to more than {@link EXPANSION_FREE_BYTES} may unpack to at most this multiple of its compressed size. Compressed
  * desktop systems unpack to 2 to 30 times their size.
  */
 const EXPANSION_LIMIT = 400;

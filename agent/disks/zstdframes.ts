@@ -42,7 +42,7 @@ type State =
   | { at: 'body' | 'skipped'; left: number; next: Header };
 
 /**
- * Passes frames on in pieces that do not go beyond a frame's end, and leaves out skippable frames. The stream fails with a
+ * Passes the bytes of frames on in pieces, and drops skippable frames. No piece goes beyond the end of a frame. The stream fails with a
  * DiskError if the content is broken.
  */
 export class ZstdFrames extends Transform {

@@ -126,7 +126,7 @@ describe("the network's driver", () => {
       const found = mistakes(`${LEAST}network: { driver: ${driver}, clusterCIDRs: [10.244.0.0/16] }\n`, ROOT);
       expect(found).toEqual([
         expect.stringMatching(
-          /^network\.clusterCIDRs: Write .* clusterCIDRs at the top level.*images\.registries/,
+          /^network\.clusterCIDRs: Move .* clusterCIDRs at the top level.*images\.registries/,
         ),
       ]);
     },

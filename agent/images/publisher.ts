@@ -17,12 +17,12 @@ import type { Repository } from './oci/types.ts';
 
 const FOLDER_MODE = 0o700;
 /**
- * Annotation of manifests in the cluster's image storage. The annotation's value is the reference with the tag under which this version of
- * an image was stored.
+ * Annotation of manifests in the cluster's image storage. Its value is the reference, including the tag, under which this version of an
+ * image was stored.
  */
 const VERSION_ANNOTATION = 'dev.berth.storage.version';
 
-/** A disk in a raw file. The file can be sparse, and nobody writes to it. */
+/** A disk in a raw file. The file can be sparse. Nobody writes to the file. */
 export interface RawDisk {
   path: string;
   virtualSizeBytes: number;
@@ -65,8 +65,8 @@ export class Publisher {
   async store(target: StorageTarget, disk: RawDisk, options: PublishingOptions): Promise<Published> {
     return target.type === 'registry'
       ? await this.push(
-          // Each version of an image's content has a tag of its own. The manifest of each version contains its tag, so that no two versions
-          // share a digest. If two versions shared a digest, removing one version would remove both.
+          // Each version of an image's content has its own tag, and its manifest contains this tag. Therefore no two versions share a
+          // digest. If they did, the removal of one version would remove both.
           {
             reference: target.reference,
             keyring: this.#options.storageKeyring(),
@@ -79,7 +79,7 @@ export class Publisher {
   }
 
   /**
-   * Removes a disk from the cluster's image storage. Returns undefined when the disk is no longer there. If the storage does not
+   * Removes a disk from the cluster's image storage. Returns undefined when the storage no longer has the disk. If the storage does not
    * allow the removal, returns the reason.
    */
   async remove(place: StorageTarget, signal: AbortSignal): Promise<string | undefined> {
@@ -101,7 +101,7 @@ export class Publisher {
       : `The registry of ${registry}/${name} does not allow deletes: allow them in its configuration`;
   }
 
-  /** Publishes a disk to a registry. Blobs that the registry already has are not sent again. */
+  /** Publishes a disk to a registry. Does not send blobs that the registry already has. */
   async push(
     to: { reference: string; keyring: Keyring; annotations?: Readonly<Record<string, string>> },
     disk: RawDisk,
@@ -130,7 +130,7 @@ export class Publisher {
     return { reference: `${name}@${digest}`, digest, storageBytes };
   }
 
-  /** Writes a disk as qcow2 with holes where the disk has zeros. The file exists only when it is complete. */
+  /** Writes a disk as a qcow2 file, in which zeros use no space. The file appears under its name only when it is complete. */
   async #storeFile(path: string, disk: RawDisk, { signal }: PublishingOptions): Promise<Published> {
     const file = this.#fileAt(path);
     const partial = partialOf(file);
@@ -150,8 +150,8 @@ export class Publisher {
   }
 
   /**
-   * Allows only the agent to open the folder of the image storage, because it contains users' disks. Does nothing if the folder
-   * does not exist.
+   * Makes the folder of the image storage accessible only for the agent, because the folder contains users' disks. Does nothing if the
+   * folder does not exist.
    */
   async protectFolder(): Promise<void> {
     const { storageFolder } = this.#options;
@@ -161,8 +161,8 @@ export class Publisher {
   }
 
   /**
-   * Allows only the agent and the group `readers` to read a file. Programs that read disks run with this group, and receive the
-   * file already open.
+   * Allows only the agent and the group `readers` to read a file. The group is for programs that read disks. The agent passes them the file
+   * already open.
    */
   async #keepFromOthers(file: string): Promise<void> {
     const { readers } = this.#options;
@@ -172,10 +172,7 @@ export class Publisher {
     await chmod(file, readers === undefined ? 0o400 : 0o440);
   }
 
-  /**
-   * Removes a file of the image storage. Also removes the partial file that remains if the agent was killed while it wrote the
-   * file.
-   */
+  /** Removes a file of the image storage. If the agent was killed while it wrote the file, a partial file is left, which is removed too. */
   async #removeFile(path: string): Promise<void> {
     const file = this.#fileAt(path);
     await rm(partialOf(file), { force: true });

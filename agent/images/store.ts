@@ -1,4 +1,4 @@
-/** The store of images of one host. A caller gets a checked file of an image, which the store keeps as long as the caller needs it. */
+/** The store of images of one host. A caller gets a checked file of an image. The store keeps this file as long as the caller needs it. */
 import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
@@ -22,7 +22,7 @@ import { HttpSource } from './sources/http.ts';
 import { namesOf } from './sources/names.ts';
 import { RegistrySource } from './sources/registry.ts';
 
-/** Interval in milliseconds between checks for changes that cause no event: growing disks, abandoned fetches, unneeded images. */
+/** Interval in milliseconds between checks for changes that cause no event: disks that grow, abandoned fetches and unneeded images. */
 const TIDY_MILLISECONDS = 60_000;
 
 /** Source of an image with content. An empty disk is excluded because it has no base image. */
@@ -31,40 +31,39 @@ export type BaseImageSource = Exclude<MachineImageSource, { type: 'empty' }>;
 export interface EnsureOptions extends Waiting {
   /** Format that the Image states. With `Auto`, the content determines the format. */
   format?: ImageFormat;
-  /** Architecture to choose if an image is for several architectures. If absent, the host's own architecture is chosen. */
+  /** Architecture that is chosen if an image is for several architectures. If absent, the host's own architecture is chosen. */
   architecture?: 'amd64' | 'arm64' | undefined;
   /** Name of the Image object (`berth.dev/NAMESPACE/NAME`), in addition to the names that follow from the source. */
   name?: string | undefined;
   /** Credentials of registries. If absent, requests are anonymous. */
   keyring?: Keyring | undefined;
-  /** Machine, cache entry or task that needs the image, from this call until the call of `release`. */
+  /** Machine, cache entry or task that needs the image. It needs the image until the call of `release`. */
   holder: Holder;
-  /** True to check at the registry whether the tag has moved, even if an image of that name is on this host. */
+  /** True to check at the registry whether the tag now names another image, even if this host has an image of that name. */
   refresh?: boolean;
 }
 
 export interface ImageStore {
   /**
-   * Returns the image of a source. The image is fetched once for all callers, and checked before use.
+   * Returns the image of a source. The store fetches the image only once for all callers, and checks it before use.
    *
    * @throws ReasonedError when the image cannot be used.
    */
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
-  /** Records that a machine was cloned from this file. This function is for machines that the agent finds when it starts. */
+  /** Records that a machine was cloned from this file. The agent calls this function at its start for machines that already exist. */
   adopt(holder: Holder, path: string): void;
   /**
-   * Records that the holder has completed its clone. The holder continues to need the file, but {@link remove} no longer waits for this
-   * holder.
+   * Records that the holder has completed its clone. The holder still needs the file, but {@link remove} no longer waits for this holder.
    */
   cloned(holder: Holder): void;
   /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
   release(holder: Holder): void;
   /**
-   * Removes the images that only this cache entry needed. Waits while a machine is between the pull and the clone of such an image. If
-   * machines run from an image, the image loses its names at once. The image's file is removed when the last of these machines releases it.
+   * Removes the images that only this cache entry needed. If a machine has fetched such an image but not yet cloned it, the function waits.
+   * If machines run from an image, the image loses its names at once. Its file is removed when the last of these machines releases it.
    */
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
-  /** Removes fetches that do not run and images that nobody needs, while less than `minimumFree` bytes are free on the disk. */
+  /** While less than `minimumFree` bytes are free on the disk, removes fetches that are not running and images that nobody needs. */
   relieve(): Promise<void>;
   /** Runs `work` with `bytes` of disk space reserved in `folder`. @throws ReasonedError `DiskFull` if there is too little space. */
   withRoom<T>(
@@ -86,17 +85,17 @@ export interface HostImageStoreOptions extends SpaceLimits {
   architecture: 'amd64' | 'arm64';
   /** Folders below which all files can be used as images. */
   sharedRoots: readonly string[];
-  /** Folder of the cluster's own image storage, if that is a folder. */
+  /** Folder of the cluster's own image storage. Undefined if the storage is not a folder. */
   storageFolder?: string | undefined;
-  /** User as which programs read untrusted images if the agent runs as root. Otherwise undefined. */
+  /** User under which programs read untrusted images. Undefined if the agent does not run as root. */
   reader?: RunAs | undefined;
-  /** True to fetch also from loopback and link-local addresses. */
+  /** True to allow fetches from loopback and link-local addresses. */
   allowLoopbackHttp: boolean;
   /** Networks of the cluster's Pods, Services and Nodes. Images from these networks are allowed only if `registries` names their server. */
   clusterCIDRs?: readonly string[];
   /** Addresses of this host that none of its network interfaces has. */
   ownAddresses?: readonly string[];
-  /** Servers for which any address is allowed. `credentialsFile` is used for the cluster's own storage only. */
+  /** Servers for which any address is allowed. A `credentialsFile` is for the cluster's own storage only. */
   registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];
   /** Clock for tests, in milliseconds like `performance.now()`. */
   clock?: () => number;
@@ -138,8 +137,8 @@ export class HostImageStore implements ImageStore {
   }
 
   /**
-   * Opens the store with the images on the disk. If the agent ended during an import, the next request for the same image resumes this
-   * import.
+   * Opens the store with the images that are on the disk. If the agent ended during an import, the next request for the same image resumes
+   * the import.
    */
   static async open(options: HostImageStoreOptions): Promise<HostImageStore> {
     const layout = new Layout(options.dataDirectory, options.reader?.gid);
@@ -162,7 +161,8 @@ export class HostImageStore implements ImageStore {
       const stored = await this.#find(source, options, asked);
       const base = this.#catalog.baseOf(stored);
       const { format = 'Auto' } = options;
-      // A request can state another format than before, so the file is inspected again, except for a known qcow2 with `Auto`.
+      // A request can state another format than earlier requests. So the file is inspected again, except for a known qcow2 file with
+      // `Auto`.
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
       await this.#catalog.assign(stored, asked);
@@ -269,7 +269,7 @@ export class HostImageStore implements ImageStore {
     }
   }
 
-  /** Returns the credentials of the cluster's own storage. The files are read at each use, because their content can change. */
+  /** Returns the credentials of the cluster's own storage. Each call reads the files, because their content can change. */
   storageKeyring(): Keyring {
     const files = this.#options.registries.flatMap(({ credentialsFile }) => credentialsFile ?? []);
     return Keyring.parse(files.map((file) => readFileSync(file, 'utf8')));

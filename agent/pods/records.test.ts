@@ -67,7 +67,7 @@ describe('records of machines', () => {
     [
       'the record of another machine',
       (text: string) => text.replace('"uid":"a"', '"uid":"z"'),
-      /record of machine z/,
+      /record of another machine, z/,
     ],
   ])('%s is told, and keeps no other from being read', (_, damage, message) => {
     saved('a');

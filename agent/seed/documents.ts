@@ -1,7 +1,7 @@
 /**
  * Makes and keeps the documents that a guest reads at its start: user data, metadata and vendor data in the form of cloud-init's NoCloud.
- * The documents are in the machine's folder, so a start after a reboot of the host does not need the API server again. The documents can
- * contain passwords, so messages must not contain any part of them.
+ * They are stored in the machine's folder, so that a start after a reboot of the host does not need the API server. The documents can
+ * contain passwords, so messages must not contain any part of the documents.
  */
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -38,12 +38,12 @@ export async function seedDocuments({ path }: Folder): Promise<SeedDocuments | u
   return documentsSchema.safeParse(parseDocument(text)).data;
 }
 
-/** Saves the documents. Readers see either the old documents or the new ones. */
+/** Saves the documents. A reader sees either all old documents or all new documents. */
 export async function writeSeedDocuments({ path }: Folder, documents: SeedDocuments): Promise<void> {
   await writeWhole(join(path, FILE), JSON.stringify(documents));
 }
 
-/** Values for one start of a machine that are not in the object `Machine`. */
+/** Values for one start of a machine. The object `Machine` does not contain these values. */
 export interface StartFacts {
   /** Name of the host. */
   host: string;

@@ -1,6 +1,6 @@
 /**
- * Writes small ISO 9660 images with Joliet names. The agent does this itself, because no program for ISO images exists on all hosts. All
- * files are in the root folder. The same files always give the same bytes.
+ * Writes small ISO 9660 images with Joliet names. The agent does not use a program for this, because no such program exists on all hosts.
+ * All files are in the root folder. The same files always give the same bytes.
  */
 
 export interface IsoFile {

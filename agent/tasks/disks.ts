@@ -68,7 +68,7 @@ export async function withImage(
   });
 }
 
-/** Copies a machine's disk as it is at one moment, and calls `use` with the copy. */
+/** Copies a machine's disk in the state of one moment, and calls `use` with the copy. */
 export async function withMachine(
   host: DiskHost,
   vm: { namespace: string; name: string; uid: string },

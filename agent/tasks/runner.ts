@@ -120,9 +120,15 @@ export class TaskRunner {
       try {
         appendFileSync(join(folder, appendedLog('serial')), `${line}\n`, { mode: 0o600 });
       } catch (error) {
+<<<<<<< HEAD
         // The write of the log can fail, for example because the disk is full. The task then continues, because its result is in the status
         // of its Pod.
         logger.warn({ err: error, pod: key }, 'The agent could not write a line to the log of a task');
+=======
+        // The line cannot be written, for example because the disk is full. The task continues, because it does not need the log: its
+        // result is in the status of its Pod.
+        logger.warn({ err: error, pod: key }, 'The log of a task lacks a line');
+>>>>>>> 3a67df18bbe41e06539911ec9fa019a399bd4607
       }
     };
     if (this.#turns.pending >= atOnce) {
@@ -145,7 +151,8 @@ export class TaskRunner {
   abort(uid: string): void {
     const running = this.#running.get(uid);
     const reason = new Error('The Pod of the task was deleted');
-    // Only a task that has not begun leaves the queue. A task that has begun counts towards the limit until it has really ended.
+    // Only a task that has not begun leaves the queue. A task that has begun counts towards the limit of tasks at once until it has really
+    // ended.
     if (running?.state.kind === 'waiting') {
       running.leave.abort(reason);
     }

@@ -103,7 +103,7 @@ export function answer(sender: Socket, error?: unknown): void {
     error === undefined
       ? {}
       : { reason: reasonIn(error) ?? 'TaskFailed', message: messageOf(error).slice(0, MESSAGE_LENGTH) };
-  // The connection stays open. If the agent closed the connection, the API server could drop the answer before the sender has received it.
+  // The agent must not close the connection here. Otherwise the API server could drop the answer before the sender has received it.
   sender.write(JSON.stringify(failed));
   sender.once('end', () => sender.end());
   // The bytes that the sender continues to send are dropped.
@@ -171,7 +171,7 @@ class ByteSource {
 
   async #next(): Promise<Buffer> {
     let cause: unknown;
-    // The timer runs only while the agent waits for the sender. So the time that the disk of this host needs does not count.
+    // The timer runs only while the agent waits for the sender. Thus a slow disk of this host does not count as silence of the sender.
     const late = setTimeout(() => this.#socket.destroy(new Error(SILENT)), IDLE_MILLISECONDS);
     try {
       const { value, done } = await this.#chunks.next();

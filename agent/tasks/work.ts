@@ -61,8 +61,8 @@ async function cache(
 }
 
 /**
- * Fetches an image. If the task has a target, the image is stored there. Otherwise the task only proves that the image can be fetched. The
- * report contains the image's digest, sizes and reference.
+ * Fetches an image, and stores it in the target of the task. If the task has no target, it only proves that the image can be fetched. In
+ * this case, the report contains the image's digest, sizes and reference.
  */
 async function importImage(
   host: TaskHost,

@@ -201,7 +201,7 @@ it('leaves places to others when one user reads many lists', async () => {
   await vi.waitFor(() => expect(queries).toHaveLength(8));
   await expect(read('busy')).rejects.toMatchObject({
     status: 429,
-    message: expect.stringMatching(/^66 lists of user busy /),
+    message: expect.stringMatching(/^The limit of 66 requests for lists of user busy /),
   });
   const other = read('other');
   open.resolve();

@@ -150,8 +150,8 @@ class Notes {
   readonly #byWorker = new Map<number, Promise<void>>();
 
   /**
-   * Remembers the worker's new entry, and resolves when the worker's previous entry is on the disk. @throws Error when the previous
-   * entry could not be written.
+   * Remembers the worker's new entry. Resolves when the worker's previous entry is on the disk. @throws Error when the previous entry could
+   * not be written.
    */
   async add(worker: number, entry: Promise<void>): Promise<void> {
     const before = this.#byWorker.get(worker);

@@ -110,7 +110,7 @@ class ArrivingBlob {
   /**
    * Yields the bytes that no earlier reader has read. Waits for each piece until it has arrived. A new call stops all earlier readers.
    *
-   * @throws the error that was given to {@link fail}.
+   * @throws Error that was given to {@link fail}.
    */
   async *rest(): AsyncGenerator<Buffer, void, undefined> {
     const reader = Symbol('reader');

@@ -26,9 +26,12 @@ const CHUNK_BYTES = 16 * MIB;
  */
 const CHUNK_DISK_LIMIT_BYTES = 128 * GIB;
 const LARGE_CHUNK_BYTES = 64 * MIB;
-/** Largest number of layers of a disk. Each layer takes about 160 bytes in a manifest, and a manifest has at most 4 MiB. */
+/**
+ * Largest number of layers of a disk. The limit exists because each layer takes about 160 bytes in a manifest, and a manifest has at most 4
+ * MiB.
+ */
 export const LAYER_LIMIT = 20_000;
-/** Limits of the chunks that are in memory at the same time: their total size in bytes, and their number. */
+/** The chunks that are in memory at the same time have these limits: a total size in bytes, and a number. */
 const MEMORY_BYTES = 128 * MIB;
 const CHUNKS_AT_ONCE = 4;
 

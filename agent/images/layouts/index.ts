@@ -1,4 +1,7 @@
-/** The layouts of published disks that this agent reads. The first layout that recognises a manifest plans its pull. */
+/**
+ * The layouts of published disks that this agent reads. If a layout recognises a manifest, it plans the pull. The first such layout is
+ * used.
+ */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { planArtifact } from './artifact.ts';
 import { planContainerDisk } from './containerdisk.ts';

@@ -31,7 +31,7 @@ export interface Layer {
 
 /** Files that upper layers hide in the lower layers. */
 export interface Covering {
-  /** Names directly below /disk that are hidden. */
+  /** Names of files directly below /disk that upper layers hide. */
   hidden: Set<string>;
   /** True when all files below /disk in the lower layers are hidden. */
   opaque: boolean;
@@ -107,7 +107,7 @@ class Walk {
   readonly #hides = new Set<string>();
   #opaque = false;
   #entries = 0;
-  /** Largest number of bytes that the remaining entries may have together. */
+  /** Largest number of bytes that the entries not yet read may have together. */
   #leftBytes: number;
   #found: string | undefined;
 

@@ -1,6 +1,6 @@
 /**
- * Types and functions that all published layouts share to pull the disk of an image from a registry. Each layout has a file of
- * its own.
+ * Types and functions for the pull of an image's disk from a registry. All layouts of published disks share them, and each layout has its
+ * own file.
  */
 import { machineSchema } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';

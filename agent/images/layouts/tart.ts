@@ -1,6 +1,6 @@
 /**
- * VM images that Tart publishes. The disk is cut into layers. Each layer is one LZ4 stream with annotations for its size and
- * digest. Other layers contain the machine's configuration and NVRAM, which are saved as `config.json` and `nvram.bin`.
+ * VM images that Tart publishes. The disk is cut into layers. Each of these layers is one LZ4 stream, with annotations for its size and
+ * digest. Other layers contain the machine's configuration and NVRAM. The pull saves them as `config.json` and `nvram.bin`.
  */
 import { createHash } from 'node:crypto';
 import { constants, open, writeFile } from 'node:fs/promises';
@@ -35,7 +35,7 @@ const DISK_SIZE = 'org.cirruslabs.tart.uncompressed-disk-size';
  */
 const LAYERS_AT_ONCE = 4;
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
-/** Size limit of the NVRAM in bytes. The NVRAM of Apple's machines has about 33 MiB. */
+/** Size limit of the NVRAM in bytes. Apple's machines have an NVRAM of about 33 MiB. */
 const NVRAM_LIMIT_BYTES = 256 * 1024 * 1024;
 
 /** Fields of the configuration that Berth uses. Old versions of Tart ran only arm64 and did not write `arch`, so arm64 is the default. */
@@ -256,7 +256,7 @@ class LayerDecoding {
 }
 
 /**
- * Returns undefined when `work` succeeds, and the error when `work` fails with a DiskError.
+ * Returns undefined when `work` succeeds. Returns the error when `work` fails with a DiskError.
  *
  * @throws Error when `work` fails with any other error.
  */

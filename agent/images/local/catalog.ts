@@ -19,7 +19,7 @@ const SHARED_LIMIT = 256;
  * or an attack.
  */
 const NAMES_LIMIT = 64;
-/** Prefix of the names of Image and ISO objects. Other names are references, which begin with the host of their registry. */
+/** Prefix of the names of Image and ISO objects. All other names are references, which begin with the host of a registry. */
 const OBJECT = 'berth.dev/';
 
 export interface StoredImage {
@@ -50,7 +50,7 @@ export class Catalog {
   readonly #images = new Map<ImageId, Stored>();
   readonly #listeners: (() => void)[] = [];
   #listed = '';
-  /** Queue of writes. The writes run one after another, so that the last write stores the latest state. */
+  /** Queue of writes. Only one write runs at a time. Otherwise an older write could end last and store an old state. */
   readonly #writes = new Serial();
 
   constructor(layout: Layout, holders: Holders, logger: Logger) {
@@ -81,8 +81,8 @@ export class Catalog {
   }
 
   /**
-   * Returns the image with this name. If the agent crashed while it moved the name, two images have this name. In this case, the image that
-   * was used last is returned.
+   * Returns the image with this name. Two images have the name if the agent crashed while it moved the name from one to the other. In this
+   * case, the function returns the image that was used last.
    */
   byName(name: string, architecture: Asked['architecture']): Stored | undefined {
     return this.all()
@@ -138,7 +138,7 @@ export class Catalog {
     await this.sweep();
   }
 
-  /** Records that a cache entry no longer needs this image. If no other cache entry needs it, the image also loses its names. */
+  /** Records that a cache entry no longer needs this image. If no other cache entry needs the image, the image also loses its names. */
   async unenter(holder: Holder, stored: Stored): Promise<void> {
     const { metadata, id } = stored;
     metadata.entries = metadata.entries.filter((entry) => `${ENTRY}${entry}` !== holder);
@@ -154,7 +154,7 @@ export class Catalog {
     await this.#writes.run(async () => await this.#write(stored));
   }
 
-  /** Saves the metadata of an image. An image that was removed before or during the write is not saved. */
+  /** Saves the metadata of an image. If the image is removed before or during the write, no metadata stays on the disk. */
   async #write(stored: Stored): Promise<void> {
     const isHere = (): boolean => this.#images.get(stored.id) === stored;
     if (!isHere()) {
@@ -172,7 +172,7 @@ export class Catalog {
     }
   }
 
-  /** Removes an image from the catalog at once, and then its files. When the promise resolves, its disk space is free. */
+  /** Removes an image from the catalog at once, and then removes its files. When the promise resolves, the image's disk space is free. */
   async discard(stored: Stored): Promise<void> {
     this.#images.delete(stored.id);
     this.#tell();
@@ -204,8 +204,8 @@ export class Catalog {
   }
 
   /**
-   * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images.
-   * Within each of the two groups, the order does not change when an image is used.
+   * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. The use
+   * of an image does not change the order: images are sorted by size, then by name.
    */
   list(): StoredImage[] {
     const listed = this.all().map(({ metadata }) => ({

@@ -1,6 +1,6 @@
 /**
- * Records which machines, cache entries and tasks need which images of a store. These are the holders of an image. The store does not
- * remove an image that has a holder.
+ * Records the holders of the images of a store: the machines, cache entries and tasks that need an image. The store does not remove an
+ * image that has a holder.
  */
 import type { ImageId } from './layout.ts';
 
@@ -94,8 +94,8 @@ export class Holders {
   }
 
   /**
-   * Resolves as soon as any holder no longer needs an image, or has completed its clone. Rejects with the signal's reason when the
-   * signal aborts.
+   * Resolves as soon as a holder no longer needs an image, or has completed its clone of an image. Rejects with the signal's reason when
+   * the signal aborts.
    */
   async change(signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();

@@ -19,7 +19,8 @@ import type { Space, Watched } from './space.ts';
  */
 const HOPELESS: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
 /**
- * Reasons of failures that depend on the requester's own credentials or architecture. The same import can succeed for another requester.
+ * Reasons of failures that depend on the requester's own credentials or architecture. After such a failure, the same import can succeed for
+ * another requester.
  */
 const OF_THE_ASKER: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageArchitectureMismatch']);
 
@@ -30,7 +31,7 @@ export interface Waiting {
   onProgress: (percent: number, bytes?: number) => void;
 }
 
-/** The part of a request for an image that is the same for all sources. */
+/** Fields that all requests for an image have, whatever the source of the image. */
 export interface ImageRequest extends Waiting {
   architecture: 'amd64' | 'arm64';
   format: ImageFormat;
@@ -55,7 +56,7 @@ export interface ImportingParts {
   catalog: Catalog;
   space: Space;
   metrics: ImageMetrics;
-  /** If the agent runs as root, programs read untrusted content as this user. Otherwise undefined. */
+  /** User under which programs read untrusted content. Undefined if the agent does not run as root. */
   reader: RunAs | undefined;
 }
 

@@ -1,12 +1,12 @@
 /**
  * The files below `<data directory>/images`:
  *
- * - `sha256/<hex>/`: an image of a registry, by the digest of its manifest, or by a hash of this digest and a namespace if the image
- *   is for that namespace alone. It contains `disk`, `image.json`, and
- *   `chunks.json` if its layout has one. Without `image.json`, the folder is not an image.
- * - `file/<hex>/`: an image fetched over http, by the sha256 of the downloaded file. It contains the same files.
- * - `shared/<hex>/`: the `image.json` of a file that is used without a copy, by the file's path and content.
- * - `partial/<hex>/`: an unfinished fetch. It is kept across restarts, so that it can be resumed.
+ * - `sha256/<hex>/`: an image of a registry. `<hex>` is the digest of its manifest. If the image is for one namespace alone, `<hex>` is a
+ *   hash of this digest and the namespace. The folder contains `disk`, `image.json` and, if the image's layout has chunks, `chunks.json`.
+ *   A folder without `image.json` is not an image.
+ * - `file/<hex>/`: an image fetched over http. `<hex>` is the sha256 of the downloaded file. The folder contains the same files.
+ * - `shared/<hex>/`: the `image.json` of a file that is used without a copy. `<hex>` is a hash of the file's path and content.
+ * - `partial/<hex>/`: an unfinished fetch. It stays after a restart of the agent, so that it can be resumed.
  * - `trash/`: files that are being removed.
  */
 import { createHash, randomUUID } from 'node:crypto';
@@ -19,9 +19,8 @@ import { folderBytes, unlessMissing } from '../../disks/diskio.ts';
 import { CHUNK_TABLE } from '../layouts/chunks.ts';
 
 /**
- * Kinds of images: from a registry (`sha256`), from a web server (`file`), or used without a copy (`shared`). The ids of different kinds
- * never collide, because a user with access to an image of one kind does not always have the right to an image of another kind with the
- * same digest.
+ * Kinds of images: from a registry (`sha256`), from a web server (`file`), or used without a copy (`shared`). Images of two kinds never
+ * share an id, even if their digests are equal. Otherwise the right to use one image would also give access to the other.
  */
 const KINDS = ['sha256', 'file', 'shared'] as const;
 type Kind = (typeof KINDS)[number];
@@ -100,7 +99,7 @@ export class Layout {
     this.#readers = readers;
   }
 
-  /** Creates the folders and empties the trash. */
+  /** Creates the folders below `images`, and deletes the content of the trash. */
   async prepare(): Promise<void> {
     await this.emptyTrash();
     for (const name of [...KINDS, 'partial', 'trash']) {

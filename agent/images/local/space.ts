@@ -15,7 +15,7 @@ import type { Layout } from './layout.ts';
  * space.
  */
 const WATCH_MILLISECONDS = 1_000;
-/** Time in milliseconds after which a fetch that nobody continues is removed. */
+/** If nobody continues a fetch for this time in milliseconds, the fetch is removed. */
 const PARTIAL_LIFE_MILLISECONDS = 24 * 3_600_000;
 
 export interface SpaceLimits {
@@ -40,7 +40,7 @@ interface Claim {
 }
 
 export interface Watched {
-  /** Signal that aborts when the host's disk becomes full despite the reservation. */
+  /** Signal that aborts when the host's disk becomes full, which is possible despite the reservation. */
   signal: AbortSignal;
   /**
    * Reserves disk space for all bytes of the work. The work calls this function when it learns its total number of bytes.
@@ -138,8 +138,8 @@ export class Space {
   }
 
   /**
-   * Returns the bytes that are missing for a claim and the bytes that are free for images. Both numbers take the reservations of all other
-   * claims into account.
+   * Returns how many bytes a claim lacks, and how many bytes are free for images. Bytes that other claims have reserved do not count as
+   * free.
    */
   async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
     const { budget = Number.POSITIVE_INFINITY } = this.#options;

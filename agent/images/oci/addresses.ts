@@ -1,7 +1,7 @@
 /**
- * Rules for the network addresses from which the agent fetches images. A user who names an image makes this host open a connection.
- * Connections to the host's own services, a cloud's metadata or the inside of the cluster are refused, unless an administrator configured
- * them.
+ * Rules for the network addresses from which the agent fetches images. The rules are necessary because a user who names an image makes this
+ * host open a connection. The agent refuses connections to the host's own services, to a cloud's metadata and to the inside of the cluster,
+ * unless an administrator configured the server.
  */
 import { lookup } from 'node:dns';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
@@ -11,13 +11,13 @@ import { apiHost } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 export interface AddressRules {
-  /** Allows addresses of this host itself and link-local addresses, for example for a mirror beside the agent. */
+  /** True to allow addresses of this host itself and link-local addresses, for example for a mirror beside the agent. */
   allowLoopback: boolean;
   /** Networks of the cluster's Pods, Services and Nodes. */
   clusterCIDRs?: readonly string[];
-  /** Addresses of this host that none of its interfaces has, because another device translates them to the host's address. */
+  /** Addresses of this host that none of its interfaces has. Another device translates these addresses to an address of the host. */
   ownAddresses?: readonly string[];
-  /** Servers for which any address is allowed, written as in references: `registry.example:5000`. */
+  /** Servers for which any address is allowed. Their hosts have the form of references: `registry.example:5000`. */
   registries?: readonly { host: string }[];
 }
 
@@ -43,14 +43,16 @@ const METADATA = [
   'fd00:42::/32',
 ];
 
-/** Prefix of the IPv6 addresses of IPv4 hosts behind a NAT64 (RFC 6052). The last four bytes are the IPv4 address. */
+/**
+ * Behind a NAT64 (RFC 6052), an IPv4 host has an IPv6 address with this prefix. The last four bytes of that address are the IPv4 address.
+ */
 const NAT64 = '64:ff9b::';
 const NAT64_BITS = 96;
 
 /**
- * Addresses that no image server has: multicast groups, reserved and site-local (RFC 3879) addresses, and IPv6 addresses that embed
- * an IPv4 address in an unusual form. These forms are IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), a network's own NAT64
- * prefix (RFC 8215), Teredo (RFC 4380) and 6to4 (RFC 7526). An IPv4-mapped address is not listed, because it is checked as the IPv4
+ * Addresses that no image server has: multicast groups, reserved and site-local (RFC 3879) addresses, and IPv6 addresses that embed an IPv4
+ * address in an unusual form. These forms are IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), a network's own NAT64 prefix (RFC
+ * 8215), Teredo (RFC 4380) and 6to4 (RFC 7526). The list does not contain IPv4-mapped addresses. Such an address is checked as the IPv4
  * address that it contains.
  */
 const SPECIAL = [
@@ -71,7 +73,7 @@ const OUTSIDE = 'to allow a server there, name it in images.registries of the ag
 export class Addresses {
   readonly #rules: AddressRules;
   readonly #cluster: BlockList;
-  /** Hosts of `registries`, written as in URLs. */
+  /** Host names of the servers in `registries`, in the form of a URL's host. */
   readonly #namedHosts: ReadonlySet<string>;
 
   constructor(rules: AddressRules) {
@@ -81,8 +83,8 @@ export class Addresses {
   }
 
   /**
-   * Returns a connector for undici. The connector looks a host name up once and uses only the addresses that it checked, because a second
-   * look-up could return other addresses. A refused connection fails with a ReasonedError before anything is sent.
+   * Returns a connector for undici. The connector looks up a host name only once, and uses only the addresses that it checked. A second
+   * look-up could return other addresses. If a connection is refused, it fails with a ReasonedError before anything is sent.
    */
   connector(options: buildConnector.BuildOptions): buildConnector.connector {
     const connectAnywhere = buildConnector(options);
@@ -92,7 +94,7 @@ export class Addresses {
         connectAnywhere(target, callback);
         return;
       }
-      // undici connects to an IP address without a look-up, so the address is checked here.
+      // undici connects to an IP address without a look-up, so this code checks the address.
       const address = target.hostname.replace(/^\[|\]$/g, '');
       const refusal = isIP(address) === 0 ? undefined : this.refusal(address);
       if (refusal === undefined) {
@@ -104,8 +106,8 @@ export class Addresses {
   }
 
   /**
-   * Returns the reason why the agent must not fetch from the address, or undefined for an allowed address. The reason is text for a
-   * message, after the word "is".
+   * Returns the reason why the agent must not fetch from `address`, or undefined if the address is allowed. The reason is text that follows
+   * the word "is" in a message.
    */
   refusal(address: string): string | undefined {
     const [plain = '', zone] = address.split('%');
@@ -126,7 +128,7 @@ export class Addresses {
     return isIn(LISTS.special) ? `a reserved address; ${OUTSIDE}` : undefined;
   }
 
-  /** Returns the current addresses of the host. The addresses are read each time because interfaces change. */
+  /** Returns the current addresses of the host. The function reads the addresses at each call, because they can change. */
   #own(): BlockList {
     const { ownAddresses = [] } = this.#rules;
     const interfaces = Object.values(networkInterfaces()).flatMap((each) => each ?? []);
@@ -162,10 +164,7 @@ const LOCAL_WORDS =
 
 const LISTS = { metadata: listOf(METADATA), local: listOf(LOCAL), special: listOf(SPECIAL) };
 
-/**
- * Returns a list of the networks. For each IPv4 network, the list also contains the IPv6 addresses that the network has behind a
- * NAT64.
- */
+/** Returns a list of the networks. Behind a NAT64, an IPv4 network also has IPv6 addresses. The list contains these addresses too. */
 function listOf(networks: readonly string[]): BlockList {
   const list = new BlockList();
   for (const network of networks) {

@@ -3,7 +3,7 @@
 export interface Challenge {
   /** Name of the scheme in lower case: `basic`, `bearer`. */
   scheme: string;
-  /** Parameters with their names in lower case. If a name occurs twice, its first value is used. */
+  /** Parameters by their names in lower case. If a name occurs twice, the map has its first value. */
   parameters: ReadonlyMap<string, string>;
 }
 
@@ -13,12 +13,12 @@ const SPACE = /[ \t]*/y;
 const SEPARATORS = /[ \t,]*/y;
 const EQUALS = /[ \t]*=[ \t]*/y;
 const QUOTED = /"((?:[^"\\]|\\.)*)"/y;
-/** Pattern of a value that some schemes, such as Negotiate, have in place of parameters. */
+/** Pattern of a single value. Some schemes, such as Negotiate, have such a value in place of parameters. */
 const TOKEN68 = /[\w.~+/-]+=*(?=[ \t]*(?:,|$))/y;
 
 /**
- * Returns the challenges of all headers. One header may contain several challenges. If a part of a header cannot be read, the rest
- * of this header is ignored.
+ * Returns the challenges of all headers. One header may contain several challenges. If a part of a header cannot be read, the function
+ * ignores the rest of this header.
  */
 export function parseChallenges(header: string | string[] | undefined): Challenge[] {
   if (header === undefined) {
@@ -68,7 +68,7 @@ class Reader {
     }
   }
 
-  /** Reads one `name=value`. Returns undefined for a name without a value, because such a name is the scheme of the next challenge. */
+  /** Reads one `name=value`. Returns undefined for a name without a value, because this name is the scheme of the next challenge. */
   #parameter(): [string, string] | undefined {
     const name = this.#take(TOKEN)?.[0].toLowerCase();
     if (name === undefined || this.#take(EQUALS) === undefined) {

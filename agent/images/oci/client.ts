@@ -12,14 +12,14 @@ export interface Ask {
   method: Exchange['method'];
   /** Path below `/v2/REPOSITORY/`, or a URL that the registry returned for this request. */
   at: string | URL;
-  /** Tag or digest that the request reads or writes. The value is used only in messages. */
+  /** Tag or digest that the request reads or writes. It is only for messages. */
   reference?: string;
   headers?: Readonly<Record<string, string>>;
-  /** Returns the body of the request. This function is called each time the request is sent. */
+  /** Returns the body of the request. The client calls this function each time it sends the request. */
   body?: (() => Buffer | Readable) | undefined;
   writes?: boolean;
   removes?: boolean;
-  /** HTTP statuses outside 200–299 that are valid answers to this request, not failures. */
+  /** HTTP statuses outside 200–299 that count as success for this request. */
   accept?: readonly number[];
 }
 
@@ -52,7 +52,7 @@ export class Session {
     return this.#credential === undefined;
   }
 
-  /** Returns the name of the repository with `reference` (a tag or digest), if that is given: `registry.example/team/image:tag`. */
+  /** Returns the name of the repository, with the tag or digest `reference` if it is defined: `registry.example/team/image:tag`. */
   named(reference: string | undefined): string {
     return reference === undefined ? this.name : join(this.name, reference);
   }
@@ -60,6 +60,7 @@ export class Session {
   /**
    * Sends a request, and sends it again after transient failures. Use this function only for requests that do no harm when they are sent
    * twice.
+   *
    * @throws ReasonedError when no try succeeds.
    */
   async ask(ask: Ask, signal: AbortSignal): Promise<Response> {
@@ -67,7 +68,7 @@ export class Session {
   }
 
   /**
-   * Sends a request once, or twice if its authorization must be renewed.
+   * Sends a request once. If its authorization must be renewed, sends it a second time.
    *
    * @throws ReasonedError, or TransientError when another try can help.
    */
@@ -106,7 +107,7 @@ export class Session {
         body: ask.body,
         what: this.named(ask.reference),
         unverified: this.#route !== undefined && url.origin === this.#base.origin,
-        // The registry can direct an upload to another host, which must not receive the authorization.
+        // The registry can direct an upload to another host. That host must not receive the authorization.
         authorization: url.origin === this.#base.origin ? authorization : undefined,
       },
       signal,

@@ -7,9 +7,9 @@ import type { InsecureRoute, InsecureServers } from './route.ts';
 
 export type Credential =
   | { type: 'password'; username: string; password: string }
-  /** Token that is sent to the registry's token server. This server returns access tokens in exchange. */
+  /** Token that the agent sends only to the registry's token server, which returns access tokens in exchange. */
   | { type: 'identityToken'; token: string }
-  /** Token that is sent to the registry unchanged. */
+  /** Token that the agent sends unchanged to the registry. */
   | { type: 'registryToken'; token: string };
 
 const entrySchema = z.object({
@@ -22,18 +22,18 @@ const entrySchema = z.object({
 
 const configSchema = z.object({ auths: z.record(z.string(), z.unknown()) });
 
-/** Host names that mean Docker Hub in Docker configuration files. */
+/** Host names that stand for Docker Hub in Docker configuration files. */
 const DOCKER_HUB = new Set(['docker.io', 'index.docker.io', 'registry-1.docker.io']);
 
 interface Key {
   host: string;
   port: string;
-  /** Segments of the path in the key. The credential is only for repositories whose path begins with these segments. */
+  /** Segments of the path in the key. The credential is valid only for repositories whose path begins with these segments. */
   path: string[];
   credential: Credential;
 }
 
-/** Credentials for registries, and the routes on which the agent is allowed to send them. */
+/** Credentials for registries. Also contains the insecure routes on which the agent is allowed to send these credentials. */
 export class Keyring {
   readonly #keys: readonly Key[];
   readonly #insecure: InsecureServers | undefined;
@@ -44,7 +44,8 @@ export class Keyring {
   }
 
   /**
-   * Reads the contents of `.dockerconfigjson` files. `insecure` are the servers that need no proof of their identity. An error message tells which text is invalid and why, but quotes no content.
+   * Reads the contents of `.dockerconfigjson` files. `insecure` names the servers that need not prove their identity. If a text is invalid,
+   * the error message names the text and the mistake, but does not quote any content.
    *
    * @throws Error when a text is invalid.
    */
@@ -54,19 +55,19 @@ export class Keyring {
         texts.length === 1 ? 'The Docker config' : `Docker config ${index + 1} of ${texts.length}`;
       return readConfig(text, which);
     });
-    // The sort is stable. Among keys that compare as equal, the keys of earlier texts come first.
+    // The sort is stable: if two keys compare as equal, the key of the earlier text comes first.
     keys.sort((a, b) => b.path.length - a.path.length || Number(isGlob(a)) - Number(isGlob(b)));
     return new Keyring(keys, insecure);
   }
 
-  /** Returns the insecure route to a registry; undefined if the usual, secure route must be used. */
+  /** Returns the insecure route to a registry. Returns undefined if the agent must use the usual, secure route. */
   routeTo(registry: string): InsecureRoute | undefined {
     const { namespace = '', servers = [] } = this.#insecure ?? {};
     const server = servers.find((one) => one.registry === registry);
     return server && { scheme: server.scheme, namespace };
   }
 
-  /** Returns the credentials that fit a repository, the most specific first: longer paths first, then exact hosts before patterns. */
+  /** Returns the credentials that fit a repository, the most specific first. Longer paths come first, then exact hosts, then patterns. */
   candidates(registry: string, repository: string): Credential[] {
     const asked = splitHost(registry.toLowerCase());
     const path = repository.split('/');
@@ -88,8 +89,8 @@ export class Keyring {
 const fingerprintKey = randomBytes(32);
 
 /**
- * Returns a text that distinguishes credentials in caches of this process. The text reveals nothing about the credential and
- * changes with each start of the process.
+ * Returns a text by which caches of this process distinguish credentials. The text reveals nothing about the credential, and it changes
+ * with each start of the process.
  */
 export function fingerprint(credential: Credential | undefined): string {
   if (credential === undefined) {
@@ -103,7 +104,7 @@ export function fingerprint(credential: Credential | undefined): string {
 }
 
 function readConfig(text: string, which: string): Key[] {
-  // The parser's own error would quote the text, so it is not shown.
+  // The message does not contain the parser's own error, because that error would quote the text.
   const document = parseDocument(text);
   if (document === undefined) {
     throw new Error(`${which} is not JSON`);
@@ -113,9 +114,9 @@ function readConfig(text: string, which: string): Key[] {
     throw new Error(`${which} ${mistakeIn(result.error)}`);
   }
   return Object.entries(result.data.auths).flatMap(([name, entry], index) => {
-    // A message does not show the name, because people also write passwords there.
+    // The message contains the entry's number instead of its name, because people sometimes write passwords into the name.
     const credential = readEntry(entry, `${which}, entry ${index + 1} of auths,`);
-    // Docker writes empty entries for registries whose credentials it stores in another place.
+    // Docker writes an empty entry if it stores the registry's credentials in another place. Such an entry gives no credential.
     return credential === undefined ? [] : [{ ...readKey(name), credential }];
   });
 }
@@ -145,7 +146,7 @@ function readEntry(document: unknown, where: string): Credential | undefined {
 }
 
 /**
- * Decodes the base64 of USER:PASSWORD. The text is split at the first colon, because passwords can contain colons, but user names cannot.
+ * Decodes the base64 of USER:PASSWORD. The text is split at its first colon, because a password can contain colons, but a user name cannot.
  */
 function readAuth(auth: string, where: string): Credential {
   const text = Buffer.from(auth, 'base64').toString('utf8');
@@ -157,8 +158,8 @@ function readAuth(auth: string, where: string): Credential {
 }
 
 /**
- * Reads a key of `auths`: `host`, `host:port` or `host/path`. Docker may add a prefix (`https://`) or a path (`/v1`, `/v2`). The prefix and
- * the path are ignored.
+ * Reads a key of `auths`: `host`, `host:port` or `host/path`. The function ignores a prefix (`https://`) and a path (`/v1`, `/v2`) that
+ * Docker may add.
  */
 function readKey(name: string): Omit<Key, 'credential'> {
   const [registry = '', ...rest] = name.replace(/^https?:\/\//i, '').split('/');
@@ -178,7 +179,7 @@ function isGlob(key: Key): boolean {
   return key.host.includes('*');
 }
 
-/** Returns whether a key fits a host and its port. A star stands for any text within one label of the host's name. */
+/** Returns whether a key fits a host and its port. In a key, a star matches any text within one label of the host's name. */
 function hostMatches(key: Key, asked: { host: string; port: string }): boolean {
   if (key.port !== asked.port) {
     return false;
@@ -195,8 +196,8 @@ function hostMatches(key: Key, asked: { host: string; port: string }): boolean {
 }
 
 /**
- * Returns whether a label matches a pattern with stars. A regular expression is not used, because many stars could make it
- * extremely slow.
+ * Returns whether a label of a host name matches a pattern with stars. The function does not use a regular expression, because many stars
+ * could make it extremely slow.
  */
 function labelMatches(pattern: string, label: string): boolean {
   const [first = '', ...rest] = pattern.split('*');

@@ -1,25 +1,25 @@
-/** Classifies failures of fetching images, and repeats work that can succeed on another try. */
+/** Classifies failures of image fetches, and repeats work that can succeed on another try. */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Backoff } from '../../../base/backoff.ts';
 import { pause } from '../../../base/time.ts';
 import { codeOf } from '../../../base/errors.ts';
 
 /**
- * Number of tries of one request. The waits between six tries add up to 8 s, in which a restarting server usually returns. If the
- * failure lasts longer, the caller starts again later.
+ * Number of tries of one request. The waits between six tries add up to 8 s. A server that restarts usually returns within this time. If
+ * the failure lasts longer, the caller tries again later.
  */
 const ATTEMPTS = 6;
 const FIRST_MILLISECONDS = 250;
 const CAP_MILLISECONDS = 4_000;
 const JITTER = 0.2;
 /**
- * Longest accepted wait, in milliseconds, that a server requests with `Retry-After`. If a server requests a longer wait, the caller
- * receives the failure.
+ * A server can request a wait with `Retry-After`. This is the longest accepted wait in milliseconds. If the server requests a longer wait,
+ * the caller receives the failure.
  */
 const RETRY_AFTER_LIMIT_MILLISECONDS = 30_000;
 /**
- * Number of received bytes after which the count of tries begins again. If this number were small, a server could prolong a
- * transfer without end by sending a few bytes at each try.
+ * Number of received bytes after which the count of failed tries restarts. The number is large, because a server could otherwise prolong a
+ * transfer forever with a few bytes at each try.
  */
 const PROGRESS_BYTES = 1024 ** 2;
 
@@ -43,7 +43,7 @@ const TRANSIENT_CODES = new Set([
   'UND_ERR_RES_CONTENT_LENGTH_MISMATCH',
 ]);
 
-/** A failure after which another try can succeed. `final` is the error to report when no try succeeds. */
+/** A failure after which another try can succeed. `final` is the error that the caller gets when no try succeeds. */
 export class TransientError extends Error {
   override readonly name = 'TransientError';
   readonly final: ReasonedError;
@@ -61,8 +61,8 @@ export function isTransientStatus(status: number): boolean {
 }
 
 /**
- * Returns the failure of a request as ReasonedError or TransientError. `what` is the beginning of its message. For an aborted
- * request, returns the reason of its signal.
+ * Converts the failure of a request to a ReasonedError or TransientError. `what` is the beginning of the error's message. If the request
+ * was aborted, the function returns the reason of its signal.
  */
 export function networkError(error: unknown, what: string, signal?: AbortSignal): unknown {
   if (signal?.aborted === true) {
@@ -95,7 +95,7 @@ export class Attempts {
   #failed = 0;
   #bytes = 0;
 
-  /** Records received bytes. After enough bytes, the count of tries restarts. */
+  /** Records received bytes. After 1 MiB, the count of failed tries restarts. */
   progress(bytes: number): void {
     this.#bytes += bytes;
     if (this.#bytes < PROGRESS_BYTES) {
@@ -109,7 +109,7 @@ export class Attempts {
   /**
    * Counts a failed try, and waits until the next try may begin.
    *
-   * @throws Error when another try would not help, no tries remain, or the server requests too long a wait.
+   * @throws Error when another try cannot help, when no tries remain, or when the server requests too long a wait.
    */
   async failed(error: unknown, signal: AbortSignal): Promise<void> {
     if (!(error instanceof TransientError)) {
@@ -152,8 +152,8 @@ export function retryAfterMilliseconds(header: string | string[] | undefined): n
 }
 
 /**
- * Returns the message of an error, or `code` if the message is empty. If all addresses of a host name failed, the error is an
- * AggregateError with an empty message.
+ * Returns the message of an error. If the message is empty, returns `code`. The message is empty in an AggregateError, which means that all
+ * addresses of a host name failed.
  */
 function textOf(error: unknown, code: string): string {
   return error instanceof Error && error.message !== '' ? error.message : code || String(error);
@@ -167,7 +167,7 @@ function causeOf(error: unknown): unknown {
   return error instanceof Error ? error.cause : undefined;
 }
 
-/** Returns the code of an error. For an AggregateError, returns the code for the first address that was tried. */
+/** Returns the code of an error. An AggregateError has one error for each address, and the function returns the code of the first one. */
 function firstCodeOf(error: unknown): string | undefined {
   if (error instanceof AggregateError && error.errors.length > 0) {
     return firstCodeOf(error.errors[0]);

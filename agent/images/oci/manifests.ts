@@ -1,4 +1,4 @@
-/** Reads manifests from registries, and checks them because their content is not trusted. */
+/** Reads manifests from registries. Checks each manifest, because its content is not trusted. */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
 import { parseDocument } from '../../../api/v1alpha1/machine.ts';
@@ -12,11 +12,13 @@ const DOCKER_MANIFEST = 'application/vnd.docker.distribution.manifest.v2+json';
 const DOCKER_LIST = 'application/vnd.docker.distribution.manifest.list.v2+json';
 
 /**
- * Media types for the header `Accept`. All types are always listed, because a registry answers 404 when the requested manifest has
- * a type that is not listed.
+ * Media types for the header `Accept`. Each request lists all types, because a registry answers 404 if the manifest has a type that is not
+ * listed.
  */
 export const MANIFEST_ACCEPT = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].join(', ');
-/** Size limit of a manifest in bytes. Registries accept 4 MiB, and some measure the size slightly differently. */
+/**
+ * Size limit of a manifest in bytes. It is above the 4 MiB that registries accept, because some registries measure the size differently.
+ */
 export const MANIFEST_LIMIT_BYTES = 4.25 * 1024 ** 2;
 
 const INDEXES = new Set([OCI_INDEX, DOCKER_LIST]);
@@ -79,12 +81,12 @@ export function parseManifest(bytes: Buffer, contentType: string, what: string):
 }
 
 /**
- * Returns the digest of the image for an architecture from an index.
+ * Returns the digest of the image for `architecture` from an index.
  *
  * @throws ReasonedError `ImageArchitectureMismatch` when the index has no such image.
  */
 export function pick({ manifests }: Index, architecture: string, what: string): string {
-  // Other entries of the index are ignored, such as attestations, whose platform is unknown/unknown.
+  // An index can contain entries that are not images, such as attestations. Their platform is unknown/unknown, so they are ignored here.
   const images = manifests.filter(({ platform }) => platform !== undefined && SYSTEMS.has(platform.os));
   const found = images.find(({ platform }) => platform?.architecture === architecture);
   if (found !== undefined) {
@@ -101,8 +103,10 @@ export function pick({ manifests }: Index, architecture: string, what: string): 
 const mediaTypeSchema = z.looseObject({ mediaType: z.string().default('') });
 
 /**
- * Returns the media type of a manifest, which its body and the header `Content-Type` state. If they state different types of
- * manifests, the manifest is refused. Otherwise two readers could see two different images.
+ * Returns the media type of a manifest. Both the manifest itself and the header `Content-Type` can state this type. If they state different
+ * types of manifests, the function refuses the manifest, because two readers could see two different images.
+ *
+ * @throws ReasonedError `ImageInvalid` when the types differ.
  */
 function mediaTypeOf(mediaType: string, contentType: string, what: string): string {
   const header = contentType.split(';', 1).join('').trim().toLowerCase();
@@ -119,9 +123,9 @@ function mediaTypeOf(mediaType: string, contentType: string, what: string): stri
 }
 
 /**
- * Parses untrusted JSON, and checks it with `schema`. `what` is the beginning of error messages.
+ * Parses untrusted JSON, and checks the result with `schema`. `what` is the beginning of error messages.
  *
- * @throws ReasonedError `ImageInvalid` with the first mistake when the text is not JSON, or the schema does not allow it.
+ * @throws ReasonedError `ImageInvalid` with the first mistake when the text is not JSON, or when the schema does not allow the content.
  */
 export function parseJson<T>(schema: z.ZodType<T>, bytes: Buffer, what: string): T {
   const document = parseDocument(bytes.toString('utf8'));
@@ -139,13 +143,13 @@ function check<T>(schema: z.ZodType<T>, document: unknown, what: string): T {
   throw new ReasonedError('ImageInvalid', `${what} ${mistakeIn(result.error)}`);
 }
 
-/** Returns the first mistake that a schema found, as one short line after the name of the document. */
+/** Returns the first mistake that a schema found, as one short line. In a message, the line follows the name of the document. */
 export function mistakeIn({ issues: [issue] }: z.ZodError): string {
   const place = printable(issue?.path.join('.') || 'the top level');
   return `is invalid at ${place}: ${printable(String(issue?.message))}`;
 }
 
-/** Returns untrusted text in a form that is safe in a message: one line of at most `length` printable ASCII characters. */
+/** Makes untrusted text safe for a message. Returns one line of at most `length` printable ASCII characters. */
 export function printable(text: string, length = 200): string {
   return text.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, length);
 }

@@ -7,9 +7,9 @@ import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError
 import { printable } from './manifests.ts';
 import type { Response } from './transport.ts';
 
-/** Size limit of the body of a refusal in bytes. A list of errors is smaller, and a larger body is ignored. */
+/** Size limit, in bytes, of the body of a refusal. Lists of errors are smaller than this limit, and a larger body is ignored. */
 const ERROR_BODY_BYTES = 64 * 1024;
-/** Largest number of characters that are shown of a server's message. */
+/** A message shows at most this number of characters of a server's own message. */
 const MESSAGE_LENGTH = 300;
 
 const errorsSchema = z.object({
@@ -17,7 +17,7 @@ const errorsSchema = z.object({
 });
 
 export interface Asked {
-  /** Text at the beginning of the error message: `registry.example/team/image:tag`, or a part of it. */
+  /** Text at the beginning of the error message, for example `registry.example/team/image:tag`. */
   what: string;
   /** URL of the registry itself, not of the storage servers to which it redirects. */
   registry: URL;
@@ -38,7 +38,7 @@ export async function refusal(response: Response, asked: Asked): Promise<Reasone
     words.push(hintFor(status, asked.hasCredential));
   }
   const error = new ReasonedError(isOwn ? reasonFor(status, code) : 'ImageFetchFailed', words.join(''));
-  // A URL of a storage server is valid for minutes only. On another try, the registry redirects to a new URL.
+  // A URL of a storage server is valid for minutes only. Another try can help, because the registry then redirects to a new URL.
   const isTransient = isTransientStatus(status) || (!isOwn && status < 500);
   return isTransient
     ? new TransientError(error, retryAfterMilliseconds(response.headers['retry-after']))
@@ -46,9 +46,9 @@ export async function refusal(response: Response, asked: Asked): Promise<Reasone
 }
 
 /**
- * Reads the body of a response that should be small. Returns undefined when the body is larger than `limitBytes`.
+ * Reads the body of a response, which should be small. Returns undefined when the body is larger than `limitBytes`.
  *
- * @throws ReasonedError or TransientError as {@link networkError} returns them, when the transfer fails.
+ * @throws ReasonedError or TransientError from {@link networkError} when the transfer fails.
  */
 export async function readBody(
   response: Response,
@@ -61,7 +61,7 @@ export async function readBody(
   try {
     for await (const chunk of response.body as AsyncIterable<Buffer>) {
       size += chunk.length;
-      // Leaving the loop closes the connection.
+      // The return statement leaves the loop, which closes the connection.
       if (size > limitBytes) {
         return undefined;
       }
@@ -102,7 +102,7 @@ async function readError(
   try {
     body = await readBody(response, ERROR_BODY_BYTES, what);
   } catch (error) {
-    // The failure is not thrown, because the status of the response is known even without the body.
+    // The function does not throw this error, because the response's status is known even without the body.
     return { message: `its message was cut off: ${messageOf(error)}` };
   }
   if (body === undefined) {

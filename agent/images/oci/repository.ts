@@ -20,13 +20,13 @@ import { Tokens } from './tokens.ts';
 import { checkNoDowngrade, type RegistriesOptions, type Response, Transport } from './transport.ts';
 import type { Descriptor, Repository, ResolvedManifest, UploadBlob } from './types.ts';
 
-/** Largest number of nested indexes. This number is one more than any publisher uses. */
+/** Largest accepted depth of nested indexes. No publisher needs more than one index less. */
 const INDEX_DEPTH = 3;
 
-/** HTTP status of a DELETE request if the registry's configuration does not allow anybody to remove anything. */
+/** HTTP status with which a registry answers a DELETE request if its configuration forbids removals. */
 const NOT_ALLOWED = 405;
 
-/** The registries that images are pulled from and pushed to, with one shared pool of connections. */
+/** Client of all registries from which images are pulled and to which images are pushed. They share one pool of connections. */
 export class Registries {
   readonly #transport: Transport;
   readonly #tokens: Tokens;
@@ -38,8 +38,8 @@ export class Registries {
   }
 
   /**
-   * Returns a client for one repository and the route to its registry. The call sends no request. Tags and digests are given to the
-   * client's methods.
+   * Returns a client for one repository. `route` is an insecure route to its registry. The call sends no request. Tags and digests are
+   * parameters of the client's methods.
    */
   repository(
     reference: Pick<Reference, 'registry' | 'repository'>,
@@ -77,7 +77,7 @@ class HttpRepository implements Repository {
     );
     await response.body.dump();
     const digest = digestHeader(response);
-    // Old registries do not send the header with the digest.
+    // Old registries do not send the header with the digest. So the client fetches the manifest, and computes its digest.
     if (digest === undefined) {
       return (await this.#manifest(reference, signal)).digest;
     }
@@ -214,8 +214,8 @@ class HttpRepository implements Repository {
   }
 
   /**
-   * Checks `digest`, the digest of some content, if `reference` is itself a digest and not a tag. @throws ReasonedError `DigestMismatch`
-   * when `digest` and `reference` differ.
+   * Compares `digest`, the digest of some content, with `reference`. Does nothing if `reference` is a tag. @throws ReasonedError
+   * `DigestMismatch` when `reference` is another digest.
    */
   #checkDigest(reference: string, digest: string): void {
     if (!reference.includes(':') || reference === digest) {
@@ -234,8 +234,8 @@ function digestHeader({ headers }: Response): string | undefined {
 }
 
 /**
- * Sends the blob in one request, which every registry accepts. Berth's largest blobs are compressed chunks of 64 MiB, so an
- * interrupted request loses little. The registry verifies the digest.
+ * Sends the blob in one request, because every registry accepts this form. An interrupted request loses little, because Berth's largest
+ * blobs are compressed chunks of 64 MiB. The registry verifies the digest.
  *
  * @throws ReasonedError when no try succeeds.
  */
@@ -246,7 +246,7 @@ async function uploadBlob(session: Session, blob: UploadBlob, signal: AbortSigna
   await retrying(async () => await put(session, blob, await begin(session, blob, signal), signal), signal);
 }
 
-/** Starts an upload. Returns the URL to which the blob must be sent. This URL is valid for one request. */
+/** Starts an upload. Returns the URL to which the client must send the blob. The URL is valid for one request. */
 async function begin(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<URL> {
   const response = await session.once(
     { method: 'POST', at: 'blobs/uploads/', reference: blob.digest, writes: true },
@@ -258,7 +258,7 @@ async function begin(session: Session, blob: UploadBlob, signal: AbortSignal): P
 
 async function put(session: Session, blob: UploadBlob, location: URL, signal: AbortSignal): Promise<void> {
   const at = new URL(location);
-  // The parameter is appended as text, because the registry may have signed the existing query exactly as written.
+  // The parameter is appended as text, because the registry may have signed the existing query, whose text must not change.
   at.search += `${at.search === '' ? '?' : '&'}digest=${encodeURIComponent(blob.digest)}`;
   const headers = { 'content-type': 'application/octet-stream', 'content-length': String(blob.size) };
   const response = await session.once(

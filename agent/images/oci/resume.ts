@@ -6,7 +6,7 @@ import type { Session } from './client.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor } from './types.ts';
 
-/** Number of bytes that the stream reads ahead of its reader. This number corresponds to a few reads of a socket. */
+/** Number of bytes that the stream reads before its reader needs them. This number corresponds to a few reads of a socket. */
 const READ_AHEAD_BYTES = 256 * 1024;
 
 interface Range {
@@ -17,8 +17,8 @@ interface Range {
 }
 
 /**
- * Returns a stream of exactly the bytes of `range` of a blob. The digest of these bytes is not verified. If bytes are missing, the stream
- * fails with a ReasonedError. No request is sent before the stream is read.
+ * Returns a stream of exactly the bytes of `range` of a blob. If bytes are missing, the stream fails with a ReasonedError. The stream does
+ * not verify a digest, and sends no request before a reader reads from it.
  */
 export function blobStream(
   session: Session,
@@ -83,8 +83,8 @@ async function* read(
 }
 
 /**
- * Requests the rest of a range, and returns the response and the number of bytes to skip at its beginning. Each try asks the
- * registry first, even if a storage server sent the earlier bytes. The URLs of storage servers are valid for minutes only.
+ * Requests the rest of a range. Returns the response, and the number of bytes to skip at its beginning. Each try sends its request to the
+ * registry, even if a storage server sent the earlier bytes. The reason is that the URLs of storage servers are valid for minutes only.
  */
 async function open(
   session: Session,
@@ -96,7 +96,7 @@ async function open(
   const isWhole = start === 0 && end === size;
   const headers: Record<string, string> = isWhole ? {} : { range: `bytes=${start}-${end - 1}` };
   const response = await session.once(
-    // Compressed transfer is excluded, because the digest applies to the bytes without compression.
+    // The request excludes compressed transfer, because the digest applies to the bytes without compression.
     {
       method: 'GET',
       at: `blobs/${digest}`,
@@ -110,12 +110,12 @@ async function open(
   if (mistake === undefined) {
     return { response, skip: response.status === 206 ? 0 : start };
   }
-  // If the rest of the body is large, dump() closes the connection.
+  // dump() discards the rest of the body. If the rest is large, dump() closes the connection.
   await response.body.dump();
   throw new ReasonedError('ImageFetchFailed', `${session.named(digest)}: ${response.url.host} ${mistake}`);
 }
 
-/** Yields at most `length` bytes of the body after the first `skip` bytes, because a server may send more than was requested. */
+/** Skips `skip` bytes of the body, then yields at most `length` bytes, because a server may send more bytes than were requested. */
 async function* cut(response: Response, skip: number, length: number): AsyncGenerator<Buffer> {
   let toSkip = skip;
   let left = length;

@@ -1,11 +1,11 @@
 /**
  * Insecure routes to a registry, which do not prove the identity of the registry. A namespace can allow insecure routes for its own Pods.
- * Somebody between the host and the registry can then choose which image a tag names, and who has access to the image. Therefore everything
- * that is learned on such a route is stored under names that begin with the namespace. Requests on the usual route do not find these names.
+ * On such a route, an attacker in the network can choose which image a tag names, and who has access to the image. Therefore all data from
+ * such a route is stored under names that begin with the namespace. Requests on the usual route do not find these names.
  */
 import type { Server } from '../../../api/v1alpha1/registrycredentials.ts';
 
-/** Kind of the route: without TLS (`http`), or with TLS and a certificate that is not checked (`https`). */
+/** An insecure route: without TLS (`http`), or with TLS but without a check of the certificate (`https`). */
 export interface InsecureRoute {
   readonly scheme: Server['scheme'];
   readonly namespace: string;
@@ -18,8 +18,8 @@ export interface InsecureServers {
 }
 
 /**
- * Returns the prefix of names and keys for data that is learned on a route; empty for the usual, secure route. No reference can begin with
- * the prefix, because `insecure:` is no registry. A namespace has no slash, so two namespaces never share a name.
+ * Returns the prefix of names and keys for data from a route. The prefix is empty for the usual, secure route. No reference can begin with
+ * another prefix, because `insecure:` is no registry. A namespace contains no slash, so two namespaces never share a name.
  */
 export function scopeOf(route: InsecureRoute | undefined): string {
   return route === undefined ? '' : `insecure:${route.namespace}/`;

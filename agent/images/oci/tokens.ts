@@ -1,12 +1,12 @@
 /**
- * Determines the value of the header `Authorization`. When a registry refuses a request, it states which authorization it requires. The
- * required authorization is Basic, or a token from a token server whose URL (realm) the registry names.
+ * Determines the value of the header `Authorization`. When a registry refuses a request, it states the authorization that it requires:
+ * Basic, or a token from a token server. The registry names the URL (realm) of the token server.
  *
  * The token server receives only the credentials for this registry, and only over https with a verified certificate. The token server can
- * be on any host, because large registries have token servers on other hosts. A hostile registry gains nothing from another host, because
- * it could request the same credentials itself. A realm with http is refused, because others on the network could read credentials or
- * tokens. Registries that are configured for plain http are the exception. A realm at an address of this host or at a link-local address is
- * refused, like every connection to such an address. Redirects of a token server are not followed.
+ * be on any host, because large registries have token servers on other hosts. A hostile registry gains nothing when it names another host,
+ * because it could request the same credentials itself. The agent refuses a realm with http, because others on the network could read
+ * credentials or tokens. Registries that are configured for plain http are the exception. Like every connection, a request to a realm must
+ * not go to an address of this host or to a link-local address. The agent does not follow redirects of a token server.
  */
 import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
@@ -19,20 +19,20 @@ import { type Challenge, parseChallenges } from './challenge.ts';
 import { type Credential, fingerprint } from './credentials.ts';
 import { checkNoDowngrade, type Exchange, type Response, type Transport } from './transport.ts';
 
-/** Lifetime of a token in seconds when the token server states none. The distribution specification defines this value. */
+/** Lifetime of a token in seconds if the token server states no lifetime. The distribution specification defines this value. */
 const EXPIRES_SECONDS = 60;
 /**
- * Part of a token's lifetime during which the token is used. The rest is a margin, because the token must be valid when it reaches the
+ * A token is used only during this part of its lifetime. The rest is a margin, because the token must still be valid when it reaches the
  * server.
  */
 const MARGIN = 0.9;
 /**
- * Size limit of a token server's answer in bytes. Some tokens are larger than the usual limit of a header, but no token is larger than this
- * limit.
+ * Size limit, in bytes, of a token server's answer. Some tokens are larger than the usual limit of a header, but no token is larger than
+ * this limit.
  */
 const TOKEN_BODY_BYTES = 256 * 1024;
 const CLIENT_ID = 'berth';
-/** Limit of the tokens that are kept, each for one registry, credential and scope. */
+/** Largest number of tokens in the cache. Each token is for one registry, credential and scope. */
 const CACHE_LIMIT = 1024;
 
 const replySchema = z.object({
@@ -48,8 +48,8 @@ export interface Need {
   scope: string;
   credential: Credential | undefined;
   /**
-   * Prefix for the names of data that is learned on an insecure route; empty if the registry proves its identity. Answers are reused only
-   * for requests with the same prefix.
+   * Prefix of names for data from an insecure route. Empty if the registry proves its identity. A token is reused only for requests with
+   * the same prefix.
    */
   trust: string;
   /** Text at the beginning of error messages. */
@@ -73,8 +73,8 @@ export class Tokens {
   }
 
   /**
-   * Returns the value of `Authorization` for the first try of a request. Returns undefined when the registry's requirement is not known
-   * yet. In this case, the first try is sent without the header, and the answer states the requirement.
+   * Returns the value of `Authorization` for the first try of a request. Returns undefined if the registry's requirement is not known yet.
+   * In this case, the client sends the first try without the header, and the registry's answer states the requirement.
    */
   async current(need: Need, signal: AbortSignal): Promise<string | undefined> {
     if (need.credential?.type === 'registryToken') {
@@ -91,8 +91,8 @@ export class Tokens {
   }
 
   /**
-   * Returns the value of `Authorization` for another try after the status 401. Returns undefined when there is no better value than
-   * `sent`.
+   * Returns the value of `Authorization` for another try after the status 401. `sent` is the value of the failed try. Returns undefined if
+   * there is no better value.
    */
   async answer(
     need: Need,
@@ -104,7 +104,7 @@ export class Tokens {
       return undefined;
     }
     const known = this.#entries.get(keyOf(need))?.header;
-    // If another request has renewed the header in the meantime, the new value is used.
+    // Another request has renewed the header in the meantime, so its new value is used.
     if (known !== undefined && known !== sent) {
       return known;
     }
@@ -139,7 +139,7 @@ export class Tokens {
   async #ask(need: Need, challenge: Challenge, signal: AbortSignal): Promise<string> {
     const realm = realmOf(need, challenge);
     const what = `${need.what}: the token of ${realm.host}`;
-    // A token server on another host must prove its identity, even if the registry need not.
+    // Even if the registry need not prove its identity, a token server on another host must do so.
     const unverified = need.trust !== '' && realm.origin === need.registry.origin;
     const request = { ...tokenRequest(need, challenge, realm, what), unverified };
     const response = await this.#transport.send(request, signal);
@@ -174,8 +174,8 @@ function realmOf(need: Need, challenge: Challenge): URL {
 }
 
 /**
- * Returns the request for a token. An identity token is sent in a form (OAuth 2), and a password as Basic. If there is neither, the
- * request asks for an anonymous token.
+ * Returns the request for a token. The request contains an identity token in a form (OAuth 2), or a password as Basic. Without a
+ * credential, it requests an anonymous token.
  */
 function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string): Exchange {
   const service = challenge.parameters.get('service');
@@ -211,7 +211,7 @@ function parseReply(body: Buffer | undefined, what: string): { token: string; se
   const { data } = replySchema.safeParse(parseDocument(body.toString('utf8')));
   const token = data?.token ?? data?.access_token;
   if (token === undefined) {
-    // The answer may contain a token in another format, so the message does not show it.
+    // The message does not show the answer, because the answer may contain a token in another format.
     throw new ReasonedError('ImageFetchFailed', `${what} cannot be read`);
   }
   return { token, seconds: data?.expires_in ?? EXPIRES_SECONDS };
@@ -228,7 +228,10 @@ function basicOf({ username, password }: { username: string; password: string })
   return `Basic ${Buffer.from(`${username}:${password}`, 'utf8').toString('base64')}`;
 }
 
-/** Sorts the actions of a scope (`repository:team/image:push,pull`), because registries name the actions in any order. */
+/**
+ * Sorts the actions of a scope (`repository:team/image:push,pull`). Registries name the actions in any order, and equal scopes must be
+ * equal texts.
+ */
 function inOrder(scope: string): string {
   const at = scope.lastIndexOf(':') + 1;
   return scope.slice(0, at) + scope.slice(at).split(',').toSorted().join(',');

@@ -1,6 +1,6 @@
 /**
- * A pool of connections to servers of images: registries with their token servers and storage, or web servers. The pool uses HTTP/1.1,
- * which was twice as fast as HTTP/2 in measurements with Berth.
+ * A pool of connections to image servers: registries with their token servers and storage, or web servers. The pool uses HTTP/1.1, which
+ * was twice as fast as HTTP/2 in measurements with Berth.
  */
 import { readFileSync } from 'node:fs';
 import type { Readable } from 'node:stream';
@@ -10,17 +10,18 @@ import { networkError } from './failures.ts';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
-/** Time limit of connecting, in milliseconds. This time is long enough for a handshake with a busy server far away. */
+/** Time limit in milliseconds for opening a connection. The time is enough for a handshake with a busy server far away. */
 const CONNECT_TIMEOUT_MILLISECONDS = 15_000;
 /**
- * Time limit in milliseconds of waiting for the headers of an answer. A registry sometimes has to check or fetch a blob of gigabytes first.
+ * Time limit in milliseconds for the headers of an answer. The limit is long, because a registry sometimes has to check or fetch a blob of
+ * gigabytes before it answers.
  */
 const HEADERS_TIMEOUT_MILLISECONDS = 120_000;
-/** Time in milliseconds after which a transfer without data is aborted. The transfer is then resumed. */
+/** If a transfer brings no data for this time in milliseconds, the agent aborts it. The transfer is then resumed. */
 const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
 /**
- * Largest number of connections of a pool to each server. Four connections use a host with 2 cores fully, and several images may
- * come from one server at once.
+ * Largest number of connections to each server. Four connections already use a host with 2 cores fully. The limit is higher, because
+ * several images may come from one server at once.
  */
 const CONNECTIONS_PER_HOST = 32;
 const REDIRECT_LIMIT = 5;
@@ -29,14 +30,14 @@ const REDIRECTS = new Set([301, 302, 303, 307, 308]);
 export interface RegistrySettings {
   /** Name of the registry as in references: `registry.example:5000`. */
   host: string;
-  /** Path of a PEM file with certificate authorities for this host. These authorities replace the public authorities. */
+  /** Path of a PEM file with certificate authorities for this host. For this host, these authorities replace the public authorities. */
   caFile?: string | undefined;
-  /** True for HTTP without TLS. */
+  /** True to use HTTP without TLS for this host. */
   plainHttp?: boolean | undefined;
 }
 
 export interface RegistriesOptions extends AddressRules {
-  /** Registries that need settings. For a registry in this list, any address is allowed. */
+  /** Registries that need settings. Any address is allowed for these registries. */
   registries: readonly RegistrySettings[];
 }
 
@@ -44,11 +45,11 @@ export interface Exchange {
   method: 'GET' | 'HEAD' | 'POST' | 'PUT' | 'DELETE';
   url: URL;
   headers: Readonly<Record<string, string>>;
-  /** Returns the body of the request. This function is called each time the request is sent. */
+  /** Returns the body of the request. The transport calls this function each time it sends the request. */
   body?: (() => Buffer | Readable) | undefined;
   /** Value of the header `Authorization`. The header is sent only to the host of `url`, not to hosts of redirects. */
   authorization?: string | undefined;
-  /** True to accept any certificate from the host of `url`. Even then, hosts of redirects must prove their identity. */
+  /** True to accept any certificate from the host of `url`. Hosts of redirects must prove their identity in any case. */
   unverified?: boolean;
   /** False to return redirects instead of following them. The default is true. */
   followsRedirects?: boolean;
@@ -66,7 +67,7 @@ export interface Response {
 
 export class Transport {
   readonly #agent: Agent;
-  /** Pools of connections to servers whose certificate is not checked. */
+  /** Pools of connections that do not check the certificate of the server. */
   readonly #unverified: Agent;
   readonly #settings = new Map<string, RegistrySettings & { ca?: string }>();
   readonly #addresses: Addresses;
@@ -83,7 +84,7 @@ export class Transport {
     this.#unverified = new Agent({ factory: (origin) => new Pool(origin, this.#poolOptions(origin, false)) });
   }
 
-  /** Returns the base URL of a registry's API. `scheme` replaces the scheme that the settings give. */
+  /** Returns the base URL of a registry's API. If `scheme` is defined, it overrides the scheme of the settings. */
   baseUrl(registry: string, scheme?: 'http' | 'https'): URL {
     const secure = baseUrl(registry, false);
     if (scheme !== undefined) {
@@ -128,7 +129,7 @@ export class Transport {
 
   async #exchange(exchange: Exchange, url: URL, signal: AbortSignal): Promise<Response> {
     const { method, authorization } = exchange;
-    // The credentials are not sent to other hosts. Storage servers of a registry refuse these credentials, and must not see them.
+    // Only the host of the request receives the credentials. Storage servers, to which a registry redirects, refuse and must not see them.
     const isOwn = url.origin === exchange.url.origin;
     const headers = {
       ...exchange.headers,
@@ -168,8 +169,10 @@ export class Transport {
 }
 
 /**
- * Returns the URL to which a redirect leads. A request other than GET or HEAD follows the redirect only if the status keeps the method (307
- * and 308).
+ * Returns the URL to which a redirect leads. Every redirect of a GET or HEAD request is followed. Other requests follow a redirect only if
+ * its status keeps the method (307 and 308).
+ *
+ * @throws ReasonedError when the redirect must not be followed.
  */
 function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): URL {
   const { location } = headers;
@@ -181,7 +184,7 @@ function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): U
     );
   }
   const next = new URL(location, url);
-  // Credentials in a redirect's URL are removed, because credentials must not go to other hosts.
+  // A redirect's URL can contain credentials. They are removed, because credentials must not go to other hosts.
   next.username = '';
   next.password = '';
   checkNoDowngrade(url, next, exchange.what);

@@ -20,13 +20,13 @@ export interface Manifest {
 }
 
 export interface ResolvedManifest {
-  /** Digest of the manifest for one platform. If the tag names an index, this is the digest of the manifest in the index. */
+  /** Digest of the manifest for one platform. If the tag names an index, this is the digest of a manifest that the index lists. */
   digest: string;
-  /** Digest to which the tag itself refers. If this is not an index, it is the same as `digest`. */
+  /** Digest of the manifest or index that the tag itself names. If the tag names no index, the value is the same as `digest`. */
   tagDigest: string;
   /**
-   * Architecture that was requested. When the pull is planned, the image's own architecture is compared with it. If undefined,
-   * nothing is compared.
+   * Architecture that the requester needs. The plan of the pull compares the image's own architecture with this value. If undefined, the
+   * plan compares nothing.
    */
   architecture: 'amd64' | 'arm64' | undefined;
   manifest: Manifest;
@@ -37,26 +37,26 @@ export interface Repository {
   /** Name for messages: `registry.example/team/image`. */
   readonly name: string;
   /**
-   * Returns the digest to which a tag or digest refers now. Sends one HEAD request, and a GET request if a registry does not answer
-   * with the digest.
+   * Returns the digest that a tag or digest names now. Sends one HEAD request. If the registry's answer does not contain the digest, also
+   * sends a GET request.
    *
    * @throws ReasonedError when there is no such manifest, or these credentials give no access to it.
    */
   head(reference: string, signal: AbortSignal): Promise<string>;
   /**
-   * Returns the manifest of a tag or digest. If `reference` names an index, returns the manifest in the index for this architecture
-   * (os linux or darwin).
+   * Returns the manifest of a tag or digest. If `reference` names an index, the function returns the manifest that the index lists for this
+   * architecture (os linux or darwin).
    */
   resolve(reference: string, architecture: 'amd64' | 'arm64', signal: AbortSignal): Promise<ResolvedManifest>;
   /**
-   * Returns a small blob as a whole, verified.
+   * Returns the whole content of a small blob after a check of its digest.
    *
    * @throws ReasonedError when the blob is larger than `limitBytes` or its digest differs.
    */
   blob(descriptor: Descriptor, limitBytes: number, signal: AbortSignal): Promise<Buffer>;
   /**
-   * Returns a stream of the bytes from `start` (inclusive) to `end` (exclusive) of a blob, not verified. The stream gives
-   * exactly these bytes or fails. `start` must not be the blob's end. An interrupted transfer resumes at the same byte, with
+   * Returns a stream of the bytes from `start` (inclusive) to `end` (exclusive) of a blob. The stream gives exactly these bytes or fails,
+   * but it does not verify a digest. `start` must be smaller than the blob's size. An interrupted transfer resumes at the same byte, with
    * back-off and a limit of tries.
    */
   stream(descriptor: Descriptor, range: { start: number; end: number }, signal: AbortSignal): Readable;
@@ -66,8 +66,8 @@ export interface Repository {
   /** Writes a manifest under a tag and returns the manifest's digest. */
   putManifest(tag: string, mediaType: string, bytes: Buffer, signal: AbortSignal): Promise<string>;
   /**
-   * Removes a manifest and every tag that names it. The blobs of the manifest remain until the registry's own garbage collection. Also
-   * returns true if the manifest is missing. Returns false if the registry does not allow removals.
+   * Removes a manifest and every tag that names it. The blobs of the manifest stay until the registry's own garbage collection. Returns
+   * false if the registry does not allow removals. Otherwise returns true, even if the manifest was already missing.
    */
   removeManifest(digest: string, signal: AbortSignal): Promise<boolean>;
 }
@@ -75,6 +75,6 @@ export interface Repository {
 export interface UploadBlob {
   digest: string;
   size: number;
-  /** Returns the content. This function is called once for each attempt. */
+  /** Returns the content. The client calls this function once for each attempt. */
   content: () => Readable | Buffer;
 }

@@ -1,6 +1,6 @@
 /**
- * Checks whether a requester has the right to use an image from a registry. The registry decides this by its answer to a request with the
- * requester's own credentials.
+ * Checks whether a requester has the right to use an image from a registry. The agent sends a request with the requester's own credentials,
+ * and the registry's answer decides.
  */
 import { LRUCache } from 'lru-cache';
 import { type Credential, fingerprint, type Keyring } from '../oci/credentials.ts';
@@ -11,17 +11,17 @@ import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Repository } from '../oci/types.ts';
 
 /**
- * Time in milliseconds for which a registry's permission is used without a new request, including its permission for everybody. After this
- * time, a Secret that was withdrawn or a repository that became private gives no access to images on this host. Within this time, further
- * deployments from the same repository send no request.
+ * Time in milliseconds for which the agent relies on a registry's permission without a new request. Within this time, further deployments
+ * from the same repository send no request. After this time, a withdrawn Secret or a repository that became private gives no access to
+ * images on this host.
  */
 export const REMEMBERED_MILLISECONDS = 5 * 60_000;
-/** Largest number of permissions that are remembered. If there are more, the oldest is forgotten and requested again. */
+/** Largest number of remembered permissions. If there are more, the agent forgets the oldest permission and must request it again. */
 const REMEMBERED_LIMIT = 4_096;
 
 /**
- * Reasons with which registries refuse a private image to requests without credentials. Some registries answer in this case that the image
- * does not exist.
+ * Reasons with which registries refuse requests without credentials for a private image. Some registries then answer that the image does
+ * not exist.
  */
 const CLOSED: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
 
@@ -33,10 +33,10 @@ export interface Opened<T> {
 }
 
 /**
- * Calls `question` with one fitting credential after another, until the repository accepts one. If no credential fits, calls it
- * without a credential.
+ * Calls `question` with one fitting credential after another, until the repository accepts a credential. If no credential fits, calls
+ * `question` once without a credential.
  *
- * @throws ReasonedError when the repository accepts none.
+ * @throws ReasonedError when the repository accepts no call.
  */
 export async function ask<T>(
   registries: Registries,
@@ -61,7 +61,7 @@ export async function ask<T>(
 export class Access {
   readonly #registries: Registries;
   readonly #clock: () => number;
-  /** For each repository and credential: the time of the clock when the repository last accepted the credential. */
+  /** Time of the clock when a repository last accepted a credential. The key contains the repository and the credential. */
   readonly #seen = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
 
   /** `clock` returns milliseconds since an arbitrary moment, and never goes back. */
@@ -82,8 +82,8 @@ export class Access {
   }
 
   /**
-   * Returns whether the registry has recently given access to the repository, to everybody or to one of the credentials in
-   * `keyring`.
+   * Returns whether the registry has recently given access to the repository. The access can be for everybody, or for one of the
+   * credentials in `keyring`.
    */
   isKnown(reference: Reference, keyring?: Keyring): boolean {
     const oldest = this.#clock() - REMEMBERED_MILLISECONDS;
@@ -93,9 +93,9 @@ export class Access {
   }
 
   /**
-   * Returns whether everybody continues to have the right to read a manifest. The function is for repositories that everybody could read at
-   * the last check. The result is false only when the registry refuses access. If the registry cannot be reached, its last answer is used,
-   * and further deployments do not repeat the request.
+   * Returns whether everybody still has the right to read a manifest. Call this function only for repositories that everybody could read at
+   * the last check. The result is false only if the registry refuses access. If the registry cannot be reached, the function relies on the
+   * last answer, and does not repeat the request for further deployments.
    */
   async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
     if (this.isKnown(reference)) {
@@ -124,7 +124,9 @@ function credentialsFor(
   return found.length === 0 ? [undefined] : found;
 }
 
-/** An answer on an insecure route counts only for the namespace that uses the route. */
+/**
+ * Returns the key of a permission. On an insecure route, the key contains the namespace, because the answer counts only for this namespace.
+ */
 function keyOf(
   { registry, repository }: Reference,
   credential: Credential | undefined,

@@ -1,6 +1,6 @@
 /**
- * Downloads files over http and https. The digest of a file is known in advance. If an earlier call did not finish, and the server
- * can send a part of the file, a new call fetches only the missing part.
+ * Downloads files over http and https. The digest of a file is known in advance. A new call continues an unfinished download: it fetches
+ * only the missing part, if the server can send a part of the file.
  */
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open, readFile, rm, writeFile } from 'node:fs/promises';
@@ -24,21 +24,21 @@ import type { Response, Transport } from '../oci/transport.ts';
 const SIZE_LIMIT_BYTES = 1024 ** 4;
 /** Bytes of an existing file that are read at a time. */
 const READ_BYTES = 1024 ** 2;
-/** HTTP statuses that are not treated as failures. 416 means that the requested part begins beyond the file's end. */
+/** HTTP statuses that do not count as failures. 416 means that the requested part begins beyond the file's end. */
 const ANSWERED: ReadonlySet<number> = new Set([200, 206, 416]);
 
 export interface DownloadOptions {
-  /** Called with the percentage (0–100) of the bytes that are fetched, and their number. */
+  /** Called with the percentage (0–100) of the bytes that are fetched, and with the number of these bytes. */
   onProgress: (percent: number, bytes: number) => void;
-  /** Called with the total number of bytes if the server states it. The download waits for it before it writes the first byte. */
+  /** Called with the total number of bytes, if the server states it. No byte is written before the promise of this call resolves. */
   onTotal?: (bytes: number) => Promise<void>;
   signal: AbortSignal;
   transport: Transport;
 }
 
 /**
- * Fetches `url` to the file `path`, verifies it and syncs it. The file must not be used before the promise resolves. When the promise
- * rejects, the fetched bytes and `PATH.source` remain for the next call, unless the bytes are useless.
+ * Fetches `url` to the file `path`, verifies it and syncs it. Callers must not use the file before the promise resolves. When the promise
+ * rejects, the fetched bytes and `PATH.source` stay for the next call, unless the digest is wrong.
  *
  * @throws ReasonedError when the download fails or its digest differs.
  */
@@ -67,7 +67,7 @@ export async function download(
   }
 }
 
-/** Parses a URL. The parser's own error is not used, because it would show the whole URL, which may contain a password. */
+/** Parses a URL. The function does not pass on the parser's error, because its text shows the whole URL, which may contain a password. */
 function readUrl(text: string): URL {
   const url = URL.parse(text);
   if (url === null) {
@@ -118,7 +118,7 @@ class Download {
     }
     await this.#fetch();
     if (!this.#isRight() && hasOld) {
-      // The existing bytes can belong to another version of the file.
+      // The digest can be wrong because the old bytes belong to another version of the file. So the whole file is fetched.
       await this.#startOver();
       await this.#fetch();
     }
@@ -172,7 +172,7 @@ class Download {
   }
 
   #headers(): Record<string, string> {
-    // Compressed transfer is excluded, because the digest applies to the bytes without compression.
+    // The request excludes compressed transfer, because the digest applies to the bytes without compression.
     const identity = { 'accept-encoding': 'identity' };
     if (this.#at === 0) {
       return identity;
@@ -183,8 +183,8 @@ class Download {
   }
 
   /**
-   * Prepares the file for the answer of the server. If the answer begins at the end of the existing bytes, keeps these bytes.
-   * Otherwise empties the file, so that the download begins again.
+   * Prepares the file for the answer of the server. If the answer begins at the end of the existing bytes, these bytes stay. Otherwise the
+   * function empties the file, so that the download begins again.
    *
    * @throws TransientError when the answer is another part of the file than requested.
    */
@@ -217,7 +217,7 @@ class Download {
     try {
       await this.#parts.options.onTotal?.(total);
     } catch (error) {
-      // destroy() makes the body emit an error of its own. This error is ignored, because the first error is thrown.
+      // destroy() makes the body emit another error, which is ignored here. The caller gets the first error.
       body.on('error', () => undefined).destroy();
       throw error;
     }
@@ -265,7 +265,7 @@ function refusal({ url, status, headers }: Response): Error {
     : error;
 }
 
-/** What the server states about a file whose download is not finished. It is stored beside the fetched bytes for the next call. */
+/** Statements of the server about a file whose download is not finished. They are stored beside the fetched bytes for the next call. */
 const sourceSchema = z.object({
   /** ETag or time of the last change. The next call uses this value to get the remaining bytes of the same version of the file. */
   validator: z.string().optional(),
@@ -274,8 +274,8 @@ const sourceSchema = z.object({
 type Source = z.infer<typeof sourceSchema>;
 
 /**
- * Returns what the headers of an answer state about the file. A weak ETag is not used, because files with different bytes may have
- * the same weak ETag.
+ * Returns the statements of an answer's headers about the file. The function ignores a weak ETag, because files with different bytes may
+ * have the same weak ETag.
  */
 function sourceOf({ etag, 'last-modified': changed, 'content-length': length }: Response['headers']): Source {
   const validator = typeof etag === 'string' && !etag.startsWith('W/') ? etag : changed;
@@ -290,8 +290,8 @@ function sourceFile(path: string): string {
 }
 
 /**
- * Reads what the server stated about the file at `path`, whose download is not finished. If the stored text is missing or invalid, returns
- * an empty object. The empty object does no harm, because the digest of the file is checked at the end.
+ * Reads the server's earlier statements about the file at `path`, whose download is not finished. Returns an empty object if the stored
+ * text is missing or invalid. This does no harm, because the digest of the file is checked at the end.
  */
 async function readSource(path: string): Promise<Source> {
   const text = await unlessMissing(readFile(sourceFile(path), 'utf8'));

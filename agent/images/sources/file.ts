@@ -1,7 +1,7 @@
 /**
- * Images that are files of an administrator below a configured folder. Clones use these files directly as a read-only base, which takes no
- * time and no disk space. Like any base image, they must not be written to afterwards. The digest of a file is computed at the first use.
- * The digest is computed again when the file's device, inode, size or time of change differs.
+ * Images that are an administrator's files below a configured folder. Clones use such a file directly as a read-only base, which takes no
+ * time and no disk space. Nobody may write to the file afterwards, as with any base image. The digest of a file is computed at its first
+ * use. It is computed again when the file's device, inode, size or time of change differs.
  */
 import { readFile, realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
@@ -18,14 +18,14 @@ import type { ImageRequest } from '../local/importing.ts';
 import { inspectImage } from '../local/inspect.ts';
 import { sharedId } from '../local/layout.ts';
 
-/** Largest number of digests that are remembered. Other digests are computed again when they are needed. */
+/** Largest number of remembered digests. The digest of any other file is computed again when it is needed. */
 const DIGESTS_LIMIT = 256;
 
 export interface FileRequest extends ImageRequest {
   path: string;
-  /** Folders in which the file can be, at any depth. */
+  /** Folders that can contain the file, at any depth. */
   roots: readonly string[];
-  /** Digest that the file must have. If undefined, any content is allowed. */
+  /** Digest that the file must have. If undefined, the file can have any content. */
   sha256: string | undefined;
 }
 
@@ -105,7 +105,7 @@ async function resolveBelowRoots(path: string, roots: readonly string[]): Promis
       return await regularFile(real, path);
     }
   }
-  // Missing files and files outside the roots get the same message, so that no user learns whether a file outside exists.
+  // The message is the same for a missing file and for a file outside the roots. Thus no user learns whether a file outside exists.
   throw new ReasonedError('ImageNotFound', `${path} is not a file below ${roots.join(' or ')}`);
 }
 

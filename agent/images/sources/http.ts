@@ -1,6 +1,6 @@
 /**
- * Images from web servers. An image on this host is reused only for URLs from which it was fetched before. For another URL, it is
- * fetched again. The reason is that the statuses of Nodes show digests, and knowing a digest must not give access to another user's
+ * Images from web servers. If an image is on this host, it is reused only for URLs from which it was fetched before. For another URL, the
+ * agent fetches the image again. Otherwise a user who only knows the digest, which the statuses of Nodes show, could get another user's
  * image.
  */
 import { createHash } from 'node:crypto';
@@ -22,8 +22,8 @@ import { download } from './download.ts';
 
 const SHA256 = /^[0-9a-f]{64}$/;
 /**
- * Largest number of URLs that are remembered for one image. If there are more, the latest are kept. For other URLs, the image is
- * fetched again.
+ * Largest number of URLs that are remembered for one image. If there are more, only the latest are kept. For any other URL, the agent
+ * fetches the image again.
  */
 const URLS_LIMIT = 64;
 
@@ -71,7 +71,7 @@ export class HttpSource {
 
   async #note(stored: Stored, address: string): Promise<void> {
     const { metadata } = stored;
-    // Several requests can wait for the same import. Perhaps another of these requests has already added the URL.
+    // Several requests can wait for the same import. Another of these requests may have added the URL already.
     if (metadata.urls.includes(address)) {
       return;
     }
@@ -84,7 +84,7 @@ export class HttpSource {
     return await this.#parts.importing.ensure(`${sha256} ${url}`, request, async (_signal, onProgress) => ({
       id: fileId(sha256),
       what: describeUrl(url),
-      // The size is known only from the server's answer.
+      // No space is reserved at first, because only the server's answer states the size.
       roomBytes: 0,
       format,
       metadata: { digest: `sha256:${sha256}`, architecture },
@@ -109,7 +109,7 @@ export class HttpSource {
     const compression = await compressionOf(fetched);
     if (compression !== undefined) {
       const unpacked = join(target.folder, 'unpacked');
-      // The size of the unpacked disk is not known in advance, so it is not reserved. Instead, the free disk space is watched.
+      // The size of the unpacked disk is not known in advance, so no space is reserved for it. Instead, the free disk space is watched.
       await unpack(compression, { from: fetched, to: unpacked, limitBytes: unpackedLimit(size) }, signal);
       await rename(unpacked, target.disk);
       await rm(fetched);
@@ -118,7 +118,7 @@ export class HttpSource {
     try {
       await digHoles(fetched);
     } catch (error) {
-      // If the zeros do not become holes, the image uses more disk space, but its content is the same.
+      // The failure does no harm: the zeros of the image use disk space, but its content is the same.
       logger.debug(
         { err: error, url: describeUrl(url) },
         'An image uses disk space for its zeros, because the host could not make a sparse file',
@@ -128,7 +128,7 @@ export class HttpSource {
   }
 }
 
-/** Returns the hash of a URL. URLs themselves are not stored, because they may contain credentials. */
+/** Returns the hash of a URL. The store keeps only this hash, because a URL may contain credentials. */
 function hashOf(url: string): string {
   return createHash('sha256').update(url).digest('hex');
 }

@@ -5,7 +5,7 @@ import type { Keyring } from '../oci/credentials.ts';
 import { scopeFor } from './origins.ts';
 
 /**
- * Returns the names by which an image is found after this request. `object` is the name of the Image or ISO object.
+ * Returns the names under which the store can find an image after this request. `object` is the name of the Image or ISO object.
  *
  * @throws ReasonedError `ImageSourceUnsupported` when a reference is wrong.
  */
@@ -19,8 +19,7 @@ export function namesOf(
     case 'registry': {
       const scope = scopeFor(parseReference(source.reference), keyring);
       const name = normaliseImageName(source.reference);
-      // An image from an insecure route does not get the name of an Image object, because other namespaces would find the image by this
-      // name.
+      // An image from an insecure route does not get the name of an Image object. Other namespaces could find it by this name.
       return scope === '' ? [name, ...names] : [`${scope}${name}`];
     }
     case 'storedArtifact':

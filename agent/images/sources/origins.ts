@@ -1,4 +1,4 @@
-/** Repositories from which an image on this host came. */
+/** Origins of an image on this host: the repositories from which it came. */
 import { type Reference, repositoryName } from '../../../api/v1alpha1/reference.ts';
 import type { Stored } from '../local/catalog.ts';
 import type { Metadata } from '../local/layout.ts';
@@ -7,13 +7,13 @@ import { scopeOf } from '../oci/route.ts';
 import type { ResolvedManifest } from '../oci/types.ts';
 
 /**
- * Largest number of digests that are remembered for an image in one repository: the digest of its manifest, and the digests to
- * which tags pointed when they named the image.
+ * Largest number of digests that are remembered for an image in one repository. They are the digest of the image's manifest, and the
+ * digests of indexes through which tags named the image.
  */
 const DIGESTS_LIMIT = 16;
 /**
- * Largest number of repositories that are remembered for one image. If there are more, the latest are kept. For other repositories,
- * the image is fetched again.
+ * Largest number of repositories that are remembered for one image. If there are more, only the latest are kept. For any other repository,
+ * the agent fetches the image again.
  */
 const ORIGINS_LIMIT = 64;
 
@@ -27,7 +27,7 @@ export function digestsOf({ digest, tagDigest }: ResolvedManifest): string[] {
   return digest === tagDigest ? [digest] : [digest, tagDigest];
 }
 
-/** Adds a repository and its digests to the metadata of an image. Returns whether the metadata changed so that it must be saved. */
+/** Adds a repository and its digests to the metadata of an image. Returns true if the metadata changed and must be saved. */
 export function noteOrigin(stored: Stored, seen: Origin): boolean {
   const known = originOf(stored, seen.name);
   if (known === undefined) {
@@ -43,14 +43,14 @@ export function noteOrigin(stored: Stored, seen: Origin): boolean {
 }
 
 /**
- * Returns the prefix of the names of an image, of its repository and of its id for a requester. The prefix is empty on the usual route. On
- * an insecure route, the prefix restricts the image to the requester's namespace.
+ * Returns the prefix for the names and the id of an image, and for its repositories' names. The prefix is empty on the usual route. On an
+ * insecure route, the prefix restricts the image to the requester's namespace.
  */
 export function scopeFor({ registry }: Reference, keyring: Keyring | undefined): string {
   return scopeOf(keyring?.routeTo(registry));
 }
 
-/** Returns the name under which a repository is an origin of images for this requester. */
+/** Returns the name that a repository has in the list of an image's origins. On an insecure route, the name depends on the namespace. */
 export function originName(reference: Reference, keyring: Keyring | undefined): string {
   return `${scopeFor(reference, keyring)}${repositoryName(reference)}`;
 }

@@ -1,6 +1,6 @@
 /**
- * Images from registries. An image on this host is used if the requester has the right to use it. Otherwise the image is fetched. Content
- * that images on this host already have is not fetched again.
+ * Images from registries. If an image is on this host and the requester has the right to use it, it is used. Otherwise the agent fetches
+ * the image. It does not fetch content again that images on this host already have.
  */
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -24,23 +24,24 @@ import type { Access } from './access.ts';
 import { digestsOf, noteOrigin, type Origin, originName, originOf, scopeFor } from './origins.ts';
 
 /**
- * Largest number of images on this host in which a pull searches for content to copy. The pull searches the images that were used last.
- * Other images seldom share content, and each pull reads the chunk table of each image.
+ * Largest number of images on this host in which a pull searches for content to copy. The pull searches only the images that were used
+ * last. Each search reads the chunk table of each image, and older images seldom share content.
  */
 const BASES_LIMIT = 8;
 /**
- * Time limit, in milliseconds, of asking whether everybody has the right to use an image on this host. The answer only saves a download.
+ * Time limit in milliseconds for the question to a registry whether everybody has the right to use an image. The limit is short, because
+ * the answer only saves a download.
  */
 const OPEN_TIMEOUT_MILLISECONDS = 5_000;
 
 export interface RegistryRequest extends ImageRequest {
   reference: string;
   keyring: Keyring | undefined;
-  /** True to resolve the tag at the registry, even if an image of that name is on this host. */
+  /** True to resolve the tag at the registry, even if this host has an image of that name. */
   refresh: boolean;
   /**
-   * True when the operator has already checked that the requester has the right to use the image. In this case, the keyring is the host's
-   * own.
+   * True when the operator has already checked the requester's right to use the image. The keyring then contains the host's own
+   * credentials.
    */
   trusted: boolean;
 }
@@ -72,8 +73,8 @@ export class RegistrySource {
   }
 
   /**
-   * Returns the image with the name `reference` on this host, if the requester has the right to use it. Returns undefined when the registry
-   * must resolve the name.
+   * Returns the image on this host with the name `reference`, if the requester has the right to use this image. Returns undefined when the
+   * registry must resolve the name.
    */
   async #known(reference: Reference, request: RegistryRequest): Promise<Stored | undefined> {
     const stored = this.#find(reference, request);
@@ -88,7 +89,7 @@ export class RegistrySource {
         return stored;
       });
     } catch (error) {
-      // This error means that perhaps the tag now names another image.
+      // This error means that the tag may now name another image. So the registry must resolve the tag.
       if (error instanceof ReasonedError && error.reason === 'ImageNotFound') {
         return undefined;
       }
@@ -155,8 +156,8 @@ export class RegistrySource {
       return one.resolve(reference.digest ?? reference.tag ?? 'latest', architecture, signal);
     });
     const { answer, repository, credential } = opened;
-    // Earlier releases labelled images in the image storage with the architecture of the host that stored them. The architecture in this
-    // label is not checked.
+    // Trusted images come from the image storage. Earlier releases labelled them with the architecture of the host that stored them.
+    // Because this label can be wrong, it is not checked.
     const resolved = trusted ? { ...answer, architecture: undefined } : answer;
     const scope = scopeFor(reference, keyring);
     const name = originName(reference, keyring);
@@ -165,10 +166,11 @@ export class RegistrySource {
     const id = manifestId(resolved.digest, scope);
     return await request.holding(id, async () => {
       const present = catalog.get(id);
-      // A digest alone does not prove that this repository has the content. The image must have come from this repository before.
+      // A digest alone does not prove that this repository has the content. So the image is reused only if it came from this repository
+      // before.
       const isHere = present !== undefined && originOf(present, name) !== undefined;
       const stored = isHere ? present : await this.#pull({ reference, repository, resolved }, request);
-      // If the image was fetched for another architecture, it was checked for that architecture only.
+      // An image that was fetched for another architecture was checked only for that architecture. So it is checked again here.
       if (stored.metadata.architecture !== architecture) {
         await planPull(repository, resolved, signal);
       }
@@ -206,8 +208,8 @@ export class RegistrySource {
   }
 
   /**
-   * Returns a function that finds content in images of this host. The function searches images of the same repository, and images that
-   * everybody has the right to use. Other images are not searched, because a digest alone must not give access to another user's image.
+   * Returns a function that finds content in images of this host. The function searches only images of the same repository, and images that
+   * everybody has the right to use. Otherwise a digest alone could give access to another user's image.
    */
   async #contentFor(repository: string, signal: AbortSignal): Promise<ContentLookup> {
     const { catalog } = this.#parts;
@@ -229,14 +231,14 @@ export class RegistrySource {
     const find = lookupIn(bases.flat());
     return (...asked) => {
       const place = find(...asked);
-      // Perhaps the image was removed after its chunk table was read.
+      // The image may have been removed after its chunk table was read.
       return place !== undefined && catalog.byPath(place.path) !== undefined ? place : undefined;
     };
   }
 
   /**
-   * Asks all origins of an image at the same time, and returns whether one origin answers in time that everybody has the right to use the
-   * image.
+   * Returns whether everybody has the right to use the image. Asks all origins of the image at the same time. The result is true if one of
+   * them confirms the right in time.
    */
   async #isOpenAnywhere(stored: Stored, signal: AbortSignal): Promise<boolean> {
     const { promise, resolve, reject } = Promise.withResolvers<boolean>();
@@ -246,7 +248,7 @@ export class RegistrySource {
         resolve(true);
       }
     });
-    // An answer or failure after the result has no effect here. Later pulls use the answer.
+    // An answer or failure after the time limit has no effect on the result. Later pulls use this answer.
     Promise.all(asked).then(() => resolve(false), reject);
     try {
       return await promise;
