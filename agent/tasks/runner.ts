@@ -120,15 +120,9 @@ export class TaskRunner {
       try {
         appendFileSync(join(folder, appendedLog('serial')), `${line}\n`, { mode: 0o600 });
       } catch (error) {
-<<<<<<< HEAD
-        // The write of the log can fail, for example because the disk is full. The task then continues, because its result is in the status
-        // of its Pod.
-        logger.warn({ err: error, pod: key }, 'The agent could not write a line to the log of a task');
-=======
         // The line cannot be written, for example because the disk is full. The task continues, because it does not need the log: its
         // result is in the status of its Pod.
-        logger.warn({ err: error, pod: key }, 'The log of a task lacks a line');
->>>>>>> 3a67df18bbe41e06539911ec9fa019a399bd4607
+        logger.warn({ err: error, pod: key }, 'The agent could not write a line to the log of a task');
       }
     };
     if (this.#turns.pending >= atOnce) {
