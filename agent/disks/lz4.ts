@@ -11,7 +11,7 @@ const PIECE_BYTES = 1024 * 1024;
 const MIN_MATCH = 4;
 /** Largest value of a four-bit length in a token. If a length has this value, the next bytes contain the rest of the length. */
 const LONG = 15;
-/** Smallest number of bytes that the decoder copies with methods of Buffer. Shorter copies are faster byte by byte. */
+/** Smallest number of bytes that the decoder copies with methods of Buffer. It copies fewer bytes one by one, which is then faster. */
 const SHORT_COPY = 32;
 
 /**
@@ -126,9 +126,9 @@ export class AppleLz4Decoder {
   }
 
   /**
-   * Decodes sequences in a fast loop while both lengths of a sequence fit into its token. The loop ends when a whole sequence may not fit
-   * into the rest of the input or of the output. Most sequences are of this kind. The states of the decoder are several times slower, but
-   * they decode every sequence and refuse invalid sequences.
+   * Decodes sequences in a fast loop. The loop ends when a length of a sequence does not fit into its token, or when a whole sequence may
+   * not fit into the rest of the input or of the output. The states of the decoder are several times slower, but they decode every sequence
+   * and refuse invalid sequences. Most sequences need only the loop.
    */
   #shortSequences(): void {
     const [input, out, begin, start] = [this.#input, this.#out, this.#at, this.#position];

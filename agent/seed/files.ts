@@ -24,8 +24,8 @@ const IGNITION = 'ignition.json';
 const LABEL = 'cidata';
 
 /**
- * Returns whether a machine gets a seed disk. A machine that boots from an ISO alone, for example a rescue system, gets a seed disk only if
- * it has user data, metadata or SSH keys for the guest.
+ * Returns whether a machine gets a seed disk. A machine can boot from an ISO alone, for example a rescue system. Such a machine gets a seed
+ * disk only if it has user data, metadata or SSH keys for the guest.
  */
 export function hasSeed(machine: Machine): boolean {
   const { image, userData, userDataSecret, guestMetadata, sshAuthorizedKeys } = machine;

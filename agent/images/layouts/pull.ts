@@ -25,8 +25,8 @@ export interface PullPlan {
   /** Total size in bytes of the layers to download. */
   downloadBytes: number;
   /**
-   * Largest number of bytes that the disk and its temporary files need on the host. If the layout does not state the size of the disk, the
-   * number is only a lower estimate. In that case, the host's file system can become full during the pull.
+   * Number of bytes that the disk and its temporary files need on the host. If the layout states the size of the disk, the number is an
+   * upper limit. Otherwise it is a lower estimate, and the host's file system can become full during the pull.
    */
   roomBytes: number;
   /**

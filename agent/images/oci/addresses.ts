@@ -1,7 +1,7 @@
 /**
  * Rules for the network addresses from which the agent fetches images. The rules are necessary because a user who names an image makes this
- * host open a connection. The agent refuses connections to the host's own services, to a cloud's metadata and to the inside of the cluster,
- * unless an administrator configured the server.
+ * host open a connection. The agent refuses connections to the host's own services, to a cloud's metadata and to the cluster. An
+ * administrator can configure exceptions.
  */
 import { lookup } from 'node:dns';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
