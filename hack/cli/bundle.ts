@@ -1,7 +1,8 @@
 /** Bundles the command `berth` into one file for Node.js. The executables and the npm package are made from it. */
 import { chmod, rename } from 'node:fs/promises';
 import { join } from 'node:path';
-import { build, type Plugin } from 'esbuild';
+import { build } from 'esbuild';
+import { replacing } from '../bundle.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 /** Libraries that take too long to load. For each library, the part that the command uses. */
@@ -36,22 +37,9 @@ export async function bundleCommand(folder: string): Promise<CommandBundle> {
     legalComments: 'none',
     logLevel: 'warning',
     metafile: true,
-    plugins: [light],
+    plugins: [replacing(LIGHT)],
   });
   await rename(`${path}.cjs`, path);
   await chmod(path, 0o755);
   return { path, inputs: Object.keys(metafile.inputs) };
 }
-
-/** Replaces libraries in the bundle by their small parts. If the command uses something that a part lacks, the build fails. */
-const light: Plugin = {
-  name: 'light',
-  setup(bundling) {
-    const filter = new RegExp(`^(${Object.keys(LIGHT).join('|')})$`);
-    bundling.onResolve({ filter }, ({ path }) => ({ path, namespace: 'light' }));
-    bundling.onLoad({ filter, namespace: 'light' }, ({ path }) => ({
-      contents: LIGHT[path] ?? '',
-      resolveDir: ROOT,
-    }));
-  },
-};

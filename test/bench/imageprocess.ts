@@ -16,7 +16,7 @@ import { promisify } from 'node:util';
 import { zstdDecompress } from 'node:zlib';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
-import { Agent, request } from 'undici';
+import { type Dispatcher, Pool } from 'undici';
 import { DirectFile } from '../../agent/disks/diskio.ts';
 import { HostImageStore } from '../../agent/images/store.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
@@ -95,9 +95,10 @@ async function publish(errand: Errand): Promise<number> {
 
 async function ceiling({ host, caFile, repository }: Errand): Promise<number> {
   const connect = { ca: readFileSync(caFile, 'utf8') };
-  const dispatcher = new Agent({ connect, connections: AT_ONCE, allowH2: false });
-  const at = (path: string): string => `https://${host}/v2/${repository}/${path}`;
-  const { body } = await request(at('manifests/latest'), { dispatcher, headers: { accept: MANIFEST } });
+  const pool = new Pool(`https://${host}`, { connect, connections: AT_ONCE, allowH2: false });
+  const get = async (path: string, headers = {}): Promise<Dispatcher.ResponseData> =>
+    await pool.request({ method: 'GET', path: `/v2/${repository}/${path}`, headers });
+  const { body } = await get('manifests/latest', { accept: MANIFEST });
   const { layers } = (await body.json()) as { layers: { digest: string; size: number }[] };
   const left = layers.values();
   const decode = promisify(zstdDecompress);
@@ -107,7 +108,7 @@ async function ceiling({ host, caFile, repository }: Errand): Promise<number> {
       const compressed = Buffer.allocUnsafe(size);
       const hash = createHash('sha256');
       let length = 0;
-      const blob = await request(at(`blobs/${digest}`), { dispatcher });
+      const blob = await get(`blobs/${digest}`);
       for await (const piece of blob.body as AsyncIterable<Buffer>) {
         length += piece.copy(compressed, length);
         hash.update(piece);
@@ -121,7 +122,7 @@ async function ceiling({ host, caFile, repository }: Errand): Promise<number> {
     }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, work));
-  await dispatcher.close();
+  await pool.close();
   return bytes;
 }
 

@@ -4,7 +4,7 @@
  */
 import { readFileSync } from 'node:fs';
 import type { Readable } from 'node:stream';
-import { Agent, type Dispatcher, Pool, request } from 'undici';
+import { Agent, type Dispatcher, Pool } from 'undici';
 import { Addresses, type AddressRules } from './addresses.ts';
 import { networkError } from './failures.ts';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
@@ -135,12 +135,14 @@ export class Transport {
       ...exchange.headers,
       ...(authorization !== undefined && isOwn ? { authorization } : {}),
     };
+    const agent = isOwn && exchange.unverified === true ? this.#unverified : this.#agent;
     const {
       statusCode,
       headers: answered,
       body,
-    } = await request(url, {
-      dispatcher: isOwn && exchange.unverified === true ? this.#unverified : this.#agent,
+    } = await agent.request({
+      origin: url.origin,
+      path: url.pathname + url.search,
       method,
       headers,
       body: exchange.body?.() ?? null,
