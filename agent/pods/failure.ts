@@ -120,7 +120,7 @@ export function recordDamaged(
  */
 export const ENDED_FROM_OUTSIDE: MachineFailure = {
   reason: 'PodEnded',
-  message: 'A program other than the agent of the host set the status of the Pod to ended',
+  message: 'The Pod has ended, but the agent of its host did not report this end',
   exitCode: 137,
   graceMilliseconds: 0,
 };

@@ -44,7 +44,7 @@ export const nodeTagSchema = z
       .array(tagName)
       .length(1)
       .optional()
-      .meta({ description: 'Another spelling of `tag`, with one tag.' }),
+      .meta({ description: 'The same as `tag`, for clients that use this name. It has one tag.' }),
   })
   .refine(({ tag, tags }) => (tag === undefined) !== (tags === undefined), {
     error: 'exactly one tag is required',

@@ -81,7 +81,7 @@ export const emulatorStatusSchema = z
   .object({
     ...commonStatus(),
     phase: report(
-      'For people: Pending, Scheduled, Starting, Running, Stopped, Failed or Terminating.',
+      'Summary for people: Pending, Scheduled, Starting, Running, Stopped, Failed or Terminating.',
       64,
     ).optional(),
     nodeName: report('Host of the emulator.', 253).optional(),

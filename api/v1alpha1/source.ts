@@ -86,7 +86,7 @@ export const STORAGE_COLUMN = wide({
 /** Returns the fields that the operator reports for a stored Image or ISO. */
 export function storedStatus() {
   return {
-    phase: report('For people: Pending, Pulling, Ready, Updating or Failed.', 64).optional(),
+    phase: report('Summary for people: Pending, Pulling, Ready, Updating or Failed.', 64).optional(),
     size: report('Disk size of a VM, as a quantity.', 32).optional(),
     storageSize: report('Disk space that the content needs in storage, as a quantity.', 32).optional(),
     digest: report('Digest of the content.', 256).optional(),

@@ -33,7 +33,9 @@ export async function vnc(terminal: Terminal, globals: Globals, name: string): P
     terminal.out(`The screen of VM ${name} is at ${address(port)}\n`);
     const viewer = hasScreen(terminal) ? await openViewer(port) : undefined;
     if (viewer === undefined) {
-      terminal.err('No viewer was found. Open this address in a VNC viewer. Ctrl+C ends\n');
+      terminal.err(
+        'No viewer was found. Open this address in a VNC viewer. Press Ctrl+C to end this command\n',
+      );
     } else if (viewer.stays) {
       void viewer.ended.then(() => forwards.end());
     }

@@ -229,7 +229,7 @@ export function chooseNamespaceAddress(layout: Layout, uid: string, taken: Reado
   const { first, end } = NAMESPACE_NUMBERS;
   return (
     chooseFrom({ subnet: layout.probe.outerSubnet, first, end }, uid, taken) ??
-    refuse(`All ${end - first} addresses of network.probeSubnet for programs are in use`)
+    refuse(`The ${end - first} addresses that network.probeSubnet has for programs are all in use`)
   );
 }
 

@@ -78,7 +78,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent and operator',
     says: 'The machine is not suspended, because the disk of its host has no space for the memory of the machine',
-    todo: 'Free space on the disk of the host. The machine is then suspended',
+    todo: 'Delete files on the disk of the host. The machine is suspended when it has enough space',
   },
   ResizeDeferred: {
     seen: { VM: ['RestartRequired'] },
