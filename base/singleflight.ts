@@ -66,8 +66,8 @@ class SharedWork<T> {
         listener(percent, bytes);
       }
     });
-    // Callers that wait get a failure from `#work`. `ended` resolves even then, because nobody may be left to handle a rejection of
-    // `ended`.
+    // Callers that wait get a failure from `#work`. `ended` resolves even then, because a rejection of `ended` that no caller
+    // handles would end the process.
     this.ended = this.#work.then(
       () => undefined,
       () => undefined,

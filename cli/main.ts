@@ -37,7 +37,7 @@ void run(process.argv.slice(2), {
   signal: interrupt.signal,
 }).then((code) => (process.exitCode = code));
 
-/** Returns the name for help and messages. Users call a plug-in of kubectl with two words. */
+/** Returns the name for help and messages. A file `kubectl-berth` is a plug-in, for which users type `kubectl berth`. */
 function nameOf(file: string): string {
   const name = basename(file);
   return SCRIPTS.includes(name) ? 'berth' : name.replace(/^kubectl-/, 'kubectl ');

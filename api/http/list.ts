@@ -1,7 +1,7 @@
 /** Schema for the lists of the HTTP API. */
 import * as z from 'zod';
 
-/** Query of each list. It has the label selector and the pages of Kubernetes. */
+/** Query of each list. Its parameters are those of lists in Kubernetes. */
 export const listQuerySchema = z.object({
   labelSelector: z.string().max(1024).optional(),
   limit: z.coerce.number().int().min(1).max(500).optional(),

@@ -87,7 +87,7 @@ export const machineSchema = z.object({
   userDataSecret: z.object({ name: z.string(), key: z.string() }).optional(),
   /**
    * OpenSSH public keys for the guest. The field is absent if the operator that wrote the document does not know it. Then the machine gets
-   * no seed disk, because its guest would take a new seed disk for the first boot of a new instance.
+   * no seed disk, because with a new seed disk the guest would act as at the first boot of a new instance.
    */
   sshAuthorizedKeys: z.array(z.string()).optional(),
 });

@@ -1,4 +1,4 @@
-/** Decides whether a host can run an Emulator, from its Node. All functions are pure. */
+/** Reads from the Node of a host whether the host can run an Emulator. All functions are pure. */
 import type { EmulatorSpec } from '../../api/v1alpha1/emulator.ts';
 import { systemImageName } from '../../api/v1alpha1/emulatormachine.ts';
 import { EMULATORS_CONDITION, SYSTEM_IMAGE_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';

@@ -20,9 +20,9 @@ import { bindingChange, bindsOwnRole, BOUND_ROLES, groupsWith, isManaged, newBin
 
 interface RoleWatches {
   readonly namespaces: Informer<Namespace>;
-  /** RoleBindings with the name of the role dev, in all namespaces. */
+  /** RoleBindings of all namespaces whose own name is that of the role dev. */
   readonly devBindings: Informer<RoleBinding>;
-  /** RoleBindings with the name of the role admin, in all namespaces. */
+  /** RoleBindings of all namespaces whose own name is that of the role admin. */
   readonly adminBindings: Informer<RoleBinding>;
 }
 

@@ -174,8 +174,8 @@ function realmOf(need: Need, challenge: Challenge): URL {
 }
 
 /**
- * Returns the request for a token. The request contains an identity token in a form (OAuth 2), or a password as Basic. Without a
- * credential, it requests an anonymous token.
+ * Returns the request for a token. The request sends an identity token as form data (OAuth 2), or a password in a header of type Basic.
+ * Without a credential, the request asks for an anonymous token.
  */
 function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string): Exchange {
   const service = challenge.parameters.get('service');
