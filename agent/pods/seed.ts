@@ -67,8 +67,8 @@ function isOfUserData(reason: Reason | undefined): boolean {
 }
 
 /**
- * Returns a list with the condition `UserDataReady`. The list is empty if the machine has no user data. The list is also empty before the
- * first start of the machine, unless the user data could not be fetched.
+ * Returns a list with the condition `berth.dev/UserData`. The list is empty if the machine has no user data. The list is also empty before
+ * the first start of the machine, unless the user data could not be fetched.
  */
 export function userDataConditions({
   record,
@@ -86,8 +86,8 @@ export function userDataConditions({
 
 /**
  * Returns the reason why the image or the user data of a machine cannot be fetched yet; undefined if there is none. If the user data is the
- * cause, the function returns its reason only while the Pod is Pending. In a running Pod, such a reason would tell the operator that the
- * machine has run.
+ * cause, the function returns the reason only while the Pod is Pending. If the container of a running Pod shows such a reason, the operator
+ * concludes that the machine has run.
  */
 export function obstacle(
   reason: Reason | undefined,

@@ -29,7 +29,7 @@ import { obstacle, userDataConditions } from './seed.ts';
 /** Machine with all values that its Pod's status shows. */
 export interface MachineView {
   runtime: Readonly<Runtime>;
-  /** Step of the machine that was started or waits to be started. */
+  /** Step that was planned for the machine. The agent has begun this step, or begins it later. */
   step: Step;
   wanted: Pick<Wanted, 'deletion' | 'desiredHash'>;
   accelerator: string | undefined;
@@ -148,7 +148,10 @@ function diskTrouble({ runtime: { state }, step }: MachineView): DiskTrouble | u
     : undefined;
 }
 
-/** Returns the message for users about the machine's phase: the cause of the last failed step, or of the last end of the machine. */
+/**
+ * Returns the message that explains the machine's phase to users: why the last step failed, why the guest is not ready, or how the machine
+ * last ended.
+ */
 function messageOf(
   { record, trouble, state, readiness }: Readonly<Runtime>,
   phase: MachinePhase,
@@ -163,7 +166,7 @@ function messageOf(
   if (end === undefined || phase === 'Running') {
     return undefined;
   }
-  // The condition's reason shows only the phase, so the message begins with the kind of the end.
+  // For `Crashed` and `HostLost`, the condition's reason shows only the phase. Therefore the message begins with one of these words.
   return end.how === 'GuestShutdown' ? end.message : `${end.how}: ${end.message}`;
 }
 
@@ -253,7 +256,10 @@ function containerState(
   return waiting(reason, messageOf(runtime, phase) ?? percent(operation?.progressPercent));
 }
 
-/** Returns the reason why a machine does not start yet. The result is undefined if the Pod's container must show the phase instead. */
+/**
+ * Returns the reason why a machine does not start yet. If the result is undefined, the status of the Pod's container shows the phase as the
+ * reason.
+ */
 function causeOfWait(
   { record, trouble }: Readonly<Runtime>,
   phase: MachinePhase,

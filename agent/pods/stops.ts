@@ -1,6 +1,6 @@
 /**
- * Counts how often a machine has stopped. Emulators must end with each stop of their VM. With this count, the operator also notices stops
- * that the status of the VM never showed.
+ * Counts how often a machine has stopped. When a VM stops, its emulators must end. With this count, the operator also notices stops that
+ * the status of the VM never showed.
  */
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineEnd, MachineRecord } from './machine.ts';
@@ -33,7 +33,10 @@ export function restsAfter(
   return how === 'GuestShutdown' && !startsAgain;
 }
 
-/** Returns the change of the record of a machine that no longer runs. A stop counts once, even if its step is repeated. */
+/**
+ * Returns the fields that change in the record of a machine that no longer runs. A second call for the same stop does not count the stop
+ * again.
+ */
 export function offChange(
   { running, stops = 0 }: Readonly<MachineRecord>,
   staysOff: boolean,

@@ -1,4 +1,4 @@
-/** Sends the Events of long steps, for a machine's VM or Emulator, or for its Pod. */
+/** Sends Events about the long steps of machines. Each Event belongs to the VM, the Emulator or the Pod of the machine. */
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventText } from '../../kube/events.ts';

@@ -1,4 +1,4 @@
-/** Prepares a machine for the access to its screen (VNC) on a port of the host. The password comes from the Secret of the machine's VM. */
+/** Prepares the access to a machine's screen over VNC, on a port of the host. The password comes from the Secret of the machine's VM. */
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
@@ -22,7 +22,7 @@ const PASSWORD_FILE = 'vnc.password';
 const PASSWORD = /^[!-~]{8}$/;
 
 /**
- * Returns the VNC password of a VM. @throws ReasonedError `VNCSecretNotFound` when there is no Secret with a password, or the Secret
+ * Returns the VNC password of a VM. @throws ReasonedError `VNCSecretNotFound` when there is no Secret with a valid password, or the Secret
  * belongs to an earlier VM of the same name.
  */
 export async function readVncPassword(

@@ -40,9 +40,15 @@ type Controller = (typeof CONTROLLERS)[number];
 
 /** File by which the agent recognizes version 2 of control groups, which has a single tree. */
 const UNIFIED = 'cgroup.controllers';
-/** CPU shares in cgroups version 1: `each` for one processor (the kubelet's value), and at most `most`, the kernel's upper bound. */
+/**
+ * CPU shares in cgroups version 1. A machine gets `each` shares per processor, but at most `most` shares. `each` is the kubelet's value,
+ * and `most` is the kernel's upper bound.
+ */
 const SHARES = { each: 1024, most: 262_144 };
-/** CPU weight in cgroups version 2: `each` for one processor (the kernel's default), and at most `most`, the kernel's upper bound. */
+/**
+ * CPU weight in cgroups version 2. The weight of a machine is `each` per processor, but at most `most`. `each` is the kernel's default, and
+ * `most` is the kernel's upper bound.
+ */
 const WEIGHT = { each: 100, most: 10_000 };
 
 /** Returns the files of a machine's group that hold its limits, with their contents. */

@@ -9,7 +9,7 @@ import { isOfSystem, undefinedIf } from '../../base/errors.ts';
 import type { RunAs } from '../../base/exec.ts';
 
 export interface UserRange {
-  /** First number of the range. */
+  /** Lowest user number in the range. */
   first: number;
   /** Number of users in the range. */
   count: number;
@@ -127,8 +127,8 @@ export async function machineUsers(range: UserRange, logger: Logger): Promise<Ma
 }
 
 /**
- * Returns the first line of a file whose user or group numbers overlap with the range. `kind` is the name of the file, for example
- * `passwd`, and `text` is its content.
+ * Returns the first line of `text` that assigns a number in the range to a user or group. `text` is the content of a file. `kind` is the
+ * name of this file, for example `passwd`.
  */
 export function overlapIn(kind: string, text: string, { first, count }: UserRange): string | undefined {
   return text.split('\n').find((line) => {

@@ -64,8 +64,8 @@ export function makeDocuments(machine: Machine, facts: StartFacts): SeedDocument
       ...(keys.length > 0 && { 'public-keys': keys }),
       berth: values,
     }),
-    // cloud-init adds `public-keys` to the guest's default user. With this setting, the user root can also log in, which most images
-    // forbid. User data can forbid it again.
+    // cloud-init adds `public-keys` to the guest's default user. With `disable_root: false`, the user root can log in too, although most
+    // images forbid this. User data can forbid it again.
     ...(keys.length > 0 && { vendorData: '#cloud-config\n{"disable_root":false}\n' }),
     values,
   };

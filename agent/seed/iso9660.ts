@@ -85,7 +85,7 @@ function ucs2(text: string): Buffer {
   return Buffer.from(text, 'utf16le').swap16();
 }
 
-/** Returns the descriptor of the volume for plain readers (`PRIMARY`) or for readers of Joliet (`SUPPLEMENTARY`). */
+/** Returns the volume descriptor for readers of Joliet (`SUPPLEMENTARY`), or for readers that do not know Joliet (`PRIMARY`). */
 function descriptor(type: typeof PRIMARY | typeof SUPPLEMENTARY, label: string, sectors: number): Buffer {
   const isJoliet = type === SUPPLEMENTARY;
   const sector = Buffer.alloc(SECTOR);

@@ -46,7 +46,7 @@ export class Downloaders {
     }
     this.#open += 1;
     caller.on('error', () => undefined);
-    // A caller never sends bytes. If a caller ends its direction of the connection, it no longer wants the file.
+    // A caller never sends bytes. If a caller closes its side of the connection, the caller no longer wants the file.
     caller.once('end', () => caller.destroy());
     caller.resume();
     void this.#serve(caller);

@@ -55,7 +55,7 @@ interface Running {
   state: TaskState;
   readonly key: string;
   readonly abort: AbortController;
-  /** Aborted to remove the task from the queue. The abort has no effect after the task has begun. */
+  /** Controller whose abort removes the task from the queue. The abort has no effect after the task has begun. */
   readonly leave: AbortController;
   readonly console: ConsoleStore;
   /**

@@ -158,7 +158,11 @@ class ByteSource {
     return part;
   }
 
-  /** Returns exactly `count` bytes. Use small counts only, because all bytes are held in memory. @throws ReasonedError as {@link some}. */
+  /**
+   * Returns exactly `count` bytes. Use small counts only, because all bytes are held in memory.
+   *
+   * @throws ReasonedError `UploadInterrupted` when the connection has ended.
+   */
   async exactly(count: number): Promise<Buffer> {
     const parts: Buffer[] = [];
     for (let left = count; left > 0; ) {

@@ -10,11 +10,14 @@ import type { CacheResult, CacheSelection } from './imagecache.ts';
 type Item = CacheResult['items'][number];
 type Planned = Pick<CacheChange, 'change' | 'result'>;
 
-/** Prefix of the names of entries that the HTTP API and the command create. The rest of such a name is a hash of the image's name. */
+/**
+ * Prefix of the name of each ImageCacheEntry that the HTTP API or the `berth` command creates. After the prefix comes a hash of the image's
+ * name.
+ */
 export const ENTRY_PREFIX = 'cached-';
 const HASH_LENGTH = 32;
 
-/** Reference or object of an image that hosts can keep. */
+/** The field of an ImageCacheEntry that names its image: `reference`, or `imageRef` for an Image object. */
 export type CachedSource = Pick<ImageCacheEntrySpec, 'reference' | 'imageRef'>;
 
 export interface CacheHosts {

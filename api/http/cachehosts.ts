@@ -44,7 +44,10 @@ export function withoutHosts(targets: CacheTargets, hosts: readonly Host[]): Cac
   return changed(targets, nodes, excludeNodes);
 }
 
-/** Returns two functions: whether the targets select a host in another way than by its name, and whether they exclude a host by a tag. */
+/**
+ * Returns two functions that take a host. `isWide` reports whether the targets select the host by a tag, or select all hosts. `isExcluded`
+ * reports whether the targets exclude a tag of the host.
+ */
 function rulesOf({ all = false, tags = [], excludeTags = [] }: CacheTargets) {
   const [wanted, unwanted] = [new Set(tags), new Set(excludeTags)];
   return {
@@ -54,8 +57,8 @@ function rulesOf({ all = false, tags = [], excludeTags = [] }: CacheTargets) {
 }
 
 /**
- * Returns the targets with these lists of names, or the unchanged targets if both lists are equal. It compares only lengths, because a
- * change either adds names to a list or removes names from it.
+ * Returns the targets with these two lists of names. If both lists are the same as before, returns the unchanged `targets`. The function
+ * compares only the lengths, because a change either adds names to a list or removes names from it.
  */
 function changed(
   targets: CacheTargets,

@@ -9,7 +9,7 @@ import { gigabytes } from './nodeitem.ts';
 type InfoItem = CacheInfo['items'][number];
 type ListItem = CacheList['items'][number];
 
-/** Status in an answer for each state that an ImageCacheEntry reports of a host. */
+/** Status of a host in an answer. The key is the state that the ImageCacheEntry reports for the host. */
 const STATUS_BY_STATE: Readonly<Record<string, InfoItem['status']>> = {
   Queued: 'queued',
   Caching: 'caching',
@@ -36,8 +36,8 @@ export function infoItems(
 }
 
 /**
- * Returns the hosts that have, fetch or remove the Image object with this name. If there is no host for the Image of the namespace, the
- * result is for the Image of the default namespace.
+ * Returns the hosts that have, fetch or remove the Image object with this name in the caller's namespace. If there is no such host, returns
+ * the hosts for the Image with this name in the default namespace.
  */
 export function objectInfoItems(
   image: string,
@@ -92,7 +92,7 @@ function statusAtRest(
   return isWanted ? { status: 'queued' } : undefined;
 }
 
-/** Returns the images that the hosts have. Image objects of other namespaces than this one and the default namespace are left out. */
+/** Returns the images that the hosts have. The result contains Image objects only from `namespace` and from the default namespace. */
 export function listItems(
   hosts: readonly HostNode[],
   namespace: string,

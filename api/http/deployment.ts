@@ -6,7 +6,7 @@ import type { Cause } from './status.ts';
 import type { VMDeployQuery } from './vmdeploy.ts';
 import { statusOfPhase } from './vmitem.ts';
 
-/** Statuses with which a deployment ends although no machine runs. */
+/** Statuses of a VM that does not run. If the VM gets one of them, the deployment has failed. */
 const ENDS: ReadonlySet<string> = new Set(['Failed', 'Stopped', 'Suspended']);
 /** Types and reasons of conditions. Each pair means that an object which the VM names does not exist. */
 const MISSING = [
@@ -20,14 +20,17 @@ const NO_ROOM = 'Unschedulable';
 const FULL_STATUS = 503;
 
 /**
- * Time in milliseconds in which the operator learns of a new object. The time matters, because clients create a VM config or an image and
- * immediately deploy a VM from it.
+ * Time in milliseconds that the operator needs to notice a new object. A deployment fails for a missing object only after this time,
+ * because clients often create a VM config or an image and immediately deploy a VM from it.
  */
 const LEARNING_MILLISECONDS = 1_000;
 
 /** Options of the wait: the state of the VM to wait for, and the behaviour if no host has room. */
 interface Wanted extends Pick<VMDeployQuery, 'waitFor' | 'whenFull'> {
-  /** HTTP status code instead of {@link FULL_STATUS}. If it is set and `whenFull` is absent, the deployment ends when no host has room. */
+  /**
+   * HTTP status code for a deployment for which no host has room. If the field is absent, the code is {@link FULL_STATUS}. If the field is
+   * set and `whenFull` is absent, the deployment ends when no host has room.
+   */
   readonly fullStatus?: number | undefined;
 }
 
@@ -44,9 +47,9 @@ export type DeploymentState = 'done' | 'waiting' | Ended;
 /**
  * Returns the state of the deployment, and the version of the VM with this state. The operator may not know a new object yet. Therefore, if
  * an object seems to be missing, the function waits a moment and reads the VM again. `readAgain` resolves with undefined if the VM is gone.
- * A VM that somebody else then created under the same name is ignored.
+ * If somebody else has then created a VM with the same name, the function ignores that VM.
  *
- * @throws the error of `readAgain`; the signal's reason.
+ * @throws the error of `readAgain`; the signal's reason when the signal aborts.
  */
 export async function settledState(
   vm: VM,

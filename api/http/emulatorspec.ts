@@ -1,4 +1,7 @@
-/** Turns a request for an emulator into an Emulator, and determines how far it is, for the HTTP API and the `berth` command. */
+/**
+ * Turns a request for an emulator into an Emulator, and determines how far the start of an Emulator is. For the HTTP API and the `berth`
+ * command.
+ */
 import type { Emulator } from '../v1alpha1/emulator.ts';
 import { EMULATOR_DEFAULTS } from '../v1alpha1/emulatordefaults.ts';
 import type { VM } from '../v1alpha1/vm.ts';

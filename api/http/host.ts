@@ -1,7 +1,7 @@
 /** Reads facts about hosts from their Nodes and from the Pods on these Nodes, for the HTTP API and the `berth` command. */
 import { DEDICATED_KEY, HOST_MARK, HOST_VALUE, TAG_LABEL_PREFIX, WORKLOAD_LABEL } from '../v1alpha1/names.ts';
 
-/** The fields of a Node that this folder reads. */
+/** The fields of a Node that the code in this folder uses. */
 export interface HostNode {
   readonly metadata: { readonly name: string; readonly labels?: Readonly<Record<string, string>> };
   readonly status?: {
@@ -23,7 +23,7 @@ export interface CachedContent {
   readonly sizeBytes?: number;
 }
 
-/** The fields of a Pod on a host that this folder reads. */
+/** The fields of a Pod on a host that the code in this folder uses. */
 export interface HostPod {
   readonly metadata: { readonly name: string; readonly namespace?: string };
   readonly spec: {

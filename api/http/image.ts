@@ -53,7 +53,7 @@ interface Named {
   destination?: string | undefined;
 }
 
-/** Returns the name of the new object, which clients send under different keys. */
+/** Returns the name of the new object. Clients send this name under one of three keys. */
 export function nameIn({ imageName, name, destination }: Named): string {
   return imageName ?? name ?? destination ?? '';
 }

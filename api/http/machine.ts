@@ -6,10 +6,10 @@ import { TAG, TAG_LENGTH } from '../v1alpha1/tag.ts';
 import { imageName } from '../v1alpha1/template.ts';
 import { decimal, whole } from './fields.ts';
 
-/** Bounds of memory in GiB. Clients offer steps of 0.1 GiB, so this is the minimum. The kinds have the same maximum. */
+/** Bounds of memory in GiB. The minimum is 0.1, because clients offer steps of 0.1 GiB. The kinds VM and VMConfig have the same maximum. */
 const MEMORY = { minimum: 0.1, maximum: 16_384 };
 
-/** Returns the fields of a request. `dpiMaximum` is the largest allowed DPI of the display. */
+/** Returns the schemas of the machine's fields in a request. `dpiMaximum` is the largest allowed DPI of the display. */
 export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
   const { displayWidth, displayHeight, displayDPI } = displayBounds(dpiMaximum);
   return {

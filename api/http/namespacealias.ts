@@ -1,17 +1,21 @@
-/** Translates names of namespaces whose prefix is fixed in the code of clients, for the HTTP API and the `berth` command. */
+/**
+ * Translates between the real names of namespaces and the names that clients use. Some clients have a fixed prefix in their code, the
+ * alias. The alias stands for the prefix of the real names. For the HTTP API and the `berth` command.
+ */
 
-/** Rest of a client's name for the default namespace. The alias of the prefix comes before it. */
+/** The text after the alias in the clients' name for the default namespace. */
 const DEFAULT = 'default';
 
 interface AliasNames {
   /** Returns the real name of the namespace that a client names. */
   readonly real: (name: string) => string;
-  /** Returns the name that a client with the alias gets for a namespace. */
+  /** Returns the name that clients use for the namespace with this real name. */
   readonly shown: (name: string) => string;
 }
 
 /**
- * Returns the functions that translate names. `alias` stands for the prefix, and `alias` followed by `default` for the default namespace.
+ * Returns the functions that translate names. In names that clients use, `alias` stands for `prefix`. The name that clients use for the
+ * default namespace is `alias` followed by `default`.
  */
 export function aliasNames(
   alias: string,

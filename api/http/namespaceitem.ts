@@ -5,7 +5,7 @@
 import { CUSTOM_PODS_LABEL } from '../v1alpha1/names.ts';
 import type { NamespaceItem } from './namespace.ts';
 
-/** Largest number of hosts that the message of a refusal names. For VMs, the number is the same. */
+/** Largest number of hosts, and also of VMs, that the message of a refusal names. */
 export const NAMED = 5;
 
 interface Named {

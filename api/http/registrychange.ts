@@ -39,8 +39,8 @@ export interface Refusal {
 }
 
 /**
- * Entries of the ConfigMap to remove, and Secrets to delete afterwards. The Secret is also listed without an entry, because an interrupted
- * removal may have left it.
+ * Entries of the ConfigMap to remove, and Secrets to delete afterwards. The Secret that has Berth's name for the registry is always listed,
+ * because an interrupted removal may have deleted only its entry.
  */
 export interface Removal {
   readonly entries: Record<string, null>;

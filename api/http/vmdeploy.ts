@@ -35,7 +35,7 @@ const metadataSchema = z
   });
 export type Metadata = z.infer<typeof metadataSchema>;
 
-/** Returns the schema of the body. `dpiMaximum` is the largest allowed DPI of the display. */
+/** Returns the schema of the body of a deployment request. `dpiMaximum` is the largest allowed DPI of the display. */
 export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
   return z
     .object({

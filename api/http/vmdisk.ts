@@ -115,7 +115,8 @@ async function imageOf(
     return '';
   }
   const found = await read({ namespace: config.namespace ?? namespace, name: config.name });
-  // After a change of the VMConfig, nobody knows which image the VM was made from. Therefore the image counts only for the same generation.
+  // If the VMConfig has changed since the VM was made, nobody knows which image the VM was made from. Therefore the function compares the
+  // generations of the VMConfig.
   return found?.metadata.generation === config.generation ? (found.spec.image ?? '') : '';
 }
 

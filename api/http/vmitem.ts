@@ -32,7 +32,7 @@ const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
 
 /**
  * Returns the item for a VM. `architectureOf` returns the architecture of a host. The item has the architecture of the VM's host, because
- * neither the VM's config nor its image may name one.
+ * the VM's config and image do not always name an architecture.
  */
 export function vmItem(
   { metadata, spec, status = {} }: VM,

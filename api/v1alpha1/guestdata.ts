@@ -1,7 +1,7 @@
 /**
  * Fields with data for the guest: user data, metadata and SSH keys. An annotation of the VM's Pod contains these fields as JSON text. All
- * annotations of an object have at most 256 KiB in UTF-8. The metadata has at most 128 KiB, the user data 64 KiB and the keys 32 KiB. So 32
- * KiB remain for the other fields of the machine.
+ * annotations of an object together have at most 256 KiB in UTF-8. The metadata has at most 128 KiB, the user data 64 KiB and the keys 32
+ * KiB. So 32 KiB remain for the other fields of the machine.
  */
 import * as z from 'zod';
 import { documented, objectName, text } from './schema.ts';

@@ -66,7 +66,7 @@ export function conditionColumn(
   return column(name, jsonPath, `The ${field} of the condition ${type}.`);
 }
 
-/** Returns a copy of the column that `kubectl get` shows only with `-o wide`. */
+/** Returns a copy of the column. `kubectl get` shows this copy only with `-o wide`. */
 export function wide(narrow: PrinterColumn): PrinterColumn {
   return { ...narrow, wide: true };
 }

@@ -1,8 +1,8 @@
 /**
  * The contract between the operator and the agent of a host. The operator writes a Pod with two annotations. `berth.dev/machine` contains a
- * {@link Machine}, in which all values are resolved, and never changes. `berth.dev/desired` contains a {@link Desired}. It is the only
- * annotation that the operator changes. Changes of cpu and memory also use the Pod's subresource `resize`. The agent answers only in the
- * Pod's status.
+ * {@link Machine}, in which all values are resolved. This annotation never changes. `berth.dev/desired` contains a {@link Desired}. It is
+ * the only annotation that the operator changes. Changes of cpu and memory also use the Pod's subresource `resize`. The agent answers only
+ * in the Pod's status.
  */
 import * as z from 'zod';
 import { undefinedIfSync } from '../../base/errors.ts';
@@ -17,11 +17,11 @@ export const machineImageSourceSchema = z.discriminatedUnion('type', [
   z.object({ type: z.literal('sharedFile'), path: z.string() }),
   z.object({ type: z.literal('empty'), sizeBytes: z.number().int() }),
   /**
-   * An artifact in the cluster's image storage. The operator found the content of an Image there. The host reads the artifact with the
-   * host's own credentials, not with those of the VM.
+   * An artifact in the cluster's image storage. It contains the content of an Image. The host reads the artifact with the host's own
+   * credentials, not with those of the VM.
    */
   z.object({ type: z.literal('storedArtifact'), reference: z.string() }),
-  /** A file below the host's storage folder. The operator found the content of an Image there. */
+  /** A file below the host's storage folder. It contains the content of an Image. */
   z.object({ type: z.literal('storedFile'), path: z.string(), sha256: z.string() }),
   /** A source that this release does not support, for example ipsw. */
   z.object({ type: z.literal('unsupported'), description: z.string() }),

@@ -117,7 +117,7 @@ export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
 export const USER_DATA_CONDITION = 'berth.dev/UserData';
 /**
  * Condition that the agent writes to its Node: whether the host can run emulators. If the status is False, the message gives the reason.
- * Simulated hosts do not have the condition. For a host without it, the operator does not check this.
+ * Simulated hosts do not have the condition. If a host does not have it, the operator does not check whether the host can run emulators.
  */
 export const EMULATORS_CONDITION = 'berth.dev/Emulators';
 /**
@@ -129,8 +129,9 @@ export const NAT_READY_CONDITION = 'berth.dev/NATReady';
 /** Condition that the operator writes to a host's Node if the agent is too many releases older or newer than the operator. */
 export const VERSION_SKEW_CONDITION = 'berth.dev/VersionSkew';
 
-/** Type of the Secret with a VM's VNC password, and its only key. The operator creates the Secret, but has no right to read it. */
+/** Type of the Secret with a VM's VNC password. The operator creates the Secret, but has no right to read it. */
 export const VNC_SECRET_TYPE = 'berth.dev/vnc';
+/** The only key of the Secret with a VM's VNC password. */
 export const VNC_SECRET_KEY = 'password';
 
 /** Returns the name of the Secret with the VNC password of a VM. */

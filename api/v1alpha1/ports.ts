@@ -24,8 +24,8 @@ interface WrittenPort extends GuestPort {
 /** Largest number of reserved ports of one machine. */
 const MAXIMUM_PORTS = 64;
 /**
- * Largest length of the text of a reserved port, in characters. A valid text has at most 15. The limit is larger, so that the pattern
- * refuses a text that is a little too long. Its message explains the form, which the message about the length does not.
+ * Largest length of the text of a reserved port, in characters. A valid text has at most 15 characters. The limit is larger, so that a text
+ * that is a little too long is refused by the pattern. Only the pattern's message explains the form of a reserved port.
  */
 const PORT_LENGTH = 32;
 

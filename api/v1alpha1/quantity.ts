@@ -8,7 +8,10 @@ export const QUANTITY_LENGTH = 32;
  */
 const QUANTITY =
   /^([+-]?)(\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE]([+-]?\d{1,32})|([numkMGTPE]|[KMGTPE]i))?$/;
-/** Largest exponent of ten that is computed. With a larger one, a text of {@link QUANTITY_LENGTH} characters is out of all bounds. */
+/**
+ * Largest power of ten that is computed. A text of {@link QUANTITY_LENGTH} characters with a larger power is refused, because its value is
+ * beyond all bounds.
+ */
 const EXPONENT = 99;
 
 const DECIMAL_EXPONENTS: Readonly<Record<string, number>> = {

@@ -43,13 +43,16 @@ export const REASON_CLASSES = {
 } as const;
 
 export interface ReasonEntry {
-  /** Places where the reason appears, for each kind: types of conditions, `Event`, or the state of a container or field. */
+  /**
+   * Places where the reason appears, for each kind: types of conditions, `Event`, the container states `waiting` and `terminated`, or the
+   * name of a field.
+   */
   readonly seen: Readonly<Partial<Record<ReasonKind, readonly string[]>>>;
-  /** Class of the reason. It is the same for all kinds of objects, or there is one for each kind. */
+  /** Class of the reason: one class for all kinds of objects, or one class for each kind. */
   readonly class: ReasonClass | Readonly<Partial<Record<ReasonKind, ReasonClass>>>;
   /**
-   * Whether the reason is a fault of the host and not of the machine. Berth never declares a machine that has already run failed for such a
-   * reason.
+   * Whether the reason is a fault of the host and not of the machine. If a machine has already run, Berth never declares it failed for such
+   * a reason.
    */
   readonly ofHost?: boolean;
   readonly by: 'operator' | 'agent' | 'agent and operator' | 'Kubernetes';

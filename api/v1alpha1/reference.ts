@@ -16,7 +16,7 @@ export interface Reference {
 
 const REGISTRY_DEFAULT = 'docker.io';
 const TAG_DEFAULT = 'latest';
-/** Host name of a registry's API, by the name of the registry in references. The two names differ only for Docker Hub. */
+/** Host names of the APIs of those registries that have another name in references. The key is the name in references. */
 const API_HOSTS: Readonly<Record<string, string>> = { [REGISTRY_DEFAULT]: 'registry-1.docker.io' };
 
 const LABEL = '[a-z0-9]([a-z0-9-]*[a-z0-9])?';
@@ -26,7 +26,7 @@ const TAG = /^\w[\w.-]{0,127}$/;
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
 /** Default port of http. The URL parser leaves it out of a URL. */
 const HTTP_PORT = 80;
-/** Number of characters that an error message quotes of a reference that is too long. */
+/** If a reference is too long, the error message quotes only this number of its characters. */
 const QUOTED_LENGTH = 64;
 
 /**
@@ -165,7 +165,7 @@ export function repositoryName({ registry, repository }: Reference): string {
   return `${registry}/${repository}`;
 }
 
-/** Returns `NAME:TAG` or `NAME@DIGEST` for messages. Only a digest contains a colon. */
+/** Returns `NAME:TAG` or `NAME@DIGEST` for messages. The function recognizes a digest by its colon, because tags contain no colon. */
 export function join(name: string, tagOrDigest: string): string {
   return `${name}${tagOrDigest.includes(':') ? '@' : ':'}${tagOrDigest}`;
 }

@@ -6,7 +6,7 @@
  * `regcred: '{"server":"https://registry.example:5000","username":"ci"}'`
  *
  * The Secret has the type {@link PULL_SECRET_TYPE}. Its key {@link PULL_SECRET_KEY} contains JSON. In this JSON, `auths` contains the
- * credential by the name of the registry ({@link Server}.registry).
+ * credential under the name of the registry ({@link Server}.registry).
  */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
@@ -17,7 +17,10 @@ import { readReference } from './reference.ts';
 export const REGISTRIES_CONFIG_MAP = 'berth-registries';
 export const PULL_SECRET_TYPE = 'kubernetes.io/dockerconfigjson';
 export const PULL_SECRET_KEY = '.dockerconfigjson';
-/** Largest number of servers of one namespace. After this number of entries, sorted by their keys, all others are ignored. */
+/**
+ * Largest number of servers of one namespace. If the ConfigMap has more entries, only the first ones in the order of their keys have an
+ * effect.
+ */
 export const REGISTRY_CREDENTIALS_LIMIT = 64;
 /** Largest length of a user's name, in characters. Most registries have shorter names, but some use a long access key as the name. */
 export const REGISTRY_USERNAME_LENGTH = 256;
@@ -72,7 +75,7 @@ export interface RegistryCredentials {
 /** Message about a wrong URL of a server. The message follows the name of the field. */
 export const SERVER_FORM =
   'must be https:// or http:// with a host and an optional port, for example https://registry.example:5000';
-/** Message if an entry has a server without TLS but does not allow it. The message follows the name of the field. */
+/** Message about an entry that has a server without TLS, but does not set `allowInsecure`. The message follows the name of the field. */
 export const SERVER_NEEDS_INSECURE = 'must be https://, or allowInsecure must be true';
 
 /** Reads the URL of a server. Returns undefined if the text does not have the form in {@link SERVER_FORM}. */

@@ -52,8 +52,8 @@ export type PortRules = z.infer<typeof portRulesSchema>;
 const choice = (fallback: string) => range.default(fallback).meta({ examples: ['25000-25999'] });
 
 /**
- * Ranges from which a host chooses ports. It begins with the last port of a range and goes downwards. Ranges can overlap. A host never
- * chooses a port in `denied`. The list `reservable` does not limit its choice.
+ * Ranges from which a host chooses ports. The host begins with the last port of a range and goes downwards. Ranges can overlap. A host
+ * never chooses a port in `denied`. The list `reservable` does not limit the host's choice.
  */
 const portRangesSchema = z.strictObject({
   /** Range for reserved ports without a host port, for example `:8080`. */

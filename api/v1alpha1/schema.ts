@@ -24,7 +24,10 @@ export function documented(description: string, ...rules: CelRule[]): Record<str
   return rules.length === 0 ? { description } : { description, 'x-kubernetes-validations': rules };
 }
 
-/** Returns the schema of a text of 1 to `maximum` characters. The optional pattern does not read a text that is too long. */
+/**
+ * Returns the schema of a text of 1 to `maximum` characters. `pattern` is optional. A text that is too long is refused before the pattern
+ * is used.
+ */
 export function text(description: string, maximum: number, pattern?: RegExp) {
   const bounded = z.string().min(1).max(maximum, { abort: true });
   return (pattern === undefined ? bounded : bounded.regex(pattern)).meta({ description });

@@ -55,8 +55,8 @@ function fieldSchema(schema: BoundedSchema, key: string): BoundedSchema {
 }
 
 /**
- * Returns the end of a text: at most `maximum` UTF-16 units. A character of two units is never split. The API server limits the number of
- * characters, so the limit holds, because a text has at least as many units as characters.
+ * Returns the end of a text: at most `maximum` UTF-16 units. A character of two units is never split. The API server counts characters and
+ * not units. A text never has more characters than units, so the result is within the API server's limit.
  */
 export function keepEnd(text: string, maximum: number | undefined): string {
   if (maximum === undefined || text.length <= maximum) {

@@ -82,8 +82,8 @@ export const taskSchema = z.discriminatedUnion('type', [
   /** Sends an image as one file to callers who attach to the Pod of the task. `transfer.ts` describes the protocol. */
   z.object({ apiVersion, type: z.literal('send'), image: imageSchema, format: z.enum(['raw', 'qcow2']) }),
   /**
-   * Removes content from the cluster's image storage. The content is a manifest, which its digest names, or a file. If the content does not
-   * exist, the task succeeds.
+   * Removes a manifest or a file from the cluster's image storage. A digest names the manifest. If the content does not exist, the task
+   * succeeds.
    */
   z.object({ apiVersion, type: z.literal('remove'), place: storageTargetSchema }),
 ]);
