@@ -170,7 +170,7 @@ function emulatorController(options: OperatorOptions, watches: Watches): Control
   return controller;
 }
 
-/** Creates the controller that keeps the RoleBindings of served namespaces. */
+/** Creates the controller that creates and corrects the RoleBindings of served namespaces. */
 function roleController(options: OperatorOptions, watches: Watches): Controller {
   const consistency = new Consistency();
   const reconciler = new RoleReconciler({ ...options, ...watches, consistency });

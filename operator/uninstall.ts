@@ -48,7 +48,8 @@ export interface UninstallOptions {
   /** Whether to delete existing VMs. If not, the command refuses to continue while VMs exist. */
   readonly drain: boolean;
   /**
-   * Whether the CRDs are also removed. If they are, no object of any kind must remain, because nobody would remove the object's finalizers.
+   * Whether the CRDs are also removed. If so, objects of all kinds must be deleted first, because nobody would remove their finalizers
+   * later.
    */
   readonly allKinds: boolean;
   readonly timeoutMilliseconds: number;
@@ -251,7 +252,7 @@ async function release(client: KubeClient, one: Resource<KubeObject>, object: Ku
 
 /**
  * Waits until `look` returns an empty list.
- * @throws RefusedError with the remaining names when the time is over
+ * @throws RefusedError with the names of the remaining objects when `signal` aborts before the list is empty
  */
 async function untilNone(look: () => Promise<string[]>, signal: AbortSignal): Promise<void> {
   for (let left = await look(); left.length > 0; left = await look()) {

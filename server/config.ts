@@ -72,7 +72,7 @@ export const configSchema = z
         prefix: z.string().min(1).default(NAMESPACE_PREFIX),
       })
       .prefault({}),
-    /** Largest DPI of a display. It must be the maximum of the installed CRDs. */
+    /** Largest DPI of a display. It must be the same maximum as in the installed CRDs. */
     dpiMaximum: z.union([z.literal(240), z.literal(320)]).default(240),
     metrics: z.strictObject({ address: z.string().default(':9443') }).prefault({}),
     health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),

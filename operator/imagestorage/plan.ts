@@ -30,13 +30,13 @@ export interface ObservedRemovals {
   readonly removals: readonly Removal[];
   readonly needs: Needs;
   /**
-   * For each removal, the time since which no check has found a need for its content, in milliseconds since the epoch. The key is the uid
-   * of the removal's Job.
+   * For each removal whose content nothing needs, the time of the first check that found this, in milliseconds since the epoch. The map's
+   * key is the `uid` of the removal's Job.
    */
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
-   * Time in milliseconds. Content is removed when nothing has needed it for this time. A copy or VM may have begun when an image still
-   * named the content. At the end of the time, the caches show this copy or VM, or it has failed.
+   * Shortest time in milliseconds between the first check that finds no need for the content and the removal of the content. A copy or VM
+   * may have begun while an image still named the content. When this time is over, the caches show such a copy or VM, or it has failed.
    */
   readonly keepMilliseconds: number;
   readonly now: number;

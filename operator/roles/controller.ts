@@ -1,6 +1,6 @@
 /**
- * Keeps a RoleBinding for each role of Berth in every served namespace, no matter who created the namespace. Each RoleBinding has the
- * configured groups. Subjects that people added stay.
+ * Creates and corrects one RoleBinding for each role of Berth in every served namespace, no matter who created the namespace. Each
+ * RoleBinding has the configured groups. Subjects that people added stay.
  */
 import type { Logger } from 'pino';
 import { undefinedIf } from '../../base/errors.ts';
@@ -20,9 +20,9 @@ import { bindingChange, bindsOwnRole, BOUND_ROLES, groupsWith, isManaged, newBin
 
 interface RoleWatches {
   readonly namespaces: Informer<Namespace>;
-  /** RoleBindings of all namespaces whose own name is that of the role dev. */
+  /** RoleBindings named `berth-role-dev`, from all namespaces. */
   readonly devBindings: Informer<RoleBinding>;
-  /** RoleBindings of all namespaces whose own name is that of the role admin. */
+  /** RoleBindings named `berth-role-admin`, from all namespaces. */
   readonly adminBindings: Informer<RoleBinding>;
 }
 

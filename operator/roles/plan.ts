@@ -32,7 +32,7 @@ export function groupsWith(role: BoundRole, namespace: string, config: OperatorC
   return [...new Set([...roles.dev, ...more])];
 }
 
-/** Returns true if a RoleBinding with the name of a role binds that role. */
+/** Returns true if the RoleBinding binds the ClusterRole that has the same name as the RoleBinding. */
 export function bindsOwnRole({ metadata, roleRef }: RoleBinding): boolean {
   return roleRef.apiGroup === RBAC_GROUP && roleRef.kind === 'ClusterRole' && roleRef.name === metadata.name;
 }
@@ -55,8 +55,8 @@ export interface BindingChange {
 }
 
 /**
- * Returns the merge patch after which the RoleBinding has all `groups`. Groups that the operator added earlier and that are no longer
- * configured are removed. All other subjects stay. The result is undefined when nothing has to change.
+ * Returns a merge patch that adds the missing `groups` to the RoleBinding. The patch also removes groups that the operator added earlier
+ * and that are no longer configured. All other subjects stay. The result is undefined when nothing has to change.
  */
 export function bindingChange(binding: RoleBinding, groups: readonly string[]): BindingChange | undefined {
   const added = groupsAdded(binding);

@@ -1,4 +1,4 @@
-/** Builds Jobs whose Pods do tasks on hosts (work on images), and reads the task of a Job. */
+/** Builds Jobs for tasks, and reads the task of a Job. A task is work on an image. The Pod of the Job does this work on a host. */
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import {
   NAT_TAINT,
@@ -17,7 +17,10 @@ export interface TaskJobOptions {
   readonly metadata: Partial<ObjectMeta>;
   readonly workload: 'cache' | 'image';
   readonly task: Task;
-  /** Name of the image in the Pod. People read it, and the scheduler prefers hosts that have this image. */
+  /**
+   * Name of an image that the Pod states as the image of its container. People see this name, and the scheduler prefers hosts that have the
+   * image.
+   */
   readonly containerImage: string;
   readonly pullSecrets: readonly string[];
   /** Annotations of the Pod in addition to the annotation with the task. */

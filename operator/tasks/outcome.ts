@@ -6,7 +6,7 @@ import { type TaskReport, taskReportSchema } from '../../api/v1alpha1/task.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 
-/** Reason of a Job that failed because its Pods failed, after all allowed retries. */
+/** Reason in the status of a Job whose Pods failed more often than the Job allows. */
 const FAILED_WITH_ITS_POD: Reason = 'BackoffLimitExceeded';
 const ALIVE: ReadonlySet<string> = new Set(['Pending', 'Running']);
 

@@ -45,8 +45,8 @@ function hostTolerations({ dedicatedTo }: Placement): Toleration[] {
 }
 
 /**
- * Returns the affinity for a placement. The name of a required host is also in the affinity, because a `nodeName` would bypass the
- * scheduler and the slots.
+ * Returns the node affinity for a placement. If the placement requires one host, the affinity selects this host by its name. The Pod's
+ * field `nodeName` is not used for this, because it would bypass the scheduler and the slots.
  */
 function nodeAffinity(placement: Placement): NodeAffinity {
   const { architecture, dedicatedTo, required = [], preferred } = placement;

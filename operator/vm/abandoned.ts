@@ -31,9 +31,9 @@ export function macAddressOf(pod: Pod): string | undefined {
 }
 
 /**
- * Returns the MAC addresses to store on the Node of an abandoned Pod. The result is undefined if there is no new address. If somebody
- * fenced the host (its Node was deleted or is out of service), its machines have ended, so there is no address to store. There is none
- * either if the Pod never showed that the machine ran, because the host itself ends such a machine.
+ * Returns the MAC addresses to store on the Node of an abandoned Pod. The result is undefined if there is no new address to store. This is
+ * the case if somebody fenced the host (its Node was deleted or is out of service), because its machines have ended. It is also the case if
+ * the Pod never showed that the machine ran, because the host itself ends such a machine.
  */
 export function toRemember({ node }: Observed, pod: Pod): readonly string[] | undefined {
   const address = macAddressOf(pod);
@@ -58,7 +58,10 @@ export function isAbandoned(observed: Observed, pod: Pod): boolean {
   return mayGiveUp && isLost(observed);
 }
 
-/** Returns true if the Pod's finalizer can be removed. The caller must also check that the facts are in the VM's status. */
+/**
+ * Returns true if the operator need not wait for the machine before it removes the Pod's finalizer. The caller must also check that the
+ * VM's status already contains the facts that the Pod shows.
+ */
 export function isReleasable(observed: Observed, pod: Pod): boolean {
   return terminated(pod) !== undefined || pod.spec.nodeName === undefined || isAbandoned(observed, pod);
 }

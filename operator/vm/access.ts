@@ -14,9 +14,9 @@ export interface ImageAccess {
 }
 
 /**
- * Returns the credentials with which a host fetches the images of a VM. `own` are the pull secrets that the VM or another source of its
- * settings names. The function adds the pull secrets of the VM's namespace for the registries of the images. It looks up the namespace's
- * credentials only for an image from a registry, because a lookup may cost a request.
+ * Returns the credentials with which a host fetches the images of a VM. `own` contains the pull secrets from the VM's settings. The
+ * function adds the pull secrets of the VM's namespace for the registries of the images. It looks up the namespace's credentials only for
+ * an image from a registry, because a lookup may cost a request.
  */
 export function resolveAccess(
   lookups: Lookups,

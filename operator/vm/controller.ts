@@ -44,8 +44,8 @@ export const VMS_BY_IMAGE = 'image';
 /** Longest delay in milliseconds of status changes that nobody waits for. Because of the delay, one write can contain several changes. */
 const FOLD_MILLISECONDS = 500;
 /**
- * Time in milliseconds between attempts to create a Pod that a quota, Pod Security or another Pod with its name prevents. The operator must
- * try again, because no watch shows when the obstacle is gone.
+ * Time in milliseconds between attempts to create a Pod while an obstacle prevents this. Obstacles are, for example, a quota, Pod Security,
+ * or another Pod of the same name. The operator must try again, because no watch shows when the obstacle is gone.
  */
 const BLOCKED_RECHECK_MILLISECONDS = 10_000;
 
@@ -60,8 +60,8 @@ export class VMReconciler {
   readonly #writer: VMWriter;
   readonly #status: HeldStatus;
   /**
-   * Sizes that the API server refused and that VMs still request, by the key of the VM. A new leader does not have this map, so it requests
-   * each size once more.
+   * Last refusal of a resize for each VM that still requests the refused size. The map's key is the key of the VM. A new leader does not
+   * have this map, so it requests each size once more.
    */
   readonly #resizeRefused = new Map<string, ResizeRefusal>();
 
@@ -221,8 +221,8 @@ function waitOf(outcome: Outcome): number | undefined {
 }
 
 /**
- * Enqueues a VM when the VM, its Pod or its host has changed. Also enqueues a VM after a change of an object for which it waits. This is a
- * VMConfig, an Image, an ISO, or a Pod with the same ports.
+ * Enqueues a VM when the VM, its Pod or its host has changed. A VM can also wait for a VMConfig, an Image, an ISO, or a Pod that has one of
+ * its host ports. When one of these objects changes, the waiting VM is enqueued, too.
  */
 export function enqueueVMs(controller: Controller, sources: Sources): void {
   const { vms, pods, nodes, vmConfigs, images, isos } = sources;

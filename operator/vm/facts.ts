@@ -77,8 +77,8 @@ function vanished(facts: Facts): End | undefined {
 }
 
 /**
- * Returns the final state of a Pod, even if the Pod has not yet ended but certainly will. The result is undefined while the Pod can
- * continue.
+ * Returns the final state of a Pod that has ended or certainly will end, because it is deleted or its host is lost. The result is undefined
+ * while the Pod can continue.
  */
 function podEnd(observed: Observed, pod: Pod): End | undefined {
   const isDeleted = pod.metadata.deletionTimestamp !== undefined;
@@ -172,8 +172,8 @@ function placedAgain(facts: Facts, pod: Pod, end: End): Facts {
 }
 
 /**
- * Returns the failure of a VM after its deadline. One deadline limits the time from the binding to a host to the first Running. The other
- * deadline limits the time after the first Running.
+ * Returns the failure of a VM whose deadline has passed. A VM that never ran has a deadline for its deployment. A VM that has run has the
+ * deadline from its `activeDeadlineSeconds`.
  */
 function expired(observed: Observed, facts: Facts): End | undefined {
   const deadline = nextDeadline(observed, facts);
@@ -224,7 +224,10 @@ function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
   };
 }
 
-/** Returns the ending of an error message: the last step that the host reported, with its percentage or fault. */
+/**
+ * Returns the last part of an error message. It states the step that the host reported last, and the message that the host added to this
+ * step. The result is empty if there is no step.
+ */
 export function lastReport(pod: Pod | undefined): string {
   const { reason, message = '' } = waitingState(pod);
   const step = message === '' ? reason : `${reason}: ${message}`;

@@ -51,7 +51,10 @@ export interface Observed {
   readonly resizeRefused: ResizeRefusal | undefined;
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
-  /** Returns the VM that uses a host port such as `8822/TCP`, as a text. The message of a VM that waits for this port contains the text. */
+  /**
+   * Returns a text that describes the VM with the host port `port`, for example `8822/TCP`. Another VM that waits for the port shows this
+   * text in its message.
+   */
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. */
   readonly hosts: () => readonly Node[];
@@ -138,8 +141,8 @@ function describeHolder(holder: Pod | undefined, vm: VM): string | undefined {
 }
 
 /**
- * Returns the Pods without a host that ask for a host port of this Pod. The messages of their VMs name the VM that holds the port, so these
- * VMs must be reconciled.
+ * Returns the Pods that wait for a host and request one of this Pod's host ports. The messages of their VMs name the holder of the port.
+ * Therefore these VMs must be reconciled when this Pod changes.
  */
 export function waitingForPortsOf(pod: Pod, pods: Pick<Informer<Pod>['cache'], 'byIndex'>): Pod[] {
   const askers = podPorts(pod).flatMap((port) => pods.byIndex(PODS_BY_PORT, port));

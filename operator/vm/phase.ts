@@ -83,8 +83,8 @@ function podPhase(pod: Pod): Phase {
 }
 
 /**
- * Returns the phase before Running. Usually the reason of the waiting container is this phase. If an obstacle delays the machine, that
- * reason is the obstacle, and the reason of the condition is the phase.
+ * Returns the phase of a machine that does not run yet. Usually the waiting container states the phase as its reason. If an obstacle delays
+ * the machine, the container states the obstacle, and the Pod's condition `berth.dev/Machine` states the phase.
  */
 function preRunningPhase(pod: Pod, waiting: string): VMPhase {
   const told = machineCondition(pod)?.reason;

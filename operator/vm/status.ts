@@ -19,7 +19,10 @@ import { userDataReady } from './userdata.ts';
 
 /** Results of a reconcile's steps that the Pod does not show. */
 export interface Findings {
-  /** Reason why the VM's Pod could not be created: unresolved settings, a used name, or a refusal by the API server. */
+  /**
+   * Reason why the VM's Pod could not be created. Either the settings cannot be resolved, another Pod has the name, or the API server
+   * refused the Pod or its Secret.
+   */
   readonly blocked?:
     | { condition: 'Scheduled' | 'ImageReady' | 'Stalled'; reason: Reason; message: string }
     | undefined;

@@ -13,8 +13,8 @@ import { Usernames } from './usernames.ts';
 /** Longest accepted token in characters. It leaves room for other headers, because all headers of a request together can have 16 KiB. */
 const TOKEN_LENGTH = 12_288;
 /**
- * Largest number of watches at the same time. Each waiting deployment needs one watch. All watches share 15 connections. So many watches
- * and waiting deployments need about 100 MB of memory.
+ * Largest number of watches at the same time. Each waiting deployment needs one watch. All watches share 15 connections. This number of
+ * watches, together with their deployments, needs about 100 MB of memory.
  */
 export const WATCHES = 1_350;
 

@@ -19,8 +19,8 @@ export function addChallenges(app: App, signIn: SignIn): void {
 }
 
 /**
- * Returns the value of the header `WWW-Authenticate` for a refused request. `authorization` is the request's header of that name. `now` is
- * in milliseconds since 1970.
+ * Returns the value of the header `WWW-Authenticate` for a refused request. `authorization` is the value of the request's header
+ * `Authorization`. `now` is in milliseconds since 1970.
  */
 export function challengeOf(authorization: string | undefined, signIn: SignIn, now = Date.now()): string {
   const token = CREDENTIALS.exec(authorization ?? '')?.[1];

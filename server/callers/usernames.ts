@@ -4,7 +4,10 @@ import { LRUCache } from 'lru-cache';
 import type { KubeClient } from '../../kube/client.ts';
 import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
 
-/** Time in milliseconds for which a name is stored. API servers also accept an expired token for this time. */
+/**
+ * Time in milliseconds for which a name is stored. In this time, the server finds the name even if the token has expired. API servers also
+ * accept an expired token for as long.
+ */
 const NAME_MILLISECONDS = 10_000;
 /**
  * Largest number of stored names. CI systems can call with hundreds of tokens at the same time. If there are more callers than this number,
@@ -20,7 +23,8 @@ export class Usernames {
   readonly #names = new LRUCache<string, string, KubeClient>({
     max: NAMES,
     ttl: NAME_MILLISECONDS,
-    // Even if a new name displaces this entry while the API server is asked, the caller gets the answer.
+    // The cache may remove this entry to make room for another one while the API server is asked. With this option, the caller still gets
+    // the answer.
     ignoreFetchAbort: true,
     fetchMethod: async (_hash, _known, { context }) => {
       const { status } = await context.create(SELF_SUBJECT_REVIEWS, { metadata: {} });

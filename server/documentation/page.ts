@@ -65,8 +65,8 @@ export const SCRIPT = `SwaggerUIBundle({
 const require = createRequire(import.meta.url);
 
 /**
- * Returns the path of a file of the package. The package is found by its name, also in the container image, where its folder is beside the
- * bundle.
+ * Returns the path of a file of the package. Node.js finds the folder of the package by the package's name. This also works in the
+ * container image, which contains this folder beside the bundled program.
  * @throws Error when the package is not installed.
  */
 export function pathOf(file: string): string {

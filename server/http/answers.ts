@@ -2,15 +2,18 @@
 import type { ServerResponse } from 'node:http';
 import { StatusError } from './errors.ts';
 
-/** Largest number of bytes in an answer that does not count for the limits. Only lists of more than some hundred VMs are longer. */
+/**
+ * Size in bytes up to which an answer does not count for the limits. Usually, only the OpenAPI document and lists of several hundred VMs or
+ * more are longer.
+ */
 const FREE_BYTES = 64 * 1024;
-/** Limit in bytes for all answers together that count. The container of the server has 512 MiB of memory. */
+/** Limit in bytes for the sum of all answers that count. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 96 * 1024 * 1024;
 /** Limit in bytes for the answers of one user: three of the longest lists. The rest is for other users. */
 const OWNER_BYTES = TOTAL_BYTES / 4;
 /**
- * Time limit in milliseconds for an answer that counts. A client with 1.2 Mbit/s gets the longest list in this time. A list of 10,000 VMs
- * needs half of this speed.
+ * Time limit in milliseconds for an answer that counts. A client with 1.2 Mbit/s gets the longest list in this time. For a list of 10,000
+ * VMs, half of this speed is enough.
  */
 const ANSWER_MILLISECONDS = 60_000;
 

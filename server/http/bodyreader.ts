@@ -13,7 +13,7 @@ export const BODY_BYTES = 1024 * 1024;
  * other clients cannot block them. For all 2,048 connections together, these bytes need 16 MiB.
  */
 const FREE_BYTES = 8 * 1024;
-/** Limit for the bytes of all bodies together that count. The container of the server has 512 MiB of memory. */
+/** Limit for the number of bytes that count, in all bodies together. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 48 * 1024 * 1024;
 
 /**

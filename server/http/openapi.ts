@@ -64,7 +64,10 @@ function withFiles(schema: FastifySchema, files: readonly string[]): FastifySche
   return { ...schema, consumes: [MULTIPART], body: { type: 'object', properties, required: files } };
 }
 
-/** Removes the bounds of JavaScript's integers from the document, and also the schemas for requests to which nothing refers. */
+/**
+ * Removes the bounds of JavaScript's integers from the document. Also removes the schemas for requests if nothing in the document refers to
+ * them.
+ */
 function withoutNoise(document: Described): Described {
   const text = JSON.stringify(document, (key, value: unknown) =>
     (key === 'minimum' || key === 'maximum') && Math.abs(Number(value)) === Number.MAX_SAFE_INTEGER

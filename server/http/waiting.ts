@@ -20,7 +20,7 @@ export class WaitEnd extends Error {
 
 /**
  * Largest share of all waiting requests that one user can have. A namespace has the same largest share. The share is large, because a CI
- * system deploys a thousand VMs at the same time as one user. The rest is for others.
+ * system has one user and deploys a thousand VMs at the same time. The rest is for others.
  */
 const SHARE = 3 / 4;
 
@@ -106,8 +106,8 @@ export class WaitingRequests {
   }
 
   /**
-   * Refuses a request if the share of the user or namespace that `isOne` selects is used up. `which` is the user or namespace in the
-   * message. @throws StatusError 429
+   * Refuses a request if the requests that `isOne` selects already use the whole share of their user or namespace. `which` is the text in
+   * the message that names this user or namespace. @throws StatusError 429
    */
   #refuseMore(which: string, isOne: (waiting: Waiting) => boolean): void {
     const share = Math.floor(this.#limit * SHARE);

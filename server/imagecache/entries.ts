@@ -26,8 +26,8 @@ const ENTRIES = 1_000;
  */
 const ENTRIES_OF_NAMESPACE = 250;
 /**
- * Time in milliseconds after which the watch surely shows a new entry. Until then, the server remembers the entry itself, so that it counts
- * for the limit of its namespace.
+ * Time in milliseconds after which the watch surely shows a new entry. Until then, the server keeps the entry in its own memory, so that
+ * the entry counts for the limit of its namespace.
  */
 const LEARNING_MILLISECONDS = 60_000;
 /** Largest number of unused entries that one request deletes before it creates an entry. */

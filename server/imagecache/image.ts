@@ -35,8 +35,8 @@ export async function imageToCache(
 }
 
 /**
- * Returns an image that hosts may have in their cache. The function does not read the Image object, because it may have been deleted since
- * then.
+ * Returns an image that hosts may already have in their cache. The function does not read the Image object, because somebody may have
+ * deleted this object after hosts cached the image.
  *
  * @throws StatusError 422 when the reference is wrong, and 404 when no Image object can have the name.
  */

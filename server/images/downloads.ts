@@ -1,7 +1,7 @@
 /**
- * Downloads of Images and ISOs as files. With the rights of the caller, the server writes a request for a download into the object. Then it
- * waits for the task of a host that sends the file, and connects to the task through the API server. All callers who download the same
- * object share one task.
+ * Downloads of Images and ISOs as files. With the rights of the caller, the server writes a request for a download into the object. A task
+ * on a host then sends the file. The server waits for this task, and connects to it through the API server. All callers who download the
+ * same object share one task.
  */
 import type { ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
@@ -135,7 +135,10 @@ class Wait {
   #requests = 0;
   /** Value of `requestedAt` of the download for which this caller waits. */
   #waitsFor: string | undefined;
-  /** Generation of the object with the request of this caller. Earlier generations do not have the request, so they are ignored. */
+  /**
+   * Generation of the object after this caller wrote its request into the object. Versions with an earlier generation do not contain the
+   * request, so they are ignored.
+   */
   #generation = 0;
   #work = '';
 

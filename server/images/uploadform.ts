@@ -184,7 +184,10 @@ function refusalFor(error: unknown): Error {
     : new StatusError(400, `the body is not valid: ${messageOf(error)}`);
 }
 
-/** Checks the texts of the upload. `filename` is empty for a file without a name, which the type application/octet-stream allows. */
+/**
+ * Checks the texts of the upload. `filename` is empty if the client sent no file name. A part with the type `application/octet-stream`
+ * counts as a file even without a file name.
+ */
 function formOf(texts: Record<string, unknown>, filename = ''): Omit<UploadForm, 'file'> {
   const { data, error } = textsSchema.safeParse(texts);
   if (data === undefined) {

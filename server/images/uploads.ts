@@ -41,7 +41,10 @@ export interface UploadRequest {
   readonly namespace: string;
   /** Length of the whole body in bytes. The file is shorter than the body. */
   readonly bytes: number;
-  /** Reads the body up to the beginning of the file. The number of uploads is limited, so it is called only when this upload may begin. */
+  /**
+   * Reads the body up to the beginning of the file. This function is called only when the upload may begin, because the number of uploads
+   * is limited.
+   */
   readonly read: () => Promise<UploadForm>;
 }
 

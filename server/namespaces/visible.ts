@@ -20,11 +20,14 @@ import { VMS } from '../../api/v1alpha1/resources.ts';
  * connections for other work.
  */
 const QUESTIONS = 16;
-/** Largest number of requests about rights that wait. If more wait, another list of namespaces is refused. */
+/**
+ * Largest number of requests about rights that wait. While more requests wait, a call that lists namespaces and needs such requests is
+ * refused.
+ */
 const QUESTIONS_WAITING = 8_192;
 /**
- * Largest number of requests about rights that wait for one user. If more wait, another list of this user is refused, so that other users
- * can still list namespaces.
+ * Largest number of requests about rights that wait or are under way for one user. While there are more, further calls of this user that
+ * list namespaces are refused. Other users can then still list namespaces.
  */
 const USER_QUESTIONS_WAITING = QUESTIONS_WAITING / 8;
 

@@ -5,8 +5,8 @@ import type { Answer } from '../../kube/transport.ts';
 import { OwnRefusalError } from '../http/errors.ts';
 
 /**
- * Pattern of a refusal because of a missing right. Refusals by admission have other messages. They are about the object, which the caller
- * chose, so they concern the caller.
+ * Pattern of the API server's message when this server lacks a right. Messages of refusals by admission do not match. Such a refusal
+ * concerns the object that the caller chose, so the caller gets it as the answer.
  */
 const LACKS_RIGHT = /forbidden: User "/;
 

@@ -74,7 +74,7 @@ function addChange(app: App, { method, action, summary, change }: Change): void 
   });
 }
 
-/** Refuses every other RoleBinding than the one for the role dev. @throws StatusError 404 */
+/** Refuses a request for any RoleBinding except the one for the role dev. @throws StatusError 404 */
 function requireDev(binding: string): void {
   if (binding !== DEV_ROLE) {
     throw notFound('rolebindings', binding);

@@ -16,13 +16,14 @@ import { VMS } from '../../api/v1alpha1/resources.ts';
 import { progressOf } from '../../api/http/deployment.ts';
 
 /**
- * Time in milliseconds for which the answer waits for the last write. One write takes milliseconds, and the writes of a thousand
- * deployments take some seconds. The limit is less than the 15 s that a stopping process has for all writes and answers.
+ * Time in milliseconds for which the answer of a failed deployment waits until the VM is kept or deleted. One write takes milliseconds, and
+ * the writes of a thousand deployments take some seconds. The limit is less than the 15 s that a stopping process has for all writes and
+ * answers.
  */
 const ANSWER_MILLISECONDS = 10_000;
 /**
- * Time in milliseconds for which a last write is repeated. If the API server does not answer for longer, people must repair it. The
- * operator deletes the VM afterwards.
+ * Time in milliseconds for which the server repeats the write that keeps or deletes the VM of a failed deployment. If the API server does
+ * not answer for longer, people must repair it. The operator deletes the VM afterwards.
  */
 const LIMIT_MILLISECONDS = 300_000;
 /** First and longest wait in milliseconds between two attempts while the API server does not answer. */
@@ -46,8 +47,9 @@ export async function keep(client: KubeClient, vm: VM, signal: AbortSignal): Pro
 }
 
 /**
- * Ends a deployment that has failed. If `stays` is true, keeps the VM, otherwise deletes it. Resolves with true when this is done, or with
- * false when it failed. Also resolves with false when it takes too long, and continues in the background.
+ * Ends a deployment that has failed. If `stays` is true, keeps the VM, otherwise deletes it. Resolves with true when this is done or the VM
+ * no longer exists, and with false when the write failed. If the write takes too long, also resolves with false, but the write continues in
+ * the background.
  */
 export async function settle(
   client: KubeClient,

@@ -1,4 +1,4 @@
-/** Finds the pushes among the Images of a namespace. */
+/** Finds the Images that represent a push of a VM's disk to a registry. */
 import { PUSH_NAME } from '../../api/http/vmdisk.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 

@@ -33,8 +33,8 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
         querystring: listQuerySchema,
         response: { 200: vmListSchema },
       },
-      // The items are not checked against their schema, because `itemOf` creates them with this type. A check of a thousand items would
-      // take longer than writing them.
+      // The items are not checked against the schema of the answer, because `itemOf` already creates them with the right type. A check of a
+      // thousand items would take longer than writing them.
       serializerCompiler: () => JSON.stringify,
     },
     async ({ caller, params, query }) => await listAs(caller(), VMS, { ...params, ...query }, itemOf),
