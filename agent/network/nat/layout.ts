@@ -217,7 +217,7 @@ export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<st
   const end = sizeOf(subnet) - 1;
   return (
     chooseFrom({ subnet, first: FIRST_GUEST, end }, uid, taken) ??
-    refuse(`All ${end - FIRST_GUEST} addresses of network.subnet for guests are in use`)
+    refuse(`The ${end - FIRST_GUEST} addresses that network.subnet has for guests are all in use`)
   );
 }
 

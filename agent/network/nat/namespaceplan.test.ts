@@ -267,7 +267,7 @@ test('names fit the kernel, addresses are within their range and never twice, an
   );
   const full = attachments(Array.from({ length: 112 }, (_none, index) => `program ${index}`));
   const taken = new Set(full.map(({ address }) => address));
-  expect(() => chooseNamespaceAddress(layout, 'another', taken)).toThrow('All 112 addresses');
+  expect(() => chooseNamespaceAddress(layout, 'another', taken)).toThrow('The 112 addresses');
 });
 
 test('a namespace is connected in one round of repairs', () => {
