@@ -18,7 +18,7 @@ import {
  * second while Android boots on an emulated processor.
  */
 const QUESTION_MILLISECONDS = 5_000;
-/** Limit of the command's output in bytes. The expected output is `1` and an end of line. */
+/** Limit of the output of `getprop` in bytes. The expected output is `1` and an end of line. */
 const OUTPUT_BYTES = 256;
 /** Number that the agent gives to the only stream of a connection. ADB allows any number except 0. */
 const STREAM = 1;

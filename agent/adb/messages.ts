@@ -5,15 +5,15 @@
  */
 
 /**
- * Version of the ADB protocol that the agent announces. Both ends then follow this version, which has checksums, even if the peer knows a
- * later version.
+ * Version of the ADB protocol that the agent announces. Both ends then use this version, even if the peer knows a later version. Messages
+ * of this version have checksums.
  */
 export const ADB_VERSION = 0x01000000;
 /** Largest payload of a message in bytes, in the version {@link ADB_VERSION} of the protocol. */
 export const LARGEST_PAYLOAD = 4096;
 /**
- * Largest number of messages that the agent accepts over one connection. The query whether Android has booted needs four messages from the
- * peer if its output comes in one part. The other messages are for output in several parts.
+ * Largest number of messages that the agent accepts over one connection. One query needs four messages from the peer if the peer sends the
+ * output in one message. The limit is higher, because the peer may send the output in several messages.
  */
 const MOST_MESSAGES = 16;
 

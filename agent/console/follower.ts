@@ -14,9 +14,9 @@ const FOLLOW_QUEUE_BYTES = 256 * 1024;
 /** Memory that a record uses in addition to its text, in bytes. */
 const RECORD_OVERHEAD_BYTES = 64;
 /**
- * A follower gets a line feed when an unfinished line has not grown for this time. The reason is that `kubectl logs -f` prints only whole
- * lines, but a prompt (`login: `) has no line feed. A growing line gets no line feed, because the store passes on its pieces about every
- * second.
+ * If an unfinished line has not grown for this time, a follower gets a line feed. The reason is that `kubectl logs -f` prints only whole
+ * lines, but a prompt (`login: `) has no line feed. A line that grows gets no line feed, because the store passes on each new piece of the
+ * line after about one second.
  */
 const STILL_MILLISECONDS = 2_000;
 
@@ -27,8 +27,8 @@ export interface StoreEvents {
 }
 
 /**
- * Queues new records from its creation on. `ConsoleStore` creates it at the moment at which it opens the stored records, so that a reader
- * misses no record.
+ * Queues the new records of a store for one reader, from the creation of this object on. `ConsoleStore` creates this object at the moment
+ * at which it opens the stored records, so that the reader misses no record.
  */
 export class Follower {
   readonly #events: EventEmitter<StoreEvents>;

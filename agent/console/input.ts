@@ -36,7 +36,7 @@ const BACKLOG_BYTES = 2 * SEGMENT_BYTES;
 const RAW_LIMIT_BYTES = 1024 * 1024;
 
 export interface RawPiece {
-  /** Number of bytes directly before `bytes` that are missing, because they were removed before an agent read them. */
+  /** Number of lost bytes directly before `bytes`. They were removed before an agent read them, or were lost in a crash of the host. */
   lost: number;
   bytes: Buffer;
 }

@@ -27,7 +27,7 @@ function parseRecord(line: string): ConsoleRecord | undefined {
   return { time, ended: kind === 'F', text };
 }
 
-/** Time after which a line is stored although its line feed has not come. The reason is a prompt (`login: `), which has no line feed. */
+/** If a line has no line feed after this time, its text so far is stored. For example, a prompt (`login: `) has no line feed. */
 const PARTIAL_MILLISECONDS = 1_000;
 /** Largest number of characters of an unfinished line. A longer line is cut into pieces, because a guest can print a line without end. */
 const LINE_LIMIT_CHARACTERS = 16 * 1024;
@@ -113,8 +113,8 @@ const KIND_OFFSET = 25;
 const [ENDED, NEWLINE] = [0x46, 0x0a];
 
 /**
- * Largest numbers of pieces of stored records that are read at the same time: 4 on this host, and 2 of one console. A reader waits for its
- * turn before each piece. So other readers and other work of the agent also get the processor.
+ * Limits of the pieces of stored records that are read at the same time: 4 for the whole host, and 2 for one console. A reader waits for
+ * its turn before each piece. So other readers and other work of the agent also get the processor.
  */
 const HOST_READS = new PQueue({ concurrency: 4 });
 const CONSOLE_READS = 2;
@@ -171,7 +171,7 @@ export class StoredRecords {
       const bytes = Buffer.concat([await this.#read(start, end - start), rest]);
       const first = firstRecord(bytes, start);
       for (const record of recordsBackwards(bytes, first)) {
-        // If this record ends its line, the next record begins a line, and this line is counted.
+        // If this record ends its line, the record after it begins a new line. The code then counts the new line.
         if (bytes[record + KIND_OFFSET] === ENDED && next < this.#size) {
           lines += 1;
         }

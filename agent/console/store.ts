@@ -38,8 +38,8 @@ const SOON_MILLISECONDS = 10;
 const CATCH_UP_MILLISECONDS = 5_000;
 export interface ConsoleLog {
   /**
-   * Yields the console's text in pieces of some lines. If `follow` is set, the text ends when `signal` aborts, the machine is deleted or
-   * the task has ended.
+   * Yields the console's text piece by piece. If `follow` is set, the text ends when `signal` aborts, the machine is deleted or the task
+   * has ended.
    */
   read(options: ConsoleReadOptions): AsyncIterable<string>;
 }

@@ -1,4 +1,4 @@
-/** Makes the text of a console for a reader. The options have the same meaning as the options of `kubectl logs`. */
+/** Turns the records of a console into the text that a reader gets. The options have the same meaning as the options of `kubectl logs`. */
 import type { ConsoleRecord } from './records.ts';
 
 export interface ConsoleReadOptions {

@@ -1,4 +1,4 @@
-/** Types for disks: the formats, the disk that machines are cloned from, and the error for a refused disk. */
+/** Types for disks: the formats, the image from which machines' disks are cloned, and the error for a refused disk. */
 
 export type DiskFormat = 'qcow2' | 'raw';
 
@@ -10,7 +10,7 @@ export const SECTOR_BYTES = 512;
  */
 export const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
 
-/** A disk that machines are cloned from. */
+/** Image from which the agent clones the disks of machines. */
 export interface BaseImage {
   /** Path of the disk file. Nobody writes to the file while machines use it. */
   path: string;

@@ -16,7 +16,7 @@ const OWN_MEMORY_BYTES = 64 * 1024;
  * be multiples of this number.
  */
 const ALIGNMENT_BYTES = 4096;
-/** The search for an aligned address tries addresses at this distance in bytes, because memory is allocated at multiples of 16 bytes. */
+/** Step in bytes of the search for an aligned address. Memory is allocated at multiples of 16 bytes, so a smaller step finds no more. */
 const STEP_BYTES = 16;
 
 /** Largest number of entries that are counted in each folder inside a machine's folder. A machine's folder has about 30 entries. */
@@ -141,7 +141,10 @@ export async function* gathered(
  * to 4 s and the decoding 0.3 s.
  */
 export class DirectFile {
-  /** Handle for direct writes. The bytes of a write must be in one of the buffers `rooms`, and {@link takes} must return true for them. */
+  /**
+   * Handle for direct writes. A write must take its bytes from one of the buffers `rooms`. {@link takes} must return true for these bytes
+   * and their position.
+   */
   readonly file: FileHandle;
   /** Buffers for the bytes to write. Each buffer begins at an address that direct writes accept. */
   readonly rooms: readonly Buffer[];

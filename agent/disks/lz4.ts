@@ -15,8 +15,8 @@ const LONG = 15;
 const SHORT_COPY = 32;
 
 /**
- * A sequence is a token, literals and a match. If both lengths fit into the token, the decoder reads and writes at most these numbers of
- * bytes for the sequence. The input includes the first byte of the next sequence.
+ * A sequence is a token, literals and a match. If both lengths fit into the token, the decoder reads at most `SHORT_INPUT_BYTES` and writes
+ * at most `SHORT_OUTPUT_BYTES` for the sequence. The input includes the first byte of the next sequence.
  */
 const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
 const SHORT_OUTPUT_BYTES = 14 + 14 + MIN_MATCH;

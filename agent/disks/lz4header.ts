@@ -6,7 +6,7 @@ const MAGIC_STORED = 0x2d347662;
 const MAGIC_END = 0x24347662;
 const MAGIC_BYTES = 4;
 
-/** Header of a block. `input` is the number of bytes after the header, and `output` is their number after decoding. */
+/** Header of a block. `input` is the length of the block after the header. `output` is the length after decoding. Both are in bytes. */
 export type Block = { kind: 'lz4' | 'stored'; input: number; output: number } | { kind: 'end' };
 
 /** Parser of one block header. The bytes of the header may come in pieces. */

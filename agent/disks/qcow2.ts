@@ -39,8 +39,8 @@ export type Qcow2Verdict = { virtualSizeBytes: number } | { refusal: string };
 
 export interface Qcow2Rules {
   /**
-   * Whether the check accepts a header that names a backing file. If true, the caller must start the program that reads the file with
-   * another backing file or with none.
+   * Whether the check accepts a header that names a backing file. If true, the caller must make each program that reads the disk ignore
+   * this name.
    */
   backingIgnored?: boolean;
 }

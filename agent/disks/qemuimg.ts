@@ -12,7 +12,8 @@ import { run, type RunAs, type RunningProgram, type RunOptions, start } from '..
 import type { BaseImage } from './disk.ts';
 
 /**
- * Limit of the address space of a qemu-img process, in bytes. The program itself uses 40 MiB, and each thread that reads reserves a stack.
+ * Limit of the address space of a qemu-img process, in bytes. The program itself uses 40 MiB. In addition, each of its reading threads
+ * reserves memory for a stack.
  */
 const ADDRESS_SPACE_BYTES = 4 * 1024 ** 3;
 const OPEN_FILES = 64;
@@ -53,8 +54,8 @@ interface Options {
  * it shows the content of `base` and stores only the guest's writes. @throws ProgramError when qemu-img fails.
  */
 export async function createQcow2(path: string, sizeBytes: number, base?: BaseImage): Promise<void> {
-  // With -u, qemu-img does not open the base. That is not necessary, because the agent checked the base when it stored the image, and the
-  // arguments state the disk's size.
+  // With `-u`, qemu-img does not open the base. It need not open the base, because the agent checked the base when it stored the image, and
+  // the arguments state the disk's size.
   const backing = base === undefined ? [] : ['-u', '-F', base.format, '-b', base.path];
   const parameters = ['-q', '-f', 'qcow2', ...backing, path, String(sizeBytes)];
   await runQemuImg(['create', ...parameters], METADATA_LIMITS);
@@ -181,7 +182,7 @@ export async function* dataExtents(
   const parameters = ['-f', 'raw', '--output=json', path];
   const { output, ended, end } = startQemuImg(['map', ...parameters], { signal });
   try {
-    // Each line of the output contains one extent of a JSON list.
+    // The output is a JSON list of extents. Each line of the output contains one extent.
     for await (const line of createInterface({ input: output })) {
       const text = line.replace(/^\[|[,\]]$/g, '').trim();
       if (text === '') {
@@ -239,7 +240,7 @@ function yieldToGuests(pid: number): void {
   try {
     setPriority(pid, constants.priority.PRIORITY_LOW);
   } catch (error) {
-    // This code means that the process has already ended.
+    // `setPriority` fails with this code when the process has already ended.
     if (codeOf(error) !== 'ERR_SYSTEM_ERROR') {
       throw error;
     }

@@ -186,7 +186,7 @@ async function readExtension(reader: ByteReader, { type, size }: Header): Promis
     return {};
   }
   const extension = paxExtension(content);
-  // An entry of type `g` applies to all entries. It may contain comments, but all entries cannot have the same name or size.
+  // The attributes in an entry of type `g` apply to all entries. So they may be comments, but not the name or the size of an entry.
   if (type === 'g' && Object.keys(extension).length > 0) {
     throw invalid('a header for all entries sets a name or a size');
   }

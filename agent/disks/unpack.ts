@@ -24,9 +24,9 @@ const MAGIC_BYTES = 6;
 
 const PIECE_BYTES = 1024 * 1024;
 /**
- * Any content may unpack to this number of bytes, even if the compressed content is very small. Content is one file from a web server, or
- * all layers of one container image together. Most of a disk is empty, so a small file can become a large disk. The zeros of a disk use no
- * space on the host's disk.
+ * Unpacked size in bytes that is accepted even for very small compressed content. Content is one file from a web server, or all layers of
+ * one container image together. Most of a disk is empty, so a small file can become a large disk. The zeros of a disk use no space on the
+ * host's disk.
  */
 const EXPANSION_FREE_BYTES = 64 * 1024 ** 3;
 /**
@@ -169,7 +169,7 @@ function isDecoders(error: unknown): boolean {
   return /^(Z_|ZSTD_)/.test(code);
 }
 
-/** Replaces blocks of zeros in a whole file by holes. Does nothing on systems other than Linux. @throws ProgramError when it fails. */
+/** Replaces blocks of zeros in a whole file by holes. Does nothing outside Linux. @throws ProgramError when fallocate fails. */
 export async function digHoles(path: string): Promise<void> {
   if (process.platform !== 'linux') {
     return;

@@ -27,8 +27,8 @@ const SKIPPABLE_MASK = 0xfffffff0;
 const BLOCK_HEADER_BYTES = 3;
 const CHECKSUM_BYTES = 4;
 /**
- * Lengths in bytes of two fields of the frame header: the dictionary's id and the content's size. Each field has a flag, whose value is the
- * index in the list.
+ * Lengths in bytes of two fields of the frame header: the dictionary's id and the content's size. The header has a flag for each field. The
+ * flag's value is the index of the field's length in the field's list.
  */
 const DICTIONARY_ID_BYTES = [0, 1, 2, 4];
 const CONTENT_SIZE_BYTES = [0, 2, 4, 8];

@@ -83,7 +83,7 @@ export type MachineState =
   /** The machine has a folder, but no process. The machine was never started, or the agent stopped it. */
   | { kind: 'stopped' }
   /**
-   * The hypervisor runs. `guestStarted` means that the hypervisor reported running virtual CPUs. The operating system of the guest has
+   * The hypervisor runs. `guestStarted` means that the virtual CPUs run, as far as the driver knows. The operating system of the guest has
    * perhaps not booted yet. `paused` means that the virtual CPUs stand still until {@link Driver.unpause}. Either {@link Driver.pause} was
    * called, or the host's disk was full when the guest wrote. `display` is absent if the VM asks for no display, or if the driver does not
    * know the display's state yet.
@@ -112,7 +112,7 @@ export interface Accelerator {
 export interface CopyOptions {
   target: string;
   signal: AbortSignal;
-  /** Called with the progress in percent. From the value 0 on, later writes of the guest no longer change the content of the copy. */
+  /** Called with the progress in percent, first with 0. After this first call, the guest's writes no longer change the copy. */
   onProgress: (percent: number) => void;
 }
 
@@ -165,7 +165,7 @@ export interface GuestCommandResult {
   truncated: boolean;
 }
 
-/** TCP port of the host's loopback address that leads to a port of a guest. */
+/** Forward of connections from a TCP port of the host's loopback address to a TCP port of a guest. `port` is the port of the host. */
 export interface PortForward {
   port: number;
   /** Removes the forward. Connections through the port stay open until the caller or the guest closes them. Never rejects. */
@@ -224,9 +224,9 @@ export interface Driver {
    * Copies the machine's whole disk, as it is at one moment, into a raw file with holes. `target` is the file's absolute path, on any
    * file system. The guest continues meanwhile. The file is not flushed, and it is removed when the promise rejects.
    *
-   * The agent can call other functions during a copy. A second copy, `create`, `start`, `unpause`, `resume` and `revert` wait until the
-   * copy ends. `delete` and `close` make the copy fail, and wait until it has ended. For a running machine, `stop`, `pause` and `suspend`
-   * do the same.
+   * The agent can call other functions during a copy. `create`, `start`, `unpause`, `resume`, `revert` and a second copy wait until the
+   * first copy ends. `delete` and `close` make the copy fail, and wait until it has ended. For a running machine, `stop`, `pause` and
+   * `suspend` do the same.
    *
    * @throws the signal's reason when the signal aborted.
    * @throws ReasonedError `NoMachine` or `NoDisk` when there is nothing to copy; `Interrupted` when the machine stopped, was suspended
@@ -243,7 +243,7 @@ export interface Driver {
   inspect(folder: MachineFolder): Promise<MachineState>;
   /** Returns every machine of this driver on this host. The list includes machines that the agent created before its restart. */
   list(): Promise<FoundMachine[]>;
-  /** Registers a handler. It is called with a machine's uid when the machine's state may have changed without a step of the agent. */
+  /** Registers a handler. The driver calls it with a machine's uid if the machine's state may have changed without a call to the driver. */
   onChange(handler: (uid: string) => void): void;
   console(folder: MachineFolder): ConsoleLog;
   /**
@@ -258,8 +258,9 @@ export interface Driver {
   /** Connects to the VNC server of a running machine. @throws StreamRefused when the machine does not run or has no screen. */
   connectScreen(folder: MachineFolder): Promise<Duplex>;
   /**
-   * Opens a port on the host's loopback address that leads to a TCP port of the guest, until the caller closes the forward. The function is
-   * for guests whose network is inside the hypervisor, because such guests have no address on the host.
+   * Opens a TCP port on the host's loopback address, and forwards its connections to the TCP port `guestPort` of the guest. The port stays
+   * open until the caller closes the forward. The function is for guests whose network is inside the hypervisor, because such guests have
+   * no address on the host.
    *
    * @throws StreamRefused when the machine does not run, its network is not inside the hypervisor, or it has too many forwards.
    */
@@ -291,7 +292,7 @@ export interface DriverOfVMs extends Driver {
   probe(): Promise<Accelerator[]>;
 }
 
-/** Reasons of the error of a failed start. The error's message contains the last lines of the hypervisor's log. */
+/** Reasons that the error of a failed start can have. The error's message can contain the last lines of the hypervisor's log. */
 export type StartReason = Extract<
   Reason,
   'StartFailed' | 'OutOfMemory' | 'PortTaken' | 'DiskInvalid' | 'SystemImageMissing' | 'AccelerationMissing'

@@ -85,8 +85,7 @@ export class ProcessGroup {
         found.push(pid);
       }
     }
-    // Without control groups, the list above is empty, and `kill` gets the process group of the main process. A negative number names a
-    // process group.
+    // Without control groups, `listed` is empty. In this case, `kill` gets the process group of the main process, as a negative number.
     const isOutside = main !== undefined && !listed.has(main.pid) && (await isAlive(main));
     return isOutside ? [...found, -main.pid] : found;
   }

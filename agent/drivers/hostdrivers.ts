@@ -46,7 +46,10 @@ export function driverOf(
   return found.driver;
 }
 
-/** Calls `changed` with the uid of a machine when the machine's state may have changed without a step of the agent. */
+/**
+ * Registers `changed` with all drivers. A driver calls `changed` with a machine's uid when the machine's state may have changed without a
+ * call to the driver.
+ */
 export function onMachineChange(
   { drivers }: Pick<HostDrivers, 'drivers'>,
   changed: (uid: string) => void,

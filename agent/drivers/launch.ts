@@ -25,8 +25,8 @@ export interface LaunchOptions {
   /** Name of the program in messages: `hypervisor` or `emulator`. */
   name: string;
   /**
-   * Program and arguments, with the log writer (`withLogWriter`). The programs of this command must start each other by `exec`, so that the
-   * first process itself becomes the machine's process.
+   * The whole command line, which includes the command line from `withLogWriter`. Each program of this command must start the next program
+   * by `exec`, so that the first process itself becomes the machine's process.
    */
   command: readonly [string, ...string[]];
   environment: NodeJS.ProcessEnv;

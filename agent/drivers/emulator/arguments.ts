@@ -22,7 +22,7 @@ export interface EmulatorCommand {
   dnsServer: string;
 }
 
-/** Returns its parameters. A call groups words that belong together, so that they are on one line of code. */
+/** Returns its parameters as a list. The code calls this function to keep words that belong together on one line. */
 export function words(...values: string[]): string[] {
   return values;
 }
@@ -41,7 +41,7 @@ export function commandLine(command: EmulatorCommand): [string, ...string[]] {
     // These options prevent reports to the vendor, and helper processes that would outlive the emulator.
     ...words('-no-metrics', '-feature', '-BluetoothEmulation', '-feature', '-Uwb'),
     ...words('-cores', String(command.cpu), '-memory', String(Math.floor(command.memoryBytes / MEBIBYTE))),
-    // An accelerated emulator gets `on`, so that it ends at once with an error if it cannot use virtualization.
+    // With `-accel on`, the emulator ends at once with an error if it cannot use virtualization.
     ...words('-accel', command.isAccelerated ? 'on' : 'auto'),
     // ADB requires no key, because the network of the machine protects ADB. ADB uses the port after the console's port. The emulator does
     // not serve gRPC, because gRPC would have no password. With `-port`, the emulator ends if another program uses the port. The code does

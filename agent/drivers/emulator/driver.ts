@@ -1,6 +1,6 @@
 /**
- * Implements the driver for Android emulators. All lasting data about a machine is in its folder. The driver object has only the watches of
- * processes and the stores of logs.
+ * Implements the driver for Android emulators. All lasting data about a machine is in the machine's folder. In memory, the driver only has
+ * objects that watch processes and store console output.
  */
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';

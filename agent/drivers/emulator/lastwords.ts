@@ -81,7 +81,7 @@ const REASONS: StartReasons = [
   [/cannot allocate memory|cannot set up guest memory/i, 'OutOfMemory'],
 ];
 
-/** Returns the error of a failed start as {@link startErrorOf}. */
+/** Calls {@link startErrorOf} with the last lines of the emulator's log, and returns the error of the failed start. */
 export async function startError(folder: string, from: number, what: string): Promise<ReasonedError> {
   return startErrorOf(what, await lastWords(folder, from), REASONS);
 }

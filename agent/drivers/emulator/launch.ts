@@ -24,8 +24,8 @@ const SHARED_MEMORY = '64m';
 /**
  * Program in Perl, without modules. The program runs in a separate mount namespace, so that no other process sees its mounts. It mounts the
  * machine's folder at another path. It also mounts folders of the machine over the folders in which all users of the host can write.
- * Otherwise the machine's files there would outlive the machine, count for no quota, and be visible to other machines. Then the program
- * executes the command in its arguments.
+ * Otherwise the machine's files there would outlive the machine. They would also be outside all quotas, and visible to other machines. Then
+ * the program executes the command in its arguments.
  */
 const PLACE = String.raw`
 my ($folder, $place, $temporary, $shared, @command) = @ARGV;

@@ -163,8 +163,8 @@ function serial(): string[] {
 }
 
 /**
- * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend on the order of the devices.
- * Early releases of the agent gave a machine without VNC no screen. If such a machine gets a screen now, the screen comes after the network
+ * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend on the order of the devices. In
+ * early releases of the agent, a machine without VNC had no screen. If such a machine has a screen now, the screen comes after the network
  * card, so that the card keeps its address.
  */
 function screenAndNetwork({ plan, state }: CommandLine): string[] {
@@ -229,7 +229,7 @@ function file(path: string): Record<string, unknown> {
   return { driver: 'file', filename: path };
 }
 
-/** Returns its parameters. A call groups options that belong together, so that they are on one line of code. */
+/** Returns its parameters as a list. The code calls this function to keep options that belong together on one line. */
 export function options(...parameters: string[]): string[] {
   return parameters;
 }

@@ -30,12 +30,12 @@ import {
   writeCopyNote,
 } from './state.ts';
 
-/** Shortest time between two attempts to clean up after a copy. Inspections of the machine make these attempts, which can take seconds. */
+/** Shortest time between two cleanups after a copy. An inspection of the machine can start a cleanup, which can take seconds. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
 /**
  * Largest number of thaw requests that a guest can leave unconfirmed. After this number, the guest gets no more requests to thaw or freeze
- * until its next start. With {@link TIDY_INTERVAL_MILLISECONDS} between two requests, a slow guest has five minutes to confirm one. The
- * limit bounds the work that a hostile guest makes for the host.
+ * until its next start. A slow guest has about five minutes to confirm a thaw, because {@link TIDY_INTERVAL_MILLISECONDS} pass between two
+ * requests. The limit bounds the work that a hostile guest makes for the host.
  */
 const THAW_LIMIT = 10;
 
@@ -62,7 +62,7 @@ export class DiskCopies {
     return await this.#serial.run(work);
   }
 
-  /** Makes all copies fail that were requested so far. Resolves when these copies have ended. */
+  /** Aborts all copies that were requested before this call. Resolves when these copies have ended. */
   async interrupt(message: string): Promise<void> {
     for (const interruption of this.#copies.keys()) {
       interruption.abort(new ReasonedError('Interrupted', message));

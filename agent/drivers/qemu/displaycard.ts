@@ -18,7 +18,7 @@ const DBUS_DISPLAY: readonly string[] = [
 
 type Launched = NonNullable<MachineFile['launched']>;
 
-/** Returns the values of a new start that the machine's state file stores. */
+/** Returns the values that the machine's state file stores about a new start. */
 export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
   const { runAs, seed } = plan;
   const screen = screenWith(cardFor(plan, platform), plan, platform);
@@ -26,7 +26,7 @@ export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
 }
 
 /**
- * Returns the values of a resume that the machine's state file stores. The guest must find the same card as at its start, even after an
+ * Returns the values that the machine's state file stores about a resume. The guest must find the same card as at its start, even after an
  * upgrade of the agent or of QEMU.
  */
 export function resumedWith(

@@ -153,8 +153,8 @@ function isSame(one: ProcessIdentity | undefined, other: ProcessIdentity | undef
 }
 
 /**
- * Returns a port that is free now. The kernel takes this port from the range for outgoing connections, in which machines rarely reserve
- * ports.
+ * Returns a port that is free now. The kernel chooses the port from its range for outgoing connections. Machines rarely reserve ports in
+ * this range.
  */
 async function freePort(): Promise<number> {
   const server = createServer().listen(0, ADDRESS);

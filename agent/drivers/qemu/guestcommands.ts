@@ -17,8 +17,8 @@ const NANOSECONDS_PER_MILLISECOND = 1_000_000;
 const chardevsSchema = z.array(z.object({ label: z.string(), 'frontend-open': z.boolean() }));
 
 /**
- * Returns whether a program in the guest has opened the guest agent's port. This needs only one QMP command. If the guest has no guest
- * agent, a connection would show this only after a time limit.
+ * Returns whether a program in the guest has opened the guest agent's port. One QMP command is enough for this answer. With a connection,
+ * the host's agent would notice only after a time limit that no guest agent answers.
  */
 export async function hasGuestAgent(qmp: QmpConnection): Promise<boolean> {
   const chardevs = await qmp.ask('query-chardev', chardevsSchema);

@@ -56,7 +56,7 @@ const REASONS: StartReasons = [
   ],
 ];
 
-/** Returns the error of a failed start as {@link startErrorOf}. */
+/** Calls {@link startErrorOf} with the last lines of the hypervisor's log, and returns the error of the failed start. */
 export async function startError(folder: string, what: string): Promise<ReasonedError> {
   return startErrorOf(what, await lastWords(folder), REASONS);
 }

@@ -41,8 +41,8 @@ const NUMBERS: Readonly<
 };
 
 /**
- * D-Bus types of texts: strings (`s`), paths of objects (`o`) and signatures (`g`). The length of a text is a number before the text. The
- * value of each type here is the type of that number.
+ * D-Bus types of texts: strings (`s`), paths of objects (`o`) and signatures (`g`). In a message, a number before each text gives the
+ * text's length. For each type of text, this table has the D-Bus type of that number.
  */
 const TEXT_LENGTHS: Readonly<Record<string, 'u' | 'y'>> = { s: 'u', o: 'u', g: 'y' };
 
@@ -179,8 +179,8 @@ export class Reader {
   }
 
   /**
-   * Moves the position of the reader past the next bytes. Returns the former position. @throws DBusFormatError when the message has fewer
-   * bytes.
+   * Moves the reader's position forward by `bytes` bytes, and returns the position before the move. @throws DBusFormatError when the
+   * message has fewer than `bytes` bytes left.
    */
   #take(bytes: number): number {
     const start = this.at;

@@ -5,7 +5,7 @@ import type { DisplaySupport } from '../platform.ts';
 
 /** Time limit of a program that prints its version or help. The program needs some 50 ms, or seconds on an overloaded host. */
 const HELP_TIMEOUT_MILLISECONDS = 30_000;
-/** Largest size of a screen that VNC shows, in pixels, in new and in former versions of QEMU. QEMU cuts off the rest of a larger screen. */
+/** Size of the largest screen that VNC shows, in pixels. QEMU cuts off the rest of a larger screen. */
 const VNC_MAXIMUM = { width: 5120, height: 2160 };
 const FORMER_VNC_MAXIMUM = { width: 2560, height: 2048 };
 /** First version of QEMU that shows {@link VNC_MAXIMUM}: 9.1. Earlier versions show {@link FORMER_VNC_MAXIMUM}. */
@@ -22,7 +22,7 @@ export async function probeDisplay(binary: string): Promise<DisplaySupport> {
   return displaySupport({ version, displays, devices });
 }
 
-/** Returns the features for screens that QEMU has. `said` has QEMU's output for `-version`, `-display help` and `-device help`. */
+/** Returns what QEMU can do for screens. `said` has QEMU's output for `-version`, `-display help` and `-device help`. */
 export function displaySupport(said: { version: string; displays: string; devices: string }): DisplaySupport {
   const [, major, minor] = /version (\d+)\.(\d+)/.exec(said.version) ?? [];
   const isLarge =

@@ -165,8 +165,8 @@ export class GuestConnection {
   }
 
   /**
-   * Closes this object, and makes all commands fail that have no answer yet. If several events report the end of the connection, the first
-   * event gives the reason.
+   * Closes this object, and makes all unanswered commands fail. If several events report the end of the connection, the first event gives
+   * the reason.
    */
   #end(why: string): void {
     this.#closed ??= why;
