@@ -104,8 +104,8 @@ export const configSchema = z
       )
       .refine((network) => !('clusterCIDRs' in network), { path: ['clusterCIDRs'], message: MOVED_CIDRS }),
     /**
-     * Rules for ports that machines may reserve, as in the operator's configuration, and the ranges from which the agent chooses ports.
-     * `kubelet.port` is never allowed.
+     * Rules for the ports that machines may reserve, in the same form as in the operator's configuration. Also the ranges from which the
+     * agent chooses ports. `kubelet.port` is never allowed.
      */
     ports: hostPortsSchema,
     images: z
@@ -122,15 +122,16 @@ export const configSchema = z
          * fetched, and the host gets no more VMs.
          */
         minimumFree: bytes.prefault('2Gi'),
-        /** Path on this host of the cluster's image storage, if that storage is a folder. */
+        /** Folder of the cluster's image storage, as a path on this host. Absent if the storage is not a folder. */
         storageFolder: path.optional(),
       })
       .prefault({}),
     machines: z
       .strictObject({
         /**
-         * Range of user ids and group ids. If the agent runs as root, each machine has a separate id. The first id is for programs that
-         * read images. The default is above the ranges of distributions for containers (up to 600100000) and of systemd (up to 1879048191).
+         * Range of user ids and group ids, for an agent that runs as root. The first id is for programs that read images. Each machine gets
+         * one of the other ids. By default, the range begins above the ids that Linux distributions use for containers (up to 600100000),
+         * and above those of systemd (up to 1879048191).
          */
         users: z
           .strictObject({
@@ -217,7 +218,7 @@ export function loadConfig(
 
 /**
  * Adds the Node's name and address from the environment variables. Dots in the name become dashes: Kubernetes allows dots in a Node's name,
- * but Berth does not. A host's name in Berth is also a label's value and a part of a certificate's name.
+ * but Berth requires a DNS label.
  */
 function withEnvironment(document: unknown, environment: Environment): unknown {
   if (typeof document !== 'object' || Array.isArray(document)) {

@@ -48,9 +48,9 @@ export const networkSchema = z.discriminatedUnion(
       /** Addresses of the guests: a private network that the host does not use otherwise. */
       subnet: subnet.default('10.213.0.0/20'),
       /**
-       * Network that the agent uses for its own probe of guest traffic. This network connects the host with the outer end of the probe,
-       * which acts as a computer beyond the host. The addresses 16 to 127 of the network are for emulators. The default is in the range for
-       * tests of network devices (RFC 2544).
+       * Network in which the agent tests the traffic of guests with its own packets. It connects the host with the outer end of the test,
+       * which acts like a computer outside the host. The addresses 16 to 127 of the network are for emulators. The default is in the range
+       * for tests of network devices (RFC 2544).
        */
       probeSubnet: subnet.default('198.18.213.0/24'),
       /** Upstream DNS servers. If the list is empty, the servers in the host's resolv.conf are used. */
@@ -82,7 +82,7 @@ export interface NetworkSurroundings {
    * and hypervisors run under the agent's user.
    */
   machineUsers: readonly string[] | undefined;
-  /** Returns the pages that guests of the driver `nat` get at 169.254.169.254. */
+  /** Returns a page of the metadata server, which guests of the driver `nat` reach at 169.254.169.254. */
   metadata: MetadataPages;
   /** Path of the resolv.conf that hypervisors read. */
   resolvConf: string;
@@ -90,8 +90,8 @@ export interface NetworkSurroundings {
 }
 
 /**
- * Creates the network driver, but changes nothing on the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet is
- * unusable.
+ * Creates the network driver, but changes nothing on the host. @throws ReasonedError `NetworkUnavailable` when a subnet, or the name of the
+ * bridge or table, is unusable.
  */
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
   const { dataDirectory, nodeAddress, ports, clusterCIDRs, metadata, logger } = surroundings;

@@ -1,4 +1,4 @@
-/** Creates the parts of a host that its configuration names. */
+/** Creates the agent's parts that run machines on this host. The configuration determines these parts. */
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { createMetrics } from '../../kube/metrics.ts';

@@ -17,8 +17,8 @@ import { selfMadeCertificate } from '../../kube/certificates/serving.ts';
 import { pause } from '../../base/time.ts';
 
 /**
- * First and longest wait between two checks of a certificate request, in milliseconds. A running operator approves the request
- * soon. If the operator is absent, the waits become longer.
+ * Waits between two checks of a certificate request, in milliseconds: the first wait, and the longest wait. A running operator approves the
+ * request soon. If the operator is absent, the waits become longer.
  */
 const LOOK_FIRST_MILLISECONDS = 100;
 const LOOK_CAP_MILLISECONDS = 5_000;
@@ -47,8 +47,8 @@ export interface CertificateRequest {
   ipAddresses: readonly string[];
   expirationSeconds: number;
   /**
-   * Key of the certificate. The default is a new key. With the key of an earlier attempt, the agent waits for the request of that attempt
-   * if the request still exists. The agent must not make a second request, because the operator denies a second request for the same name.
+   * Key of the certificate. The default is a new key. If an earlier attempt made a request with this key, and the request still exists, the
+   * agent waits for that request. The agent must not make a second request, because the operator denies a second request for the same host.
    */
   key?: Key;
 }

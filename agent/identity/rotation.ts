@@ -151,7 +151,10 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   ];
 }
 
-/** Reports whether a certificate is the short-lived certificate from joining the cluster, and the configuration wants a longer lifetime. */
+/**
+ * Reports whether the agent must replace a certificate at once. It must if the certificate is the short-lived one from joining the cluster,
+ * and the configuration wants a longer lifetime.
+ */
 function isShort(current: Certificate | undefined, wantedSeconds: number): boolean {
   if (current === undefined || wantedSeconds <= FIRST_CERTIFICATE_SECONDS) {
     return false;

@@ -50,7 +50,7 @@ export interface PublisherOptions {
   /** Returns the credentials of the cluster's own image storage, which are used for that storage only. */
   storageKeyring: () => Keyring;
   storageFolder: string | undefined;
-  /** Id of the group with the right to read images when the agent runs as root. */
+  /** Id of the group with the right to read images. Undefined if the agent does not run as root. */
   readers?: number | undefined;
 }
 

@@ -25,7 +25,7 @@ import { RegistrySource } from './sources/registry.ts';
 /** Interval in milliseconds between checks for changes that cause no event: disks that grow, abandoned fetches and unneeded images. */
 const TIDY_MILLISECONDS = 60_000;
 
-/** Source of an image with content. An empty disk is excluded because it has no base image. */
+/** Source of a base image. The type excludes `empty`, because an empty disk has no base image. */
 export type BaseImageSource = Exclude<MachineImageSource, { type: 'empty' }>;
 
 export interface EnsureOptions extends Waiting {
@@ -93,7 +93,10 @@ export interface HostImageStoreOptions extends SpaceLimits {
   allowLoopbackHttp: boolean;
   /** Networks of the cluster's Pods, Services and Nodes. Images from these networks are allowed only if `registries` names their server. */
   clusterCIDRs?: readonly string[];
-  /** Addresses of this host that none of its network interfaces has. */
+  /**
+   * Addresses of this host, for example an address that another device translates. The addresses of its network interfaces are always
+   * added.
+   */
   ownAddresses?: readonly string[];
   /** Servers for which any address is allowed. A `credentialsFile` is for the cluster's own storage only. */
   registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];

@@ -10,8 +10,8 @@ import { type PortForward, StreamRefused } from '../drivers/driver.ts';
  */
 const CONNECT_MILLISECONDS = 10_000;
 /**
- * Time without data after which the kernel checks with a packet that the guest has not lost the connection. If the guest does not answer,
- * the kernel closes the connection 10 s later.
+ * Time without data on a connection after which the kernel sends a packet to the guest. The packet checks whether the guest still has the
+ * connection. If the guest does not answer, the kernel closes the connection 10 s later.
  */
 const KEEP_ALIVE_MILLISECONDS = 30_000;
 

@@ -26,7 +26,7 @@ export interface LogRequest {
   since: Date | undefined;
 }
 
-/** Error whose message is shown to the person unchanged. */
+/** Error of a request for a log. kubectl shows its message unchanged to the user. */
 class LogRefusedError extends HttpError {
   override readonly name = 'LogRefusedError';
 

@@ -1,11 +1,11 @@
 /**
- * Makes a snapshot of a running machine's disk, which is the disk's content at one moment. The snapshot can be read while the guest
+ * Makes a snapshot of a running machine's disk. The snapshot has the content of the disk at one moment, and can be read while the guest
  * continues to write. A filter is between the guest's drive and its disk. Before the guest overwrites old content, the filter saves this
  * content in a second file. QEMU serves the snapshot from both files over a socket.
  *
  * The agent does not use a backup job of QEMU, for two reasons. If the file system of the second file is full, a backup job makes the
- * guest's own write fail. With the filter, the snapshot becomes unreadable, and the guest continues. A backup job also loses the holes of
- * the disk, but the filter keeps them.
+ * guest's own write fail. In the same case, the filter makes the snapshot unreadable, and the guest continues. A backup job also loses the
+ * holes of the disk, but the filter keeps them.
  */
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -55,7 +55,7 @@ const drivesSchema = z.array(
 const exportsSchema = z.array(z.object({ id: z.string() }));
 
 interface Drive {
-  /** Path of the device in QEMU's object tree. */
+  /** Path of the drive's device in QEMU's object tree. */
   path: string;
   node: string;
   sizeBytes: number;
@@ -91,8 +91,8 @@ export async function takeSnapshot(qmp: QmpConnection, drive: Drive): Promise<vo
 }
 
 /**
- * Serves the snapshot on a socket. Returns the block node with which programs of QEMU read the snapshot. These programs must run in the
- * machine's folder.
+ * Serves the snapshot on a socket. Returns the description of a block node, through which QEMU's own programs read the snapshot. These
+ * programs must run in the machine's folder, because the path of the socket is relative to it.
  */
 export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, unknown>> {
   await qmp.execute('blockdev-add', {

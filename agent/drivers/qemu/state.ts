@@ -83,10 +83,7 @@ const stateSchema = z.object({
   suspended: z.boolean(),
   /** Whether the guest must stay paused. Absent if the guest was never paused. */
   paused: z.boolean().optional(),
-  /**
-   * Ports of the loopback address that lead to the guest, each for one stream. If the agent dies, it removes these forwards after its
-   * restart.
-   */
+  /** Ports of the loopback address. Each port leads one stream to the guest. If the agent dies, it closes these ports after its restart. */
   forwards: z.array(z.number().int().min(1).max(65_535)).optional(),
   end: z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() }).optional(),
 });
@@ -133,8 +130,8 @@ const copyNoteSchema = z.object({
   /** Whether the guest's file systems are perhaps frozen. */
   frozen: z.boolean(),
   /**
-   * Number of thaw requests that the guest did not confirm since the last freeze. The number includes requests from before a restart of the
-   * agent.
+   * Number of thaw requests that the guest has left unconfirmed since this note was created, also before a restart of the agent. When the
+   * guest confirms a thaw, the note is removed.
    */
   thawsFailed: z.number().int().min(0).default(0),
 });

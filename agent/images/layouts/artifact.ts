@@ -27,8 +27,8 @@ import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
 
 /**
- * Size limit of a configuration in bytes. A disk has at most 20,000 layers, and each layer takes about 90 bytes of the configuration.
- * Chunks that repeat the content of another chunk can take the same number of bytes in addition.
+ * Size limit of a configuration in bytes. A disk has at most 20,000 layers, and each layer takes about 90 bytes of the configuration. The
+ * rest of the limit is for chunks that repeat the content of another chunk.
  */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
 /**
@@ -172,7 +172,10 @@ class Notes {
   }
 }
 
-/** Reports that a chunk need not be downloaded. Each layer is reported only once, even if several chunks have its content. */
+/**
+ * Reports to `onSpared` that the layer of a chunk need not be downloaded. Reports each layer only once, even if several chunks have its
+ * content.
+ */
 function spare({ written, options }: Work, { digest, size }: Chunk): void {
   if (!written.has(digest)) {
     options.onSpared?.(size);

@@ -85,7 +85,8 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   const layers = manifest.layers.map((descriptor, index) => ({
     descriptor,
     encoding: encodings[index] ?? 'none',
-    // If the configuration does not list a diff ID for every layer, no diff ID belongs to a layer for certain. So all diff IDs are ignored.
+    // If the number of diff IDs differs from the number of layers, nobody knows which diff ID belongs to which layer. So all diff IDs are
+    // ignored.
     diffId: isComplete ? diffIds[index] : undefined,
   }));
   const downloadBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);

@@ -31,7 +31,7 @@ const LARGE_CHUNK_BYTES = 64 * MIB;
  * MiB.
  */
 export const LAYER_LIMIT = 20_000;
-/** The chunks that are in memory at the same time have these limits: a total size in bytes, and a number. */
+/** Limits of the chunks that are in memory at the same time: their total size in bytes, and their number. */
 const MEMORY_BYTES = 128 * MIB;
 const CHUNKS_AT_ONCE = 4;
 

@@ -10,8 +10,8 @@ import { printable } from '../oci/manifests.ts';
 import { planTart } from './tart.ts';
 
 /**
- * Layouts in the order in which they are tried. Layers of container images can contain anything, so this layout could also accept other
- * images. Therefore it comes last.
+ * Layouts in the order in which they are tried. The layout of container images comes last. The layers of container images can contain
+ * anything, so this layout could also accept images of other layouts.
  */
 const LAYOUTS: readonly PlanPull[] = [planArtifact, planTart, planContainerDisk];
 /** A message lists the media types of an unknown manifest in at most this number of characters. */

@@ -50,8 +50,8 @@ export interface PullOptions {
 }
 
 /**
- * Finds content that a pull needs on this host. The pull copies this content instead of downloading it, and verifies it like a download.
- * Returns the file and the content's offset in bytes, or undefined if the host does not have the content.
+ * Searches this host for content that a pull needs. The pull copies this content instead of downloading it, and verifies it like a
+ * download. Returns the file and the content's offset in bytes, or undefined if the host does not have the content.
  */
 export type ContentLookup = (
   /** Digest of the content as it is on the disk: `sha256:<hex>`. */

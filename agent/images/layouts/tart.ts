@@ -202,8 +202,8 @@ async function decodeLayer(
   for await (const bytes of streamOf(repository, descriptor, { start: 0, end: descriptor.size }, signal)) {
     compressed.update(bytes);
     onBytes(bytes.length);
-    // If bytes cannot be decoded, they may be other bytes than the manifest promises. Only the digest of the whole layer shows this. So the
-    // loop reads the layer to its end, and the error is thrown after the check of the digest.
+    // If bytes cannot be decoded, the registry may have sent wrong bytes. Only the digest of the whole layer shows this. So the loop reads
+    // the layer to its end, and the error is thrown after the check of the digest.
     if (broken === undefined) {
       broken = await failureOf(decoding.push(bytes));
     }
@@ -249,8 +249,8 @@ class LayerDecoding {
     this.#hash.update(piece);
     await writeSparse(this.#disk, piece, this.#position);
     this.#position += piece.length;
-    // This pause lets other work run. Without the pause, a long row of zeros would block other work, because zeros are not written to the
-    // disk.
+    // This pause lets other work run. Zeros are not written, so in a long row of zeros the code never waits for the disk. Without the
+    // pause, such a row would block other work.
     await turn();
   }
 }

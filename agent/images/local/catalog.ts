@@ -10,8 +10,8 @@ import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
 /**
- * Largest number of shared files in the catalog that no machine, cache entry or task needs. The catalog can keep many of them, because the
- * store uses shared files without a copy, and they take no disk space in the store.
+ * Largest number of shared files that the catalog keeps although no machine, cache entry or task needs them. The catalog can keep many of
+ * them, because the store uses shared files without a copy, and they take no disk space in the store.
  */
 const SHARED_LIMIT = 256;
 /**

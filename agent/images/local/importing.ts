@@ -27,7 +27,10 @@ const OF_THE_ASKER: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageAr
 /** A caller that waits for a fetch. */
 export interface Waiting {
   signal: AbortSignal;
-  /** Called with the percentage (0–100) of the bytes that are fetched. `bytes` is the number of these bytes, if it is known. */
+  /**
+   * Called with the progress. `percent` (0–100) is the part of the download that is done. `bytes` is the number of bytes that the host
+   * already has, if the number is known.
+   */
   onProgress: (percent: number, bytes?: number) => void;
 }
 
@@ -70,8 +73,8 @@ export class Importing {
 
   /**
    * Runs the import that `plan` returns. Callers that use the same key at the same time share one import. `key` names the content and its
-   * source, so that a later call finds the files of an earlier attempt. A shared import can fail because of the request of the caller that
-   * began it. After such a failure, a waiting caller begins its own import.
+   * source, so that a later call finds the files of an earlier attempt. A shared import can fail because of the credentials or architecture
+   * of the caller that began it. In this case, each waiting caller tries again.
    *
    * @throws ReasonedError when the import fails, or the signal's reason when the signal aborts.
    */

@@ -12,7 +12,7 @@ export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
 /**
  * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest can write these bytes to the beginning of its raw disk. With `Auto`,
- * Berth then treats the disk as qcow2: it refuses the disk, or uses it as the qcow2 image that it contains.
+ * Berth then reads this disk as a qcow2 image. Berth uses the image, or refuses the disk if the image is not usable.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const READABLE_BY_OTHERS = 0o004;

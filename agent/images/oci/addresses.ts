@@ -15,7 +15,9 @@ export interface AddressRules {
   allowLoopback: boolean;
   /** Networks of the cluster's Pods, Services and Nodes. */
   clusterCIDRs?: readonly string[];
-  /** Addresses of this host that none of its interfaces has. Another device translates these addresses to an address of the host. */
+  /**
+   * Addresses of this host, for example an address that another device translates. The addresses of the host's interfaces are always added.
+   */
   ownAddresses?: readonly string[];
   /** Servers for which any address is allowed. Their hosts have the form of references: `registry.example:5000`. */
   registries?: readonly { host: string }[];

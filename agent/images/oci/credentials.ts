@@ -44,10 +44,10 @@ export class Keyring {
   }
 
   /**
-   * Reads the contents of `.dockerconfigjson` files. `insecure` names the servers that need not prove their identity. If a text is invalid,
-   * the error message names the text and the mistake, but does not quote any content.
+   * Reads the contents of `.dockerconfigjson` files. `insecure` names the servers that need not prove their identity. If a file is invalid,
+   * the error message gives the number of the file and the mistake, but does not quote any content.
    *
-   * @throws Error when a text is invalid.
+   * @throws Error when a file is invalid.
    */
   static parse(texts: readonly string[], insecure?: InsecureServers): Keyring {
     const keys = texts.flatMap((text, index) => {
@@ -67,7 +67,10 @@ export class Keyring {
     return server && { scheme: server.scheme, namespace };
   }
 
-  /** Returns the credentials that fit a repository, the most specific first. Longer paths come first, then exact hosts, then patterns. */
+  /**
+   * Returns the credentials that fit a repository, the most specific first. Credentials with a longer path come first. If the paths have
+   * the same length, exact hosts come before patterns.
+   */
   candidates(registry: string, repository: string): Credential[] {
     const asked = splitHost(registry.toLowerCase());
     const path = repository.split('/');

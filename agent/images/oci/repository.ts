@@ -20,7 +20,7 @@ import { Tokens } from './tokens.ts';
 import { checkNoDowngrade, type RegistriesOptions, type Response, Transport } from './transport.ts';
 import type { Descriptor, Repository, ResolvedManifest, UploadBlob } from './types.ts';
 
-/** Largest accepted depth of nested indexes. No publisher needs more than one index less. */
+/** Largest accepted number of nested indexes between a tag and its manifest. No publisher needs more than two. */
 const INDEX_DEPTH = 3;
 
 /** HTTP status with which a registry answers a DELETE request if its configuration forbids removals. */

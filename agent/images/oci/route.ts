@@ -1,7 +1,7 @@
 /**
  * Insecure routes to a registry, which do not prove the identity of the registry. A namespace can allow insecure routes for its own Pods.
  * On such a route, an attacker in the network can choose which image a tag names, and who has access to the image. Therefore all data from
- * such a route is stored under names that begin with the namespace. Requests on the usual route do not find these names.
+ * such a route is stored under names that contain the namespace. Requests on the usual route do not find these names.
  */
 import type { Server } from '../../../api/v1alpha1/registrycredentials.ts';
 
@@ -18,8 +18,9 @@ export interface InsecureServers {
 }
 
 /**
- * Returns the prefix of names and keys for data from a route. The prefix is empty for the usual, secure route. No reference can begin with
- * another prefix, because `insecure:` is no registry. A namespace contains no slash, so two namespaces never share a name.
+ * Returns the prefix of names and keys for data from a route. The prefix is empty for the usual, secure route. A namespace contains no
+ * slash, so two namespaces never share a name. A reference can begin with `insecure:NAMESPACE/` only if the namespace is a number of up to
+ * five digits. This number then looks like the port of a host `insecure`.
  */
 export function scopeOf(route: InsecureRoute | undefined): string {
   return route === undefined ? '' : `insecure:${route.namespace}/`;

@@ -129,7 +129,8 @@ export class Transport {
 
   async #exchange(exchange: Exchange, url: URL, signal: AbortSignal): Promise<Response> {
     const { method, authorization } = exchange;
-    // Only the host of the request receives the credentials. Storage servers, to which a registry redirects, refuse and must not see them.
+    // Only the host of the request receives the credentials. The storage servers to which a registry redirects must not see them, and would
+    // refuse a request with them.
     const isOwn = url.origin === exchange.url.origin;
     const headers = {
       ...exchange.headers,

@@ -1,4 +1,4 @@
-/** Types of an OCI registry (distribution spec 1.1) that the rest of the agent uses. */
+/** TypeScript types of an OCI registry (distribution spec 1.1). The other parts of the agent use these types. */
 import type { Readable } from 'node:stream';
 
 /** A piece of content, identified by its digest. */

@@ -20,8 +20,8 @@ export const REMEMBERED_MILLISECONDS = 5 * 60_000;
 const REMEMBERED_LIMIT = 4_096;
 
 /**
- * Reasons with which registries refuse requests without credentials for a private image. Some registries then answer that the image does
- * not exist.
+ * Reasons of the error when a request without credentials asks for a private image. `ImageNotFound` is among them, because some registries
+ * answer that a private image does not exist.
  */
 const CLOSED: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
 
@@ -61,7 +61,7 @@ export async function ask<T>(
 export class Access {
   readonly #registries: Registries;
   readonly #clock: () => number;
-  /** Time of the clock when a repository last accepted a credential. The key contains the repository and the credential. */
+  /** Time from which each permission is valid, as `#clock` returns it. The key contains the repository and the credential. */
   readonly #seen = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
 
   /** `clock` returns milliseconds since an arbitrary moment, and never goes back. */

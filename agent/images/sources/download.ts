@@ -28,7 +28,7 @@ const READ_BYTES = 1024 ** 2;
 const ANSWERED: ReadonlySet<number> = new Set([200, 206, 416]);
 
 export interface DownloadOptions {
-  /** Called with the percentage (0–100) of the bytes that are fetched, and with the number of these bytes. */
+  /** Called with the progress. `percent` (0–100) is the part of the file that has arrived. `bytes` is the number of bytes in this part. */
   onProgress: (percent: number, bytes: number) => void;
   /** Called with the total number of bytes, if the server states it. No byte is written before the promise of this call resolves. */
   onTotal?: (bytes: number) => Promise<void>;
@@ -265,7 +265,7 @@ function refusal({ url, status, headers }: Response): Error {
     : error;
 }
 
-/** Statements of the server about a file whose download is not finished. They are stored beside the fetched bytes for the next call. */
+/** Data from the server's headers about an unfinished download. The data is stored beside the fetched bytes for the next call. */
 const sourceSchema = z.object({
   /** ETag or time of the last change. The next call uses this value to get the remaining bytes of the same version of the file. */
   validator: z.string().optional(),
@@ -274,7 +274,7 @@ const sourceSchema = z.object({
 type Source = z.infer<typeof sourceSchema>;
 
 /**
- * Returns the statements of an answer's headers about the file. The function ignores a weak ETag, because files with different bytes may
+ * Returns the data about the file from the headers of an answer. The function ignores a weak ETag, because files with different bytes may
  * have the same weak ETag.
  */
 function sourceOf({ etag, 'last-modified': changed, 'content-length': length }: Response['headers']): Source {
@@ -290,8 +290,8 @@ function sourceFile(path: string): string {
 }
 
 /**
- * Reads the server's earlier statements about the file at `path`, whose download is not finished. Returns an empty object if the stored
- * text is missing or invalid. This does no harm, because the digest of the file is checked at the end.
+ * Reads the stored data about the unfinished download of the file at `path`. Returns an empty object if the stored text is missing or
+ * invalid. This does no harm, because the digest of the file is checked at the end.
  */
 async function readSource(path: string): Promise<Source> {
   const text = await unlessMissing(readFile(sourceFile(path), 'utf8'));

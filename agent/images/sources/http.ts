@@ -118,7 +118,7 @@ export class HttpSource {
     try {
       await digHoles(fetched);
     } catch (error) {
-      // The failure does no harm: the zeros of the image use disk space, but its content is the same.
+      // A failure to make holes does no harm. The zeros of the image then use disk space, but the content of the image is the same.
       logger.debug(
         { err: error, url: describeUrl(url) },
         'An image uses disk space for its zeros, because the host could not make a sparse file',

@@ -29,8 +29,8 @@ import { digestsOf, noteOrigin, type Origin, originName, originOf, scopeFor } fr
  */
 const BASES_LIMIT = 8;
 /**
- * Time limit in milliseconds for the question to a registry whether everybody has the right to use an image. The limit is short, because
- * the answer only saves a download.
+ * Time limit in milliseconds for a check at the registries whether everybody has the right to use an image. The limit is short, because the
+ * check only saves a download.
  */
 const OPEN_TIMEOUT_MILLISECONDS = 5_000;
 
@@ -248,7 +248,7 @@ export class RegistrySource {
         resolve(true);
       }
     });
-    // An answer or failure after the time limit has no effect on the result. Later pulls use this answer.
+    // An answer or failure after the time limit has no effect on this result. A late answer is stored for later pulls.
     Promise.all(asked).then(() => resolve(false), reject);
     try {
       return await promise;

@@ -29,7 +29,10 @@ export interface WantedStreams {
 }
 
 export interface Session {
-  /** Aborts when the connection has ended or was idle for too long, or the agent ends. The reason is an Error for the caller. */
+  /**
+   * Signal that aborts when the connection has ended, when it was idle for too long, or when the agent ends. The reason is an Error for the
+   * caller.
+   */
   signal: AbortSignal;
   /** Resolves when the connection has ended. Never rejects. */
   ended: Promise<void>;
@@ -59,7 +62,7 @@ export interface SessionLimits {
   idleMilliseconds: number;
   /** Limit of open connections to ports in one session. */
   connections: number;
-  /** Aborts when the agent ends. The reason is an Error with a message for the caller. */
+  /** Signal that aborts when the agent ends. The reason is an Error with a message for the caller. */
   stop: AbortSignal;
 }
 

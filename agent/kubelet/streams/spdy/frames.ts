@@ -66,8 +66,8 @@ export function dataHeader(stream: number, flags: number, length: number): Buffe
 /** First bytes of the compressed data of a connection: the header of zlib, with the checksum of the dictionary. */
 const ZLIB_BEGIN = Buffer.concat([Buffer.from([0x78, 0xbb]), uint32(adler32(SPDY_DICTIONARY))]);
 /**
- * Compressed list of headers without any header: a stored block of deflate with the number 0, and an empty stored block. Without the second
- * block, the client waits for more bytes.
+ * Compressed block for a frame without headers. It consists of two stored blocks of deflate: one with the number of headers (0), and an
+ * empty one. Without the empty block, the client waits for more bytes.
  */
 const NO_HEADERS = Buffer.from([0, 4, 0, 0xfb, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
 
