@@ -108,7 +108,7 @@ function patternsOf(places: readonly Place[]): string {
     .join('|');
 }
 
-/** Returns the paths of the commands that take `wanted` names. The result is a list of patterns for `case` in a shell. */
+/** Returns the paths of the commands that take one name or several names, as `wanted` says. The result is a list of patterns for `case`. */
 function pathsWith(places: readonly Place[], wanted: Names): string {
   return places
     .filter(({ names }) => names === wanted)

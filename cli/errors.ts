@@ -26,10 +26,7 @@ export class CommandError extends Error {
   }
 }
 
-/**
- * Error when a program in a VM, or the program `ssh`, ended with an exit code. This command ends with the same exit code and writes no
- * message.
- */
+/** Error with the exit code of a program in a VM, or of `ssh`. This command ends with the same exit code and writes no message. */
 export class ProgramEnded extends Error {
   override readonly name = 'ProgramEnded';
   readonly exitCode: number;

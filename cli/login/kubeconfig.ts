@@ -13,8 +13,8 @@ const STALE_MILLISECONDS = 30_000;
 export const SESSION_FLAG = '--session';
 
 /**
- * Names of the lists in a kubeconfig. Each entry of a list has its values in the field that is the key here. For example, the entries of
- * `clusters` have the field `cluster`.
+ * Names of the lists in a kubeconfig. The key of a list is the field that each entry of the list has. For example, each entry of `clusters`
+ * has the field `cluster`.
  */
 const LISTS = { cluster: 'clusters', context: 'contexts', user: 'users' } as const;
 type Kind = keyof typeof LISTS;

@@ -13,8 +13,7 @@ import type { Place } from './place.ts';
 /** Age after which the lock of a session counts as left behind. Its holder waits at most 20 s for each of two answers of the provider. */
 const STALE_MILLISECONDS = 60_000;
 /**
- * How long before its expiry a token is renewed: a part of the token's lifetime, or a number of milliseconds. The shorter of the two times
- * applies.
+ * Time from the renewal of a token to its expiry: a part of the token's lifetime, or a number of milliseconds. The shorter time applies.
  */
 const MARGIN = { part: 0.2, milliseconds: 60_000 };
 

@@ -34,9 +34,7 @@ export function hostNotFound(name: string, namespace: string, meant = ''): Comma
   );
 }
 
-/**
- * Returns the end of an error message: a question whether the user meant the most similar name. The result is empty if no name is similar.
- */
+/** Returns the end of an error message: a question that suggests the most similar name. The result is empty if no name is similar. */
 export function meantHost(mistyped: string, names: readonly string[]): string {
   const similar = similarTo(mistyped, names);
   return similar === undefined ? '' : `. Did you mean ${similar}?`;

@@ -39,8 +39,8 @@ export async function getNamed<T extends KubeObject>(
 }
 
 /**
- * Returns the end of an error message: a question whether the user meant the most similar existing name. The result is empty if no name is
- * similar, or if the user may not list objects.
+ * Returns the end of an error message: a question that suggests the most similar existing name. The result is empty if no name is similar,
+ * or if the user may not list objects.
  */
 async function suggestion<T extends KubeObject>(
   { client, namespace }: Cluster,

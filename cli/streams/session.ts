@@ -91,8 +91,7 @@ async function follow(channels: Channels, { tty, input, leave }: SessionRequest)
     return hasLeft ? 'left' : status;
   } finally {
     terminal?.[Symbol.dispose]();
-    // After the session, nobody needs more input. This line stops the read of the standard input, because the process could otherwise not
-    // end.
+    // After the session, nobody needs more input. This line stops reading the standard input, because the process could otherwise not end.
     enough.abort();
     await outcome;
   }

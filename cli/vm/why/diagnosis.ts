@@ -15,7 +15,7 @@ import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../../kube/core.ts';
 import { placementAdvice } from './placement.ts';
 
-/** Areas where a problem can occur before a VM runs. The order is the order in which a VM passes them. */
+/** Areas where a problem can occur before a VM runs. A VM passes the areas in this order. */
 export const AREAS = ['scheduler', 'quota', 'image', 'network', 'host', 'machine', 'guest'] as const;
 export type Area = (typeof AREAS)[number];
 
