@@ -1,6 +1,9 @@
 /** Computes the waits between attempts. Each failure makes the next wait longer. */
 
-/** Returns the wait in milliseconds after `failures` failures in a row. Each further failure doubles the first wait, up to the cap. */
+/**
+ * Returns the wait in milliseconds after `failures` failures in a row. The wait starts at `firstMilliseconds` and doubles with each further
+ * failure, up to `capMilliseconds`.
+ */
 export function waitAfter(failures: number, firstMilliseconds: number, capMilliseconds: number): number {
   return Math.min(firstMilliseconds * 2 ** (failures - 1), capMilliseconds);
 }

@@ -15,14 +15,14 @@ const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 /** Time limit in milliseconds for reading the pipes of a killed program, because a child of the program can keep the pipes open. */
 const DRAIN_MILLISECONDS = 1_000;
 
-/** Numbers of a user and a group of this system. */
+/** Numeric IDs of a user and of a group on this system. */
 export interface RunAs {
   uid: number;
   gid: number;
 }
 
 export interface StartOptions {
-  /** Name of the program at the beginning of an error's message. The default is the name or path in the call. */
+  /** Name of the program in error messages. The default is the name or path in the call. */
   name?: string;
   /** Time after which the program is killed, in milliseconds. The default is no limit. */
   timeoutMilliseconds?: number | undefined;
@@ -75,7 +75,7 @@ export interface RunningProgram {
   end: () => void;
 }
 
-/** Child process. Node.js creates a child without pipes if this process has no file descriptors left. A child without pipes fails. */
+/** Child process. If this process has no free file descriptors, Node.js creates the child without pipes, and the child fails. */
 type Child = Omit<ChildProcessByStdio<Writable | null, Readable, Readable>, 'stdout' | 'stderr'> & {
   stdout: Readable | undefined;
   stderr: Readable | undefined;
@@ -153,7 +153,10 @@ async function endOf(child: Child, name: string, timeoutMilliseconds: number | u
   }
 }
 
-/** Kills the program. If it had already ended, closes its pipes, which only its children can still use, and returns false. */
+/**
+ * Kills the program. Returns false if the program had already ended. In that case, closes the pipes, because children of the program can
+ * keep them open.
+ */
 function kill(child: Child): boolean {
   const isKilled = child.kill('SIGKILL');
   if (!isKilled) {

@@ -51,7 +51,8 @@ async function removeStale(path: string, staleMilliseconds: number): Promise<voi
   const aside = `${path}.${process.pid}`;
   await undefinedIf(isMissing, rename(path, aside));
   if (!(await isStale(aside))) {
-    // Another process removed the stale lock first, and a new lock was renamed here. Its owner still works, so the lock returns.
+    // Another process had already removed the stale lock, so `rename` moved a new lock. The owner of the new lock still works, so this line
+    // restores the lock.
     await undefinedIf(hasCode('ENOENT', 'EEXIST'), link(aside, path));
   }
   await rm(aside, { force: true });

@@ -26,10 +26,10 @@ export function keepReserve(folder: string): void {
 }
 
 /**
- * Calls `write` again, which failed with `error`. Before the call, this function empties the reserve file to free its space. It refills the
- * file afterwards.
+ * Calls `write` again after `write` failed with `error`. Before the call, this function empties the reserve file to free disk space. After
+ * the call, it refills the file.
  *
- * @throws `error` when the disk is not full, or when its file system has no reserve. Otherwise the error of the second write.
+ * @throws `error` when the disk is not full, or when the file system of `folder` has no reserve. Otherwise the error of the second call.
  */
 export function withReserve(folder: string, error: unknown, write: () => void): void {
   const path = isDiskFull(error) ? reserves.get(statSync(folder).dev) : undefined;

@@ -64,8 +64,9 @@ export async function withCluster<T>(
 }
 
 /**
- * Returns the namespace that the flag, a variable or the context names, in this order. Otherwise returns the default namespace. An empty
- * text names no namespace. A flag or a variable may use the prefix in the settings, because scripts of another platform use that prefix.
+ * Returns the namespace that the flag, a variable or the context names, in this order. An empty text counts as absent. If none of them
+ * names a namespace, returns the default namespace. The settings can define another prefix for namespaces. Flags and variables may use this
+ * prefix, because scripts of another platform use it.
  */
 export function namespaceOf(
   { namespace }: Pick<Globals, 'namespace'>,
@@ -82,8 +83,8 @@ export function namespaceOf(
 }
 
 /**
- * Returns the namespace if its name is allowed. The name can come from a kubeconfig, into which the login writes an answer of the HTTP API.
- * Other texts could have a meaning in a path or in a shell.
+ * Returns the name of the namespace after a check of its form. The name can come from a kubeconfig, into which `login` writes a name from
+ * the HTTP API. A name in another form could change a path or a command in a shell.
  *
  * @throws CommandError when no namespace can have the name.
  */
@@ -119,7 +120,7 @@ export async function connect(
   }
 }
 
-/** Returns the error for a refused token. The result is undefined if the token was not refused, or if it does not show the reason. */
+/** Returns the error if the API server refused the token and the token shows the reason. Otherwise the result is undefined. */
 async function refusalOf(error: unknown, connection: Connection): Promise<CommandError | undefined> {
   if (!(error instanceof ApiError) || error.status !== 401) {
     return undefined;

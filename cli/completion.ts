@@ -11,7 +11,7 @@ interface Word {
   readonly description: string;
 }
 
-/** Number of names of objects that can follow. */
+/** Whether one name or several names of objects can follow the command. */
 type Names = 'one' | 'several';
 
 /** Place in the tree of commands. `path` has the names of the commands up to this place, with a space before each name. */
@@ -28,7 +28,7 @@ interface Choice {
   readonly values: readonly string[];
 }
 
-/** Flags that choose the cluster and the namespace of the names. Each flag takes a value. */
+/** Flags that choose the cluster and the namespace whose objects the completion offers. Each flag takes a value. */
 const SOURCE_FLAGS = ['-n', '--namespace', '--context', '--kubeconfig'];
 /**
  * Characters that an offered name may have. A hostile cluster could send other characters, to which shells give a meaning. The colon is not
@@ -40,7 +40,7 @@ type Script = (name: string, places: readonly Place[], choices: readonly Choice[
 
 const SCRIPTS: Readonly<Record<ShellName, Script>> = { bash: bashScript, zsh: zshScript, fish: fishScript };
 
-/** Returns the script for the shell. `program` must have the verbs of all nouns. */
+/** Returns the script for the shell. `program` must contain all nouns with all their verbs. */
 export function completionScript(shell: ShellName, program: Command): string {
   const choices = new Map(choicesOf(program).map((choice) => [choice.flags.join(), choice]));
   return SCRIPTS[shell](program.name(), placesOf(program, '', []), [...choices.values()]);
@@ -97,7 +97,10 @@ function functionOf(name: string): string {
   return `_${name.replace(/\W/g, '_')}`;
 }
 
-/** Returns the paths of all places except the first place, as patterns for `case` in a shell. */
+/**
+ * Returns the paths of all places except the first place, which is the program itself. The result is a list of patterns for `case` in a
+ * shell.
+ */
 function patternsOf(places: readonly Place[]): string {
   return places
     .slice(1)
@@ -105,7 +108,7 @@ function patternsOf(places: readonly Place[]): string {
     .join('|');
 }
 
-/** Returns the paths after which the wanted number of names follows, as patterns for `case` in a shell. */
+/** Returns the paths of the commands that take one name or several names, as `wanted` says. The result is a list of patterns for `case`. */
 function pathsWith(places: readonly Place[], wanted: Names): string {
   return places
     .filter(({ names }) => names === wanted)

@@ -26,7 +26,7 @@ export class CommandError extends Error {
   }
 }
 
-/** End of a program that ran in a VM, or of the ssh for a VM. This command ends with the same exit code and writes no message. */
+/** Error with the exit code of a program in a VM, or of `ssh`. This command ends with the same exit code and writes no message. */
 export class ProgramEnded extends Error {
   override readonly name = 'ProgramEnded';
   readonly exitCode: number;
@@ -44,7 +44,7 @@ export class Interrupted extends CommandError {
   }
 }
 
-/** Adds the command to a cause that tells the user to sign in again. */
+/** If `cause` ends with the advice `Sign in again`, adds the command for the sign-in to `cause`. */
 export function withLogin(cause: string): string {
   return cause.replace(/Sign in again$/, '$&: berth login');
 }
@@ -99,7 +99,7 @@ function exitCodeFor(error: unknown): ExitCode {
 
 function exitCodeOf(error: ApiError): ExitCode {
   const { status } = error;
-  // Admission also refuses requests with status 403, for example because of a quota. In this case, the user has the right.
+  // Admission also refuses requests with status 403, for example because of a quota. In this case, the user does not lack a right.
   return isRefused(error) ? EXIT.failed : (EXIT_BY_STATUS[status] ?? EXIT.failed);
 }
 

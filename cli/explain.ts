@@ -1,4 +1,7 @@
-/** Runs the command `explain`. The API server describes the fields of Berth's kinds, so they are the fields of the cluster's release. */
+/**
+ * Runs the command `explain`. The API server describes the fields of Berth's kinds. Therefore the output matches the release that is
+ * installed in the cluster.
+ */
 import { GROUP } from '../api/v1alpha1/names.ts';
 import { apiErrorFrom } from '../kube/errors.ts';
 import { type Cluster, withCluster } from './cluster.ts';
@@ -8,7 +11,7 @@ import { print } from './output.ts';
 import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
 
-/** Path of the descriptions. Each signed-in user may read it. */
+/** Path at the API server with the descriptions of all fields. Each signed-in user may read this path. */
 const PATH = `/openapi/v3/apis/${GROUP}/v1alpha1`;
 
 interface Schema {

@@ -4,7 +4,8 @@ import { quantityOf } from '../api/http/memory.ts';
 import { bytesIn } from '../api/v1alpha1/quantity.ts';
 
 /**
- * Words that people may type in place of `true` and `false`. They count as the value of a flag, so that the user gets a message about them.
+ * Words that people may type in place of `true` and `false`. The code reads such a word as the value of the flag, and then refuses the
+ * value with a message.
  */
 const NEAR_BOOLEAN = /^(yes|no|on|off|0|1)$/i;
 
@@ -13,15 +14,16 @@ export class BooleanFlag extends Option {
   constructor(name: string, description: string) {
     super(`${name} <true|false>`, description);
     this.flags = name;
-    // commander would read `--no-x` as the opposite of `--x`.
+    // commander reads a flag `--no-x` as the opposite of a flag `--x`. This line prevents that, because `--no-x` can also be an independent
+    // flag.
     this.negate = false;
     this.argParser(booleanIn);
   }
 }
 
 /**
- * Returns the arguments, in which each boolean flag has a value. Otherwise commander would read the next argument as the value, for example
- * a name after `--generate-name`.
+ * Returns the arguments and adds a value to each boolean flag without a value. Otherwise commander would read the next argument as the
+ * value, for example a name after `--generate-name`.
  */
 export function withBooleans(program: Command, args: readonly string[]): string[] {
   const longs = booleanFlagsOf(commandIn(program, args));

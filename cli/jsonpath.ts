@@ -29,7 +29,9 @@ export function templateIn(text: string): Template {
   return template;
 }
 
-/** Removes pieces up to the end or the next `{end}`, and returns their parts. */
+/**
+ * Takes the pieces before the next `{end}` out of the list, and returns the parts that they describe. Without `{end}`, takes all pieces.
+ */
 function partsIn(pieces: string[]): Part[] {
   const parts: Part[] = [];
   while (pieces.length > 0 && pieces[0] !== '{end}') {

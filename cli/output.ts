@@ -15,7 +15,7 @@ export interface Column<R> {
   readonly isWide?: true;
 }
 
-/** Row in the form that JSON and YAML show. The format `name` shows the field that each type here requires. */
+/** One row as JSON and YAML show it. The format `name` shows the required field: `name`, `node`, `image` or `server`. */
 export type Item =
   | { readonly name: string }
   | { readonly node: string }
@@ -65,7 +65,10 @@ export function lineBelow<R>({ rows, ...listing }: Listing<R>, row: R, isWide: b
     .at(-1)}\n`;
 }
 
-/** Writes the results: a sentence for each item, or the items in a format for programs. A sentence is `words` and the name of the item. */
+/**
+ * Writes the results: a sentence for each item, or the items in a format for programs. Each sentence consists of `words` and the name of
+ * the item.
+ */
 export async function printDone(
   terminal: Terminal,
   format: Format,

@@ -47,7 +47,7 @@ async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promi
   stdin.setRawMode(true);
   let password = '';
   try {
-    // The iterator must not close the standard input, because the terminal leaves raw mode only afterwards.
+    // The iterator must not close the standard input, because the code below still needs it to end the raw mode of the terminal.
     for await (const piece of stdin.setEncoding('utf8').iterator({ destroyOnReturn: false })) {
       signal.throwIfAborted();
       for (const character of String(piece)) {

@@ -14,7 +14,7 @@ export interface Settings {
   readonly context?: string;
   /** Address of the HTTP API: scheme, host and port, without a slash at the end. */
   readonly apiURL?: string;
-  /** User of VMs for `vm ssh`. */
+  /** Name of the user in the guest with which `vm ssh` logs in. */
   readonly sshUser?: string;
 }
 

@@ -2,8 +2,8 @@ import type { WriteStream } from 'node:tty';
 import { printableLines } from './text.ts';
 
 /**
- * Name, environment, output streams and end signal of one call of the command. The streams lead to the terminal of a person or to a
- * program. Tests use their own objects.
+ * Inputs and outputs of one call of the command: its name, its environment, its output streams, and a signal that aborts when the user
+ * interrupts the command. The streams lead to a terminal or to another program. Tests use their own objects.
  */
 export interface Terminal {
   /** Name under which the command was started, for example `berth` or `kubectl berth`. */

@@ -17,7 +17,8 @@ const UNITS = [
   ['m', 60],
 ] as const;
 /**
- * Smallest number of a unit for an age in this unit. A smaller age is shown in the next smaller unit, because it would be too imprecise.
+ * Smallest number of days, hours or minutes in a shown age. A smaller age is shown in the next smaller unit, because the larger unit would
+ * be too imprecise.
  */
 const ENOUGH = 2;
 

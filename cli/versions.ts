@@ -109,7 +109,7 @@ export async function remind({ environment, err }: Terminal, client: KubeClient)
     await mkdir(folder, { recursive: true });
     await writeFile(file, '');
   } catch {
-    // Without the file, each command would compare the releases. So a user whose cache folder cannot be written gets no warning.
+    // The file limits the comparisons to one a day. If the command cannot write the file, it does not compare the releases.
     return;
   }
   const asked = versionsOf(client, AbortSignal.timeout(LOOK_MILLISECONDS));

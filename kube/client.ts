@@ -115,7 +115,8 @@ export class KubeClient {
   }
 
   /**
-   * Sends a server-side apply. `object.metadata` has name and namespace. If it has no uid, the server creates an object that is missing.
+   * Sends a server-side apply. `object.metadata` has a name and a namespace. If the object does not exist and `object.metadata` has no uid,
+   * the server creates the object.
    */
   async apply<T extends KubeObject>(type: Resource<T>, object: object, options: ApplyOptions): Promise<T> {
     const { metadata } = object as { metadata: Ref };

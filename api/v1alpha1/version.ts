@@ -12,8 +12,8 @@ const SUPPORTED_MINOR_RELEASES = 1;
 export const NODE_VERSION = `v1.36.3-berth.${VERSION}`;
 
 /**
- * Form of {@link NODE_VERSION} in any release. A host could write any text there. The length of each part is limited, so that a long text
- * cannot make the match slow.
+ * Form of {@link NODE_VERSION} in any release. The regular expression limits the length of each part. Without limits, a host could slow
+ * down the match with a long text.
  */
 const NODE_VERSION_FORM = /^v\d[\d.]{0,31}-berth\.(\d{1,6}\.\d{1,6}\.[-+.\w]{1,64})$/;
 
@@ -22,7 +22,10 @@ export function agentVersion(nodeVersion: string | undefined): string | undefine
   return NODE_VERSION_FORM.exec(nodeVersion ?? '')?.[1];
 }
 
-/** Reports whether an agent of this version cannot work with an operator of version `own`. Only the minor release may differ, by one. */
+/**
+ * Reports whether an agent of version `version` is too old or too new for an operator of version `own`. Both can work together if the major
+ * releases are equal and the minor releases differ by at most `SUPPORTED_MINOR_RELEASES`.
+ */
 export function isTooFarApart(version: string, own: string = VERSION): boolean {
   const [major, minor = 0] = version.split('.').map(Number);
   const [ownMajor, ownMinor = 0] = own.split('.').map(Number);

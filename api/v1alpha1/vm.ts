@@ -99,8 +99,8 @@ const ONE_USER_DATA: CelRule = {
   message: 'at most one of userData and userDataSecretRef may be set',
 };
 /**
- * CEL rule of `spec` that a disk can only grow. It is not a rule of the field alone, because a user could then remove the field and later
- * set a smaller size.
+ * CEL rule: the disk of a VM can only grow. The rule belongs to `spec`, because a rule of the field `diskSize` would not be enough. With
+ * such a rule, a user could remove the field and later set a smaller size.
  */
 const DISK_GROWS: CelRule = {
   rule: `!has(oldSelf.diskSize) || (has(self.diskSize) && ${atLeast('self.diskSize', 'oldSelf.diskSize')})`,

@@ -27,7 +27,10 @@ export function addEmulatorCommands(noun: Command, terminal: Terminal): void {
     });
 }
 
-/** Adds a list that is always empty. Integrations list the emulator configs before they deploy an emulator. */
+/**
+ * Adds the verb `list`, which always shows an empty list, because Berth has no emulator configs. Integrations call this verb before they
+ * deploy an emulator.
+ */
 export function addEmulatorConfigCommands(noun: Command, terminal: Terminal): void {
   noun
     .command('list')

@@ -1,6 +1,6 @@
 /**
- * Deploys emulators. Android may need more time to boot than the user waits. In this case, the emulator stays, and it ends with its VM at
- * the latest. If an emulator fails, or if the user interrupts its deployment, the command deletes the emulator.
+ * Deploys emulators. Android may need more time to boot than the user waits. In this case, the command does not delete the emulator. The
+ * emulator can run as long as its VM runs. If the emulator fails, or if the user interrupts the command, the command deletes the emulator.
  */
 import type { EmulatorRequest } from '../../api/http/emulator.ts';
 import { emulatorItem } from '../../api/http/emulatoritem.ts';

@@ -1,4 +1,4 @@
-/** Columns and words with which the command shows emulators. */
+/** Defines the columns of tables with emulators, and the names of the kind in messages. */
 import type { EmulatorItem } from '../../api/http/emulator.ts';
 import { emulatorItem } from '../../api/http/emulatoritem.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';

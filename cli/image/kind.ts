@@ -1,4 +1,4 @@
-/** Columns and words with which the command shows Images and ISOs. */
+/** Defines the columns of tables with Images and ISOs, and the names of the kinds in messages. */
 import type { ImageItem } from '../../api/http/image.ts';
 import { imageItem, type Stored } from '../../api/http/imageitem.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';

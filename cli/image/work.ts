@@ -82,8 +82,8 @@ function lineOf(image: Image, work: ImageWork, estimate: (percent: number) => st
 }
 
 /**
- * Returns the error for the user. `limit` is the time limit in milliseconds if it is over, or else undefined. The work continues without
- * the command, and the message says so.
+ * Returns the error for the user. `limit` is the time limit in milliseconds if the wait ended at this limit. Otherwise `limit` is
+ * undefined. The work continues without the command, and the message says so.
  */
 function ended(
   error: unknown,

@@ -98,7 +98,8 @@ async function changeDirectly(
     const own = hostsOf(hosts, cluster.namespace);
     const source = sourceOf(change, entries, cluster.namespace);
     const reference = referenceOf({ spec: source });
-    // If the entry of another image has the name that the new entry would get, this entry is found too. Then the refusal names it.
+    // The entry of another image may already have the name that the new entry would get. The code also finds such an entry, so that the
+    // error message can name it.
     const entry =
       entryFor(entries, reference) ?? entries.find(({ metadata }) => metadata.name === entryName(reference));
     const names = new Set(hosts.map(({ metadata }) => metadata.name));
@@ -120,8 +121,8 @@ async function changeDirectly(
 }
 
 /**
- * Returns the image whose entry changes. A removal is for the Image of this namespace if an entry keeps this Image. Otherwise a removal is
- * for the Image of the default namespace.
+ * Returns the image whose entry changes. A removal changes the entry for the Image of this namespace, if such an entry exists. Otherwise
+ * the removal changes the entry for the Image of the default namespace.
  */
 function sourceOf(
   { action, image, imageNamespace = DEFAULT_NAMESPACE }: Change,

@@ -11,9 +11,9 @@ export interface Selection {
 }
 
 /**
- * Returns the selection, with names that have no spaces at their ends.
+ * Returns the selection. Removes spaces at the start and the end of the names.
  *
- * @throws CommandError when not exactly one flag selects hosts, or when no host can have a tag.
+ * @throws CommandError when not exactly one flag selects hosts, or when the form of a tag is wrong.
  */
 export function selectionIn(flags: Selection): Selection {
   if (!isOneSelection(flags)) {

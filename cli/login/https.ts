@@ -40,8 +40,7 @@ export function fetchFrom({ who, authority, signal }: FetchOptions): Fetch {
         agent: false,
         signal: limits,
       });
-      // The code below gets the same error from the wait for the answer, or from the answer itself. Without a listener, the error would end
-      // the process.
+      // The code below also receives this error, from `once` or from the answer. Without a listener, the error would end the process.
       sent.on('error', () => undefined);
       sent.end(body === undefined || body === null ? undefined : String(body as string | URLSearchParams));
       const [answer] = (await once(sent, 'response')) as [IncomingMessage];

@@ -12,7 +12,10 @@ const STALE_MILLISECONDS = 30_000;
 /** Argument of the credential plug-in. With this argument, the command recognizes the entries that it wrote. */
 export const SESSION_FLAG = '--session';
 
-/** Lists of a kubeconfig, by the key that each entry of the list has. */
+/**
+ * Names of the lists in a kubeconfig. The key of a list is the field that each entry of the list has. For example, each entry of `clusters`
+ * has the field `cluster`.
+ */
 const LISTS = { cluster: 'clusters', context: 'contexts', user: 'users' } as const;
 type Kind = keyof typeof LISTS;
 type Fields = Readonly<Record<string, unknown>>;

@@ -33,10 +33,7 @@ export async function logout(terminal: Terminal, globals: Globals): Promise<void
   }
 }
 
-/**
- * Tells the provider that the refresh token is no longer used. Resolves with true if the provider knows this, or if there is no refresh
- * token.
- */
+/** Asks the provider to make the refresh token invalid. Resolves with true if the provider did this, or if there is no refresh token. */
 async function revoke(session: Session, signal: AbortSignal): Promise<boolean> {
   const { refreshToken } = session;
   if (refreshToken === undefined) {

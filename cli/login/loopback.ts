@@ -6,7 +6,7 @@ import type { AddressInfo } from 'node:net';
 const PATH = '/callback';
 /** Time limit for a browser to send its request, or to take its answer. */
 const REQUEST_MILLISECONDS = 10_000;
-/** A browser opens two or three connections. More connections come from other programs. */
+/** Largest number of connections. A browser opens two or three connections, so many more can only come from other programs. */
 const CONNECTIONS = 8;
 const HEADERS = {
   'content-type': 'text/html; charset=utf-8',
@@ -17,7 +17,7 @@ const HEADERS = {
 };
 
 export interface Arrival {
-  /** Address of the request, with the answer of the provider. */
+  /** URL of the browser's request. The query of the URL contains the provider's answer. */
   readonly url: URL;
   /** Answers the browser with a page about the result of the sign-in. */
   readonly end: (isDone: boolean) => void;
@@ -35,7 +35,7 @@ export class Loopback implements AsyncDisposable {
       this.#take(request, response),
     );
     this.#server.maxConnections = CONNECTIONS;
-    // If nobody waits for the arrival any more, a rejection must not end the process.
+    // This listener prevents an unhandled rejection when no caller waits for the arrival.
     this.#arrival.promise.catch(() => undefined);
   }
 
@@ -84,7 +84,7 @@ export class Loopback implements AsyncDisposable {
     if (request.method !== 'GET' || !isOwn || url?.pathname !== PATH) {
       answer(response, 404, 'There is nothing here.');
     } else if (url.searchParams.get('state') !== this.#state || this.#isTaken) {
-      // Other pages and programs can guess the port, but not the state. So the sign-in continues.
+      // Other pages and programs can guess the port, but not the state. Their requests do not end the sign-in.
       answer(response, 400, 'This address does not belong to a sign-in that is under way.');
     } else {
       this.#isTaken = true;

@@ -63,8 +63,8 @@ export async function withProvider<T>(
 }
 
 /**
- * Returns the scopes for a sign-in, separated by spaces. The scope for refresh tokens is among them, unless the provider lists its scopes
- * without it.
+ * Returns the scopes for a sign-in, separated by spaces. The result contains the scope for refresh tokens, except when the provider
+ * publishes a list of its scopes and this scope is not in the list.
  */
 export function scopesFor({ configuration }: OpenIDProvider, scopes: readonly string[]): string {
   const { scopes_supported: supported = [OFFLINE] } = configuration.serverMetadata();

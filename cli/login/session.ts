@@ -13,8 +13,7 @@ import type { Place } from './place.ts';
 /** Age after which the lock of a session counts as left behind. Its holder waits at most 20 s for each of two answers of the provider. */
 const STALE_MILLISECONDS = 60_000;
 /**
- * Time before the expiry of a token at which it is renewed: a part of its lifetime, or a time in milliseconds. The shorter of the two times
- * counts.
+ * Time from the renewal of a token to its expiry: a part of the token's lifetime, or a number of milliseconds. The shorter time applies.
  */
 const MARGIN = { part: 0.2, milliseconds: 60_000 };
 
@@ -48,7 +47,7 @@ export function sessionFile(
 }
 
 /**
- * Returns the tokens as fields of a session. `end` is counted from the present time of this machine, because the clock of the provider may
+ * Returns the tokens as fields of a session. The code computes `end` with the clock of this machine, because the clock of the provider may
  * differ. If the provider gives no new refresh token, the refresh token of `earlier` stays valid.
  */
 export function sessionFields(

@@ -10,7 +10,7 @@ import { fetchFrom } from './https.ts';
 import { readKubeconfig } from './kubeconfig.ts';
 import type { Place } from './place.ts';
 
-/** Scopes if the HTTP API names none. The API server needs their claims. */
+/** Scopes that are used if the HTTP API names no scopes. The API server needs the claims that these scopes add to the ID token. */
 const SCOPES = ['openid', 'email', 'groups'];
 /** Largest number of scopes that are used. */
 const SCOPES_LIMIT = 32;

@@ -34,7 +34,7 @@ export function hostNotFound(name: string, namespace: string, meant = ''): Comma
   );
 }
 
-/** Returns a question with a name that is similar to the mistyped name. The result is empty if no name is similar. */
+/** Returns the end of an error message: a question that suggests the most similar name. The result is empty if no name is similar. */
 export function meantHost(mistyped: string, names: readonly string[]): string {
   const similar = similarTo(mistyped, names);
   return similar === undefined ? '' : `. Did you mean ${similar}?`;

@@ -60,7 +60,10 @@ async function objectsIn<T extends KubeObject>(file: string, { type }: Kind<T>):
   });
 }
 
-/** Returns the mistake in an object of a file. The result is undefined if only the API server can check the rest. */
+/**
+ * Returns the mistake in an object of a file. If the result is undefined, this function found no mistake, and the API server checks the
+ * remaining fields.
+ */
 function mistakeIn(object: unknown, type: Resource<KubeObject>): string | undefined {
   const { apiVersion, kind, metadata } = (object ?? {}) as Partial<KubeObject>;
   if (apiVersion !== type.apiVersion || kind !== type.kind) {
@@ -101,9 +104,9 @@ async function textOf(file: string): Promise<string> {
 }
 
 /**
- * Returns the object with its namespace. As in kubectl, the flag must not name another namespace than the object.
+ * Returns the object with its namespace. As in kubectl, the object and the flag must not name different namespaces.
  *
- * @throws CommandError when it does.
+ * @throws CommandError when they name different namespaces.
  */
 function placedIn<T extends KubeObject>(
   object: Unsaved<T>,

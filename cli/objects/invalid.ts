@@ -3,7 +3,10 @@ import { ApiError } from '../../kube/errors.ts';
 import { CommandError } from '../errors.ts';
 import { printable } from '../text.ts';
 
-/** Returns the error of a refused object with names of flags in place of names of fields. Returns other errors unchanged. */
+/**
+ * Returns the error for the user. If the API server refused fields, the message names the flags for these fields. Returns other errors
+ * unchanged.
+ */
 export function inFlags(error: unknown, flagByField: Readonly<Record<string, string>>): unknown {
   if (!(error instanceof ApiError) || error.status !== 422) {
     return error;

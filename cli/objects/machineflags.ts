@@ -50,7 +50,10 @@ export function addMachineFlags(command: Command): Command {
     .addOption(new BooleanFlag('--vnc', 'serve the display over VNC (default: true)'));
 }
 
-/** Returns the fields of a request without the memory. In a request, the memory is a number of GiB, but the flag gives a quantity. */
+/**
+ * Returns the fields of a request, except the memory. A request has the memory as a number of GiB, but the flag has a quantity. Therefore
+ * the caller adds the memory itself.
+ */
 export function machineRequest(flags: MachineFlags): MachineRequest {
   const { image, iso, cpu, node, tag, tagRequired, scheduler, displayWidth, displayHeight } = flags;
   return {

@@ -30,7 +30,7 @@ export async function getNamed<T extends KubeObject>(
   try {
     return await client.get(type, { namespace, name }, { signal });
   } catch (error) {
-    // If the API server does not have the kind, it answers with the same status. Its message then does not contain the name.
+    // The API server also answers with status 404 if it does not have the kind. In this case, its message does not contain the name.
     if (!isNotFound(error) || !error.message.includes(`"${name}"`)) {
       throw error;
     }
@@ -39,8 +39,8 @@ export async function getNamed<T extends KubeObject>(
 }
 
 /**
- * Returns a question with an existing name that is similar to the mistyped name. The result is empty if no name is similar, or if the user
- * may not list objects.
+ * Returns the end of an error message: a question that suggests the most similar existing name. The result is empty if no name is similar,
+ * or if the user may not list objects.
  */
 async function suggestion<T extends KubeObject>(
   { client, namespace }: Cluster,

@@ -1,4 +1,4 @@
-/** Lists and changes the members of a namespace: the subjects of the RoleBinding of the role dev. */
+/** Lists and changes the members of a namespace. The members are the subjects of the RoleBinding that gives them the role dev. */
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
 import { addSubjects, listSubjects, removeSubjects, type Subjects } from '../../kube/members.ts';
 import { withCluster } from '../cluster.ts';

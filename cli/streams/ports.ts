@@ -13,8 +13,9 @@ const CHANNEL = { data: 0, error: 1 } as const;
 /** Length in bytes of the port number at the beginning of each channel. */
 const PORT_BYTES = 2;
 /**
- * Time without data after which a half-open connection ends. A connection is half-open after one of its ends has closed its direction. The
- * protocol cannot tell the guest that the caller has closed only one direction. Answers of guests usually come sooner.
+ * Time without data after which a half-open connection ends. A connection is half-open after only one of its two ends has closed its
+ * direction. If the caller closes its direction, the protocol cannot tell the guest, so the guest may never close the other direction.
+ * Guests usually answer within this time.
  */
 const HALF_OPEN_MILLISECONDS = 10_000;
 /** Close code of a WebSocket that neither end has closed. */
@@ -57,8 +58,8 @@ export async function carry(
     withoutPort(() => timer.used()),
     to,
   ).finally(() => {
-    // If `from` and `to` are one socket, it must not be destroyed here. The other end of the socket would lose the data that it has not
-    // read yet.
+    // If `from` and `to` are the same socket, this code must not destroy the socket. Otherwise the program at the other end would lose data
+    // that it has not read yet.
     if ((from as unknown) !== to) {
       over();
     }
@@ -66,7 +67,7 @@ export async function carry(
   });
   const [up, down] = await Promise.allSettled([sent, received]);
   timer.stop();
-  // If a direction failed, the caller's end already knows the error. A lost connection is then not reported.
+  // If a direction failed, the caller's end already knows the error. In this case, this function does not also report a lost connection.
   isOver ||= up.status === 'rejected' || down.status === 'rejected';
   channels.close();
   const [{ code }, message] = await Promise.all([channels.ended, words]);

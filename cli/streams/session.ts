@@ -12,7 +12,10 @@ import { wordsIn } from './words.ts';
 const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, status: 3, size: 4 } as const;
 /** Largest exit code of a process. The system would shorten a larger code. For example, 256 would become 0, which means success. */
 const EXIT_CODE_LIMIT = 255;
-/** Text of the API server before the message of a host that refuses a session. Only the message of the host names the next step. */
+/**
+ * Text that the API server puts before the message of a host that refuses a session. The code removes this text, because only the host's
+ * message names the next step.
+ */
 const HOST_REFUSES = /^Internal error occurred: unable to upgrade connection: /;
 
 interface SessionRequest {
@@ -63,7 +66,8 @@ export async function runSession(
 async function follow(channels: Channels, { tty, input, leave }: SessionRequest): Promise<string> {
   let hasLeft = false;
   for (const unread of [CHANNEL.stdin, CHANNEL.size]) {
-    // Only this process writes to this channel. A hostile host could fill the channel, and a full channel stops all other channels.
+    // The host should not write to this channel. This line drops everything that the host writes there. Otherwise a hostile host could fill
+    // the channel, and a full channel stops all other channels.
     channels.channel(unread).resume();
   }
   const end = (): void => {
@@ -87,7 +91,7 @@ async function follow(channels: Channels, { tty, input, leave }: SessionRequest)
     return hasLeft ? 'left' : status;
   } finally {
     terminal?.[Symbol.dispose]();
-    // Nobody needs the rest of the input. This process could not end while it reads the input.
+    // After the session, nobody needs more input. This line stops reading the standard input, because the process could otherwise not end.
     enough.abort();
     await outcome;
   }

@@ -35,7 +35,7 @@ interface Text {
 }
 
 interface TextSource {
-  /** Name of the part for people. */
+  /** Description of the source in messages, for example `metrics of host h1`. */
   readonly part: string;
   /** Name of the file. */
   readonly name: string;
@@ -130,8 +130,8 @@ function logs(pods: readonly Pod[]): TextSource[] {
 }
 
 /**
- * Returns the sources of the metrics of hosts. The metrics of the operator need a token, and the API server does not pass a token on to a
- * Pod.
+ * Returns the sources of the metrics of hosts. The metrics of the operator are left out. They need a token, and the API server does not
+ * forward a token to a Pod.
  */
 function metrics(hosts: readonly string[]): TextSource[] {
   return hosts.slice(0, HOSTS_WITH_METRICS).map((host, index) => ({
@@ -142,7 +142,8 @@ function metrics(hosts: readonly string[]): TextSource[] {
 }
 
 /**
- * Returns the start of a name, because names in the archive are short. Names with the same start differ in the number of their Pod or host.
+ * Returns only the first characters of a Pod's or host's name, because file names in the archive must be short. File names stay different,
+ * because they also contain a number.
  */
 function short(name: string): string {
   return name.slice(0, 30);

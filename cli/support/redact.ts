@@ -52,8 +52,8 @@ const KEPT_LABELS: ReadonlySet<string> = new Set([
 const SECRET_FIELD = /(passw(or)?d|passphrase|secret|token|credential|api_?key|private_?key|authorization)$/i;
 
 /**
- * Smallest length of a remembered value without a digit, and of a remembered value with a digit. Shorter values are often ordinary words of
- * the logs.
+ * Smallest lengths of values that are remembered: first for values without a digit, then for values with a digit. Shorter values are often
+ * ordinary words in logs.
  */
 const WORD_LENGTH = 8;
 const MIXED_LENGTH = 6;

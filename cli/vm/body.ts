@@ -73,12 +73,15 @@ export function vmFrom(
   return memory === undefined ? vm : { ...vm, spec: { ...vm.spec, memory } };
 }
 
-/** Returns the error of a refused VM with names of flags in place of names of fields. */
+/**
+ * If the API server refused fields of the VM, returns an error whose message names the flags for these fields. Returns other errors
+ * unchanged.
+ */
 export function inFlags(error: unknown): unknown {
   return withFlags(error, FLAG_BY_FIELD);
 }
 
-/** Returns the values as a list of items. If a map had the key `items`, the map would be read as a list. */
+/** Returns the values as a list in the field `items`. In a list, a value can also have the key `items`. */
 function itemsOf(metadata: Record<string, string>): VMDeployBody['vmMetadata'] {
   return { items: Object.entries(metadata).map(([key, value]) => ({ key, value })) };
 }

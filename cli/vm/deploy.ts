@@ -23,8 +23,8 @@ import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
 import { VM_KIND } from './kind.ts';
 
 /**
- * Time after the time limit of the deployment in which the command keeps or deletes the VM. The clocks of this machine and of the operator
- * differ by less.
+ * Time that the command has to keep or delete the VM after the time limit of the deployment. This time is longer than the difference
+ * between the clocks of this machine and of the operator.
  */
 const ANSWER_MILLISECONDS = 60_000;
 /** Time limit for the deletion of the VM after a failure. If the API server does not answer, the operator deletes the VM later. */
@@ -77,7 +77,7 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
       await untilRunning(cluster, latest, { signal, onVersion: (vm) => progress.show(lineOf(vm)) });
       latest.vm = await keep(cluster, latest.vm, signal);
     } catch (error) {
-      // The deletion of the VM also takes time, in which the time limit can end.
+      // This line comes before the deletion of the VM, because the time limit may also end during the deletion.
       const isLate = late.aborted;
       const left = await removeFailed(cluster, latest.vm);
       throw failureOf(error, latest.vm, { left, minutes: isLate ? minutes : undefined });
@@ -143,7 +143,8 @@ async function removeFailed({ client }: Cluster, vm: VM): Promise<string> {
 }
 
 /**
- * Returns the error for the user. `left` is the sentence about the deletion. `minutes` is the time limit if it is over, or else undefined.
+ * Returns the error for the user. `left` is the sentence about the deletion. `minutes` is the time limit if the deployment ended at this
+ * limit. Otherwise `minutes` is undefined.
  */
 function failureOf(
   error: unknown,

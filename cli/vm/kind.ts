@@ -1,4 +1,4 @@
-/** Columns and words with which the command shows VMs. */
+/** Defines the columns of tables with VMs, and the names of the kind in messages. */
 import type { VMItem } from '../../api/http/vm.ts';
 import { vmItem } from '../../api/http/vmitem.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';

@@ -28,7 +28,7 @@ const UID = /^[\w-]{1,64}$/;
 interface Login {
   readonly name: string;
   readonly user: string | undefined;
-  /** Command that runs in place of a shell. It is empty for a shell. */
+  /** Command that runs in the VM. If it is empty, ssh starts a shell in the VM. */
   readonly command: readonly string[];
 }
 
@@ -77,7 +77,7 @@ function sshArguments({ proxy, known, uid, destination }: SSHOptions): string[] 
     `ProxyCommand=${proxy}`,
     `HostKeyAlias=${uid}`,
     `UserKnownHostsFile="${literal(known)}"`,
-    // The global file is not used, because its keys belong to hosts with an address.
+    // ssh does not read the global file of keys. That file lists hosts by their addresses, but VMs are listed by their UIDs.
     'GlobalKnownHostsFile=none',
     // ssh accepts the first key of a VM, and refuses every other key of this VM.
     'StrictHostKeyChecking=accept-new',
@@ -102,8 +102,8 @@ function proxyCommand({ kubeconfig, context, namespace = '' }: Globals, name: st
 }
 
 /**
- * Returns the word in quotes, for each shell that a user may have. In fish, a backslash in single quotes has a special meaning, so each
- * backslash is in double quotes.
+ * Puts the word in quotes, so that all common shells read it in the same way. In fish, a backslash in single quotes has a special meaning.
+ * Therefore the function puts each backslash in double quotes.
  */
 function quoted(word: string): string {
   return `'${word.replace(/['\\]/g, (character) => (character === "'" ? `'"'"'` : `'"\\\\"'`))}'`;

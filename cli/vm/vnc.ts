@@ -18,13 +18,16 @@ interface Viewer {
 const address = (port: number): string => `vnc://127.0.0.1:${port}`;
 /** Viewers in the order in which they are tried. */
 const VIEWERS: readonly Viewer[] = [
-  // Two colons stand before a port. One colon would stand before the number of a display.
+  // `vncviewer` reads a number after two colons as a port. It reads a number after one colon as the number of a display.
   { program: 'vncviewer', argument: (port) => `127.0.0.1::${port}`, stays: true },
   { program: 'remote-viewer', argument: address, stays: true },
   { program: process.platform === 'darwin' ? 'open' : 'xdg-open', argument: address, stays: false },
 ];
 
-/** Opens a viewer, and writes the address for other viewers. Resolves when a viewer that stays ends, or when the user ends the command. */
+/**
+ * Opens a viewer, and writes the address for other viewers. Resolves when the user closes the viewer or ends this command. A program that
+ * only starts a viewer ends at once, but does not end this command.
+ */
 export async function vnc(terminal: Terminal, globals: Globals, name: string): Promise<void> {
   await withCluster(terminal, globals, async (cluster) => {
     const vm = await runningVM(cluster, name, terminal.signal);

@@ -89,7 +89,7 @@ async function until(
   throw new CommandError(`VM ${name} was deleted`, EXIT.notFound);
 }
 
-/** Yields the first value and then the others. If the caller stops early, the generator of the others ends too, and so does its watch. */
+/** Yields `first` and then the values of `others`. If the caller stops early, this function also ends `others` and its watch. */
 async function* startingWith<T>(first: T, others: AsyncGenerator<T>): AsyncGenerator<T> {
   try {
     yield first;

@@ -1,4 +1,4 @@
-/** Columns and words with which the command shows VM configs. */
+/** Defines the columns of tables with VM configs, and the names of the kind in messages. */
 import type { VMConfigItem } from '../../api/http/vmconfig.ts';
 import { vmConfigItem } from '../../api/http/vmconfigitem.ts';
 import { VM_CONFIGS } from '../../api/v1alpha1/resources.ts';

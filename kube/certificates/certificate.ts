@@ -125,7 +125,9 @@ function period(days: number): Validity {
   };
 }
 
-/** Returns the subject's name as a list of parts. In a single text, the library would take some characters of a name for syntax. */
+/**
+ * Returns the subject's name as a list of parts. If the name were a single text, the library would read some of its characters as syntax.
+ */
 function nameOf(subject: Subject): JsonName {
   const organizations = (subject.organizations ?? []).map((organization) => ({ O: [organization] }));
   return [...organizations, { CN: [subject.commonName] }];

@@ -15,7 +15,7 @@ import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../../kube/core.ts';
 import { placementAdvice } from './placement.ts';
 
-/** Parts of the way to a VM that runs, in their order. */
+/** Areas where a problem can occur before a VM runs. A VM passes the areas in this order. */
 export const AREAS = ['scheduler', 'quota', 'image', 'network', 'host', 'machine', 'guest'] as const;
 export type Area = (typeof AREAS)[number];
 
@@ -50,7 +50,7 @@ export interface Diagnosis {
   readonly phase: string;
   /** Whether the VM runs and its guest is ready. */
   readonly ok: boolean;
-  /** Part of the way at which the VM is stuck. Absent if the VM runs, or only needs time. */
+  /** Area of the problem. Absent if the VM runs, or only needs time. */
   readonly area?: Area;
   readonly reason?: string;
   /** Sentence of the host, the scheduler or the API server. */
@@ -58,7 +58,7 @@ export interface Diagnosis {
   /** Meaning of the reason. */
   readonly meaning?: string;
   readonly class?: ReasonClass;
-  /** Sentence about the work of Berth after the fault. */
+  /** Sentence that tells what Berth does after the fault. */
   readonly outlook?: string;
   readonly todo: readonly string[];
   readonly checks: readonly Check[];

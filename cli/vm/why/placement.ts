@@ -40,8 +40,8 @@ export function placementAdvice(message: string, { pod, nodes }: Seen): string[]
 }
 
 /**
- * Returns the next steps if no host matches the VM. They name each request that no known host meets. If there is none, they name all
- * requests.
+ * Returns the next steps if no host matches the VM. The text names the requirements that no known host meets. If there are no such
+ * requirements, the text names all requirements of the VM.
  */
 function matchAdvice(pod: Pod | undefined, hosts: readonly Node[] | undefined): string[] {
   const requests = requestsOf(pod);
