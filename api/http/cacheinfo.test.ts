@@ -69,7 +69,7 @@ it('lists each image once with the number of its hosts, and no image of another 
     names: [`berth.dev/${name}@${DIGEST}`],
   }));
   const hosts = [host('one', IMAGE, ...objects), host('two', IMAGE)];
-  const names = ['insecure:platform-other/registry.example/private:1'];
+  const names = ['insecure!platform-other/registry.example/private:1'];
   expect(listItems([...hosts, host('three', { names })], 'platform-ci', 'platform-default')).toEqual([
     { image: 'mine', imageId: DIGEST, nodes: 1 },
     { image: 'registry.example/team/image', tag: '1', imageId: DIGEST, size: '31.23G', nodes: 2 },

@@ -93,7 +93,7 @@ describe.each([
     // No name that another namespace or the scheduler looks for.
     const names = reopened.images().flatMap((image) => image.names);
     expect(names).not.toHaveLength(0);
-    expect(names.filter((name) => !name.startsWith('insecure:platform-a/'))).toEqual([]);
+    expect(names.filter((name) => !name.startsWith('insecure!platform-a/'))).toEqual([]);
   });
 
   it('serves its content to no other reader of the store', async () => {
@@ -106,7 +106,7 @@ describe.each([
       const nobody = ensure(store, name, 'machine/c');
       await expect(nobody).rejects.toMatchObject({ reason: 'ImageFetchFailed' });
     }
-    const hidden = ensure(store, `insecure:platform-a/${reference}`, 'machine/d', { keyring });
+    const hidden = ensure(store, `insecure!platform-a/${reference}`, 'machine/d', { keyring });
     await expect(hidden).rejects.toMatchObject({ reason: 'ImageSourceUnsupported' });
     const second = await ensure(store, reference, 'machine/e', { keyring: marked('platform-b') });
     expect(second.path).not.toBe(path);

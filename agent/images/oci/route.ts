@@ -19,9 +19,8 @@ export interface InsecureServers {
 
 /**
  * Returns the prefix of names and keys for data from a route. The prefix is empty for the usual, secure route. A namespace contains no
- * slash, so two namespaces never share a name. A reference can begin with `insecure:NAMESPACE/` only if the namespace is a number of up to
- * five digits. This number then looks like the port of a host `insecure`.
+ * slash, so two namespaces never share a name. No reference can contain `!`, so no reference on the usual route is such a name.
  */
 export function scopeOf(route: InsecureRoute | undefined): string {
-  return route === undefined ? '' : `insecure:${route.namespace}/`;
+  return route === undefined ? '' : `insecure!${route.namespace}/`;
 }
