@@ -39,7 +39,7 @@ export interface NamespaceNetwork {
   kind: 'namespace';
   /** Path of the namespace, for `nsenter --net=PATH`. */
   path: string;
-  /** The namespace's IPv4 address as the paired machine and this host reach it. */
+  /** IPv4 address of the namespace. The paired machine and this host connect to this address. */
   address: string;
   /** IPv4 address of the DNS server that the program can use. */
   dnsServer: string;

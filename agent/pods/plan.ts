@@ -99,8 +99,8 @@ function leave(situation: Situation, graceMilliseconds: number): Step {
 }
 
 /**
- * Returns whether an emulator still has its Linux user. While a failed emulator has a user, its data must be removed, so that the user
- * becomes free. An emulator has a user even before its first start.
+ * Returns whether an emulator still has its Linux user. A failed emulator keeps the user until its data is removed. So the planner plans
+ * this removal as long as the emulator has a user, even if the emulator has never started.
  */
 function holdsUser({ emulator, runAs }: Readonly<MachineRecord>): boolean {
   return emulator !== undefined && runAs !== undefined;

@@ -1,4 +1,4 @@
-/** Remembers which taps hypervisors have open, and which taps were deleted while they were open. */
+/** Remembers two kinds of taps: taps that a hypervisor has open now, and taps that were deleted while a hypervisor had them open. */
 import type { Links } from './observe.ts';
 import type { Repair } from './plan.ts';
 

@@ -37,7 +37,7 @@ export class SpdyStream extends Duplex {
     this.on('error', () => undefined);
   }
 
-  /** Takes bytes of the peer. Resolves when the stream can take more bytes. Bytes of a closed stream are dropped. */
+  /** Takes bytes that the peer has sent. Resolves when the stream can take more bytes. Bytes of a closed stream are dropped. */
   async deliver(bytes: Buffer): Promise<void> {
     if (this.destroyed || this.#ended || this.push(bytes)) {
       return;
