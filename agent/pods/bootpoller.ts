@@ -132,7 +132,7 @@ class Answers {
   /** Number of answers in a row that have the same kind as the last answer. */
   #same = 0;
   #last: BootAnswer['kind'] | undefined;
-  /** Factor that multiplies the number of answers in a row after which the readiness changes. */
+  /** Factor that multiplies the number of failed requests in a row after which the readiness changes. */
   #patience = 1;
   /** Time of the last change, in milliseconds since the start of this process. */
   #changedAt = 0;

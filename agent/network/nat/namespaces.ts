@@ -98,7 +98,7 @@ export class Namespaces {
     };
   }
 
-  /** Performs a repair, except for the commands of `ip` in this host's network namespace. The caller runs those commands. */
+  /** Performs a repair. If the repair has `ip` commands for this host's network namespace, the caller must run these commands. */
   async perform(
     repair: NamespaceRepair,
     wanted: readonly NamespaceAttachment[],
