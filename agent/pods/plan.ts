@@ -34,8 +34,8 @@ const DISK_LOST: Reason = 'DiskLost';
 export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Runtime, 'state' | 'unseen'> {
   record: Readonly<MachineRecord>;
   /**
-   * Whether the host's Lease has expired. If the API server does not know yet that a machine runs, another host may then get the VM of this
-   * machine.
+   * Whether the host's Lease has expired. If the API server does not show a machine's Pod as running, another host may then get the VM of
+   * this machine.
    */
   fenced: boolean;
   /** Reason why the machine's network is unusable; undefined while the network is usable. */
@@ -100,7 +100,7 @@ function leave(situation: Situation, graceMilliseconds: number): Step {
 
 /**
  * Returns whether an emulator still has its Linux user. A failed emulator keeps the user until its data is removed. So the planner plans
- * this removal as long as the emulator has a user, even if the emulator has never started.
+ * this removal as long as the failed emulator has a user, even if it has never started.
  */
 function holdsUser({ emulator, runAs }: Readonly<MachineRecord>): boolean {
   return emulator !== undefined && runAs !== undefined;

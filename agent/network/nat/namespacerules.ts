@@ -53,8 +53,8 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 
 /**
  * Returns the host's nftables table for namespaces. The result is empty if there are no namespaces. This table is separate from the other
- * tables, because an earlier release of the agent replaces those tables by tables without rules for namespaces. The earlier release does
- * not change the separate table, so programs that continue to run stay confined. Each packet is checked twice, because rules of other
+ * tables, because an earlier release of the agent replaces those tables with tables that have no rules for namespaces. The earlier release
+ * does not change the separate table, so programs that continue to run stay confined. Each packet is checked twice, because rules of other
  * programs can translate a permitted address (for example of a Service) into a forbidden address.
  */
 export function namespaceTable(layout: Layout, wanted: Wanted): string {
