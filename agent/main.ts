@@ -72,5 +72,5 @@ try {
   process.stderr.write(`${text}\n`);
   process.exitCode = error instanceof ConfigError ? EXIT_MISUSE : EXIT_FAILURE;
 }
-// The call is necessary, because an open socket of a hypervisor or an open log would keep the process alive.
+// `process.exit` is necessary, because an open socket of a hypervisor or an open log would keep the process alive.
 process.exit();

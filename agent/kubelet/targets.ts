@@ -20,7 +20,7 @@ export interface StreamTarget {
   execute(command: GuestCommand): Promise<GuestCommandResult>;
 }
 
-/** Refusals of streams to an emulator, by kind of stream. */
+/** Messages for streams that an emulator refuses. The key is the kind of stream. */
 const EMULATOR_REFUSALS: Readonly<Record<string, string>> = {
   attach: NO_CONSOLE,
   exec: NO_COMMAND,

@@ -36,8 +36,8 @@ export async function ip(commands: readonly string[]): Promise<void> {
 }
 
 /**
- * Largest number of times that the agent runs the program conntrack. If an entry of the list disappears during a run, conntrack fails. The
- * next run can succeed, because the entry is then no longer in the list.
+ * Largest number of runs of the program conntrack for one deletion. If another program or the kernel removes a connection during a run,
+ * conntrack fails. The next run can succeed, because conntrack then no longer sees this connection.
  */
 const FORGET_PASSES = 5;
 

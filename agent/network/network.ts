@@ -39,7 +39,7 @@ export interface NamespaceNetwork {
   kind: 'namespace';
   /** Path of the namespace, for `nsenter --net=PATH`. */
   path: string;
-  /** The namespace's IPv4 address as the paired machine and this host reach it. */
+  /** IPv4 address of the namespace. The paired machine and this host connect to this address. */
   address: string;
   /** IPv4 address of the DNS server that the program can use. */
   dnsServer: string;
@@ -90,8 +90,8 @@ export interface NetworkReport {
   /** Health of each machine's connection. The key is the machine's uid. */
   machines: Record<string, NetworkHealth>;
   /**
-   * Number of packets dropped since the last check because a guest has reached its limit of connections. The key is the uid of the guest's
-   * machine.
+   * Number of dropped packets since the last check. The rules drop packets of a guest that has reached its limit of connections. The key is
+   * the uid of the guest's machine.
    */
   refusedConnections: Record<string, number>;
 }

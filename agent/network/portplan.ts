@@ -1,6 +1,6 @@
 /**
- * Chooses host ports for guest ports that name no host port. The functions are pure, so that tests can run random sequences of events and
- * check that no port belongs to two machines.
+ * Chooses a host port for each guest port for which the user has named no host port. The functions are pure, so that tests can run random
+ * sequences of events and check that no port belongs to two machines.
  */
 import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
@@ -29,7 +29,7 @@ export function planPorts(
 ): MachinePort[] {
   const given = new Set<string>();
   const isTaken = (name: string): boolean => given.has(name) || isHeld(name);
-  // Ports that stay are chosen first, so that no other guest port gets one of these ports.
+  // The ports that the machine keeps are chosen first, so that no other guest port gets one of these ports.
   const stays = asked.map((one) => {
     const port = kept.find((had) => leadsTo(had, one) && !isTaken(portName(had)));
     return port && note(given, port);

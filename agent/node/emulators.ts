@@ -1,4 +1,4 @@
-/** Computes the labels and the condition of a Node that tell which emulators its host can run. The functions are pure. */
+/** Computes the labels and the condition with which a Node shows the emulators that its host can run. The functions are pure. */
 import { SYSTEM_IMAGE_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
 import type { EmulatorOffer } from '../drivers/driver.ts';
 
@@ -6,7 +6,7 @@ import type { EmulatorOffer } from '../drivers/driver.ts';
 const LISTED_IMAGES = 64;
 /** Largest number of unlisted system images that the condition's message names, so that the message stays readable. */
 const NAMED_IMAGES = 8;
-/** Longest name of a label without its prefix, and the characters that Kubernetes allows in such a name. */
+/** Kubernetes limits the name of a label: its length without the prefix, and its characters. */
 const LABEL_NAME_LENGTH = 63;
 const LABEL_NAME = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
 

@@ -29,7 +29,7 @@ const FENCE_LOOK_MILLISECONDS = 500;
 export interface LeaseOptions {
   client: KubeClient;
   nodeName: string;
-  /** Returns the Node when it exists. The Node owns the Lease, so the Lease is deleted with the Node. */
+  /** Returns the Node; undefined if the Node does not exist yet. The Node owns the Lease, so the Lease is deleted with the Node. */
   node: () => Readonly<Node> | undefined;
   fenceAfterMilliseconds: number;
   /**

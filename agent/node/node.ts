@@ -157,8 +157,8 @@ function resourceList(amounts: Amounts): Record<string, string> {
 }
 
 /**
- * Returns an image for the Node's list. If a file is used without a copy, its size is 0. The result then has no size, because the API
- * server also leaves out a size of 0.
+ * Returns an image for the Node's list. An image has the size 0 if the host uses its file without a copy. The function leaves out a size of
+ * 0, because the API server does the same.
  */
 function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
   return sizeBytes === 0 ? { names } : { names, sizeBytes };

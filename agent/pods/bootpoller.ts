@@ -14,12 +14,12 @@ const BOOTED_MILLISECONDS = 10_000;
 /** Number of failed requests in a row after which a booted Android counts as not ready. A kubelet has the same default. */
 const FAILURES = 3;
 /**
- * Largest value of the patience. The readiness changes only after several equal answers in a row. The patience multiplies this number, and
- * doubles with each change. Otherwise an Android that repeatedly stops answering would cause a write to the API server every few seconds.
- * With the largest patience, the agent notices after two minutes that Android no longer answers.
+ * Largest value of the patience, a number that multiplies {@link FAILURES}. The patience doubles each time that failed requests change the
+ * readiness. Otherwise an Android that repeatedly stops answering would cause a write to the API server every few seconds. With the largest
+ * patience, the agent notices after two minutes that Android no longer answers.
  */
 const MOST_PATIENCE = 20;
-/** Time without a change after which the patience is 1 again. */
+/** If failed requests do not change the readiness for this time, the patience is 1 again. */
 const STEADY_MILLISECONDS = 10 * 60_000;
 
 /**
@@ -129,17 +129,18 @@ type Readiness = NonNullable<Runtime['readiness']>;
 class Answers {
   /** Number of answers in a row that were not `booted`. */
   failures = 0;
-  /** Number of answers of the last kind in a row. */
+  /** Number of answers in a row that have the same kind as the last answer. */
   #same = 0;
   #last: BootAnswer['kind'] | undefined;
-  /** Factor that multiplies the number of answers in a row after which the readiness changes. */
+  /** Factor that multiplies the number of failed requests in a row after which the readiness changes. */
   #patience = 1;
   /** Time of the last change, in milliseconds since the start of this process. */
   #changedAt = 0;
 
   /**
-   * Returns the readiness after an answer. `before` is the present readiness, and `next` is the readiness that fits this answer. The result
-   * is `next` after enough such answers in a row, and `before` until then. An Android that has just booted is ready at once.
+   * Returns the readiness after an answer. `before` is the present readiness, and `next` is the readiness that fits this answer. If Android
+   * has booted and answers, the result is `next` at once. Otherwise the result is `next` after enough failed requests in a row, and
+   * `before` until then.
    */
   take({ kind }: BootAnswer, next: Readiness, before: Readiness | undefined): Readiness {
     this.failures = kind === 'booted' ? 0 : this.failures + 1;

@@ -1,4 +1,4 @@
-/** Makes a machine or a task (a Job's work) from each Pod bound to this host. If a Pod becomes neither, its status has the reason. */
+/** Makes a machine or a task (a Job's work) from each Pod bound to this host. If that is not possible, the Pod's status shows why. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -152,7 +152,7 @@ export class PodController {
     return next === undefined ? undefined : { requeueAfterMilliseconds: Math.max(1, next - Date.now()) };
   }
 
-  /** If this host's Lease has expired, ends machines that the API server does not know as running. Works without a list of Pods. */
+  /** If this host's Lease has expired, ends the machines whose Pods the API server does not show as running. Needs no list of Pods. */
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {
@@ -161,7 +161,7 @@ export class PodController {
     }
   }
 
-  /** Removes a machine whose Pod no longer exists, and the machine's disk. The guest has no grace period. */
+  /** Removes a machine whose Pod no longer exists. Also removes the machine's disk. The guest has no grace period. */
   async #dismiss(record: MachineRecord): Promise<number | undefined> {
     this.#guests.forget(record.uid);
     const wanted = wantedWithoutPod({ deadline: Date.now() });
@@ -287,7 +287,7 @@ export class PodController {
     this.#writer.show(pod, status);
   }
 
-  /** Shows in the status of a Pod without machine and task that the Pod has ended. Completes the deletion of such a Pod. */
+  /** Ends a Pod that has no machine and no task: its status shows the reason. If the Pod is being deleted, completes the deletion. */
   #end(pod: Readonly<Pod>, why: { reason: Reason; message: string; exitCode: number }): undefined {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     this.#writer.show(pod, status, { finish: pod.metadata.deletionTimestamp !== undefined });

@@ -236,7 +236,7 @@ export class DiskGuard {
     this.#ask(worst.uid, 'pause');
   }
 
-  /** If enough disk space is free, requests that the machine with the longest pause continues. */
+  /** If enough disk space is free, asks the machine that has been paused longest to continue. */
   #unpauseOne(free: number, now: number): void {
     const { minimumFree, logger } = this.#options;
     const enough = Math.max(minimumFree * ROOM_FACTOR, LEAST_ROOM_BYTES);

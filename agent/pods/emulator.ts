@@ -1,5 +1,6 @@
 /**
- * The parts of a machine's steps that only emulators have. An emulator needs no image, seed or screen, but the machine of its VM must run.
+ * The parts of a machine's steps that are different for emulators. An emulator needs no image, seed or screen, but the machine of its VM
+ * must run.
  */
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { EmulatorLaunchPlan } from '../drivers/driver.ts';
@@ -31,9 +32,9 @@ export async function createEmulator(
 }
 
 /**
- * Removes the data of an emulator that has failed, and returns the change of its record. The data is removed, because a failed emulator has
- * no slot and counts in no quota. Nothing would limit the disk space of failed emulators. Call this function only while no process of the
- * machine lives.
+ * Removes the data of an emulator that has failed, and returns the change of its record. The data is removed, because nothing else limits
+ * the disk space of failed emulators: they have no slot and count in no quota. Call this function only while no process of the machine
+ * lives.
  */
 export async function discardFailed(
   host: Host,

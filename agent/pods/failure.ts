@@ -1,6 +1,6 @@
 /**
- * Decides the consequence of a failed step with pure functions. Either the step is tried again, or the machine counts as crashed, or the
- * machine fails permanently.
+ * Decides what happens after a step has failed. Either the step is tried again, or the machine counts as crashed, or the machine fails
+ * permanently. The functions are pure.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
@@ -115,8 +115,8 @@ export function recordDamaged(
 }
 
 /**
- * Failure of a machine whose Pod the control plane has set to ended. The guest has no grace period, because another Pod may already have
- * the machine's slot and ports.
+ * Failure of a machine after the control plane has ended the machine's Pod. The guest has no grace period, because another Pod may already
+ * have the machine's slot and ports.
  */
 export const ENDED_FROM_OUTSIDE: MachineFailure = {
   reason: 'PodEnded',

@@ -1,4 +1,4 @@
-/** Asks the guest agents of running machines regularly whether they answer, and for facts about their guests. */
+/** Checks regularly whether the guest agents of running machines answer, and asks them for facts about their guests. */
 import { isDeepStrictEqual } from 'node:util';
 import type { GuestFacts } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';

@@ -115,8 +115,8 @@ export interface MachineRecord {
 }
 
 /**
- * Document that describes a machine: of a VM or of an emulator. Both fields are undefined for a machine that the agent found without its
- * document.
+ * Document that describes a machine. For a VM, `machine` is defined. For an emulator, `emulator` is defined. Both fields are undefined if
+ * the agent found the machine on the host without its document.
  */
 export type MachineDocument = Pick<MachineRecord, 'machine' | 'emulator'>;
 
@@ -207,9 +207,9 @@ export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMillis
   bytesPerSecond: number | undefined;
   /** Cancels the operation if it can be cancelled, for example a download. */
   readonly abort: AbortController;
-  /** Ends the guest's grace period early, in an operation that stops the guest. */
+  /** Ends the guest's grace period early. Only operations that stop a guest use this controller. */
   readonly hurry: AbortController;
-  /** Regular end of the guest's grace period, in an operation that stops the guest, in milliseconds since the epoch. */
+  /** Regular end of the guest's grace period, in milliseconds since the epoch. Undefined for operations that do not stop a guest. */
   deadline: number | undefined;
   /** Called by the step after its phase or progress has changed. */
   readonly changed: () => void;
@@ -242,7 +242,7 @@ export interface Runtime {
   address: string | undefined;
 }
 
-/** Source of the {@link Runtime} of each machine of this host. */
+/** Gives access to the {@link Runtime} of each machine of this host. */
 export interface Runtimes {
   runtime(record: MachineRecord): Runtime;
 }
@@ -266,9 +266,12 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
   };
 }
 
-/** Bytes of the host's disk for the devices of a suspended machine. */
+/** Disk space, in bytes, that the saved state of a suspended machine's devices needs. */
 const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
-/** Bytes of the host's disk for the pictures that a guest keeps in its graphics card. The driver of QEMU sets the same limit. */
+/**
+ * Disk space, in bytes, for the graphics card of a suspended machine. QEMU's default for `max_hostmem` limits the memory that a guest can
+ * use there to the same size.
+ */
 const SUSPENDED_SCREEN_BYTES = 256 * 1024 * 1024;
 /**
  * Overhead of suspended memory, as a share of the memory. QEMU adds eight bytes to each page of 4 KiB. To be safe, this share is twice as

@@ -28,8 +28,8 @@ import { STEPS } from './steps.ts';
  */
 const ROUNDS = 8;
 /**
- * After this number of network checks in a row that found a fault, a machine that has never run fails. A single check is not enough,
- * because it can coincide with a repair of the network.
+ * Number of faulty network checks in a row after which a new machine fails. A machine is new if it has never run. A single check is not
+ * enough, because it can coincide with a repair of the network.
  */
 const FAULTY_CHECKS = 2;
 

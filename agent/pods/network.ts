@@ -20,8 +20,8 @@ import { recordOfVM } from './vmmachine.ts';
 const HEAL_ATTEMPTS = 3;
 const HEAL_PAUSE_MILLISECONDS = 500;
 /**
- * Time after which a start no longer waits for a repair of the network. The last check can begin just before this time is over. If its
- * packets are lost, it takes 2 s, so a fault is still reported within the required 5 s.
+ * Time after which a start no longer waits for a repair of the network. The last check can begin just before this time is over. If all
+ * packets of this check are lost, the check takes 2 s. So a fault is still reported within the required 5 s.
  */
 const HEAL_MILLISECONDS = 2_750;
 

@@ -34,8 +34,8 @@ const DISK_LOST: Reason = 'DiskLost';
 export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Runtime, 'state' | 'unseen'> {
   record: Readonly<MachineRecord>;
   /**
-   * Whether the host's Lease has expired. In this case, another host may get the VMs of machines that the API server does not know as
-   * running.
+   * Whether the host's Lease has expired. If the API server does not show a machine's Pod as running, another host may then get the VM of
+   * this machine.
    */
   fenced: boolean;
   /** Reason why the machine's network is unusable; undefined while the network is usable. */
@@ -99,8 +99,8 @@ function leave(situation: Situation, graceMilliseconds: number): Step {
 }
 
 /**
- * Returns whether an emulator still has its Linux user. While a failed emulator has a user, its data must be removed, so that the user
- * becomes free. An emulator has a user even before its first start.
+ * Returns whether an emulator still has its Linux user. A failed emulator keeps the user until its data is removed. So the planner plans
+ * this removal as long as the failed emulator has a user, even if it has never started.
  */
 function holdsUser({ emulator, runAs }: Readonly<MachineRecord>): boolean {
   return emulator !== undefined && runAs !== undefined;
@@ -129,7 +129,7 @@ function failureOf(situation: Situation, now: number): MachineFailure | undefine
   return undefined;
 }
 
-/** Returns the changes of the record if the machine runs or has ended and the record does not show this yet. */
+/** Returns changes of the record if it does not yet show that the machine runs, or that the machine has ended. */
 function noticed(situation: Situation, now: number): Partial<MachineRecord> | undefined {
   const { record, state } = situation;
   if (state.kind === 'running') {
@@ -192,8 +192,8 @@ function towardsSuspended({ noRoomToSuspend }: Situation, now: number): Step {
 }
 
 /**
- * Returns the step for a machine that is off and must stay off. The step records a requested restart as done, and removes the machine's
- * last end from the record.
+ * Returns the step for a machine that is off and must stay off. If a user has requested a restart, the step marks this request as done. The
+ * step also removes the machine's last end from the record.
  */
 function settledAfter(record: Readonly<MachineRecord>, desired: Desired): Step {
   const restartedAt = desired.restartRequestedAt;

@@ -25,7 +25,7 @@ import type { MachineDocument, Runtime, Wanted } from './machine.ts';
 export type PodRole =
   /** A Pod without Berth's annotations. Such a Pod is on this Node because it tolerates all taints or sets `spec.nodeName`. */
   | { kind: 'foreign' }
-  /** A Pod of an operator that is newer than this agent. */
+  /** A Pod whose document has a version that this agent does not know, because the operator is newer than the agent. */
   | { kind: 'tooNew'; version: string }
   | { kind: 'invalid'; message: string }
   | { kind: 'task'; task: Task }

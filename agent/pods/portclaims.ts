@@ -1,4 +1,4 @@
-/** Reads from the records of machines which ports of the host belong to which machine. */
+/** Finds out which ports of the host belong to which machine. The data comes from the machines' records. */
 import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
@@ -36,7 +36,7 @@ export function namesOfHeld(records: readonly MachineRecord[]): Set<string> {
   ]);
 }
 
-/** Returns the name of a claimed port, for example `8822-tcp` of `TCP/8822`. */
+/** Returns the name of a claimed port. For example, the name of `TCP/8822` is `8822-tcp`. */
 export function nameOfClaim(claimed: string): string {
   const [protocol = '', hostPort = ''] = claimed.split('/');
   return `${hostPort}-${protocol.toLowerCase()}`;

@@ -43,8 +43,8 @@ export interface Target {
 }
 
 /**
- * Way to find the readiness of a machine: an answer that is already known, or a check of the guest. The answer is undefined until the first
- * result.
+ * Way to find the readiness of a machine. The readiness is already known (`answer`), or the agent must check the guest (`probe`). A known
+ * readiness is undefined until a request to the guest agent has a result.
  */
 export type Question =
   | { kind: 'answer'; readiness: Readiness | undefined }
@@ -191,7 +191,8 @@ async function answers({ host, port, forwarded }: Target): Promise<boolean> {
 
 /**
  * Returns whether a program in the guest has accepted a connection that the hypervisor forwards. The hypervisor accepts every connection
- * itself, so the function looks for signs of the guest. The guest sends data, or keeps the connection open until the agent closes its half.
+ * itself, so the function looks for signs that the guest has accepted it. Either the guest sends data, or the guest keeps the connection
+ * open until the agent closes its half.
  */
 async function isHeld(socket: Socket): Promise<boolean> {
   const unasked = await next(socket, HOLD_MILLISECONDS);

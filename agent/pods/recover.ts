@@ -60,7 +60,10 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
   }
 }
 
-/** Attaches a machine again that was found on this host. The ports are not checked, because a running machine already uses its ports. */
+/**
+ * Attaches a machine to the network again after the agent has found the machine on this host. The ports are not checked, because a running
+ * machine already uses its ports.
+ */
 async function attachAgain(host: Host, { record, state }: Runtime): Promise<{ address: string | undefined }> {
   const { uid, machine, emulator, runAs } = record;
   const running = state.kind === 'running';

@@ -11,14 +11,14 @@ const REPORT_MESSAGE_LENGTH = 512;
 const LONGEST_ESCAPE = 6;
 /** Limit of the message about the display, in characters. All messages of the QEMU driver fit into this limit. */
 const DISPLAY_MESSAGE_LENGTH = 320;
-/** Characters in the report for the key of the message, its quotes and its comma. */
+/** Number of characters that are enough for the key of the message in the report, with its quotes and its comma. */
 const MESSAGE_KEY_LENGTH = 16;
 
 interface ReportFacts extends Pick<MachineReport, 'message'> {
   accelerator: string | undefined;
   /** Hash of the wanted state that the machine fulfils. Undefined while the machine does not fulfil its wanted state. */
   desiredHash: string | undefined;
-  /** Address for connections to the ports of this host that lead to machines. */
+  /** Address of this host at which others reach the host ports that lead to machines. */
   forwardAddress: string;
 }
 

@@ -89,8 +89,8 @@ export function resourceStatus(
 }
 
 /**
- * Returns the claim as the requests of a container. If an amount equals the amount in the Pod's spec, its text is the same as in the spec
- * (`1` or `1000m`).
+ * Returns the claim in the form of a container's requests. If an amount has not changed, the function returns the text of the Pod's spec,
+ * because one amount has several texts (`1` and `1000m`).
  */
 function requestsOf(
   { cpuMillis, memoryBytes }: Pick<Claim, 'cpuMillis' | 'memoryBytes'>,

@@ -24,11 +24,14 @@ const MESSAGE_BYTES = 1024 * 1024;
 const SENT_BYTES = 64 * 1024;
 /** Limit of the bytes that wait in one channel and direction. While a channel is full, its connection is not read. */
 const BUFFERED_BYTES = 64 * 1024;
-/** Time between two pings of the server, as in spdy/connection.ts. A failed write shows that the client has closed the connection. */
+/**
+ * Time between two pings that the server sends, as in spdy/connection.ts. If the client has closed the connection, the write of a ping
+ * fails, and the server notices the loss.
+ */
 const PING_MILLISECONDS = 30_000;
 /** Channels of commands. */
 const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, error: 3 } as const;
-/** Channel of protocol v5 whose messages name an ended channel. */
+/** Channel of protocol v5 whose messages end other channels. Each message contains the number of the channel that ends. */
 const END_CHANNEL = 255;
 /** The protocol of a kubelet for connections to ports. Clients offer this protocol and others. */
 const PORT_PROTOCOL = 'v4.channel.k8s.io';
@@ -171,7 +174,7 @@ function accept(
   server.on('wsClientError', (error) => {
     throw new HttpError(400, error.message);
   });
-  // `handleUpgrade` is synchronous: it calls the function before it returns, or throws the error of the listener above.
+  // `handleUpgrade` is synchronous: before it returns, it calls its callback, or throws the error of the listener above.
   server.handleUpgrade(request, socket, head, (one) => {
     accepted = one;
   });
@@ -210,7 +213,7 @@ export function acceptCommand(
  * Accepts a session for connections to ports, one connection for each `port` of the query. The protocol cannot end one direction of a
  * connection. When the guest ends its direction, the whole connection ends. The session ends with its last connection.
  *
- * @throws HttpError 400 when a port is wrong, there are too many, or the client offers no protocol of ours.
+ * @throws HttpError 400 when a port is wrong, the number of ports is wrong, or the client offers no protocol of ours.
  */
 export function acceptPorts(
   upgrade: Upgrade,

@@ -38,7 +38,7 @@ export class Failures {
     return 'device' in repair && this.#namespaces.has(repair.device);
   }
 
-  /** Adds a failed repair with the reason. The failed repair of a namespace concerns no other machine. */
+  /** Adds a failed repair with the reason. The failed repair of a namespace is kept apart, because it concerns no other machine. */
   add(repair: Repair, why: string): void {
     const failure = `${describeDifference(this.#layout, repair)}, and ${why}`;
     if ('device' in repair && repair.device.startsWith(this.#layout.namespaces.prefix)) {

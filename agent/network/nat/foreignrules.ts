@@ -24,7 +24,7 @@ interface Table {
   sets: Map<string, unknown[]>;
 }
 
-/** Properties of a machine, or of the probe that sends test packets, which nftables rules can match. */
+/** Properties of a machine that nftables rules can match. The probe, which sends test packets, has the same properties. */
 export interface Subject {
   address: string;
   macAddress: string;

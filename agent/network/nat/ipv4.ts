@@ -1,4 +1,4 @@
-/** Calculates with IPv4 subnets as numbers, as far as the NAT network needs this. */
+/** Calculates with IPv4 subnets as numbers. This file contains only the calculations that the NAT network needs. */
 import { isIPv4 } from 'node:net';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 

@@ -70,7 +70,10 @@ export interface ProbeLayout {
 
 /** Names and addresses of the network namespaces of programs, for example emulators. */
 export interface NamespaceLayout {
-  /** Prefix of the devices that connect namespaces. The device has the same name on the host and in the namespace. */
+  /**
+   * Prefix of the names of the devices that connect namespaces to this host. Both devices of a pair have the same name: the device on the
+   * host and the device in the namespace.
+   */
   prefix: string;
   /** Folder with a file for each namespace. The file has the name of the namespace's device. */
   folder: string;
@@ -96,7 +99,7 @@ export const METADATA = { address: '169.254.169.254', port: 80, gatewayPort: 254
 
 /** Number of the first guest address in the subnet. Lower numbers are for the gateway and the probe. */
 const FIRST_GUEST = 16;
-/** Numbers of the addresses for namespaces in the probe's subnet. Lower and higher numbers are for the probe. */
+/** In the probe's subnet, the addresses with these numbers are for namespaces. Lower and higher numbers are for the probe. */
 const NAMESPACE_NUMBERS = { first: 16, end: 128 };
 const INTERFACE_NAME = /^[a-zA-Z][a-zA-Z0-9-]{0,14}$/;
 
@@ -190,7 +193,8 @@ interface AddressRange {
 }
 
 /**
- * Returns a free address of the range. Returns undefined if all addresses are in use. A uid always gets the same address if that is free.
+ * Returns a free address of the range; undefined if all addresses are in use. For the same uid, the function always tries the same address
+ * first.
  */
 function chooseFrom(
   { subnet, first, end }: AddressRange,
@@ -209,7 +213,7 @@ function chooseFrom(
 }
 
 /**
- * Returns a free guest address. A uid always gets the same address if that is free.
+ * Returns a free guest address. For the same uid, the function always tries the same address first.
  * @throws ReasonedError `NetworkUnavailable` when the subnet is full.
  */
 export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {

@@ -82,8 +82,8 @@ export class Members {
   }
 
   /**
-   * Writes the files. @throws ReasonedError `NetworkUnavailable` when {@link load} was not called before. A save would then delete the
-   * saved members.
+   * Writes the files. @throws ReasonedError `NetworkUnavailable` when {@link load} was not called before, because the files would then lose
+   * the saved members.
    */
   async save(): Promise<void> {
     if (!this.#isLoaded) {

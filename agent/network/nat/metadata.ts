@@ -17,12 +17,12 @@ import type { Logger } from 'pino';
  */
 const CONNECTIONS_PER_GUEST = 16;
 /**
- * Time limit of a connection, from its start until the guest has its answer. The limit can be short, because a page has at most some 100
- * KiB, and its bytes never leave the host.
+ * Time limit of a connection, from its start until the guest has its answer. The limit can be short, because a page has at most a few
+ * hundred KiB, and its bytes never leave the host.
  */
 const CONNECTION_MILLISECONDS = 10_000;
 /**
- * Limits of the head of a request: the number of its characters, and the number of parts in which it arrives. Usual clients send some 100
+ * Limits of the head of a request: the number of its characters, and the number of parts in which it arrives. Usual clients send about 100
  * characters in one part.
  */
 const HEAD_LENGTH = 8192;

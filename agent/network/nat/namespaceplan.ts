@@ -8,7 +8,7 @@ import type { Link, Links, Route } from './observe.ts';
 export interface Inside {
   links: Links;
   routes: readonly Route[];
-  /** Whether the kernel can forward packets that arrive on the namespace's device to the loopback address. */
+  /** Whether the kernel lets packets continue to the loopback address after they arrive on the namespace's device. */
   leadsToLoopback: boolean;
   /** Whether the namespace contains exactly the rules that were loaded for this attachment. */
   rulesCurrent: boolean;
@@ -158,7 +158,7 @@ export function outsideCommands({ namespaces }: Layout, { device, address }: Con
   ];
 }
 
-/** Returns the `ip` commands that configure a namespace, in the namespace. */
+/** Returns the `ip` commands that configure a namespace. The caller must run these commands in the namespace. */
 export function insideCommands({ namespaces }: Layout, { device, address }: Connection): string[] {
   return [
     `link set ${LOOPBACK} up`,

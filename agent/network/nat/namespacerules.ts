@@ -14,12 +14,15 @@ import {
   reservedDestination,
 } from './rulewords.ts';
 
-/** Returns the match for packets to the exposed port of a namespace. */
+/** Returns the part of an nftables rule that matches packets to the exposed port of a namespace. */
 function exposed({ address, exposedPort }: NamespaceAttachment): string {
   return `ip daddr ${address} tcp dport ${exposedPort}`;
 }
 
-/** Returns one match for each namespace with an attached peer: the connections from the peer to the exposed port. */
+/**
+ * Returns parts of nftables rules, one for each namespace whose peer is attached. Each part matches the connections from the peer to the
+ * exposed port.
+ */
 export function peerMatches({ machines, namespaces }: Wanted): string[] {
   return namespaces.flatMap((one) => {
     const peer = machines.find(({ uid }) => uid === one.peer);
@@ -49,10 +52,10 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 }
 
 /**
- * Returns the table of the host for namespaces; empty without namespaces. This table is separate from the other tables. If an earlier
- * release of the agent starts, it replaces the other tables, but has no rules for namespaces. The separate table stays, so that programs
- * that continue to run stay confined. Each packet is checked twice, because rules of other programs can translate a permitted address (for
- * example of a Service) into a forbidden address.
+ * Returns the host's nftables table for namespaces. The result is empty if there are no namespaces. This table is separate from the other
+ * tables, because an earlier release of the agent replaces those tables with tables that have no rules for namespaces. The earlier release
+ * does not change the separate table, so programs that continue to run stay confined. Each packet is checked twice, because rules of other
+ * programs can translate a permitted address (for example of a Service) into a forbidden address.
  */
 export function namespaceTable(layout: Layout, wanted: Wanted): string {
   const { bridge, gateway, subnet, probe } = layout;

@@ -98,7 +98,7 @@ export class Namespaces {
     };
   }
 
-  /** Performs a repair, except for the commands of `ip` in this host's network namespace. The caller runs those commands. */
+  /** Performs a repair. If the repair has `ip` commands for this host's network namespace, the caller must run these commands. */
   async perform(
     repair: NamespaceRepair,
     wanted: readonly NamespaceAttachment[],
@@ -166,7 +166,7 @@ export class Namespaces {
   }
 }
 
-/** Runs a script of the shell in a namespace, and returns its output. */
+/** Runs a shell script in a namespace, and returns its output. */
 async function inNamespace(
   path: string,
   script: string,
@@ -187,7 +187,7 @@ async function create(path: string): Promise<void> {
   await remove(path);
   await mkdir(dirname(path), { recursive: true, mode: 0o700 });
   await writeFile(path, '');
-  // Switches IPv6 off by default, so that no later device of the namespace has IPv6.
+  // Switches IPv6 off in the defaults for new devices, so that no later device of the namespace has IPv6.
   await run('unshare', [`--net=${path}`, 'sh', '-c', DISABLE_IPV6, 'sh', ipv6Switch('default')]);
 }
 

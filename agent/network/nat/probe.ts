@@ -42,7 +42,7 @@ socket.bind(Number(process.argv[1]), () => process.send('socket', socket));
 
 export type ProbePath = 'out' | 'in' | 'dns';
 
-/** Descriptions of the paths for people. */
+/** Descriptions of the paths, for messages to users. */
 export const PATHS: Record<ProbePath, string> = {
   out: 'from a guest to the outside',
   in: 'from the outside through a reserved port to a guest',
@@ -207,9 +207,9 @@ export class Probe {
 }
 
 interface EndpointOptions {
-  /** Name of the end's device in the network namespace of this process. */
+  /** Name of the device that leads to this end of the probe. The device is in the network namespace of this process. */
   device: string;
-  /** Commands of `ip` in the end's own namespace, without the word `ip`. The device is called eth0 there. */
+  /** Lines for `ip -batch` that configure this end of the probe in its own namespace. The device of this end has the name `eth0` there. */
   configuration: string[];
   macAddress?: string;
 }

@@ -36,7 +36,7 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
     : `${lost}; other programs drop packets in ${culprits.join(' and in ')}`;
 }
 
-/** Machine with the properties of its connection that the report needs. */
+/** Properties of one machine and of its connection, from which the report is made. */
 interface Member extends Subject {
   uid: string;
   ports: readonly MachinePort[];

@@ -1,4 +1,7 @@
-/** Evaluates whether an expression of an nftables rule, in the JSON form of nft, matches a packet with some unknown properties. */
+/**
+ * Evaluates whether an expression of an nftables rule (in the JSON form of nft) matches a packet. Some properties of the packet can be
+ * unknown.
+ */
 import { isIPv4 } from 'node:net';
 import { toNumber } from './ipv4.ts';
 

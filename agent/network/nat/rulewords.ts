@@ -27,7 +27,10 @@ export function reservations(
   );
 }
 
-/** Returns the match for the addresses that have reserved ports. Loopback is excluded because an answer could not return to 127.0.0.1. */
+/**
+ * Returns the part of an nftables rule that matches the addresses with reserved ports. Loopback is excluded, because an answer could not
+ * return to 127.0.0.1.
+ */
 export function reservedDestination({ hostAddress }: Layout): string {
   return hostAddress === undefined
     ? 'fib daddr type local ip daddr != 127.0.0.0/8'
@@ -41,7 +44,7 @@ export function reservedDestination({ hostAddress }: Layout): string {
  */
 const NEW_CONNECTIONS_PER_SECOND = 200;
 
-/** Returns the match for new connections that exceed the rate limit. */
+/** Returns the part of an nftables rule that matches new connections above the rate limit. */
 export function connectionRate(connectionsPerGuest: number): string {
   return `limit rate over ${NEW_CONNECTIONS_PER_SECOND}/second burst ${connectionsPerGuest} packets`;
 }

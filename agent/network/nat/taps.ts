@@ -1,4 +1,4 @@
-/** Remembers which taps hypervisors have open, and which taps were deleted while they were open. */
+/** Remembers two kinds of taps: taps that a hypervisor has open now, and taps that were deleted while a hypervisor had them open. */
 import type { Links } from './observe.ts';
 import type { Repair } from './plan.ts';
 
@@ -12,8 +12,8 @@ export class TapWatch {
   }
 
   /**
-   * Updates the state after repairs. `taps` are the taps of all machines, `done` are the successful repairs, and `links` are the devices
-   * afterwards.
+   * Updates the lists after repairs. `taps` are the taps of all machines. `done` are the successful repairs. `links` are the devices that
+   * exist after the repairs.
    */
   notice(taps: readonly string[], done: readonly Repair[], links: Links): void {
     const created = new Set(done.flatMap((repair) => (repair.kind === 'createTap' ? [repair.device] : [])));

@@ -13,8 +13,8 @@ export interface UserGuardOptions {
   /** Name of the nftables table. Each agent of a host has its own table. */
   table: string;
   /**
-   * Uids of the Linux users of this agent's machines, in the form of nftables: `7`, `10-19`. No other process must run as one of these
-   * users.
+   * Uids of the Linux users of this agent's machines, in the form of nftables: `7`, `10-19`. The guard applies to all processes of these
+   * users, so only processes of machines may run as one of them.
    */
   users: readonly string[];
   forbidden: { ipv4: readonly string[]; ipv6: readonly string[] };

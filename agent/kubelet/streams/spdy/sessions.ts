@@ -83,8 +83,8 @@ export async function acceptCommand(
     }
     streams.set(type, stream);
     if (type !== 'stdin') {
-      // The agent reads all streams except stdin only to notice their end, and drops their content. The only such content is the size of
-      // the caller's terminal, and a serial console has no size.
+      // The agent uses only the content of stdin. It reads the other streams to notice their end, and drops their content. This content can
+      // only be the size of the caller's terminal, and a serial console has no size.
       stream.resume();
     }
     if (streams.size === names.length) {
@@ -126,7 +126,7 @@ interface Pair {
   error?: SpdyStream;
 }
 
-/** Joins the streams of connections to ports: each connection has one stream for data and one for errors. */
+/** Collects the two streams of each connection to a port: one stream for data and one for errors. */
 class PortPairs {
   readonly #incomplete = new Map<string, Pair>();
   readonly #onConnection: (connection: PortConnection) => void;

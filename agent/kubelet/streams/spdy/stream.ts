@@ -11,8 +11,8 @@ const BUFFERED_BYTES = 64 * 1024;
 /** The parts of a connection that a stream uses. */
 export interface StreamOwner {
   /**
-   * Sends bytes of a stream. If `end` is true, also tells the peer that nothing more follows. `done` is called when the operating system
-   * has the bytes.
+   * Sends bytes of a stream. If `end` is true, also tells the peer that nothing more follows. Calls `done` after the operating system has
+   * taken the bytes, or with an error if the write fails.
    */
   sendData(stream: number, bytes: Buffer, end: boolean, done: (error?: Error | null) => void): void;
   /** Called once when a stream is closed. `finished` tells whether both the client and the server had ended the stream. */
@@ -37,7 +37,7 @@ export class SpdyStream extends Duplex {
     this.on('error', () => undefined);
   }
 
-  /** Takes bytes of the peer. Resolves when the stream can take more bytes. Bytes of a closed stream are dropped. */
+  /** Takes bytes that the peer has sent. Resolves when the stream can take more bytes. Bytes of a closed stream are dropped. */
   async deliver(bytes: Buffer): Promise<void> {
     if (this.destroyed || this.#ended || this.push(bytes)) {
       return;
