@@ -211,7 +211,7 @@ export class Controller {
   }
 }
 
-/** Returns whether an error shows a mistake in the program. The metrics count such errors as panics, because Go programs would panic. */
+/** Returns whether an error shows a mistake in the program. Such errors are counted in `controller_runtime_reconcile_panics_total`. */
 function isProgrammingError(error: unknown): boolean {
   return error instanceof TypeError || error instanceof ReferenceError || error instanceof RangeError;
 }

@@ -6,8 +6,8 @@ import type { IncomingHttpHeaders } from 'node:http';
 import type { Dispatcher } from 'undici';
 
 /**
- * Limit in bytes of an answer with a status other than 200. Such an answer contains a refusal or one object, and an object has at most 3
- * MB. The API server also passes on refusals of hosts. A hostile host could send an endless refusal, so the limit is needed.
+ * Limit in bytes of an answer with a status other than 200. Such an answer is a refusal or one object, and an object has at most 3 MB. The
+ * API server also passes on refusals of hosts. A hostile host could send an endless refusal, so the limit is needed.
  */
 const LIMIT_BYTES = 16 * 1024 * 1024;
 

@@ -25,7 +25,7 @@ const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, ret
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Client with its own transport, so that other requests cannot delay it. It has no `guard`, which would block a candidate's writes. */
+  /** Client with its own transport, so other requests cannot delay it. It has no guard, because a guard refuses a candidate's writes. */
   client: KubeClient;
   namespace: string;
   name: string;
@@ -50,7 +50,7 @@ export interface LeaderElection {
   readonly done: Promise<void>;
 }
 
-/** Tries to acquire the lease until `signal` aborts. Only this machine's clock decides if the lease has expired, because clocks differ. */
+/** Tries to acquire the lease until `signal` aborts. Only this machine's clock measures the age of the lease, because clocks differ. */
 export function runLeaderElection(options: LeaderElectionOptions): LeaderElection {
   const candidate = new Candidate(options);
   return {
