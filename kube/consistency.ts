@@ -14,8 +14,9 @@ interface Written {
 }
 
 /**
- * Remembers the newest resourceVersion that this process wrote, for each key of a controller and each informer. Record only writes of
- * objects that match the informer's selectors. For other objects the informer gets no event, so the key would wait for the next bookmark.
+ * Remembers the newest resourceVersion that this process wrote, separately for each key of a controller and each informer. Record only
+ * writes of objects that match the informer's selectors. The informer gets no events for other objects, so the key would not be reconciled
+ * before the next bookmark.
  */
 export class Consistency {
   readonly #written = new Map<string, Map<Follower, Written>>();
@@ -35,7 +36,8 @@ export class Consistency {
   }
 
   /**
-   * Returns whether all caches contain the recorded writes of the key. If a cache lacks a write after 5 s, its watch is ended and resumed.
+   * Returns whether all caches contain the recorded writes of the key. If a cache lacks a write after 5 s, this function ends and resumes
+   * the watch of the cache.
    */
   ready(key: string): boolean {
     const versions = this.#written.get(key);

@@ -12,8 +12,8 @@ import { type Ready, WorkQueue } from './queue.ts';
 /** First wait in milliseconds after an error. Each further error doubles the wait. controller-runtime has the same first wait. */
 const BACKOFF_FIRST_MILLISECONDS = 5;
 /**
- * Longest wait in milliseconds after an error. With the 1000 s of controller-runtime, a person who has fixed a fault could wait a quarter
- * of an hour for the next attempt.
+ * Longest wait in milliseconds after an error. It is shorter than the 1000 s of controller-runtime. Otherwise a person who has fixed a
+ * fault could wait a quarter of an hour for the next attempt.
  */
 const BACKOFF_CAP_MILLISECONDS = 60_000;
 /**
@@ -51,7 +51,7 @@ export class Controller {
   readonly #queue: WorkQueue;
   /** Number of consecutive errors of each key. */
   readonly #failures = new Map<string, number>();
-  /** Start of each running reconcile by key, in milliseconds as `performance.now()` returns them. */
+  /** The key of each running reconcile, and the time when this reconcile began, in milliseconds as `performance.now()` returns it. */
   readonly #running = new Map<string, number>();
   readonly #drainedResolvers = Promise.withResolvers<void>();
   readonly #workers: PQueue;
@@ -211,7 +211,7 @@ export class Controller {
   }
 }
 
-/** Returns whether an error shows a mistake in the program. In Go, this mistake would cause a panic. */
+/** Returns whether an error shows a mistake in the program. Such errors are counted in `controller_runtime_reconcile_panics_total`. */
 function isProgrammingError(error: unknown): boolean {
   return error instanceof TypeError || error instanceof ReferenceError || error instanceof RangeError;
 }

@@ -181,7 +181,7 @@ function refuseUnsupported(file: string, cluster: Cluster, user: User | undefine
   }
 }
 
-/** Reads the field `tokenFile`, which is how kubectl spells this field. The parser of client-node does not know this spelling. */
+/** Reads the field `tokenFile` of a user. kubectl knows the field by this name, but the parser of client-node does not. */
 function tokenFileOf(users: unknown, name: string): string | undefined {
   const entries = Array.isArray(users) ? (users as { name?: string; user?: { tokenFile?: string } }[]) : [];
   return entries.find((entry) => entry.name === name)?.user?.tokenFile;
@@ -200,7 +200,10 @@ async function userCredentials(
   };
 }
 
-/** Returns the cluster in the form for plug-ins. The extension for them is read here, because the parser of client-node ignores it. */
+/**
+ * Returns the description of the cluster that plug-ins get. This function reads the extension for plug-ins itself, because the parser of
+ * client-node ignores the extension.
+ */
 function pluginClusterOf(
   { name, server, tlsServerName }: Cluster,
   authority: string | undefined,

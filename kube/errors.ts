@@ -88,8 +88,8 @@ export function isForbidden(error: unknown): error is ApiError {
 
 /**
  * Returns whether admission refused an object, for example because of a quota or Pod Security. The result is false if the authorizer
- * refused the request. The caller then lacks a right, or a server that has just started does not know any roles yet. Only refusals of the
- * authorizer have the user's name directly after "is forbidden:".
+ * refused the request. The authorizer refuses if the caller lacks a right, or if the API server has just started and knows no roles yet.
+ * Only refusals of the authorizer have the user's name directly after "is forbidden:".
  */
 export function isRefused(error: unknown): error is ApiError {
   return isForbidden(error) && !/^[a-z./]+( "[^"]*")? is forbidden: User "/.test(error.message);

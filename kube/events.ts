@@ -9,7 +9,7 @@ import type { KubeObject, Ref } from './objects.ts';
 import { microTime } from '../base/time.ts';
 
 /**
- * Largest number of Events that are stored to find repetitions. The rate limits of at most the same number of objects are stored.
+ * Largest number of Events that are stored to find repetitions. It is also the largest number of objects whose rate limits are stored.
  * client-go's correlator has the same number.
  */
 const REMEMBERED = 4096;
@@ -132,7 +132,7 @@ export class EventRecorder<Reason extends string> {
     const now = this.#clock();
     const { promise: ref, resolve } = Promise.withResolvers<Ref | undefined>();
     this.#recorded.set(key, { ref, count: 1, lastObserved: now, patching: false });
-    // The body of the Event is built before the job waits. Otherwise the waiting job would keep the whole object in memory.
+    // The body is built now, not when the Event is sent. Otherwise the waiting job would keep the whole object in memory.
     const body = this.#body(regarding, text, now);
     const sent = this.#send(async () => {
       try {
@@ -177,7 +177,8 @@ export class EventRecorder<Reason extends string> {
       apiVersion: EVENTS.apiVersion,
       kind: EVENTS.kind,
       metadata: {
-        // The name is cut to 210 characters, because a name may have at most 253 and the random part has 37.
+        // The object's name is cut to 210 characters. With the dot and the random part (37 characters), the Event's name stays below its
+        // limit of 253.
         name: `${name.slice(0, 210)}.${randomUUID()}`,
         namespace: namespace ?? 'default',
       },
@@ -195,7 +196,7 @@ export class EventRecorder<Reason extends string> {
   #forget(key: string, error: unknown): void {
     this.#recorded.delete(key);
     this.#count('failed');
-    // A failure is normal if the Event has expired, or if its namespace is being deleted or is gone. A normal failure is no warning.
+    // If the Event has expired, or if its namespace is being deleted or is gone, the failure is normal and not logged as a warning.
     const level = isNotFound(error) || isNamespaceTerminating(error) ? 'debug' : 'warn';
     this.#options.logger[level]({ err: error }, 'event not recorded');
   }

@@ -7,13 +7,14 @@ import type { Dispatcher } from 'undici';
 
 /**
  * Limit in bytes of an answer with a status other than 200. Such an answer is a refusal or one object, and an object has at most 3 MB. The
- * limit is needed because the API server also passes on the refusals of hosts, which may be hostile.
+ * API server also passes on refusals of hosts. A hostile host could send an endless refusal, so the limit is needed.
  */
 const LIMIT_BYTES = 16 * 1024 * 1024;
 
 /**
- * Time in milliseconds after which all exchanges wait for the next turn of the event loop before they read more of their bodies. In one
- * turn, a connection can deliver 2 MiB, which a server reads in about 20 ms. A pause after each piece would double the time of a long list.
+ * Time in milliseconds for which exchanges read bodies in one turn of the event loop. After this time, they continue in the next turn.
+ * Without this limit, one connection can deliver 2 MiB in a turn, and a server needs about 20 ms to read them. A pause after each piece
+ * would double the time of a long list.
  */
 const TURN_MILLISECONDS = 5;
 
@@ -28,7 +29,7 @@ function beginningOfTurn(): number {
   return turnBegan;
 }
 
-/** The methods of a connection that an exchange needs. The pool of the command has only these methods. */
+/** The methods with which an exchange controls its connection. The connection pool of the command (`cli`) has no other methods. */
 export type ExchangeController = Pick<Dispatcher.DispatchController, 'abort' | 'pause' | 'resume'>;
 
 export interface Exchanged {
@@ -39,9 +40,9 @@ export interface Exchanged {
 }
 
 /**
- * Sends a request. It rejects with the network's error, or with the signal's reason as soon as the signal aborts, even while the request
- * waits for a connection. `onData` takes the pieces of a body with status 200 as they arrive. If `onData` throws, the request ends with
- * that error. The request also ends if the body of a refusal is too long.
+ * Sends a request. The promise rejects with the network's error, or with the signal's reason. It rejects as soon as the signal aborts, even
+ * while the request waits for a connection. `onData` takes the pieces of a body with status 200 as they arrive. If `onData` throws, the
+ * promise rejects with that error. The promise also rejects if the body of a refusal is too long.
  */
 export async function exchange(
   dispatcher: Dispatcher,

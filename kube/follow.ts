@@ -1,4 +1,4 @@
-/** Follows one object through its versions. */
+/** Follows the versions of one object, or of all objects of a type in a namespace. */
 import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
 import { pause } from '../base/time.ts';
@@ -31,7 +31,7 @@ export interface Following<T extends KubeObject> {
   /** Connections of the watch, with the same rights as those of the client. */
   readonly watches: Transport;
   readonly type: Resource<T>;
-  /** Metadata of the version after which the object is followed. This version itself is not yielded. */
+  /** Metadata of a version of the object. Only later versions are yielded. */
   readonly from: ObjectMeta;
   /**
    * Function that returns an object with only the fields that the caller needs, because the last version stays in memory. If the function
@@ -42,10 +42,11 @@ export interface Following<T extends KubeObject> {
 }
 
 /**
- * Yields each new version of the object, and ends when the object is deleted. If a watch ends, it is resumed. Therefore the API server can
- * be unavailable for a time.
+ * Yields each new version of the object, and ends when the object is deleted. If a watch ends, for example because the API server is
+ * unavailable for a time, the function resumes the watch.
  *
- * @throws ApiError when the API server refuses, for example because the token is no longer valid. The signal's reason when it aborts.
+ * @throws ApiError when the API server refuses, for example because the token is no longer valid; the signal's reason when the signal
+ * aborts.
  */
 export async function* follow<T extends KubeObject>(following: Following<T>): AsyncGenerator<T> {
   for await (const { type, object } of resumed(following, (position) => eventsAfter(following, position))) {
@@ -95,7 +96,8 @@ async function* resumed<T extends KubeObject>(
       if (patience.endsWith(error)) {
         throw error;
       }
-      // If the API server has compacted the position, the next attempt has no position and reads the objects again.
+      // `position` is the resourceVersion at which the next watch begins. If the API server has compacted this version, the objects are
+      // read again.
       position = isGone(error) ? undefined : position;
     }
     await pause(backoff.next(), signal);
@@ -175,8 +177,8 @@ async function* watch<T extends KubeObject>(
 }
 
 /**
- * A generator that waits keeps its variables in memory. Therefore lines and whole objects are only in variables of this function, which
- * does not wait.
+ * Parses the lines in a chunk and returns their events. A generator keeps its variables in memory while it waits. Therefore this work,
+ * which needs whole lines and objects, is in a function that does not wait.
  */
 function eventsIn<T extends KubeObject>(
   lines: LineSplitter,

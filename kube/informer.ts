@@ -60,7 +60,7 @@ export class Informer<T extends KubeObject> {
   readonly cache: Cache<T>;
   /** Resolves when all objects have been read for the first time. Rejects when the informer is stopped before that. */
   readonly synced: Promise<void>;
-  /** Start of the last finished read of all objects, by `performance.now()`. The cache contains all writes from before this time. */
+  /** Time by `performance.now()` when the last complete read of all objects began. The cache contains all writes from before this time. */
   readSince = Number.NEGATIVE_INFINITY;
 
   readonly #store: Store<T>;
@@ -96,7 +96,7 @@ export class Informer<T extends KubeObject> {
     void this.#run(signal);
   }
 
-  /** Ends and resumes the watch if it has not yet reached `resourceVersion`. A watch that began less than 5 s ago continues. */
+  /** If the cache has not yet reached `resourceVersion`, ends and resumes the watch. Does nothing if the watch began less than 5 s ago. */
   cutIfStale(resourceVersion: string): void {
     const behind = compareResourceVersions(this.#store.resourceVersion, resourceVersion) < 0;
     if (behind && performance.now() - this.#watchStarted > BEHIND_MILLISECONDS) {
@@ -253,7 +253,7 @@ export class Informer<T extends KubeObject> {
     return count;
   }
 
-  /** Handles one event. `seen` is set for the initial events of WatchList, which do not come in the order of their resourceVersions. */
+  /** Handles one event. During a read of all objects by WatchList, `seen` collects the keys of the objects. */
   #handle({ type, object }: WatchEvent<T>, seen: Set<string> | undefined): void {
     if (type === 'ERROR') {
       throw apiErrorFrom(object);
@@ -265,6 +265,7 @@ export class Informer<T extends KubeObject> {
       seen?.add(keyOf(object));
       this.#put(object);
     }
+    // The initial events of WatchList do not come in the order of their resourceVersions, so the cache's version does not advance yet.
     if (seen === undefined) {
       this.#advance(object.metadata.resourceVersion ?? '');
     }

@@ -21,11 +21,11 @@ export interface LeaseTimings {
 /** Default times of a lease. A killed leader is replaced within 11 s. With client-go's times (15, 10 and 2 s) it takes up to 24 s. */
 const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, retry: 1_000 };
 
-/** Time limit of a request for the lease, in retry intervals. It leaves time for another attempt if a connection is dead. */
+/** Time limit of a request for the lease, as a multiple of `retry`. If the connection is dead, there is time for another attempt. */
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Client without a guard, because a candidate writes before it leads. It has its own transport, so other requests cannot delay it. */
+  /** Client with its own transport, so other requests cannot delay it. It has no guard, because a guard refuses a candidate's writes. */
   client: KubeClient;
   namespace: string;
   name: string;
@@ -50,7 +50,7 @@ export interface LeaderElection {
   readonly done: Promise<void>;
 }
 
-/** Tries to acquire the lease until `signal` aborts. This machine's clock measures the time since another process renewed the lease. */
+/** Tries to acquire the lease until `signal` aborts. Only this machine's clock measures the age of the lease, because clocks differ. */
 export function runLeaderElection(options: LeaderElectionOptions): LeaderElection {
   const candidate = new Candidate(options);
   return {

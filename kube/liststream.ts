@@ -57,7 +57,7 @@ export async function readList(
 export class ListSplitter {
   readonly #take: (text: string) => void;
   readonly #rest: Buffer[] = [];
-  /** Bytes of the array of the objects that were not yet passed to `take`. `#size` is their number. */
+  /** Bytes of the array of the objects that were not yet passed to `take`. `#size` is the number of these bytes. */
   #array: Buffer[] = [];
   #size = 0;
   /** Number of bytes in `#array` up to the end of the last complete object. */
@@ -112,7 +112,7 @@ export class ListSplitter {
     return at;
   }
 
-  /** Handles an opening bracket. Returns the index of the first byte of the piece that is not yet in `#array` or `#rest`. */
+  /** Handles an opening bracket. Returns the index in `piece` from which the bytes are not yet in `#array` or `#rest`. */
   #open(piece: Buffer, from: number, at: number): number {
     this.#depth += 1;
     if (this.#depth !== ARRAY_DEPTH || piece[at] !== OPEN_ARRAY) {
@@ -123,7 +123,7 @@ export class ListSplitter {
     return next;
   }
 
-  /** Handles a closing bracket. Returns the index of the first byte of the piece that is not yet in `#array` or `#rest`. */
+  /** Handles a closing bracket. Returns the index in `piece` from which the bytes are not yet in `#array` or `#rest`. */
   #close(piece: Buffer, from: number, at: number): number {
     this.#depth -= 1;
     if (!this.#inArray || this.#depth > ARRAY_DEPTH) {

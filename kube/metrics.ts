@@ -17,7 +17,7 @@ const REQUEST_BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60];
 
 /**
  * Gauges of prom-client whose names wrongly have the suffix of counters. They are removed, because `promtool check metrics` reports them as
- * mistakes. Other gauges have the same numbers with labels.
+ * mistakes. The gauges without the suffix contain the same numbers, separately for each type.
  */
 const MISNAMED = [
   'nodejs_active_handles_total',
@@ -40,7 +40,7 @@ export function createMetrics(): Registry {
   return registry;
 }
 
-/** Returns the metrics that this module declares in a registry. The first call for a registry declares them. */
+/** Returns this module's metrics in the given registry. The first call for a registry declares the metrics there. */
 export function runtimeMetrics(registry: Registry): RuntimeMetrics {
   const known = declared.get(registry);
   if (known !== undefined) {

@@ -1,6 +1,6 @@
 /**
- * Longest time of a timer in Node.js, in milliseconds. A longer timer would fire at once. Therefore a longer delay is cut to this time,
- * because it is harmless if a key is added too early.
+ * Longest time of a timer in Node.js, in milliseconds. A longer timer would fire at once, so longer delays are cut to this time. The key is
+ * then added too early, which is harmless.
  */
 const LONGEST_TIMER_MILLISECONDS = 2_147_483_647;
 

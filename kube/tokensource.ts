@@ -15,7 +15,11 @@ export class TokenSource {
     this.#connection = connection;
   }
 
-  /** Resolves with the token, or with undefined if the connection has none. @throws CredentialError; the system's error of a token file. */
+  /**
+   * Resolves with the token, or with undefined if the connection has none.
+   *
+   * @throws CredentialError of the plug-in, or the system's error when the token file cannot be read.
+   */
   async token(): Promise<string | undefined> {
     const { tokenFile, tokenPlugin, token } = this.#connection;
     if (tokenPlugin !== undefined) {

@@ -287,7 +287,7 @@ function bodyOf({ headers }: Head, text: string): unknown {
     : text;
 }
 
-/** Returns the seconds of Retry-After in milliseconds. A date, which some proxies send, is ignored: the API server never sends one. */
+/** Converts Retry-After from seconds to milliseconds. A date is ignored: some proxies send a date, but the API server never does. */
 function retryAfter(response: Head): number | undefined {
   const value = response.headers['retry-after'];
   return typeof value === 'string' && /^\d{1,6}$/.test(value) ? Number(value) * 1000 : undefined;

@@ -27,7 +27,7 @@ export interface UpgradeRequest {
 
 /**
  * Sends a POST with an upgrade over a new connection. Resolves with the connection after the server has switched the protocol. The method
- * is POST, because it needs only the right `create`.
+ * is POST, because for a POST the API server requires only the right `create`.
  *
  * @throws ApiError when the server does not switch the protocol; the signal's reason; the network's error.
  */
@@ -66,7 +66,7 @@ export async function requestUpgrade(
 
 /**
  * Reads the body of a refusal and returns it as an error. The body can be slow or endless, so its time and its length have limits. The
- * error gets `retryAfterMilliseconds`.
+ * returned error contains the given `retryAfterMilliseconds`.
  *
  * @throws the error of the connection.
  */
@@ -92,7 +92,7 @@ export async function refusalIn(
     if (!isLate) {
       throw error;
     }
-    // After the time limit, the data that has arrived is enough for an error.
+    // If the time limit ended the reading, the error is built from the text that arrived before.
   } finally {
     clearTimeout(timer);
   }

@@ -22,8 +22,8 @@ export interface AuthorizerLimits {
   /** Largest number of stored answers. The number is limited, because a caller that guesses tokens must not fill the memory. */
   readonly answers: number;
   /**
-   * Largest number of TokenReviews at the same time, and also of SubjectAccessReviews. The limit leaves connections for other requests,
-   * because the process has only 64 connections to the API server.
+   * Largest number of TokenReviews at the same time. SubjectAccessReviews have the same limit. The limit leaves connections for other
+   * requests, because the process has only 64 connections to the API server.
    */
   readonly questions: number;
   /** Largest number of TokenReviews that wait. SubjectAccessReviews have the same limit. */
@@ -132,8 +132,8 @@ export class Authorizer {
 }
 
 /**
- * Returns the user that a client certificate names. If the certificate has several common names, the result is undefined, because programs
- * in Go would use the last name.
+ * Returns the user that a client certificate names. If the certificate has several common names, it is unclear who the user is, so the
+ * result is undefined. For example, programs in Go take the last of the common names.
  */
 function userOf(socket: TLSSocket): User | undefined {
   const { CN, O } = socket.getPeerCertificate().subject as { CN?: unknown; O?: string | string[] };

@@ -12,8 +12,8 @@ import type { SecureContextOptions, TlsOptions } from 'node:tls';
 import type { Logger } from 'pino';
 
 /**
- * Time limit in milliseconds of a TLS handshake, and also of the receipt of a request. Callers send short requests, so a slower caller
- * probably wants to block the connection.
+ * Time limit in milliseconds for each of these: a TLS handshake, the headers of a request, and the body of a request. Callers send short
+ * requests, so a slower caller probably wants to block the connection.
  */
 const REQUEST_LIMIT_MILLISECONDS = 10_000;
 /**
@@ -85,8 +85,8 @@ export function createServer(
       : createHttpsServer({ ...limits, handshakeTimeout: REQUEST_LIMIT_MILLISECONDS, ...tls });
   server.maxConnections = CONNECTIONS;
   server.timeout = STALL_MILLISECONDS;
-  // The server listens to neither `upgrade` (see `upgrades.ts`) nor `connect`, because a listener would have to handle the socket's errors.
-  // Without a listener, Node.js answers a request with Upgrade like any other request, and closes the connection of a CONNECT.
+  // The server has no listener for `upgrade` (see `upgrades.ts`) and `connect`, because a listener would have to handle the socket's
+  // errors. Without a listener, Node.js answers a request with Upgrade like any other request, and closes the connection after a CONNECT.
   const answers = new WeakMap<Socket, ServerResponse>();
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     const { socket } = request;
@@ -188,18 +188,22 @@ export function holdOpen(response: ServerResponse): void {
 const uploads = new WeakSet<IncomingMessage>();
 
 /**
- * Removes the time limit of a request's body that can take hours. The handler must limit the time in which no data arrives. The limit
- * applies again after the answer.
+ * Removes the time limit for the body of this request, for example an upload that takes hours. The handler must end the request if no data
+ * arrives for too long. After the answer, the rest of the body has a time limit again.
  */
 export function allowLongBody(request: IncomingMessage, response: ServerResponse): void {
   uploads.add(request);
   response.once('finish', () => {
-    // If the answer was sent before the whole body arrived, the client has this time to notice the answer. Then the connection is closed.
+    // If the answer was sent before the whole body arrived, the connection is closed after the time limit. Until then, the client can
+    // notice the answer.
     setTimeout(() => request.complete || request.socket.destroy(), REQUEST_LIMIT_MILLISECONDS).unref();
   });
 }
 
-/** Refuses a request if its body takes too long to arrive. The answer is the same as after a time limit of Node.js. */
+/**
+ * Refuses a request if its body takes too long to arrive. The server's listener for `clientError` sends the answer, as for the time limits
+ * of Node.js. If the server has no such listener, the connection is closed without an answer.
+ */
 function limitBody(server: Server | HttpsServer, request: IncomingMessage, response: ServerResponse): void {
   const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers;
   if (length === '0' && encoding === undefined) {
@@ -245,7 +249,9 @@ async function answer(
   }
 }
 
-/** Parses a request's target, a path or a URL. The path is not resolved against a base URL: there, `//a` would mean the host `a`. */
+/**
+ * Parses the target of a request: a path or a URL. The path is not resolved against a base URL, because `//a` would then mean the host `a`.
+ */
 export function urlOf(target: string): URL | null {
   return URL.parse(target.startsWith('/') ? `http://localhost${target}` : target);
 }

@@ -33,7 +33,7 @@ export function nodeNameOf({ organization, commonName }: SigningRequest): string
   return organization === NODES_GROUP && name !== undefined && isHostName(name) ? name : undefined;
 }
 
-/** Returns the Node name in a node's user name; undefined for any other user name. */
+/** Returns NAME if the user name has the form `system:node:NAME`. For any other user name, the result is undefined. */
 export function nodeNameOfUser(user: string): string | undefined {
   const name = user.startsWith(NODE_USER_PREFIX) ? user.slice(NODE_USER_PREFIX.length) : '';
   return name === '' ? undefined : name;

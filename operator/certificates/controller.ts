@@ -24,7 +24,8 @@ import { surroundings } from './surroundings.ts';
 
 /**
  * Time in milliseconds after which a request is checked again if its requester has no Node. A host creates a missing Node within a second,
- * so the next check finds this Node. For another requester, the checks end when the control plane removes the request, within a day.
+ * so the next check finds this Node. If the requester is not a host, the checks end when the control plane removes the request, within a
+ * day.
  */
 const NODE_LOOK_MILLISECONDS = 10_000;
 const REQUESTS_BY_USER = 'user';

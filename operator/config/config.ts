@@ -19,7 +19,10 @@ const defaultsSchema = z
     cpu: z.number().int().min(1).max(256).default(2),
     memory: quantity.default('4Gi'),
     diskSize: quantity.optional(),
-    /** Disk size for the request of a Pod if the real disk size is unknown until a host has the image. */
+    /**
+     * Disk size that the operator assumes in a Pod's request while the real disk size is unknown. The real size becomes known when a host
+     * has the image.
+     */
     diskRequest: quantity.default('10Gi'),
     architecture: z.enum(['amd64', 'arm64']).optional(),
     os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
@@ -143,7 +146,10 @@ export const configSchema = z.strictObject({
   hosts: hostsSchema,
   emulators: z
     .strictObject({
-      /** Architectures of the hosts that run emulators. An emulator runs only on the host of its VM. */
+      /**
+       * Architectures of the hosts on which emulators are allowed. If the host of a VM has another architecture, the VM's emulators do not
+       * run.
+       */
       architectures: z
         .array(z.enum(['amd64', 'arm64']))
         .min(1)
@@ -161,7 +167,7 @@ export const configSchema = z.strictObject({
    */
   priorityClassName: z.string().default('system-node-critical'),
   defaults: defaultsSchema,
-  /** Ports of hosts that VMs are allowed to reserve. Each agent also has a setting of the same name, and enforces it on its host. */
+  /** Ports that VMs are allowed to reserve on hosts. Each agent also has a setting of the same name, and enforces it on its host. */
   ports: portRulesSchema,
   imageStorage: imageStorageSchema.optional(),
   workers: z.number().int().min(1).max(256).default(16),

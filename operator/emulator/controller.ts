@@ -26,8 +26,8 @@ import { EmulatorWriter } from './writes.ts';
 /** Longest delay in milliseconds of status changes that nobody waits for. Because of the delay, one write can contain several changes. */
 const FOLD_MILLISECONDS = 500;
 /**
- * Time in milliseconds between attempts to create a Pod that a quota or another Pod with its name prevents. The operator must try again,
- * because no watch shows when the obstacle is gone.
+ * Time in milliseconds between attempts to create a Pod. The creation can fail because of a quota, or because another Pod has the same
+ * name. The operator must try again, because no watch shows when the obstacle is gone.
  */
 const BLOCKED_RECHECK_MILLISECONDS = 10_000;
 /**
@@ -116,7 +116,10 @@ export class EmulatorReconciler {
   }
 }
 
-/** Returns true if this write ends the Emulator. The status is then not written, because nobody reads it any more. */
+/**
+ * Returns true if this write deletes the Emulator or removes its finalizer. The status is then not written, because nobody reads it any
+ * more.
+ */
 function isGoing(write: Write | undefined): boolean {
   return write?.kind === 'deleteEmulator' || write?.kind === 'removeFinalizer';
 }
@@ -133,7 +136,7 @@ export function enqueueEmulators(controller: Controller, sources: Sources): void
     controller.enqueue(emulatorKeyOf(keyOf(object)), { urgent: true }),
   );
   vms.cache.onChange(({ object }) => ofVM(keyOf(object)));
-  // The VM's Pod is watched, because it also reports stops of the machine that the status of the VM never showed. The VM's Pod has the same
+  // The VM's Pod is watched, because it reports every stop of the machine. The VM's status can miss a short stop. The VM's Pod has the same
   // name as the VM.
   pods.cache.onChange(({ object }) => ofVM(keyOf(object)));
   nodes.cache.onChange(({ type, object, previous }) => {

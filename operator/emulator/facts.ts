@@ -22,7 +22,7 @@ export interface Facts {
   readonly failure: Failure | undefined;
 }
 
-/** Reason of the failure after which the operator itself ends the Pod. */
+/** Reason of the failure when the deployment takes too long. The operator itself ends the Pod after this failure. */
 export const TIMEOUT: Reason = 'DeployTimeout';
 
 export function gatherFacts(observed: Observed): Facts {
@@ -64,7 +64,7 @@ function newFailure(observed: Observed): Failure | undefined {
 
 /**
  * Returns the time when the deployment must be complete, in milliseconds since the epoch. The result is undefined while no deployment is
- * under way. Time during which the host did not report does not count.
+ * under way, and while the host does not report. When the host reports again, the time limit begins again.
  */
 function deployDeadline(observed: Observed): number | undefined {
   const { pod, node } = observed;

@@ -11,7 +11,7 @@ import { stopsOf } from './pod.ts';
 
 /** The parts of a VM's state that matter for its Emulator. */
 export type Pairing =
-  /** The VM of the Emulator does not exist. A later VM of the same name may exist. */
+  /** The VM of the Emulator does not exist. This is also the case if the VM was deleted and a later VM has the same name. */
   | { readonly kind: 'missing'; readonly message: string }
   /** The VM does not run, and its emulators must not run either. */
   | { readonly kind: 'ended'; readonly message: string }

@@ -57,7 +57,7 @@ function silentPhase({ vm, pod }: Observed): Phase | undefined {
     : { name: podPhase(pod).name, reason: 'HostUnreachable', message };
 }
 
-/** Returns the phase from the Pod phase, and from the state that the agent reports. */
+/** Derives the phase of the Emulator from the phase of its Pod and from the state that the agent reports. */
 function podPhase(pod: Pod | undefined): Phase {
   if (pod === undefined || pod.metadata.deletionTimestamp !== undefined || hasEnded(pod)) {
     return { name: 'Pending', reason: 'Pending', message: 'The Emulator waits for its Pod' };

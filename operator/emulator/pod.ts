@@ -67,8 +67,8 @@ export function buildPod(options: PodOptions): Unsaved<Pod> {
 }
 
 /**
- * Returns the name of the only host that can run the Pod. Until the Pod is bound, the name is in its affinity. A `nodeName` would bypass
- * the scheduler.
+ * Returns the name of the only host that can run the Pod. A Pod that is not yet bound names this host in its affinity, because a `nodeName`
+ * would bypass the scheduler.
  */
 export function hostOfPod({ spec }: Pod): string | undefined {
   const required = spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
@@ -91,7 +91,8 @@ function buildMachine({ emulator, vm, vmPod }: PodOptions): EmulatorMachine {
 }
 
 /**
- * Returns the number of stops of the VM when the Pod was created. The result is undefined if the Pod's machine document has no such number.
+ * Returns how many times the VM had been stopped when the Pod was created. The result is undefined if the Pod's machine document does not
+ * contain this number.
  */
 export function stopsOf({ metadata }: Pod): number | undefined {
   const document = emulatorMachineSchema.safeParse(parseDocument(metadata.annotations?.[MACHINE_ANNOTATION]));

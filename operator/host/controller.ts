@@ -1,6 +1,6 @@
 /**
- * Marks a Node as a host when the operator has approved a certificate for its name. Keeps the slots and taints of every host correct. This
- * includes hosts that join later, and changes of the configured number of slots.
+ * Marks a Node as a host when the operator has approved a certificate for its name. Keeps the slots and taints of every host correct, also
+ * when a host joins later or the configured number of slots changes.
  */
 import type { Logger } from 'pino';
 import { timestamp } from '../../base/time.ts';
@@ -91,7 +91,10 @@ export class HostReconciler {
     await client.apply(NODES, object, { fieldManager: FIELD_MANAGER, force: true, subresource: 'status' });
   }
 
-  /** Removes the list of abandoned machines when the host is Ready again, because the host itself then ends machines without a VM. */
+  /**
+   * Removes the list of abandoned machines when the host is Ready again. The list is no longer needed, because a host that is Ready ends
+   * machines without a VM.
+   */
   async #forgetGivenUp(node: Node): Promise<void> {
     if (node.metadata.annotations?.[GIVEN_UP_ANNOTATION] === undefined || !isReady(node)) {
       return;

@@ -64,7 +64,10 @@ export function trimNode(node: Node): Node {
   return { ...node, status: { ...status, images: named, conditions: kept } };
 }
 
-/** Largest number of image names in {@link names}. A cluster has some hundred names. Other names are stored once for each Node. */
+/**
+ * Largest number of image names in {@link names}. A cluster has only some hundred names. If there are more names than this limit, some of
+ * them are stored once for each Node.
+ */
 const NAMES_REMEMBERED = 10_000;
 /**
  * Cache through which all Nodes in memory share the text of an image name. It saves memory, because many hosts have the same images, and a

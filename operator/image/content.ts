@@ -68,8 +68,8 @@ export function storedContent(object: HasContent): MachineImageSource | undefine
 }
 
 /**
- * Returns true if a copy would show users of another namespace an address that can contain credentials. The copy's status and the Pods of
- * VMs would contain the full address, because hosts need it.
+ * Returns true if a copy must not use the content's address. This is true if the copy is in another namespace and the address can contain
+ * credentials. The copy's status and the Pods of VMs contain the full address, so users of that namespace could read the credentials.
  */
 export function isKeptFromCopies(origin: Image | ISO, copy: Image | ISO): boolean {
   const content = storedContent(origin);

@@ -16,7 +16,7 @@ import { checkedOutcome } from './report.ts';
 
 /** Label of Jobs with the number of the attempt. */
 export const ATTEMPT_LABEL = 'berth.dev/attempt';
-/** Annotation of a commit or push Job. Its value is the time in the spec that requested this action. */
+/** Annotation of a commit, push or download Job. Its value is the `requestedAt` of this action in the spec. */
 export const REQUESTED_AT_ANNOTATION = 'berth.dev/requested-at';
 
 /** Job of the image: the values of its labels and annotations, and its outcome. */

@@ -29,7 +29,10 @@ export type ImageOperationType = 'pull' | 'save' | 'upload' | 'commit' | 'push' 
 export interface ImageOperation {
   readonly kind: 'operation';
   readonly type: ImageOperationType;
-  /** Time in the spec that requested an action. It is undefined for a pull, save or upload, because no time in the spec requests these. */
+  /**
+   * `requestedAt` of a commit, push or download in the spec. It is undefined for a pull, save or upload, because the spec has none for
+   * these.
+   */
   readonly requestedAt: string | undefined;
   readonly task: Task;
   readonly pullSecrets: readonly string[];
@@ -167,8 +170,8 @@ interface Saving {
 function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): ImageOperation | BlockedImage {
   const { object, config } = observed;
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
-  // The version becomes a part of the new tag or file name. The current tag or file name is part of the version. Therefore the new name
-  // always differs from the current name, even if the same time is requested again.
+  // For a commit, `version` contains the requested time and the current tag or file name. The new tag or file name depends on `version`.
+  // Therefore the new name always differs from the current name, even if the same time is requested again.
   const version =
     requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
   const target = storageTarget(object, config, version);

@@ -17,8 +17,8 @@ import { ttlSecondsOf } from './expiry.ts';
 import { imageStatus } from './status.ts';
 
 /**
- * First wait in milliseconds between attempts to fetch an image. The wait doubles with each failure, up to the limit below. With a limit of
- * ten minutes, the operator soon uses a registry again that was out of service.
+ * First wait in milliseconds between attempts to fetch an image. The wait doubles with each failure, up to the limit below. The limit is
+ * only ten minutes, so that the operator soon tries a registry again after its outage.
  */
 const RETRY_FIRST_MILLISECONDS = 10_000;
 const RETRY_CAP_MILLISECONDS = 600_000;
@@ -28,7 +28,9 @@ const RETRY_CAP_MILLISECONDS = 600_000;
  */
 const JOB_KEPT_SECONDS = 3_600;
 
-/** Operations that a time in the spec requests. If one fails, the operator does not try it again. */
+/**
+ * Operations that users request with a time (`requestedAt`) in the spec. If such an operation fails, the operator does not try it again.
+ */
 const ACTIONS: ReadonlySet<string> = new Set(['commit', 'push', 'download']);
 
 /** Largest number of seconds in a field of type int32. */
@@ -165,7 +167,7 @@ function jobKeptSeconds(object: ObservedImage['object']): number {
   return Math.min(JOB_KEPT_SECONDS + (ttlSecondsOf(object) ?? 0), LARGEST_SECONDS);
 }
 
-/** Returns the image references in a task for whose registries a host may need credentials. */
+/** Returns the image references in a task. A host may need credentials for the registries of these references. */
 function referencesOf(task: Task): string[] {
   const { source } = 'image' in task ? task.image : {};
   return [

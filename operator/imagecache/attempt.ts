@@ -12,8 +12,8 @@ import { type CacheJob, type ObservedEntry } from './observed.ts';
  */
 const RETRY_CAP_MILLISECONDS = 3_600_000;
 /**
- * Number of characters that stay at the beginning of a message that is too long. The beginning stays because it has the reason, and the end
- * because it has the latest output. Only the middle is cut out.
+ * Number of characters that stay at the beginning of a message that is too long. The beginning contains the reason of the failure, and the
+ * end contains the latest output. Therefore only the middle is cut out.
  */
 const BEGINNING_LENGTH = 60;
 

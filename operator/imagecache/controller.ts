@@ -144,7 +144,8 @@ export class ImageCacheReconciler {
     const { jobs, config } = this.#options;
     const namespace = config.namespaces.system;
     await this.#jobs.delete({ metadata: { namespace, name, uid } }, { propagationPolicy: 'Background' });
-    // The uid is stored only while the cache contains the Job, because the watch may show the deletion before the response to this request.
+    // The watch may show the deletion before this request gets its response. The uid is then not stored, because no later event would
+    // remove it.
     if (jobs.cache.get(`${namespace}/${name}`)?.metadata.uid === uid) {
       this.#deletedJobs.add(uid);
     }
@@ -217,8 +218,8 @@ function stateOf(node: Readonly<Node> | undefined): object {
 }
 
 /**
- * Returns one text for each image name on a Node: the name, and then all names of the same image with their digests. Therefore the text of
- * a tag changes when the tag belongs to another image.
+ * Returns one text for each image name on a Node: this name, followed by all names of the same image. One of these names contains the
+ * digest. Therefore the text of a tag changes when the tag names another image.
  */
 function namesOf(node: Readonly<Node> | undefined): Set<string> {
   const lists = node?.status?.images ?? [];

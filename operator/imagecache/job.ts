@@ -83,7 +83,7 @@ function taskOf({ entry, image }: ObservedEntry, { type, row }: Start): Task | u
 
 /**
  * Returns the time limit of a Job in seconds: the rest of the time limit that started when the host was first queued. One second is added,
- * so that the operator's own deadline ends first. Only the operator knows why the host waited.
+ * so that the operator notices the deadline before the Job fails. Only the operator can report why the host waited.
  */
 function remaining({ config, now }: ObservedEntry, { row }: Start): number {
   const spent = (now - Date.parse(row.queuedAt ?? '')) / 1000;

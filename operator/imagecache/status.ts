@@ -146,7 +146,8 @@ export function entryBringsFacts(
   return (
     !equal(ownFacts(last), ownFacts(next)) ||
     rows.some(({ node }) => !equal(before.get(node), after.get(node))) ||
-    // A finished check for a newer image is a fact that must be stored. A Node shows only which images the host has.
+    // The row of a host disappears when the host has finished its check for a newer image. The end of the check must be stored, because a
+    // Node shows only which images the host has.
     known.some(({ node, refresh }) => refresh === true && !after.has(node))
   );
 }

@@ -60,7 +60,7 @@ export class RemovalReconciler {
       removals,
       needs: cachedNeeds(this.#options),
       unneededSince: this.#unneededSince,
-      // Without an image storage, the time is infinite, so nothing is removed.
+      // Without an image storage, `keepMilliseconds` is infinite, so nothing is removed.
       keepMilliseconds: (config.imageStorage?.keepSeconds ?? Number.POSITIVE_INFINITY) * 1000,
       now: clock(),
     });
