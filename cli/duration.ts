@@ -13,7 +13,7 @@ const MANY = 120;
 /**
  * Returns the duration in milliseconds. A number without a unit is in minutes, as in `vm deploy --timeout`.
  *
- * @throws InvalidArgumentError for another text.
+ * @throws InvalidArgumentError when the text has another form.
  */
 export function durationIn(text: string): number {
   const [, number = '', unit = 'm'] = /^(\d{1,7})([smh])?$/.exec(text) ?? [];

@@ -106,7 +106,11 @@ export function wholeNumber(text: string): number {
   return Number(text);
 }
 
-/** Returns an amount of memory as a quantity. A number without a unit is in GiB. @throws InvalidArgumentError for another text. */
+/**
+ * Returns an amount of memory as a quantity. A number without a unit is in GiB.
+ *
+ * @throws InvalidArgumentError when the text has another form.
+ */
 export function memoryIn(text: string): string {
   if (/^\d{1,9}(\.\d{1,9})?$/.test(text)) {
     return quantityOf(Number(text));
@@ -117,7 +121,11 @@ export function memoryIn(text: string): string {
   return text;
 }
 
-/** Returns the size of a disk as a quantity. A number without a unit is in GB. @throws InvalidArgumentError for another text. */
+/**
+ * Returns the size of a disk as a quantity. A number without a unit is in GB.
+ *
+ * @throws InvalidArgumentError when the text has another form.
+ */
 export function diskSizeIn(text: string): string {
   const size = /^\d{1,9}$/.test(text) ? `${text}G` : text;
   if ((bytesIn(size) ?? 0) <= 0) {
@@ -130,7 +138,7 @@ export function diskSizeIn(text: string): string {
  * Returns the pairs of `key=value,key=value` together with `before`, the pairs from the same flag earlier on the command line. A comma is a
  * part of a value if no other key follows.
  *
- * @throws InvalidArgumentError for another text.
+ * @throws InvalidArgumentError when the text has another form.
  */
 export function pairsIn(text: string, before: Record<string, string> = {}): Record<string, string> {
   const pairs = text.split(/,(?=[^,=]+=)/).map((pair) => {

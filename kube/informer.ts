@@ -12,7 +12,8 @@ import { rest } from '../base/time.ts';
 /** Limit of one line of a watch in bytes. An object has at most 1.5 MB in etcd, so a longer line cannot be an object. */
 const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
 /**
- * First and longest wait in milliseconds between attempts. client-go's reflector has the same values. The jitter at most doubles a wait.
+ * The first wait and the longest wait between attempts, in milliseconds. client-go's reflector has the same values. The jitter at most
+ * doubles a wait.
  */
 const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } as const;
 /** Length of a watch: a random time of 5 to 10 minutes, as in client-go. Different times spread the watches over several API servers. */

@@ -29,7 +29,7 @@ const RBAC_GROUP = 'rbac.authorization.k8s.io';
 /** Largest number of attempts to write a RoleBinding. A conflict is rare, because others seldom change the same RoleBinding. */
 const ATTEMPTS = 10;
 
-/** Returns the subjects of the RoleBinding. The result is empty if it does not exist. @throws ApiError when the API server refuses. */
+/** Returns the subjects of the RoleBinding. No RoleBinding gives an empty result. @throws ApiError when the API server refuses. */
 export async function listSubjects(client: KubeClient, role: RoleRef): Promise<readonly Subject[]> {
   return (await bindingOf(client, role))?.subjects ?? [];
 }
@@ -102,7 +102,7 @@ async function bindingOf(client: KubeClient, role: RoleRef): Promise<RoleBinding
 function requireRole(binding: RoleBinding | undefined, role: RoleRef): void {
   const { kind, name } = binding?.roleRef ?? { kind: 'ClusterRole', name: role.name };
   if (kind !== 'ClusterRole' || name !== role.name) {
-    const message = `RoleBinding ${role.name} binds ${kind} ${name}. Delete it. The operator then creates it again`;
+    const message = `RoleBinding ${role.name} binds ${kind} ${name}. Delete this RoleBinding. The operator then creates a correct one`;
     throw new ApiError(message, { status: 409, reason: 'Conflict' });
   }
 }

@@ -139,7 +139,7 @@ export const configSchema = z
             count: z.int().min(LEAST_MACHINE_USERS).max(LAST_MACHINE_USER).default(10_000),
           })
           .refine(({ first, count }) => first + count - 1 <= LAST_MACHINE_USER, {
-            message: `The last user, first + count - 1, must be at most ${LAST_MACHINE_USER}`,
+            message: `The last user (first + count - 1) must be at most ${LAST_MACHINE_USER}`,
           })
           .prefault({}),
       })

@@ -152,8 +152,8 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
 }
 
 /**
- * Reports whether the agent must replace a certificate at once. It must if the certificate is the short-lived one from joining the cluster,
- * and the configuration wants a longer lifetime.
+ * Reports whether the agent must replace a certificate at once. This is the case for the short-lived certificate with which
+ * the agent joined the cluster, if the configuration sets a longer lifetime.
  */
 function isShort(current: Certificate | undefined, wantedSeconds: number): boolean {
   if (current === undefined || wantedSeconds <= FIRST_CERTIFICATE_SECONDS) {

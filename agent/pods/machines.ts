@@ -111,7 +111,7 @@ export class Machines {
         return progress;
       }
     }
-    throw new Error(`No step was found for machine ${runtime.record.uid} in ${ROUNDS} rounds`);
+    throw new Error(`The plan for machine ${runtime.record.uid} did not end within ${ROUNDS} rounds`);
   }
 
   #situation({ record, state, unseen }: Runtime, wanted: Wanted): Situation {

@@ -6,7 +6,7 @@ import { hasEnded, type HostPod } from './host.ts';
  * Label selector of the Pods that are machines. It leaves out Pods that work on images, because their work is not for a single namespace.
  */
 export const MACHINES_SELECTOR = `${WORKLOAD_LABEL} in (vm,emulator)`;
-/** Largest number of machines that a refusal names. */
+/** Largest number of machines whose names a refusal contains. */
 const NAMED = 5;
 
 export interface Dedication {

@@ -14,7 +14,7 @@ const PORTS = 65_535;
 /**
  * Returns `before` and one more pair. The text is `LOCAL:REMOTE`, `REMOTE` for the same number twice, or `:REMOTE` for a free local port.
  *
- * @throws InvalidArgumentError for another text.
+ * @throws InvalidArgumentError when the text has another form.
  */
 export function pairIn(text: string, before: readonly PortPair[] = []): readonly PortPair[] {
   const [local = '', remote = local, ...more] = text.split(':');

@@ -106,7 +106,7 @@ function addSSH(noun: Command, terminal: Terminal): void {
     });
 }
 
-/** Returns the number of seconds in a duration like `5m`. @throws InvalidArgumentError for another text. */
+/** Returns the number of seconds in a duration like `5m`. @throws InvalidArgumentError when the text has another form. */
 function secondsIn(text: string): number {
   const [, count = '', unit = ''] = /^(\d{1,6})([smhd])$/.exec(text) ?? [];
   const seconds = Number(count) * (SECONDS[unit] ?? 0);

@@ -1,4 +1,4 @@
-/** Reads from the caches all that one reconcile of an Emulator needs. */
+/** Reads everything that one reconcile of an Emulator needs. All of it is in caches. */
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { EMULATOR_UID_LABEL, emulatorPodName } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';

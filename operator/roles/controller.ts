@@ -83,7 +83,7 @@ export class RoleReconciler {
     if (!bindsOwnRole(binding)) {
       // This RoleBinding binds another role, so the operator does not change it. If the operator added groups, the groups would get a role
       // that nobody configured. If the operator deleted the RoleBinding, people would lose rights.
-      const message = `RoleBinding ${binding.metadata.name} binds ${binding.roleRef.kind} ${binding.roleRef.name}. Delete it. The operator then creates it again`;
+      const message = `RoleBinding ${binding.metadata.name} binds ${binding.roleRef.kind} ${binding.roleRef.name}. Delete this RoleBinding. The operator then creates a correct one`;
       const event = { type: 'Warning', reason: 'OtherRoleBound', action: 'Binding', message } as const;
       this.#options.recorder.event(binding, event);
       return;

@@ -10,7 +10,7 @@ export function isServed(name: string, namespaces: Namespaces): boolean {
   return name !== namespaces.system && (name === namespaces.default || name.startsWith(namespaces.prefix));
 }
 
-/** If Berth does not serve the namespace of a request, answers the request with 404. */
+/** Answers a request with 404 if Berth does not serve its namespace. */
 export function refuseOtherNamespaces(app: App, namespaces: Namespaces): void {
   app.addHook('onRequest', (request, _reply, next) => {
     const { namespace } = request.params as { namespace?: string };

@@ -26,7 +26,7 @@ const ANSWER_MILLISECONDS = 10_000;
  * not answer for longer, people must repair it. The operator deletes the VM afterwards.
  */
 const LIMIT_MILLISECONDS = 300_000;
-/** First and longest wait in milliseconds between two attempts while the API server does not answer. */
+/** The first wait and the longest wait between two attempts, in milliseconds, while the API server does not answer. */
 const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as const;
 
 /**

@@ -118,7 +118,10 @@ export function layoutOf(options: NatOptions): Layout {
   for (const name of [options.bridge, options.table]) {
     if (!INTERFACE_NAME.test(name)) {
       const rule = 'use up to 15 letters, digits and dashes, with a letter first';
-      throw new ReasonedError('NetworkUnavailable', `"${name}" cannot name a bridge or table; ${rule}`);
+      throw new ReasonedError(
+        'NetworkUnavailable',
+        `"${name}" is not a valid name for a bridge or table; ${rule}`,
+      );
     }
   }
   const subnet = parseSubnet(options.subnet);

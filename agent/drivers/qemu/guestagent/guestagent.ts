@@ -97,7 +97,7 @@ export class GuestAgent {
     this.#end.abort(new StreamRefused('The connection to the machine was closed'));
   }
 
-  /** Does `work` when no other work is under way, and then begins the next waiting work. Until then, `work` waits in `queue`. */
+  /** Waits in `queue` until no other work is under way, does `work`, and then lets the next work of `queue` begin. */
   async #inTurn<T>(queue: (() => void)[], work: () => Promise<T>): Promise<T> {
     if (this.#busy) {
       await new Promise<void>((resolve) => queue.push(resolve));
