@@ -203,24 +203,31 @@ it.each([
   expect(read).toEqual([isClosed ? 'cut off' : 'abcd']);
 });
 
-it('a client that goes on with its body after the answer to its upload is cut off', async () => {
-  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
-  const server = createServer(
-    (request, response) => {
-      allowLongBody(request, response);
-      response.end('refused');
-    },
-    { logger, tls },
-  );
-  const running = await listen(server, '127.0.0.1:0');
-  const socket = await handshake(running.port);
-  socket.on('error', () => undefined);
-  socket.write('POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab');
-  await once(socket, 'data');
-  const closed = once(socket, 'close');
-  vi.advanceTimersByTime(9_999);
-  expect(socket.destroyed).toBe(false);
-  vi.advanceTimersByTime(1);
-  await closed;
-  await running.close();
-});
+it.each(['upload', 'short request'])(
+  'a client that goes on with its body after the answer to its %s is cut off',
+  async (kind) => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    const server = createServer(
+      (request, response) => {
+        if (kind === 'upload') {
+          allowLongBody(request, response);
+        }
+        response.end('refused');
+      },
+      { logger, tls },
+    );
+    const running = await listen(server, '127.0.0.1:0');
+    const socket = await handshake(running.port);
+    socket.on('error', () => undefined);
+    socket.write('POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab');
+    await once(socket, 'data');
+    const closed = once(socket, 'close');
+    vi.advanceTimersByTime(9_999);
+    expect(socket.destroyed).toBe(false);
+    vi.advanceTimersByTime(1);
+    const begun = performance.now();
+    await closed;
+    expect(performance.now() - begun).toBeLessThan(AT_ONCE_MILLISECONDS);
+    await running.close();
+  },
+);

@@ -98,7 +98,7 @@ export function createServer(
       return;
     }
     answers.set(socket, response);
-    limitBody(server, request, response);
+    limitBody(server, request);
     void answer(handle, logger, request, response);
   });
   // Without a listener, an error of accept(2) would end the process, for example when too many files are open.
@@ -204,7 +204,7 @@ export function allowLongBody(request: IncomingMessage, response: ServerResponse
  * Refuses a request if its body takes too long to arrive. The server's listener for `clientError` sends the answer, as for the time limits
  * of Node.js. If the server has no such listener, the connection is closed without an answer.
  */
-function limitBody(server: Server | HttpsServer, request: IncomingMessage, response: ServerResponse): void {
+function limitBody(server: Server | HttpsServer, request: IncomingMessage): void {
   const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers;
   if (length === '0' && encoding === undefined) {
     return;
@@ -219,7 +219,8 @@ function limitBody(server: Server | HttpsServer, request: IncomingMessage, respo
       socket.destroy();
     }
   }, REQUEST_LIMIT_MILLISECONDS);
-  response.once('close', () => clearTimeout(timer));
+  // The time limit also applies after the answer. Otherwise a client could keep its connection open with a body that never ends.
+  request.once('close', () => clearTimeout(timer));
 }
 
 async function answer(
