@@ -28,10 +28,10 @@ export async function send(
   context.takeCallers((caller) => downloaders.take(caller));
   try {
     return await hold(async (base) => {
-      return await withFile(host, task, { base, context }, async (path) => {
+      return await withFile(host, task, { base, context }, async (path, signal) => {
         const { size } = await stat(path);
         context.log(`Sending ${size} bytes to each caller`);
-        const count = await downloaders.serve({ path, bytes: size }, context.signal);
+        const count = await downloaders.serve({ path, bytes: size }, signal);
         context.log(`Sent the whole file to ${count} callers`);
         return {};
       });
@@ -42,24 +42,34 @@ export async function send(
   }
 }
 
+/** Function that sends a file. The signal aborts when the task must end, also because a copy fills the disk of the host. */
+type UseFile = (path: string, signal: AbortSignal) => Promise<TaskReport>;
+
 /** Calls `use` with a file in the format of the task: the image itself, or a copy that is removed afterwards. */
 async function withFile(
   host: DiskHost,
   { format, image: { architecture } }: SendTask,
   { base, context }: { base: BaseImage; context: TaskContext },
-  use: (path: string) => Promise<TaskReport>,
+  use: UseFile,
 ): Promise<TaskReport> {
   if (format === 'raw') {
-    return await withImage(host, { base, architecture }, context, async ({ path }) => await use(path));
+    return await withImage(
+      host,
+      { base, architecture },
+      context,
+      async ({ path }, { signal }) => await use(path, signal),
+    );
   }
-  return base.format === 'qcow2' ? await use(base.path) : await withQcow2(host, base, context, use);
+  return base.format === 'qcow2'
+    ? await use(base.path, context.signal)
+    : await withQcow2(host, base, context, use);
 }
 
 async function withQcow2(
   host: DiskHost,
   base: BaseImage,
   context: TaskContext,
-  use: (path: string) => Promise<TaskReport>,
+  use: UseFile,
 ): Promise<TaskReport> {
   const { folder } = context;
   const path = join(folder, 'disk.qcow2');
@@ -70,7 +80,7 @@ async function withQcow2(
       await rm(path, { force: true });
       context.log('Converting the image to qcow2');
       await convertToQcow2(base.path, path, signal);
-      return await use(path);
+      return await use(path, signal);
     });
   } finally {
     await rm(path, { force: true });
