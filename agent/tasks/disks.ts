@@ -6,7 +6,7 @@ import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Driver, MachineFolder } from '../drivers/driver.ts';
 import { convertToRaw } from '../disks/qemuimg.ts';
-import { allocatedBytes } from '../disks/diskio.ts';
+import { allocatedBytes, folderBytes } from '../disks/diskio.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
 import type { MachineUsers } from '../processes/users.ts';
 import type { BaseImage } from '../disks/disk.ts';
@@ -115,7 +115,11 @@ async function withCopy(
   const { folder } = context;
   const path = join(folder, 'disk.raw');
   try {
-    return await host.images.withRoom({ folder, bytes }, context.signal, async (signal) => {
+    // If the agent was killed during this task, a copy from before its restart can be left.
+    await rm(path, { force: true });
+    // A reservation includes the bytes that its folder already has, for example an uploaded file.
+    const claim = { folder, bytes: bytes + (await folderBytes(folder)) };
+    return await host.images.withRoom(claim, context.signal, async (signal) => {
       const first = (percent: number): void => context.progress((percent * COPY_PERCENT) / 100);
       const second = (percent: number): void =>
         context.progress(COPY_PERCENT + (percent * (100 - COPY_PERCENT)) / 100);

@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
@@ -8,6 +9,7 @@ import { gzipSync } from 'node:zlib';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
+import { allocatedBytes } from '../disks/diskio.ts';
 import type { DiskHost } from './disks.ts';
 import { receive } from './receive.ts';
 import type { TaskContext } from './runner.ts';
@@ -28,11 +30,14 @@ let host: Socket;
 let caller: PromiseWithResolvers<Socket>;
 let percents: number[];
 let taker: (caller: Socket) => boolean;
+/** Bytes of the reservations of disk space, in their order. */
+let claimed: number[];
 
 beforeEach(async () => {
   folder = await mkdtemp(join(tmpdir(), 'berth-receive-'));
   caller = Promise.withResolvers();
   percents = [];
+  claimed = [];
   server = createServer().listen(0, '127.0.0.1');
   await once(server, 'listening');
   const accepted = once(server, 'connection');
@@ -66,7 +71,8 @@ function context(): TaskContext {
 
 /** Returns a host with enough disk space. If `full` is given, the host refuses to reserve space with this error. */
 function diskHost(full?: ReasonedError): DiskHost {
-  const withRoom: DiskHost['images']['withRoom'] = async (_claim, signal, work) => {
+  const withRoom: DiskHost['images']['withRoom'] = async ({ bytes }, signal, work) => {
+    claimed.push(bytes);
     if (full !== undefined) {
       throw full;
     }
@@ -104,6 +110,22 @@ it('a file is checked and given on as a disk; its sender has the answer before t
   expect(report).toEqual({ sizeBytes: content.length });
   expect(percents.at(-1)).toBe(100);
   expect(await readdir(folder)).toEqual([]);
+});
+
+it('the raw copy of a qcow2 file has disk space in addition to the file', async () => {
+  const made = join(folder, 'made');
+  execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', made, '1M']);
+  const file = await readFile(made);
+  await rm(made);
+  caller.resolve(host);
+  send(file);
+  let fileBytes = Number.POSITIVE_INFINITY;
+  await receive(diskHost(), TASK, context(), async () => {
+    fileBytes = await allocatedBytes(join(folder, 'upload'));
+    return {};
+  });
+  // A reservation includes the bytes that its folder already has.
+  expect(claimed).toEqual([TASK.limitBytes, expect.toSatisfy((bytes) => bytes >= 2 * fileBytes)]);
 });
 
 it.each([
