@@ -73,7 +73,17 @@ it('is interrupted when all callers leave before its end', async () => {
   const served = downloaders.serve({ ...file, bytes: 64 * 1024 ** 2 }, signal);
   served.catch(() => undefined);
   await once(caller, 'readable');
+  expect(open[1]?.timeout).toBe(60_000);
   caller.destroy();
+  await expect(served).rejects.toMatchObject({ reason: 'DownloadInterrupted' });
+});
+
+it('is interrupted when its caller sends bytes, which would hide that it reads none', async () => {
+  await writeFile(file.path, Buffer.alloc(64 * 1024 ** 2));
+  const caller = await attach();
+  caller.on('error', () => undefined);
+  const served = downloaders.serve({ ...file, bytes: 64 * 1024 ** 2 }, signal);
+  caller.write('x');
   await expect(served).rejects.toMatchObject({ reason: 'DownloadInterrupted' });
 });
 

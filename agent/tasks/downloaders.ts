@@ -46,9 +46,10 @@ export class Downloaders {
     }
     this.#open += 1;
     caller.on('error', () => undefined);
-    // A caller never sends bytes. If a caller closes its side of the connection, the caller no longer wants the file.
+    // A caller never sends bytes. Bytes would restart the time limit of a caller that reads nothing.
+    caller.once('data', () => caller.destroy());
+    // If a caller closes its side of the connection, the caller no longer wants the file.
     caller.once('end', () => caller.destroy());
-    caller.resume();
     void this.#serve(caller);
     return true;
   }

@@ -1,7 +1,7 @@
 import { execFileSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -95,6 +95,8 @@ function send(bytes: Buffer): void {
 it('a file is checked and given on as a disk; its sender has the answer before that, and nothing stays', async () => {
   caller.resolve(host);
   send(content);
+  // The agent was killed during an earlier attempt.
+  await writeFile(join(folder, 'upload'), Buffer.alloc(2 * content.length, 1));
   const report = await receive(
     diskHost(),
     TASK,
@@ -149,6 +151,15 @@ it('a sender who attaches after the failure gets its reason too', async () => {
   await expect(receive(full, TASK, context(), vi.fn())).rejects.toMatchObject({ reason: 'DiskFull' });
   caller.resolve(host);
   expect(await answered()).toEqual({ reason: 'DiskFull', message: 'no room' });
+});
+
+it('a sender gets the reason when the host cannot remove an earlier file', async () => {
+  caller.resolve(host);
+  await mkdir(join(folder, 'upload'));
+  const received = receive(diskHost(), TASK, context(), vi.fn());
+  received.catch(() => undefined);
+  expect(await answered()).toMatchObject({ reason: 'TaskFailed' });
+  await expect(received).rejects.toThrow('upload');
 });
 
 it('a task without a sender ends after two minutes', async () => {

@@ -66,10 +66,10 @@ async function received(
   path: string,
 ): Promise<BaseImage> {
   const { limitBytes, format } = task;
-  // If the agent ended during this task, a file from before its restart can be left.
-  await rm(path, { force: true });
   const claim = { folder: context.folder, bytes: limitBytes };
   return await answering(context, async () => {
+    // If the agent ended during this task, a file from before its restart can be left.
+    await rm(path, { force: true });
     return await host.images.withRoom(claim, context.signal, async (signal) => {
       const sender = await senderOf(context, signal);
       context.log('Receiving the file');
