@@ -87,6 +87,25 @@ it('is interrupted when its caller sends bytes, which would hide that it reads n
   await expect(served).rejects.toMatchObject({ reason: 'DownloadInterrupted' });
 });
 
+it('is interrupted when its caller closes only one side of the connection', async () => {
+  await writeFile(file.path, Buffer.alloc(64 * 1024 ** 2));
+  const caller = await attach();
+  caller.on('error', () => undefined);
+  const served = downloaders.serve({ ...file, bytes: 64 * 1024 ** 2 }, signal);
+  caller.end();
+  await expect(served).rejects.toMatchObject({ reason: 'DownloadInterrupted' });
+});
+
+it('waits for a caller who still reads when the time to come is over, and sends no byte of a file that grew', async () => {
+  vi.useFakeTimers({ toFake: ['setTimeout'] });
+  const caller = await attach();
+  const served = downloaders.serve({ ...file, bytes: 1000 }, signal);
+  vi.advanceTimersByTime(120_000);
+  const received = await buffer(caller);
+  expect(received.subarray(received.indexOf('\n') + 1).equals(content.subarray(0, 1000))).toBe(true);
+  expect(await served).toBe(1);
+});
+
 it('is interrupted when nobody comes in time', async () => {
   vi.useFakeTimers({ toFake: ['setTimeout'] });
   const served = downloaders.serve(file, signal);
@@ -99,6 +118,8 @@ it('that cannot be fetched is refused to those who wait', async () => {
   const caller = buffer(await attach());
   downloaders.refuse(new ReasonedError('ImageFetchFailed', 'no answer'));
   expect(JSON.parse(String(await caller))).toEqual({ reason: 'ImageFetchFailed', message: 'no answer' });
+  expect(open[1]?.timeout).toBe(60_000);
+  expect(downloaders.take(open[0] as Socket)).toBe(false);
 });
 
 it('ends for all callers when its Pod is deleted', async () => {

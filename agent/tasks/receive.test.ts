@@ -54,12 +54,12 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-function context(): TaskContext {
+function context(signal = new AbortController().signal): TaskContext {
   return {
     uid: 'u',
     pod: { apiVersion: 'v1', kind: 'Pod', metadata: { name: 'p' }, spec: { containers: [] } },
     folder,
-    signal: new AbortController().signal,
+    signal,
     log: () => undefined,
     progress: (percent) => percents.push(percent),
     takeCallers: (take) => {
@@ -160,6 +160,14 @@ it('a sender gets the reason when the host cannot remove an earlier file', async
   received.catch(() => undefined);
   expect(await answered()).toMatchObject({ reason: 'TaskFailed' });
   await expect(received).rejects.toThrow('upload');
+});
+
+it('a task without a sender ends when its Pod is deleted', async () => {
+  const abort = new AbortController();
+  const received = receive(diskHost(), TASK, context(abort.signal), vi.fn());
+  await vi.waitFor(() => expect(claimed).toHaveLength(1));
+  abort.abort(new Error('deleted'));
+  await expect(received).rejects.toThrow('deleted');
 });
 
 it('a task without a sender ends after two minutes', async () => {

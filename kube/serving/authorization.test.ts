@@ -1,6 +1,11 @@
-import { expect, it } from 'vitest';
+import { afterEach, expect, it, vi } from 'vitest';
 import type { KubeClient } from '../client.ts';
 import { Authorizer } from './authorization.ts';
+
+afterEach(() => {
+  vi.useRealTimers();
+  vi.restoreAllMocks();
+});
 
 it('asks about some callers at once, lets some wait, and refuses the others', async () => {
   const answers: (() => void)[] = [];
@@ -40,4 +45,47 @@ it('keeps the answer about a known caller, however many tokens are invented', as
   // The last refusals are known too.
   expect(await authorizer.authenticate('invented-19')).toBeUndefined();
   expect(asked.filter((token) => token === 'known' || token === 'invented-19')).toHaveLength(2);
+});
+
+it('keeps the answer about a known right, however many others are refused', async () => {
+  const asked: string[] = [];
+  const client = {
+    create: async (_type: unknown, { spec: { resourceAttributes } }: Review) => {
+      asked.push(resourceAttributes.name);
+      return { status: { allowed: resourceAttributes.name === 'known' } };
+    },
+  } as unknown as KubeClient;
+  const authorizer = new Authorizer(client, { answers: 4, questions: 2, waiting: 8 });
+  const may = async (name: string) =>
+    await authorizer.authorize({ username: 'ann' }, { resourceAttributes: { name } });
+  expect(await may('known')).toBe(true);
+  for (let count = 0; count < 20; count += 1) {
+    expect(await may(`other-${count}`)).toBe(false);
+  }
+  expect(await may('known')).toBe(true);
+  expect(asked.filter((name) => name === 'known')).toHaveLength(1);
+});
+
+interface Review {
+  spec: { resourceAttributes: { name: string } };
+}
+
+it('shares one question among callers, and asks again when the answer is 10 s old', async () => {
+  vi.useFakeTimers({ toFake: ['setTimeout'] });
+  const now = vi.spyOn(performance, 'now').mockReturnValue(1);
+  let isKnown = true;
+  const create = vi.fn(async () => ({
+    status: isKnown ? { authenticated: true, user: { username: 'ann' } } : {},
+  }));
+  const authorizer = new Authorizer({ create } as unknown as KubeClient);
+  const users = await Promise.all([1, 2].map(async () => await authorizer.authenticate('token')));
+  expect(users).toEqual([{ username: 'ann' }, { username: 'ann' }]);
+  isKnown = false;
+  now.mockReturnValue(10_000);
+  vi.runAllTimers();
+  expect(await authorizer.authenticate('token')).toBeDefined();
+  expect(create).toHaveBeenCalledTimes(1);
+  now.mockReturnValue(10_002);
+  vi.runAllTimers();
+  expect(await authorizer.authenticate('token')).toBeUndefined();
 });

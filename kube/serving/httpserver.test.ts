@@ -198,9 +198,13 @@ it.each([
   } else {
     socket.write('cd');
     await once(socket, 'data');
+    // The next request of the connection is not cut off.
+    vi.advanceTimersByTime(10_000);
+    socket.write('GET / HTTP/1.1\r\nHost: a\r\n\r\n');
+    await once(socket, 'data');
   }
   await running.close();
-  expect(read).toEqual([isClosed ? 'cut off' : 'abcd']);
+  expect(read[0]).toBe(isClosed ? 'cut off' : 'abcd');
 });
 
 it.each(['upload', 'short request'])(

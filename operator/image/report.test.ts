@@ -24,6 +24,13 @@ const tasks = {
     vm: { namespace: 'platform-ci', name: 'builder', uid: 'v' },
     target: { type: 'registry', reference: `${STORED}:0123456789abcdef` },
   } as Task,
+  received: {
+    apiVersion,
+    type: 'receive',
+    limitBytes: 2 ** 30,
+    format: 'Auto',
+    target: { type: 'registry', reference: `${STORED}:0123456789abcdef` },
+  } as Task,
   pushed: {
     apiVersion,
     type: 'push',
@@ -43,6 +50,7 @@ describe('a report', () => {
     ['file', { digest: B }],
     ['kept', { digest: B }],
     ['saved', { digest: A, reference: `${STORED}@${A}`, consistency: 'Crash' }],
+    ['received', { digest: A, reference: `${STORED}@${A}` }],
     ['pushed', { digest: A, reference: `registry.example/out@${A}` }],
   ])('of %s with the values of an honest host fits', (name, report) => {
     expect(reportFault(tasks[name], report)).toBeUndefined();
@@ -71,6 +79,8 @@ describe('a report', () => {
     ['saved', { digest: A, reference: `${STORED}:0123456789abcdef` }],
     ['saved', { digest: B, reference: `${STORED}@${A}` }],
     ['saved', { reference: `${STORED}@${A}` }],
+    ['received', { digest: A, reference: `storage.example/berth/platform-other/golden@${A}` }],
+    ['received', { digest: A, reference: `${STORED}@${A}`, sizeBytes: -1 }],
     ['pushed', { digest: A }],
     ['pushed', { digest: A, reference: `registry.example/elsewhere@${A}` }],
     ['pushed', { digest: B, reference: `registry.example/out@${A}` }],
