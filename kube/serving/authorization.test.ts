@@ -57,7 +57,10 @@ it('keeps the answer about a known right, however many others are refused', asyn
   } as unknown as KubeClient;
   const authorizer = new Authorizer(client, { answers: 4, questions: 2, waiting: 8 });
   const may = async (name: string) =>
-    await authorizer.authorize({ username: 'ann' }, { resourceAttributes: { name } });
+    await authorizer.authorize(
+      { username: 'ann' },
+      { resourceAttributes: { verb: 'get', resource: 'nodes', name } },
+    );
   expect(await may('known')).toBe(true);
   for (let count = 0; count < 20; count += 1) {
     expect(await may(`other-${count}`)).toBe(false);
