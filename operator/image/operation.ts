@@ -272,7 +272,7 @@ function formOf({ spec }: Image | ISO): Pick<TaskImage, 'format' | 'architecture
  * Returns the tag or file in which to store new content of an image. Another `version` gives another tag or file. The result is undefined
  * if there is no image storage.
  */
-function storageTarget(
+export function storageTarget(
   object: Image | ISO,
   { imageStorage }: OperatorConfig,
   version: string,

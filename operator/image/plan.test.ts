@@ -12,6 +12,7 @@ import { taskOf } from '../tasks/job.ts';
 import type { TaskOutcome } from '../tasks/outcome.ts';
 import { ATTEMPT_LABEL, type ImageJob, type ObservedImage, REQUESTED_AT_ANNOTATION } from './observe.ts';
 import { planImage } from './plan.ts';
+import { abandonedPlaces } from './removalrecord.ts';
 
 const CREDENTIAL = { scheme: 'https', allowInsecure: false } as const;
 const CREDENTIALS: RegistryCredential[] = [
@@ -216,6 +217,19 @@ describe('an image', () => {
       reason: 'UploadFailed',
       message: 'DiskFull: as told',
     });
+  });
+
+  it('whose upload failed leaves no file in the storage, also when its Job is gone', () => {
+    const world = new World({ source: { upload: { maxSize: '2Gi' } } });
+    world.step();
+    const task = taskOf(world.jobs[0]?.job as Job);
+    world.fail('UploadInterrupted');
+    world.step();
+    world.jobs.length = 0;
+    expect(task).toMatchObject({ target: { type: 'folder' } });
+    expect(abandonedPlaces(world.observed())).toEqual([
+      task !== undefined && 'target' in task && task.target,
+    ]);
   });
 
   it('that is uploaded needs image storage', () => {

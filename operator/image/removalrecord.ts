@@ -14,6 +14,7 @@ import { taskJob, taskOf } from '../tasks/job.ts';
 import { type HasContent, imageObjectName, storedContent } from './content.ts';
 import { gatherFacts } from './facts.ts';
 import type { ObservedImage } from './observe.ts';
+import { storageTarget } from './operation.ts';
 import { type Place, placeKey, placeOf } from './place.ts';
 
 const OPERATION = 'remove';
@@ -50,7 +51,9 @@ export function replacedPlaces(observed: ObservedImage, next: { content?: unknow
 export function abandonedPlaces(observed: ObservedImage): Place[] {
   const { object, config, jobs } = observed;
   const known = placesOf([object, { status: gatherFacts(observed) }], config);
-  const files = jobs.map(({ job }) => targetFile(job)).filter((place) => place !== undefined);
+  const files = [...jobs.map(({ job }) => targetFile(job)), failedUpload(observed)].filter(
+    (place) => place !== undefined,
+  );
   return [...new Map([...known, ...files].map((place) => [placeKey(place), place])).values()];
 }
 
@@ -67,6 +70,18 @@ function placesOf(objects: readonly HasContent[], config: OperatorConfig): Place
 function targetFile(job: Job): Place | undefined {
   const task = taskOf(job);
   const target = task !== undefined && 'target' in task ? task.target : undefined;
+  return target?.type === 'folder' ? target : undefined;
+}
+
+/**
+ * Returns the file that a failed upload may have left in the storage, for example because the agent restarted. The Job of the upload may no
+ * longer exist, and no later attempt replaces the file.
+ */
+function failedUpload({ object, config }: ObservedImage): Place | undefined {
+  const target =
+    object.status?.uploadFailure === undefined
+      ? undefined
+      : storageTarget(object, config, object.metadata.uid ?? '');
   return target?.type === 'folder' ? target : undefined;
 }
 
