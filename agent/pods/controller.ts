@@ -77,7 +77,10 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Waits for the list of Pods, because reconciliation removes machines without a Pod. Until then, only `#fence` acts. */
+  /**
+   * Starts the work. Resolves when the list of Pods is known. Until then, only `#fence` acts, because a reconciliation removes machines
+   * without a Pod.
+   */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);

@@ -141,7 +141,10 @@ export class DiskGuard {
         this.#isFailing = false;
       } catch (error) {
         if (!this.#isFailing) {
-          this.#options.logger.error({ err: error }, 'The disk of the machines was not checked');
+          this.#options.logger.error(
+            { err: error },
+            'The free space for the disks of machines could not be checked',
+          );
         }
         this.#isFailing = true;
       }
