@@ -186,8 +186,7 @@ async function readExtension(reader: ByteReader, { type, size }: Header): Promis
     return {};
   }
   const extension = paxExtension(content);
-  // Attributes in an entry of type `g` apply to all entries. Comments are accepted there, but no name or size, because these differ for
-  // each entry.
+  // Attributes in an entry of type `g` apply to all entries. No name or size is accepted there, because these differ for each entry.
   if (type === 'g' && Object.keys(extension).length > 0) {
     throw invalid('a header for all entries sets a name or a size');
   }

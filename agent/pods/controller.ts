@@ -77,10 +77,7 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /**
-   * Starts the work. Resolves when the list of Pods is known. Until then, only `#fence` acts, because a reconciliation removes machines
-   * without a Pod.
-   */
+  /** Starts the work, and waits for the list of Pods. Until then, only `#fence` acts, because other work removes machines without a Pod. */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);
