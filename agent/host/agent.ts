@@ -35,7 +35,7 @@ import type { Host } from '../pods/host.ts';
 import { machineOf } from '../pods/vmmachine.ts';
 import { followNetwork } from '../pods/network.ts';
 import { NetworkMonitor } from '../network/monitor.ts';
-import { pullKeyring } from '../pods/pullsecrets.ts';
+import { pullKeyring } from '../pods/secrets.ts';
 import { RecordStore } from '../pods/records.ts';
 import { readUserData } from '../pods/userdata.ts';
 import { readVncPassword } from '../pods/vnc.ts';

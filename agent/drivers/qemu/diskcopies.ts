@@ -9,7 +9,7 @@ import { processUser } from '../../processes/users.ts';
 import { Serial } from '../../../base/serial.ts';
 import { type CopyOptions, type DiskCopy, type MachineFolder, type MachineState } from '../driver.ts';
 import { diskNode } from './arguments.ts';
-import { diskReader, requireOwnData } from './disk.ts';
+import { diskReader, requireOwnData } from './files.ts';
 import { type Freeze, thaw, whileFrozen } from './guestagent/freeze.ts';
 import type { GuestAgent } from './guestagent/guestagent.ts';
 import type { MachineContext } from './launch.ts';

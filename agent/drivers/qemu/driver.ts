@@ -30,14 +30,12 @@ import {
   type PortForward,
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
-import { createFiles } from './create.ts';
-import { diskReader, growDisk } from './disk.ts';
-import { find } from './find.ts';
+import { createFiles, diskReader, growDisk } from './files.ts';
 import { type Held, hold } from './held.ts';
 import { HostPlatforms } from './hostplatforms.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
 import { pauseGuest, type StopOptions, unpauseGuest } from './runstate.ts';
-import { FILES, readMachineFile, requireMachineFile } from './state.ts';
+import { FILES, findMachine, readMachineFile, requireMachineFile } from './state.ts';
 
 export interface QemuDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
@@ -220,7 +218,7 @@ export class QemuDriver implements DriverOfVMs {
     const uids = await listFolders(this.#root);
     const { logger } = this.#context;
     return await Promise.all(
-      uids.map(async (uid) => await find({ uid, path: join(this.#root, uid) }, logger)),
+      uids.map(async (uid) => await findMachine({ uid, path: join(this.#root, uid) }, logger)),
     );
   }
 

@@ -13,7 +13,7 @@ import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
 import { hostBootId } from '../../processes/process.ts';
 import { options } from './arguments.ts';
-import { probeDisplay } from './display/probe.ts';
+import { probeDisplay } from './displaycard.ts';
 import {
   type Architecture,
   BINARIES,

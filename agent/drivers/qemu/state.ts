@@ -1,9 +1,11 @@
 /** Creates, reads and writes the folder of a QEMU machine: its state file, and the note about a copy of the disk. */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import type { Logger } from 'pino';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { writeWhole } from '../../../base/files.ts';
+import type { FoundMachine, MachineFolder } from '../driver.ts';
 import { type Change, readParsed, StateFile as AnyStateFile } from '../statefile.ts';
 
 /**
@@ -113,6 +115,21 @@ export async function requireMachineFile(folder: string): Promise<MachineFile> {
     throw new ReasonedError('StartFailed', 'The machine was not created completely');
   }
   return state;
+}
+
+/**
+ * Returns what the state file tells about a machine that was found on the host. If the agent's record of the machine is lost, only this
+ * file has these values.
+ */
+export async function findMachine(folder: MachineFolder, logger: Logger): Promise<FoundMachine> {
+  try {
+    const state = await readMachineFile(folder.path);
+    return { ...folder, runAs: state?.launched?.runAs, base: state?.base?.path };
+  } catch (error) {
+    // The error is only logged, because every later step of this machine reports the same error again.
+    logger.error({ err: error, uid: folder.uid }, 'The state of a machine cannot be read');
+    return { ...folder, runAs: undefined, base: undefined };
+  }
 }
 
 export type StateChange = Change<MachineFile>;
