@@ -10,7 +10,7 @@ import { KubeClient } from '../../kube/client.ts';
 import { EventRecorder } from '../../kube/events.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { AgentConfig } from './config.ts';
-import { EmulatorOffers } from './emulators.ts';
+import { EmulatorOffers } from '../node/emulators.ts';
 import { fitDrivers, runtimeVersion, withEmulators } from './fitness.ts';
 import type { DriverOfVMs } from '../drivers/driver.ts';
 import { folderBytes } from '../disks/diskio.ts';
