@@ -10,7 +10,7 @@ import { Serial } from '../../../base/serial.ts';
 import { type CopyOptions, type DiskCopy, type MachineFolder, type MachineState } from '../driver.ts';
 import { diskNode } from './arguments.ts';
 import { diskReader, requireOwnData } from './files.ts';
-import { type Freeze, thaw, whileFrozen } from './guestagent/freeze.ts';
+import { type Freeze, thaw, whileFrozen } from './guestagent/commands.ts';
 import type { GuestAgent } from './guestagent/guestagent.ts';
 import type { MachineContext } from './launch.ts';
 import type { QemuMachine } from './machine.ts';

@@ -2,8 +2,7 @@ import { expect, it } from 'vitest';
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import type { VmLaunchPlan } from '../driver.ts';
-import { displaySupport, resumedWith, screenArguments, startedWith } from './displaycard.ts';
-import { displayState } from './display/dpi.ts';
+import { displayState, displaySupport, resumedWith, screenArguments, startedWith } from './displaycard.ts';
 import type { Architecture, Platform } from './platform.ts';
 
 const FULL_HD = { width: 1920, height: 1080, dpi: 120 };

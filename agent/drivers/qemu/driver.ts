@@ -28,13 +28,14 @@ import {
   type VmPlan,
   type MachineState,
   type PortForward,
+  type StopOptions,
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
 import { createFiles, diskReader, growDisk } from './files.ts';
 import { type Held, hold } from './held.ts';
 import { HostPlatforms } from './hostplatforms.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
-import { pauseGuest, type StopOptions, unpauseGuest } from './runstate.ts';
+import { pauseGuest, unpauseGuest } from './runstate.ts';
 import { FILES, findMachine, readMachineFile, requireMachineFile } from './state.ts';
 
 export interface QemuDriverOptions {
