@@ -1,11 +1,6 @@
-/**
- * Finds out which screens QEMU can give its guests, chooses the graphics card of a machine, makes its arguments for QEMU, and tells users
- * which screen the guest has.
- */
-import { run } from '../../../base/exec.ts';
+/** Chooses the graphics card of a machine, makes its arguments for QEMU, and tells users which screen the guest has. */
 import type { DisplayState, VmLaunchPlan } from '../driver.ts';
-import { canPassSockets } from './display/socket.ts';
-import type { DisplaySupport, Platform } from './platform.ts';
+import type { Platform } from './platform.ts';
 import { FILES, type MachineFile, type Screen } from './state.ts';
 
 /**
@@ -21,40 +16,7 @@ const DBUS_DISPLAY: readonly string[] = [
   'chardev=display,mode=control',
 ];
 
-/** Time limit of a program that prints its version or help. The program needs some 50 ms, or seconds on an overloaded host. */
-const HELP_TIMEOUT_MILLISECONDS = 30_000;
-/** Size of the largest screen that VNC shows, in pixels. QEMU cuts off the rest of a larger screen. */
-const VNC_MAXIMUM = { width: 5120, height: 2160 };
-const FORMER_VNC_MAXIMUM = { width: 2560, height: 2048 };
-/** First version of QEMU that shows {@link VNC_MAXIMUM}: 9.1. Earlier versions show {@link FORMER_VNC_MAXIMUM}. */
-const LARGE_VNC = { major: 9, minor: 1 };
-
 type Launched = NonNullable<MachineFile['launched']>;
-
-/** Asks QEMU's program on this host which screens it can give its guests. */
-export async function probeDisplay(binary: string): Promise<DisplaySupport> {
-  const ask = async (...parameters: string[]) =>
-    await run(binary, parameters, { timeoutMilliseconds: HELP_TIMEOUT_MILLISECONDS });
-  const [version, displays, devices] = await Promise.all([
-    ask('-version'),
-    ask('-display', 'help'),
-    ask('-device', 'help'),
-  ]);
-  return displaySupport({ version, displays, devices });
-}
-
-/** Returns what QEMU can do for screens. `said` has QEMU's output for `-version`, `-display help` and `-device help`. */
-export function displaySupport(said: { version: string; displays: string; devices: string }): DisplaySupport {
-  const [, major, minor] = /version (\d+)\.(\d+)/.exec(said.version) ?? [];
-  const isLarge =
-    Number(major) > LARGE_VNC.major ||
-    (Number(major) === LARGE_VNC.major && Number(minor) >= LARGE_VNC.minor);
-  return {
-    virtioVga: said.devices.includes('"virtio-vga"'),
-    dbus: /^dbus$/m.test(said.displays) && canPassSockets(),
-    vncMaximum: isLarge ? VNC_MAXIMUM : FORMER_VNC_MAXIMUM,
-  };
-}
 
 /** Returns the values that the machine's state file stores about a new start. */
 export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {

@@ -76,8 +76,9 @@ async function makeDisk(
 export async function growDisk(
   folder: string,
   node: Record<string, unknown>,
-  { sizeBytes, as }: { sizeBytes: number; as: RunAs | undefined },
+  { sizeBytes, isRoot }: { sizeBytes: number; isRoot: boolean },
 ): Promise<void> {
+  const as = await diskReader(folder, isRoot);
   await requireOwnData(join(folder, FILES.disk));
   await resizeDisk({ ...node, backing: null }, sizeBytes, { folder, as });
 }

@@ -4,8 +4,8 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { writeWhole } from '../../../base/files.ts';
-import type { FoundMachine, MachineFolder } from '../driver.ts';
+import { listFolders, writeWhole } from '../../../base/files.ts';
+import type { FoundMachine } from '../driver.ts';
 import {
   type Change,
   endSchema,
@@ -123,13 +123,15 @@ export async function requireMachineFile(folder: string): Promise<MachineFile> {
   return state;
 }
 
-/**
- * Returns what the state file tells about a machine that was found on the host. If the agent's record of the machine is lost, only this
- * file has these values.
- */
-export async function findMachine(folder: MachineFolder, logger: Logger): Promise<FoundMachine> {
-  const state = await stateOfFound(readMachineFile(folder.path), folder.uid, logger);
-  return { ...folder, runAs: state?.launched?.runAs, base: state?.base?.path };
+/** Returns the machines whose folders are in `root`, with the values of their state files. */
+export async function findMachines(root: string, logger: Logger): Promise<FoundMachine[]> {
+  return await Promise.all(
+    (await listFolders(root)).map(async (uid) => {
+      const path = join(root, uid);
+      const state = await stateOfFound(readMachineFile(path), uid, logger);
+      return { uid, path, runAs: state?.launched?.runAs, base: state?.base?.path };
+    }),
+  );
 }
 
 export type StateChange = Change<MachineFile>;
