@@ -203,24 +203,32 @@ it.each([
   expect(read).toEqual([isClosed ? 'cut off' : 'abcd']);
 });
 
-it('a client that goes on with its body after the answer to its upload is cut off', async () => {
-  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
-  const server = createServer(
-    (request, response) => {
-      allowLongBody(request, response);
-      response.end('refused');
-    },
-    { logger, tls },
-  );
-  const running = await listen(server, '127.0.0.1:0');
-  const socket = await handshake(running.port);
-  socket.on('error', () => undefined);
-  socket.write('POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab');
-  await once(socket, 'data');
-  const closed = once(socket, 'close');
-  vi.advanceTimersByTime(9_999);
-  expect(socket.destroyed).toBe(false);
-  vi.advanceTimersByTime(1);
-  await closed;
-  await running.close();
-});
+it.each(['/upload', '/other'])(
+  'a client that goes on with its body after the answer of %s is cut off',
+  async (path) => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    const server = createServer(
+      (request, response, url) => {
+        if (url.pathname === '/upload') {
+          allowLongBody(request, response);
+        }
+        response.end('refused');
+      },
+      { logger, tls },
+    );
+    const running = await listen(server, '127.0.0.1:0');
+    const socket = await handshake(running.port);
+    socket.on('error', () => undefined);
+    const bytes: Buffer[] = [];
+    socket.on('data', (chunk: Buffer) => bytes.push(chunk));
+    socket.write(`POST ${path} HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab`);
+    await once(socket, 'data');
+    const closed = once(socket, 'close', { signal: AbortSignal.timeout(AT_ONCE_MILLISECONDS) });
+    vi.advanceTimersByTime(9_999);
+    expect(socket.destroyed).toBe(false);
+    vi.advanceTimersByTime(1);
+    await closed;
+    await running.close();
+    expect(String(Buffer.concat(bytes)).match(/HTTP\/1.1 /g)).toHaveLength(1);
+  },
+);

@@ -209,17 +209,23 @@ function limitBody(server: Server | HttpsServer, request: IncomingMessage, respo
   if (length === '0' && encoding === undefined) {
     return;
   }
+  const { socket } = request;
   const timer = setTimeout(() => {
-    const { socket } = request;
     if (request.complete || uploads.has(request)) {
       return;
     }
     const error = Object.assign(new Error('Request timeout'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' });
-    if (!server.emit('clientError', error, socket)) {
+    // A client that already has its answer gets no second one.
+    if (response.writableFinished || !server.emit('clientError', error, socket)) {
       socket.destroy();
     }
-  }, REQUEST_LIMIT_MILLISECONDS);
-  response.once('close', () => clearTimeout(timer));
+  }, REQUEST_LIMIT_MILLISECONDS).unref();
+  response.once('close', () => {
+    // After an early answer, for example a refusal, the rest of the body still has the time limit.
+    if (request.complete || socket.destroyed) {
+      clearTimeout(timer);
+    }
+  });
 }
 
 async function answer(
