@@ -184,6 +184,8 @@ it.each([
     },
     { logger, tls },
   );
+  // Node.js has a time limit for whole requests, whose timers cannot be faked. It would cut off an upload of more than ten seconds.
+  expect(server.requestTimeout).toBe(0);
   const running = await listen(server, '127.0.0.1:0');
   const socket = await handshake(running.port);
   socket.on('error', () => undefined);
