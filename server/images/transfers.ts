@@ -12,7 +12,7 @@ import { namespaceParams, objectParams } from '../http/params.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { imageItem } from '../../api/http/imageitem.ts';
-import { lengthOf, readForm, UPLOAD_LIMITS } from './uploadform.ts';
+import { lengthOf, readForm, UPLOAD_LIMITS, uploadTextsSchema } from './uploadform.ts';
 import type { Uploads } from './uploads.ts';
 
 const NAMESPACE = '/api/v1/namespaces/:namespace';
@@ -68,12 +68,12 @@ function addUploadRoutes(app: App, uploads: Uploads): void {
         `${NAMESPACE}/upload/${one}`,
         {
           schema: {
-            summary: `Upload a file as a new ${one}. In the body, the texts imageName, description, type and sha256 must come before the file`,
+            summary: `Upload a file as a new ${one}. In the body, all texts must come before the file`,
             tags: [tag],
             params: namespaceParams,
             response: { 200: imageItemSchema },
           },
-          config: { files: ['file'] },
+          config: { files: ['file'], texts: uploadTextsSchema },
         },
         async (request, reply) => {
           const { namespace } = request.params;
