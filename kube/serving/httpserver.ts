@@ -215,8 +215,8 @@ function limitBody(server: Server | HttpsServer, request: IncomingMessage, respo
       return;
     }
     const error = Object.assign(new Error('Request timeout'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' });
-    // A client that already has its answer gets no second one.
-    if (response.writableFinished || !server.emit('clientError', error, socket)) {
+    // After the start of an answer, no second one is possible.
+    if (response.headersSent || !server.emit('clientError', error, socket)) {
       socket.destroy();
     }
   }, REQUEST_LIMIT_MILLISECONDS).unref();
