@@ -62,10 +62,10 @@ function addUploadRoutes(app: App, uploads: Uploads): void {
     await scope.register(multipart, { limits: UPLOAD_LIMITS });
     for (const { one, tag, type } of [
       { one: 'image', tag: 'Images', type: IMAGES },
-      { one: 'iso', tag: 'ISOs', type: ISOS },
+      { one: 'ISO', tag: 'ISOs', type: ISOS },
     ]) {
       scope.post(
-        `${NAMESPACE}/upload/${one}`,
+        `${NAMESPACE}/upload/${one.toLowerCase()}`,
         {
           schema: {
             summary: `Upload a file as a new ${one}. In the body, all texts must come before the file`,
