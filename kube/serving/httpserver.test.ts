@@ -184,6 +184,8 @@ it.each([
     },
     { logger, tls },
   );
+  // Node.js has a time limit for whole requests, whose timers cannot be faked. It would cut off an upload of more than ten seconds.
+  expect(server.requestTimeout).toBe(0);
   const running = await listen(server, '127.0.0.1:0');
   const socket = await handshake(running.port);
   socket.on('error', () => undefined);
@@ -207,13 +209,13 @@ it.each([
   expect(read[0]).toBe(isClosed ? 'cut off' : 'abcd');
 });
 
-it.each(['upload', 'short request'])(
-  'a client that goes on with its body after the answer to its %s is cut off',
-  async (kind) => {
+it.each(['/upload', '/other'])(
+  'a client that goes on with its body after the answer of %s is cut off',
+  async (path) => {
     vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
     const server = createServer(
-      (request, response) => {
-        if (kind === 'upload') {
+      (request, response, url) => {
+        if (url.pathname === '/upload') {
           allowLongBody(request, response);
         }
         response.end('refused');
@@ -223,15 +225,16 @@ it.each(['upload', 'short request'])(
     const running = await listen(server, '127.0.0.1:0');
     const socket = await handshake(running.port);
     socket.on('error', () => undefined);
-    socket.write('POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab');
+    const bytes: Buffer[] = [];
+    socket.on('data', (chunk: Buffer) => bytes.push(chunk));
+    socket.write(`POST ${path} HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab`);
     await once(socket, 'data');
-    const closed = once(socket, 'close');
+    const closed = once(socket, 'close', { signal: AbortSignal.timeout(AT_ONCE_MILLISECONDS) });
     vi.advanceTimersByTime(9_999);
     expect(socket.destroyed).toBe(false);
     vi.advanceTimersByTime(1);
-    const begun = performance.now();
     await closed;
-    expect(performance.now() - begun).toBeLessThan(AT_ONCE_MILLISECONDS);
     await running.close();
+    expect(String(Buffer.concat(bytes)).match(/HTTP\/1.1 /g)).toHaveLength(1);
   },
 );

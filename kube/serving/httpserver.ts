@@ -98,7 +98,7 @@ export function createServer(
       return;
     }
     answers.set(socket, response);
-    limitBody(server, request);
+    limitBody(server, request, response);
     void answer(handle, logger, request, response);
   });
   // Without a listener, an error of accept(2) would end the process, for example when too many files are open.
@@ -204,23 +204,28 @@ export function allowLongBody(request: IncomingMessage, response: ServerResponse
  * Refuses a request if its body takes too long to arrive. The server's listener for `clientError` sends the answer, as for the time limits
  * of Node.js. If the server has no such listener, the connection is closed without an answer.
  */
-function limitBody(server: Server | HttpsServer, request: IncomingMessage): void {
+function limitBody(server: Server | HttpsServer, request: IncomingMessage, response: ServerResponse): void {
   const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers;
   if (length === '0' && encoding === undefined) {
     return;
   }
+  const { socket } = request;
   const timer = setTimeout(() => {
-    const { socket } = request;
     if (request.complete || uploads.has(request)) {
       return;
     }
     const error = Object.assign(new Error('Request timeout'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' });
-    if (!server.emit('clientError', error, socket)) {
+    // After the start of an answer, no second one is possible.
+    if (response.headersSent || !server.emit('clientError', error, socket)) {
       socket.destroy();
     }
-  }, REQUEST_LIMIT_MILLISECONDS);
-  // The time limit also applies after the answer. Otherwise a client could keep its connection open with a body that never ends.
-  request.once('close', () => clearTimeout(timer));
+  }, REQUEST_LIMIT_MILLISECONDS).unref();
+  response.once('close', () => {
+    // After an early answer, for example a refusal, the rest of the body still has the time limit.
+    if (request.complete || socket.destroyed) {
+      clearTimeout(timer);
+    }
+  });
 }
 
 async function answer(

@@ -7,6 +7,7 @@ const schema = z.object({
   name: z.string(),
   cpu: z.int().min(1).optional(),
   free: z.int().min(0).optional(),
+  expirationSeconds: z.int().min(600).optional(),
   text: z.string().optional(),
   description: z.string(),
 });
@@ -21,6 +22,8 @@ it.each([
     { cpu: 0, free: 0, text: '', description: '' },
     { free: 0, description: '' },
   ],
+  // Zero would otherwise become a token with the default life of a year. So it stays, and is refused.
+  [{ expirationSeconds: 0 }, { expirationSeconds: 0 }],
   [undefined, {}],
   [null, {}],
   [5, 5],

@@ -1,12 +1,25 @@
 /**
  * Reads request bodies in all forms that clients send. The letter case of keys does not matter. A field with the value null counts as
- * absent. An optional field also counts as absent if it is an empty text, or if it is zero although zero is not allowed.
+ * absent. An optional field also counts as absent if it is an empty text, or if it is zero and is one of {@link WITHOUT_ZERO}.
  */
 import * as z from 'zod';
 import { invalidField } from './errors.ts';
 
 /** Largest number of entries of a map in a body. There is a limit, because zod makes an error for each wrong entry, which needs memory. */
 const ENTRIES = 1_024;
+
+/**
+ * Fields in which zero means that the client gives no value. Some clients send zero for each field that their users left empty. Other
+ * numbers that are out of their bounds are refused, zero too.
+ */
+const WITHOUT_ZERO: ReadonlySet<string> = new Set([
+  'cpu',
+  'memory',
+  'timeout',
+  'displayWidth',
+  'displayHeight',
+  'displayDPI',
+]);
 
 /**
  * Returns the body with its keys in the spelling of the schema. Unknown keys and absent fields are left out.
@@ -54,7 +67,7 @@ function normalizedObject(schema: z.ZodObject, given: object): object {
   );
   const entries = Object.entries(given).flatMap(([key, value]): [string, unknown][] => {
     const known = fields.get(key.toLowerCase());
-    return known === undefined || isAbsent(known.field, value)
+    return known === undefined || isAbsent(known, value)
       ? []
       : [[known.name, normalized(known.field, value, known.name)]];
   });
@@ -65,10 +78,10 @@ function isObject(value: unknown): value is object {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-function isAbsent(field: z.ZodType, value: unknown): boolean {
+function isAbsent({ name, field }: { name: string; field: z.ZodType }, value: unknown): boolean {
   if (value === null) {
     return true;
   }
-  const mayBeAbsent = (value === '' || value === 0) && field.safeParse(undefined).success;
-  return mayBeAbsent && (value === '' || !field.safeParse(0).success);
+  const isEmpty = value === '' || (value === 0 && WITHOUT_ZERO.has(name));
+  return isEmpty && field.safeParse(undefined).success;
 }

@@ -6,7 +6,9 @@ import { assemble } from '../server.ts';
 interface Operation {
   readonly operationId: string;
   readonly responses: Readonly<Record<string, unknown>>;
-  readonly requestBody?: { readonly content: object };
+  readonly requestBody?: {
+    readonly content: Readonly<Record<string, { readonly schema: { readonly properties?: object } }>>;
+  };
 }
 
 let server: Awaited<ReturnType<typeof assemble>>;
@@ -38,10 +40,13 @@ it('gives each operation its own ID and the Status of its errors', () => {
   }
 });
 
-it('has the files of an upload, and neither unused schemas nor bounds that nobody wrote', () => {
+it('has the files and texts of an upload, and neither unused schemas nor bounds that nobody wrote', () => {
   expect(operations['post /api/v1/upload/cert']?.requestBody?.content).toMatchObject({
     'multipart/form-data': { schema: { required: ['certPath', 'keyPath'] } },
   });
+  const image = operations['post /api/v1/namespaces/{namespace}/upload/image']?.requestBody?.content;
+  const fields = image?.['multipart/form-data']?.schema.properties ?? {};
+  expect(Object.keys(fields)).toEqual(['imageName', 'name', 'description', 'type', 'sha256', 'file']);
   expect(text).not.toContain(String(Number.MAX_SAFE_INTEGER));
   expect(text).not.toMatch(/"[A-Za-z]+Input":/);
 });

@@ -2,6 +2,7 @@
 import swagger from '@fastify/swagger';
 import type { FastifySchema } from 'fastify';
 import { jsonSchemaTransform, jsonSchemaTransformObject } from 'fastify-type-provider-zod';
+import * as z from 'zod';
 import { statusSchema } from '../../api/http/status.ts';
 import type { App } from './app.ts';
 
@@ -17,6 +18,8 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /** Names of the fields with files that a route reads from a multipart body. */
     files?: readonly string[];
+    /** Schema of the texts that the route reads from this body. All of them are optional, and come before the files. */
+    texts?: z.ZodObject;
   }
 }
 
@@ -38,8 +41,10 @@ export async function addDocument(app: App, version: string): Promise<void> {
         ...document,
         schema: { ...schema, response, operationId },
       });
-      const { files } = route.config ?? {};
-      return files === undefined ? described : { ...described, schema: withFiles(described.schema, files) };
+      const { files, texts } = route.config ?? {};
+      return files === undefined
+        ? described
+        : { ...described, schema: withForm(described.schema, files, texts) };
     },
     transformObject: (document) => withoutNoise(jsonSchemaTransformObject(document)),
   });
@@ -58,9 +63,17 @@ function capital(word: string): string {
   return word.slice(0, 1).toUpperCase() + word.slice(1);
 }
 
-function withFiles(schema: FastifySchema, files: readonly string[]): FastifySchema {
+function withForm(
+  schema: FastifySchema,
+  files: readonly string[],
+  texts: z.ZodObject = z.object(),
+): FastifySchema {
   const file = { type: 'string', format: 'binary' };
-  const properties = Object.fromEntries(files.map((name) => [name, file]));
+  // Clients send the fields in the order of the properties.
+  const properties = {
+    ...z.toJSONSchema(texts).properties,
+    ...Object.fromEntries(files.map((name) => [name, file])),
+  };
   return { ...schema, consumes: [MULTIPART], body: { type: 'object', properties, required: files } };
 }
 

@@ -12,7 +12,7 @@ import { namespaceParams, objectParams } from '../http/params.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { imageItem } from '../../api/http/imageitem.ts';
-import { lengthOf, readForm, UPLOAD_LIMITS } from './uploadform.ts';
+import { lengthOf, readForm, UPLOAD_LIMITS, uploadTextsSchema } from './uploadform.ts';
 import type { Uploads } from './uploads.ts';
 
 const NAMESPACE = '/api/v1/namespaces/:namespace';
@@ -62,18 +62,18 @@ function addUploadRoutes(app: App, uploads: Uploads): void {
     await scope.register(multipart, { limits: UPLOAD_LIMITS });
     for (const { one, tag, type } of [
       { one: 'image', tag: 'Images', type: IMAGES },
-      { one: 'iso', tag: 'ISOs', type: ISOS },
+      { one: 'ISO', tag: 'ISOs', type: ISOS },
     ]) {
       scope.post(
-        `${NAMESPACE}/upload/${one}`,
+        `${NAMESPACE}/upload/${one.toLowerCase()}`,
         {
           schema: {
-            summary: `Upload a file as a new ${one}. In the body, the texts imageName, description, type and sha256 must come before the file`,
+            summary: `Upload a file as a new ${one}. In the body, all texts must come before the file`,
             tags: [tag],
             params: namespaceParams,
             response: { 200: imageItemSchema },
           },
-          config: { files: ['file'] },
+          config: { files: ['file'], texts: uploadTextsSchema },
         },
         async (request, reply) => {
           const { namespace } = request.params;

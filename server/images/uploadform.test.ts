@@ -86,6 +86,7 @@ const NAMELESS = `--${BOUNDARY}\r\nContent-Disposition: form-data; name="f"\r\nC
 it.each([
   ['a file without any name', NAMELESS, 'imageName'],
   ['a name that no object can have', bodyOf(FILE), 'imageName'],
+  ['a text that no object can have as its name', bodyOf({ ...NAME, value: '../a' }, FILE), 'imageName'],
   ['no file', bodyOf({ name: 'imageName', value: 'desktop' }), 'file'],
   ['an unknown architecture', bodyOf({ name: 'type', value: 'x86' }, FILE), 'type'],
   ['a digest that is none', bodyOf({ name: 'sha256', value: 'A' }, FILE), 'sha256'],

@@ -4,10 +4,11 @@ import type { Multipart } from '@fastify/multipart';
 import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
-import { sha256 } from '../../api/v1alpha1/schema.ts';
+import { objectName, sha256 } from '../../api/v1alpha1/schema.ts';
 import { descriptionSchema } from '../../api/v1alpha1/source.ts';
 import { architectureSchema } from '../../api/v1alpha1/template.ts';
 import { codeOf, messageOf } from '../../base/errors.ts';
+import { normalizeBody } from '../http/bodies.ts';
 import { invalidField, StatusError } from '../http/errors.ts';
 
 /** Largest body in bytes: 1 TiB. Files that hosts fetch from web servers have the same limit. */
@@ -31,14 +32,19 @@ const NAME_LENGTH = 100;
 /** Endings of file names. They are removed if the name of the object is made from the file name. */
 const ENDING = /\.(?:qcow2|img|raw|iso)$/i;
 
-/** Texts of an upload. The letter case of their keys does not matter, and unknown keys are ignored. */
-const textsSchema = z.object({
-  imagename: z.string().optional(),
-  name: z.string().optional(),
+/** Texts of an upload. They must come before the file. */
+export const uploadTextsSchema = z.object({
+  imageName: objectName(
+    'Name of the new object. The name of the file without its ending when omitted.',
+  ).optional(),
+  name: objectName('Another key for `imageName`.').optional(),
   description: descriptionSchema.optional(),
   type: architectureSchema.optional(),
-  sha256: sha256('SHA-256 of the file.').optional(),
+  sha256: sha256('SHA-256 of the file, in lower-case hexadecimal.').optional(),
 });
+const KEYS: ReadonlySet<string> = new Set(
+  Object.keys(uploadTextsSchema.shape).map((key) => key.toLowerCase()),
+);
 
 export interface UploadForm {
   readonly name: string;
@@ -84,7 +90,7 @@ export async function readForm(request: FastifyRequest): Promise<UploadForm> {
     if (part.type === 'file') {
       return { ...formOf(texts, part.filename), file: chunksOf(part.file, parts) };
     }
-    texts[part.fieldname.toLowerCase()] = part.value === '' ? undefined : part.value;
+    texts[part.fieldname] = part.value;
   }
 }
 
@@ -168,7 +174,7 @@ async function* chunksOf(file: Readable, parts: Parts): AsyncGenerator<Buffer> {
     file.destroy();
   }
   for (let part = await parts.next(); part !== undefined; part = await parts.next()) {
-    if (part.fieldname.toLowerCase() in textsSchema.shape) {
+    if (KEYS.has(part.fieldname.toLowerCase())) {
       throw invalidField(part.fieldname, 'must come before the file');
     }
   }
@@ -189,13 +195,13 @@ function refusalFor(error: unknown): Error {
  * counts as a file even without a file name.
  */
 function formOf(texts: Record<string, unknown>, filename = ''): Omit<UploadForm, 'file'> {
-  const { data, error } = textsSchema.safeParse(texts);
+  const { data, error } = uploadTextsSchema.safeParse(normalizeBody(uploadTextsSchema, texts));
   if (data === undefined) {
     const [issue] = error.issues;
     throw invalidField(String(issue?.path[0]), issue?.message ?? 'is not valid');
   }
-  const { imagename, description, type: architecture, sha256: digest } = data;
-  const name = imagename ?? data.name ?? filename.replace(ENDING, '');
+  const { imageName, description, type: architecture, sha256: digest } = data;
+  const name = imageName ?? data.name ?? filename.replace(ENDING, '');
   if (!isObjectName(name)) {
     throw invalidField('imageName', 'must be the name of the new object, and must come before the file');
   }

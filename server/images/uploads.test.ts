@@ -32,6 +32,11 @@ let deleted: unknown[];
 let upgraded: string[];
 /** Refusal of the connection to the host. */
 let refusal: ApiError | undefined;
+let mayCreate: boolean;
+/** Whether an object of the name exists already. */
+let isTaken: boolean;
+/** Number of bodies whose texts were read. */
+let reads: number;
 
 beforeEach(async () => {
   host = createServer((socket: Socket) => {
@@ -52,6 +57,9 @@ beforeEach(async () => {
   deleted = [];
   upgraded = [];
   refusal = undefined;
+  mayCreate = true;
+  isTaken = false;
+  reads = 0;
 });
 
 afterEach(() => host.close());
@@ -71,7 +79,13 @@ function caller(): Caller {
   const object = () => ({ ...created[0], status });
   const client = {
     username: async () => 'dev@berth.test',
-    create: async (_: unknown, made: Stored) => {
+    create: async ({ kind }: { kind: string }, made: Stored) => {
+      if (kind === 'SelfSubjectAccessReview') {
+        return { status: { allowed: mayCreate } };
+      }
+      if (isTaken) {
+        throw new ApiError('desktop already exists', { status: 409, reason: 'AlreadyExists' });
+      }
       created.push({ ...made, metadata: { ...made.metadata, uid: 'u', resourceVersion: '1' } });
       return created[0];
     },
@@ -99,13 +113,10 @@ function caller(): Caller {
 }
 
 async function upload(file: AsyncIterable<Buffer> = Readable.from([Buffer.from('content')])) {
-  const read = async () => ({
-    name: 'desktop',
-    description: 'for CI',
-    architecture: undefined,
-    sha256: undefined,
-    file,
-  });
+  const read = async () => {
+    reads += 1;
+    return { name: 'desktop', description: 'for CI', architecture: undefined, sha256: undefined, file };
+  };
   const request = { caller: caller(), type: IMAGES, namespace: NAMESPACE, bytes: 5_000_000, read };
   const uploads = new Uploads(waiting, pino({ level: 'silent' }));
   return await uploads.upload(request, response as unknown as ServerResponse);
@@ -123,6 +134,18 @@ it('a file goes to the task of its object, which announces the size of the body'
     `/api/v1/namespaces/${NAMESPACE}/pods/task/attach?container=task&stdin=true&stdout=true`,
   ]);
   expect(deleted).toEqual([]);
+});
+
+it('a caller without the right to create the object takes no place, and its body is not read', async () => {
+  mayCreate = false;
+  await expect(upload()).rejects.toMatchObject({ body: { code: 403 } });
+  expect([reads, waiting.size]).toEqual([0, 0]);
+});
+
+it('an object that has the name already stays, and gets no file', async () => {
+  isTaken = true;
+  await expect(upload()).rejects.toMatchObject({ status: 409, reason: 'AlreadyExists' });
+  expect([upgraded, deleted]).toEqual([[], []]);
 });
 
 it('a Pod that a host made does not get the file', async () => {

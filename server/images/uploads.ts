@@ -5,13 +5,14 @@
 import type { Socket } from 'node:net';
 import type { ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
-import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import { GROUP, IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { TransferAnswer } from '../../api/v1alpha1/transfer.ts';
 import { conditionOf } from '../../api/http/conditions.ts';
 import { PODS, type Pod } from '../../kube/core.ts';
 import { ApiError, isConflict, isNotFound } from '../../kube/errors.ts';
 import { follow } from '../../kube/follow.ts';
 import type { Resource } from '../../kube/objects.ts';
+import { callerMay } from '../callers/access.ts';
 import type { Caller } from '../callers/caller.ts';
 import { createAs } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
@@ -58,12 +59,21 @@ export class Uploads {
   }
 
   /**
-   * Resolves with the object when a host has the whole file with the right digest. The host then stores the file.
+   * Resolves with the object when a host has the whole file with the right digest. The host then stores the file. Callers without the right
+   * to create the object are refused before they take one of the few places.
    *
    * @throws StatusError or ApiError with the answer for the caller. Before that, the object is deleted, if possible.
    */
   async upload(request: UploadRequest, response: ServerResponse): Promise<Stored> {
-    const owner = { user: await request.caller.client.username(), namespace: request.namespace };
+    const {
+      caller: { client },
+      type: { plural: resource },
+      namespace,
+    } = request;
+    if (!(await callerMay(client, { group: GROUP, resource, namespace, verb: 'create' }))) {
+      throw new StatusError(403, `An upload needs the right to create ${resource}`);
+    }
+    const owner = { user: await client.username(), namespace };
     return await this.#waiting.run(response, owner, async ({ signal }) => {
       const form = await request.read();
       const object = await createAs(request.caller.client, request.type, objectOf(request, form));

@@ -18,8 +18,10 @@ const OUTPUT_CHARACTERS = 20_000;
 /** Operations whose documented answer is 501, because the server has no image storage. */
 const NOT_IMPLEMENTED = [
   'postUploadImage',
+  'getImagesByNameDownload',
   'postRemoteimagesByNamePull',
   'postUploadIso',
+  'getIsosByNameDownload',
   'postRemoteisosByNamePull',
 ];
 
