@@ -14,9 +14,6 @@ import { selfCommand } from './self.ts';
 import { sessionFields, sessionFile, type Tokens, writeSession } from './session.ts';
 import { type ServerAddress, type Target, type TargetFlags, targetOf } from './target.ts';
 
-/** Names of this machine in URLs. */
-const LOOPBACK: readonly string[] = ['127.0.0.1', '[::1]', 'localhost'];
-
 export interface LoginFlags extends TargetFlags {
   /** Whether to show a code instead of opening a browser. */
   readonly device?: boolean;
@@ -31,7 +28,6 @@ export async function login(terminal: Terminal, globals: Globals, flags: LoginFl
   const { signal } = terminal;
   const settings = await readSettings(terminal.environment);
   const place = placeOf(terminal, globals, settings);
-  requireTLS(flags.apiUrl ?? settings.apiURL);
   // The person must learn about a mistake in the kubeconfig before the sign-in.
   (await readKubeconfig(place.file)).checkOwn(place.context);
   const target = await targetOf(terminal, { place, settings, flags });
@@ -47,22 +43,6 @@ export async function login(terminal: Terminal, globals: Globals, flags: LoginFl
   const entries = entriesFor(target, { exec: await pluginFor(session) });
   await changeKubeconfig(place.file, signal, (kubeconfig) => kubeconfig.setContext(place.context, entries));
   await reportUser(terminal, globals, { place, user, target, hasRefresh: tokens.refreshToken !== undefined });
-}
-
-/**
- * Refuses an HTTP API without TLS on another machine. Others in the network could answer in its place, and name their own server as the API
- * server. This server would receive the token.
- *
- * @throws CommandError.
- */
-function requireTLS(apiURL: string | undefined): void {
-  const { protocol = 'https:', hostname = '' } = URL.parse(apiURL ?? '') ?? {};
-  if (protocol !== 'https:' && !LOOPBACK.includes(hostname)) {
-    throw new CommandError(
-      `The HTTP API ${apiURL} has no TLS, so others in the network could receive your token. Name its https address with --api-url`,
-      EXIT.usage,
-    );
-  }
 }
 
 /** Returns the entries of a context for the cluster. */
