@@ -10,7 +10,7 @@ import { isObjectName } from '../api/v1alpha1/objectname.ts';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { KubeClient } from '../kube/client.ts';
 import type { Connection } from '../kube/credentials.ts';
-import { ApiError, isUnreachable } from '../kube/errors.ts';
+import { ApiError, CredentialError, isUnreachable } from '../kube/errors.ts';
 import { TokenSource } from '../kube/tokensource.ts';
 import type { Transport } from '../kube/transport.ts';
 import { certificateMistake, CommandError, EXIT, withLogin } from './errors.ts';
@@ -56,6 +56,10 @@ export async function withCluster<T>(
     }
     return result;
   } catch (error) {
+    if (error instanceof CredentialError) {
+      // Ctrl+C also ends a credential plug-in.
+      terminal.signal.throwIfAborted();
+    }
     const source = 'the kubeconfig';
     throw (await refusalOf(error, connection)) ?? explained(error, `API server ${connection.server}`, source);
   } finally {

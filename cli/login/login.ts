@@ -4,6 +4,7 @@ import type { Globals } from '../globals.ts';
 import { print } from '../output.ts';
 import { readSettings } from '../settings.ts';
 import type { Terminal } from '../terminal.ts';
+import { printable } from '../text.ts';
 import { browserCommand, opener } from './browser.ts';
 import { signInByBrowser, signInByDevice } from './flows.ts';
 import { changeKubeconfig, type ContextEntries, readKubeconfig, SESSION_FLAG } from './kubeconfig.ts';
@@ -118,7 +119,7 @@ async function reportUser(
       ? ''
       : '. The identity provider gave no refresh token, so sign in again within the hour';
     terminal.out(
-      `Signed in as ${user}. The context "${place.context}" of ${place.file} is the current one${life}\n`,
+      `Signed in as ${printable(user)}. The context "${place.context}" of ${place.file} is the current one${life}\n`,
     );
     return;
   }

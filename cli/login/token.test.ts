@@ -3,6 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { Interrupted } from '../errors.ts';
 import { setToken } from './token.ts';
 
 let folder: string;
@@ -18,12 +19,13 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-async function store(token: string, input: string): Promise<void> {
-  vi.spyOn(process, 'stdin', 'get').mockReturnValue(
-    Readable.from([input]) as unknown as typeof process.stdin,
-  );
+async function store(
+  token: string,
+  input: Readable,
+  { signal } = new AbortController(),
+): Promise<void> {
+  vi.spyOn(process, 'stdin', 'get').mockReturnValue(input as unknown as typeof process.stdin);
   const ignored = () => undefined;
-  const { signal } = new AbortController();
   await setToken(
     { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
     { kubeconfig, output: 'table' },
@@ -32,7 +34,14 @@ async function store(token: string, input: string): Promise<void> {
 }
 
 it('stores a token of the standard input, which is in no argument', async () => {
-  await store('-', 'Bearer abc.def\nrest\n');
+  await store('-', Readable.from(['Bearer abc.def\nrest\n']));
   expect(await readFile(kubeconfig, 'utf8')).toContain('token: abc.def\n');
-  await expect(store('-', '\n')).rejects.toThrow('The token must have from 1 to');
+  await expect(store('-', Readable.from(['\n']))).rejects.toThrow('The token must have from 1 to');
+});
+
+it('is interrupted while it waits for the token', async () => {
+  const interrupt = new AbortController();
+  const stored = store('-', new Readable({ read: () => undefined }), interrupt);
+  interrupt.abort(new Interrupted());
+  await expect(stored).rejects.toThrow(Interrupted);
 });
