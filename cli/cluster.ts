@@ -44,9 +44,12 @@ export async function withCluster<T>(
     readSettings(terminal.environment),
     connect(terminal, globals),
   ]);
-  const watches = new Transport(connection, { metrics: new Registry(), userAgent: `berth/${VERSION}` });
+  const userAgent = `berth/${VERSION}`;
+  const watches = new Transport(connection, { metrics: new Registry(), userAgent });
+  // Requests have connections of their own. Otherwise the watches of many objects could use all connections, and requests would wait.
+  const requests = new Transport(connection, { metrics: new Registry(), userAgent });
   const namespace = required(namespaceOf(globals, terminal, settings, connection));
-  const client = new KubeClient(watches);
+  const client = new KubeClient(requests);
   try {
     const { apiURL } = settings;
     const result = await work({ client, watches, namespace, connection, apiURL });
@@ -63,7 +66,7 @@ export async function withCluster<T>(
     const source = 'the kubeconfig';
     throw (await refusalOf(error, connection)) ?? explained(error, `API server ${connection.server}`, source);
   } finally {
-    await watches.close();
+    await Promise.all([requests.close(), watches.close()]);
   }
 }
 
