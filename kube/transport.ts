@@ -117,6 +117,8 @@ export class Transport {
   async request(request: Request): Promise<Answer> {
     const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
     signal?.throwIfAborted();
+    // A person may have to sign in for a credential plug-in, which takes longer than a request. The plug-in has a time limit of its own.
+    await this.#token.token();
     const limit = new AbortController();
     const onAbort = () => limit.abort(signal?.reason);
     const timer = setTimeout(() => limit.abort(deadlineError(request)), deadlineMilliseconds);
