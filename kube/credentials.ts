@@ -19,7 +19,7 @@ import { execPluginIn, type PluginCluster, type TokenPlugin, tokenPlugin } from 
 
 /** The address of an API server and the credentials for it. Certificates and keys are PEM text. */
 export interface Connection {
-  /** URL of the API server, `https://host:port` without a trailing slash. */
+  /** URL of the API server, `https://host:port`. A proxy for several clusters has a path, too. */
   server: string;
   /** CA certificates for the check of the server's certificate. If absent, the CA certificates of the system are used. */
   certificateAuthority?: string | undefined;
