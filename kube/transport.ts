@@ -91,7 +91,8 @@ export class Transport {
     this.#token = new TokenSource(connection);
     const { host, pathname } = new URL(connection.server);
     this.host = host;
-    this.#root = pathname.replace(/\/+$/, '');
+    // Two slashes at the start would make the rest of the path the name of another host.
+    this.#root = pathname.replace(/^\/+/, '/').replace(/\/+$/, '');
     this.#pool = options.pool ?? createPool(connection, options.watches);
     this.metrics = runtimeMetrics(options.metrics);
   }

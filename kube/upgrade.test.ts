@@ -44,7 +44,7 @@ afterAll(() => {
 });
 
 async function upgrade(signal = never): Promise<Socket> {
-  const below = { ...connection, server: `${connection.server}/cluster` };
+  const below = { ...connection, server: `${connection.server}//cluster/` };
   return await new Transport(below, { metrics: createMetrics() }).upgrade('/a?b=c', PROTOCOL, signal);
 }
 
