@@ -12,7 +12,7 @@ import { type Place, placeOf } from './place.ts';
 import { type Address, type OpenIDProvider, scopesFor, withProvider } from './provider.ts';
 import { userOf } from './review.ts';
 import { selfCommand } from './self.ts';
-import { sessionFields, sessionFile, type Tokens, writeSession } from './session.ts';
+import { replaceSession, sessionFields, sessionFile, type Tokens } from './session.ts';
 import { type ServerAddress, type Target, type TargetFlags, targetOf } from './target.ts';
 
 export interface LoginFlags extends TargetFlags {
@@ -40,7 +40,7 @@ export async function login(terminal: Terminal, globals: Globals, flags: LoginFl
   );
   const user = await userOf(target.address, tokens.idToken, address, signal);
   const session = sessionFile(terminal, place);
-  await writeSession(session, { ...address, ...sessionFields(tokens) });
+  await replaceSession(session, { ...address, ...sessionFields(tokens) }, signal);
   const entries = entriesFor(target, { exec: await pluginFor(session) });
   await changeKubeconfig(place.file, signal, (kubeconfig) => kubeconfig.setContext(place.context, entries));
   await reportUser(terminal, globals, { place, user, target, hasRefresh: tokens.refreshToken !== undefined });

@@ -1,9 +1,12 @@
-import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { existsSync } from 'node:fs';
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { Readable } from 'node:stream';
+import { setImmediate as turn } from 'node:timers/promises';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Interrupted } from '../errors.ts';
+import { sessionFile, withSessionLock } from './session.ts';
 import { setToken } from './token.ts';
 
 let folder: string;
@@ -44,4 +47,23 @@ it('is interrupted while it waits for the token', async () => {
   const stored = store('-', new Readable({ read: () => undefined }), interrupt);
   interrupt.abort(new Interrupted());
   await expect(stored).rejects.toThrow(Interrupted);
+});
+
+it('lets a renewal of the earlier session end first, because the renewal would write this session again', async () => {
+  const environment = { HOME: folder };
+  const session = sessionFile({ environment }, { file: kubeconfig, context: 'berth' });
+  await mkdir(dirname(session), { recursive: true });
+  await writeFile(session, '{}');
+  const { promise: renewed, resolve: renew } = Promise.withResolvers<void>();
+  const renewal = withSessionLock(session, new AbortController().signal, async () => await renewed);
+  const stored = store('abc.def', Readable.from([]));
+  await expect.poll(() => existsSync(kubeconfig), { timeout: 15_000 }).toBe(true);
+  await Promise.race([stored, expect.poll(() => existsSync(`${kubeconfig}.lock`)).toBe(false)]);
+  for (let turns = 0; turns < 1_000; turns += 1) {
+    await turn();
+  }
+  await writeFile(session, '{}');
+  renew();
+  await Promise.all([renewal, stored]);
+  expect(existsSync(session)).toBe(false);
 });
