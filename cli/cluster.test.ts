@@ -54,7 +54,11 @@ it('asks for objects while it watches many', async () => {
     async ({ client, watches }) => {
       const { signal } = new AbortController();
       await Promise.all(Array.from({ length: 64 }, async () => await watches.stream('/watch', signal)));
-      const { metadata } = await client.get(VMS, { namespace: 'a', name: 'a' }, { deadlineMilliseconds: 5_000 });
+      const { metadata } = await client.get(
+        VMS,
+        { namespace: 'a', name: 'a' },
+        { deadlineMilliseconds: 5_000 },
+      );
       expect(metadata.name).toBe('a');
     },
   );

@@ -122,8 +122,7 @@ function requireSameCluster(
   const own = certificatesIn(certificateAuthority);
   const given = typeof certData === 'string' ? certificatesIn(certData) : [];
   const isSameAuthority = given.length > 0 && given.every((certificate) => own.includes(certificate));
-  const isSameAddress =
-    typeof apiEndpoint === 'string' && addressIn(apiEndpoint) === addressIn(server);
+  const isSameAddress = typeof apiEndpoint === 'string' && addressIn(apiEndpoint) === addressIn(server);
   if (!isSameAuthority && !isSameAddress) {
     throw new CommandError(
       `The HTTP API ${apiURL} of the settings belongs to another cluster than ${server}. Choose another context with --context, or another HTTP API with "config set --api-url"`,

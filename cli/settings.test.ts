@@ -42,7 +42,12 @@ it('takes an HTTP API without TLS only on this machine, because others could ans
   for (const own of ['https://berth.example', 'http://127.0.0.1:1', 'http://localhost', 'http://[::1]:1']) {
     expect(apiURLIn(`${own}/`)).toBe(own);
   }
-  for (const other of ['http://192.0.2.1', 'http://127.0.0.1.example', 'http://a@localhost', 'ftp://localhost']) {
+  for (const other of [
+    'http://192.0.2.1',
+    'http://127.0.0.1.example',
+    'http://a@localhost',
+    'ftp://localhost',
+  ]) {
     expect(apiURLIn(other)).toBeUndefined();
   }
 });

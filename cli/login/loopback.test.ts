@@ -3,7 +3,9 @@ import { connect } from 'node:net';
 import { expect, it } from 'vitest';
 import { Loopback } from './loopback.ts';
 
-it('ends when the browser has its answer, even if other connections stay open', { timeout: 5_000 }, async () => {
+it('ends when the browser has its answer, even if other connections stay open', {
+  timeout: 5_000,
+}, async () => {
   const loopback = await Loopback.open('mine');
   const { address } = loopback;
   const { port, hostname } = new URL(address);

@@ -22,11 +22,7 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-async function store(
-  token: string,
-  input: Readable,
-  { signal } = new AbortController(),
-): Promise<void> {
+async function store(token: string, input: Readable, { signal } = new AbortController()): Promise<void> {
   vi.spyOn(process, 'stdin', 'get').mockReturnValue(input as unknown as typeof process.stdin);
   const ignored = () => undefined;
   await setToken(

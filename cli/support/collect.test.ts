@@ -28,5 +28,10 @@ it('reads the Events of Berth, even after many Events of other programs, which i
   const files = await collect(new Reader({ pages } as unknown as KubeClient, signal), undefined, signal);
   const file = files.find(({ name }) => name === 'berth-support/objects/events.json');
   const found = JSON.parse(file?.content.toString() ?? '') as Event[];
-  expect(found.map(({ metadata }) => metadata.name)).toEqual(['of-a-host', 'of-the-operator', 'of-a-vm', 'of-a-pod']);
+  expect(found.map(({ metadata }) => metadata.name)).toEqual([
+    'of-a-host',
+    'of-the-operator',
+    'of-a-vm',
+    'of-a-pod',
+  ]);
 });

@@ -178,7 +178,9 @@ export class Redactor {
   /** Returns the text without everything that has the form of a secret, and without remembered values. */
   text(text: string): string {
     const formless = FORMS.reduce((kept, [form, instead]) => kept.replace(form, instead), text);
-    return formless.replace(PART, (part) => (formsOf(part).some((form) => this.#values.has(form)) ? REMOVED : part));
+    return formless.replace(PART, (part) =>
+      formsOf(part).some((form) => this.#values.has(form)) ? REMOVED : part,
+    );
   }
 
   /** Returns a copy of the object with redacted texts. */

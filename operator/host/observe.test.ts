@@ -4,7 +4,10 @@ import { trimNode } from './observe.ts';
 
 it('takes a Node with an image without names, which any node can report for itself', () => {
   const metadata = { name: 'rack' };
-  const images = [{ names: null, sizeBytes: 1 }, { names: ['registry.example/guest:1'], sizeBytes: 2 }];
+  const images = [
+    { names: null, sizeBytes: 1 },
+    { names: ['registry.example/guest:1'], sizeBytes: 2 },
+  ];
   const node: Node = { apiVersion: 'v1', kind: 'Node', metadata, status: { images } };
   expect(trimNode(node).status?.images).toEqual([{ names: [] }, { names: ['registry.example/guest:1'] }]);
 });
