@@ -1,3 +1,4 @@
+import type * as Files from 'node:fs/promises';
 import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -8,7 +9,7 @@ import { loadConnection } from './credentials.ts';
 const account = vi.hoisted(() => ({ folder: '' }));
 
 vi.mock('node:fs/promises', async (original) => {
-  const real: typeof import('node:fs/promises') = await original();
+  const real: typeof Files = await original();
   const moved = (file: string) =>
     file.replace('/var/run/secrets/kubernetes.io/serviceaccount', account.folder);
   return {

@@ -54,7 +54,7 @@ it('lets a renewal of the earlier session end first, because the renewal would w
   const renewal = withSessionLock(session, new AbortController().signal, async () => await renewed);
   const stored = store('abc.def', Readable.from([]));
   await expect.poll(() => existsSync(kubeconfig), { timeout: 15_000 }).toBe(true);
-  await Promise.race([stored, expect.poll(() => existsSync(`${kubeconfig}.lock`)).toBe(false)]);
+  await expect.poll(() => existsSync(`${kubeconfig}.lock`), { timeout: 15_000 }).toBe(false);
   for (let turns = 0; turns < 1_000; turns += 1) {
     await turn();
   }
