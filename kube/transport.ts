@@ -77,7 +77,7 @@ export interface TransportOptions {
  */
 export class Transport {
   readonly host: string;
-  /** Path of the API server at its host. Only a proxy for several clusters has one, so it is usually empty. */
+  /** Path of the API server at its host, which only a proxy has. It begins with one slash, because two would begin another host. */
   readonly #root: string;
   #connection: Connection;
   #pool: Pool;
@@ -91,7 +91,6 @@ export class Transport {
     this.#token = new TokenSource(connection);
     const { host, pathname } = new URL(connection.server);
     this.host = host;
-    // Two slashes at the start would make the rest of the path the name of another host.
     this.#root = pathname.replace(/^\/+/, '/').replace(/\/+$/, '');
     this.#pool = options.pool ?? createPool(connection, options.watches);
     this.metrics = runtimeMetrics(options.metrics);
