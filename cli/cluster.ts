@@ -10,7 +10,7 @@ import { isObjectName } from '../api/v1alpha1/objectname.ts';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { KubeClient } from '../kube/client.ts';
 import type { Connection } from '../kube/credentials.ts';
-import { ApiError, isUnreachable } from '../kube/errors.ts';
+import { ApiError, CredentialError, isUnreachable } from '../kube/errors.ts';
 import { TokenSource } from '../kube/tokensource.ts';
 import type { Transport } from '../kube/transport.ts';
 import { certificateMistake, CommandError, EXIT, withLogin } from './errors.ts';
@@ -44,9 +44,12 @@ export async function withCluster<T>(
     readSettings(terminal.environment),
     connect(terminal, globals),
   ]);
-  const watches = new Transport(connection, { metrics: new Registry(), userAgent: `berth/${VERSION}` });
+  const userAgent = `berth/${VERSION}`;
+  const watches = new Transport(connection, { metrics: new Registry(), userAgent });
+  // Requests have connections of their own. Otherwise the watches of many objects could use all connections, and requests would wait.
+  const requests = new Transport(connection, { metrics: new Registry(), userAgent });
   const namespace = required(namespaceOf(globals, terminal, settings, connection));
-  const client = new KubeClient(watches);
+  const client = new KubeClient(requests);
   try {
     const { apiURL } = settings;
     const result = await work({ client, watches, namespace, connection, apiURL });
@@ -56,10 +59,14 @@ export async function withCluster<T>(
     }
     return result;
   } catch (error) {
+    if (error instanceof CredentialError) {
+      // Ctrl+C also ends a credential plug-in.
+      terminal.signal.throwIfAborted();
+    }
     const source = 'the kubeconfig';
     throw (await refusalOf(error, connection)) ?? explained(error, `API server ${connection.server}`, source);
   } finally {
-    await watches.close();
+    await Promise.all([requests.close(), watches.close()]);
   }
 }
 

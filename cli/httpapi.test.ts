@@ -29,9 +29,9 @@ afterEach(() => {
   server.close();
 });
 
-async function ask(): Promise<unknown> {
+async function ask(address = 'https://cluster.example'): Promise<unknown> {
   const connection = {
-    server: 'https://cluster.example',
+    server: address,
     certificateAuthority: AUTHORITY,
     token: 'mine',
   };
@@ -62,3 +62,11 @@ it.each([' ', '-', 'b3', pemOf(''), pemOf('b3d1'), AUTHORITY + pemOf('bmV3'), 7]
     expect(tokens).toEqual([]);
   },
 );
+
+it('sends no token to a server of another cluster behind the same proxy', async () => {
+  certData = '';
+  await expect(ask('https://other.example/clusters/a')).rejects.toThrow('belongs to another cluster');
+  expect(tokens).toEqual([]);
+  await ask('https://other.example/');
+  expect(tokens).toEqual(['Bearer mine']);
+});

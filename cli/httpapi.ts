@@ -122,14 +122,19 @@ function requireSameCluster(
   const own = certificatesIn(certificateAuthority);
   const given = typeof certData === 'string' ? certificatesIn(certData) : [];
   const isSameAuthority = given.length > 0 && given.every((certificate) => own.includes(certificate));
-  const isSameAddress =
-    typeof apiEndpoint === 'string' && URL.parse(apiEndpoint)?.origin === new URL(server).origin;
+  const isSameAddress = typeof apiEndpoint === 'string' && addressIn(apiEndpoint) === addressIn(server);
   if (!isSameAuthority && !isSameAddress) {
     throw new CommandError(
       `The HTTP API ${apiURL} of the settings belongs to another cluster than ${server}. Choose another context with --context, or another HTTP API with "config set --api-url"`,
       EXIT.usage,
     );
   }
+}
+
+/** Returns the address in a form that can be compared. The path counts, because a proxy can have a path for each of several clusters. */
+function addressIn(url: string): string | undefined {
+  const { origin, pathname } = URL.parse(url) ?? {};
+  return origin && origin + pathname?.replace(/\/+$/, '');
 }
 
 /**

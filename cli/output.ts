@@ -8,6 +8,9 @@ export const FORMATS = ['table', 'wide', 'json', 'yaml', 'name'] as const;
 export const JSONPATH = 'jsonpath=';
 export type Format = (typeof FORMATS)[number] | `${typeof JSONPATH}${string}`;
 
+/** Quotes texts that programs with YAML 1.1, such as kubectl, would read as other values: `no`, `1_000` or a date. */
+export const QUOTING = { compat: 'yaml-1.1' } as const;
+
 export interface Column<R> {
   readonly header: string;
   readonly value: (row: R) => string | number | undefined;
@@ -41,11 +44,11 @@ export async function print<R>(terminal: Terminal, format: Format, listing: List
     terminal.out(`${JSON.stringify(items, undefined, 2)}\n`);
   } else if (format === 'yaml') {
     const { stringify } = await import('yaml');
-    terminal.out(stringify(items));
+    terminal.out(stringify(items, QUOTING));
   } else if (isTemplate(format)) {
     terminal.out(render(templateIn(format.slice(JSONPATH.length)), items));
   } else if (format === 'name') {
-    terminal.out(items.map((item) => `${nameOf(item)}\n`).join(''));
+    terminal.out(items.map((item) => `${printable(nameOf(item))}\n`).join(''));
   } else if (items.length === 0) {
     terminal.err(`${printable(listing.none ?? 'There is nothing')}\n`);
   } else {

@@ -1,4 +1,5 @@
 /** Reads passwords. A password is never an argument, because other users of the machine can see the arguments of a command. */
+import { addAbortSignal } from 'node:stream';
 import { CommandError, EXIT, Interrupted } from './errors.ts';
 import type { Terminal } from './terminal.ts';
 
@@ -23,20 +24,25 @@ export async function readPassword(
   if (!fromInput && !stdin.isTTY) {
     throw new CommandError('There is no terminal to ask for the password. Use --password-stdin', EXIT.usage);
   }
-  const password = fromInput ? await firstLine(stdin) : await typed(terminal, stdin);
+  const password = fromInput ? await firstLine(terminal, stdin) : await typed(terminal, stdin);
   if (password === '' || password.length > LENGTH) {
     throw new CommandError(`The ${word} must have from 1 to ${LENGTH} characters`, EXIT.usage);
   }
   return password;
 }
 
-async function firstLine(stdin: NodeJS.ReadStream): Promise<string> {
+async function firstLine({ signal }: Terminal, stdin: NodeJS.ReadStream): Promise<string> {
   let text = '';
-  for await (const piece of stdin.setEncoding('utf8')) {
-    text += String(piece);
-    if (text.length > LENGTH + 2) {
-      break;
+  try {
+    for await (const piece of addAbortSignal(signal, stdin.setEncoding('utf8'))) {
+      text += String(piece);
+      if (text.length > LENGTH + 2) {
+        break;
+      }
     }
+  } catch (error) {
+    signal.throwIfAborted();
+    throw error;
   }
   return text.replace(/\r?\n[\s\S]*$/, '');
 }

@@ -50,6 +50,7 @@ it.each([
   [['vm', 'delete'], "missing required argument 'names'"],
   [['vmconfig', 'deploy'], "unknown command 'deploy'"],
   [['vm-config', 'lst'], 'Did you mean one of list, ls?'],
+  [['user', 'set-token', 'a', '--api-url', 'http://berth.example'], 'It must be https://'],
   [['vm', 'list'], 'The file /nonexistent/config does not exist. Sign in with berth login'],
 ])('refuses %j with words that help', async (args, words) => {
   const { code, out, err } = await berth(...args);

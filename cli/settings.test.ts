@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { namespaceOf } from './cluster.ts';
-import { readSettings } from './settings.ts';
+import { apiURLIn, readSettings } from './settings.ts';
 
 let folder: string;
 
@@ -32,9 +32,24 @@ it.each([
   ['aliases: {namespacePrefix: "CI_"}', 'aliases.namespacePrefix must be the start of names of namespaces'],
   ['aliases: {context: "a b"}', 'aliases.context must be a name'],
   ['ssh: {user: "-oProxyCommand=a"}', 'ssh.user must be the name of a user'],
+  ['apiURL: http://berth.example', 'apiURL must be https://'],
   ['{', 'config.yaml'],
 ])('refuses %s by name', async (text, words) => {
   await expect(settingsIn(text)).rejects.toThrow(words);
+});
+
+it('takes an HTTP API without TLS only on this machine, because others could answer in its place', () => {
+  for (const own of ['https://berth.example', 'http://127.0.0.1:1', 'http://localhost', 'http://[::1]:1']) {
+    expect(apiURLIn(`${own}/`)).toBe(own);
+  }
+  for (const other of [
+    'http://192.0.2.1',
+    'http://127.0.0.1.example',
+    'http://a@localhost',
+    'ftp://localhost',
+  ]) {
+    expect(apiURLIn(other)).toBeUndefined();
+  }
 });
 
 it('takes the namespace from the flag, a variable, the other variable, the context, or the default', async () => {

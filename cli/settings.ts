@@ -21,9 +21,12 @@ export interface Settings {
 /** Key of {@link Settings.apiURL} in the file. */
 export const API_URL_KEY = 'apiURL';
 /** Rule for the address of the HTTP API. Messages show it after the name of the flag or key. */
-export const API_URL_FORM = 'must be https:// or http:// with a host and an optional port';
+export const API_URL_FORM =
+  'must be https:// with a host and an optional port. Only an address of this machine can have http://';
 /** Longest address of the HTTP API in characters: a scheme, a host name and a port. */
 const API_URL_LENGTH = 272;
+/** Names of this machine in URLs. */
+const LOOPBACK: readonly string[] = ['127.0.0.1', '[::1]', 'localhost'];
 const PREFIX = /^[a-z][a-z0-9-]{0,61}$/;
 const CONTEXT = /^[\w.@:/-]{1,253}$/;
 /** Form of the name of a user. A name cannot begin with a dash, because ssh would read it as an option. */
@@ -63,11 +66,19 @@ export async function settingsOf(file: string, text: string): Promise<Settings> 
  */
 export function apiURLIn(text: unknown): string | undefined {
   const url = typeof text === 'string' && text.length <= API_URL_LENGTH ? URL.parse(text) : null;
-  if (url === null || !['http:', 'https:'].includes(url.protocol)) {
+  if (url === null || !isPrivate(url)) {
     return undefined;
   }
   const { username, password, pathname, search, hash, origin } = url;
   return username + password + search + hash === '' && /^\/*$/.test(pathname) ? origin : undefined;
+}
+
+/**
+ * Reports whether only the server at the address can read requests. Without TLS, others in the network could receive the token, or answer
+ * in place of the HTTP API and name their own server as the API server.
+ */
+function isPrivate({ protocol, hostname }: URL): boolean {
+  return protocol === 'https:' || (protocol === 'http:' && LOOPBACK.includes(hostname));
 }
 
 function settingsIn(document: unknown): Settings {

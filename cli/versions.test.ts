@@ -6,6 +6,7 @@ it.each([
   [['0.3.0', 'unknown'], undefined],
   [['0.3.0', '0.4.0'], /release 0\.3, and operator has 0\.4\./],
   [['1.3.0'], /has 1\.3\./],
+  [['1.\u001b[2J.0'], /has 1\. \[2J\./],
 ])('compares the minor releases %j', (versions, words) => {
   const warning = warningOf(
     versions.map((version) => ({ name: 'operator', version })),

@@ -11,6 +11,7 @@ import { NODES } from '../kube/core.ts';
 import { type KubeObject, resource } from '../kube/objects.ts';
 import { described } from './errors.ts';
 import type { Terminal } from './terminal.ts';
+import { printable } from './text.ts';
 
 const COMPONENT = 'app.kubernetes.io/component';
 /** Parts of Berth that run as Deployments, by the name in their labels. */
@@ -94,7 +95,7 @@ export function warningOf(versions: readonly Version[], own = VERSION): string |
 }
 
 function minorOf(version: string): string {
-  return version.split('.', 2).join('.');
+  return printable(version.split('.', 2).join('.'));
 }
 
 /** Compares the release of this command with the releases in the cluster, at most once a day. Writes a warning if they differ. */

@@ -24,10 +24,11 @@ beforeAll(async () => {
   const key = await createKey();
   const certificate = await selfSigned({ key, commonName: 'server', ipAddresses: ['127.0.0.1'], days: 1 });
   server = createServer({ key: key.pem, cert: certificate });
-  sockets = new WebSocketServer({ server });
+  sockets = new WebSocketServer({ server, path: '/cluster/x' });
   await once(server.listen(0, '127.0.0.1'), 'listening');
   const { port } = server.address() as AddressInfo;
-  connection = { server: `https://127.0.0.1:${port}`, certificateAuthority: certificate, token: 'secret' };
+  const address = `https://127.0.0.1:${port}/cluster`;
+  connection = { server: address, certificateAuthority: certificate, token: 'secret' };
 });
 
 afterAll(() => {
@@ -125,7 +126,7 @@ it('a host that sends too much at once loses the connection, and one that sends 
   for (let sent = 0; sent < count; sent += 1) {
     host.send(message(0, Buffer.alloc(MEBIBYTE - 1)));
   }
-  await expect.poll(() => channel.readableLength).toBeGreaterThan(0);
+  await expect.poll(() => channel.readableLength, { timeout: 15_000 }).toBeGreaterThan(0);
   for (let turns = 0; turns < 100; turns += 1) {
     await turn();
   }

@@ -27,7 +27,8 @@ export interface NodeSystemInfo {
 }
 
 export interface ContainerImage {
-  names: string[];
+  /** The API server writes null for an image that was reported without names. */
+  names: string[] | null;
   sizeBytes?: number;
 }
 

@@ -19,7 +19,7 @@ import { execPluginIn, type PluginCluster, type TokenPlugin, tokenPlugin } from 
 
 /** The address of an API server and the credentials for it. Certificates and keys are PEM text. */
 export interface Connection {
-  /** URL of the API server, `https://host:port` without a trailing slash. */
+  /** URL of the API server, `https://host:port`. A proxy for several clusters has a path, too. */
   server: string;
   /** CA certificates for the check of the server's certificate. If absent, the CA certificates of the system are used. */
   certificateAuthority?: string | undefined;
@@ -48,8 +48,8 @@ const SERVICE_ACCOUNT_FOLDER = '/var/run/secrets/kubernetes.io/serviceaccount';
 const OWN_NAME = 'kubernetes.default.svc';
 
 /**
- * Finds the cluster as kubectl does. The first of these that exists is used: the given file, the first file of `KUBECONFIG`, the Pod's
- * service account, and `~/.kube/config`.
+ * Finds the cluster as kubectl does. The first of these that exists is used: the given file, the first file of `KUBECONFIG`,
+ * `~/.kube/config`, and the Pod's service account. The service account has no contexts, so it is not used if `options` names one.
  *
  * A Pod in its host's network may be unable to resolve names of the cluster. Therefore, in a Pod, the server
  * `https://kubernetes.default.svc` of a kubeconfig is replaced by the address that the kubelet gives to every Pod.
@@ -63,15 +63,12 @@ export async function loadConnection(options: LoadOptions = {}): Promise<Connect
   if (file !== undefined) {
     return await fromKubeconfig(file, options.context, environment);
   }
-  const server = serverOfPod(environment);
+  const own = path.join(homeFolder(environment), '.kube', 'config');
+  const server = options.context === undefined && !(await exists(own)) ? serverOfPod(environment) : undefined;
   if (server !== undefined && (await exists(path.join(SERVICE_ACCOUNT_FOLDER, 'token')))) {
     return await fromServiceAccount(server);
   }
-  return await fromKubeconfig(
-    path.join(homeFolder(environment), '.kube', 'config'),
-    options.context,
-    environment,
-  );
+  return await fromKubeconfig(own, options.context, environment);
 }
 
 /** Returns the URL of the API server from the variables that a kubelet sets in its Pods. The result is undefined outside of a Pod. */

@@ -1,9 +1,12 @@
 import { chmod, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { Registry } from 'prom-client';
+import type { Dispatcher, Pool } from 'undici';
+import { afterAll, afterEach, beforeAll, describe, expect, it, vi } from 'vitest';
 import { CredentialError } from './errors.ts';
 import { execPluginIn, tokenPlugin } from './execplugin.ts';
+import { Transport } from './transport.ts';
 
 const apiVersion = 'client.authentication.k8s.io/v1';
 const CLUSTER = {
@@ -21,6 +24,8 @@ beforeAll(async () => {
 });
 
 afterAll(async () => await rm(folder, { recursive: true, force: true }));
+
+afterEach(() => void vi.useRealTimers());
 
 /**
  * Makes a plug-in that runs the shell script, and returns its source of tokens. `$runs` is a file to which the plug-in adds a line at each
@@ -46,6 +51,30 @@ function answer(token: string, milliseconds?: number): string {
 }
 
 describe('a plug-in', () => {
+  it('may take longer than a request, because a person may have to sign in', async () => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    const dispatch: Dispatcher['dispatch'] = ({ headers }, handler) => {
+      const answer = Buffer.from((headers as Record<string, string>)['authorization'] ?? '');
+      const controller = {} as Dispatcher.DispatchController;
+      handler.onResponseStart?.(controller, 200, {});
+      handler.onResponseData?.(controller, answer);
+      handler.onResponseEnd?.(controller, {});
+      return true;
+    };
+    let token: Promise<string> | undefined;
+    const signIn = async () => {
+      vi.advanceTimersByTime(token === undefined ? 60_000 : 0);
+      token = Promise.resolve('mine');
+      return await token;
+    };
+    const transport = new Transport(
+      { server: CLUSTER.server, tokenPlugin: signIn },
+      { metrics: new Registry(), pool: { dispatch } as Pool },
+    );
+    const { body } = await transport.request({ method: 'GET', path: '/' });
+    expect(body).toBe('Bearer mine');
+  });
+
   it('gets its arguments without a shell, its variables, and the request', async () => {
     const values = `"$1|$2|$OWN|$KUBERNETES_EXEC_INFO"`;
     const script = `printf %s ${values} > ${folder}/values\n${answer('a')}`;

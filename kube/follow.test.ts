@@ -75,6 +75,12 @@ it('reads the object when its position was compacted', async () => {
   expect((await followed([[GONE], last], object('7'))).versions).toEqual(['7']);
 });
 
+it('reads the object after a connection that was not opened in time, because it may have changed', async () => {
+  const late = Object.assign(new Error('no answer in time'), { code: 'ETIMEDOUT' });
+  expect((await followed([late, [event('DELETED', object('8'))]], object('7'))).versions).toEqual(['7']);
+  expect((await followed([late])).versions).toEqual([]);
+});
+
 it('ends when the object is gone after a break, or another one has its name', async () => {
   expect((await followed([[GONE]])).versions).toEqual([]);
   expect((await followed([[GONE]], object('7', 'another'))).versions).toEqual([]);

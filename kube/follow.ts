@@ -3,7 +3,7 @@ import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
 import { pause } from '../base/time.ts';
 import { type KubeClient, query } from './client.ts';
-import { apiErrorFrom, isGone, unlessMissing } from './errors.ts';
+import { apiErrorFrom, DeadlineError, isGone, isUnreachable, unlessMissing } from './errors.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { type KubeObject, type ObjectMeta, pathOf, type Ref, type Resource } from './objects.ts';
 import { Patience } from './patience.ts';
@@ -98,8 +98,10 @@ async function* resumed<T extends KubeObject>(
         throw error;
       }
       // `position` is the resourceVersion at which the next watch begins. If the API server has compacted this version, the objects are
-      // read again.
-      position = isGone(error) ? undefined : position;
+      // read again. A single object is also read again if the watch could not be opened in time: all connections may be in use by other
+      // watches for a long time.
+      const isStarved = from.name !== ALL && isUnreachable(error);
+      position = isGone(error) || isStarved ? undefined : position;
     }
     await pause(backoff.next(), signal);
   }
@@ -154,7 +156,7 @@ async function* watch<T extends KubeObject>(
   const end = new AbortController();
   const onAbort = () => end.abort(signal.reason);
   signal.addEventListener('abort', onAbort, { once: true });
-  const silence = setTimeout(() => end.abort(new Error('the watch is silent')), SILENCE_MILLISECONDS);
+  const silence = setTimeout(() => end.abort(new DeadlineError('the watch is silent')), SILENCE_MILLISECONDS);
   const { name, ...namespace } = refOf(from);
   const fieldSelector = name === ALL ? undefined : `metadata.name=${name}`;
   const parameters = { watch: true, allowWatchBookmarks: true, fieldSelector, resourceVersion };

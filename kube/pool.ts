@@ -27,7 +27,7 @@ const WATCHES_PER_CONNECTION = 90;
 
 /** Creates connections. If `watches` is set, they serve only watches. `watches` is then the largest number of watches at the same time. */
 export function createPool(connection: Connection, watches: number | undefined): Pool {
-  return new Pool(connection.server, {
+  return new Pool(new URL(connection.server).origin, {
     // Requests other than watches use HTTP/1.1, because an aborted request then closes its connection. On HTTP/2, the next request would
     // use the same dead connection. A measurement showed that both need the same CPU time.
     ...(watches === undefined

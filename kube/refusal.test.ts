@@ -8,9 +8,12 @@ import { Transport } from './transport.ts';
 let server: Server;
 let transport: Transport;
 let refuse: (response: ServerResponse) => void;
+let asked: (string | undefined)[];
 
 beforeEach(async () => {
-  server = createServer((_request, response) => {
+  asked = [];
+  server = createServer((request, response) => {
+    asked.push(request.url);
     response.writeHead(403, { 'content-type': 'application/json', 'retry-after': '7' });
     refuse(response);
   });
@@ -51,4 +54,15 @@ it('of a stream ends, although the server sends it without an end or not at all'
   expect(await refusal()).toMatchObject({ status: 403 });
   refuse = (response) => response.write('{"message":');
   expect(await refusal()).toMatchObject({ status: 403 });
+});
+
+it('comes from below the path in the address of the server, which a proxy for several clusters has', async () => {
+  refuse = (response) => response.end('{}');
+  const { port } = server.address() as AddressInfo;
+  const address = `http://127.0.0.1:${port}/clusters/a/`;
+  await transport.close();
+  transport = new Transport({ server: address }, { metrics: createMetrics() });
+  await refusal();
+  await transport.request({ method: 'GET', path: '/api' });
+  expect(asked).toEqual(['/clusters/a/watch', '/clusters/a/api']);
 });

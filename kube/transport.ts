@@ -77,6 +77,8 @@ export interface TransportOptions {
  */
 export class Transport {
   readonly host: string;
+  /** Path of the API server at its host, which only a proxy has. It begins with one slash, because two would begin another host. */
+  readonly #root: string;
   #connection: Connection;
   #pool: Pool;
   #token: TokenSource;
@@ -87,7 +89,9 @@ export class Transport {
     this.#connection = connection;
     this.#options = options;
     this.#token = new TokenSource(connection);
-    this.host = new URL(connection.server).host;
+    const { host, pathname } = new URL(connection.server);
+    this.host = host;
+    this.#root = pathname.replace(/^\/+/, '/').replace(/\/+$/, '');
     this.#pool = options.pool ?? createPool(connection, options.watches);
     this.metrics = runtimeMetrics(options.metrics);
   }
@@ -117,6 +121,8 @@ export class Transport {
   async request(request: Request): Promise<Answer> {
     const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
     signal?.throwIfAborted();
+    // A person may have to sign in for a credential plug-in, which takes longer than a request. The plug-in has a time limit of its own.
+    await this.#token.token();
     const limit = new AbortController();
     const onAbort = () => limit.abort(signal?.reason);
     const timer = setTimeout(() => limit.abort(deadlineError(request)), deadlineMilliseconds);
@@ -156,7 +162,7 @@ export class Transport {
    */
   async upgrade(path: string, protocol: string, signal: AbortSignal): Promise<Socket> {
     const headers = await this.#headers({ method: 'POST', path });
-    return await requestUpgrade(this.#connection, { path, protocol, headers, signal });
+    return await requestUpgrade(this.#connection, { path: this.#root + path, protocol, headers, signal });
   }
 
   /**
@@ -168,7 +174,7 @@ export class Transport {
     // The library is loaded only when needed, because loading takes time and most programs have no such connection.
     const { openChannels } = await import('./channels.ts');
     const headers = await this.#headers({ method: 'GET', path: request.path });
-    return await openChannels(this.#connection, { ...request, headers });
+    return await openChannels(this.#connection, { ...request, path: this.#root + request.path, headers });
   }
 
   /** Uses other credentials for all later requests. Requests under way end on the old connections. */
@@ -239,7 +245,7 @@ export class Transport {
       request.beforeSend?.();
       const answer = await send({
         method: request.method,
-        path: request.path,
+        path: this.#root + request.path,
         headers,
         body: request.body === undefined ? null : JSON.stringify(request.body),
         headersTimeout: 0,

@@ -44,7 +44,8 @@ afterAll(() => {
 });
 
 async function upgrade(signal = never): Promise<Socket> {
-  return await new Transport(connection, { metrics: createMetrics() }).upgrade('/a?b=c', PROTOCOL, signal);
+  const below = { ...connection, server: `${connection.server}//cluster/` };
+  return await new Transport(below, { metrics: createMetrics() }).upgrade('/a?b=c', PROTOCOL, signal);
 }
 
 it('a connection is a POST with the token, and carries all bytes from the first one on', async () => {
@@ -58,7 +59,7 @@ it('a connection is a POST with the token, and carries all bytes from the first 
   socket.write('you');
   expect(await text(socket)).toBe('hello you');
   const [request] = asked;
-  expect([request?.method, request?.url]).toEqual(['POST', '/a?b=c']);
+  expect([request?.method, request?.url]).toEqual(['POST', '/cluster/a?b=c']);
   expect(request?.headers).toMatchObject({ upgrade: PROTOCOL, authorization: 'Bearer secret' });
 });
 

@@ -76,3 +76,9 @@ it('lists each image once with the number of its hosts, and no image of another 
     { image: 'shared', imageId: DIGEST, nodes: 1 },
   ]);
 });
+
+it('leaves out images without names, which any host can report', () => {
+  const nameless = host('rack', { names: null, sizeBytes: 1 }, IMAGE);
+  expect(listItems([nameless], 'platform-a', 'platform-default')).toHaveLength(1);
+  expect(infoItems(REFERENCE, [nameless], undefined)).toMatchObject([{ node: 'rack', size: '31.23G' }]);
+});

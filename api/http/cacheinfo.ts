@@ -29,7 +29,7 @@ export function infoItems(
 ): InfoItem[] {
   const isNamed = matcherOf(reference);
   return hosts.flatMap((host) => {
-    const image = host.status?.images?.find(({ names }) => names.some(isNamed));
+    const image = host.status?.images?.find(({ names }) => names?.some(isNamed));
     const status = statusOn(host, image !== undefined, entry);
     return status === undefined ? [] : [{ node: host.metadata.name, ...status, size: sizeOf(image) }];
   });
@@ -110,7 +110,8 @@ export function listItems(
 }
 
 function itemOf(image: CachedContent, namespaces: readonly string[]): ListItem | undefined {
-  const [first = ''] = image.names.toSorted((a, b) => Number(a.includes('@')) - Number(b.includes('@')));
+  const names = image.names ?? [];
+  const [first = ''] = names.toSorted((a, b) => Number(a.includes('@')) - Number(b.includes('@')));
   const size = sizeOf(image);
   const object = objectNameIn(first, namespaces);
   if (object !== undefined) {
@@ -119,7 +120,7 @@ function itemOf(image: CachedContent, namespaces: readonly string[]): ListItem |
   const parts = first.startsWith('berth.dev/') ? 'an Image of another namespace' : readReference(first);
   return typeof parts === 'string'
     ? undefined
-    : { image: repositoryName(parts), tag: parts.tag, imageId: digestIn(image.names), size, nodes: 0 };
+    : { image: repositoryName(parts), tag: parts.tag, imageId: digestIn(names), size, nodes: 0 };
 }
 
 function objectNameIn(name: string, namespaces: readonly string[]): string | undefined {

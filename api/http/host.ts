@@ -19,7 +19,8 @@ export interface HostNode {
 
 /** Image in the store of a host. */
 export interface CachedContent {
-  readonly names: readonly string[];
+  /** The API server writes null for an image that was reported without names. */
+  readonly names: readonly string[] | null;
   readonly sizeBytes?: number;
 }
 

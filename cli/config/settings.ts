@@ -25,9 +25,6 @@ export async function change(terminal: Terminal, { output }: Globals, apiURL: st
   } catch (error) {
     throw new CommandError(`The settings file could not be written: ${messageOf(error)}`);
   }
-  if (terminal.isForPeople && !apiURL.startsWith('https:')) {
-    terminal.err(`Warning: ${apiURL} has no TLS. Others in the network could read your token\n`);
-  }
   if (output === 'table' || output === 'wide') {
     terminal.out(`Set ${API_URL_KEY} to ${apiURL} in ${file}\n`);
   } else {

@@ -71,6 +71,13 @@ it.each(['', 'clusters:\ncontexts: null\n', '{"clusters": []}'])('fills the file
   });
 });
 
+it('quotes texts that kubectl, which reads YAML 1.1, would take for other values', () => {
+  const kubeconfig = new Kubeconfig('file', '');
+  kubeconfig.setContext('on', { ...ENTRIES, user: { token: '1_000' } });
+  expect(kubeconfig.text()).toMatch(/^current-context: "on"$/m);
+  expect(kubeconfig.text()).toMatch(/^ +token: "1_000"$/m);
+});
+
 it.each([
   '{client-certificate: a}',
   '{token: a, as: b}',

@@ -6,6 +6,7 @@ import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { withFileLock } from '../../base/filelock.ts';
 import { writeWhole } from '../../base/files.ts';
 import { CommandError, EXIT } from '../errors.ts';
+import { QUOTING } from '../output.ts';
 
 /** Age after which a lock counts as left behind. A change takes only milliseconds. */
 const STALE_MILLISECONDS = 30_000;
@@ -63,7 +64,7 @@ export class Kubeconfig {
   /** @throws CommandError when the text is not a kubeconfig. */
   constructor(file: string, text: string) {
     this.#file = file;
-    this.#document = parseDocument(text);
+    this.#document = parseDocument(text, QUOTING);
     const [mistake] = this.#document.errors;
     if (mistake !== undefined || (this.#document.contents !== null && !isMap(this.#document.contents))) {
       const words = mistake === undefined ? 'it must be a map' : mistake.message.split('\n')[0];

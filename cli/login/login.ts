@@ -4,6 +4,7 @@ import type { Globals } from '../globals.ts';
 import { print } from '../output.ts';
 import { readSettings } from '../settings.ts';
 import type { Terminal } from '../terminal.ts';
+import { printable } from '../text.ts';
 import { browserCommand, opener } from './browser.ts';
 import { signInByBrowser, signInByDevice } from './flows.ts';
 import { changeKubeconfig, type ContextEntries, readKubeconfig, SESSION_FLAG } from './kubeconfig.ts';
@@ -11,11 +12,8 @@ import { type Place, placeOf } from './place.ts';
 import { type Address, type OpenIDProvider, scopesFor, withProvider } from './provider.ts';
 import { userOf } from './review.ts';
 import { selfCommand } from './self.ts';
-import { sessionFields, sessionFile, type Tokens, writeSession } from './session.ts';
+import { replaceSession, sessionFields, sessionFile, type Tokens } from './session.ts';
 import { type ServerAddress, type Target, type TargetFlags, targetOf } from './target.ts';
-
-/** Names of this machine in URLs. */
-const LOOPBACK: readonly string[] = ['127.0.0.1', '[::1]', 'localhost'];
 
 export interface LoginFlags extends TargetFlags {
   /** Whether to show a code instead of opening a browser. */
@@ -31,7 +29,6 @@ export async function login(terminal: Terminal, globals: Globals, flags: LoginFl
   const { signal } = terminal;
   const settings = await readSettings(terminal.environment);
   const place = placeOf(terminal, globals, settings);
-  requireTLS(flags.apiUrl ?? settings.apiURL);
   // The person must learn about a mistake in the kubeconfig before the sign-in.
   (await readKubeconfig(place.file)).checkOwn(place.context);
   const target = await targetOf(terminal, { place, settings, flags });
@@ -43,26 +40,10 @@ export async function login(terminal: Terminal, globals: Globals, flags: LoginFl
   );
   const user = await userOf(target.address, tokens.idToken, address, signal);
   const session = sessionFile(terminal, place);
-  await writeSession(session, { ...address, ...sessionFields(tokens) });
+  await replaceSession(session, { ...address, ...sessionFields(tokens) }, signal);
   const entries = entriesFor(target, { exec: await pluginFor(session) });
   await changeKubeconfig(place.file, signal, (kubeconfig) => kubeconfig.setContext(place.context, entries));
   await reportUser(terminal, globals, { place, user, target, hasRefresh: tokens.refreshToken !== undefined });
-}
-
-/**
- * Refuses an HTTP API without TLS on another machine. Others in the network could answer in its place, and name their own server as the API
- * server. This server would receive the token.
- *
- * @throws CommandError.
- */
-function requireTLS(apiURL: string | undefined): void {
-  const { protocol = 'https:', hostname = '' } = URL.parse(apiURL ?? '') ?? {};
-  if (protocol !== 'https:' && !LOOPBACK.includes(hostname)) {
-    throw new CommandError(
-      `The HTTP API ${apiURL} has no TLS, so others in the network could receive your token. Name its https address with --api-url`,
-      EXIT.usage,
-    );
-  }
 }
 
 /** Returns the cluster, user and namespace that the kubeconfig gets for a context. */
@@ -138,7 +119,7 @@ async function reportUser(
       ? ''
       : '. The identity provider gave no refresh token, so sign in again within the hour';
     terminal.out(
-      `Signed in as ${user}. The context "${place.context}" of ${place.file} is the current one${life}\n`,
+      `Signed in as ${printable(user)}. The context "${place.context}" of ${place.file} is the current one${life}\n`,
     );
     return;
   }

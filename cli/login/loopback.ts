@@ -1,7 +1,7 @@
 /** Receives the answer of the identity provider from the browser, with a server on the loopback address for one request. */
 import { once } from 'node:events';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
+import type { AddressInfo, Socket } from 'node:net';
 
 const PATH = '/callback';
 /** Time limit for a browser to send its request, or to take its answer. */
@@ -27,7 +27,9 @@ export class Loopback implements AsyncDisposable {
   readonly #server: Server;
   readonly #state: string;
   readonly #arrival = Promise.withResolvers<Arrival>();
-  #isTaken = false;
+  readonly #sockets = new Set<Socket>();
+  /** Connection of the browser. It is undefined until the browser brings the answer of the provider. */
+  #taken: Socket | undefined;
 
   private constructor(state: string) {
     this.#state = state;
@@ -35,6 +37,10 @@ export class Loopback implements AsyncDisposable {
       this.#take(request, response),
     );
     this.#server.maxConnections = CONNECTIONS;
+    this.#server.on('connection', (socket: Socket) => {
+      this.#sockets.add(socket);
+      socket.once('close', () => this.#sockets.delete(socket));
+    });
     // This listener prevents an unhandled rejection when no caller waits for the arrival.
     this.#arrival.promise.catch(() => undefined);
   }
@@ -72,9 +78,14 @@ export class Loopback implements AsyncDisposable {
   async [Symbol.asyncDispose](): Promise<void> {
     const closed = once(this.#server, 'close');
     this.#server.close();
-    this.#server.closeIdleConnections();
+    for (const socket of this.#sockets) {
+      // Browsers also keep connections open that they do not use.
+      if (socket !== this.#taken) {
+        socket.destroy();
+      }
+    }
     // A browser that does not take its answer must not delay the end of the command for long.
-    setTimeout(() => this.#server.closeAllConnections(), REQUEST_MILLISECONDS).unref();
+    setTimeout(() => this.#taken?.destroy(), REQUEST_MILLISECONDS).unref();
     await closed;
   }
 
@@ -83,11 +94,11 @@ export class Loopback implements AsyncDisposable {
     const isOwn = request.headers.host === new URL(this.address).host;
     if (request.method !== 'GET' || !isOwn || url?.pathname !== PATH) {
       answer(response, 404, 'There is nothing here.');
-    } else if (url.searchParams.get('state') !== this.#state || this.#isTaken) {
+    } else if (url.searchParams.get('state') !== this.#state || this.#taken) {
       // Other pages and programs can guess the port, but not the state. Their requests do not end the sign-in.
       answer(response, 400, 'This address does not belong to a sign-in that is under way.');
     } else {
-      this.#isTaken = true;
+      this.#taken = request.socket;
       this.#arrival.resolve({
         url,
         end: (isDone) =>

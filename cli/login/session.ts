@@ -87,6 +87,17 @@ export async function removeSession(file: string): Promise<void> {
   await rm(file, { force: true });
 }
 
+/** Replaces the session, or removes it if `session` is undefined. Waits for a renewal of the earlier session, which would otherwise return. */
+export async function replaceSession(
+  file: string,
+  session: Session | undefined,
+  signal: AbortSignal,
+): Promise<void> {
+  await withSessionLock(file, signal, async () => {
+    await (session === undefined ? removeSession(file) : writeSession(file, session));
+  });
+}
+
 /** Runs `work` while no other process changes the session. */
 export async function withSessionLock<T>(
   file: string,

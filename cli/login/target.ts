@@ -4,7 +4,7 @@ import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { Connection } from '../../kube/credentials.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import { apiURLIn, type Settings } from '../settings.ts';
+import type { Settings } from '../settings.ts';
 import type { Terminal } from '../terminal.ts';
 import { fetchFrom } from './https.ts';
 import { readKubeconfig } from './kubeconfig.ts';
@@ -105,14 +105,10 @@ async function addressOf(
 }
 
 async function askHTTPAPI(
-  { signal, isForPeople, err }: Terminal,
-  address: string,
+  { signal }: Terminal,
+  url: string,
   authority: string | undefined,
 ): Promise<Omit<Target, 'authority'>> {
-  const url = apiURLIn(address) ?? '';
-  if (isForPeople && !url.startsWith('https:')) {
-    err(`Warning: ${url} has no TLS. Others in the network could send you to another cluster\n`);
-  }
   const fetch = fetchFrom({ who: 'HTTP API', authority, signal });
   const answer = await fetch(`${url}/api/v1/cluster-info`, { headers: { accept: 'application/json' } });
   try {

@@ -1,8 +1,12 @@
-import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { existsSync } from 'node:fs';
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { Readable } from 'node:stream';
+import { setImmediate as turn } from 'node:timers/promises';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { Interrupted } from '../errors.ts';
+import { sessionFile, withSessionLock } from './session.ts';
 import { setToken } from './token.ts';
 
 let folder: string;
@@ -18,12 +22,9 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-async function store(token: string, input: string): Promise<void> {
-  vi.spyOn(process, 'stdin', 'get').mockReturnValue(
-    Readable.from([input]) as unknown as typeof process.stdin,
-  );
+async function store(token: string, input: Readable, { signal } = new AbortController()): Promise<void> {
+  vi.spyOn(process, 'stdin', 'get').mockReturnValue(input as unknown as typeof process.stdin);
   const ignored = () => undefined;
-  const { signal } = new AbortController();
   await setToken(
     { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
     { kubeconfig, output: 'table' },
@@ -32,7 +33,33 @@ async function store(token: string, input: string): Promise<void> {
 }
 
 it('stores a token of the standard input, which is in no argument', async () => {
-  await store('-', 'Bearer abc.def\nrest\n');
+  await store('-', Readable.from(['Bearer abc.def\nrest\n']));
   expect(await readFile(kubeconfig, 'utf8')).toContain('token: abc.def\n');
-  await expect(store('-', '\n')).rejects.toThrow('The token must have from 1 to');
+  await expect(store('-', Readable.from(['\n']))).rejects.toThrow('The token must have from 1 to');
+});
+
+it('is interrupted while it waits for the token', async () => {
+  const interrupt = new AbortController();
+  const stored = store('-', new Readable({ read: () => undefined }), interrupt);
+  interrupt.abort(new Interrupted());
+  await expect(stored).rejects.toThrow(Interrupted);
+});
+
+it('lets a renewal of the earlier session end first, because the renewal would write this session again', async () => {
+  const environment = { HOME: folder };
+  const session = sessionFile({ environment }, { file: kubeconfig, context: 'berth' });
+  await mkdir(dirname(session), { recursive: true });
+  await writeFile(session, '{}');
+  const { promise: renewed, resolve: renew } = Promise.withResolvers<void>();
+  const renewal = withSessionLock(session, new AbortController().signal, async () => await renewed);
+  const stored = store('abc.def', Readable.from([]));
+  await expect.poll(() => existsSync(kubeconfig), { timeout: 15_000 }).toBe(true);
+  await expect.poll(() => existsSync(`${kubeconfig}.lock`), { timeout: 15_000 }).toBe(false);
+  for (let turns = 0; turns < 1_000; turns += 1) {
+    await turn();
+  }
+  await writeFile(session, '{}');
+  renew();
+  await Promise.all([renewal, stored]);
+  expect(existsSync(session)).toBe(false);
 });

@@ -10,7 +10,7 @@ import type { Terminal } from '../terminal.ts';
 import { changeKubeconfig } from './kubeconfig.ts';
 import { entriesFor } from './login.ts';
 import { placeOf } from './place.ts';
-import { removeSession, sessionFile } from './session.ts';
+import { replaceSession, sessionFile } from './session.ts';
 import { type TargetFlags, targetOf } from './target.ts';
 
 /** Form of a bearer token in a header (RFC 6750). */
@@ -62,6 +62,6 @@ export async function setToken(
   await changeKubeconfig(place.file, terminal.signal, (kubeconfig) =>
     kubeconfig.setContext(place.context, entriesFor(target, { token })),
   );
-  await removeSession(sessionFile(terminal, place));
+  await replaceSession(sessionFile(terminal, place), undefined, terminal.signal);
   terminal.out(`Stored the token. The context "${place.context}" of ${place.file} is the current one\n`);
 }

@@ -10,8 +10,9 @@ import {
   VMS,
 } from '../../api/v1alpha1/resources.ts';
 import { query } from '../../kube/client.ts';
-import { EVENTS, NODES, type Pod, PODS } from '../../kube/core.ts';
+import { type Event, EVENTS, NODES, type Pod, PODS } from '../../kube/core.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
+import { isServed } from '../namespace/served.ts';
 import { type Reader, TEXT_BYTES } from './reader.ts';
 import { Redactor } from './redact.ts';
 import type { TarFile } from './tar.ts';
@@ -27,7 +28,7 @@ const LOG_LINES = 5_000;
 const PODS_WITH_LOGS = 50;
 const HOSTS_WITH_METRICS = 50;
 
-const NAMESPACED: readonly Resource<KubeObject>[] = [VMS, VM_CONFIGS, IMAGES, ISOS, EMULATORS, EVENTS];
+const NAMESPACED: readonly Resource<KubeObject>[] = [VMS, VM_CONFIGS, IMAGES, ISOS, EMULATORS];
 
 interface Text {
   readonly name: string;
@@ -58,9 +59,16 @@ export async function collect(
       lists.push({ name: `objects/${name}.json`, items: items.map((item) => redactor.fields(item)) });
     }
   };
+  const namespaces = new Set([SYSTEM_NAMESPACE, namespace]);
   for (const type of NAMESPACED) {
-    add(type.plural, await reader.objects(type, { namespace }));
+    const objects = await reader.objects(type, { namespace });
+    objects?.forEach(({ metadata }) => namespaces.add(metadata.namespace));
+    add(type.plural, objects);
   }
+  // Users who may read all namespaces see the Events of all programs in the cluster. The bundle has only those of Berth and of Nodes.
+  const isWanted = ({ metadata, regarding }: Event) =>
+    namespaces.has(metadata.namespace) || isServed(metadata.namespace ?? '') || regarding.kind === 'Node';
+  add(EVENTS.plural, await reader.objects(EVENTS, { namespace }, isWanted));
   add('machine-pods', await reader.objects(PODS, { namespace, labelSelector: WORKLOAD_LABEL }));
   add(IMAGE_CACHE_ENTRIES.plural, await reader.objects(IMAGE_CACHE_ENTRIES));
   const nodes = await reader.objects(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });

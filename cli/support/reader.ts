@@ -38,19 +38,21 @@ export class Reader {
   }
 
   /**
-   * Returns objects of the kind. If `namespace` is given, returns only its objects. The result is undefined if the objects could not be
-   * read.
+   * Returns objects of the kind for which `isWanted` returns true. If `namespace` is given, returns only its objects. The result is
+   * undefined if the objects could not be read.
    */
   async objects<T extends KubeObject>(
     type: Resource<T>,
     options: { namespace?: string | undefined; labelSelector?: string } = {},
+    isWanted: (object: T) => boolean = () => true,
   ): Promise<T[] | undefined> {
     const part = `${type.plural}${options.namespace === undefined ? '' : ` in namespace ${options.namespace}`}`;
     return await this.#noted(part, async (signal) => {
       const found: T[] = [];
       for await (const { items } of this.#client.pages(type, { ...options, signal })) {
-        found.push(...items);
-        this.#count(JSON.stringify(items).length);
+        const wanted = items.filter(isWanted);
+        found.push(...wanted);
+        this.#count(JSON.stringify(wanted).length);
         if (found.length > OBJECTS) {
           this.note(part, `Only the first ${OBJECTS} objects were read`);
           break;

@@ -19,7 +19,7 @@ const OBJECTS = [
     spec: {
       image: 'registry.example/guest:1',
       userData: '#cloud-config\npassword: plant04xx\n',
-      guestMetadata: { job: 'plant05xx', phrase: 'correcthorsebattery' },
+      guestMetadata: { job: 'plant05xx', phrase: 'correcthorsebattery', marked: 'plant27xx!' },
       userDataSecretRef: { name: 'kept-secret-name', key: 'kept-key' },
     },
     status: { failure: { message: 'GET https://user:plant06xx@files.example/a?sig=plant07xx failed' } },
@@ -59,6 +59,12 @@ const LOG = [
   'join with abcdef.0123456789abcdef now',
   'key AKx7Qm2Zp9Lw4Rt8Vb found',
   'the guest printed plant05xx and correcthorsebattery',
+  'the guest printed plant05xx. It wrote plant05xx! And plant27xx!.',
+  '{"password":"a\\"plant28xx","user":"a"}',
+  'error: {\\"password\\":\\"a\\\\\\"plant29xx\\",\\"user\\":\\"a\\"}',
+  'password => plant30xx',
+  'DB_PASS=plantpass "pass": "plantwords"',
+  '-----BEGIN PGP PRIVATE KEY BLOCK-----\nplant31xx\n-----END PGP PRIVATE KEY BLOCK-----',
   'berth-agent --registry-password plantword run',
   '{\\"auths\\":{\\"registry.example\\":{\\"auth\\":\\"cGxhbnQyM3h4\\"}}}',
   'client-key-data: LS0tplant24/plant25+x/plant26==',
@@ -103,6 +109,9 @@ it('is fast for long lines without secrets, and ends for those that are made to 
     'token'.repeat(40_000),
     `password="${'\\'.repeat(200_000)}`,
     `token:${' '.repeat(200_000)}[`,
+    '!.'.repeat(100_000),
+    'password="\\"'.repeat(20_000),
+    Array.from({ length: 600 }, (_, level) => `password=${'\\'.repeat(level)}"`).join(''),
   ]) {
     const started = performance.now();
     redactor.text(text);

@@ -62,16 +62,27 @@ const REMEMBERED = 100_000;
 /** Depth in an object below which everything is removed. Objects of Kubernetes are less deep. */
 const DEPTH = 40;
 const PART = /[^\s"'`=:,;/?&@()[\]{}<>\\|]+/g;
+/** Marks at the end of a part, which may belong to the sentence around a value. Their number is limited, so that the time is linear. */
+const MARKS = /[.!…#*~^-]{1,3}$/;
 
 /** Pattern for the key of a secret. It begins with a word for a secret and ends with the rest of the key. */
-const KEY = String.raw`(?:passw(?:or)?d|pwd|passphrase|secret|token|credential|api[-_]?key|access[-_]?key|private[-_]?key|key-data|signature)[\w.-]{0,128}`;
+const KEY = String.raw`(?:passw(?:or)?d|pwd|passphrase|(?<![a-z])pass(?![a-z])|secret|token|credential|api[-_]?key|access[-_]?key|private[-_]?key|key-data|signature)[\w.-]{0,128}`;
+
+/**
+ * Pattern for a value in double quotes, in which quotes are escaped. In JSON inside of JSON, all quotes are escaped, and the quote at the
+ * end of the value has as many backslashes as the quote at its start.
+ */
+const QUOTED = String.raw`"(?:[^"\\]|\\[\s\S])*(?:"|$)|(?<escape>\\{1,15})"[\s\S]*?(?<!\\)\k<escape>"`;
 
 /**
  * Forms of secrets, in the order in which they are removed. A host can write any log, so the time for each form must be linear in the
  * length of the text. So if two repetitions that match the same characters follow each other, one of them has a limit.
  */
 const FORMS: readonly (readonly [RegExp, string])[] = [
-  [/-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)/g, REMOVED],
+  [
+    /-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|$)/g,
+    REMOVED,
+  ],
   [
     /\b((?:proxy-)?authorization|(?:set-)?cookie)(\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\]+/gi,
     `$1$2${REMOVED}`,
@@ -86,7 +97,7 @@ const FORMS: readonly (readonly [RegExp, string])[] = [
   [new RegExp(String.raw`(?<!-)(--[\w.-]{0,128}${KEY})[ =]+[^\s"']+`, 'gi'), `$1=${REMOVED}`],
   [
     new RegExp(
-      String.raw`(${KEY})(\\*["']?\s*[=:]\s*)(?![\s[{])(?:\\*"[^"]*"|\\*'[^']*'|[^\s,;&"'}\\]+)`,
+      String.raw`(${KEY})(\\*["']?\s*(?:=>|[=:])\s*)(?![\s[{])(?:${QUOTED}|\\*'[^']*'|[^\s,;&"'}\\]+)`,
       'gi',
     ),
     `$1$2${REMOVED}`,
@@ -167,7 +178,9 @@ export class Redactor {
   /** Returns the text without everything that has the form of a secret, and without remembered values. */
   text(text: string): string {
     const formless = FORMS.reduce((kept, [form, instead]) => kept.replace(form, instead), text);
-    return formless.replace(PART, (part) => (this.#values.has(part) ? REMOVED : part));
+    return formless.replace(PART, (part) =>
+      formsOf(part).some((form) => this.#values.has(form)) ? REMOVED : part,
+    );
   }
 
   /** Returns a copy of the object with redacted texts. */
@@ -189,7 +202,12 @@ export class Redactor {
 
 /** Returns the parts of a removed value that logs could repeat. Common words of a longer text are not among them. */
 function secretParts(value: string): string[] {
-  const parts = value.match(PART) ?? [];
-  const least = parts.length === 1 ? WORD_LENGTH : Infinity;
-  return parts.filter((part) => part.length >= (/\d/.test(part) ? MIXED_LENGTH : least));
+  const words = value.match(PART) ?? [];
+  const least = words.length === 1 ? WORD_LENGTH : Infinity;
+  return words.flatMap(formsOf).filter((part) => part.length >= (/\d/.test(part) ? MIXED_LENGTH : least));
+}
+
+/** Returns the part as it is, and without marks at its end. */
+function formsOf(part: string): string[] {
+  return [part, part.replace(MARKS, '')];
 }

@@ -61,6 +61,11 @@ it('knows the key of a VM by its UID', async () => {
   expect(await readFile(join(folder, 'arguments'), 'utf8')).toContain(`HostKeyAlias=${uid}`);
 });
 
+it('shares no connection with another VM of the name, whatever the configuration of ssh says', async () => {
+  await login();
+  expect(await readFile(join(folder, 'arguments'), 'utf8')).toContain('ControlPath=none\n');
+});
+
 it.each(['*', 'a\n*', '"@cert-authority *', ''])('starts no ssh for the UID %j', async (hostile) => {
   uid = hostile;
   await expect(login()).rejects.toThrow('UID');

@@ -82,6 +82,8 @@ function sshArguments({ proxy, known, uid, destination }: SSHOptions): string[] 
     // ssh accepts the first key of a VM, and refuses every other key of this VM.
     'StrictHostKeyChecking=accept-new',
     'CheckHostIP=no',
+    // A shared connection is found by the name of the host. A VM of another namespace can have the same name.
+    'ControlPath=none',
   ];
   // After `--`, nothing is an option. So ssh does not read a command that begins with a dash as an option.
   return [...options.flatMap((option) => ['-o', option]), '--', destination];

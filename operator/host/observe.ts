@@ -60,7 +60,7 @@ export function trimNode(node: Node): Node {
   const kept = conditions
     .filter(({ type }) => READ.has(type))
     .map(({ lastHeartbeatTime: _heartbeat, ...condition }) => condition);
-  const named = images.map(({ names }) => ({ names: names.map(shared) }));
+  const named = images.map(({ names }) => ({ names: (names ?? []).map(shared) }));
   return { ...node, status: { ...status, images: named, conditions: kept } };
 }
 

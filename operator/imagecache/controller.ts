@@ -223,7 +223,7 @@ function stateOf(node: Readonly<Node> | undefined): object {
  */
 function namesOf(node: Readonly<Node> | undefined): Set<string> {
   const lists = node?.status?.images ?? [];
-  return new Set(lists.flatMap(({ names }) => names.map((name) => `${name} ${names.join(' ')}`)));
+  return new Set(lists.flatMap(({ names }) => (names ?? []).map((name) => `${name} ${names?.join(' ')}`)));
 }
 
 /**

@@ -125,7 +125,7 @@ function hostOf(node: Node): Host {
     tags: new Set(tagsOf(metadata.labels ?? {})),
     notReadySince: notReadySince(node),
     isCordoned: spec?.unschedulable === true,
-    images: (status?.images ?? []).map(({ names }) => names),
+    images: (status?.images ?? []).map(({ names }) => names ?? []),
   };
 }
 

@@ -114,14 +114,14 @@ describe('config', () => {
     expect(set).toEqual({ code: 0, out: `Set apiURL to ${server.url} in ${file}\n`, err: '' });
     expect(await json(['config', 'view'], elsewhere)).toEqual([{ name: 'apiURL', value: server.url }]);
     writeFileSync(file, '# Mine\naliases: {namespaceVariable: CI_NAMESPACE}\n');
-    await command.run(['config', 'set', '--api-url', 'http://berth.example'], elsewhere);
+    await command.run(['config', 'set', '--api-url', 'https://berth.example'], elsewhere);
     expect(readFileSync(file, 'utf8')).toBe(
-      '# Mine\naliases: { namespaceVariable: CI_NAMESPACE }\napiURL: http://berth.example\n',
+      '# Mine\naliases: { namespaceVariable: CI_NAMESPACE }\napiURL: https://berth.example\n',
     );
-    writeFileSync(file, 'apiUrl: http://berth.example\n');
-    const refused = await command.run(['config', 'set', '--api-url', 'http://berth.example'], elsewhere);
+    writeFileSync(file, 'apiUrl: https://berth.example\n');
+    const refused = await command.run(['config', 'set', '--api-url', 'https://berth.example'], elsewhere);
     expect([refused.code, refused.err]).toEqual([2, expect.stringContaining('apiUrl is not a setting')]);
-    expect(readFileSync(file, 'utf8')).toBe('apiUrl: http://berth.example\n');
+    expect(readFileSync(file, 'utf8')).toBe('apiUrl: https://berth.example\n');
   });
 });
 

@@ -76,7 +76,7 @@ async function fetchedTo(name: string): Promise<string> {
 
 async function lists(host: string, image: string): Promise<boolean> {
   const { status } = await world.cluster.client().get(NODES, { name: host });
-  return status?.images?.some(({ names }) => names.some((name) => name.includes(`/${image}`))) ?? false;
+  return status?.images?.some(({ names }) => names?.some((name) => name.includes(`/${image}`))) ?? false;
 }
 
 /** Waits until the agent removes the image and has not finished. */

@@ -104,7 +104,9 @@ spec:
 /** Returns the images of this repository that the Node lists. */
 async function listed(repository: string): Promise<string[]> {
   const { status } = await world.cluster.client().get(NODES, { name: 'host' });
-  return (status?.images ?? []).flatMap(({ names }) => names).filter((name) => name.includes(repository));
+  return (status?.images ?? [])
+    .flatMap(({ names }) => names ?? [])
+    .filter((name) => name.includes(repository));
 }
 
 /** Returns the size of the image's layers. Hosts fetch only some kilobytes more. */
