@@ -13,7 +13,7 @@ import type { Connection } from '../kube/credentials.ts';
 import { ApiError, isUnreachable } from '../kube/errors.ts';
 import { TokenSource } from '../kube/tokensource.ts';
 import type { Transport } from '../kube/transport.ts';
-import { certificateMistake, CommandError, EXIT, withLogin } from './errors.ts';
+import { certificateMistake, CommandError, EXIT } from './errors.ts';
 import type { Globals } from './globals.ts';
 import { readSettings, type Settings } from './settings.ts';
 import type { Terminal } from './terminal.ts';
@@ -127,7 +127,7 @@ async function refusalOf(error: unknown, connection: Connection): Promise<Comman
   }
   const token = await undefinedIf(() => true, new TokenSource(connection).token());
   const cause = causeOfRefusal(token ?? '', { clientID: '' });
-  return cause === undefined ? undefined : new CommandError(`Unauthorized: ${withLogin(cause)}`, EXIT.denied);
+  return cause === undefined ? undefined : new CommandError(`Unauthorized: ${cause}`, EXIT.denied);
 }
 
 /**

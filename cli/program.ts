@@ -4,7 +4,7 @@
  */
 import { Argument, Command, CommanderError } from 'commander';
 import { VERSION } from '../api/v1alpha1/version.ts';
-import { described, EXIT, ProgramEnded } from './errors.ts';
+import { described, EXIT, ProgramEnded, withLogin } from './errors.ts';
 import { withBooleans } from './flags.ts';
 import { addGlobals, type Globals } from './globals.ts';
 import { type ShellName, SHELLS } from './shells.ts';
@@ -159,7 +159,7 @@ export async function run(args: readonly string[], terminal: Terminal): Promise<
       return error.exitCode;
     }
     const { exitCode, message } = described(error);
-    terminal.err(`error: ${message}\n`);
+    terminal.err(`error: ${withLogin(message, terminal.name)}\n`);
     return exitCode;
   }
 }

@@ -1,7 +1,7 @@
 /** Runs the command `version`, which shows the versions of this command and of Berth's parts in the cluster. */
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { withCluster } from './cluster.ts';
-import { described, Interrupted } from './errors.ts';
+import { described, Interrupted, withLogin } from './errors.ts';
 import type { Globals } from './globals.ts';
 import { print } from './output.ts';
 import type { Terminal } from './terminal.ts';
@@ -25,7 +25,7 @@ export async function showVersions(terminal: Terminal, globals: Globals): Promis
     itemOf: (row) => row,
   });
   if (globals.output === 'table' || globals.output === 'wide') {
-    terminal.err(problems.map((problem) => `${problem}\n`).join(''));
+    terminal.err(problems.map((problem) => `${withLogin(problem, terminal.name)}\n`).join(''));
   }
 }
 

@@ -105,7 +105,7 @@ async function addressOf(
 }
 
 async function askHTTPAPI(
-  { signal, isForPeople, err }: Terminal,
+  { name, signal, isForPeople, err }: Terminal,
   address: string,
   authority: string | undefined,
 ): Promise<Omit<Target, 'authority'>> {
@@ -122,7 +122,7 @@ async function askHTTPAPI(
     return infoIn(await answer.json());
   } catch (error) {
     throw new CommandError(
-      `${url} is not the HTTP API of Berth: ${messageOf(error)}. Check --api-url, or: berth config view`,
+      `${url} is not the HTTP API of Berth: ${messageOf(error)}. Check --api-url, or: ${name} config view`,
     );
   }
 }
