@@ -4,7 +4,7 @@
  */
 import { Argument, Command, CommanderError } from 'commander';
 import { VERSION } from '../api/v1alpha1/version.ts';
-import { described, EXIT, ProgramEnded, withLogin } from './errors.ts';
+import { CommandError, described, EXIT, ProgramEnded, withLogin } from './errors.ts';
 import { withBooleans } from './flags.ts';
 import { addGlobals, type Globals } from './globals.ts';
 import { type ShellName, SHELLS } from './shells.ts';
@@ -223,6 +223,13 @@ function addCompletion(program: Command, terminal: Terminal): void {
     .description('Write a script with which a shell completes commands and flags')
     .addArgument(new Argument('<shell>', 'name of the shell').choices(SHELLS))
     .action(async (name: ShellName) => {
+      if (terminal.name.includes(' ')) {
+        // In the script, the name would stand for two commands, and replace the completion of kubectl.
+        throw new CommandError(
+          `A shell cannot complete ${terminal.name}, because kubectl completes its plug-ins. Call this command by another name, for example berth completion ${name}`,
+          EXIT.usage,
+        );
+      }
       const { completionScript } = await import('./completion.ts');
       terminal.out(completionScript(name, await createProgram(terminal, () => true)));
     });
