@@ -32,7 +32,10 @@ it.each([
 
 it.each([
   ['The token expired. Sign in again', 'The token expired. Sign in again: kubectl berth login'],
-  ['Ended. Sign in again. The provider says no', 'Ended. Sign in again: kubectl berth login. The provider says no'],
+  [
+    'Ended. Sign in again. The provider says no',
+    'Ended. Sign in again: kubectl berth login. The provider says no',
+  ],
   ['Sign in again and agree', 'Sign in again and agree'],
   // A credential plug-in has already added its own name.
   ['Sign in again: berth login', 'Sign in again: berth login'],

@@ -105,11 +105,9 @@ describe('the forms that integrations call', () => {
     if (words.startsWith('image list')) {
       await untilReady('base');
     }
-    const acting = words.startsWith('emulator deploy pixel')
-      ? boot('pixel')
-      : words.startsWith('emulator delete pixel')
-        ? bare.end(emulators.podRef('pixel'))
-        : undefined;
+    const [, verb, name = ''] = /^emulator (deploy|delete) (pixel|plain)/.exec(words) ?? [];
+    const acting =
+      verb === 'deploy' ? boot(name) : verb === 'delete' ? bare.end(emulators.podRef(name)) : undefined;
     const path = kubeconfigs[kubeconfig];
     const result = command.run(words.split(' '), path === undefined ? {} : { kubeconfig: path });
     const [{ code, out, err }] = await Promise.all([result, acting]);
@@ -318,9 +316,7 @@ it('a namespace of a flag or variable may have the other prefix of the settings'
 });
 
 it('a cluster without one of the kinds says so, and the others go on', async () => {
-  const patch = [{ op: 'replace', path: '/spec/versions/0/served', value: false }];
-  const crd = ['patch', 'crd', 'emulators.berth.dev', '--type=json', '-p', JSON.stringify(patch)];
-  await cluster.kubectl(crd);
+  await patchKind('emulators', { op: 'replace', path: '/spec/versions/0/served', value: false });
   await waitFor('the kind to be gone', async () => (await berth('emulator', 'list')).code !== 0);
   const calls = await Promise.all([
     berth('emulator', 'list', '-o', 'json'),
@@ -334,6 +330,28 @@ it('a cluster without one of the kinds says so, and the others go on', async () 
   expect(calls).toEqual(calls.map(() => ({ code: 4, out: '', err })));
   expect((await berth('vm', 'list')).code).toBe(0);
 });
+
+it('a cluster without one of the fields says so, and makes nothing', async () => {
+  const schema = '/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties';
+  await patchKind('vmconfigs', { op: 'remove', path: `${schema}/displayDPI` });
+  let name = '';
+  const refused = await waitFor('the field to be gone', async () => {
+    name = `dotted-${Date.now()}`;
+    const result = await berth('vmconfig', 'create', name, '--image', 'a', '--display-dpi', '96');
+    return result.code === 0 ? undefined : result;
+  });
+  expect(refused).toEqual({
+    code: 1,
+    out: '',
+    err: expect.stringMatching(/^error: --display-dpi: the cluster does not have this field, .*\n$/),
+  });
+  expect((await berth('vmconfig', 'get', name)).code).toBe(4);
+});
+
+async function patchKind(plural: string, patch: object): Promise<void> {
+  const crd = ['patch', 'crd', `${plural}.berth.dev`, '--type=json', '-p', JSON.stringify([patch])];
+  await cluster.kubectl(crd);
+}
 
 /** Returns what the command wrote to a stream as a fixture has it. Its header says what is replaced. */
 function shown(written: string, mark: string): string {

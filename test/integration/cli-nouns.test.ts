@@ -29,6 +29,8 @@ let emulators: Emulators;
 /** Host whose agent is the test. */
 let bare: ActingHost;
 let command: BerthCommand;
+/** Token of a member with the role dev. */
+let token: string;
 /** Kubeconfig with a token that nobody has. */
 let stale: string;
 /** Variables with which the command trusts the certificate of the HTTP API. */
@@ -45,7 +47,7 @@ beforeAll(async () => {
   const authority = join(cluster.directory, 'server-authority.crt');
   writeFileSync(authority, server.authority);
   environment = { NODE_EXTRA_CA_CERTS: authority };
-  const token = await accountToken(cluster, { namespace, name: 'dev' }, { role: 'berth-role-dev' });
+  token = await accountToken(cluster, { namespace, name: 'dev' }, { role: 'berth-role-dev' });
   command = await BerthCommand.make(await kubeconfigWith(token, 'dev'));
   stale = await kubeconfigWith('eyJhbGciOiJub25lIn0.e30.', 'stale');
   await waitFor('the rights', async () => (await berth('vm', 'list')).code === 0);
@@ -123,6 +125,23 @@ describe('config', () => {
     expect([refused.code, refused.err]).toEqual([2, expect.stringContaining('apiUrl is not a setting')]);
     expect(readFileSync(file, 'utf8')).toBe('apiUrl: http://berth.example\n');
   });
+});
+
+it('the first calls in a container make the missing folders, and its token holds', async () => {
+  const home = join(cluster.directory, 'container');
+  const options = {
+    environment: { ...environment, XDG_CONFIG_HOME: join(home, 'settings') },
+    kubeconfig: join(home, 'kube', 'config'),
+  };
+  const calls = [
+    ['config', 'set', '--api-url', server.url],
+    ['user', 'set-token', token],
+    ['node', 'list', '--namespace', namespace],
+  ];
+  for (const args of calls) {
+    expect(await command.run(args, options)).toMatchObject({ code: 0, err: '' });
+  }
+  expect(await json(['vm', 'list', '--namespace', namespace], options)).toEqual([]);
 });
 
 describe('node', () => {
