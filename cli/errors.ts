@@ -121,3 +121,23 @@ function wordsOf(error: ApiError): string {
   }
   return message;
 }
+
+/**
+ * Returns an error of the connection as a CommandError with the address of the server. Returns other errors unchanged. `source` names the
+ * place from which the address and the certificate authority come.
+ */
+export function explained(error: unknown, server: string, source: string): unknown {
+  const { message } = error as Error;
+  const mistake = certificateMistake(error);
+  if (mistake !== undefined) {
+    return new CommandError(
+      `The certificate of the ${server} is not trusted: ${mistake}. Check the certificate authority in ${source}`,
+    );
+  }
+  return isUnreachable(error)
+    ? new CommandError(
+        `The ${server} does not answer: ${message}. Check the network and ${source}`,
+        EXIT.noAnswer,
+      )
+    : error;
+}

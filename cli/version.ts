@@ -32,7 +32,7 @@ export async function showVersions(terminal: Terminal, globals: Globals): Promis
 async function readVersions(terminal: Terminal, globals: Globals): Promise<Versions> {
   const signal = AbortSignal.any([terminal.signal, AbortSignal.timeout(LIMIT_MILLISECONDS)]);
   try {
-    return await withCluster(terminal, globals, async ({ client }) => await versionsOf(client, signal));
+    return await withCluster(terminal, globals, async (cluster) => await versionsOf(cluster, signal));
   } catch (error) {
     if (error instanceof Interrupted) {
       throw error;

@@ -6,6 +6,7 @@ import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { VERSION } from '../../api/v1alpha1/version.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
@@ -165,6 +166,15 @@ describe('node', () => {
     expect(err).toBe(`error: node "absent" not found in namespace ${namespace}\n`);
     const none = await berthAsAdmin('node', 'list', '-n', 'platform-elsewhere');
     expect(none).toEqual({ code: 0, out: '', err: 'There are no hosts in namespace platform-elsewhere\n' });
+  });
+
+  it('a member gets the versions of the HTTP API and of the agents from it', async () => {
+    const versions = await json(['version']);
+    expect(versions).toEqual([
+      { name: 'berth', version: VERSION },
+      { name: 'server', version: VERSION },
+      { name: 'agent', version: 'unknown', hosts: 1 },
+    ]);
   });
 
   it('list sends no token to the HTTP API of another cluster', async () => {
