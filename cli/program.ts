@@ -10,6 +10,7 @@ import { addGlobals, type Globals } from './globals.ts';
 import { type ShellName, SHELLS } from './shells.ts';
 import { addSupportBundle } from './support/command.ts';
 import type { Terminal } from './terminal.ts';
+import { printable } from './text.ts';
 
 interface Noun {
   readonly name: string;
@@ -142,6 +143,9 @@ const NOUNS: readonly Noun[] = [
   },
 ];
 
+/** Verbs that destroy data. On a terminal, the user has to confirm them. */
+const DESTRUCTIVE: ReadonlySet<string> = new Set(['delete', 'revert']);
+
 /** Runs the command and resolves with its exit code. `args` are the arguments after the name of the command. */
 export async function run(args: readonly string[], terminal: Terminal): Promise<number> {
   try {
@@ -180,6 +184,12 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
     .helpCommand('help [command]', 'show the help of a command')
     .exitOverride();
   addGlobals(program);
+  program.hook('preAction', async (_program, verb) => {
+    if (DESTRUCTIVE.has(verb.name())) {
+      const { confirm } = await import('./confirm.ts');
+      await confirm(terminal, questionOf(verb));
+    }
+  });
   for (const noun of NOUNS) {
     const command = program.command(noun.name).description(noun.description).helpCommand(false);
     if (noun.alias !== undefined) {
@@ -194,6 +204,13 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
   addSupportBundle(program, terminal);
   addCompletion(program, terminal);
   return program;
+}
+
+/** Returns the question before the verb runs, for example `Delete vm desk? This cannot be undone`. */
+function questionOf(verb: Command): string {
+  const word = verb.name();
+  const names = printable(verb.args.join(', '));
+  return `${word.charAt(0).toUpperCase()}${word.slice(1)} ${verb.parent?.name()} ${names}? This cannot be undone`;
 }
 
 function addVersion(program: Command, terminal: Terminal): void {

@@ -307,6 +307,22 @@ it('nothing has colours on a terminal, with NO_COLOR and without it', async () =
   }
 });
 
+it('a person confirms what cannot be undone, and no script is asked', async () => {
+  expect((await berth('vmconfig', 'create', 'asked', '--image', 'a')).code).toBe(0);
+  const asked = async (answer: string) => {
+    const call = command.inTerminal('berth vmconfig delete asked; echo "end $?"');
+    await call.prints(/Delete vmconfig asked\? This cannot be undone \[y\/N\] $/);
+    call.type(answer);
+    return (await call.result()).stdout;
+  };
+  const refused = /error: You did not answer yes, so nothing was changed\s+end 130/;
+  expect(await asked('n\n')).toMatch(refused);
+  expect(await asked('\n')).toMatch(refused);
+  const ci = await command.inTerminal('export CI=true; berth vm revert absent; echo "end $?"').result();
+  expect(ci.stdout).toMatch(/^error: vm "absent" not found in namespace platform-default\s+end 4/);
+  expect(await asked('y\n')).toMatch(/Successfully deleted vmconfig asked\s+end 0/);
+});
+
 it('a namespace of a flag or variable may have the other prefix of the settings', async () => {
   command.configure('aliases: {namespacePrefix: ci-, namespaceVariable: CI_NAMESPACE}\n');
   const { out } = await berth('vmconfig', 'get', 'ci', '-n', 'ci-default', '-o', 'json');
