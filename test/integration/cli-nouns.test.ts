@@ -177,6 +177,16 @@ describe('node', () => {
     ]);
   });
 
+  it('list names an HTTP API that is away', async () => {
+    await berth('config', 'set', '--api-url', 'https://127.0.0.1:1');
+    const { code, err } = await berth('node', 'list');
+    await berth('config', 'set', '--api-url', server.url);
+    expect([code, err]).toEqual([
+      5,
+      expect.stringContaining('The HTTP API https://127.0.0.1:1 does not answer'),
+    ]);
+  });
+
   it('list sends no token to the HTTP API of another cluster', async () => {
     const stranger = await startStranger();
     await berth('config', 'set', '--api-url', stranger.url);
