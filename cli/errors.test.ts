@@ -1,3 +1,5 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { expect, it } from 'vitest';
 import { ApiError, CredentialError } from '../kube/errors.ts';
 import { certificateMistake, CommandError, described, EXIT, Interrupted, withLogin } from './errors.ts';
@@ -41,6 +43,13 @@ it.each([
   ['Sign in again: berth login', 'Sign in again: berth login'],
 ])('adds the command for the sign-in, with the name that the user typed: %s', (message, words) => {
   expect(withLogin(message, 'kubectl berth')).toBe(words);
+});
+
+it('has exactly the exit codes that the docs describe', () => {
+  const page = readFileSync(join(import.meta.dirname, '../docs/how-to/command.md'), 'utf8');
+  const [, table = ''] = page.split('## Exit codes');
+  const documented = [...table.matchAll(/^\| (\d+) \| /gm)].map(([, code]) => Number(code));
+  expect(documented).toEqual(Object.values(EXIT));
 });
 
 it('tells the mistake of a certificate without advice about flags of Node.js', () => {
