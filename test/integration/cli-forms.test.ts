@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { EMULATORS, IMAGES, ISOS, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
+import { run } from '../../base/exec.ts';
 import { createProgram } from '../../cli/program.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
@@ -20,6 +21,8 @@ import { BerthCommand, type CommandResult } from '../wires/berth.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 
 const namespace = 'platform-default';
+/** Time limit of a job that deploys and deletes a VM on a simulated host. */
+const JOB_MILLISECONDS = 60_000;
 const FORMS = join(import.meta.dirname, '../fixtures/commands/forms.txt');
 
 let cluster: Cluster;
@@ -90,6 +93,18 @@ describe('the forms that integrations call', () => {
     }
     const answered = header + answers.join('\n');
     expect(answered).toBe(text);
+  });
+
+  it('give a job with bash and jq the address of its VM', async () => {
+    const job = `set -euo pipefail
+      vm=$(berth vm deploy --config ci --generate-name job --reserve-port 9022:22 -o json 2>&1)
+      name=$(jq -er '.[0].name' <<<"$vm") ip=$(jq -er '.[0].ip' <<<"$vm") port=$(jq -er '.[0].ssh' <<<"$vm")
+      berth vm delete "$name" | grep -qx "Successfully deleted vm $name"
+      ! left=$(berth vm delete "$name" 2>&1) && grep -q 'not found' <<<"$left"
+      echo "$ip:$port"`;
+    const environment = command.installed();
+    const printed = await run('bash', ['-c', job], { environment, timeoutMilliseconds: JOB_MILLISECONDS });
+    expect(printed).toBe('192.0.2.1:9022\n');
   });
 
   async function untilReady(name: string): Promise<void> {
