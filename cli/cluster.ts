@@ -10,10 +10,10 @@ import { isObjectName } from '../api/v1alpha1/objectname.ts';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { KubeClient } from '../kube/client.ts';
 import type { Connection } from '../kube/credentials.ts';
-import { ApiError, CredentialError, isUnreachable } from '../kube/errors.ts';
+import { ApiError, CredentialError } from '../kube/errors.ts';
 import { TokenSource } from '../kube/tokensource.ts';
 import type { Transport } from '../kube/transport.ts';
-import { certificateMistake, CommandError, EXIT, withLogin } from './errors.ts';
+import { CommandError, EXIT, explained } from './errors.ts';
 import type { Globals } from './globals.ts';
 import { readSettings, type Settings } from './settings.ts';
 import type { Terminal } from './terminal.ts';
@@ -52,10 +52,11 @@ export async function withCluster<T>(
   const client = new KubeClient(requests);
   try {
     const { apiURL } = settings;
-    const result = await work({ client, watches, namespace, connection, apiURL });
+    const cluster = { client, watches, namespace, connection, apiURL };
+    const result = await work(cluster);
     if (terminal.isForPeople) {
       const { remind } = await import('./versions.ts');
-      await remind(terminal, client);
+      await remind(terminal, cluster);
     }
     return result;
   } catch (error) {
@@ -134,25 +135,5 @@ async function refusalOf(error: unknown, connection: Connection): Promise<Comman
   }
   const token = await undefinedIf(() => true, new TokenSource(connection).token());
   const cause = causeOfRefusal(token ?? '', { clientID: '' });
-  return cause === undefined ? undefined : new CommandError(`Unauthorized: ${withLogin(cause)}`, EXIT.denied);
-}
-
-/**
- * Returns an error of the connection as a CommandError with the address of the server. Returns other errors unchanged. `source` names the
- * place from which the address and the certificate authority come.
- */
-export function explained(error: unknown, server: string, source: string): unknown {
-  const { message } = error as Error;
-  const mistake = certificateMistake(error);
-  if (mistake !== undefined) {
-    return new CommandError(
-      `The certificate of the ${server} is not trusted: ${mistake}. Check the certificate authority in ${source}`,
-    );
-  }
-  return isUnreachable(error)
-    ? new CommandError(
-        `The ${server} does not answer: ${message}. Check the network and ${source}`,
-        EXIT.noAnswer,
-      )
-    : error;
+  return cause === undefined ? undefined : new CommandError(`Unauthorized: ${cause}`, EXIT.denied);
 }

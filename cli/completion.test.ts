@@ -67,6 +67,25 @@ it('offers the names that the command lists, and nothing that a shell would run'
   }
 });
 
+it('completes the plug-in of kubectl with the script of the docs', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-completion-'));
+  try {
+    const page = await readFile(join(import.meta.dirname, '../docs/how-to/command.md'), 'utf8');
+    const [, script = ''] = /```sh\n(#!\/usr\/bin\/env bash[^`]+)```/.exec(page) ?? [];
+    await writeFile(join(folder, 'words'), completionScript('bash', program));
+    await writeFile(join(folder, 'berth'), `#!/bin/sh\ncat '${folder}/words'\n`, { mode: 0o755 });
+    await writeFile(join(folder, 'kubectl_complete-berth'), script, { mode: 0o755 });
+    const env = { PATH: `${folder}:${process.env.PATH}` };
+    const words = execFileSync(join(folder, 'kubectl_complete-berth'), ['vm', 'st'], {
+      encoding: 'utf8',
+      env,
+    });
+    expect(words).toBe('start\nstop\n:4\n');
+  } finally {
+    await rm(folder, { recursive: true });
+  }
+});
+
 it('describes each word in zsh and fish', () => {
   expect(completionScript('zsh', program)).toContain(`'stop:Stop VMs. They keep their disk'`);
   expect(completionScript('fish', program)).toContain(`= " vm"' -a stop -d 'Stop VMs. They keep their disk'`);

@@ -1,13 +1,15 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { expect, it } from 'vitest';
 import { ApiError, CredentialError } from '../kube/errors.ts';
-import { certificateMistake, CommandError, described, EXIT, Interrupted } from './errors.ts';
+import { certificateMistake, CommandError, described, EXIT, Interrupted, withLogin } from './errors.ts';
 
 function refusal(status: number, message: string): ApiError {
   return new ApiError(message, { status, reason: '' });
 }
 
 it.each([
-  [refusal(401, 'x'), EXIT.denied, /^Unauthorized: .*Sign in again: berth login$/],
+  [refusal(401, 'x'), EXIT.denied, /^Unauthorized: .*Sign in again$/],
   [refusal(403, 'vms is forbidden: User "a" cannot list'), EXIT.denied, /cannot list\. Ask an admin/],
   [refusal(403, 'pods "a" is forbidden: User "a" cannot get'), EXIT.denied, /cannot get\. Ask an admin/],
   [
@@ -28,6 +30,26 @@ it.each([
   const { exitCode, message } = described(error);
   expect(exitCode).toBe(code);
   expect(message).toMatch(words);
+});
+
+it.each([
+  ['The token expired. Sign in again', 'The token expired. Sign in again: kubectl berth login'],
+  [
+    'Ended. Sign in again. The provider says no',
+    'Ended. Sign in again: kubectl berth login. The provider says no',
+  ],
+  ['Sign in again and agree', 'Sign in again and agree'],
+  // A credential plug-in has already added its own name.
+  ['Sign in again: berth login', 'Sign in again: berth login'],
+])('adds the command for the sign-in, with the name that the user typed: %s', (message, words) => {
+  expect(withLogin(message, 'kubectl berth')).toBe(words);
+});
+
+it('has exactly the exit codes that the docs describe', () => {
+  const page = readFileSync(join(import.meta.dirname, '../docs/how-to/command.md'), 'utf8');
+  const [, table = ''] = page.split('## Exit codes');
+  const documented = [...table.matchAll(/^\| (\d+) \| /gm)].map(([, code]) => Number(code));
+  expect(documented).toEqual(Object.values(EXIT));
 });
 
 it('tells the mistake of a certificate without advice about flags of Node.js', () => {

@@ -44,9 +44,12 @@ export class Interrupted extends CommandError {
   }
 }
 
-/** If `cause` ends with the advice `Sign in again`, adds the command for the sign-in to `cause`. */
-export function withLogin(cause: string): string {
-  return cause.replace(/Sign in again$/, '$&: berth login');
+/**
+ * Adds the command for the sign-in to each advice `Sign in again` that ends a sentence of the message. `name` is the name under which the
+ * user started this command.
+ */
+export function withLogin(message: string, name: string): string {
+  return message.replace(/Sign in again(?=\.|$)/gm, (advice) => `${advice}: ${name} login`);
 }
 
 /** Messages of the API server for a path that it does not serve, for example because a CustomResourceDefinition is missing. */
@@ -111,10 +114,30 @@ function wordsOf(error: ApiError): string {
       : `${message}. Ask an admin of the namespace for a role, or choose another namespace with --namespace`;
   }
   if (status === 401) {
-    return 'Unauthorized: the cluster does not accept the credentials of the kubeconfig. Sign in again: berth login';
+    return 'Unauthorized: the cluster does not accept the credentials of the kubeconfig. Sign in again';
   }
   if (status === 404 && NO_SUCH_PATH.test(message)) {
     return 'The cluster does not have this kind. Berth is not installed there, or its release is older than this command';
   }
   return message;
+}
+
+/**
+ * Returns an error of the connection as a CommandError with the address of the server. Returns other errors unchanged. `source` names the
+ * place from which the address and the certificate authority come.
+ */
+export function explained(error: unknown, server: string, source: string): unknown {
+  const { message } = error as Error;
+  const mistake = certificateMistake(error);
+  if (mistake !== undefined) {
+    return new CommandError(
+      `The certificate of the ${server} is not trusted: ${mistake}. Check the certificate authority in ${source}`,
+    );
+  }
+  return isUnreachable(error)
+    ? new CommandError(
+        `The ${server} does not answer: ${message}. Check the network and ${source}`,
+        EXIT.noAnswer,
+      )
+    : error;
 }

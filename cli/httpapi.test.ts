@@ -11,15 +11,20 @@ const AUTHORITY = pemOf('b3du') + pemOf('b2xk');
 
 let server: Server;
 let certData: unknown;
+/** Answer to each request except the first one. */
+let answer: { status: number; body: object } | undefined;
 /** Tokens that the HTTP API has received. */
 let tokens: string[];
 
 beforeEach(async () => {
   tokens = [];
+  answer = undefined;
   server = createServer((request, response) => {
     tokens.push(...(request.headers.authorization === undefined ? [] : [request.headers.authorization]));
     response.setHeader('content-type', 'application/json');
-    response.end(JSON.stringify({ apiEndpoint: 'https://other.example', certData }));
+    const later = request.url === '/api/v1/cluster-info' ? undefined : answer;
+    response.statusCode = later?.status ?? 200;
+    response.end(JSON.stringify(later?.body ?? { apiEndpoint: 'https://other.example', certData }));
   });
   await once(server.listen(0, '127.0.0.1'), 'listening');
 });
@@ -52,6 +57,18 @@ it('sends the token to the HTTP API of the cluster', async () => {
   certData = pemOf(' b2xk');
   await ask();
   expect(tokens).toEqual(['Bearer mine']);
+});
+
+it.each([
+  [
+    'GET /api/v1/nodes not found',
+    /does not have this command, because its release is older than this command$/,
+  ],
+  ['nodes "a" not found', /^nodes "a" not found$/],
+])('tells an HTTP API that is too old from an object that is missing: %s', async (message, words) => {
+  certData = pemOf('b2xk');
+  answer = { status: 404, body: { kind: 'Status', message, reason: 'NotFound', code: 404 } };
+  await expect(ask()).rejects.toThrow(words);
 });
 
 it.each([' ', '-', 'b3', pemOf(''), pemOf('b3d1'), AUTHORITY + pemOf('bmV3'), 7])(

@@ -8,12 +8,17 @@ import { KubeClient } from '../kube/client.ts';
 import type { Connection } from '../kube/credentials.ts';
 import { apiErrorFrom, isForbidden, isRefused } from '../kube/errors.ts';
 import type { Method } from '../kube/transport.ts';
-import { type Cluster, explained } from './cluster.ts';
-import { CommandError, EXIT } from './errors.ts';
+import type { Cluster } from './cluster.ts';
+import { CommandError, EXIT, explained } from './errors.ts';
 import { printable } from './text.ts';
 
 const ROOT = '/api/v1';
-const CLUSTER_INFO: ServerRequest = { method: 'GET', path: '/cluster-info' };
+/** Request for the facts about the cluster. The HTTP API answers it without a token. */
+export const CLUSTER_INFO: ServerRequest = { method: 'GET', path: '/cluster-info' };
+const OLDER =
+  'The HTTP API of the cluster does not have this command, because its release is older than this command';
+/** Message of the HTTP API for a path that it does not have. */
+const NO_SUCH_ROUTE = /^[A-Z]+ \/\S+ not found$/;
 
 /**
  * Sends a request to the HTTP API, and resolves with the body of the answer.
@@ -99,7 +104,8 @@ async function answerOf(
   const options = { body: sent, signal };
   const { status, body, retryAfterMilliseconds } = await client.raw(method, ROOT + path, options);
   if (status >= 400) {
-    throw apiErrorFrom(body, status, retryAfterMilliseconds);
+    const error = apiErrorFrom(body, status, retryAfterMilliseconds);
+    throw NO_SUCH_ROUTE.test(error.message) ? new CommandError(OLDER, EXIT.notFound) : error;
   }
   if (typeof body !== 'object' || body === null) {
     throw new CommandError('There is no HTTP API of Berth at the address of the settings', EXIT.usage);

@@ -4,10 +4,15 @@ import { run } from './program.ts';
 
 /** Runs the command without a cluster. Returns its exit code and both streams. */
 async function berth(...args: string[]) {
+  return await runAs('berth', args);
+}
+
+/** Runs the command under a name. */
+async function runAs(name: string, args: readonly string[]) {
   let out = '';
   let err = '';
   const code = await run(args, {
-    name: 'berth',
+    name,
     environment: { KUBECONFIG: '/nonexistent/config' },
     out: (text) => void (out += text),
     err: (text) => void (err += text),
@@ -56,6 +61,18 @@ it.each([
   const { code, out, err } = await berth(...args);
   expect([code, out]).toEqual([EXIT.usage, '']);
   expect(err).toContain(words);
+});
+
+it('has the name under which it was started, in help, advice and completion', async () => {
+  for (const name of ['ci-vms', 'kubectl berth']) {
+    expect((await runAs(name, ['vm', '--help'])).out).toMatch(new RegExp(`^Usage: ${name} vm `));
+    expect((await runAs(name, ['vm', 'list'])).err).toContain(`Sign in with ${name} login`);
+  }
+  expect((await runAs('ci-vms', ['completion', 'bash'])).out).toMatch(/^complete .* ci-vms$/m);
+  // The script would replace the completion of kubectl.
+  const { code, out, err } = await runAs('kubectl berth', ['completion', 'bash']);
+  expect([code, out]).toEqual([EXIT.usage, '']);
+  expect(err).toContain('for example berth completion bash');
 });
 
 it('writes its version for people and for programs, also without a cluster', async () => {

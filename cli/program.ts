@@ -4,12 +4,13 @@
  */
 import { Argument, Command, CommanderError } from 'commander';
 import { VERSION } from '../api/v1alpha1/version.ts';
-import { described, EXIT, ProgramEnded } from './errors.ts';
+import { CommandError, described, EXIT, ProgramEnded, withLogin } from './errors.ts';
 import { withBooleans } from './flags.ts';
 import { addGlobals, type Globals } from './globals.ts';
 import { type ShellName, SHELLS } from './shells.ts';
 import { addSupportBundle } from './support/command.ts';
 import type { Terminal } from './terminal.ts';
+import { printable } from './text.ts';
 
 interface Noun {
   readonly name: string;
@@ -142,6 +143,9 @@ const NOUNS: readonly Noun[] = [
   },
 ];
 
+/** Verbs that destroy data. On a terminal, the user has to confirm them. */
+const DESTRUCTIVE: ReadonlySet<string> = new Set(['delete', 'revert']);
+
 /** Runs the command and resolves with its exit code. `args` are the arguments after the name of the command. */
 export async function run(args: readonly string[], terminal: Terminal): Promise<number> {
   try {
@@ -159,7 +163,7 @@ export async function run(args: readonly string[], terminal: Terminal): Promise<
       return error.exitCode;
     }
     const { exitCode, message } = described(error);
-    terminal.err(`error: ${message}\n`);
+    terminal.err(`error: ${withLogin(message, terminal.name)}\n`);
     return exitCode;
   }
 }
@@ -180,6 +184,12 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
     .helpCommand('help [command]', 'show the help of a command')
     .exitOverride();
   addGlobals(program);
+  program.hook('preAction', async (_program, verb) => {
+    if (DESTRUCTIVE.has(verb.name())) {
+      const { confirm } = await import('./confirm.ts');
+      await confirm(terminal, questionOf(verb));
+    }
+  });
   for (const noun of NOUNS) {
     const command = program.command(noun.name).description(noun.description).helpCommand(false);
     if (noun.alias !== undefined) {
@@ -194,6 +204,13 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
   addSupportBundle(program, terminal);
   addCompletion(program, terminal);
   return program;
+}
+
+/** Returns the question before the verb runs, for example `Delete vm desk? This cannot be undone`. */
+function questionOf(verb: Command): string {
+  const word = verb.name();
+  const names = printable(verb.args.join(', '));
+  return `${word.charAt(0).toUpperCase()}${word.slice(1)} ${verb.parent?.name()} ${names}? This cannot be undone`;
 }
 
 function addVersion(program: Command, terminal: Terminal): void {
@@ -223,6 +240,13 @@ function addCompletion(program: Command, terminal: Terminal): void {
     .description('Write a script with which a shell completes commands and flags')
     .addArgument(new Argument('<shell>', 'name of the shell').choices(SHELLS))
     .action(async (name: ShellName) => {
+      if (terminal.name.includes(' ')) {
+        // In the script, the name would stand for two commands, and replace the completion of kubectl.
+        throw new CommandError(
+          `A shell cannot complete ${terminal.name}, because kubectl completes its plug-ins. Call this command by another name, for example berth completion ${name}`,
+          EXIT.usage,
+        );
+      }
       const { completionScript } = await import('./completion.ts');
       terminal.out(completionScript(name, await createProgram(terminal, () => true)));
     });

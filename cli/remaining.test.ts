@@ -4,7 +4,8 @@ import { estimator } from './remaining.ts';
 
 it('estimates the time that is left, and begins anew with the work', () => {
   let now = 0;
-  const estimate = estimator(() => now);
+  const timed = estimator(() => now);
+  const estimate = (percent: number) => timed(percent, `${percent} %`);
   expect(estimate(10)).toBe('10 %');
   now = 30_000;
   expect(estimate(11)).toBe('11 %');
@@ -13,6 +14,10 @@ it('estimates the time that is left, and begins anew with the work', () => {
   expect(estimate(5)).toBe('5 %');
   now = 70_000;
   expect(estimate(55)).toBe('55 %, 9 s left');
+  // The next step of the work has a progress of its own.
+  expect(estimate(10)).toBe('10 %');
+  now = 80_000;
+  expect(estimate(60)).toBe('60 %, 8 s left');
 });
 
 it.each([

@@ -5,20 +5,24 @@ import { timeText } from './duration.ts';
 const ENOUGH_PERCENT = 3;
 
 /**
- * Returns a function that takes a progress in percent and returns it as a text for people, for example `42 %, 3 min left`. `clock` returns
- * a time in milliseconds.
+ * Returns a function that takes the progress in percent and adds the remaining time to a text, for example `42 %, 3 min left`. `clock`
+ * returns a time in milliseconds.
  */
-export function estimator(clock: () => number = () => performance.now()): (percent: number) => string {
+export function estimator(
+  clock: () => number = () => performance.now(),
+): (percent: number, text: string) => string {
   let first: { percent: number; at: number } | undefined;
-  return (percent) => {
+  let last = 0;
+  return (percent, text) => {
     const at = clock();
-    if (first === undefined || percent < first.percent) {
-      // The work has begun again, for example on another host.
+    if (first === undefined || percent < last) {
+      // The work has begun again, for example on another host, or the next step has begun.
       first = { percent, at };
     }
+    last = percent;
     const done = percent - first.percent;
-    const left =
-      done < ENOUGH_PERCENT ? '' : `, ${timeText(((100 - percent) * (at - first.at)) / done)} left`;
-    return `${percent} %${left}`;
+    return done < ENOUGH_PERCENT
+      ? text
+      : `${text}, ${timeText(((100 - percent) * (at - first.at)) / done)} left`;
   };
 }

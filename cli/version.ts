@@ -1,7 +1,7 @@
 /** Runs the command `version`, which shows the versions of this command and of Berth's parts in the cluster. */
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { withCluster } from './cluster.ts';
-import { described, Interrupted } from './errors.ts';
+import { described, Interrupted, withLogin } from './errors.ts';
 import type { Globals } from './globals.ts';
 import { print } from './output.ts';
 import type { Terminal } from './terminal.ts';
@@ -25,14 +25,14 @@ export async function showVersions(terminal: Terminal, globals: Globals): Promis
     itemOf: (row) => row,
   });
   if (globals.output === 'table' || globals.output === 'wide') {
-    terminal.err(problems.map((problem) => `${problem}\n`).join(''));
+    terminal.err(problems.map((problem) => `${withLogin(problem, terminal.name)}\n`).join(''));
   }
 }
 
 async function readVersions(terminal: Terminal, globals: Globals): Promise<Versions> {
   const signal = AbortSignal.any([terminal.signal, AbortSignal.timeout(LIMIT_MILLISECONDS)]);
   try {
-    return await withCluster(terminal, globals, async ({ client }) => await versionsOf(client, signal));
+    return await withCluster(terminal, globals, async (cluster) => await versionsOf(cluster, signal));
   } catch (error) {
     if (error instanceof Interrupted) {
       throw error;

@@ -1,4 +1,7 @@
-/** Reads the versions of Berth's parts in the cluster from Deployments and Nodes, and compares them with this command. */
+/**
+ * Reads the versions of Berth's parts in the cluster from Deployments and Nodes, and compares them with this command. Members of a namespace
+ * get the versions of the HTTP API and of their hosts from the HTTP API.
+ */
 import { mkdir, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { undefinedIf, isMissing } from '../base/errors.ts';
@@ -9,7 +12,11 @@ import type { KubeClient } from '../kube/client.ts';
 import { ApiError } from '../kube/errors.ts';
 import { NODES } from '../kube/core.ts';
 import { type KubeObject, resource } from '../kube/objects.ts';
-import { described } from './errors.ts';
+import type { ClusterInfo } from '../api/http/cluster.ts';
+import type { NodeItem } from '../api/http/node.ts';
+import type { Cluster } from './cluster.ts';
+import { CommandError, described } from './errors.ts';
+import { CLUSTER_INFO, directOrAsked, namespacePath } from './httpapi.ts';
 import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
 
@@ -45,18 +52,19 @@ export interface Versions {
 }
 
 /**
- * Returns the versions that the user may read. If the API server refuses a part, the result has a sentence about it, and no error is
- * thrown.
+ * Returns the versions that the user may read. If a part cannot be read, the result has a sentence about it, and no error is thrown.
  *
  * @throws ApiError with status 401; errors of the connection.
  */
-export async function versionsOf(client: KubeClient, signal: AbortSignal): Promise<Versions> {
+export async function versionsOf(cluster: Cluster, signal: AbortSignal): Promise<Versions> {
+  const { client, namespace } = cluster;
   const problems: string[] = [];
   const orNone = async (what: string, versions: Promise<Version[]>) => {
     try {
       return await versions;
     } catch (error) {
-      if (!(error instanceof ApiError) || error.status === 401) {
+      const isRefusal = error instanceof ApiError ? error.status !== 401 : error instanceof CommandError;
+      if (!isRefusal) {
         throw error;
       }
       problems.push(`The versions of ${what} are not known: ${described(error).message}`);
@@ -64,8 +72,29 @@ export async function versionsOf(client: KubeClient, signal: AbortSignal): Promi
     }
   };
   const found = await Promise.all([
-    orNone('operator and server', deployed(client, signal)),
-    orNone('the agents', agents(client, signal)),
+    orNone(
+      'operator and server',
+      directOrAsked(
+        cluster,
+        signal,
+        async () => await deployed(client, signal),
+        async (server) => [
+          { name: 'server', version: ((await server(CLUSTER_INFO)) as ClusterInfo).version },
+        ],
+      ),
+    ),
+    orNone(
+      'the agents',
+      directOrAsked(
+        cluster,
+        signal,
+        async () => await agents(client, signal),
+        async (server) => {
+          const answer = await server({ method: 'GET', path: namespacePath(namespace, 'nodes') });
+          return countedHosts((answer as { items: NodeItem[] }).items.map(({ versions }) => versions.agent));
+        },
+      ),
+    ),
   ]);
   return { versions: found.flat(), problems };
 }
@@ -81,8 +110,11 @@ async function deployed(client: KubeClient, signal: AbortSignal): Promise<Versio
 
 async function agents(client: KubeClient, signal: AbortSignal): Promise<Version[]> {
   const { items } = await client.list(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}`, signal });
-  const all = items.map(({ status }) => agentVersion(status?.nodeInfo?.kubeletVersion) ?? 'unknown');
-  const hosts = Map.groupBy(all, (version) => version);
+  return countedHosts(items.map(({ status }) => agentVersion(status?.nodeInfo?.kubeletVersion)));
+}
+
+function countedHosts(agentVersions: readonly (string | undefined)[]): Version[] {
+  const hosts = Map.groupBy(agentVersions, (version) => version ?? 'unknown');
   return [...hosts].map(([version, { length }]) => ({ name: 'agent', version, hosts: length }));
 }
 
@@ -99,7 +131,7 @@ function minorOf(version: string): string {
 }
 
 /** Compares the release of this command with the releases in the cluster, at most once a day. Writes a warning if they differ. */
-export async function remind({ environment, err }: Terminal, client: KubeClient): Promise<void> {
+export async function remind({ environment, err }: Terminal, cluster: Cluster): Promise<void> {
   const folder = join(environment['XDG_CACHE_HOME'] || join(homeFolder(environment), '.cache'), 'berth');
   const file = join(folder, 'versions-compared');
   try {
@@ -113,7 +145,7 @@ export async function remind({ environment, err }: Terminal, client: KubeClient)
     // The file limits the comparisons to one a day. If the command cannot write the file, it does not compare the releases.
     return;
   }
-  const asked = versionsOf(client, AbortSignal.timeout(LOOK_MILLISECONDS));
+  const asked = versionsOf(cluster, AbortSignal.timeout(LOOK_MILLISECONDS));
   // The command has already done its work, so an error of the comparison must not make it fail.
   const found = await undefinedIf(() => true, asked);
   const warning = warningOf(found?.versions ?? []);

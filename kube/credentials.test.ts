@@ -1,4 +1,4 @@
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -111,6 +111,41 @@ describe('kubeconfig', () => {
   it('is found by KUBECONFIG', async () => {
     const environment = { KUBECONFIG: await kubeconfig({ token: 't' }) };
     expect(await loadConnection({ environment })).toMatchObject({ token: 't' });
+  });
+
+  it('has each entry from the first file of KUBECONFIG that has it, with paths that begin beside that file', async () => {
+    const [first, second] = ['first', 'second'].map((name) => path.join(folder, name));
+    await Promise.all([first, second].map(async (place = '') => await mkdir(place, { recursive: true })));
+    const one = {
+      name: 'one',
+      cluster: { server: 'https://127.0.0.1:1', 'certificate-authority': 'ca.crt' },
+    };
+    const context = (cluster: string) => ({ name: 'here', context: { cluster, user: 'me' } });
+    const contents = [
+      { contexts: [context('one')], users: [{ name: 'me', user: { tokenFile: 'token' } }] },
+      {
+        'current-context': 'here',
+        contexts: [context('two')],
+        clusters: [one],
+        users: [{ name: 'me', user: { token: 'hidden' } }],
+      },
+    ];
+    const files = [first, second].map((place = '') => path.join(place, 'config'));
+    await Promise.all(
+      files.map(async (file, index) => await writeFile(file, JSON.stringify(contents[index]))),
+    );
+    await writeFile(path.join(second ?? '', 'ca.crt'), 'AUTHORITY');
+    const all = [path.join(folder, 'absent'), ...files].join(path.delimiter);
+    expect(await loadConnection({ environment: { KUBECONFIG: all } })).toEqual({
+      server: 'https://127.0.0.1:1',
+      certificateAuthority: 'AUTHORITY',
+      tokenFile: path.join(first ?? '', 'token'),
+    });
+    await expect(loadConnection({ environment: { KUBECONFIG: all }, context: 'there' })).rejects.toThrow(
+      `kubeconfig ${all}: there is no context "there"`,
+    );
+    const absent = ['a', 'b'].map((name) => path.join(folder, 'absent', name)).join(path.delimiter);
+    await expect(loadConnection({ environment: { KUBECONFIG: absent } })).rejects.toThrow('ENOENT');
   });
 
   it.each<[string, object, object]>([

@@ -13,7 +13,7 @@ import {
   type User,
 } from '@kubernetes/client-node/dist/config_types.js';
 import { parse } from 'yaml';
-import { messageOf } from '../base/errors.ts';
+import { isMissing, messageOf, undefinedIf } from '../base/errors.ts';
 import { homeFolder } from '../base/home.ts';
 import { execPluginIn, type PluginCluster, type TokenPlugin, tokenPlugin } from './execplugin.ts';
 
@@ -48,8 +48,9 @@ const SERVICE_ACCOUNT_FOLDER = '/var/run/secrets/kubernetes.io/serviceaccount';
 const OWN_NAME = 'kubernetes.default.svc';
 
 /**
- * Finds the cluster as kubectl does. The first of these that exists is used: the given file, the first file of `KUBECONFIG`,
- * `~/.kube/config`, and the Pod's service account. The service account has no contexts, so it is not used if `options` names one.
+ * Finds the cluster as kubectl does. The first of these that exists is used: the given file, the files of `KUBECONFIG`, `~/.kube/config`,
+ * and the Pod's service account. If `KUBECONFIG` has several files, each entry comes from the first file that has it. The service account
+ * has no contexts, so it is not used if `options` names one.
  *
  * A Pod in its host's network may be unable to resolve names of the cluster. Therefore, in a Pod, the server
  * `https://kubernetes.default.svc` of a kubeconfig is replaced by the address that the kubelet gives to every Pod.
@@ -58,17 +59,21 @@ const OWN_NAME = 'kubernetes.default.svc';
  */
 export async function loadConnection(options: LoadOptions = {}): Promise<Connection> {
   const environment = options.environment ?? process.env;
-  const fromEnvironment = environment.KUBECONFIG?.split(path.delimiter).find((file) => file !== '');
-  const file = options.kubeconfigPath ?? fromEnvironment;
-  if (file !== undefined) {
-    return await fromKubeconfig(file, options.context, environment);
+  const files = options.kubeconfigPath === undefined ? kubeconfigsIn(environment) : [options.kubeconfigPath];
+  if (files.length > 0) {
+    return await fromKubeconfigs(files, options.context, environment);
   }
   const own = path.join(homeFolder(environment), '.kube', 'config');
   const server = options.context === undefined && !(await exists(own)) ? serverOfPod(environment) : undefined;
   if (server !== undefined && (await exists(path.join(SERVICE_ACCOUNT_FOLDER, 'token')))) {
     return await fromServiceAccount(server);
   }
-  return await fromKubeconfig(own, options.context, environment);
+  return await fromKubeconfigs([own], options.context, environment);
+}
+
+/** Returns the paths in the variable `KUBECONFIG`. The list is empty if the variable names no file. */
+export function kubeconfigsIn({ KUBECONFIG = '' }: NonNullable<LoadOptions['environment']>): string[] {
+  return KUBECONFIG.split(path.delimiter).filter((file) => file !== '');
 }
 
 /** Returns the URL of the API server from the variables that a kubelet sets in its Pods. The result is undefined outside of a Pod. */
@@ -109,6 +114,8 @@ interface RawCluster {
 }
 
 interface RawKubeconfig {
+  /** Folder of the file. Relative paths in the file begin there. */
+  folder: string;
   clusters?: unknown;
   contexts?: unknown;
   users?: unknown;
@@ -120,41 +127,69 @@ export class ContextError extends Error {
   override readonly name = 'ContextError';
 }
 
-async function fromKubeconfig(
-  file: string,
+async function fromKubeconfigs(
+  files: readonly string[],
   contextName: string | undefined,
   environment: LoadOptions['environment'],
 ): Promise<Connection> {
-  const raw = (parse(await readFile(file, 'utf8')) ?? {}) as RawKubeconfig;
-  const wanted = contextName ?? raw['current-context'];
-  const context = newContexts(raw.contexts).find((candidate) => candidate.name === wanted);
+  const raws = await readKubeconfigs(files);
+  const shown = files.join(path.delimiter);
+  const wanted = contextName ?? raws.map((raw) => raw['current-context']).find(Boolean);
+  const { entry: context } = named(raws, ({ contexts }) => newContexts(contexts), wanted) ?? {};
   if (context === undefined) {
     throw new ContextError(
       wanted
-        ? `kubeconfig ${file}: there is no context ${JSON.stringify(wanted)}`
-        : `kubeconfig ${file}: there is no current context`,
+        ? `kubeconfig ${shown}: there is no context ${JSON.stringify(wanted)}`
+        : `kubeconfig ${shown}: there is no current context`,
     );
   }
-  const cluster = newClusters(raw.clusters).find((candidate) => candidate.name === context.cluster);
+  const cluster = named(raws, ({ clusters }) => newClusters(clusters), context.cluster);
   if (cluster === undefined) {
-    throw new Error(`kubeconfig ${file}: there is no cluster ${JSON.stringify(context.cluster)}`);
+    throw new Error(`kubeconfig ${shown}: there is no cluster ${JSON.stringify(context.cluster)}`);
   }
-  const folder = path.dirname(path.resolve(file));
-  const user = newUsers(raw.users).find((candidate) => candidate.name === context.user);
-  refuseUnsupported(file, cluster, user);
-  const certificateAuthority = await pem(folder, cluster.caData, cluster.caFile);
+  const user = named(raws, ({ users }) => newUsers(users), context.user);
+  refuseUnsupported(shown, cluster.entry, user?.entry);
+  const { caData, caFile } = cluster.entry;
+  const certificateAuthority = await pem(cluster.raw.folder, caData, caFile);
   const address = {
-    ...addressOf(cluster, environment),
+    ...addressOf(cluster.entry, environment),
     certificateAuthority,
     namespace: context.namespace,
   };
   if (user === undefined) {
     return address;
   }
-  const credentials = await userCredentials(folder, user, tokenFileOf(raw.users, user.name));
-  const forPlugin = pluginClusterOf(cluster, certificateAuthority, raw.clusters);
-  const plugin = user.exec ? pluginOf(user, folder, forPlugin, environment) : undefined;
+  const { folder, users } = user.raw;
+  const credentials = await userCredentials(folder, user.entry, tokenFileOf(users, user.entry.name));
+  const forPlugin = pluginClusterOf(cluster.entry, certificateAuthority, cluster.raw.clusters);
+  const plugin = user.entry.exec ? pluginOf(user.entry, folder, forPlugin, environment) : undefined;
   return { ...address, ...credentials, tokenPlugin: plugin };
+}
+
+/**
+ * Returns the content of the files. As in kubectl, a missing file of several files is left out.
+ *
+ * @throws Error when no file exists, or when a file cannot be read.
+ */
+async function readKubeconfigs(files: readonly string[]): Promise<RawKubeconfig[]> {
+  const read = async (file: string): Promise<RawKubeconfig> => ({
+    ...((parse(await readFile(file, 'utf8')) ?? {}) as object),
+    folder: path.dirname(path.resolve(file)),
+  });
+  const found = await Promise.all(files.map(async (file) => await undefinedIf(isMissing, read(file))));
+  const existing = found.filter((raw) => raw !== undefined);
+  return existing.length > 0 ? existing : [await read(files[0] ?? '')];
+}
+
+/** Returns the first entry with the name, and the file that has the entry. The result is undefined if there is no such entry. */
+function named<E extends { readonly name: string }>(
+  raws: readonly RawKubeconfig[],
+  entriesOf: (raw: RawKubeconfig) => readonly E[],
+  name: string | undefined,
+): { entry: E; raw: RawKubeconfig } | undefined {
+  return raws
+    .flatMap((raw) => entriesOf(raw).map((entry) => ({ entry, raw })))
+    .find((one) => one.entry.name === name);
 }
 
 function addressOf(

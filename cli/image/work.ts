@@ -75,9 +75,9 @@ function resultOfAction({ spec, status = {} }: Image, work: 'commit' | 'push'): 
   return last.result === 'Succeeded' ? 'done' : { failure: last.message || last.result };
 }
 
-function lineOf(image: Image, work: ImageWork, estimate: (percent: number) => string): string {
+function lineOf(image: Image, work: ImageWork, estimate: ReturnType<typeof estimator>): string {
   const { phase = 'Pending', progressPercent: percent } = image.status ?? {};
-  const state = percent === undefined ? (notReadyMessage(image) ?? phase) : estimate(percent);
+  const state = percent === undefined ? (notReadyMessage(image) ?? phase) : estimate(percent, `${percent} %`);
   return `${work} of image ${image.metadata.name}: ${state}`;
 }
 

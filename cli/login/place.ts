@@ -1,6 +1,8 @@
 /** Finds the context of a kubeconfig in which the command keeps the credentials of its user. */
-import { delimiter, join, resolve } from 'node:path';
+import { existsSync } from 'node:fs';
+import { join, resolve } from 'node:path';
 import { homeFolder } from '../../base/home.ts';
+import { kubeconfigsIn } from '../../kube/credentials.ts';
 import type { Globals } from '../globals.ts';
 import type { Settings } from '../settings.ts';
 import type { Terminal } from '../terminal.ts';
@@ -14,14 +16,17 @@ export interface Place {
   readonly context: string;
 }
 
-/** Returns the context that the user names, in the first kubeconfig that kubectl would read. */
+/**
+ * Returns the context that the user names, in the kubeconfig that kubectl would change: the first file of `KUBECONFIG` that exists, or its
+ * last file if none exists.
+ */
 export function placeOf(
   { environment }: Pick<Terminal, 'environment'>,
   { kubeconfig, context }: Pick<Globals, 'kubeconfig' | 'context'>,
   settings: Settings,
 ): Place {
-  const { KUBECONFIG: files = '' } = environment;
-  const named = kubeconfig ?? files.split(delimiter).find((file) => file !== '');
+  const files = kubeconfigsIn(environment);
+  const named = kubeconfig ?? files.find((file) => existsSync(file)) ?? files.at(-1);
   return {
     file: resolve(named ?? join(homeFolder(environment), '.kube', 'config')),
     context: context ?? settings.context ?? CONTEXT,

@@ -20,7 +20,7 @@ const OFFLINE = 'offline_access';
 const ACTIONS: Readonly<Record<string, string>> = {
   access_denied: 'The sign-in was refused. Sign in again and agree, or ask an admin of the identity provider',
   expired_token: 'The code expired before you signed in. Sign in again',
-  invalid_grant: 'The session has ended. Sign in again: berth login',
+  invalid_grant: 'The session has ended. Sign in again',
   invalid_client: 'The identity provider does not know this client. Check the client ID',
   invalid_scope: 'The identity provider does not offer these scopes. Check server.config.cluster.scopes',
   unauthorized_client: 'The identity provider does not allow this way of sign-in for the client',
@@ -81,7 +81,7 @@ export function tokensOf(answer: TokenEndpointResponse & TokenEndpointResponseHe
   const { id_token: idToken, refresh_token: refreshToken } = answer;
   const { iat, exp } = answer.claims() ?? {};
   if (idToken === undefined || iat === undefined || exp === undefined) {
-    throw new CommandError('The identity provider gave no ID token. Sign in again: berth login', EXIT.denied);
+    throw new CommandError('The identity provider gave no ID token. Sign in again', EXIT.denied);
   }
   return { idToken, refreshToken, life: exp - iat };
 }

@@ -31,7 +31,7 @@ async function renewed(file: string, session: Session, signal: AbortSignal): Pro
   const { refreshToken, issuer } = session;
   if (refreshToken === undefined) {
     throw new CommandError(
-      `Your token has expired, and ${issuer} gave no refresh token. Sign in again: berth login`,
+      `Your token has expired, and ${issuer} gave no refresh token. Sign in again`,
       EXIT.denied,
     );
   }

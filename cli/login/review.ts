@@ -2,8 +2,7 @@
 import { causeOfRefusal, type SignIn } from '../../api/http/refusedtoken.ts';
 import { VERSION } from '../../api/v1alpha1/version.ts';
 import { apiErrorFrom } from '../../kube/errors.ts';
-import { CommandError, EXIT } from '../errors.ts';
-import { explained } from '../cluster.ts';
+import { CommandError, EXIT, explained } from '../errors.ts';
 import type { ServerAddress } from './target.ts';
 
 const PATH = '/apis/authentication.k8s.io/v1/selfsubjectreviews';

@@ -72,7 +72,7 @@ export async function readSession(file: string): Promise<Session> {
   const text = await undefinedIf(isMissing, readFile(file, 'utf8'));
   const session = text === undefined ? undefined : sessionIn(text);
   if (session === undefined) {
-    throw new CommandError(`There is no session in ${file}. Sign in again: berth login`, EXIT.denied);
+    throw new CommandError(`There is no session in ${file}. Sign in again`, EXIT.denied);
   }
   return session;
 }

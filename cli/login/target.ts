@@ -105,7 +105,7 @@ async function addressOf(
 }
 
 async function askHTTPAPI(
-  { signal }: Terminal,
+  { name, signal }: Terminal,
   url: string,
   authority: string | undefined,
 ): Promise<Omit<Target, 'authority'>> {
@@ -118,7 +118,7 @@ async function askHTTPAPI(
     return infoIn(await answer.json());
   } catch (error) {
     throw new CommandError(
-      `${url} is not the HTTP API of Berth: ${messageOf(error)}. Check --api-url, or: berth config view`,
+      `${url} is not the HTTP API of Berth: ${messageOf(error)}. Check --api-url, or: ${name} config view`,
     );
   }
 }

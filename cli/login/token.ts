@@ -2,7 +2,7 @@
 import { causeOfRefusal } from '../../api/http/refusedtoken.ts';
 import { TokenSource } from '../../kube/tokensource.ts';
 import { connect } from '../cluster.ts';
-import { CommandError, EXIT, withLogin } from '../errors.ts';
+import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { readPassword } from '../password.ts';
 import { readSettings } from '../settings.ts';
@@ -29,13 +29,13 @@ export async function getToken(terminal: Terminal, globals: Globals): Promise<vo
   const token = await new TokenSource(await connect(terminal, globals)).token();
   if (token === undefined) {
     throw new CommandError(
-      'The kubeconfig has no token, because it signs in with a certificate. Sign in: berth login',
+      `The kubeconfig has no token, because it signs in with a certificate. Sign in: ${terminal.name} login`,
       EXIT.denied,
     );
   }
   const cause = causeOfRefusal(token, { clientID: '' });
   if (cause !== undefined) {
-    throw new CommandError(withLogin(cause), EXIT.denied);
+    throw new CommandError(cause, EXIT.denied);
   }
   terminal.out(`${token}\n`);
 }

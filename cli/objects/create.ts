@@ -4,26 +4,23 @@ import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
 import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';
 import type { Cluster } from '../cluster.ts';
 
-interface Creation {
-  readonly signal: AbortSignal;
-  /** Whether the API server refuses fields that it does not know, instead of dropping them. */
-  readonly isStrict?: boolean;
-}
-
-/** Creates the object. Returns it as the API server stored it. @throws ApiError when the API server refuses the object. */
+/**
+ * Creates the object. Returns it as the API server stored it.
+ *
+ * @throws ApiError when the API server refuses the object, also for a field that it does not know. It would otherwise drop such a field.
+ */
 export async function createNamed<T extends KubeObject>(
   { client }: Pick<Cluster, 'client'>,
   type: Resource<T>,
   object: Unsaved<T>,
-  { signal, isStrict = false }: Creation,
+  { signal }: { readonly signal: AbortSignal },
 ): Promise<T> {
   const { status } = await client.create(SELF_SUBJECT_REVIEWS, { metadata: {} }, { signal });
   const { metadata } = object;
   const annotations = { ...metadata.annotations, [CREATED_BY_ANNOTATION]: status?.userInfo?.username ?? '' };
-  const fieldValidation = isStrict ? 'Strict' : undefined;
   return await client.create(
     type,
     { ...object, metadata: { ...metadata, annotations } },
-    { signal, fieldValidation },
+    { signal, fieldValidation: 'Strict' },
   );
 }

@@ -30,8 +30,7 @@ export async function createFromFile<T extends KubeObject>(
     const placed = objects.map((object) => placedIn(object, globals, cluster));
     const { done, rethrow } = await forEachName(
       placed,
-      async (object) =>
-        await createNamed(cluster, kind.type, object, { signal: terminal.signal, isStrict: true }),
+      async (object) => await createNamed(cluster, kind.type, object, { signal: terminal.signal }),
     );
     await report(terminal, globals, { kind, objects: done, sentence: createdSentence(kind) });
     rethrow();

@@ -18,6 +18,7 @@ import { type FileFlag, fileIn } from '../objects/fileflag.ts';
 import { listingOf } from '../objects/kind.ts';
 import { print } from '../output.ts';
 import { progressLine } from '../progress.ts';
+import { estimator } from '../remaining.ts';
 import type { Terminal } from '../terminal.ts';
 import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
 import { VM_KIND } from './kind.ts';
@@ -73,8 +74,9 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
     const created = await createVM(cluster, vmFrom(body, flags, { namespace, answerBy }), signal);
     const latest = { vm: created };
     const progress = progressLine(terminal);
+    const estimate = estimator();
     try {
-      await untilRunning(cluster, latest, { signal, onVersion: (vm) => progress.show(lineOf(vm)) });
+      await untilRunning(cluster, latest, { signal, onVersion: (vm) => progress.show(lineOf(vm, estimate)) });
       latest.vm = await keep(cluster, latest.vm, signal);
     } catch (error) {
       // This line comes before the deletion of the VM, because the time limit may also end during the deletion.
@@ -164,11 +166,12 @@ function failureOf(
 }
 
 /** Returns a line about the present work of the host. If there is no host yet, the line has the reason. */
-function lineOf(vm: VM): string {
-  const { progress, phase = 'Pending' } = vm.status ?? {};
-  const scheduled = conditionOf(vm, 'Scheduled');
+export function lineOf({ metadata, status = {} }: VM, estimate: ReturnType<typeof estimator>): string {
+  const { progress, progressPercent: percent, phase = 'Pending' } = status;
+  const scheduled = conditionOf({ status }, 'Scheduled');
   const waiting = scheduled?.status === 'False' ? scheduled.message : '';
-  return `${vm.metadata.name}: ${progress ?? (waiting || phase)}`;
+  const work = progress === undefined || percent === undefined ? progress : estimate(percent, progress);
+  return `${metadata.name}: ${work ?? (waiting || phase)}`;
 }
 
 function refOf({ metadata: { name, namespace = '' } }: VM): { name: string; namespace: string } {

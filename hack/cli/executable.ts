@@ -11,6 +11,8 @@ import { DARWIN_VERSION, LINUX_VERSION, nodeFiles, ownPlatform, type Platform } 
 
 /** Time limit of a program in milliseconds. The slowest step is the injection into a Mac's binary of 150 MB on a busy machine. */
 const STEP_MILLISECONDS = 120_000;
+/** Limit of the size of an executable for Linux. That for macOS is larger, because npm has only a larger Node.js for it. */
+const LIMIT_BYTES = 130_000_000;
 /** Mark in the binary of Node.js that says whether it has a program inside. */
 const FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2';
 const SIGNING = 'cargo install apple-codesign --version 0.29.0 --locked --no-default-features';
@@ -24,7 +26,7 @@ export interface Executable {
 /**
  * Writes `berth` for the platform into the folder, and `LICENSES.txt` with the licences of its parts.
  *
- * @throws Error when a program is missing.
+ * @throws Error when a program is missing, or when the executable is too large.
  */
 export async function makeExecutable(platform: Platform, folder: string): Promise<Executable> {
   const isMac = platform.startsWith('darwin');
@@ -36,13 +38,17 @@ export async function makeExecutable(platform: Platform, folder: string): Promis
     const made = join(work, 'made', 'berth');
     await cp(node.executable, made);
     await (isMac ? injectIntoMac : injectIntoLinux)({ platform, main, made, nodeVersion, work });
+    const { size: bytes } = await stat(made);
+    if (!isMac && bytes > LIMIT_BYTES) {
+      throw new Error(`the executable for ${platform} has ${bytes} bytes, and may have ${LIMIT_BYTES}`);
+    }
     await chmod(made, 0o755);
     const path = join(folder, 'berth');
     // The file is copied and then renamed. The folder may be on another file system, and the old file may be running.
     await copyFile(made, `${path}.partial`);
     await rename(`${path}.partial`, path);
     await writeFile(join(folder, 'LICENSES.txt'), await licenses(inputs, node.license));
-    return { path, bytes: (await stat(path)).size, nodeVersion };
+    return { path, bytes, nodeVersion };
   } finally {
     await rm(work, { recursive: true, force: true });
   }

@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { EMULATORS, IMAGES, ISOS, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
+import { run } from '../../base/exec.ts';
 import { createProgram } from '../../cli/program.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
@@ -20,6 +21,8 @@ import { BerthCommand, type CommandResult } from '../wires/berth.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 
 const namespace = 'platform-default';
+/** Time limit of a job that deploys and deletes a VM on a simulated host. */
+const JOB_MILLISECONDS = 60_000;
 const FORMS = join(import.meta.dirname, '../fixtures/commands/forms.txt');
 
 let cluster: Cluster;
@@ -92,6 +95,19 @@ describe('the forms that integrations call', () => {
     expect(answered).toBe(text);
   });
 
+  it('give a job with bash and jq the address of its VM', async () => {
+    const job = `set -euo pipefail
+      vm=$(berth vm deploy --config ci --generate-name job --reserve-port 9022:22 -o json 2>&1)
+      name=$(jq -er '.[0].name' <<<"$vm") ip=$(jq -er '.[0].ip' <<<"$vm") port=$(jq -er '.[0].ssh' <<<"$vm")
+      berth vm delete "$name" | grep -qx "Successfully deleted vm $name"
+      if again=$(berth vm delete "$name" 2>&1); then exit 9; fi
+      grep -q 'not found' <<<"$again"
+      echo "$ip:$port"`;
+    const environment = command.installed();
+    const printed = await run('bash', ['-c', job], { environment, timeoutMilliseconds: JOB_MILLISECONDS });
+    expect(printed).toBe('192.0.2.1:9022\n');
+  });
+
   async function untilReady(name: string): Promise<void> {
     await waitFor(`image ${name} to be ready`, async () => {
       const { status } = await cluster.client().get(IMAGES, { namespace, name });
@@ -105,11 +121,9 @@ describe('the forms that integrations call', () => {
     if (words.startsWith('image list')) {
       await untilReady('base');
     }
-    const acting = words.startsWith('emulator deploy pixel')
-      ? boot('pixel')
-      : words.startsWith('emulator delete pixel')
-        ? bare.end(emulators.podRef('pixel'))
-        : undefined;
+    const [, verb, name = ''] = /^emulator (deploy|delete) (pixel|plain)/.exec(words) ?? [];
+    const acting =
+      verb === 'deploy' ? boot(name) : verb === 'delete' ? bare.end(emulators.podRef(name)) : undefined;
     const path = kubeconfigs[kubeconfig];
     const result = command.run(words.split(' '), path === undefined ? {} : { kubeconfig: path });
     const [{ code, out, err }] = await Promise.all([result, acting]);
@@ -309,6 +323,22 @@ it('nothing has colours on a terminal, with NO_COLOR and without it', async () =
   }
 });
 
+it('a person confirms what cannot be undone, and no script is asked', async () => {
+  expect((await berth('vmconfig', 'create', 'asked', '--image', 'a')).code).toBe(0);
+  const asked = async (answer: string) => {
+    const call = command.inTerminal('berth vmconfig delete asked; echo "end $?"');
+    await call.prints(/Delete vmconfig asked\? This cannot be undone \[y\/N\] $/);
+    call.type(answer);
+    return (await call.result()).stdout;
+  };
+  const refused = /error: You did not answer yes, so nothing was changed\s+end 130/;
+  expect(await asked('n\n')).toMatch(refused);
+  expect(await asked('\n')).toMatch(refused);
+  const ci = await command.inTerminal('export CI=true; berth vm revert absent; echo "end $?"').result();
+  expect(ci.stdout).toMatch(/^error: vm "absent" not found in namespace platform-default\s+end 4/);
+  expect(await asked('y\n')).toMatch(/Successfully deleted vmconfig asked\s+end 0/);
+});
+
 it('a namespace of a flag or variable may have the other prefix of the settings', async () => {
   command.configure('aliases: {namespacePrefix: ci-, namespaceVariable: CI_NAMESPACE}\n');
   const { out } = await berth('vmconfig', 'get', 'ci', '-n', 'ci-default', '-o', 'json');
@@ -318,9 +348,7 @@ it('a namespace of a flag or variable may have the other prefix of the settings'
 });
 
 it('a cluster without one of the kinds says so, and the others go on', async () => {
-  const patch = [{ op: 'replace', path: '/spec/versions/0/served', value: false }];
-  const crd = ['patch', 'crd', 'emulators.berth.dev', '--type=json', '-p', JSON.stringify(patch)];
-  await cluster.kubectl(crd);
+  await patchKind('emulators', { op: 'replace', path: '/spec/versions/0/served', value: false });
   await waitFor('the kind to be gone', async () => (await berth('emulator', 'list')).code !== 0);
   const calls = await Promise.all([
     berth('emulator', 'list', '-o', 'json'),
@@ -334,6 +362,28 @@ it('a cluster without one of the kinds says so, and the others go on', async () 
   expect(calls).toEqual(calls.map(() => ({ code: 4, out: '', err })));
   expect((await berth('vm', 'list')).code).toBe(0);
 });
+
+it('a cluster without one of the fields says so, and makes nothing', async () => {
+  const schema = '/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties';
+  await patchKind('vmconfigs', { op: 'remove', path: `${schema}/displayDPI` });
+  let name = '';
+  const refused = await waitFor('the field to be gone', async () => {
+    name = `dotted-${Date.now()}`;
+    const result = await berth('vmconfig', 'create', name, '--image', 'a', '--display-dpi', '96');
+    return result.code === 0 ? undefined : result;
+  });
+  expect(refused).toEqual({
+    code: 1,
+    out: '',
+    err: expect.stringMatching(/^error: --display-dpi: the cluster does not have this field, .*\n$/),
+  });
+  expect((await berth('vmconfig', 'get', name)).code).toBe(4);
+});
+
+async function patchKind(plural: string, patch: object): Promise<void> {
+  const crd = ['patch', 'crd', `${plural}.berth.dev`, '--type=json', '-p', JSON.stringify([patch])];
+  await cluster.kubectl(crd);
+}
 
 /** Returns what the command wrote to a stream as a fixture has it. Its header says what is replaced. */
 function shown(written: string, mark: string): string {

@@ -6,6 +6,7 @@ import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { VERSION } from '../../api/v1alpha1/version.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
@@ -29,6 +30,8 @@ let emulators: Emulators;
 /** Host whose agent is the test. */
 let bare: ActingHost;
 let command: BerthCommand;
+/** Token of a member with the role dev. */
+let token: string;
 /** Kubeconfig with a token that nobody has. */
 let stale: string;
 /** Variables with which the command trusts the certificate of the HTTP API. */
@@ -45,7 +48,7 @@ beforeAll(async () => {
   const authority = join(cluster.directory, 'server-authority.crt');
   writeFileSync(authority, server.authority);
   environment = { NODE_EXTRA_CA_CERTS: authority };
-  const token = await accountToken(cluster, { namespace, name: 'dev' }, { role: 'berth-role-dev' });
+  token = await accountToken(cluster, { namespace, name: 'dev' }, { role: 'berth-role-dev' });
   command = await BerthCommand.make(await kubeconfigWith(token, 'dev'));
   stale = await kubeconfigWith('eyJhbGciOiJub25lIn0.e30.', 'stale');
   await waitFor('the rights', async () => (await berth('vm', 'list')).code === 0);
@@ -125,6 +128,23 @@ describe('config', () => {
   });
 });
 
+it('the first calls in a container make the missing folders, and its token holds', async () => {
+  const home = join(cluster.directory, 'container');
+  const options = {
+    environment: { ...environment, XDG_CONFIG_HOME: join(home, 'settings') },
+    kubeconfig: join(home, 'kube', 'config'),
+  };
+  const calls = [
+    ['config', 'set', '--api-url', server.url],
+    ['user', 'set-token', token],
+    ['node', 'list', '--namespace', namespace],
+  ];
+  for (const args of calls) {
+    expect(await command.run(args, options)).toMatchObject({ code: 0, err: '' });
+  }
+  expect(await json(['vm', 'list', '--namespace', namespace], options)).toEqual([]);
+});
+
 describe('node', () => {
   it('list says Unauthorized to a token that nobody has', async () => {
     const { code, out } = await command.run(['node', 'list'], { kubeconfig: stale, together: true });
@@ -146,6 +166,25 @@ describe('node', () => {
     expect(err).toBe(`error: node "absent" not found in namespace ${namespace}\n`);
     const none = await berthAsAdmin('node', 'list', '-n', 'platform-elsewhere');
     expect(none).toEqual({ code: 0, out: '', err: 'There are no hosts in namespace platform-elsewhere\n' });
+  });
+
+  it('a member gets the versions of the HTTP API and of the agents from it', async () => {
+    const versions = await json(['version']);
+    expect(versions).toEqual([
+      { name: 'berth', version: VERSION },
+      { name: 'server', version: VERSION },
+      { name: 'agent', version: 'unknown', hosts: 1 },
+    ]);
+  });
+
+  it('list names an HTTP API that is away', async () => {
+    await berth('config', 'set', '--api-url', 'https://127.0.0.1:1');
+    const { code, err } = await berth('node', 'list');
+    await berth('config', 'set', '--api-url', server.url);
+    expect([code, err]).toEqual([
+      5,
+      expect.stringContaining('The HTTP API https://127.0.0.1:1 does not answer'),
+    ]);
   });
 
   it('list sends no token to the HTTP API of another cluster', async () => {

@@ -127,6 +127,7 @@ export class BerthCommand implements AsyncDisposable {
       PATH: process.env.PATH,
       XDG_CONFIG_HOME: join(this.#folder, 'settings'),
       XDG_STATE_HOME: join(this.#folder, 'state'),
+      XDG_CACHE_HOME: join(this.#folder, 'cache'),
       KUBECONFIG: kubeconfig,
       ...environment,
     };

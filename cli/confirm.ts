@@ -1,0 +1,42 @@
+/** Asks the user before a command destroys data. */
+import { once } from 'node:events';
+import { CommandError, EXIT } from './errors.ts';
+import type { Terminal } from './terminal.ts';
+
+/**
+ * Asks the question and resolves if the user answers yes. Asks only a person at a terminal, because a script could not answer. Some CI
+ * systems run scripts in a terminal, and set the variable `CI`.
+ *
+ * @throws CommandError when the user does not answer yes; the signal's reason.
+ */
+export async function confirm(
+  { environment, err, isForPeople, signal }: Terminal,
+  question: string,
+): Promise<void> {
+  const { stdin } = process;
+  if (!isForPeople || !stdin.isTTY || environment['CI'] !== undefined) {
+    return;
+  }
+  err(`${question} [y/N] `);
+  const answer = await lineOf(stdin, signal);
+  if (answer === '') {
+    err('\n');
+  }
+  if (!/^y(es)?$/i.test(answer.trim())) {
+    throw new CommandError('You did not answer yes, so nothing was changed', EXIT.interrupted);
+  }
+}
+
+/** Returns the next line that the user types. It is empty if the input ends. @throws the signal's reason. */
+async function lineOf(stdin: NodeJS.ReadStream, signal: AbortSignal): Promise<string> {
+  try {
+    const events = ['data', 'end'].map(async (event) => (await once(stdin, event, { signal })) as unknown[]);
+    const [piece = ''] = await Promise.race(events);
+    return String(piece);
+  } catch (error) {
+    signal.throwIfAborted();
+    throw error;
+  } finally {
+    stdin.pause();
+  }
+}
