@@ -97,10 +97,7 @@ function functionOf(name: string): string {
   return `_${name.replace(/\W/g, '_')}`;
 }
 
-/**
- * Returns the paths of all places except the first place, which is the program itself. The result is a list of patterns for `case` in a
- * shell.
- */
+/** Returns patterns for `case` in a shell: the path of each command in `places`, without the first place, which is the program itself. */
 function patternsOf(places: readonly Place[]): string {
   return places
     .slice(1)
@@ -108,7 +105,7 @@ function patternsOf(places: readonly Place[]): string {
     .join('|');
 }
 
-/** Returns the paths of the commands that take one name or several names, as `wanted` says. The result is a list of patterns for `case`. */
+/** Returns patterns for `case` in a shell: the paths of the commands that take one name, or several names, as `wanted` says. */
 function pathsWith(places: readonly Place[], wanted: Names): string {
   return places
     .filter(({ names }) => names === wanted)

@@ -8,7 +8,7 @@ import { CommandError, EXIT } from './errors.ts';
 export interface Settings {
   /** Name of an environment variable that holds the namespace. `BERTH_NAMESPACE` has precedence over this variable. */
   readonly namespaceVariable?: string;
-  /** Other prefix that names of namespaces may have in flags and variables, in place of `platform-`. */
+  /** Prefix that also names namespaces in flags and variables. With `ci-`, the name `ci-team` means `platform-team`. */
   readonly namespacePrefix?: string;
   /** Name of the context that `login` writes. */
   readonly context?: string;

@@ -53,7 +53,7 @@ interface Recorded {
   ref: Promise<Ref | undefined>;
   count: number;
   lastObserved: number;
-  /** True while a patch with the new count waits to be sent. */
+  /** True while a patch with the new count of this Event waits to be sent. */
   patching: boolean;
 }
 

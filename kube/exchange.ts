@@ -29,7 +29,10 @@ function beginningOfTurn(): number {
   return turnBegan;
 }
 
-/** The methods with which an exchange controls its connection. The connection pool of the command (`cli`) has no other methods. */
+/**
+ * Type of the controller with which {@link exchange} ends, pauses and resumes a request. It has no other methods, because the connection
+ * pool of the command (`cli`) offers no others.
+ */
 export type ExchangeController = Pick<Dispatcher.DispatchController, 'abort' | 'pause' | 'resume'>;
 
 export interface Exchanged {

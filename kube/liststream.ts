@@ -64,7 +64,7 @@ export class ListSplitter {
   #whole = 0;
   /** Number of open brackets. */
   #depth = 0;
-  /** Whether the current bytes are inside the array of the objects. */
+  /** Whether the next byte is inside the array of the objects. */
   #inArray = false;
   #inString = false;
   /**

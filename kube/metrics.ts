@@ -153,7 +153,7 @@ function declareQueues(registers: Registry[]) {
     }),
     queueDuration: new Histogram({
       name: 'workqueue_queue_duration_seconds',
-      help: 'How long in seconds an item stays in workqueue before being requested',
+      help: 'Seconds that an item waits in the workqueue before its processing begins',
       labelNames,
       buckets: QUEUE_BUCKETS,
       registers,
@@ -173,7 +173,7 @@ function declareQueues(registers: Registry[]) {
     }),
     longestRunning: new Gauge({
       name: 'workqueue_longest_running_processor_seconds',
-      help: 'How many seconds the longest running processor for workqueue has been running',
+      help: 'Seconds that the longest unfinished processing of an item has taken so far',
       labelNames,
       registers,
     }),

@@ -114,7 +114,10 @@ async function giveUpRights(
     await client.delete(CLUSTER_ROLE_BINDINGS, { name: RIGHTS });
   } catch (error) {
     // The error is only logged. If it were thrown, it would hide a refusal, which is more important.
-    logger.warn({ err: error }, `delete the ClusterRoleBinding ${RIGHTS} and the RoleBinding of that name`);
+    logger.warn(
+      { err: error },
+      `The rights of the hook could not be removed. Delete the ClusterRoleBinding ${RIGHTS} and the RoleBinding ${RIGHTS}`,
+    );
   }
 }
 
@@ -145,7 +148,7 @@ function refusal(left: readonly string[]): RefusedError {
   return new RefusedError(
     `Berth is not removed while these objects exist: ${left.slice(0, NAMES_SHOWN).join(', ')}${more}. ` +
       'Delete them and uninstall again. To keep the release, run: helm rollback RELEASE REVISION. ' +
-      'To delete these objects with their disks, then upgrade the release with uninstall.drain=true, and uninstall again.',
+      'To delete these objects with their disks, run the rollback, upgrade the release with uninstall.drain=true, and uninstall again.',
   );
 }
 

@@ -92,7 +92,7 @@ function parseMessage(bytes: Buffer): AdbMessage | undefined {
   }
   const payload = bytes.subarray(HEADER_BYTES, HEADER_BYTES + length);
   if (sumOf(payload) !== sum) {
-    throw new AdbProtocolError('The peer sent a payload with a wrong sum');
+    throw new AdbProtocolError('The peer sent a payload with a wrong checksum');
   }
   return { ...header, payload };
 }
@@ -101,7 +101,7 @@ function parseHeader(bytes: Buffer): Omit<AdbMessage, 'payload'> & { length: num
   const at = (index: number): number => bytes.readUInt32LE(index * 4);
   const command = COMMANDS.find((one) => wordOf(one) === at(0));
   if (command === undefined || at(5) !== ~at(0) >>> 0) {
-    throw new AdbProtocolError('The peer sent a header that is not of ADB');
+    throw new AdbProtocolError('The peer sent a header that is not a header of ADB');
   }
   const length = at(3);
   if (length > LARGEST_PAYLOAD) {

@@ -186,7 +186,7 @@ async function readExtension(reader: ByteReader, { type, size }: Header): Promis
     return {};
   }
   const extension = paxExtension(content);
-  // The attributes in an entry of type `g` apply to all entries. So they may be comments, but not the name or the size of an entry.
+  // Attributes in an entry of type `g` apply to all entries. No name or size is accepted there, because these differ for each entry.
   if (type === 'g' && Object.keys(extension).length > 0) {
     throw invalid('a header for all entries sets a name or a size');
   }

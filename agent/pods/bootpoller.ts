@@ -19,7 +19,7 @@ const FAILURES = 3;
  * patience, the agent notices after two minutes that Android no longer answers.
  */
 const MOST_PATIENCE = 20;
-/** If failed requests do not change the readiness for this time, the patience is 1 again. */
+/** If failed requests do not change the readiness for this time, the patience (see {@link MOST_PATIENCE}) is 1 again. */
 const STEADY_MILLISECONDS = 10 * 60_000;
 
 /**

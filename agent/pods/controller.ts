@@ -77,7 +77,7 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Waits for the list of Pods, because reconciliation removes machines without a Pod. Until then, only `#fence` acts. */
+  /** Starts the work, and waits for the list of Pods. Until then, only `#fence` acts, because other work removes machines without a Pod. */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);

@@ -141,7 +141,10 @@ export class DiskGuard {
         this.#isFailing = false;
       } catch (error) {
         if (!this.#isFailing) {
-          this.#options.logger.error({ err: error }, 'The disk of the machines was not checked');
+          this.#options.logger.error(
+            { err: error },
+            'The free space for the disks of machines could not be checked',
+          );
         }
         this.#isFailing = true;
       }
@@ -172,8 +175,8 @@ export class DiskGuard {
   }
 
   /**
-   * Lowers `#pauseBelow` if a machine was paused since the last check. The guard, the agent before its restart, or QEMU can have paused the
-   * machine.
+   * Lowers `#pauseBelow` if a machine was paused since the last check, so that one pause does not cause the next. The guard, the agent
+   * before its restart, or QEMU can have paused the machine.
    */
   #noticePauses(machines: readonly GuardedMachine[], free: number, now: number): void {
     const before = this.#pausedSince;

@@ -30,7 +30,8 @@ export class GuestChecks {
     this.#poller = new GuestPoller({
       ask: async ({ record, folder }, question) => await driverOf(host, record).askGuest(folder, question),
       changed,
-      onError: (uid, error) => host.logger.debug({ uid, err: error }, 'A guest agent could not be asked'),
+      onError: (uid, error) =>
+        host.logger.debug({ uid, err: error }, 'A request to a guest agent had no answer'),
     });
   }
 

@@ -28,7 +28,7 @@ const FAILURES = 3;
  * server every few seconds. With the highest number, the agent notices after a minute that a guest agent no longer answers.
  */
 const MOST_FAILURES = 60;
-/** If the connection is not lost for this time, {@link FAILURES} applies again. */
+/** Time without a lost connection, in milliseconds, after which {@link FAILURES} applies again. */
 const STEADY_MILLISECONDS = 10 * 60_000;
 /**
  * Time between two requests for facts. The time is long, because facts change seldom, and each change is a write to the API server. Until

@@ -43,8 +43,8 @@ export interface Target {
 }
 
 /**
- * Way to find the readiness of a machine. The readiness is already known (`answer`), or the agent must check the guest (`probe`). A known
- * readiness is undefined until a request to the guest agent has a result.
+ * Way to find the readiness of a machine. `answer`: no check is necessary; the readiness is undefined until the guest agent has answered a
+ * request. `probe`: the agent must check the guest.
  */
 export type Question =
   | { kind: 'answer'; readiness: Readiness | undefined }

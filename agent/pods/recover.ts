@@ -54,7 +54,7 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
       // attaches the machine again.
       host.logger.error(
         { err: error, uid },
-        'A machine that was found on this host was not attached to the network',
+        'A machine that already ran on this host could not be attached to the network',
       );
     }
   }

@@ -247,7 +247,7 @@ function withPorts(step: StepFunction): StepFunction {
   };
 }
 
-/** Functions of the long steps. The key is the kind of the step. */
+/** The function of each step that takes long and runs in the background. The key is the kind of the step. */
 export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
   create,
   start: withPorts(start),

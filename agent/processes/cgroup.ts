@@ -169,7 +169,10 @@ export class MachineCgroups {
           }
           await writeFile(target, value);
         } catch (error) {
-          this.#logger.warn({ err: error, file: target, value }, 'A machine runs without this limit');
+          this.#logger.warn(
+            { err: error, file: target, value },
+            'A limit of a machine could not be set, so the machine runs without it',
+          );
         }
       }
     }

@@ -132,8 +132,8 @@ async function isWhole(target: string, files: readonly { sum: string; path: stri
  */
 export async function removeUnused(runtimes: string, keep: string): Promise<string[]> {
   let unused = (await listFolders(runtimes)).filter((name) => join(runtimes, name) !== keep);
-  // The mount tables of all processes of the host show the folders that machines use. If `keep` is the only folder, the function reads no
-  // mount table.
+  // The mount tables of all processes of the host show the folders that machines use. Without a folder to remove, there is no need to read
+  // them.
   for await (const { text } of unused.length > 0 ? processFiles('mountinfo') : []) {
     unused = unused.filter((name) => !text.includes(`/runtime/${name}/`));
   }

@@ -6,7 +6,10 @@ import { ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import type { TransferHead } from '../../api/v1alpha1/transfer.ts';
 import { messageOf } from '../../base/errors.ts';
 
-/** The first caller must attach within this time in milliseconds. The server watches the Image and attaches as soon as the task runs. */
+/**
+ * Time limit in milliseconds for the first caller to attach to the Pod of the task. The caller is a server, which watches the Image and
+ * attaches as soon as the task runs.
+ */
 const WAIT_MILLISECONDS = 120_000;
 /**
  * If a caller reads no bytes for this time in milliseconds, the agent closes the connection. The caller is a server, which also stops

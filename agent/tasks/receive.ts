@@ -11,7 +11,10 @@ import { type DiskHost, type UseDisk, withImage } from './disks.ts';
 import type { TaskContext } from './runner.ts';
 import { answer, receiveFile } from './upload.ts';
 
-/** The sender must attach within this time in milliseconds. The sender watches the Pod and attaches as soon as the Pod's task runs. */
+/**
+ * Time limit in milliseconds for the sender to attach to the Pod of the task. The sender is a server, which watches the Pod and attaches as
+ * soon as the task runs.
+ */
 const WAIT_MILLISECONDS = 120_000;
 /** Progress of the task in percent when the file has arrived. The rest of the progress is for storing the file. */
 const RECEIVED_PERCENT = 50;

@@ -179,7 +179,10 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
   const { context, holder, refresh, keyring } = ensuring;
   const { source, format, architecture, name } = image;
   if (source.type === 'empty') {
-    throw new ReasonedError('ImageSourceUnsupported', 'An empty disk cannot be fetched');
+    throw new ReasonedError(
+      'ImageSourceUnsupported',
+      'The source of the image is an empty disk, so there is nothing to fetch',
+    );
   }
   context.log(`Fetching ${describeSource(source)}`);
   const { signal, progress: onProgress } = context;

@@ -17,7 +17,7 @@ export interface Dedication {
   readonly to: string | undefined;
 }
 
-/** Functions that read and write the host. */
+/** Functions that read and change the objects of one host at the API server. */
 export interface DedicatedHost {
   /** Reads the Pods of the host with {@link MACHINES_SELECTOR} from the API server. A cache is not allowed, because it may lag. */
   readonly machines: () => Promise<readonly HostPod[]>;

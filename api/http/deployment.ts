@@ -28,8 +28,8 @@ const LEARNING_MILLISECONDS = 1_000;
 /** Options of the wait: the state of the VM to wait for, and the behaviour if no host has room. */
 interface Wanted extends Pick<VMDeployQuery, 'waitFor' | 'whenFull'> {
   /**
-   * HTTP status code for a deployment for which no host has room. If the field is absent, the code is {@link FULL_STATUS}. If the field is
-   * set and `whenFull` is absent, the deployment ends when no host has room.
+   * HTTP status code of the answer when no host has room for the VM. Its default is {@link FULL_STATUS}. If the field is set and `whenFull`
+   * is absent, the deployment ends when no host has room.
    */
   readonly fullStatus?: number | undefined;
 }

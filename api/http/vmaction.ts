@@ -1,4 +1,4 @@
-/** Actions on a VM: the bodies of the requests, and the pushes that such requests start. */
+/** Schemas of the requests for actions on one VM (power, save, commit, push, resize, delete), and of the answers about pushes. */
 import * as z from 'zod';
 import { objectName } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';

@@ -89,7 +89,8 @@ function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memor
 function portsOf({
   endpoints = [],
 }: VMStatus): Pick<VMItem, 'ssh' | 'vnc' | 'screenshare' | 'reservedPorts'> {
-  // If the VM itself reserves the guest port of a service, for example SSH, `name` describes the port. `purpose` then names the service.
+  // A VM can itself reserve the port of a service, for example the port of SSH. Then the name of the endpoint is the name of the
+  // reservation, and `purpose` names the service.
   const portOf = (wanted: string) =>
     endpoints.find(({ name, purpose }) => (purpose ?? name) === wanted)?.hostPort;
   const reserved = endpoints

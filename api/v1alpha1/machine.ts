@@ -42,7 +42,7 @@ export type MachinePort = z.infer<typeof machinePortSchema>;
 /** Port of the guest for which the agent chooses a port of the host. */
 const automaticPortSchema = z.object({
   protocol: z.enum(['TCP', 'UDP']),
-  /** 0 for the purpose `vnc`, because not the guest but the hypervisor serves the screen. */
+  /** Port in the guest. It is 0 for the purpose `vnc`, because the hypervisor serves the screen, and not the guest. */
   guestPort: z.number().int(),
   /**
    * `ssh`, `screen`, `vnc` or `emulators`. Each purpose has its own range of host ports. If an agent does not know the purpose, it chooses

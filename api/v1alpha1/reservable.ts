@@ -56,15 +56,15 @@ const choice = (fallback: string) => range.default(fallback).meta({ examples: ['
  * never chooses a port in `denied`. The list `reservable` does not limit the host's choice.
  */
 const portRangesSchema = z.strictObject({
-  /** Range for reserved ports without a host port, for example `:8080`. */
+  /** Host ports for reserved ports whose user names only the guest port, for example `:8080`. */
   automatic: choice('20000-21999'),
-  /** Range for SSH in the guest. */
+  /** Host ports that lead to SSH in guests. */
   ssh: choice('8822-9122'),
-  /** Range for screen sharing in macOS guests. */
+  /** Host ports that lead to screen sharing in macOS guests. */
   screen: choice('5900-6200'),
-  /** Range for ADB of emulators with `exposure: Host`. */
+  /** Host ports that lead to ADB of emulators with `exposure: Host`. */
   emulators: choice('5554-5754'),
-  /** Range for the screens of VMs with `vnc.hostPort`. */
+  /** Host ports for the screens of VMs with `vnc.hostPort`. */
   vnc: choice('5999-6299').refine((text) => (bounds(text)?.[0] ?? 0) >= VNC_FIRST_PORT, {
     error: `a range that begins at ${VNC_FIRST_PORT}, the first port of VNC, or later`,
   }),

@@ -23,7 +23,7 @@ const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 export const objectReferenceSchema = z.object({
   name: objectName('Name of the object.'),
   namespace: namespaceName(
-    'Namespace of the object. If omitted, Berth looks first in the namespace of the object with this reference, then in platform-default. For any other namespace, the user needs the right to get the object there.',
+    'Namespace of the object. If omitted, Berth looks first in the namespace of the object that refers to it, then in platform-default. For any other namespace, the user needs the right to get the object there.',
   ).optional(),
 });
 

@@ -90,7 +90,7 @@ export async function findNamed<T extends KubeObject>(
 
 interface Outcome<T> {
   readonly done: readonly T[];
-  /** Throws the errors of the work, if there are any. */
+  /** Throws the errors with which the work failed, if it failed for any name. */
   readonly rethrow: () => void;
 }
 

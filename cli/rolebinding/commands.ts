@@ -24,7 +24,7 @@ export function addRoleBindingCommands(noun: Command, terminal: Terminal): void 
       .option('--user <names>', 'users, as the cluster names them', listIn)
       .option(
         '--serviceaccount <accounts>',
-        'service accounts as NAMESPACE:NAME, or NAME in the namespace',
+        'service accounts, each as NAMESPACE:NAME, or as NAME in the current namespace',
         listIn,
       )
       .action(async (flags: SubjectFlags, command: Command) => {

@@ -79,8 +79,8 @@ function isOpen({ outcome }: ImageJob): boolean {
 }
 
 /**
- * Returns the facts. If an action is blocked, they record this action as failed. Users can request the action again with a new time in the
- * spec.
+ * Returns the facts of the image. If the next action (a commit or download) is blocked, the result records this action as failed. Users can
+ * request the action again with a new time in the spec.
  */
 function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
   const due = dueOperation(withFacts(observed, facts));

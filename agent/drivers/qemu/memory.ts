@@ -67,7 +67,7 @@ async function receive(server: Server, file: string, signal: AbortSignal): Promi
   const socket = await new Promise<Socket>((resolve, reject) => {
     server.once('connection', resolve);
     signal.addEventListener('abort', () =>
-      reject(new Error('QEMU did not send the memory of the machine in time')),
+      reject(new Error('QEMU did not begin to save the memory of the machine in time')),
     );
   });
   await pipeline(socket, createWriteStream(file, { mode: 0o600 }), { signal });

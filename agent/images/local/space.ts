@@ -206,7 +206,7 @@ export class Space {
       ...catalog.evictable().map((stored) => ({
         sizeBytes: stored.metadata.sizeBytes,
         remove: async () => {
-          // A caller may have requested the image after the list was made.
+          // If a caller has requested the image since the list was made, the image stays.
           if (!catalog.evictable().includes(stored)) {
             return;
           }

@@ -125,7 +125,8 @@ function credentialsFor(
 }
 
 /**
- * Returns the key of a permission. On an insecure route, the key contains the namespace, because the answer counts only for this namespace.
+ * Returns the key under which a permission is remembered. On an insecure route, the key contains the namespace, because other namespaces
+ * must not rely on the answer of a registry that did not prove its identity.
  */
 function keyOf(
   { registry, repository }: Reference,

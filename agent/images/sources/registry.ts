@@ -231,7 +231,7 @@ export class RegistrySource {
     const find = lookupIn(bases.flat());
     return (...asked) => {
       const place = find(...asked);
-      // The image may have been removed after its chunk table was read.
+      // If the image was removed after its chunk table was read, its content cannot be copied.
       return place !== undefined && catalog.byPath(place.path) !== undefined ? place : undefined;
     };
   }

@@ -33,7 +33,9 @@ const PING_MILLISECONDS = 30_000;
 const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, error: 3 } as const;
 /** Channel of protocol v5 whose messages end other channels. Each message contains the number of the channel that ends. */
 const END_CHANNEL = 255;
-/** The protocol of a kubelet for connections to ports. Clients offer this protocol and others. */
+/**
+ * Protocol for connections to ports. A kubelet uses the same protocol. Clients also offer other protocols, which the agent does not use.
+ */
 const PORT_PROTOCOL = 'v4.channel.k8s.io';
 
 class Channel extends Duplex {

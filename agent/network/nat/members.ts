@@ -49,7 +49,7 @@ export class Members {
   }
 
   /**
-   * Reads the files.
+   * Reads the members from their files.
    *
    * @throws ReasonedError `NetworkUnavailable` when the address of a member is no longer in the configured subnets; Error when a file is
    * invalid.
@@ -82,8 +82,8 @@ export class Members {
   }
 
   /**
-   * Writes the files. @throws ReasonedError `NetworkUnavailable` when {@link load} was not called before, because the files would then lose
-   * the saved members.
+   * Writes the members to their files. @throws ReasonedError `NetworkUnavailable` when {@link load} was not called before, because the
+   * files would then lose the saved members.
    */
   async save(): Promise<void> {
     if (!this.#isLoaded) {

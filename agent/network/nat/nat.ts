@@ -234,8 +234,8 @@ export class NatNetwork implements Network {
   }
 
   /**
-   * Repairs everything. @throws ReasonedError `NetworkUnavailable` when a repair fails. Failed repairs of namespaces of devices other than
-   * `device` are ignored.
+   * Repairs the whole network. @throws ReasonedError `NetworkUnavailable` when a repair fails that concerns all machines, or the network
+   * namespace of `device`. Failed repairs of other namespaces are ignored.
    */
   async #converge(device?: string): Promise<Convergence['observed']> {
     const { failed, failedNamespaces, observed } = await this.#repair();

@@ -42,7 +42,7 @@ socket.bind(Number(process.argv[1]), () => process.send('socket', socket));
 
 export type ProbePath = 'out' | 'in' | 'dns';
 
-/** Descriptions of the paths, for messages to users. */
+/** Descriptions of the paths that test packets take, for messages to users. */
 export const PATHS: Record<ProbePath, string> = {
   out: 'from a guest to the outside',
   in: 'from the outside through a reserved port to a guest',

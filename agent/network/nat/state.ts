@@ -99,7 +99,7 @@ export class NatState {
       const repairs = planned.filter((repair) => !failures.precludes(repair));
       for (const repair of repairs) {
         if (round === MAXIMUM_ROUNDS) {
-          failures.add(repair, 'the repair does not last');
+          failures.add(repair, 'the repair is undone each time');
         } else if (!failures.precludes(repair)) {
           await this.#attempt(repair, { wanted, observed, done, failures });
         }

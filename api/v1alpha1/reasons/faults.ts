@@ -153,8 +153,8 @@ export const FAULTS = {
 } as const;
 
 /**
- * Places where a refusal by a host appears. For an Emulator, `Scheduled` and `Ready` are among them, because it can run only on the host of
- * its VM.
+ * Places where a refusal by a host appears. The refusal of an Emulator also appears in `Scheduled` and `Ready`, because no other host can
+ * take the Emulator.
  */
 const REFUSED = { ...FAILURE, Emulator: ['Scheduled', 'Ready', 'Event'] } as const;
 

@@ -14,7 +14,7 @@ export interface Shown {
   readonly message: string;
 }
 
-/** Returns an Event as JSON and the page show it. */
+/** Returns what the page and the JSON output show of an Event. */
 export function shownEvent({ eventTime, metadata, reason, note = '', series, type }: Event): Shown {
   const time = series?.lastObservedTime || eventTime || metadata.creationTimestamp || '';
   return { time, type, reason, count: series?.count ?? 1, message: note };

@@ -19,7 +19,7 @@ const ADVICE: Readonly<Record<Obstacle, string>> = {
   port: 'Reserve another port of the host, or delete the VM that holds the current port',
   nat: 'The network of a host is broken: an admin has to repair the host, and its Node says what is wrong',
   dedicated: 'Hosts belong to other namespaces: ask an admin for a host of this namespace',
-  unreachable: 'Hosts are silent: an admin has to look at the hosts and their agents',
+  unreachable: 'Hosts do not report: an admin has to look at the hosts and their agents',
   cordoned: 'Hosts are cordoned: ask an admin whether they can take VMs again',
 };
 
