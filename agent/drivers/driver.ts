@@ -2,7 +2,6 @@
 import type { Duplex } from 'node:stream';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
-import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { ConsoleLog } from '../console/store.ts';
 import type { RunAs } from '../../base/exec.ts';
@@ -109,6 +108,12 @@ export interface Accelerator {
   accelerator: string;
 }
 
+export interface StopOptions {
+  graceMilliseconds: number;
+  /** Signal that ends the grace period early. */
+  hurry?: AbortSignal;
+}
+
 export interface CopyOptions {
   target: string;
   signal: AbortSignal;
@@ -201,7 +206,7 @@ export interface Driver {
    * ends the grace period early, because a Pod's grace period can be shortened. No process is left when the promise resolves. A suspended
    * machine loses its suspended memory. A paused machine has no grace period, because its guest does not react to the power button.
    */
-  stop(folder: MachineFolder, options: { graceMilliseconds: number; hurry?: AbortSignal }): Promise<void>;
+  stop(folder: MachineFolder, options: StopOptions): Promise<void>;
   /**
    * Pauses the guest of a running machine. The guest stays paused even if the agent restarts. If a copy of the machine's disk is under way,
    * the copy fails.
@@ -291,9 +296,3 @@ export interface DriverOfVMs extends Driver {
    */
   probe(): Promise<Accelerator[]>;
 }
-
-/** Reasons that the error of a failed start can have. The error's message can contain the last lines of the hypervisor's log. */
-export type StartReason = Extract<
-  Reason,
-  'StartFailed' | 'OutOfMemory' | 'PortTaken' | 'DiskInvalid' | 'SystemImageMissing' | 'AccelerationMissing'
->;

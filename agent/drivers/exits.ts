@@ -1,7 +1,12 @@
 /** Makes messages and errors about the end of a program that runs a machine. `words` are the last lines of the program's log. */
-import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import type { StartReason } from './driver.ts';
+import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { ExitStatus } from './launch.ts';
+
+/** Reasons that the error of a failed start can have. The error's message can contain the last lines of the hypervisor's log. */
+type StartReason = Extract<
+  Reason,
+  'StartFailed' | 'OutOfMemory' | 'PortTaken' | 'DiskInvalid' | 'SystemImageMissing' | 'AccelerationMissing'
+>;
 
 /** Reasons of a failed start, each with a pattern. The first pattern that matches the last lines of the log determines the reason. */
 export type StartReasons = readonly (readonly [RegExp, StartReason])[];

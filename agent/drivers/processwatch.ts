@@ -1,5 +1,5 @@
-/** Watches the process of a machine, and notices the end of this process. The agent started the process, or found it after a restart. */
-import { isAlive, type ProcessIdentity } from '../processes/process.ts';
+/** Finds the process of a machine, and notices the end of this process. The agent started the process, or found it after a restart. */
+import { findByArgument, isAlive, type ProcessIdentity } from '../processes/process.ts';
 import type { ExitStatus } from './launch.ts';
 
 /**
@@ -7,6 +7,21 @@ import type { ExitStatus } from './launch.ts';
  * because such a process is no child of the agent.
  */
 const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
+
+/**
+ * Returns the live process of a machine with this state; undefined if there is none. If the agent died before it recorded the process, the
+ * function searches for a process with the argument `mark`.
+ */
+export async function liveProcess(
+  state: { live: boolean; process?: ProcessIdentity | undefined } | undefined,
+  mark: string,
+): Promise<ProcessIdentity | undefined> {
+  if (state === undefined || !state.live) {
+    return undefined;
+  }
+  const identity = state.process ?? (await findByArgument(mark));
+  return identity !== undefined && (await isAlive(identity)) ? identity : undefined;
+}
 
 export class ProcessWatch {
   readonly identity: ProcessIdentity;

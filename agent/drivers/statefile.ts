@@ -1,7 +1,8 @@
 /** The state file of a machine. Each driver has its own file name and schema. */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import type * as z from 'zod';
+import type { Logger } from 'pino';
+import * as z from 'zod';
 import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { writeWhole } from '../../base/files.ts';
 import { keepReserve } from '../../base/reserve.ts';
@@ -25,6 +26,28 @@ export async function readParsed<T>(path: string, schema: z.ZodType<T>): Promise
   const text = await undefinedIf(isMissing, readFile(path, 'utf8'));
   return text === undefined ? undefined : schema.parse(JSON.parse(text));
 }
+
+/**
+ * Returns the state of a machine that was found on the host; undefined if its file is missing or cannot be read. An error is only logged,
+ * because every later step of this machine reports the same error again.
+ */
+export async function stateOfFound<State>(
+  reading: Promise<State | undefined>,
+  uid: string,
+  logger: Logger,
+): Promise<State | undefined> {
+  try {
+    return await reading;
+  } catch (error) {
+    logger.error({ err: error, uid }, 'The state of a machine cannot be read');
+    return undefined;
+  }
+}
+
+/** Schemas of fields that the state files of all drivers have: the Linux user and the identity of the process, and the end of its run. */
+export const runAsSchema = z.object({ uid: z.number().int(), gid: z.number().int() });
+export const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() });
+export const endSchema = z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() });
 
 /** Fields to set. A field that is set to undefined is removed. */
 export type Change<State> = { [Key in keyof State]?: State[Key] | undefined };

@@ -8,7 +8,7 @@ import { EmulatorDriver } from '../drivers/emulator/driver.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
 import { HostImageStore } from '../images/store.ts';
 import { Publisher } from '../images/publisher.ts';
-import { seedPages } from '../seed/service.ts';
+import { seedPages } from '../seed/documents.ts';
 import { ownRoot } from '../processes/ownroot.ts';
 import { machineUsers, SHARED_RUN_AS } from '../processes/users.ts';
 import { createNetwork, networkSchema } from './network.ts';

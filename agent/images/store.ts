@@ -19,7 +19,7 @@ import { Keyring } from './oci/credentials.ts';
 import { Access } from './sources/access.ts';
 import { FileSource } from './sources/file.ts';
 import { HttpSource } from './sources/http.ts';
-import { namesOf } from './sources/names.ts';
+import { namesOf } from './sources/origins.ts';
 import { RegistrySource } from './sources/registry.ts';
 
 /** Interval in milliseconds between checks for changes that cause no event: disks that grow, abandoned fetches and unneeded images. */

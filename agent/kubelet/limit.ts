@@ -34,17 +34,17 @@ export class OpenLimit {
   async count(namespace: string, name: string, work: () => Promise<void>): Promise<void> {
     const pod = `${namespace}/${name}`;
     const others = this.#of(HOST) - this.#of(namespace);
-    const why = others === 0 ? 'the maximum' : `the maximum while other namespaces have ${others}`;
+    const extent = others === 0 ? 'the maximum' : `the maximum while other namespaces have ${others}`;
     const places = [
-      { key: pod, limit: POD_LIMIT, has: `Pod ${pod} has`, why: 'the maximum' },
-      { key: HOST, limit: HOST_LIMIT, has: 'This host has', why: 'the maximum' },
-      { key: namespace, limit: shareBeside(others), has: `On this host, namespace ${namespace} has`, why },
+      { key: pod, limit: POD_LIMIT, owner: `Pod ${pod}`, extent: 'the maximum' },
+      { key: HOST, limit: HOST_LIMIT, owner: 'This host', extent: 'the maximum' },
+      { key: namespace, limit: shareBeside(others), owner: `On this host, namespace ${namespace}`, extent },
     ];
     const full = places.find(({ key, limit }) => this.#of(key) >= limit);
     if (full !== undefined) {
       throw new HttpError(
         429,
-        `${full.has} ${this.#of(full.key)} open ${this.#what}, ${full.why}; try again later`,
+        `${full.owner} has ${this.#of(full.key)} open ${this.#what}, ${full.extent}; try again later`,
       );
     }
     for (const { key } of places) {

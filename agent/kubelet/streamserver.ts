@@ -1,9 +1,13 @@
 /**
- * Serves the streams of machines: `kubectl exec`, `attach` and `port-forward`. The HTTPS server has already checked the caller's rights.
+ * Serves the streams of machines: `kubectl exec`, `attach` and `port-forward`, and connections over which callers send files to tasks. The
+ * HTTPS server has already checked the caller's rights.
  */
+import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
+import { finished } from 'node:stream/promises';
 import type { Logger } from 'pino';
 import { Gauge, type Registry } from 'prom-client';
+import { TRANSFER_PROTOCOL } from '../../api/v1alpha1/transfer.ts';
 import { rest } from '../../base/time.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 import type { Upgrade } from '../../kube/serving/upgrades.ts';
@@ -13,11 +17,11 @@ import { execute } from './exec.ts';
 import { OpenLimit } from './limit.ts';
 import { forward } from './portforward.ts';
 import { checkCommand, parseStreamRequest, type StreamKind, type StreamRequest } from './streamrequest.ts';
-import { acceptCommand, acceptPorts } from './streams/accept.ts';
 import type { Session, SessionLimits } from './streams/session.ts';
 import { ProtocolError } from './streams/spdy/frames.ts';
+import * as spdy from './streams/spdy/sessions.ts';
+import * as websocket from './streams/websocket.ts';
 import type { StreamTarget, StreamTargets, Transfers } from './targets.ts';
-import { isTransfer, transfer } from './transfer.ts';
 
 /**
  * Time without data after which a stream ends, in milliseconds. Such a stream ends because its caller has probably forgotten it. A
@@ -36,6 +40,9 @@ const CONNECTIONS = 64;
  * next agent must start soon.
  */
 const END_MILLISECONDS = 1_000;
+
+/** Answer that accepts a connection over which a caller sends a file to a task. */
+const ACCEPTED = `HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: ${TRANSFER_PROTOCOL}\r\n\r\n`;
 
 export interface StreamServerOptions {
   targets: StreamTargets;
@@ -126,7 +133,7 @@ export class StreamServer {
       case 'portForward':
         return await this.#forward(target, upgrade);
       case 'exec': {
-        const session = await acceptCommand(upgrade, request.streams, this.#limits);
+        const session = await protocolOf(upgrade).acceptCommand(upgrade, request.streams, this.#limits);
         await execute(session, target, request.command);
         return session;
       }
@@ -137,7 +144,12 @@ export class StreamServer {
 
   async #forward(target: StreamTarget, upgrade: Upgrade): Promise<Session> {
     const { logger } = this.#options;
-    const session = acceptPorts(upgrade, this.#limits, (one) => void forward(target, one, logger));
+    const open = async (port: number): Promise<Duplex> => await target.port(port);
+    const session = protocolOf(upgrade).acceptPorts(
+      upgrade,
+      this.#limits,
+      (one) => void forward(open, one, logger),
+    );
     await session.ended;
     return session;
   }
@@ -146,7 +158,7 @@ export class StreamServer {
     // The console is opened before the stream is accepted. So a refusal becomes the answer to the request, which kubectl shows.
     const console = await openConsole(target, request.streams.stdin);
     try {
-      const session = await acceptCommand(upgrade, request.streams, this.#limits);
+      const session = await protocolOf(upgrade).acceptCommand(upgrade, request.streams, this.#limits);
       await attach(session, console, { name: request.pod, tty: request.tty });
       return session;
     } finally {
@@ -169,4 +181,43 @@ async function openConsole(target: StreamTarget, input: boolean): Promise<Duplex
     }
     throw error;
   }
+}
+
+/** Returns the protocol that the client asks for: SPDY/3.1, or WebSockets. @throws HttpError 400 for any other protocol. */
+function protocolOf({ request }: Upgrade): typeof spdy | typeof websocket {
+  switch (request.headers.upgrade?.toLowerCase()) {
+    case 'spdy/3.1':
+      return spdy;
+    case 'websocket':
+      return websocket;
+    default:
+      throw new HttpError(400, 'The only upgrades are SPDY/3.1 and websocket');
+  }
+}
+
+/** Returns whether the caller sends a file to a task (the work of a Job): a request for `attach` that upgrades to a protocol of Berth. */
+function isTransfer({ kind }: StreamRequest, { request }: Upgrade): boolean {
+  return kind === 'attach' && request.headers.upgrade?.toLowerCase() === TRANSFER_PROTOCOL;
+}
+
+/**
+ * Passes the connection to `take`, and resolves when the connection is closed. `take` throws an HttpError if no task waits for a
+ * connection.
+ */
+async function transfer(
+  { socket, head }: Upgrade,
+  take: (caller: Socket) => void,
+  stop: AbortSignal,
+): Promise<void> {
+  // `head` contains the first bytes of the connection. These bytes are put back before any other read, so that `take` gets all bytes.
+  socket.unshift(head);
+  // The socket needs no time limit here, because `take` sets its own limit.
+  socket.setTimeout(0);
+  take(socket);
+  socket.write(ACCEPTED);
+  const onStop = (): void => void socket.destroy();
+  stop.addEventListener('abort', onStop, { once: true });
+  // Errors of the connection are ignored here, because `take` handles them.
+  await finished(socket).catch(() => undefined);
+  stop.removeEventListener('abort', onStop);
 }

@@ -6,9 +6,9 @@ import { HttpError } from '../../kube/serving/httpserver.ts';
 import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../drivers/driver.ts';
 import { NO_COMMAND, NO_CONSOLE } from '../drivers/emulator/refusals.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
-import { connectGuest, SharedForwards } from './guestports.ts';
 import { consoleSource, type ConsoleSources, type LogSource } from './logs.ts';
 import { ownPod } from './lookup.ts';
+import { connectGuest, SharedForwards } from './portforward.ts';
 import type { StreamRequest } from './streamrequest.ts';
 
 /** Ways to connect to one running machine. Each function throws StreamRefused when the machine does not allow the connection. */

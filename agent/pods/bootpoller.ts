@@ -4,7 +4,7 @@ import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { rest } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { askBooted, BootAnswer } from '../adb/booted.ts';
-import { GuestLoops } from './loops.ts';
+import { GuestLoops, type LoopOptions } from './loops.ts';
 import type { MachineRecord, Runtime } from './machine.ts';
 
 /** Time between two requests to ADB while Android boots or does not answer. Each request is a short connection. */
@@ -40,23 +40,17 @@ const LOST: typeof BOOTING = {
   wrong: `Android has booted, but port ${ADB_PORT} no longer answers as ADB`,
 };
 
-export interface BootPollerOptions {
+export interface BootPollerOptions extends LoopOptions {
   ask: typeof askBooted;
   /** Saves in the record that Android has booted in this run. */
   booted: (record: MachineRecord) => void;
-  /** Called with a machine's uid when its readiness has changed. */
-  changed: (uid: string) => void;
-  /** Called when an answer could not be processed. */
-  onError: (uid: string, error: unknown) => void;
-  /** Waits between two requests. The function takes the time in milliseconds. */
-  wait?: typeof rest;
 }
 
-export class BootPoller {
-  readonly #loops = new GuestLoops();
+export class BootPoller extends GuestLoops {
   readonly #options: BootPollerOptions;
 
   constructor(options: BootPollerOptions) {
+    super();
     this.#options = options;
   }
 
@@ -71,19 +65,10 @@ export class BootPoller {
       runtime.readiness = undefined;
       return;
     }
-    if (!this.#loops.has(uid)) {
+    if (!this.has(uid)) {
       runtime.readiness = firstReadiness(pod, runtime.record);
-      this.#loops.start(uid, async (signal) => await this.#run(runtime, signal));
+      this.start(uid, async (signal) => await this.#run(runtime, signal));
     }
-  }
-
-  /** Stops asking the emulator with this uid. */
-  forget(uid: string): void {
-    this.#loops.end(uid);
-  }
-
-  close(): void {
-    this.#loops.endAll();
   }
 
   async #run(runtime: Runtime, signal: AbortSignal): Promise<void> {

@@ -4,7 +4,7 @@ import type { GuestFacts } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { GuestAnswer, GuestQuestion } from '../drivers/driver.ts';
-import { GuestLoops } from './loops.ts';
+import { GuestLoops, type LoopOptions } from './loops.ts';
 import type { Runtime } from './machine.ts';
 import { lastReport } from './pod.ts';
 
@@ -36,21 +36,15 @@ const STEADY_MILLISECONDS = 10 * 60_000;
  */
 const FACTS_MILLISECONDS = 60_000;
 
-export interface GuestPollerOptions {
+export interface GuestPollerOptions extends LoopOptions {
   ask: (runtime: Readonly<Runtime>, question: GuestQuestion) => Promise<GuestAnswer>;
-  /** Called with a machine's uid when `runtime.guest` has changed. */
-  changed: (uid: string) => void;
-  /** Called with the reason why a request had no answer. */
-  onError: (uid: string, error: unknown) => void;
-  /** Waits between two requests. The function takes the time in milliseconds. */
-  wait?: typeof rest;
 }
 
-export class GuestPoller {
-  readonly #loops = new GuestLoops();
+export class GuestPoller extends GuestLoops {
   readonly #options: GuestPollerOptions;
 
   constructor(options: GuestPollerOptions) {
+    super();
     this.#options = options;
   }
 
@@ -65,19 +59,10 @@ export class GuestPoller {
       runtime.guest = undefined;
       return;
     }
-    if (!this.#loops.has(uid)) {
+    if (!this.has(uid)) {
       runtime.guest = reportedGuest(pod);
-      this.#loops.start(uid, async (signal) => await this.#run(runtime, signal));
+      this.start(uid, async (signal) => await this.#run(runtime, signal));
     }
-  }
-
-  /** Stops asking the guest agent of the machine with this uid. */
-  forget(uid: string): void {
-    this.#loops.end(uid);
-  }
-
-  close(): void {
-    this.#loops.endAll();
   }
 
   async #run(runtime: Runtime, signal: AbortSignal): Promise<void> {

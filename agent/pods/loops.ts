@@ -1,29 +1,46 @@
 /** Background loops that send regular requests to running guests. */
+import type { rest } from '../../base/time.ts';
 
-export class GuestLoops {
+/** Options of a class that asks guests regularly. */
+export interface LoopOptions {
+  /** Called with a machine's uid when the result of the requests has changed. */
+  changed: (uid: string) => void;
+  /** Called when a request failed, or its answer could not be processed. */
+  onError: (uid: string, error: unknown) => void;
+  /** Waits between two requests. The function takes the time in milliseconds. */
+  wait?: typeof rest;
+}
+
+/** Base class of the classes that ask guests regularly. Each machine has at most one loop. */
+export abstract class GuestLoops {
   readonly #ends = new Map<string, AbortController>();
 
   /** Returns whether the machine with this uid has a loop. */
-  has(uid: string): boolean {
+  protected has(uid: string): boolean {
     return this.#ends.has(uid);
   }
 
   /** Starts the loop of a machine, in place of an earlier loop of the machine. `loop` never rejects, and ends when its signal aborts. */
-  start(uid: string, loop: (signal: AbortSignal) => Promise<void>): void {
-    this.end(uid);
+  protected start(uid: string, loop: (signal: AbortSignal) => Promise<void>): void {
+    this.#end(uid);
     const end = new AbortController();
     this.#ends.set(uid, end);
     void loop(end.signal);
   }
 
-  end(uid: string): void {
-    this.#ends.get(uid)?.abort();
-    this.#ends.delete(uid);
+  /** Ends the loop of the machine with this uid. */
+  forget(uid: string): void {
+    this.#end(uid);
   }
 
-  endAll(): void {
+  close(): void {
     for (const uid of this.#ends.keys()) {
-      this.end(uid);
+      this.#end(uid);
     }
+  }
+
+  #end(uid: string): void {
+    this.#ends.get(uid)?.abort();
+    this.#ends.delete(uid);
   }
 }

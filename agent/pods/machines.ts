@@ -6,6 +6,7 @@ import { reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { soonest } from '../../base/time.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import type { GuardedMachine } from './diskguard.ts';
+import { event } from './events.ts';
 import { consequenceOf } from './failure.ts';
 import type { Host } from './host.ts';
 import {
@@ -271,10 +272,8 @@ export class Machines {
     }
   }
 
-  #tell({ pod }: Wanted, type: 'Normal' | 'Warning', reason: SaidReason, message: string): void {
-    if (pod !== undefined) {
-      this.#host.event(pod, { type, reason, action: 'Run', message });
-    }
+  #tell(wanted: Wanted, type: 'Normal' | 'Warning', reason: SaidReason, message: string): void {
+    event(this.#host, wanted, { type, reason, action: 'Run', message });
   }
 }
 

@@ -97,8 +97,7 @@ function readinessOf({ connected }: NonNullable<Runtime['guest']>): Readiness {
 }
 
 /** Checks guests regularly and reports when the readiness of a guest changes. */
-export class ReadinessProber {
-  readonly #loops = new GuestLoops();
+export class ReadinessProber extends GuestLoops {
   /** Address at which each machine is checked. The key is the machine's uid. */
   readonly #targets = new Map<string, Target>();
   readonly #changed: (uid: string) => void;
@@ -108,6 +107,7 @@ export class ReadinessProber {
    * `changed` is called with a machine's uid when its readiness has changed. `wait` waits between two checks for a number of milliseconds.
    */
   constructor(changed: (uid: string) => void, wait = rest) {
+    super();
     this.#changed = changed;
     this.#wait = wait;
   }
@@ -140,18 +140,18 @@ export class ReadinessProber {
     const known = this.#targets.get(uid);
     if (known?.host !== target.host || known.port !== target.port) {
       this.#targets.set(uid, target);
-      this.#loops.start(uid, async (signal) => await this.#run(runtime, target, signal));
+      this.start(uid, async (signal) => await this.#run(runtime, target, signal));
     }
   }
 
-  close(): void {
-    this.#loops.endAll();
+  override close(): void {
+    super.close();
     this.#targets.clear();
   }
 
   /** Ends the checks of the machine with this uid. */
-  forget(uid: string): void {
-    this.#loops.end(uid);
+  override forget(uid: string): void {
+    super.forget(uid);
     this.#targets.delete(uid);
   }
 

@@ -1,9 +1,21 @@
-/** Reads Secrets that a Pod names. The agent has the rights of a Node, so it can read only Secrets that Pods of its Node name. */
+/**
+ * Reads Secrets that a Pod names, and the credentials in its pull secrets. The agent has the rights of a Node, so it can read only Secrets
+ * that Pods of its Node name.
+ */
+import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import {
+  PULL_SECRET_KEY,
+  PULL_SECRET_TYPE,
+  readInsecureServers,
+} from '../../api/v1alpha1/registrycredentials.ts';
 import { Backoff } from '../../base/backoff.ts';
+import { messageOf } from '../../base/errors.ts';
 import { pause } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import { type Secret, SECRETS } from '../../kube/core.ts';
+import { type Pod, type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
+import { Keyring } from '../images/oci/credentials.ts';
 
 /**
  * Time limit for retries after the API server refuses a secret. Retries are necessary, because the API server's Node authorizer can learn
@@ -39,4 +51,46 @@ export async function readSecret(
     }
     await pause(tries.next());
   }
+}
+
+/**
+ * Returns the credentials of all pull secrets that the Pod names, in the same order. Throws the client's error if the API server is
+ * unreachable.
+ *
+ * @throws ReasonedError `PullSecretMissing` when a secret does not exist, this host has no right to read it, or it has another type.
+ */
+export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promise<Keyring> {
+  const texts: string[] = [];
+  for (const { name } of pod.spec.imagePullSecrets ?? []) {
+    texts.push(await readPullSecret(client, { name, namespace: pod.metadata.namespace ?? '' }));
+  }
+  const { namespace = '', annotations = {} } = pod.metadata;
+  const servers = readInsecureServers(annotations[INSECURE_SERVERS_ANNOTATION]);
+  try {
+    return Keyring.parse(texts, { namespace, servers });
+  } catch (error) {
+    // Users may see the message of a parse error, because it contains no part of the secret.
+    throw missing(`A pull secret cannot be used: ${messageOf(error)}`);
+  }
+}
+
+async function readPullSecret(client: KubeClient, ref: { name: string; namespace: string }): Promise<string> {
+  const secret = await readSecret(client, ref);
+  if (secret === undefined) {
+    throw missing(
+      `The pull secret ${ref.name} in ${ref.namespace} does not exist, or this host has no right to read it`,
+    );
+  }
+  const { type, data } = secret;
+  const text = data?.[PULL_SECRET_KEY];
+  if (type !== PULL_SECRET_TYPE || text === undefined) {
+    throw missing(
+      `The pull secret ${ref.name} in ${ref.namespace} needs the type ${PULL_SECRET_TYPE} and the key ${PULL_SECRET_KEY}; its type is ${type ?? 'none'}`,
+    );
+  }
+  return Buffer.from(text, 'base64').toString('utf8');
+}
+
+function missing(message: string): ReasonedError {
+  return new ReasonedError('PullSecretMissing', message);
 }

@@ -1,7 +1,7 @@
 import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { expect, it, onTestFinished } from 'vitest';
+import { expect, it, onTestFinished, test } from 'vitest';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
@@ -9,7 +9,7 @@ import type { KubeObject } from '../../kube/objects.ts';
 import type { Host } from './host.ts';
 import { newRecord, newRuntime, type Operation } from './machine.ts';
 import { RecordStore } from './records.ts';
-import { STEPS } from './steps.ts';
+import { meanSpeed, STEPS } from './steps.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
 const VM = { namespace: 'platform-ci', name: 'x', uid: 'vm' };
@@ -84,4 +84,17 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
     'VM x Started: The machine runs with KVM',
     'Pod x Suspended: The machine is suspended to disk',
   ]);
+});
+
+test('the speed counts the bytes since the first call, and is unknown at first', () => {
+  let at = 0;
+  const speed = meanSpeed(() => at);
+  expect(speed(undefined)).toBeUndefined();
+  at = 10_000;
+  // An earlier attempt had fetched these bytes.
+  expect(speed(5_000_000)).toBeUndefined();
+  at = 10_499;
+  expect(speed(6_000_000)).toBeUndefined();
+  at = 12_000;
+  expect(speed(9_000_000)).toBe(2_000_000);
 });

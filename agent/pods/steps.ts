@@ -14,17 +14,19 @@ import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import { acceleratorOf, driverOf } from '../drivers/hostdrivers.ts';
 import { createEmulator, discardFailed } from './emulator.ts';
+import { event, tell, tellPod } from './events.ts';
 import type { Host } from './host.ts';
 import { launchPlan, machinePlan, prepareStart } from './launch.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
 import { explainPortTaken, holdPorts } from './ports.ts';
-import { meanSpeed } from './speed.ts';
 import { offChange, wantsOff } from './stops.ts';
-import { event, tell, tellPod } from './tell.ts';
 import { keepVncPassword, prepareVnc, requireVncPassword } from './vnc.ts';
 
 /** Shortest time between two progress reports of a download, because each report is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
+
+/** Shortest time over which the speed of a download is measured. Over a shorter time, the measured speed would be too inaccurate. */
+const SHORTEST_MILLISECONDS = 500;
 
 type StepFunction = (host: Host, runtime: Runtime, operation: Operation) => Promise<void>;
 
@@ -120,6 +122,25 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
     const words = `The image is on the host as ${image.digest} after ${secondsSince(began)} s`;
     tell(host, record, 'Pulled', 'Pull', words);
     return image;
+  };
+}
+
+/**
+ * Returns a function that takes the number of bytes fetched so far, and returns the mean speed in bytes per second since its first call.
+ * Bytes that an earlier attempt had fetched before the first call do not count. The result is undefined until the speed is known. `now` is
+ * a clock in milliseconds.
+ */
+export function meanSpeed(now = () => performance.now()): (bytes: number | undefined) => number | undefined {
+  let first: { bytes: number; at: number } | undefined;
+  return (bytes) => {
+    if (bytes === undefined) {
+      return undefined;
+    }
+    first ??= { bytes, at: now() };
+    const milliseconds = now() - first.at;
+    return milliseconds < SHORTEST_MILLISECONDS
+      ? undefined
+      : Math.round(((bytes - first.bytes) * 1000) / milliseconds);
   };
 }
 

@@ -44,7 +44,7 @@ export const nodeTagSchema = z
       .array(tagName)
       .length(1)
       .optional()
-      .meta({ description: 'The same as `tag`, for clients that use this name. It has one tag.' }),
+      .meta({ description: 'A list with exactly one tag, for clients that send `tags` instead of `tag`.' }),
   })
   .refine(({ tag, tags }) => (tag === undefined) !== (tags === undefined), {
     error: 'exactly one tag is required',

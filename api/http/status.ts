@@ -45,7 +45,8 @@ export const statusSchema = z
   })
   .meta({
     id: 'Status',
-    description: 'Status of Kubernetes: an error, or a success without a body of its own.',
+    description:
+      'An object of the Kubernetes kind Status. It answers a failed request, and a successful request that returns no other object.',
   });
 export type Status = z.infer<typeof statusSchema>;
 

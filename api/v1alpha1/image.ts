@@ -1,7 +1,7 @@
 /** Image: a disk that VMs are made from. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import { AGE_COLUMN, column, conditionColumn, type KindContent, PHASE_COLUMN, wide } from './kind.ts';
+import type { KindContent } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import { diskQuantity } from './sizes.ts';
 import { choice, documented, integer, objectName, oneOf, report, text, timestamp } from './schema.ts';
@@ -12,8 +12,8 @@ import {
   fileRequestSchema,
   registrySchema,
   SOURCE_IMMUTABLE,
-  STORAGE_COLUMN,
   sharedFileSchema,
+  storedColumns,
   storedStatus,
   uploadSchema,
 } from './source.ts';
@@ -110,14 +110,5 @@ export const IMAGE_KIND: KindContent = {
   spec: imageSpecSchema,
   status: imageStatusSchema,
   rules: [],
-  columns: [
-    PHASE_COLUMN,
-    column('Size', '.status.size', 'Disk size of a VM.'),
-    column('Progress', '.status.progressPercent', 'Progress in percent.', 'integer'),
-    AGE_COLUMN,
-    STORAGE_COLUMN,
-    wide(column('Digest', '.status.digest', 'Digest.')),
-    wide(column('Description', '.spec.description', 'Description.')),
-    wide(conditionColumn('Message', 'Ready', 'message')),
-  ],
+  columns: storedColumns('Disk size of a VM.'),
 };

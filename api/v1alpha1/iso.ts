@@ -1,7 +1,7 @@
 /** ISO: an optical disc that VMs boot from. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import { AGE_COLUMN, column, conditionColumn, type KindContent, PHASE_COLUMN, wide } from './kind.ts';
+import type { KindContent } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import { documented, oneOf } from './schema.ts';
 import {
@@ -11,8 +11,8 @@ import {
   fileRequestSchema,
   registrySchema,
   SOURCE_IMMUTABLE,
-  STORAGE_COLUMN,
   sharedFileSchema,
+  storedColumns,
   storedStatus,
   uploadSchema,
 } from './source.ts';
@@ -54,14 +54,5 @@ export const ISO_KIND: KindContent = {
   spec: isoSpecSchema,
   status: isoStatusSchema,
   rules: [],
-  columns: [
-    PHASE_COLUMN,
-    column('Size', '.status.size', 'Size of the disc.'),
-    column('Progress', '.status.progressPercent', 'Progress in percent.', 'integer'),
-    AGE_COLUMN,
-    STORAGE_COLUMN,
-    wide(column('Digest', '.status.digest', 'Digest.')),
-    wide(column('Description', '.spec.description', 'Description.')),
-    wide(conditionColumn('Message', 'Ready', 'message')),
-  ],
+  columns: storedColumns('Size of the disc.'),
 };

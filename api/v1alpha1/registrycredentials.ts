@@ -125,13 +125,13 @@ export function readRegistryCredentials(data: Readonly<Record<string, string>> =
   const mistakes: string[] = [];
   const names = Object.keys(data).toSorted();
   for (const secretName of names.slice(0, REGISTRY_CREDENTIALS_LIMIT)) {
-    const credential = readEntry(secretName, data[secretName] ?? '');
-    if (typeof credential === 'string') {
-      mistakes.push(`Entry ${secretName} is ignored: ${credential}`);
-    } else if (credentials.has(credential.registry)) {
+    const credentialOrMistake = readEntry(secretName, data[secretName] ?? '');
+    if (typeof credentialOrMistake === 'string') {
+      mistakes.push(`Entry ${secretName} is ignored: ${credentialOrMistake}`);
+    } else if (credentials.has(credentialOrMistake.registry)) {
       mistakes.push(`Entry ${secretName} is ignored: an earlier entry has the same registry`);
     } else {
-      credentials.set(credential.registry, credential);
+      credentials.set(credentialOrMistake.registry, credentialOrMistake);
     }
   }
   if (names.length > REGISTRY_CREDENTIALS_LIMIT) {

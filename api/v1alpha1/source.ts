@@ -1,6 +1,6 @@
 /** Fields that Images and ISOs share: their source and their reported state. */
 import * as z from 'zod';
-import { wide } from './kind.ts';
+import { AGE_COLUMN, column, conditionColumn, PHASE_COLUMN, type PrinterColumn, wide } from './kind.ts';
 import { diskQuantity } from './sizes.ts';
 import { count, documented, report, sha256, text, timestamp } from './schema.ts';
 import { imageName, objectReferenceSchema } from './template.ts';
@@ -76,12 +76,26 @@ export const contentSchema = z
   })
   .meta({ description: 'Source from which hosts get the content.' });
 
-export const STORAGE_COLUMN = wide({
+const STORAGE_COLUMN = wide({
   name: 'Storage',
   type: 'string',
   description: 'Disk space that the content needs in storage.',
   jsonPath: '.status.storageSize',
 });
+
+/** Returns the columns of a list of Images or ISOs. `size` describes the column of the size. */
+export function storedColumns(size: string): PrinterColumn[] {
+  return [
+    PHASE_COLUMN,
+    column('Size', '.status.size', size),
+    column('Progress', '.status.progressPercent', 'Progress in percent.', 'integer'),
+    AGE_COLUMN,
+    STORAGE_COLUMN,
+    wide(column('Digest', '.status.digest', 'Digest.')),
+    wide(column('Description', '.spec.description', 'Description.')),
+    wide(conditionColumn('Message', 'Ready', 'message')),
+  ];
+}
 
 /** Returns the fields that the operator reports for a stored Image or ISO. */
 export function storedStatus() {

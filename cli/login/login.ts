@@ -65,7 +65,7 @@ function requireTLS(apiURL: string | undefined): void {
   }
 }
 
-/** Returns the entries of a context for the cluster. */
+/** Returns the cluster, user and namespace that the kubeconfig gets for a context. */
 export function entriesFor({ address, namespace }: Target, user: ContextEntries['user']): ContextEntries {
   return { cluster: clusterEntry(address), user, namespace };
 }

@@ -37,8 +37,9 @@ export class RemovalReconciler {
   readonly #options: RemovalControllerOptions;
   readonly #jobs: Writer<Job>;
   /**
-   * For each removal, the time since which nothing has needed its content. The key is the uid of the removal's Job. When the operator
-   * starts, the map is empty and all times begin again. Therefore work of an earlier process can end before a removal begins.
+   * For each removal, the time since which nothing has needed the content that it removes. The key is the uid of the removal's Job. When
+   * the operator starts, the map is empty, so each removal waits its full time again. In this time, work that an earlier process of the
+   * operator began can end.
    */
   #unneededSince: RemovalPlan['unneededSince'] = new Map();
   /** Uids of ended Jobs that this process has already reported, and that the cache contains until their deletion. */

@@ -38,8 +38,8 @@ export function credentialsFor(
 }
 
 /**
- * Returns the names of a Pod's pull secrets. The secrets of the Pod's object come first, because users chose them. The secrets of the
- * namespace follow.
+ * Returns the names of a Pod's pull secrets. The secrets that the VM or Image names come first, because users chose them. The secrets of
+ * the namespace follow.
  */
 export function pullSecretNames(
   own: readonly string[],

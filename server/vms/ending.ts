@@ -23,7 +23,7 @@ import { progressOf } from '../../api/http/deployment.ts';
 const ANSWER_MILLISECONDS = 10_000;
 /**
  * Time in milliseconds for which the server repeats the write that keeps or deletes the VM of a failed deployment. If the API server does
- * not answer for longer, people must repair it. The operator deletes the VM afterwards.
+ * not answer for longer, the server gives up. The operator deletes the VM after people have repaired the API server.
  */
 const LIMIT_MILLISECONDS = 300_000;
 /** The first wait and the longest wait between two attempts, in milliseconds, while the API server does not answer. */

@@ -11,7 +11,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../base/errors.ts';
 import { type VmLaunchPlan } from '../../agent/drivers/driver.ts';
-import { whileFrozen } from '../../agent/drivers/qemu/guestagent/freeze.ts';
+import { whileFrozen } from '../../agent/drivers/qemu/guestagent/commands.ts';
 import { GuestAgent } from '../../agent/drivers/qemu/guestagent/guestagent.ts';
 import { executeInGuest } from '../../agent/drivers/qemu/guestagent/exec.ts';
 import { QmpConnection, QmpError } from '../../agent/drivers/qemu/qmp.ts';

@@ -12,7 +12,7 @@ import { createServer as createHttpServer, type IncomingMessage, request as http
 import { connect, isIPv4 } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
-import { seedPages } from '../../agent/seed/service.ts';
+import { seedPages } from '../../agent/seed/documents.ts';
 import { NatNetwork, type NatOptions } from '../../agent/network/nat/nat.ts';
 import type { AttachOptions, NamespaceOptions, Network } from '../../agent/network/network.ts';
 import { UserGuard, type UserGuardOptions } from '../../agent/network/user/guard.ts';

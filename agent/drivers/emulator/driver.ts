@@ -28,12 +28,13 @@ import {
   type MachinePlan,
   type MachineState,
   type PortForward,
+  type StopOptions,
   StreamRefused,
 } from '../driver.ts';
-import { makeMachineFolder } from '../statefile.ts';
+import { makeMachineFolder, stateOfFound } from '../statefile.ts';
 import { acceleration } from './acceleration.ts';
 import { makeFiles, removeFiles } from './files.ts';
-import { type EmulatorContext, EmulatorProcess, type StopOptions } from './machine.ts';
+import { type EmulatorContext, EmulatorProcess } from './machine.ts';
 import {
   NO_COMMAND,
   NO_CONSOLE,
@@ -197,7 +198,9 @@ export class EmulatorDriver implements Driver {
     for (const uid of await listFolders(this.#root)) {
       const path = join(this.#root, uid);
       if ((await undefinedIf(isMissing, stat(join(path, STATE_FILE)))) !== undefined) {
-        found.push({ uid, path, runAs: await this.#recordedUser({ uid, path }), base: undefined });
+        const reading = this.#of({ uid, path }).process.state.read();
+        const state = await stateOfFound(reading, uid, this.#context.logger);
+        found.push({ uid, path, runAs: state?.runAs, base: undefined });
       }
     }
     return found;
@@ -275,15 +278,5 @@ export class EmulatorDriver implements Driver {
 
   #userOf({ runAs }: Pick<MachinePlan, 'runAs'>): RunAs | undefined {
     return processUser(this.#sdk.isRoot, runAs);
-  }
-
-  async #recordedUser(folder: MachineFolder): Promise<RunAs | undefined> {
-    try {
-      return (await this.#of(folder).process.state.read())?.runAs;
-    } catch (error) {
-      // The error is only logged, because every later step of this machine reports the same error again.
-      this.#context.logger.error({ err: error, uid: folder.uid }, 'The state of a machine cannot be read');
-      return undefined;
-    }
   }
 }

@@ -2,18 +2,17 @@
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { hasCode, messageOf, undefinedIfSync } from '../../../base/errors.ts';
-import { findByArgument, isAlive, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
+import { isAlive, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
 import type { MachineCgroups } from '../../processes/cgroup.ts';
-import type { MachineFolder, MachineState } from '../driver.ts';
-import { ProcessGroup } from '../group.ts';
-import { ProcessWatch } from '../processwatch.ts';
+import type { MachineFolder, MachineState, StopOptions } from '../driver.ts';
+import { liveProcess, ProcessWatch } from '../processwatch.ts';
 import type { StateFile } from '../statefile.ts';
 import { logEnd } from '../../console/tail.ts';
 import { processMark } from './arguments.ts';
 import { ConsoleClient, connectInside, killByConsole } from './console.ts';
 import { prepareStart } from './files.ts';
 import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
-import { type EmulatorStart, launchEmulator } from './launch.ts';
+import { type EmulatorStart, launchEmulator, ProcessGroup } from './processes.ts';
 import { type EmulatorState, stateFile } from './state.ts';
 
 /**
@@ -41,12 +40,6 @@ export interface EmulatorContext {
   changed: (uid: string) => void;
   /** Begins to store the log of a running machine. */
   follow: (folder: MachineFolder) => void;
-}
-
-export interface StopOptions {
-  graceMilliseconds: number;
-  /** Signal that ends the grace period early. */
-  hurry?: AbortSignal;
 }
 
 export class EmulatorProcess {
@@ -78,17 +71,9 @@ export class EmulatorProcess {
     return state?.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /**
-   * Returns the machine's live main process, if any. If the agent died before it recorded the process, the function searches for the
-   * process.
-   */
+  /** Returns the machine's live main process, if any. */
   async process(): Promise<ProcessIdentity | undefined> {
-    const state = await this.state.read();
-    if (state === undefined || !state.live) {
-      return undefined;
-    }
-    const identity = state.process ?? (await findByArgument(processMark(this.#folder.uid)));
-    return identity !== undefined && (await isAlive(identity)) ? identity : undefined;
+    return await liveProcess(await this.state.read(), processMark(this.#folder.uid));
   }
 
   async start(start: EmulatorStart): Promise<void> {

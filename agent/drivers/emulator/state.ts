@@ -1,7 +1,7 @@
 /** The state file of an emulator's machine. Only root can write in the machine's folder itself, so only the agent can write the file. */
 import { randomBytes } from 'node:crypto';
 import * as z from 'zod';
-import { StateFile } from '../statefile.ts';
+import { endSchema, processSchema, runAsSchema, StateFile } from '../statefile.ts';
 
 /** Name of the state file. The name differs from the name of QEMU's state file, so that each driver finds its own machines. */
 export const STATE_FILE = 'emulator.json';
@@ -13,7 +13,7 @@ const stateSchema = z.object({
   /** Token of the emulator's console. */
   token: z.string(),
   /** Linux user of the machine. Absent if the agent is not root. */
-  runAs: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
+  runAs: runAsSchema.optional(),
   /** Network namespace of the last start. */
   namespace: z.string().optional(),
   /** Position in the log `serial` at which the output of the last start begins. */
@@ -21,7 +21,7 @@ const stateSchema = z.object({
   /** State that the agent wants for the machine. `run` means that the agent has begun a start, and has requested no end since then. */
   intent: z.enum(['run', 'stop']),
   /** Identity of the machine's process. Absent while the process is being started, and while there is no process. */
-  process: z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() }).optional(),
+  process: processSchema.optional(),
   /**
    * Whether the machine has a process, as far as the agent knows. True from the beginning of a start until the agent has noticed the end of
    * the process.
@@ -29,7 +29,7 @@ const stateSchema = z.object({
   live: z.boolean(),
   /** Whether the processes must be paused. */
   paused: z.boolean(),
-  end: z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() }).optional(),
+  end: endSchema.optional(),
 });
 export type EmulatorState = z.infer<typeof stateSchema>;
 

@@ -2,9 +2,8 @@ import { expect, it } from 'vitest';
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import type { VmLaunchPlan } from '../driver.ts';
-import { resumedWith, screenArguments, startedWith } from './displaycard.ts';
-import { displayState } from './display/dpi.ts';
-import { displaySupport } from './display/probe.ts';
+import { displayState, resumedWith, screenArguments, startedWith } from './displaycard.ts';
+import { displaySupport } from './hostplatforms.ts';
 import type { Architecture, Platform } from './platform.ts';
 
 const FULL_HD = { width: 1920, height: 1080, dpi: 120 };

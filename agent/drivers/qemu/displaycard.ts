@@ -1,5 +1,5 @@
-/** Chooses the graphics card of a machine, and makes its arguments for QEMU. */
-import type { VmLaunchPlan } from '../driver.ts';
+/** Chooses the graphics card of a machine, makes its arguments for QEMU, and tells users which screen the guest has. */
+import type { DisplayState, VmLaunchPlan } from '../driver.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile, type Screen } from './state.ts';
 
@@ -88,4 +88,24 @@ export function screenArguments(screen: Screen | undefined, isServed: boolean): 
     ...(card === undefined ? [] : ['-device', `${card}${size}`]),
     ...(isServed ? ['-device', 'qemu-xhci', '-device', 'usb-tablet', '-device', 'usb-kbd'] : []),
   ];
+}
+
+/**
+ * Returns the state of a screen for the VM's status; undefined if the VM asks for no display. `fault` is the reason why the DPI is not set.
+ */
+export function displayState({ display, cropped }: Screen, fault?: string): DisplayState | undefined {
+  if (display === undefined) {
+    return undefined;
+  }
+  const { width, height, dpi } = display;
+  const has = `The screen of the guest has ${width}×${height} pixels`;
+  const dpiFault = fault === undefined ? [] : [`The DPI of the screen is not set to ${dpi}: ${fault}`];
+  if (cropped !== undefined) {
+    const shows = `${has}, but VNC shows only ${cropped.width}×${cropped.height} of them`;
+    const message = [shows, `QEMU 9.1 or later shows the whole screen`, ...dpiFault].join('. ');
+    return { ready: false, reason: 'ScreenCropped', message };
+  }
+  return fault === undefined
+    ? { ready: true, reason: 'DisplaySet', message: `${has} and ${dpi} DPI` }
+    : { ready: false, reason: 'NoDPI', message: [has, ...dpiFault].join('. ') };
 }

@@ -1,5 +1,4 @@
 /** Implements the driver for QEMU. All lasting data about a machine is in its folder. The driver object has only connections and timers. */
-import { listFolders } from '../../../base/files.ts';
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Duplex } from 'node:stream';
@@ -8,7 +7,7 @@ import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
-import type { ConsoleLog } from '../../console/store.ts';
+import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
 import { logsWritten } from '../../console/logwriter.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import { killForCertain } from '../../processes/process.ts';
@@ -28,16 +27,19 @@ import {
   type VmPlan,
   type MachineState,
   type PortForward,
+  type StopOptions,
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
-import { createFiles } from './create.ts';
-import { diskReader, growDisk } from './disk.ts';
-import { find } from './find.ts';
-import { type Held, hold } from './held.ts';
+import { DiskCopies } from './diskcopies.ts';
+import { DisplayDpi } from './display/dpi.ts';
+import { createFiles, growDisk } from './files.ts';
+import { MachineGuest } from './guest.ts';
 import { HostPlatforms } from './hostplatforms.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
-import { pauseGuest, type StopOptions, unpauseGuest } from './runstate.ts';
-import { FILES, readMachineFile, requireMachineFile } from './state.ts';
+import { QemuMachine } from './machine.ts';
+import { pauseGuest, unpauseGuest } from './runstate.ts';
+import { FILES, findMachines, readMachineFile, requireMachineFile } from './state.ts';
+import { MachineStreams } from './streams.ts';
 
 export interface QemuDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
@@ -49,6 +51,16 @@ export interface QemuDriverOptions {
   ownRoot?: OwnRoot | undefined;
   /** Linux group (gid) with the right to read images. Undefined if the agent is not root. */
   readers?: number | undefined;
+}
+
+/** Connections and timers of the agent for one machine. They end with the agent's process. */
+interface Held {
+  machine: QemuMachine;
+  copies: DiskCopies;
+  console: ConsoleStore;
+  streams: MachineStreams;
+  guest: MachineGuest;
+  dpi: DisplayDpi;
 }
 
 export class QemuDriver implements DriverOfVMs {
@@ -114,8 +126,7 @@ export class QemuDriver implements DriverOfVMs {
     const wanted = plan.guest.diskSizeBytes;
     if (wanted !== undefined && state.diskBytes !== undefined && wanted > state.diskBytes) {
       const { isRoot } = this.#context;
-      const as = await diskReader(folder.path, isRoot);
-      await growDisk(folder.path, diskNode(state), { sizeBytes: wanted, as });
+      await growDisk(folder.path, diskNode(state), { sizeBytes: wanted, isRoot });
       await machine.state.update({ diskBytes: wanted });
     }
     await machine.start(plan, platform);
@@ -217,11 +228,7 @@ export class QemuDriver implements DriverOfVMs {
   }
 
   async list(): Promise<FoundMachine[]> {
-    const uids = await listFolders(this.#root);
-    const { logger } = this.#context;
-    return await Promise.all(
-      uids.map(async (uid) => await find({ uid, path: join(this.#root, uid) }, logger)),
-    );
+    return await findMachines(this.#root, this.#context.logger);
   }
 
   onChange(handler: (uid: string) => void): void {
@@ -271,7 +278,16 @@ export class QemuDriver implements DriverOfVMs {
     if (known !== undefined) {
       return known;
     }
-    const made = hold(folder, this.#context);
+    const { logger } = this.#context;
+    const machine = new QemuMachine(folder, this.#context);
+    const made = {
+      machine,
+      copies: new DiskCopies(folder, machine, this.#context),
+      console: new ConsoleStore(folder.path, { log: 'serial', logger }),
+      streams: new MachineStreams(folder, machine, logger),
+      guest: new MachineGuest(machine, logger),
+      dpi: new DisplayDpi(folder, machine, this.#context),
+    };
     this.#held.set(folder.uid, made);
     return made;
   }

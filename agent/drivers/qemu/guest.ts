@@ -1,5 +1,16 @@
-/** Talks to the guest of a running QEMU machine by the guest agent. */
+/**
+ * Talks to the guest of a running QEMU machine by the guest agent: asks whether it answers, and for facts about the guest, runs commands,
+ * and sets the clock. A guest can report anything, so each value is checked.
+ */
+import { BlockList, isIP, SocketAddress } from 'node:net';
 import type { Logger } from 'pino';
+import * as z from 'zod';
+import {
+  GUEST_ADDRESSES_LIMIT,
+  guestHostNameSchema,
+  guestOSSchema,
+  type GuestFacts,
+} from '../../../api/v1alpha1/machine.ts';
 import {
   type GuestAnswer,
   type GuestCommand,
@@ -7,9 +18,9 @@ import {
   type GuestQuestion,
   StreamRefused,
 } from '../driver.ts';
-import { hasGuestAgent, setTime } from './guestcommands.ts';
+import { hasGuestAgent, setTime } from './guestagent/commands.ts';
+import { GuestAgentRefusal, type GuestConnection } from './guestagent/connection.ts';
 import { executeInGuest } from './guestagent/exec.ts';
-import { readFacts } from './guestagent/facts.ts';
 import type { QemuMachine } from './machine.ts';
 
 /**
@@ -17,6 +28,43 @@ import type { QemuMachine } from './machine.ts';
  * the same connection.
  */
 const PING_TIMEOUT_MILLISECONDS = 3_000;
+
+/** Time limit of each command that asks for facts. A guest agent answers in some 20 ms, or in tenths of a second if the guest is emulated and busy. */
+const ANSWER_TIMEOUT_MILLISECONDS = 5_000;
+
+/** Networks whose addresses cannot be reached from outside the guest: this host, loopback, link-local, multicast and reserved. */
+const NOWHERE = [
+  ['0.0.0.0', 8, 'ipv4'],
+  ['127.0.0.0', 8, 'ipv4'],
+  ['169.254.0.0', 16, 'ipv4'],
+  ['224.0.0.0', 3, 'ipv4'],
+  ['::', 127, 'ipv6'],
+  ['fe80::', 10, 'ipv6'],
+  ['ff00::', 8, 'ipv6'],
+] as const;
+const nowhere = new BlockList();
+for (const [network, prefix, family] of NOWHERE) {
+  nowhere.addSubnet(network, prefix, family);
+}
+
+/**
+ * Largest number of interfaces of a guest, and of addresses of one interface. A guest with many containers has some dozens of interfaces.
+ */
+const LIST_LIMIT = 256;
+
+/**
+ * Returns the schema of a list of which only the first {@link LIST_LIMIT} items are read. A guest can send a list of 500,000 wrong items.
+ * The schema makes an error for each item that it reads, so the whole list would keep the agent busy for half a second.
+ */
+function beginningOf<T extends z.ZodType>(item: T) {
+  return z.preprocess((value) => (Array.isArray(value) ? value.slice(0, LIST_LIMIT) : value), z.array(item));
+}
+
+const interfacesSchema = beginningOf(
+  z.object({ 'ip-addresses': beginningOf(z.object({ 'ip-address': z.string() })).optional() }),
+);
+const osSchema = z.object({ 'pretty-name': guestOSSchema });
+const hostNameSchema = z.object({ 'host-name': guestHostNameSchema });
 
 export class MachineGuest {
   readonly #machine: QemuMachine;
@@ -73,4 +121,57 @@ export class MachineGuest {
       this.#logger.warn({ uid: hypervisor?.folder.uid, err: error }, 'The clock of a guest was not set');
     }
   }
+}
+
+/**
+ * Asks the guest agent for the guest's addresses, operating system and host name. Facts that the guest does not report correctly are
+ * absent. @throws Error when the guest agent does not answer in time.
+ */
+async function readFacts(connection: GuestConnection, signal: AbortSignal): Promise<GuestFacts> {
+  const ask = async <T>(command: string, schema: z.ZodType<T>): Promise<T | undefined> =>
+    schema.safeParse(await answerTo(connection, command, signal)).data;
+  const interfaces = await ask('guest-network-get-interfaces', interfacesSchema);
+  const os = await ask('guest-get-osinfo', osSchema);
+  const host = await ask('guest-get-host-name', hostNameSchema);
+  return {
+    addresses: addressesOf(interfaces ?? []),
+    ...(os && { os: os['pretty-name'] }),
+    ...(host && { hostName: host['host-name'] }),
+  };
+}
+
+/** Returns the guest agent's answer to a command; undefined if the guest agent does not know the command, or refuses it. */
+async function answerTo(connection: GuestConnection, command: string, signal: AbortSignal): Promise<unknown> {
+  try {
+    return await connection.execute(command, { timeoutMilliseconds: ANSWER_TIMEOUT_MILLISECONDS, signal });
+  } catch (error) {
+    if (error instanceof GuestAgentRefusal) {
+      return undefined;
+    }
+    throw error;
+  }
+}
+
+function addressesOf(interfaces: z.infer<typeof interfacesSchema>): string[] {
+  const addresses = interfaces.flatMap((one) => (one['ip-addresses'] ?? []).map((it) => it['ip-address']));
+  const known = new Set<string>();
+  for (const address of addresses) {
+    const plain = plainAddress(address);
+    if (plain !== undefined && known.size < GUEST_ADDRESSES_LIMIT) {
+      known.add(plain);
+    }
+  }
+  return [...known];
+}
+
+/** Returns the standard form of an address at which other hosts can reach the guest. Returns undefined for any other text. */
+function plainAddress(text: string): string | undefined {
+  // `isIP` also accepts IPv6 texts with a zone after a percent sign, or with the dots of an IPv4 address. The pattern excludes such texts.
+  const version = /^[0-9a-f:]+$|^[0-9.]+$/i.test(text) ? isIP(text) : 0;
+  if (version === 0) {
+    return undefined;
+  }
+  const family = version === 6 ? 'ipv6' : 'ipv4';
+  const { address } = new SocketAddress({ address: text, family });
+  return nowhere.check(address, family) ? undefined : address;
 }

@@ -1,7 +1,7 @@
 /**
- * Finds the guest architectures that this host can run, and the fastest working accelerator of each. The existence of /dev/kvm proves
- * nothing, because a guest can hang before its first instruction. So the agent tries each accelerator with a guest of a few instructions,
- * which powers itself off.
+ * Finds the guest architectures that this host can run, the fastest working accelerator of each, and the screens that QEMU can give them.
+ * The existence of /dev/kvm proves nothing, because a guest can hang before its first instruction. So the agent tries each accelerator with
+ * a guest of a few instructions, which powers itself off.
  */
 import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
@@ -13,11 +13,12 @@ import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
 import { hostBootId } from '../../processes/process.ts';
 import { options } from './arguments.ts';
-import { probeDisplay } from './display/probe.ts';
+import { canPassSockets } from './display/socket.ts';
 import {
   type Architecture,
   BINARIES,
   cpuModel,
+  type DisplaySupport,
   findArmFirmware,
   MACHINE_TYPE_PATTERNS,
   type Platform,
@@ -30,7 +31,13 @@ import {
 const HARDWARE_TIMEOUT_MILLISECONDS = 5_000;
 /** Time limit to try a guest with emulation. Working emulation can be slow if other programs use the processor. */
 const EMULATION_TIMEOUT_MILLISECONDS = 30_000;
+/** Time limit of a program that prints its version or help. The program needs some 50 ms, or seconds on an overloaded host. */
 const HELP_TIMEOUT_MILLISECONDS = 30_000;
+/** Size of the largest screen that VNC shows, in pixels. QEMU cuts off the rest of a larger screen. */
+const VNC_MAXIMUM = { width: 5120, height: 2160 };
+const FORMER_VNC_MAXIMUM = { width: 2560, height: 2048 };
+/** First version of QEMU that shows {@link VNC_MAXIMUM}: 9.1. Earlier versions show {@link FORMER_VNC_MAXIMUM}. */
+const LARGE_VNC = { major: 9, minor: 1 };
 /** Number of the format of the saved results. An agent with another number ignores these results, and tries the platforms again. */
 const CACHE_FORMAT = 2;
 
@@ -242,4 +249,29 @@ async function tryGuest(platform: Omit<Platform, 'display'>, work: string): Prom
     }
     return error.exitCode === expected ? undefined : error.message;
   }
+}
+
+/** Asks QEMU's program on this host which screens it can give its guests. */
+async function probeDisplay(binary: string): Promise<DisplaySupport> {
+  const ask = async (...parameters: string[]) =>
+    await run(binary, parameters, { timeoutMilliseconds: HELP_TIMEOUT_MILLISECONDS });
+  const [version, displays, devices] = await Promise.all([
+    ask('-version'),
+    ask('-display', 'help'),
+    ask('-device', 'help'),
+  ]);
+  return displaySupport({ version, displays, devices });
+}
+
+/** Returns what QEMU can do for screens. `said` has QEMU's output for `-version`, `-display help` and `-device help`. */
+export function displaySupport(said: { version: string; displays: string; devices: string }): DisplaySupport {
+  const [, major, minor] = /version (\d+)\.(\d+)/.exec(said.version) ?? [];
+  const isLarge =
+    Number(major) > LARGE_VNC.major ||
+    (Number(major) === LARGE_VNC.major && Number(minor) >= LARGE_VNC.minor);
+  return {
+    virtioVga: said.devices.includes('"virtio-vga"'),
+    dbus: /^dbus$/m.test(said.displays) && canPassSockets(),
+    vncMaximum: isLarge ? VNC_MAXIMUM : FORMER_VNC_MAXIMUM,
+  };
 }

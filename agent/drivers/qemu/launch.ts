@@ -9,7 +9,7 @@ import type { OwnRoot } from '../../processes/ownroot.ts';
 import { type VmLaunchPlan, type MachineFolder } from '../driver.ts';
 import { launch, type Launched } from '../launch.ts';
 import { commandLine } from './arguments.ts';
-import { giveDisk, requireOwnData } from './disk.ts';
+import { giveDisk, requireOwnData } from './files.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 

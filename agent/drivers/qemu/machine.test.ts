@@ -12,7 +12,7 @@ import { segmentName } from '../../console/logwriter.ts';
 import { identify } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
-import { whileFrozen } from './guestagent/freeze.ts';
+import { whileFrozen } from './guestagent/commands.ts';
 import { GuestAgent } from './guestagent/guestagent.ts';
 import { type MachineFile, readCopyNote, readMachineFile, StateFile, writeCopyNote } from './state.ts';
 

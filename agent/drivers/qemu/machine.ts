@@ -3,9 +3,10 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
-import { findByArgument, isAlive, killForCertain, waitForExit } from '../../processes/process.ts';
+import { isAlive, killForCertain, waitForExit } from '../../processes/process.ts';
 import type { ProcessIdentity } from '../../processes/process.ts';
-import { type VmLaunchPlan, type MachineFolder, type MachineState } from '../driver.ts';
+import type { MachineFolder, MachineState, StopOptions, VmLaunchPlan } from '../driver.ts';
+import { liveProcess } from '../processwatch.ts';
 import { processMark } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
 import { Hypervisor } from './hypervisor.ts';
@@ -14,16 +15,7 @@ import { launchMachine, type MachineContext } from './launch.ts';
 import { restoreMemory, saveMemory } from './memory.ts';
 import type { Platform } from './platform.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
-import {
-  goOn,
-  guestPoweredOff,
-  isStill,
-  powerOffGuest,
-  processEnded,
-  quit,
-  reconcile,
-  type StopOptions,
-} from './runstate.ts';
+import { goOn, guestPoweredOff, isStill, powerOffGuest, processEnded, quit, reconcile } from './runstate.ts';
 import { BEGUN, FILES, type MachineFile, StateFile } from './state.ts';
 
 /** Time limit of a start. QEMU answers some 30 ms after its start, or after seconds on an overloaded host. */
@@ -62,14 +54,9 @@ export class QemuMachine {
     return state.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /** Returns the machine's live process, if any. Searches for the process if the agent died before it recorded the process. */
+  /** Returns the machine's live process, if any. */
   async process(): Promise<ProcessIdentity | undefined> {
-    const state = await this.state.read();
-    if (state === undefined || !state.live) {
-      return undefined;
-    }
-    const identity = state.process ?? (await findByArgument(processMark(this.#folder.uid)));
-    return identity !== undefined && (await isAlive(identity)) ? identity : undefined;
+    return await liveProcess(await this.state.read(), processMark(this.#folder.uid));
   }
 
   /** Returns the live hypervisor, or undefined if the machine has no live process. */

@@ -4,7 +4,8 @@
  */
 import type { Logger } from 'pino';
 import { killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
-import { hasGuestAgent, shutDown } from './guestcommands.ts';
+import type { StopOptions } from '../driver.ts';
+import { hasGuestAgent, shutDown } from './guestagent/commands.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import { wasEndedBySignal } from './lastwords.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
@@ -61,12 +62,6 @@ export async function unpauseGuest(machine: Pausable): Promise<void> {
   await machine.state.update({ paused: false });
   const qmp = await (await machine.hypervisor())?.qmp();
   await qmp?.execute('cont');
-}
-
-export interface StopOptions {
-  graceMilliseconds: number;
-  /** Signal that ends the grace period early. */
-  hurry?: AbortSignal;
 }
 
 /**

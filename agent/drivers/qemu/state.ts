@@ -1,10 +1,20 @@
 /** Creates, reads and writes the folder of a QEMU machine: its state file, and the note about a copy of the disk. */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import type { Logger } from 'pino';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { writeWhole } from '../../../base/files.ts';
-import { type Change, readParsed, StateFile as AnyStateFile } from '../statefile.ts';
+import { listFolders, writeWhole } from '../../../base/files.ts';
+import type { FoundMachine } from '../driver.ts';
+import {
+  type Change,
+  endSchema,
+  processSchema,
+  readParsed,
+  runAsSchema,
+  StateFile as AnyStateFile,
+  stateOfFound,
+} from '../statefile.ts';
 
 /**
  * Names of the files in a machine's folder. The hypervisor binds its sockets relative to the folder, because the whole path of a socket can
@@ -26,8 +36,6 @@ export const FILES = {
   /** Saved memory and device states of a suspended machine. */
   memory: 'memory',
 } as const;
-
-const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() });
 
 const sizeSchema = z.object({ width: z.number().int(), height: z.number().int() });
 
@@ -61,7 +69,7 @@ const stateSchema = z.object({
        * Linux user of the process. Absent if the agent that started the process was not root, or was an early release with one user for all
        * machines.
        */
-      runAs: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
+      runAs: runAsSchema.optional(),
       /** Files of the machine's seed, relative to the machine's folder. Absent if the machine was started without a seed. */
       seed: z.object({ disk: z.string(), ignition: z.string().optional() }).optional(),
       /** Screen of the machine. Absent if an early release of the agent started the machine. */
@@ -85,7 +93,7 @@ const stateSchema = z.object({
   paused: z.boolean().optional(),
   /** Ports of the loopback address. Each port leads one stream to the guest. If the agent dies, it closes these ports after its restart. */
   forwards: z.array(z.number().int().min(1).max(65_535)).optional(),
-  end: z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() }).optional(),
+  end: endSchema.optional(),
 });
 export type MachineFile = z.infer<typeof stateSchema>;
 
@@ -113,6 +121,17 @@ export async function requireMachineFile(folder: string): Promise<MachineFile> {
     throw new ReasonedError('StartFailed', 'The machine was not created completely');
   }
   return state;
+}
+
+/** Returns the machines whose folders are in `root`, with the values of their state files. */
+export async function findMachines(root: string, logger: Logger): Promise<FoundMachine[]> {
+  return await Promise.all(
+    (await listFolders(root)).map(async (uid) => {
+      const path = join(root, uid);
+      const state = await stateOfFound(readMachineFile(path), uid, logger);
+      return { uid, path, runAs: state?.launched?.runAs, base: state?.base?.path };
+    }),
+  );
 }
 
 export type StateChange = Change<MachineFile>;

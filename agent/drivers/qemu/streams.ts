@@ -1,16 +1,34 @@
 /** Connects streams to a running QEMU machine: its serial console, its screen, and ports of its guest. */
+import { once } from 'node:events';
+import { type AddressInfo, createServer, type Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
-import type { Socket } from 'node:net';
 import type { Logger } from 'pino';
+import * as z from 'zod';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
+import { Serial } from '../../../base/serial.ts';
 import { SharedConsole } from '../../console/shared.ts';
 import { connectTerminal } from '../../console/terminal.ts';
 import type { ProcessIdentity } from '../../processes/process.ts';
 import { connectTo, withSocketPath } from '../../processes/socket.ts';
-import { type MachineFolder, StreamRefused } from '../driver.ts';
-import { PortForwards } from './forwards.ts';
+import { type MachineFolder, type PortForward, StreamRefused } from '../driver.ts';
+import { NETWORK } from './arguments.ts';
 import type { QemuMachine } from './machine.ts';
+import type { QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
+
+/** Loopback address on which QEMU listens. Other hosts cannot reach this address. */
+const ADDRESS = '127.0.0.1';
+/**
+ * Largest number of forwards of one machine. This number equals the largest number of the machine's streams, because a stream needs at most
+ * one forward.
+ */
+const FORWARDS = 16;
+/**
+ * Limit of attempts to open a port. Another program can take a free port before QEMU does, but this hardly happens three times in a row.
+ */
+const ATTEMPTS = 3;
+/** Limit of the text of QEMU's error. Normally this text is one sentence. */
+const ERROR_LIMIT_CHARACTERS = 300;
 
 const NO_CONSOLE =
   'This console accepts no input, because an earlier release of the agent started the machine. Restart the machine';
@@ -82,4 +100,146 @@ export class MachineStreams {
     }
     return identity;
   }
+}
+
+/**
+ * Forwards ports of the host's loopback address to a guest whose network is inside QEMU. Each forward exists as long as one stream uses it.
+ */
+class PortForwards {
+  readonly #uid: string;
+  readonly #machine: QemuMachine;
+  readonly #logger: Logger;
+  readonly #serial = new Serial();
+  /** QEMU process that has the ports open. When this process ends, the kernel closes the ports. */
+  #process: ProcessIdentity | undefined;
+  readonly #open = new Set<number>();
+  /** Ports to remove: ports that the agent opened before its restart, and ports whose removal failed. */
+  readonly #unwanted = new Set<number>();
+
+  constructor(uid: string, machine: QemuMachine, logger: Logger) {
+    this.#uid = uid;
+    this.#machine = machine;
+    this.#logger = logger;
+  }
+
+  /** Opens a port that leads to a port of the guest. @throws StreamRefused as {@link Driver.forwardPort} does. */
+  async open(guestPort: number): Promise<PortForward> {
+    return await this.#serial.run(async () => {
+      await this.#removeUnwanted();
+      const qmp = await this.#qmp();
+      const owner = this.#process;
+      if (owner === undefined || qmp === undefined) {
+        throw new StreamRefused('The machine does not run');
+      }
+      if (this.#open.size >= FORWARDS) {
+        throw new StreamRefused(
+          `The machine already has ${FORWARDS} forwarded ports, which is the limit; close another stream first`,
+        );
+      }
+      const port = await this.#add(qmp, guestPort);
+      return { port, close: async () => await this.#close(port, owner) };
+    });
+  }
+
+  /**
+   * Removes ports that are no longer needed: ports that the agent opened before its restart, and ports whose removal failed. An error is
+   * only logged, because the next call tries again.
+   */
+  async tidy(): Promise<void> {
+    if (this.#process === undefined || this.#unwanted.size > 0) {
+      await this.#serial.run(async () => await this.#tryRemoveUnwanted());
+    }
+  }
+
+  async #add(qmp: QmpConnection, guestPort: number): Promise<number> {
+    let answer = '';
+    for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
+      const port = await freePort();
+      // The port is written into the state file before QEMU opens it. So if the agent dies, the agent removes the port after its restart.
+      this.#unwanted.add(port);
+      await this.#note();
+      answer = await command(qmp, `hostfwd_add ${NETWORK} tcp:${ADDRESS}:${port}-:${guestPort}`);
+      this.#unwanted.delete(port);
+      if (answer === '') {
+        this.#open.add(port);
+        return port;
+      }
+    }
+    await this.#note();
+    const why = answer.slice(0, ERROR_LIMIT_CHARACTERS);
+    throw new StreamRefused(`The hypervisor cannot forward port ${guestPort} of the guest: ${why}`);
+  }
+
+  async #close(port: number, owner: ProcessIdentity): Promise<void> {
+    await this.#serial.run(async () => {
+      if (isSame(owner, this.#process) && this.#open.delete(port)) {
+        this.#unwanted.add(port);
+        await this.#tryRemoveUnwanted();
+      }
+    });
+  }
+
+  async #tryRemoveUnwanted(): Promise<void> {
+    try {
+      await this.#removeUnwanted();
+    } catch (error) {
+      this.#logger.warn({ uid: this.#uid, err: error }, 'A forwarded port of a machine could not be removed');
+    }
+  }
+
+  async #removeUnwanted(): Promise<void> {
+    const now = await this.#machine.process();
+    if (!isSame(now, this.#process)) {
+      // The machine has another QEMU process than before. The ports of the former process closed when that process ended. So the only ports
+      // to remove are the ports in the state file. The agent opened these ports in the present process before its restart.
+      const { forwards = [] } = (await this.#machine.state.read()) ?? {};
+      this.#process = now;
+      this.#open.clear();
+      this.#unwanted.clear();
+      forwards.forEach((port) => this.#unwanted.add(port));
+    }
+    const qmp = this.#unwanted.size === 0 ? undefined : await this.#qmp();
+    if (qmp !== undefined) {
+      for (const port of this.#unwanted) {
+        await command(qmp, `hostfwd_remove ${NETWORK} tcp:${ADDRESS}:${port}`);
+      }
+      this.#unwanted.clear();
+      await this.#note();
+    }
+  }
+
+  async #qmp(): Promise<QmpConnection | undefined> {
+    return await (await this.#machine.hypervisor())?.qmp();
+  }
+
+  /** Writes all ports that are perhaps open into the state file. */
+  async #note(): Promise<void> {
+    const forwards = [...this.#open, ...this.#unwanted];
+    await this.#machine.state.update({ forwards: forwards.length === 0 ? undefined : forwards });
+  }
+}
+
+/**
+ * Executes a command of QEMU's human monitor, because QMP cannot forward a port. Returns the command's output, which is empty after a
+ * success.
+ */
+async function command(qmp: QmpConnection, line: string): Promise<string> {
+  return (await qmp.ask('human-monitor-command', z.string(), { 'command-line': line })).trim();
+}
+
+function isSame(one: ProcessIdentity | undefined, other: ProcessIdentity | undefined): boolean {
+  return one?.pid === other?.pid && one?.startTime === other?.startTime && one?.bootId === other?.bootId;
+}
+
+/**
+ * Returns a port that is free now. The kernel chooses the port from its range for outgoing connections. Machines rarely reserve ports in
+ * this range.
+ */
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, ADDRESS);
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  server.close();
+  await once(server, 'close');
+  return port;
 }

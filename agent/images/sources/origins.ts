@@ -1,5 +1,11 @@
-/** Origins of an image on this host: the repositories from which it came. */
-import { type Reference, repositoryName } from '../../../api/v1alpha1/reference.ts';
+/** Origins of an image on this host, and the names under which the store finds it: both depend on the route to the registry. */
+import type { MachineImageSource } from '../../../api/v1alpha1/machine.ts';
+import {
+  normaliseImageName,
+  parseReference,
+  type Reference,
+  repositoryName,
+} from '../../../api/v1alpha1/reference.ts';
 import type { Stored } from '../local/catalog.ts';
 import type { Metadata } from '../local/layout.ts';
 import type { Keyring } from '../oci/credentials.ts';
@@ -53,4 +59,31 @@ export function scopeFor({ registry }: Reference, keyring: Keyring | undefined):
 /** Returns the name that a repository has in the list of an image's origins. On an insecure route, the name depends on the namespace. */
 export function originName(reference: Reference, keyring: Keyring | undefined): string {
   return `${scopeFor(reference, keyring)}${repositoryName(reference)}`;
+}
+
+/**
+ * Returns the names under which the store can find an image after this request. `object` is the name of the Image or ISO object.
+ *
+ * @throws ReasonedError `ImageSourceUnsupported` when a reference is wrong.
+ */
+export function namesOf(
+  source: MachineImageSource,
+  object: string | undefined,
+  keyring: Keyring | undefined,
+): string[] {
+  const names = object === undefined ? [] : [object];
+  switch (source.type) {
+    case 'registry': {
+      const scope = scopeFor(parseReference(source.reference), keyring);
+      const name = normaliseImageName(source.reference);
+      // An image from an insecure route does not get the name of an Image object. Other namespaces could find it by this name.
+      return scope === '' ? [name, ...names] : [`${scope}${name}`];
+    }
+    case 'storedArtifact':
+      return [normaliseImageName(source.reference), ...names];
+    case 'http':
+      return object === undefined ? [`sha256:${source.sha256.toLowerCase()}`] : names;
+    default:
+      return names;
+  }
 }

@@ -7,9 +7,7 @@ import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { WebSocket } from 'ws';
 import { acceptUpgrades, type UpgradeHandler } from '../../../kube/serving/upgrades.ts';
-import { connectGuest } from '../guestports.ts';
-import { forward } from '../portforward.ts';
-import type { StreamTarget } from '../targets.ts';
+import { connectGuest, forward } from '../portforward.ts';
 import { exited, type PortConnection } from './session.ts';
 import { acceptCommand, acceptPorts } from './websocket.ts';
 
@@ -151,9 +149,9 @@ describe('ports over WebSockets', () => {
     await once(guest, 'listening');
     const { port } = guest.address() as AddressInfo;
     const logger = pino({ level: 'silent' });
-    const target = { port: async () => await connectGuest('127.0.0.1', port, 22) } as unknown as StreamTarget;
+    const open = async () => await connectGuest('127.0.0.1', port, 22);
     handle = async (upgrade) => {
-      await acceptPorts(upgrade, LIMITS, (one) => void forward(target, one, logger)).ended;
+      await acceptPorts(upgrade, LIMITS, (one) => void forward(open, one, logger)).ended;
     };
     const socket = dial('/?port=22', 'v4.channel.k8s.io');
     await once(socket, 'close');

@@ -69,14 +69,16 @@ export class AttachmentFiles {
 
   async save({ machines, namespaces }: Wanted): Promise<void> {
     await mkdir(join(this.#machines, '..'), { recursive: true });
-    await write(this.#machines, { attachments: machines });
+    await writeRecord(this.#machines, { attachments: machines });
     // If no program is in a namespace, the file is removed. The host then has the same files as under an earlier release.
-    await (namespaces.length > 0 ? write(this.#namespaces, { namespaces }) : remove(this.#namespaces));
+    await (namespaces.length > 0
+      ? writeRecord(this.#namespaces, { namespaces })
+      : removeRecord(this.#namespaces));
   }
 
   async remove(): Promise<void> {
-    await remove(this.#machines);
-    await remove(this.#namespaces);
+    await removeRecord(this.#machines);
+    await removeRecord(this.#namespaces);
   }
 }
 
@@ -85,10 +87,10 @@ async function read<T>(path: string, schema: z.ZodType<T>): Promise<T | undefine
   return text === undefined ? undefined : schema.parse(JSON.parse(text));
 }
 
-async function write(path: string, content: unknown): Promise<void> {
+async function writeRecord(path: string, content: unknown): Promise<void> {
   await writeWhole(path, JSON.stringify(content, undefined, 1), 0o644);
 }
 
-async function remove(path: string): Promise<void> {
+async function removeRecord(path: string): Promise<void> {
   await rm(path, { force: true });
 }

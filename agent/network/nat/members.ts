@@ -1,4 +1,4 @@
-/** The machines and programs that are attached to the NAT network, in memory and in files. */
+/** The machines and programs that are attached to the NAT network, in memory and in files, and the taps that the machines have lost. */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -6,6 +6,8 @@ import { type Attachment, AttachmentFiles, type NamespaceAttachment, type Wanted
 import { forgetFormer } from './connections.ts';
 import { contains, formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
+import type { Links } from './observe.ts';
+import type { Repair } from './plan.ts';
 
 export type Member = Attachment | NamespaceAttachment;
 
@@ -137,5 +139,40 @@ export class Members {
       machines: machines.map((one) => ({ ...one, ports: one.ports.filter(leads) })),
       namespaces: namespaces.map((one) => ({ ...one, ports: one.ports.filter(leads) })),
     };
+  }
+}
+
+/** Remembers two kinds of taps: taps that a hypervisor has open now, and taps that were deleted while a hypervisor had them open. */
+export class TapWatch {
+  readonly #lost = new Set<string>();
+  #held: ReadonlySet<string> = new Set();
+
+  /** Taps that were deleted while a hypervisor had them open. Such a hypervisor has no network until its next start. */
+  get lost(): ReadonlySet<string> {
+    return this.#lost;
+  }
+
+  /**
+   * Updates the lists after repairs. `taps` are the taps of all machines. `done` are the successful repairs. `links` are the devices that
+   * exist after the repairs.
+   */
+  notice(taps: readonly string[], done: readonly Repair[], links: Links): void {
+    const created = new Set(done.flatMap((repair) => (repair.kind === 'createTap' ? [repair.device] : [])));
+    const held = new Set<string>();
+    for (const tap of taps) {
+      const link = links.get(tap);
+      if (link?.kind === 'tun' && link.carrier) {
+        held.add(tap);
+        this.#lost.delete(tap);
+      } else if (this.#held.has(tap) && (link?.kind !== 'tun' || created.has(tap))) {
+        this.#lost.add(tap);
+      }
+    }
+    this.#held = held;
+  }
+
+  /** Removes a tap from {@link lost}, because no hypervisor has the tap open any more. */
+  forget(tap: string): void {
+    this.#lost.delete(tap);
   }
 }

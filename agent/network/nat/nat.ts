@@ -34,15 +34,13 @@ import {
 } from './layout.ts';
 import { Dnsmasq } from './dnsmasq.ts';
 import { foreignTables } from './foreignrules.ts';
-import { deviceOf, Members } from './members.ts';
+import { deviceOf, Members, TapWatch } from './members.ts';
 import { type MetadataPages, MetadataServer } from './metadata.ts';
 import type { Links } from './observe.ts';
 import { describeDifference, findOverlap, foreignDevices, sharedDevices } from './plan.ts';
 import { requireHost } from './requirements.ts';
-import { Refusals } from './refusals.ts';
-import { reportOn } from './report.ts';
+import { Refusals, reportOn } from './report.ts';
 import { type Convergence, NatState } from './state.ts';
-import { TapWatch } from './taps.ts';
 
 export type { NatOptions } from './layout.ts';
 
@@ -190,11 +188,10 @@ export class NatNetwork implements Network {
   async #check(): Promise<NetworkReport> {
     const members = this.#members.all;
     this.#withheld = await this.#ports.look(members.flatMap(({ ports }) => ports));
-    const { done, failed, failedNamespaces, observed } = await this.#repair();
+    const { done, observed, ...failures } = await this.#repair();
     const repaired = done.map((repair) => describeDifference(this.#layout, repair));
     const report = reportOn(this.#layout, this.#members.wanted, {
-      failedRepair: failed,
-      failedNamespaces,
+      ...failures,
       foreignDevices: foreignDevices(this.#layout, observed.links),
       lostPaths: await this.#state.lostPaths(),
       foreign: foreignTables(observed.ruleset, this.#state.tables),
@@ -238,8 +235,8 @@ export class NatNetwork implements Network {
    * namespace of `device`. Failed repairs of other namespaces are ignored.
    */
   async #converge(device?: string): Promise<Convergence['observed']> {
-    const { failed, failedNamespaces, observed } = await this.#repair();
-    const failure = failed ?? failedNamespaces.get(device ?? '');
+    const { failedRepair, failedNamespaces, observed } = await this.#repair();
+    const failure = failedRepair ?? failedNamespaces.get(device ?? '');
     if (failure !== undefined) {
       throw new ReasonedError('NetworkUnavailable', failure);
     }

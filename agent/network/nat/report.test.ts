@@ -1,7 +1,8 @@
 import { expect, test } from 'vitest';
 import type { Attachment } from './attachments.ts';
 import type { Layout } from './layout.ts';
-import { type Evidence, reportOn } from './report.ts';
+import type { Repair } from './plan.ts';
+import { type Evidence, Failures, reportOn } from './report.ts';
 
 const layout = { bridge: 'berth0', probe: { innerPort: 'inner', outerPort: 'outer' } } as Layout;
 const [a, b] = ['a', 'b'].map(
@@ -64,4 +65,34 @@ test('a leftover that cannot be removed is told, and is the fault of no machine'
   const { healthy, faults, machines } = report({ failedNamespaces: new Map([['bn-old', told]]) });
   expect({ healthy, faults }).toEqual({ healthy: true, faults: [told] });
   expect(Object.values(machines).map((one) => one.healthy)).toEqual([true, true, true]);
+});
+
+function tap(device: string): Repair {
+  return { kind: 'createTap', device, owner: undefined };
+}
+
+test('failed repairs are named as far as a message has room, and the others are counted', () => {
+  const failures = new Failures({ namespaces: { prefix: 'bn' } } as Layout);
+  const first = [0, 1, 2].map((index) => `Tap bt${index} was missing, and it failed`).join('; ');
+  for (let index = 0; index < 500; index++) {
+    failures.add(tap(`bt${index}`), 'it failed');
+    if (index === 2) {
+      expect(failures.described().failedRepair).toBe(first);
+    }
+  }
+  expect(failures.described().failedRepair).toBe(`${first}; Further failed repairs: 497`);
+});
+
+test('a failed repair of a namespace concerns no machine but its own, and precludes only its further repairs', () => {
+  const failures = new Failures({ namespaces: { prefix: 'bn' } } as Layout);
+  failures.add({ kind: 'createPair', device: 'bn1' }, 'it failed');
+  const told = 'Network namespace bn1 was not connected to this host, and it failed';
+  expect(failures.areGeneral).toBe(false);
+  expect(failures.described()).toEqual({
+    failedRepair: undefined,
+    failedNamespaces: new Map([['bn1', told]]),
+  });
+  expect(failures.precludes({ kind: 'raiseDevice', device: 'bn1' })).toBe(true);
+  expect(failures.precludes({ kind: 'raiseDevice', device: 'bn2' })).toBe(false);
+  expect(failures.precludes({ kind: 'loadRules' })).toBe(false);
 });

@@ -1,18 +1,33 @@
-/** Derives the health of the network and of each machine's connection from the results of a check. All functions are pure. */
+/**
+ * Derives the health of the network and of each machine's connection from the results of a check: failed repairs, lost packets, rules of
+ * other programs, and refused connections. Nothing here reads or changes the host.
+ */
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import type { NetworkReport } from '../network.ts';
+import { countedPackets, type RulesetEntry } from '../nftables.ts';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import type { Attachment, NamespaceAttachment, Wanted } from './attachments.ts';
 import { chainsStopping, type ForeignTables, type Subject } from './foreignrules.ts';
 import { type Layout, namespaceMacs } from './layout.ts';
-import { sharedDevices } from './plan.ts';
+import { describeDifference, type Repair, sharedDevices } from './plan.ts';
 import { PATHS, type ProbePath } from './probe.ts';
+import { refusalCounter } from './rulewords.ts';
 
-export interface Evidence {
-  /** Reason for the failure of a repair that concerns all machines. */
+/**
+ * Number of failed repairs that a message names. The length of a message is limited, and one cause can make the repairs of all machines
+ * fail.
+ */
+const NAMED_FAILURES = 3;
+
+/** Failed repairs of a check. Repairs that concern all machines are kept apart from the repairs of each network namespace. */
+export interface FailedRepairs {
+  /** Reason for the failure of repairs that concern all machines; undefined if there is none. */
   failedRepair: string | undefined;
   /** Reasons for the failures of repairs that concern one namespace. The key is the name of the namespace's device. */
   failedNamespaces: ReadonlyMap<string, string>;
+}
+
+export interface Evidence extends FailedRepairs {
   /** Messages about devices of other programs that have the name of a Berth device. The key is that name. */
   foreignDevices: ReadonlyMap<string, string>;
   /** Paths through the network on which the probe's test packets were lost. */
@@ -116,4 +131,81 @@ export function reportOn(
     machines[one.uid] = { healthy: faults.length === 0, message };
   }
   return { healthy: general.length === 0, faults: [...general, ...single], machines };
+}
+
+/** Returns one message about failed repairs, with the first few repairs and the number of the other repairs. */
+function describeFailures(failures: readonly string[]): string {
+  const others = failures.length - NAMED_FAILURES;
+  const rest = others > 0 ? [`Further failed repairs: ${others}`] : [];
+  return [...failures.slice(0, NAMED_FAILURES), ...rest].join('; ');
+}
+
+/** Collects the failed repairs of a check. */
+export class Failures {
+  readonly #layout: Layout;
+  readonly #general: string[] = [];
+  /** First failure of each namespace. The key is the name of the namespace's device. */
+  readonly #namespaces = new Map<string, string>();
+
+  constructor(layout: Layout) {
+    this.#layout = layout;
+  }
+
+  /** Whether a failed repair concerns all machines. */
+  get areGeneral(): boolean {
+    return this.#general.length > 0;
+  }
+
+  /** Returns whether an earlier repair of the same namespace has failed. Further repairs of this namespace would fail, too. */
+  precludes(repair: Repair): boolean {
+    return 'device' in repair && this.#namespaces.has(repair.device);
+  }
+
+  /** Adds a failed repair with the reason. The failed repair of a namespace is kept apart, because it concerns no other machine. */
+  add(repair: Repair, why: string): void {
+    const failure = `${describeDifference(this.#layout, repair)}, and ${why}`;
+    if ('device' in repair && repair.device.startsWith(this.#layout.namespaces.prefix)) {
+      this.#namespaces.set(repair.device, failure);
+    } else {
+      this.#general.push(failure);
+    }
+  }
+
+  /** Returns the messages about the failures: one for all machines, and one for each namespace. */
+  described(): FailedRepairs {
+    const failedRepair = this.areGeneral ? describeFailures(this.#general) : undefined;
+    return { failedRepair, failedNamespaces: this.#namespaces };
+  }
+}
+
+/** Counts the packets that the rules drop because a guest has reached its limit of connections. */
+export class Refusals {
+  readonly #tables: readonly string[];
+  /** Numbers of refused packets at the last count. The key is the name of the nftables counter. */
+  #last: ReadonlyMap<string, number> = new Map();
+
+  constructor(tables: readonly string[]) {
+    this.#tables = tables;
+  }
+
+  /**
+   * Returns the numbers of refused packets since the last count. The key is the machine's uid. A reload of the rules sets all counters to
+   * 0.
+   *
+   * @param devices taps and devices of namespaces; the key is the machine's uid.
+   */
+  count(ruleset: readonly RulesetEntry[], devices: ReadonlyMap<string, string>): Record<string, number> {
+    const before = this.#last;
+    this.#last = new Map(this.#tables.flatMap((table) => [...countedPackets(ruleset, table)]));
+    const refused: Record<string, number> = {};
+    for (const [uid, device] of devices) {
+      const name = refusalCounter(device);
+      const [then, now] = [before.get(name) ?? 0, this.#last.get(name) ?? 0];
+      const since = now < then ? now : now - then;
+      if (since > 0) {
+        refused[uid] = since;
+      }
+    }
+    return refused;
+  }
 }

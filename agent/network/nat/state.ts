@@ -13,7 +13,7 @@ import { FORWARDING_SWITCH, readForwarding, readLinks } from './observe.ts';
 import { fingerprint, readRuleset, type RulesetEntry } from '../nftables.ts';
 import { ipCommands, type Observed, ownDevices, planRepairs, type Repair } from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';
-import { Failures } from './failures.ts';
+import { type FailedRepairs, Failures } from './report.ts';
 import { removalScript, rulesetScript, tablesOf } from './ruleset.ts';
 
 /**
@@ -22,12 +22,8 @@ import { removalScript, rulesetScript, tablesOf } from './ruleset.ts';
  */
 const MAXIMUM_ROUNDS = 3;
 
-export interface Convergence {
+export interface Convergence extends FailedRepairs {
   done: Repair[];
-  /** Reason for the failure of repairs that concern all machines; undefined if there is none. */
-  failed: string | undefined;
-  /** Reasons for the failures of repairs that concern one namespace. The key is the name of the namespace's device. */
-  failedNamespaces: ReadonlyMap<string, string>;
   observed: Observed & { ruleset: RulesetEntry[] };
 }
 
@@ -105,9 +101,9 @@ export class NatState {
         }
       }
       if (repairs.length === 0 || failures.areGeneral || round === MAXIMUM_ROUNDS) {
-        const { failed, failedNamespaces } = failures.described();
+        const { failedRepair, failedNamespaces } = failures.described();
         const all = new Map([...observed.namespaces.unreadable, ...failedNamespaces]);
-        return { done, failed, failedNamespaces: all, observed };
+        return { done, failedRepair, failedNamespaces: all, observed };
       }
     }
   }

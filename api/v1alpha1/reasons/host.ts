@@ -68,7 +68,7 @@ export const HOST_REASONS = {
     class: 'final',
     by: 'operator',
     says: 'The signing request cannot be read, or has a key that is not allowed',
-    todo: 'Let the agent create the request',
+    todo: 'Do not create the certificate request yourself. The agent of the host creates it',
   },
   InvalidSubject: {
     seen: DENIED,
@@ -82,14 +82,14 @@ export const HOST_REASONS = {
     class: 'final',
     by: 'operator',
     says: 'The usages of the request are not exactly the usages of a host',
-    todo: 'Let the agent create the request',
+    todo: 'Do not create the certificate request yourself. The agent of the host creates it',
   },
   InvalidNames: {
     seen: DENIED,
     class: 'final',
     by: 'operator',
     says: 'The request has subject alternative names that a host must not have',
-    todo: 'Let the agent create the request',
+    todo: 'Do not create the certificate request yourself. The agent of the host creates it',
   },
   InvalidLifetime: {
     seen: DENIED,

@@ -4,6 +4,7 @@
  */
 import type { Logger } from 'pino';
 import * as z from 'zod';
+import { displayBounds } from '../../../../api/v1alpha1/display.ts';
 import { Backoff } from '../../../../base/backoff.ts';
 import { messageOf } from '../../../../base/errors.ts';
 import { rest } from '../../../../base/time.ts';
@@ -11,7 +12,7 @@ import type { DisplayState, MachineFolder, MachineState } from '../../driver.ts'
 import { readBody } from './dbus.ts';
 import type { DBusConnection } from './dbusconnection.ts';
 import { connectDisplay } from './socket.ts';
-import { FollowedSize, type Size } from './size.ts';
+import { displayState } from '../displaycard.ts';
 import type { Hypervisor } from '../hypervisor.ts';
 import type { QmpEvent } from '../qmp.ts';
 import { readMachineFile, type Screen } from '../state.ts';
@@ -40,6 +41,9 @@ const NO_DBUS =
 
 const propertiesSchema = z.tuple([z.array(z.tuple([z.string(), z.unknown()]))]);
 const sizeSchema = z.object({ Width: z.number().int().min(1), Height: z.number().int().min(1) });
+
+/** Limit of width and height in pixels. QEMU writes the size into a field of 12 bits, as the EDID standard for screens requires. */
+const LARGEST = 4095;
 
 interface Watched {
   /** Hypervisor that this agent watches, if any. */
@@ -167,26 +171,6 @@ export class DisplayDpi {
 }
 
 /**
- * Returns the state of a screen for the VM's status; undefined if the VM asks for no display. `fault` is the reason why the DPI is not set.
- */
-export function displayState({ display, cropped }: Screen, fault?: string): DisplayState | undefined {
-  if (display === undefined) {
-    return undefined;
-  }
-  const { width, height, dpi } = display;
-  const has = `The screen of the guest has ${width}×${height} pixels`;
-  const dpiFault = fault === undefined ? [] : [`The DPI of the screen is not set to ${dpi}: ${fault}`];
-  if (cropped !== undefined) {
-    const shows = `${has}, but VNC shows only ${cropped.width}×${cropped.height} of them`;
-    const message = [shows, `QEMU 9.1 or later shows the whole screen`, ...dpiFault].join('. ');
-    return { ready: false, reason: 'ScreenCropped', message };
-  }
-  return fault === undefined
-    ? { ready: true, reason: 'DisplaySet', message: `${has} and ${dpi} DPI` }
-    : { ready: false, reason: 'NoDPI', message: [has, ...dpiFault].join('. ') };
-}
-
-/**
  * Calls `work` after changes of the screen, one call at a time. All changes during a call together cause one more call. Resolves when
  * `dbus` is closed.
  */
@@ -240,4 +224,66 @@ async function setSize(dbus: DBusConnection, { width, height }: Size, dpi: numbe
 
 function millimeters(pixels: number, dpi: number): number {
   return Math.round((pixels / dpi) * MILLIMETERS_PER_INCH);
+}
+
+interface Size {
+  /** Width in pixels. */
+  width: number;
+  /** Height in pixels. */
+  height: number;
+}
+
+/**
+ * Follows the size of a screen, to find out when the DPI must be set. If a VNC client changes the size, QEMU forgets the DPI, and the DPI
+ * must be set again. Firmware and boot menus change the size too. If the DPI were set at such a size, the guest would keep that size. So
+ * after a boot, the DPI is set only when the screen has had the wanted size or the last known size.
+ */
+export class FollowedSize {
+  readonly #wanted: Size;
+  #last: Size;
+  #isSettled = false;
+
+  constructor(wanted: Size) {
+    this.#wanted = wanted;
+    this.#last = wanted;
+  }
+
+  /**
+   * Takes the screen size of a guest that the agent started before its own restart. Returns whether the DPI must be set for this size. If
+   * the size is not the wanted size, a client or a boot menu may have chosen it. So the DPI is set only after the next change of the size.
+   */
+  adopt(size: Size): boolean {
+    if (isPossible(size)) {
+      this.#last = size;
+      this.#isSettled = true;
+    }
+    return isSame(size, this.#wanted);
+  }
+
+  /** Notes that the guest boots again. */
+  boots(): void {
+    this.#isSettled = false;
+  }
+
+  /** Returns whether the DPI must be set for a size that the screen has now. */
+  counts(size: Size): boolean {
+    this.#isSettled ||= isSame(size, this.#wanted) || isSame(size, this.#last);
+    if (!this.#isSettled || !isPossible(size)) {
+      return false;
+    }
+    this.#last = size;
+    return true;
+  }
+}
+
+function isSame(one: Size, other: Size): boolean {
+  return one.width === other.width && one.height === other.height;
+}
+
+/** Returns false for text screens, which have at most 400 lines of pixels, and for sizes that no guest has. */
+function isPossible({ width, height }: Size): boolean {
+  const { displayWidth, displayHeight } = displayBounds();
+  return (
+    displayWidth.minimum <= width && width <= LARGEST && displayHeight.minimum <= height && height <= LARGEST
+  );
 }

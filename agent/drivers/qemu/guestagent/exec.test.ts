@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { afterSync, type PeerCommand, ScriptedPeer } from '../../../../test/wires/scriptedpeer.ts';
 import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../../driver.ts';
-import { whileFrozen } from './freeze.ts';
+import { whileFrozen } from './commands.ts';
 import { GuestAgent } from './guestagent.ts';
 import { executeInGuest } from './exec.ts';
 

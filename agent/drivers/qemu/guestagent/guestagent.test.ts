@@ -5,7 +5,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { afterSync, ScriptedPeer } from '../../../../test/wires/scriptedpeer.ts';
 import { type GuestCommandResult, StreamRefused } from '../../driver.ts';
 import { executeInGuest } from './exec.ts';
-import { whileFrozen } from './freeze.ts';
+import { whileFrozen } from './commands.ts';
 import { GuestAgent } from './guestagent.ts';
 
 /** Time in which a use of the guest agent may end before an urgent use interrupts it. */

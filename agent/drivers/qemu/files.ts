@@ -1,4 +1,4 @@
-/** Creates and grows a machine's disk, sets its owner, and checks it before a program reads it. */
+/** Creates the files of a QEMU machine, grows its disk, sets their owner, and checks the disk before a program reads it. */
 import type { RunAs } from '../../../base/exec.ts';
 import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -8,13 +8,50 @@ import { readQcow2 } from '../../disks/qcow2.ts';
 import { createQcow2, resizeDisk } from '../../disks/qemuimg.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { SHARED_RUN_AS } from '../../processes/users.ts';
-import { type MachineFolder, type VmPlan } from '../driver.ts';
-import { FILES } from './state.ts';
+import type { MachineFolder, VmPlan } from '../driver.ts';
+import { makeMachineFolder } from '../statefile.ts';
+import type { Platform } from './platform.ts';
+import { FILES, type MachineFile } from './state.ts';
 
 const COPY_BYTES = 1024 * 1024;
 
+interface MachineMaterial {
+  plan: VmPlan;
+  base: BaseImage | undefined;
+  platform: Platform;
+}
+
+/**
+ * Creates the machine's folder with its disk and the variables of its firmware. Returns the content of the state file, which the caller
+ * writes.
+ */
+export async function createFiles(
+  root: string,
+  folder: MachineFolder,
+  { plan, base, platform }: MachineMaterial,
+): Promise<MachineFile> {
+  await makeMachineFolder(root, folder.path);
+  const diskBytes = await makeDisk(folder, plan, base);
+  if (platform.firmware !== undefined) {
+    await copySparse(platform.firmware.variables, join(folder.path, FILES.variables));
+  }
+  if (plan.runAs !== undefined) {
+    await giveDisk(folder.path, plan.runAs);
+  }
+  return {
+    version: 1,
+    architecture: platform.architecture,
+    machineType: platform.machineType,
+    intent: 'stop',
+    live: false,
+    suspended: false,
+    ...(base === undefined ? {} : { base: { path: base.path, format: base.format } }),
+    ...(diskBytes === undefined ? {} : { diskBytes }),
+  };
+}
+
 /** Creates the machine's disk. Returns its size in bytes, or undefined if the machine has no disk. */
-export async function makeDisk(
+async function makeDisk(
   folder: MachineFolder,
   { guest: { diskSizeBytes } }: VmPlan,
   base: BaseImage | undefined,
@@ -39,8 +76,9 @@ export async function makeDisk(
 export async function growDisk(
   folder: string,
   node: Record<string, unknown>,
-  { sizeBytes, as }: { sizeBytes: number; as: RunAs | undefined },
+  { sizeBytes, isRoot }: { sizeBytes: number; isRoot: boolean },
 ): Promise<void> {
+  const as = await diskReader(folder, isRoot);
   await requireOwnData(join(folder, FILES.disk));
   await resizeDisk({ ...node, backing: null }, sizeBytes, { folder, as });
 }
@@ -74,7 +112,7 @@ export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<voi
 }
 
 /** Copies a file, so that zeros become holes in the copy. The file of firmware variables has 64 MiB, and nearly all its bytes are zeros. */
-export async function copySparse(from: string, to: string): Promise<void> {
+async function copySparse(from: string, to: string): Promise<void> {
   const source = await open(from, 'r');
   const target = await open(to, 'w', 0o600);
   try {

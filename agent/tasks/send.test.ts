@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { Downloaders } from './downloaders.ts';
+import { Downloaders } from './send.ts';
 
 const content = randomBytes(300_000);
 const { signal } = new AbortController();

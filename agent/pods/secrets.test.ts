@@ -3,7 +3,7 @@ import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { insecureServersText } from '../../api/v1alpha1/registrycredentials.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Pod } from '../../kube/core.ts';
-import { pullKeyring } from './pullsecrets.ts';
+import { pullKeyring } from './secrets.ts';
 
 function podWith(annotation?: string): Pod {
   return {

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import type { Link } from './observe.ts';
 import type { Repair } from './plan.ts';
-import { TapWatch } from './taps.ts';
+import { TapWatch } from './members.ts';
 
 const TAP: Link = {
   index: 7,

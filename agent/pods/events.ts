@@ -1,4 +1,4 @@
-/** Sends Events about the long steps of machines. Each Event belongs to the VM, the Emulator or the Pod of the machine. */
+/** Sends Events about machines. Each Event belongs to the VM, the Emulator or the Pod of the machine. */
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventText } from '../../kube/events.ts';
@@ -31,7 +31,8 @@ export function tellPod(
   event(host, operation, { type: 'Normal', reason, action, message });
 }
 
-export function event(host: Host, { pod }: Operation, text: EventText<SaidReason>): void {
+/** Sends an Event for the machine's Pod, unless the host no longer knows the Pod. */
+export function event(host: Host, { pod }: Pick<Operation, 'pod'>, text: EventText<SaidReason>): void {
   if (pod !== undefined) {
     host.event(pod, text);
   }

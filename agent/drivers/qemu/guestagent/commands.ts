@@ -1,7 +1,18 @@
-/** Freezes the file systems of a guest, by its guest agent, until a copy of its disk has begun. */
-import type { GuestAgent } from './guestagent.ts';
+/** Commands to a guest agent: shut down, set the clock, and freeze the file systems until a copy of the disk has begun. */
+import * as z from 'zod';
+import { AGENT_CHARDEV } from '../arguments.ts';
+import type { QmpConnection } from '../qmp.ts';
 import { GuestConnection } from './connection.ts';
+import type { GuestAgent } from './guestagent.ts';
 
+/**
+ * Time that a guest agent has to refuse a shutdown. The guest agent refuses if the guest's own shutdown command fails, and otherwise gives
+ * no answer. The shutdown command ends within a second, even in an emulated guest.
+ */
+const REFUSAL_MILLISECONDS = 5_000;
+/** Time limit to set the clock. The guest also writes its hardware clock, which takes up to two seconds. */
+const CLOCK_TIMEOUT_MILLISECONDS = 15_000;
+const NANOSECONDS_PER_MILLISECOND = 1_000_000;
 /**
  * Time limit of a request to freeze the guest's file systems. The guest first writes its cached data to its disk, and its programs cannot
  * write meanwhile. If the freeze takes longer than this limit, a copy without a freeze is better.
@@ -14,7 +25,51 @@ const THAW_TIMEOUT_MILLISECONDS = 10_000;
  * only one attempt, because a caller waits to stop the guest. A later call of {@link thaw} tries again.
  */
 const THAW_ATTEMPTS = 3;
-const SILENT = 'The guest agent does not answer, and the file systems of the guest are perhaps frozen';
+const PERHAPS_FROZEN =
+  'The guest agent does not answer, and the file systems of the guest are perhaps frozen';
+
+const chardevsSchema = z.array(z.object({ label: z.string(), 'frontend-open': z.boolean() }));
+
+/**
+ * Returns whether a program in the guest has opened the guest agent's port. One QMP command is enough for this answer. With a connection,
+ * the host's agent would notice only after a time limit that no guest agent answers.
+ */
+export async function hasGuestAgent(qmp: QmpConnection): Promise<boolean> {
+  const chardevs = await qmp.ask('query-chardev', chardevsSchema);
+  return chardevs.some((one) => one.label === AGENT_CHARDEV && one['frontend-open']);
+}
+
+/**
+ * Makes the guest power off. The guest agent answers this request only to refuse it, so the promise resolves when no refusal has come in
+ * time. @throws Error when the guest agent refuses, or when the guest has no guest agent that answers.
+ */
+export async function shutDown(agent: GuestAgent, signal: AbortSignal): Promise<void> {
+  await agent.urgently(async () => {
+    const connection = await GuestConnection.open(agent.folder, { signal });
+    if (connection === undefined) {
+      throw new Error('The guest agent does not answer');
+    }
+    try {
+      await connection.tryExecute('guest-shutdown', {
+        timeoutMilliseconds: REFUSAL_MILLISECONDS,
+        arguments: { mode: 'powerdown' },
+        signal,
+      });
+    } finally {
+      connection.close();
+    }
+  });
+}
+
+/** Sets the guest's clock to the host's time. @throws Error when the guest agent refuses or does not answer. */
+export async function setTime(connection: GuestConnection | undefined, signal: AbortSignal): Promise<void> {
+  if (connection === undefined) {
+    throw new Error('The guest agent does not answer');
+  }
+  const time = Date.now() * NANOSECONDS_PER_MILLISECOND;
+  const timeoutMilliseconds = CLOCK_TIMEOUT_MILLISECONDS;
+  await connection.execute('guest-set-time', { timeoutMilliseconds, arguments: { time }, signal });
+}
 
 export interface FreezeOptions {
   agent: GuestAgent;
@@ -82,7 +137,7 @@ export async function thaw(agent: GuestAgent): Promise<void> {
   await agent.urgently(async () => {
     const connection = await GuestConnection.open(agent.folder, {});
     if (connection === undefined) {
-      throw new Error(SILENT);
+      throw new Error(PERHAPS_FROZEN);
     }
     await thawOver(connection, agent.folder, 1);
   });
@@ -93,7 +148,7 @@ async function thawOver(first: GuestConnection, folder: string, attempts: number
   for (let attempt = 1; ; attempt += 1) {
     try {
       if (connection === undefined) {
-        throw new Error(SILENT);
+        throw new Error(PERHAPS_FROZEN);
       }
       await connection.execute('guest-fsfreeze-thaw', { timeoutMilliseconds: THAW_TIMEOUT_MILLISECONDS });
       return;

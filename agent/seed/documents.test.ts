@@ -2,8 +2,7 @@ import { mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { type SeedDocuments, writeSeedDocuments } from './documents.ts';
-import { seedPage, seedPages } from './service.ts';
+import { type SeedDocuments, seedPage, seedPages, writeSeedDocuments } from './documents.ts';
 
 const SEED: SeedDocuments = {
   userData: '#cloud-config\n{}',

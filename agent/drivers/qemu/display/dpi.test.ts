@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { FollowedSize } from './size.ts';
+import { FollowedSize } from './dpi.ts';
 
 const WANTED = { width: 1920, height: 1080 };
 const TEXT = { width: 720, height: 400 };
