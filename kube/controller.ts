@@ -30,12 +30,17 @@ const RECONCILE_LIMIT_MILLISECONDS = 120_000;
 /** Result of a reconcile. If it is undefined, the controller does nothing for the key until something changes. */
 export type Result = { requeueAfterMilliseconds?: number | undefined } | undefined;
 
+export interface ReconcileContext {
+  /** Logger with the key and the id of this reconcile. It is created when it is first used, because most reconciles log nothing. */
+  readonly logger: Logger;
+}
+
 export interface ControllerOptions {
   /** Name of the controller in the labels of metrics. It is unique in the process. */
   name: string;
   workers: number;
   /** Reconciles one key. After an error the key is tried again with back-off. A TerminalError is only counted and logged. */
-  reconcile: (key: string, context: { logger: Logger }) => Promise<Result>;
+  reconcile: (key: string, context: ReconcileContext) => Promise<Result>;
   logger: Logger;
   metrics: Registry;
   /** Returns false if a cache lacks this process's last write for the key. The controller then checks the key again after 100 ms. */
@@ -158,13 +163,13 @@ export class Controller {
   }
 
   async #reconcile(key: string): Promise<Outcome> {
-    const logger = this.#logger.child({ ...refOf(key), reconcileID: randomUUID() });
+    const context = new Context(this.#logger, key);
     const timer = setTimeout(() => this.#metrics.timeouts.inc(), RECONCILE_LIMIT_MILLISECONDS);
     try {
-      const result = await this.#options.reconcile(key, { logger });
+      const result = await this.#options.reconcile(key, context);
       return this.#succeeded(key, result);
     } catch (error) {
-      return this.#failed(key, error, logger);
+      return this.#failed(key, error, context.logger);
     } finally {
       clearTimeout(timer);
     }
@@ -208,6 +213,22 @@ export class Controller {
     this.#metrics.activeWorkers.set(this.#running.size);
     this.#metrics.longestRunning.set(Math.max(0, ...seconds));
     this.#metrics.unfinishedWork.set(seconds.reduce((sum, one) => sum + one, 0));
+  }
+}
+
+class Context implements ReconcileContext {
+  readonly #parent: Logger;
+  readonly #key: string;
+  #logger: Logger | undefined;
+
+  constructor(parent: Logger, key: string) {
+    this.#parent = parent;
+    this.#key = key;
+  }
+
+  get logger(): Logger {
+    this.#logger ??= this.#parent.child({ ...refOf(this.#key), reconcileID: randomUUID() });
+    return this.#logger;
   }
 }
 

@@ -10,7 +10,7 @@ export function mergeDiff(before: object | undefined, after: object): object | u
   const from = (before ?? {}) as Json;
   const to = after as Json;
   const patch: Json = {};
-  for (const key of new Set([...Object.keys(from), ...Object.keys(to)])) {
+  for (const key of Object.keys({ ...from, ...to })) {
     const change = difference(from[key], to[key]);
     if (change !== undefined) {
       patch[key] = change;
@@ -44,6 +44,6 @@ export function equal(a: unknown, b: unknown): boolean {
   if (!isObject(a) || !isObject(b)) {
     return false;
   }
-  const keys = new Set([...Object.keys(a), ...Object.keys(b)]);
-  return [...keys].every((key) => equal(a[key], b[key]));
+  const isMissing = (key: string) => b[key] !== undefined && !Object.hasOwn(a, key);
+  return Object.keys(a).every((key) => equal(a[key], b[key])) && !Object.keys(b).some(isMissing);
 }

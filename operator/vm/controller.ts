@@ -10,10 +10,11 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import type { Controller, Result } from '../../kube/controller.ts';
+import type { Controller, ReconcileContext, Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
+import { SharedReads } from '../../kube/sharedreads.ts';
 import { hostStateChanged } from '../host/observe.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { ignoredEntries } from '../tasks/registries.ts';
@@ -59,6 +60,7 @@ export class VMReconciler {
   readonly #options: VMControllerOptions;
   readonly #writer: VMWriter;
   readonly #status: HeldStatus;
+  readonly #reads: SharedReads;
   /**
    * Last refusal of a resize for each VM that still requests the refused size. The map's key is the key of the VM. A new leader does not
    * have this map, so it requests each size once more.
@@ -68,16 +70,17 @@ export class VMReconciler {
   constructor(options: VMControllerOptions) {
     this.#options = options;
     this.#writer = new VMWriter(options);
+    this.#reads = new SharedReads(options.client);
     this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock: options.clock });
   }
 
   /** Reconciles one VM once. `key` is `namespace/name`. */
-  async reconcile(key: string, { logger }: { logger: Logger }): Promise<Result> {
+  async reconcile(key: string, context: ReconcileContext): Promise<Result> {
     const { vms, pods } = this.#options;
     const vm = vms.cache.get(key);
     const pod = pods.cache.get(key);
     if (pod !== undefined && pod.metadata.labels?.[VM_UID_LABEL] !== vm?.metadata.uid) {
-      await this.#endOrphan(key, pod, logger);
+      await this.#endOrphan(key, pod, context.logger);
     }
     if (vm === undefined) {
       this.#status.forget(key);
@@ -90,7 +93,7 @@ export class VMReconciler {
 
   async #reconcileVM(key: string, vm: VM): Promise<Result> {
     const known = { ...(await observe(this.#options, vm)), resizeRefused: this.#resizeRefused.get(key) };
-    const start = isDeploying(known) ? await readLive(this.#options.client, known) : known;
+    const start = isDeploying(known) ? await readLive(this.#reads, known) : known;
     const { observed, findings, outcome } = await this.#runSteps(start);
     this.#remember(key, observed);
     const { deletionTimestamp, finalizers } = observed.vm.metadata;
@@ -120,8 +123,9 @@ export class VMReconciler {
 
   async #runSteps(start: Observed): Promise<{ observed: Observed; findings: Findings; outcome: Outcome }> {
     let observed = start;
+    let facts = gatherFacts(start);
     for (const step of stepsFor(start)) {
-      const result = step(observed, gatherFacts(observed));
+      const result = step(observed, facts);
       if (result.blocked !== undefined) {
         return { observed, findings: { blocked: result.blocked }, outcome: result.outcome };
       }
@@ -138,6 +142,8 @@ export class VMReconciler {
       if (result.outcome.kind !== 'done') {
         return { observed, findings: {}, outcome: result.outcome };
       }
+      // The facts change only with the observed state.
+      facts = result.writes.length === 0 ? facts : gatherFacts(observed);
     }
     return { observed, findings: {}, outcome: { kind: 'done' } };
   }

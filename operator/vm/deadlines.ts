@@ -40,7 +40,11 @@ const ANSWER_BY = timestamp('Time until which a client waits for the answer of t
  * ignores it and does not delete the VM.
  */
 export function answerBy({ vm }: Observed): number | undefined {
-  const { success, data } = ANSWER_BY.safeParse(vm.metadata.annotations?.[ANSWER_BY_ANNOTATION]);
+  const text = vm.metadata.annotations?.[ANSWER_BY_ANNOTATION];
+  if (text === undefined) {
+    return undefined;
+  }
+  const { success, data } = ANSWER_BY.safeParse(text);
   return success ? Date.parse(data) : undefined;
 }
 

@@ -3,10 +3,9 @@
  * once. With objects from a cache that lags, the machine would never get their last changes.
  */
 import { readRegistryCredentials, REGISTRIES_CONFIG_MAP } from '../../api/v1alpha1/registrycredentials.ts';
-import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';
-import { unlessMissing } from '../../kube/errors.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
+import type { SharedReads } from '../../kube/sharedreads.ts';
 import { IMAGES, ISOS, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import { gatherFacts } from './facts.ts';
 import type { Lookups, Observed } from './observe.ts';
@@ -32,11 +31,12 @@ interface Question {
 
 /**
  * Returns the observed state with the current VMConfig, Image and ISO of the VM from the API server. Each object takes one GET, and a
- * second one if the first namespace does not contain the object. The credentials take one GET if an image comes from a registry.
+ * second one if the first namespace does not contain the object. The credentials take one GET if an image comes from a registry. VMs that
+ * are deployed at the same time share their GETs.
  *
  * @throws ApiError when a request fails
  */
-export async function readLive(client: KubeClient, observed: Observed): Promise<Observed> {
+export async function readLive(reads: SharedReads, observed: Observed): Promise<Observed> {
   const answers = new Map<string, KubeObject | undefined>();
   for (;;) {
     const open: Question[] = [];
@@ -48,7 +48,7 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
       return live;
     }
     const { resource, namespace, name } = question;
-    answers.set(keyOf(question), await unlessMissing(client.get(resource, { namespace, name })));
+    answers.set(keyOf(question), await reads.get(resource, { namespace, name }));
   }
 }
 

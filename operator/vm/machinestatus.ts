@@ -1,11 +1,5 @@
 /** Computes the part of a VM's status that describes its machine, from the Pod and the report of its host. */
-import {
-  desiredSchema,
-  GUEST_ADDRESSES_LIMIT,
-  type Machine,
-  type MachineReport,
-  parseDocument,
-} from '../../api/v1alpha1/machine.ts';
+import { GUEST_ADDRESSES_LIMIT, type Machine, type MachineReport } from '../../api/v1alpha1/machine.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { shortImageName } from '../../api/v1alpha1/reference.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
@@ -15,7 +9,7 @@ import type { Pod } from '../../kube/core.ts';
 import type { Observed } from './observe.ts';
 import { PENDING_PHASES } from './phase.ts';
 import { endpointsOf } from './ports.ts';
-import { containerState, desiredText, machineOf, machineReport } from './podstate.ts';
+import { containerState, desiredOf, machineOf, machineReport } from './podstate.ts';
 
 /** Phases in which a machine has a disk, but its host reports no disk size, because the machine does not run. */
 const OFF: ReadonlySet<VMPhase> = new Set(['Stopped', 'Suspended']);
@@ -93,11 +87,11 @@ function digestOf(imageID: string | undefined): string | undefined {
 
 /** Returns CPU, memory and disk size of the machine. While the machine is off, the disk size is the size at its last start. */
 function resources(pod: Pod, vm: VM, report: MachineReport, phase: VMPhase): VMStatus['resources'] {
-  const desired = desiredSchema.safeParse(parseDocument(desiredText(pod)));
-  if (!desired.success) {
+  const desired = desiredOf(pod);
+  if (desired === undefined) {
     return vm.status?.resources;
   }
-  const { cpu, memoryBytes, diskSizeBytes: wanted } = desired.data;
+  const { cpu, memoryBytes, diskSizeBytes: wanted } = desired;
   const { diskSizeBytes = wanted } = report;
   const last = OFF.has(phase) ? vm.status?.resources?.diskSize : undefined;
   const size = diskSizeBytes === undefined ? undefined : formatQuantity(BigInt(diskSizeBytes));

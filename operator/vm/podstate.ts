@@ -1,10 +1,11 @@
 /** Reads the state of a VM's machine from its Pod, and trims Pods for the operator's cache. All functions are pure. */
 import {
+  type Desired,
+  desiredSchema,
   type Machine,
   type MachineReport,
   machineReportSchema,
   machineSchema,
-  parseDocument,
 } from '../../api/v1alpha1/machine.ts';
 import {
   DESIRED_ANNOTATION,
@@ -14,6 +15,7 @@ import {
 } from '../../api/v1alpha1/names.ts';
 import type { ContainerState, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
 import type { ConditionDraft } from '../objects/conditions.ts';
+import { Documents } from '../objects/documents.ts';
 
 /**
  * Returns the Pod as the operator's cache keeps it. A bound Pod loses fields that only the scheduler reads, and fields of the status that
@@ -86,29 +88,16 @@ export function terminated(pod: Pod): ContainerState['terminated'] {
   return containerState(pod)?.terminated;
 }
 
-/**
- * Cache of parsed `berth.dev/machine` annotations, by Pod. One reconcile needs the result several times. A Pod in the cache never
- * changes.
- */
-const machines = new WeakMap<Pod, { readonly machine: Machine | undefined }>();
+const machines = new Documents(machineSchema);
+const desires = new Documents(desiredSchema);
+const reports = new Documents(machineReportSchema);
 
 /**
  * Returns the machine that a Pod's annotation describes. The result is undefined if it cannot be read, for example because another release
  * wrote it.
  */
 export function machineOf(pod: Pod): Machine | undefined {
-  const known = machines.get(pod);
-  if (known !== undefined) {
-    return known.machine;
-  }
-  const machine = parseMachine(pod);
-  machines.set(pod, { machine });
-  return machine;
-}
-
-function parseMachine(pod: Pod): Machine | undefined {
-  const result = machineSchema.safeParse(parseDocument(pod.metadata.annotations?.[MACHINE_ANNOTATION]));
-  return result.success ? result.data : undefined;
+  return machines.in(pod.metadata.annotations?.[MACHINE_ANNOTATION]);
 }
 
 export function podAttempt(pod: Pod): number {
@@ -151,11 +140,15 @@ export function readyByPod(pod: Pod | undefined, otherwise: string): ConditionDr
 
 /** Returns the agent's report of the machine. The result is empty if there is no report (a simulated host) or it cannot be read. */
 export function machineReport(pod: Pod | undefined): MachineReport {
-  const result = machineReportSchema.safeParse(parseDocument(podCondition(pod, MACHINE_CONDITION)?.message));
-  return result.success ? result.data : {};
+  return reports.in(podCondition(pod, MACHINE_CONDITION)?.message) ?? {};
 }
 
 /** Returns the text of the Pod's annotation that contains the desired state of the machine. */
 export function desiredText(pod: Pod): string | undefined {
   return pod.metadata.annotations?.[DESIRED_ANNOTATION];
+}
+
+/** Returns the desired state of the machine in the Pod's annotation. The result is undefined if it cannot be read. */
+export function desiredOf(pod: Pod): Desired | undefined {
+  return desires.in(desiredText(pod));
 }

@@ -103,10 +103,11 @@ export function refusedAgain(
 /** Returns the last refusal if the VM still requests the refused size. Otherwise returns undefined. */
 export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
   const { resizeRefused } = observed;
+  if (resizeRefused === undefined) {
+    return undefined;
+  }
   const wanted = wantedSize(observed);
-  const stands =
-    wanted !== undefined && resizeRefused !== undefined && isSameSize(wanted, resizeRefused.wanted);
-  return stands ? resizeRefused : undefined;
+  return wanted !== undefined && isSameSize(wanted, resizeRefused.wanted) ? resizeRefused : undefined;
 }
 
 /**

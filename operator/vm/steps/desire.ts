@@ -1,11 +1,11 @@
-import { type Desired, desiredSchema, parseDocument } from '../../../api/v1alpha1/machine.ts';
+import type { Desired } from '../../../api/v1alpha1/machine.ts';
 import { parseQuantity } from '../../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Pod } from '../../../kube/core.ts';
 import type { Facts } from '../facts.ts';
 import type { Observed } from '../observe.ts';
 import { buildDesired } from '../pod.ts';
-import { desiredText, hasEnded } from '../podstate.ts';
+import { desiredOf, desiredText, hasEnded } from '../podstate.ts';
 import { podSize } from '../size.ts';
 import { NOTHING, type StepResult } from './step.ts';
 
@@ -18,13 +18,12 @@ export function desire({ vm, pod }: Observed, facts: Facts): StepResult {
   if (ended || facts.failure !== undefined) {
     return NOTHING;
   }
-  const text = desiredText(pod);
-  const current = desiredSchema.safeParse(parseDocument(text));
-  if (!current.success) {
+  const current = desiredOf(pod);
+  if (current === undefined) {
     return NOTHING;
   }
-  const wanted = JSON.stringify(buildDesired(vm, size(vm, pod, current.data)));
-  return wanted === text
+  const wanted = JSON.stringify(buildDesired(vm, size(vm, pod, current)));
+  return wanted === desiredText(pod)
     ? NOTHING
     : { writes: [{ kind: 'patchDesired', text: wanted }], outcome: { kind: 'done' } };
 }

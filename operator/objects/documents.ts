@@ -1,0 +1,42 @@
+/** Parses the JSON documents that operator and hosts write into annotations and conditions of Pods. */
+import { LRUCache } from 'lru-cache';
+import type * as z from 'zod';
+import { parseDocument } from '../../api/v1alpha1/machine.ts';
+
+/**
+ * Number of characters of the texts whose documents are remembered. The machines of 1,000 VMs have fewer characters. A longer text is parsed
+ * each time.
+ */
+const REMEMBERED_CHARACTERS = 1_000_000;
+
+/**
+ * Parser for the documents of one schema. It remembers the last documents by their text, because a reconcile needs a document several times,
+ * and all versions of a Pod have the same documents. The check of a document takes much longer than the lookup. Callers must not change a
+ * document.
+ */
+export class Documents<T extends object> {
+  readonly #schema: z.ZodType<T>;
+  readonly #known = new LRUCache<string, { readonly document: T | undefined }>({
+    maxSize: REMEMBERED_CHARACTERS,
+    // The size of an entry must not be 0, even if its text is empty.
+    sizeCalculation: (_, text) => text.length + 1,
+  });
+
+  constructor(schema: z.ZodType<T>) {
+    this.#schema = schema;
+  }
+
+  /** Returns the document in a text. The result is undefined if the text is absent, is not JSON, or does not match the schema. */
+  in(text: string | undefined): T | undefined {
+    if (text === undefined) {
+      return undefined;
+    }
+    const known = this.#known.get(text);
+    if (known !== undefined) {
+      return known.document;
+    }
+    const { data: document } = this.#schema.safeParse(parseDocument(text));
+    this.#known.set(text, { document });
+    return document;
+  }
+}
