@@ -310,7 +310,9 @@ describe('deletion', () => {
 
 describe('an agent that returns', () => {
   test('continues with its machines, and writes nothing about them', async () => {
-    const before = await run('kept');
+    await run('kept');
+    await quietTime();
+    const before = await read('kept');
     await host.stop();
     const { spec: last } = await readLease();
     await host.launch();
