@@ -155,7 +155,7 @@ test('fields are explained by the cluster', async () => {
   await expect(berth('explain', 'vm.spec.disk')).rejects.toThrow(
     /vm\.spec has no field "disk"\. Its fields are .*image/,
   );
-  await expect(berth('explain', 'vmm')).rejects.toThrow(/no kind "vmm", but .*vm/);
+  await expect(berth('explain', 'vmm')).rejects.toThrow(/no kind "vmm"\. The kinds are .*vm/);
 });
 
 test('a list with --watch shows each change until the user ends it', async () => {
