@@ -18,11 +18,17 @@ import type { AttachOptions, NamespaceOptions, Network } from '../../agent/netwo
 import { UserGuard, type UserGuardOptions } from '../../agent/network/user/guard.ts';
 import { UserNetwork } from '../../agent/network/user/user.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
+import { run } from '../../base/exec.ts';
 
 /** Time limit for a packet or a page, in milliseconds. A blocked request takes the whole time. */
 const ANSWER_TIMEOUT_MILLISECONDS = 1_500;
 
 const RESEND_MILLISECONDS = 100;
+
+/** Starts of a program whose mean is compared with a check: about 200 ms of CPU time, which is many ticks. */
+const COMPARED_STARTS = 100;
+/** Time limit for the start of a program that does nothing. It takes some milliseconds. */
+const START_MILLISECONDS = 10_000;
 
 let network: Network | undefined;
 
@@ -52,17 +58,21 @@ export const actions = {
   attached: () => opened().attached(),
   close: () => opened().close(),
   check: () => opened().check(),
-  /** Runs several checks one after another. The result has the mean CPU time of this process and of the commands that it ran. */
-  async checks(count: number): Promise<{ repaired: string[]; faults: string[]; cpuMilliseconds: number }> {
+  /**
+   * Runs several checks one after another. `starts` is the mean CPU time of a check, of this process and of the commands that it ran,
+   * divided by the CPU time of the start of a program that does nothing. Both times grow with the load of the machine.
+   */
+  async checks(count: number): Promise<{ repaired: string[]; faults: string[]; starts: number }> {
     const repaired: string[] = [];
     const faults: string[] = [];
+    const start = await startMilliseconds();
     const before = cpuMilliseconds();
     for (let i = 0; i < count; i++) {
       const report = await opened().check();
       repaired.push(...report.repaired);
       faults.push(...report.faults);
     }
-    return { repaired, faults, cpuMilliseconds: (cpuMilliseconds() - before) / count };
+    return { repaired, faults, starts: (cpuMilliseconds() - before) / count / start };
   },
   /** Answers every request with the address of its sender. The default address is every address of this namespace. */
   serveHttp(port: number, address?: string): Promise<void> {
@@ -162,6 +172,15 @@ function cpuMilliseconds(): number {
   const fields = readFileSync('/proc/self/stat', 'utf8').split(') ')[1]?.split(' ') ?? [];
   // The fields are utime, stime, cutime and cstime in ticks of 10 ms. The text after the name begins with field 3.
   return [14, 15, 16, 17].reduce((sum, field) => sum + Number(fields[field - 3]) * 10, 0);
+}
+
+/** Returns the mean CPU time to start a program that does nothing, of many starts, because the time is counted in ticks of 10 ms. */
+async function startMilliseconds(): Promise<number> {
+  const before = cpuMilliseconds();
+  for (let i = 0; i < COMPARED_STARTS; i++) {
+    await run('true', [], { timeoutMilliseconds: START_MILLISECONDS });
+  }
+  return (cpuMilliseconds() - before) / COMPARED_STARTS;
 }
 
 const heard: Record<string, string> = {};
