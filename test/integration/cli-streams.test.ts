@@ -29,6 +29,8 @@ const MEBIBYTE = 1024 * 1024;
 const SILENT_PORT = 9;
 /** Time limit for a console to show what was typed, before it is typed again. */
 const LOOK_MILLISECONDS = 500;
+/** Time limit of a writer that starts, connects and writes. */
+const WRITER_MILLISECONDS = 8_000;
 
 let cluster: Cluster;
 let host: TestHost;
@@ -293,12 +295,16 @@ describe('console', () => {
 
   it('is read by others without its input', async () => {
     const reader = start('console', VM);
-    const writer = start('console', '-i', VM);
+    // A writer is refused until the agent knows that the last one has left. Then another writer is started.
     await waitFor('the reader to read', async () => {
-      writer.type('hello reader\n');
-      return (await reader.prints(/hello reader/, LOOK_MILLISECONDS)) !== undefined;
+      const writer = start('console', '-i', VM);
+      try {
+        writer.type('hello reader\n');
+        return (await reader.prints(/hello reader/, WRITER_MILLISECONDS)) !== undefined;
+      } finally {
+        writer.kill();
+      }
     });
-    writer.kill();
     reader.kill();
   });
 });

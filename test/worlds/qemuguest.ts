@@ -169,11 +169,14 @@ export class TestMachine {
   }
 }
 
-/** Returns the guest's own report when its web server answers. The report is complete when it contains the guest's address. */
+/** The guest's own report, with its address and all lines. The web server cuts the end off while the guest replaces the report. */
+const COMPLETE_REPORT = /^address=.+\n[^]*^disk_sectors=\d*\n$/m;
+
+/** Returns the guest's own report when its web server answers, complete and with the guest's address. */
 export async function page(port: number, address = LOOPBACK): Promise<Record<string, string>> {
   const look = async () => {
     const text = await get(`http://${address}:${port}/`, LOOK_MILLISECONDS);
-    return text !== undefined && /^address=./m.test(text) && text;
+    return text !== undefined && COMPLETE_REPORT.test(text) && text;
   };
   const text = await waitFor('the guest to serve its page', look, {
     deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS,
