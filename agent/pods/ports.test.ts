@@ -2,7 +2,7 @@
 import * as fc from 'fast-check';
 import { pino } from 'pino';
 import { describe, expect, test } from 'vitest';
-import type { AutomaticPort, Machine } from '../../api/v1alpha1/machine.ts';
+import type { AutomaticPort, Machine, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
 import { reasonIn, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -262,14 +262,21 @@ test('a Pod waits for a chosen port of another machine, and does not learn of ot
   expect(awaitedPort(pod, claimed, [holder])).toBeUndefined();
 });
 
-test('a start whose chosen port was taken in between is tried again; a reserved port is not', async () => {
-  const record = recordOf(podOf('a', 8000), [SSH]);
+test('a start whose port was taken in between is tried again, unless a reserved port is still taken', async () => {
+  const reserved = { name: 'web', protocol: 'TCP', hostPort: 8000, guestPort: 80 } as const;
+  const record = recordOf(podOf('a', reserved.hostPort), [SSH]);
+  record.machine = { ...record.machine, ports: [reserved] } as unknown as Machine;
   record.automaticPorts = [{ name: 'ssh', protocol: 'TCP', hostPort: 9003, guestPort: 22, automatic: true }];
-  const taken = new ReasonedError('PortTaken', 'Address already in use');
-  const host = (isUsable: boolean): Host =>
-    ({ network: { isUsable: async () => isUsable } }) as unknown as Host;
-  expect(reasonIn(await explainPortTaken(host(false), record, taken))).toBeUndefined();
-  expect(await explainPortTaken(host(true), record, taken)).toBe(taken);
-  const reservesNone = { ...record, claim: { ...record.claim, ports: [] } };
-  expect(reasonIn(await explainPortTaken(host(true), reservesNone, taken))).toBeUndefined();
+  const error = new ReasonedError('PortTaken', 'Address already in use');
+  const explained = async (...taken: number[]): Promise<unknown> => {
+    const isUsable = async (_: string, { hostPort }: MachinePort): Promise<boolean> =>
+      !taken.includes(hostPort);
+    return await explainPortTaken({ network: { isUsable } } as unknown as Host, record, error);
+  };
+  expect(await explained(8000)).toBe(error);
+  expect(await explained(8000, 9003)).toBe(error);
+  for (const again of [await explained(9003), await explained()]) {
+    expect(again).toMatchObject({ message: 'Address already in use' });
+    expect(reasonIn(again)).toBeUndefined();
+  }
 });

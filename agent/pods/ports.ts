@@ -71,30 +71,24 @@ function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: Mac
 }
 
 /**
- * Returns the error to throw for a failed start. Another program can take a port after the agent has chosen the port and before the machine
- * uses it. If the taken port is one that the agent chose, the returned error has no reason, so that the start is tried again with another
- * port. If the taken port is reserved, the error stays the same. If the machine has no reserved ports, the taken port is certainly a chosen
- * port. Otherwise the function checks which port is taken now.
+ * Returns the error to throw for a failed start. Another program can take a port after the agent has checked the port and before the machine
+ * uses it. If a reserved port is still taken, the error stays the same. Otherwise the returned error has no reason, so that the start is
+ * tried again: The taken port is one that the agent chose, and the agent chooses another port. Or the port was taken for a moment only, for
+ * example by the check of an agent beside this one.
  */
 export async function explainPortTaken(
   host: PortHost,
   record: MachineRecord,
   error: unknown,
 ): Promise<unknown> {
-  if (reasonIn(error) !== 'PortTaken') {
+  if (reasonIn(error) !== 'PortTaken' || (await isReservedPortTaken(host, record))) {
     return error;
   }
-  return (await isChosenPortTaken(host, record)) ? new Error(messageOf(error), { cause: error }) : error;
+  return new Error(messageOf(error), { cause: error });
 }
 
-async function isChosenPortTaken(
-  { network }: PortHost,
-  { uid, claim, automaticPorts }: MachineRecord,
-): Promise<boolean> {
-  if (claim.ports.length === 0) {
-    return true;
-  }
-  for (const port of automaticPorts) {
+async function isReservedPortTaken({ network }: PortHost, { uid, machine }: MachineRecord): Promise<boolean> {
+  for (const port of machine?.ports ?? []) {
     if (!(await network.isUsable(uid, port))) {
       return true;
     }
