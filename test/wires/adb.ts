@@ -13,8 +13,10 @@ import { waitFor } from '../../hack/wait.ts';
 
 /** Time limit of one command. adb itself may wait without limit for a device that accepts connections and does not answer. */
 const COMMAND_MILLISECONDS = 20_000;
-/** Time limit until a device answers. An emulated guest takes seconds. */
-const CONNECT_MILLISECONDS = 60_000;
+/** Time limit of one command for a connected device. An emulated guest on a busy machine takes long for a large file. */
+const DEVICE_MILLISECONDS = 90_000;
+/** Time limit until a device answers. An emulated guest takes seconds, and on a busy machine many. */
+const CONNECT_MILLISECONDS = 120_000;
 
 export interface AdbResult {
   code: number | null;
@@ -47,11 +49,20 @@ export class AdbClient implements AsyncDisposable {
 
   /** Runs `adb` with these arguments. The exit code of `adb connect` is 0 even if it failed. */
   async run(...args: readonly string[]): Promise<AdbResult> {
+    return await this.#execute(args, COMMAND_MILLISECONDS);
+  }
+
+  /** Runs `adb` with these arguments for a connected device. */
+  async runFor(address: string, args: readonly string[]): Promise<AdbResult> {
+    return await this.#execute(['-s', address, ...args], DEVICE_MILLISECONDS);
+  }
+
+  async #execute(args: readonly string[], milliseconds: number): Promise<AdbResult> {
     const [program = 'adb', ...rest] = [...this.#enter, 'adb', ...args];
     const child = spawn(program, rest, {
       stdio: ['ignore', 'pipe', 'pipe'],
       env: this.#environment,
-      timeout: COMMAND_MILLISECONDS,
+      timeout: milliseconds,
       killSignal: 'SIGKILL',
     });
     const ended = once(child, 'exit');
@@ -97,7 +108,7 @@ export class AdbDevice {
 
   /** Runs `adb` with these arguments for this device. */
   async run(...args: readonly string[]): Promise<AdbResult> {
-    return await this.#client.run('-s', this.#address, ...args);
+    return await this.#client.runFor(this.#address, args);
   }
 
   /** Runs a command in the device's shell, with the command's exit code. */

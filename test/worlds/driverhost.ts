@@ -18,9 +18,14 @@ const OWNER = {
 };
 /**
  * Range of the Unix users of machines, outside the users of the system. Each host begins at a random user. Processes that a failed test
- * left behind therefore have other users.
+ * left behind therefore have other users. Files of tests that run at the same time choose from different parts of the range.
  */
 const [FIRST_USER, LAST_USER] = [61_000, 64_900];
+const PARTS = 4;
+const PART_USERS = Math.floor((LAST_USER - FIRST_USER) / PARTS);
+const FIRST_OF_PART = FIRST_USER + PART_USERS * (Number(process.env['VITEST_POOL_ID'] ?? 0) % PARTS);
+/** Largest number of machines of one host. */
+const MACHINES = 10;
 const MEMORY_BYTES = 2560 * 1024 * 1024;
 const WRAPPER_MODE = 0o755;
 
@@ -30,7 +35,7 @@ export class DriverHost implements AsyncDisposable {
   driver: EmulatorDriver;
   readonly #namespace: ChildProcess;
   #program: string | undefined;
-  #user = randomInt(FIRST_USER, LAST_USER);
+  #user = randomInt(FIRST_OF_PART, FIRST_OF_PART + PART_USERS - MACHINES);
 
   private constructor(directory: string, sdk: StandInSdk, namespace: ChildProcess) {
     this.directory = directory;

@@ -28,7 +28,7 @@ export const NAMESPACE = 'platform-default';
 /** Overcommit that lets guests of VMs and emulators run on a machine with two processors. */
 const CPU_OVERCOMMIT = 16;
 const OPERATOR_CONFIG = { emulators: { architectures: ['amd64', 'arm64'] } };
-const FIND = { timeoutMilliseconds: 10_000 };
+const FIND = { timeoutMilliseconds: 60_000 };
 
 /** One host and its network namespaces. */
 export class EmulatorHost {
@@ -84,7 +84,9 @@ export class EmulatorHost {
       ofEmulators.flatMap(([, program]) => /\0-id\0([^\0]+)/.exec(program)?.[1] ?? []),
     );
     const hypervisors = await hypervisorsBelow(join(this.agent.dataDirectory, 'machines'));
-    const ofVMs = hypervisors.filter((pid) => ofEmulators.every(([one]) => one !== pid));
+    // Machines come and go while the processes are read. Only those count that all existed at the same moment.
+    const together = hypervisors.filter((pid) => programs.has(pid));
+    const ofVMs = together.filter((pid) => ofEmulators.every(([one]) => one !== pid));
     return emulators.size + ofVMs.length;
   }
 
@@ -210,7 +212,9 @@ async function allPrograms(): Promise<Map<number, string>> {
 /** Returns the folders of the machines' control groups. */
 export async function controlGroups(uids: Iterable<string>): Promise<string[]> {
   const known = new Set(uids);
-  const all = await run('find', ['/sys/fs/cgroup', '-path', '*/berth/*', '-type', 'd'], FIND);
+  // Machines of other tests come and go meanwhile.
+  const parameters = ['/sys/fs/cgroup', '-ignore_readdir_race', '-path', '*/berth/*', '-type', 'd'];
+  const all = await run('find', parameters, FIND);
   return all.split('\n').filter((path) => known.has(basename(path)));
 }
 

@@ -16,6 +16,8 @@ import { AdbClient } from '../../wires/adb.ts';
 
 const PORT = 5580;
 const FILE_BYTES = 3 * 1024 * 1024;
+/** An emulated guest boots, and then gets and sends a file. */
+const TEST_MILLISECONDS = 300_000;
 /** The driver's port is in use by other tests. These options keep lasting children away, as the driver's do. */
 const OPTIONS = [
   `-avd ${AVD_NAME} -port ${PORT} -no-window -no-metrics -skip-adb-auth`,
@@ -25,7 +27,9 @@ const OPTIONS = [
 describe.each(['amd64', 'arm64'] as const)(
   'stand-in for the emulator with a guest for %s',
   (architecture) => {
-    test('ADB: connect, getprop before and after the boot, exit codes, push and pull', async () => {
+    test('ADB: connect, getprop before and after the boot, exit codes, push and pull', {
+      timeout: TEST_MILLISECONDS,
+    }, async () => {
       const folder = await mkdtemp(join(tmpdir(), 'berth-emulator-adb-'));
       try {
         const cues = { 'never-boots': true } as const;

@@ -31,8 +31,8 @@ import {
 } from '../../standins/emulator/undertest.ts';
 
 /** A cold boot of the real program takes minutes without acceleration. */
-const BOOT_MILLISECONDS = IS_REAL ? 600_000 : 30_000;
-const END_MILLISECONDS = 30_000;
+const BOOT_MILLISECONDS = IS_REAL ? 600_000 : 90_000;
+const END_MILLISECONDS = 60_000;
 const TOKEN = 'token-of-the-driver';
 
 let folder: string;

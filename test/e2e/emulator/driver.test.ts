@@ -10,7 +10,9 @@ import type { Cue } from '../../standins/emulator/program/cues.ts';
 import { DriverHost, processesOf } from '../../worlds/driverhost.ts';
 
 const GRACE_MILLISECONDS = 30_000;
-const COMMAND = { timeoutMilliseconds: 30_000 };
+const COMMAND = { timeoutMilliseconds: 60_000 };
+/** Life of an emulator that ends during its boot. The driver must have connected to its console by then, also on a busy machine. */
+const BOOTING_MILLISECONDS = 3_000;
 
 let host: DriverHost;
 let folder: MachineFolder;
@@ -47,7 +49,9 @@ async function log(): Promise<string> {
 async function expectNothing(): Promise<void> {
   expect(await state()).toEqual({ kind: 'absent' });
   expect([...(await processesOf(user))]).toEqual([]);
-  const groups = await run('find', ['/sys/fs/cgroup', '-name', folder.uid], COMMAND);
+  // Machines of other tests come and go meanwhile.
+  const parameters = ['/sys/fs/cgroup', '-ignore_readdir_race', '-name', folder.uid];
+  const groups = await run('find', parameters, COMMAND);
   expect(groups).toBe('');
 }
 
@@ -204,7 +208,7 @@ describe('a machine of the stand-in for the emulator', () => {
     process.kill(now.kind === 'running' ? now.pid : Number.NaN, 'SIGTERM');
     await waitFor('the end', async () => (await state()).kind === 'exited');
     expect(await state()).toMatchObject({ reason: 'GuestShutdown' });
-    await host.sdk.give('ends-during-boot', 50);
+    await host.sdk.give('ends-during-boot', BOOTING_MILLISECONDS);
     await start();
     await waitFor('the failure', async () => (await state()).kind === 'exited');
     expect(await state()).toEqual({
