@@ -1,6 +1,7 @@
 /** A real aarch64 guest, which is emulated if the host has another architecture. */
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { freePort } from '../../../hack/cluster/ports.ts';
+import { waitFor } from '../../../hack/wait.ts';
 import {
   folderOf,
   guestBase,
@@ -39,9 +40,12 @@ it('an arm64 guest boots from UEFI, resumes after a suspend, and stops in order'
   expect(await tell(port, 'seed=user-data')).toBe(IGNITION);
   await host.driver.stop(folder, { graceMilliseconds: 60_000 });
   expect(await host.driver.inspect(folder)).toEqual({ kind: 'stopped' });
-  let text = '';
-  for await (const piece of host.driver.console(folder).read({})) {
-    text += piece;
-  }
-  expect(text).toContain('power button');
+  // The log writer may store the last output after the hypervisor has ended.
+  await waitFor('the console to tell of the power button', async () => {
+    let text = '';
+    for await (const piece of host.driver.console(folder).read({})) {
+      text += piece;
+    }
+    return text.includes('power button');
+  });
 });

@@ -10,9 +10,11 @@ import { identify } from '../../../agent/processes/process.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { makePrinter, printedLine } from '../../fixtures/printer.ts';
 import { waitFor } from '../../../hack/wait.ts';
-import { terminate, TestMachine } from '../../worlds/qemuguest.ts';
+import { BOOT_DEADLINE_MILLISECONDS, terminate, TestMachine } from '../../worlds/qemuguest.ts';
 
-const TEST_MILLISECONDS = 120_000;
+const TEST_MILLISECONDS = 3 * BOOT_DEADLINE_MILLISECONDS;
+/** An emulated guest prints for some seconds, and on a busy machine for much longer. */
+const PRINTS = { deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS, intervalMilliseconds: 250 };
 const LINES = 100;
 const PRINTED = printed(LINES);
 /** Lines with more bytes in all than the agent keeps for one reader of a console. */
@@ -35,7 +37,7 @@ async function printer(lines: number): Promise<TestMachine> {
 }
 
 async function untilConsole(machine: TestMachine, wanted: string): Promise<void> {
-  await waitFor('the console to show all', async () => {
+  const showsAll = async (): Promise<boolean> => {
     let text = '';
     for await (const piece of machine.driver.console(machine.folder).read({})) {
       text += piece;
@@ -44,7 +46,8 @@ async function untilConsole(machine: TestMachine, wanted: string): Promise<void>
       throw new Error(`${text.length} of ${wanted.length} characters`);
     }
     return true;
-  });
+  };
+  await waitFor('the console to show all', showsAll, PRINTS);
 }
 
 describe('a machine that an agent without log writers started', { timeout: TEST_MILLISECONDS }, () => {
@@ -126,12 +129,13 @@ describe('the readers of a console', { timeout: TEST_MILLISECONDS }, () => {
   afterAll(async () => await machine?.host.end());
 
   it('neither stop the guest nor change its log, also if they never read or their agent is killed', async () => {
+    // The guest prints only for some seconds, so the reader that must miss much of it connects before another process starts.
+    const lazy = await machine.driver.connectConsole(machine.folder, { input: true });
+    const failed = once(lazy, 'error');
     const agent = spawn(process.execPath, [READER, machine.folder.path], {
       stdio: ['ignore', 'pipe', 'inherit'],
     });
     await once(agent.stdout, 'data');
-    const lazy = await machine.driver.connectConsole(machine.folder, { input: true });
-    const failed = once(lazy, 'error');
     agent.kill('SIGSTOP');
     expect(((await failed)[0] as Error).message).toContain('not read');
     const ended = once(agent, 'exit');

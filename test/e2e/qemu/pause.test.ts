@@ -12,7 +12,8 @@ import { BOOT_DEADLINE_MILLISECONDS, guestBase, TestMachine } from '../../worlds
 const MEBIBYTE = 1024 * 1024;
 /** Size of the test's disk. It has room for the guest's memory once, and is soon full. */
 const DISK_MEBIBYTES = 320;
-const BALLAST_MEBIBYTES = 48;
+/** Room that a full disk gets again. */
+const ROOM_BYTES = 48 * MEBIBYTE;
 /** More than the size of the disk. */
 const FILL_MEBIBYTES = 1000;
 const GRACE_MILLISECONDS = 30_000;
@@ -31,7 +32,7 @@ describe('a paused guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS, ...unless(
     disk = join(machine.host.directory, 'machines');
     mkdirSync(disk, { mode: 0o700 });
     mountTmpfs(disk, DISK_MEBIBYTES);
-    await writeFile(join(disk, 'ballast'), Buffer.alloc(BALLAST_MEBIBYTES * MEBIBYTE));
+    await writeFile(join(disk, 'ballast'), Buffer.alloc(ROOM_BYTES));
     await machine.create(await guestBase('amd64'));
     await machine.start();
     await machine.page();
@@ -57,6 +58,11 @@ describe('a paused guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS, ...unless(
       return now.kind === 'running' && now.paused;
     };
     await waitFor('QEMU to find the disk full', isStill, SLOW);
+  }
+
+  async function roomBytes(): Promise<number> {
+    const { bavail, bsize } = await statfs(disk);
+    return bavail * bsize;
   }
 
   it('stays paused until it is told to go on, also under another agent', async () => {
@@ -85,13 +91,14 @@ describe('a paused guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS, ...unless(
     await expectStill();
     await rm(join(disk, 'ballast'));
     await machine.driver.unpause(machine.folder);
-    await machine.page();
+    // The disk may be full again before the guest has answered a request.
+    await waitFor('the guest to write on', async () => (await roomBytes()) < ROOM_BYTES / 2, SLOW);
     await untilStill();
   });
 
   it('loses its power at once at a stop, on a disk without a free block', async () => {
-    const { bavail, bsize } = await statfs(disk);
-    const rest = Buffer.alloc((bavail + 1) * bsize);
+    const { bsize } = await statfs(disk);
+    const rest = Buffer.alloc((await roomBytes()) + bsize);
     await expect(writeFile(join(disk, 'rest'), rest)).rejects.toMatchObject({ code: 'ENOSPC' });
     await expectStill();
     const began = performance.now();

@@ -43,6 +43,7 @@ describe('the screen of a guest', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, (
 
   it('has the width, height and DPI of its VM, and a viewer sees all of it', async () => {
     expect(await guestSees('1600×900', [144, 144])).toMatchObject({ frame: '1600×900' });
+    await waitFor('the agent to report the screen', async () => 'display' in (await machine.state()));
     expect(await machine.state()).toMatchObject({ display: { ready: true, reason: 'DisplaySet' } });
     const seen = await viewer();
     const { width, height, pixels } = await seen.frame();
