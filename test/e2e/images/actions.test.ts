@@ -141,12 +141,17 @@ test(
 
 /** Names of the files on a host that have the user data of the VM `source`. Compressed files are not searched. */
 async function filesWithPassword(host: string): Promise<string[]> {
-  const search = promisify(execFile)('grep', ['-rlF', PASSWORD, world.host(host).dataDirectory]);
-  const { stdout } = await search.catch((error: { code: number; stdout: string }) => {
-    expect(error.code, 'grep found nothing').toBe(1);
-    return error;
-  });
-  return stdout.split('\n').flatMap((path) => (path === '' ? [] : [basename(path)]));
+  const search = async (): Promise<string> => {
+    const found = promisify(execFile)('grep', ['-rlF', PASSWORD, world.host(host).dataDirectory]);
+    const { stdout } = await found.catch((error: { code: number; stdout: string }) => {
+      expect(error.code, 'grep found nothing').toBe(1);
+      return error;
+    });
+    return stdout;
+  };
+  // A search fails if the agent replaces a file meanwhile.
+  const paths = await waitFor(`a search of host ${host}`, search);
+  return paths.split('\n').flatMap((path) => (path === '' ? [] : [basename(path)]));
 }
 
 test(
@@ -259,6 +264,7 @@ test(
     packedPort = await freePort();
     const ports = [`${packedPort}:80`];
     await world.makeVM('unpacked', { image: 'packed', ports, placement: { node: 'two' } });
+    await world.vms.waitForPhase('unpacked', 'Running', undefined, BOOT);
     expect(await page(packedPort, OTHER_ADDRESS)).toMatchObject({ boots: '1' });
   },
   TEST_MILLISECONDS,

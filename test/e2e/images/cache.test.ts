@@ -136,7 +136,13 @@ test(
     await waitFor('the host to ask', () => registry.traffic.hasHeld, STEP);
     await entries.delete('private');
     await untilRemoving('one');
-    expect(rowOf(await entries.get('private'), 'one')?.state).toBe('Removing');
+    // The operator may hold the change of the status back for a moment.
+    await entries.waitFor(
+      'private',
+      'its row to be Removing',
+      (entry) => rowOf(entry, 'one')?.state === 'Removing',
+      STEP,
+    );
     expect(await lists('one', 'team/guest')).toBe(true);
     registry.traffic.release();
     await world.vms.waitForPhase('patient', 'Running', undefined, BOOT);

@@ -20,6 +20,7 @@ import { AgentProcess } from '../../../hack/cluster/agent.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { Downloads } from '../../wires/downloads.ts';
 import { guestFile } from '../../fixtures/images.ts';
+import { waitForObject } from '../../fixtures/objects.ts';
 import { ProgressHistory } from '../../support/progresshistory.ts';
 import { PASSWORD, startRegistry, type TestRegistry, USER } from '../../wires/registry.ts';
 import { pushTart } from '../../fixtures/tart.ts';
@@ -201,8 +202,15 @@ test(
     await waitFor(`VM installed ${followed}`, () => isFollowed(vms.of('installed')), STEP);
     downloads.release();
     expect(await page(port)).toMatchObject({ boots: '1', disk_sectors: String(diskBytes / SECTOR_BYTES) });
-    expect(await client.get(ISOS, metadata)).toMatchObject({
-      status: { phase: 'Ready', digest: `sha256:${http.sha256}`, size: String(downloads.bytes) },
+    // The VM has the file as soon as the host has it. The ISO is Ready when its Job has ended.
+    const ready = await waitForObject(
+      'ISO installer to be Ready',
+      async () => await client.get(ISOS, metadata),
+      ({ status }) => status?.phase === 'Ready',
+      STEP,
+    );
+    expect(ready).toMatchObject({
+      status: { digest: `sha256:${http.sha256}`, size: String(downloads.bytes) },
     });
     expectRising(isos.of('installer'));
     expectRising(vms.of('installed'));
@@ -263,10 +271,11 @@ test(
         await world.cluster.client().create(IMAGES, { metadata, spec });
       }
       await waitFor('the Image', async () => (await readyOf(namespace))?.status === 'True', BOOT);
-      const refused = await waitFor('the refusal', async () => {
+      const isRefused = async (): Promise<Condition | false> => {
         const ready = await readyOf(OTHER);
         return ready?.reason === 'ImageFetchFailed' && ready;
-      });
+      };
+      const refused = await waitFor('the refusal', isRefused, STEP);
       expect(refused.message).toContain('certificate');
     } finally {
       await strange.close();
