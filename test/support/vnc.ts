@@ -6,6 +6,8 @@ import { connect, type Socket } from 'node:net';
 const VERSION = 'RFB 003.008\n';
 const PASSWORD_SECURITY = 2;
 const CHALLENGE_BYTES = 16;
+/** Time limit of one answer of the server. On a busy machine QEMU may answer after seconds. */
+const ANSWER_MILLISECONDS = 60_000;
 
 /** Logs in to a VNC server and returns whether the server accepts the password. @throws Error when it offers another type of security. */
 export async function logIn(host: string, port: number, password: string): Promise<boolean> {
@@ -32,7 +34,7 @@ async function read(socket: Socket, bytes: number): Promise<Buffer> {
     if (data !== null) {
       return data;
     }
-    await once(socket, 'readable', { signal: AbortSignal.timeout(10_000) });
+    await once(socket, 'readable', { signal: AbortSignal.timeout(ANSWER_MILLISECONDS) });
   }
 }
 

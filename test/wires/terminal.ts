@@ -6,7 +6,9 @@ import { run } from '../../base/exec.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 /** Time limit of one request to tmux, which normally answers immediately. */
-const TMUX_MILLISECONDS = 10_000;
+const TMUX_MILLISECONDS = 60_000;
+/** Time limit until the terminal shows a text. A login into an emulated guest takes the longest. */
+const TEXT_MILLISECONDS = 90_000;
 /** Time limit of one line of the user. Deployments of emulated guests take the longest. */
 const LINE_MILLISECONDS = 180_000;
 /** Screen that fits the widest table. */
@@ -76,14 +78,16 @@ export class TestTerminal implements AsyncDisposable {
    */
   async shows(pattern: RegExp): Promise<RegExpExecArray> {
     let text = '';
-    return await waitFor(`the terminal to show ${pattern}`, async () => {
+    const look = async (): Promise<RegExpExecArray> => {
       text = await this.shown();
       const match = pattern.exec(text);
       if (match === null) {
         throw new Error(text);
       }
       return match;
-    });
+    };
+    const options = { deadlineMilliseconds: TEXT_MILLISECONDS };
+    return await waitFor(`the terminal to show ${pattern}`, look, options);
   }
 
   /** Enters a line, and resolves when the shell asks for the next one. */

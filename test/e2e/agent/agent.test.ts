@@ -13,6 +13,8 @@ import { DESIRED, machineFor, operatorClient, podFor, setDesired, TestHost } fro
 const NAMESPACE = 'platform-agent';
 /** Number of the agent's network checks for 2 s. Within this time, all periodic writes of the agent have happened. */
 const QUIET_CHECKS = 20;
+/** Grace period that no test waits for. */
+const LONG_GRACE_SECONDS = 600;
 
 let cluster: Cluster;
 let host: TestHost;
@@ -271,17 +273,17 @@ describe('deletion', () => {
   test('presses the power button, and takes the power away when the grace period is over or shortened', async () => {
     await run('deaf');
     host.driver.deaf = true;
-    const began = performance.now();
-    await operator.delete(PODS, { namespace: NAMESPACE, name: 'deaf' }, { gracePeriodSeconds: 60 });
+    const gracePeriodSeconds = LONG_GRACE_SECONDS;
+    await operator.delete(PODS, { namespace: NAMESPACE, name: 'deaf' }, { gracePeriodSeconds });
     await waitForPod(
       'deaf',
       'Terminating',
       (one) => condition(one, MACHINE_CONDITION)?.reason === 'Terminating',
     );
     await operator.delete(PODS, { namespace: NAMESPACE, name: 'deaf' }, { gracePeriodSeconds: 1 });
+    // The wait for this is far shorter than the first grace period.
     await gone('deaf');
     host.driver.deaf = false;
-    expect(performance.now() - began).toBeLessThan(20_000);
     expect(host.driver.machines.size).toBe(0);
   });
 

@@ -21,7 +21,7 @@ import { SET_UP_MILLISECONDS, World } from '../../worlds/vm.ts';
 
 const TEST_MILLISECONDS = 300_000;
 /** Time limit of a program that only reads or writes small files. */
-const LOCAL_MILLISECONDS = 10_000;
+const LOCAL_MILLISECONDS = 60_000;
 /** Exit code of ssh itself. */
 const SSH_REFUSES = 255;
 /** Prompt of the guest. */
