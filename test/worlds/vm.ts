@@ -76,7 +76,6 @@ export class World implements AsyncDisposable {
       (one) => one.stop(),
     );
     const shared = await shareGuest(cluster, image);
-    const operator = await cluster.startOperator(operatorConfig && { config: operatorConfig });
     parts.defer(() => endMachines(cluster.directory));
     const hosts = new Map<string, AgentProcess>();
     parts.defer(async () => void (await Promise.all([...hosts.values()].map((host) => host.stop()))));
@@ -86,7 +85,11 @@ export class World implements AsyncDisposable {
       const config = { architecture, address, cpuOvercommit: CPU_OVERCOMMIT, images, ...agentConfig };
       hosts.set(nodeName, await AgentProcess.start(cluster, { nodeName, config }));
     };
-    await Promise.all(Object.entries(options.hosts).map(joinHost));
+    // The agents load while the operator does, which then lets them join.
+    const [operator] = await Promise.all([
+      cluster.startOperator(operatorConfig && { config: operatorConfig }),
+      ...Object.entries(options.hosts).map(joinHost),
+    ]);
     await createImage(cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
     return new World({ cluster, operator, shared, hosts }, parts.move());
   }
