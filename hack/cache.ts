@@ -8,3 +8,9 @@ export function cacheDirectory(
 ): string {
   return join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'berth');
 }
+
+/**
+ * Variables for programs that run from their sources. Node.js keeps the sources without types and compiled, so that later starts take half
+ * the time of the processor.
+ */
+export const FROM_SOURCES = { NODE_COMPILE_CACHE: join(cacheDirectory(), 'compiled') };

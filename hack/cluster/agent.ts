@@ -7,6 +7,7 @@ import { stateFile as emulatorFile } from '../../agent/drivers/emulator/state.ts
 import { readMachineFile } from '../../agent/drivers/qemu/state.ts';
 import { killForCertain, type ProcessIdentity } from '../../agent/processes/process.ts';
 import { NODES } from '../../kube/core.ts';
+import { FROM_SOURCES } from '../cache.ts';
 import { waitFor } from '../wait.ts';
 import { isAlive, type ProcessRecord, startProcess, stopProcess } from './processes.ts';
 import type { Cluster } from './cluster.ts';
@@ -73,6 +74,7 @@ export class AgentProcess {
       name: this.nodeName,
       file,
       arguments: rest,
+      environment: FROM_SOURCES,
     });
   }
 

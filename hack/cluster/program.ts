@@ -3,6 +3,7 @@ import { existsSync, writeFileSync } from 'node:fs';
 import { get } from 'node:http';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
+import { FROM_SOURCES } from '../cache.ts';
 import { waitFor } from '../wait.ts';
 import { isAlive, type ProcessRecord, signalProcess, startProcess, stopProcess } from './processes.ts';
 
@@ -45,14 +46,14 @@ const EXIT_WAIT_MILLISECONDS = 24 * 3_600_000;
 
 /** Starts a program and resolves when it reports that it is ready. */
 export async function startProgram(directory: string, start: ProgramStart): Promise<ProgramProcess> {
-  const { name, kubeconfig, environment } = start;
+  const { name, kubeconfig, environment, bundle = false } = start;
   const config = join(directory, `${name}.yaml`);
   writeFileSync(config, stringify(start.config));
   const record = await startProcess(directory, {
     name,
     file: process.execPath,
     arguments: [mainFile(start), '--config', config, '--kubeconfig', kubeconfig],
-    ...(environment === undefined ? {} : { environment }),
+    environment: { ...(bundle ? {} : FROM_SOURCES), ...environment },
   });
   const running = new RunningProgram(directory, record, start);
   const state = await waitFor(`${name} to be ready (see ${running.logFile})`, () => probe(running, record), {
