@@ -35,7 +35,7 @@ const EXAMPLE = join(import.meta.dirname, '..', '..', '..', 'examples', 'vm-with
 const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
 /** Eight guests at four slots: three boots after each other, with the end of a machine between them. */
 const CROWD_BOOT = { deadlineMilliseconds: 540_000, intervalMilliseconds: 200 };
-const STEP = { deadlineMilliseconds: 60_000, intervalMilliseconds: 100 };
+const STEP = { deadlineMilliseconds: 90_000, intervalMilliseconds: 100 };
 /** Wait for a state that lasts less than a second. */
 const CATCH = { deadlineMilliseconds: 60_000, intervalMilliseconds: 5 };
 const SETUP_MILLISECONDS = 400_000;
