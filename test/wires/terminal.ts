@@ -6,11 +6,11 @@ import { run } from '../../base/exec.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 /** Time limit of one request to tmux, which normally answers immediately. */
-const TMUX_MILLISECONDS = 60_000;
-/** Time limit until the terminal shows a text. A login into an emulated guest takes the longest. */
-const TEXT_MILLISECONDS = 90_000;
+const TMUX_MILLISECONDS = 10_000;
 /** Time limit of one line of the user. Deployments of emulated guests take the longest. */
 const LINE_MILLISECONDS = 180_000;
+/** Time limit until the terminal shows a text. A login into an emulated guest takes the longest. */
+const TEXT_MILLISECONDS = 90_000;
 /** Screen that fits the widest table. */
 const SIZE = { columns: 160, rows: 40 };
 /** Prompt of the shell, with the exit code of the last line. */
