@@ -3,10 +3,11 @@
  * namespace. Clients of ADB connect from a second namespace. The emulator is the stand-in of test/standins/emulator, whose guest has the
  * real adbd.
  */
+import { readFileSync } from 'node:fs';
 import { copyFile, readdir, readFile, rm } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { run } from '../../base/exec.ts';
-import { isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
+import { isMissing, isOfSystem, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
 import type { MachineRecord } from '../../agent/pods/machine.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
@@ -203,7 +204,7 @@ export async function processesWith(text: string): Promise<number[]> {
 async function allPrograms(): Promise<Map<number, string>> {
   const programs = new Map<number, string>();
   for (const pid of (await readdir('/proc')).filter((name) => /^\d+$/.test(name))) {
-    const program = await undefinedIf(isOfSystem, readFile(`/proc/${pid}/cmdline`, 'utf8'));
+    const program = undefinedIfSync(isOfSystem, () => readFileSync(`/proc/${pid}/cmdline`, 'utf8'));
     programs.set(Number(pid), program ?? '');
   }
   return programs;
