@@ -7,6 +7,7 @@ import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
 import { createHostToken } from '../host-token.ts';
+import { waitFor } from '../wait.ts';
 import { waitUntilReady } from './controlplane.ts';
 import { createHosts, type HostOptions } from './hosts.ts';
 import { writeKubeconfig } from './kubeconfig.ts';
@@ -20,6 +21,8 @@ import { untilPodsAllowed, untilSimulated } from './simulation.ts';
 import type { ClusterState } from './state.ts';
 import { componentToken, renewRegularly } from './tokens.ts';
 import type { Component, ComponentProcess } from './types.ts';
+
+const UNAUTHORIZED = 401;
 
 /** Cluster with a state folder. Every process that knows this folder can use the cluster. */
 export class Cluster {
@@ -118,6 +121,7 @@ export class Cluster {
     const token = await createHostToken(this.#client, this.#connection, hostName);
     const kubeconfig = join(this.directory, `bootstrap-${token.id}.kubeconfig`);
     writeWholeSync(kubeconfig, token.kubeconfig);
+    await untilKnown(kubeconfig);
     return { kubeconfig };
   }
 
@@ -182,5 +186,18 @@ export class Cluster {
   async stop(): Promise<void> {
     await this.disconnect();
     await this.#end(this);
+  }
+}
+
+/** Resolves when the API server knows the token of a kubeconfig. It learns of new tokens by a watch, and an agent that it refuses ends. */
+async function untilKnown(kubeconfigPath: string): Promise<void> {
+  const transport = new Transport(await loadConnection({ kubeconfigPath }), { metrics: createMetrics() });
+  const body = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' };
+  const request = { method: 'POST', path: `/apis/${body.apiVersion}/selfsubjectreviews`, body } as const;
+  try {
+    const isKnown = async (): Promise<boolean> => (await transport.request(request)).status !== UNAUTHORIZED;
+    await waitFor('the API server to know a new token', isKnown);
+  } finally {
+    await transport.close();
   }
 }

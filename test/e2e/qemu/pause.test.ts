@@ -16,7 +16,8 @@ const DISK_MEBIBYTES = 320;
 const ROOM_BYTES = 48 * MEBIBYTE;
 /** More than the size of the disk. */
 const FILL_MEBIBYTES = 1000;
-const GRACE_MILLISECONDS = 30_000;
+/** A stop that takes half of it would have waited for the guest. */
+const GRACE_MILLISECONDS = 120_000;
 /** Time after which a guest without an answer counts as paused. A running guest answers within a second, also on a busy machine. */
 const SILENCE_MILLISECONDS = 2_000;
 const SLOW = { deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS };
