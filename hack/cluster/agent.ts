@@ -9,6 +9,7 @@ import { killForCertain, type ProcessIdentity } from '../../agent/processes/proc
 import { NODES } from '../../kube/core.ts';
 import { FROM_SOURCES } from '../cache.ts';
 import { waitFor } from '../wait.ts';
+import { keepPlatforms, lendPlatforms } from './platforms.ts';
 import { isAlive, type ProcessRecord, startProcess, stopProcess } from './processes.ts';
 import type { Cluster } from './cluster.ts';
 
@@ -59,8 +60,10 @@ export class AgentProcess {
       ...options.config,
     };
     writeFileSync(agent.configFile, stringify(config), { mode: 0o600 });
+    lendPlatforms(config.dataDirectory);
     await agent.startAgain();
     await agent.ready();
+    keepPlatforms(config.dataDirectory);
     return agent;
   }
 

@@ -14,6 +14,7 @@ import { type SeedFiles, writeSeedFiles } from '../../agent/seed/files.ts';
 import type { GuestArchitecture } from '../../hack/guest.ts';
 import { machineDocument } from '../fixtures/machines.ts';
 import { guestFile } from '../fixtures/images.ts';
+import { keepPlatforms, lendPlatforms } from '../../hack/cluster/platforms.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { waitFor } from '../../hack/wait.ts';
 
@@ -47,6 +48,7 @@ export interface Host {
 
 export async function makeHost(): Promise<Host> {
   const directory = await mkdtemp(join(tmpdir(), 'berth-qemu-'));
+  lendPlatforms(directory);
   const logger = pino({ level: process.env['LOG_LEVEL'] ?? 'silent' });
   const make = () => new QemuDriver({ dataDirectory: directory, logger });
   const host: Host = {
@@ -62,6 +64,7 @@ export async function makeHost(): Promise<Host> {
         await host.driver.delete(folder);
       }
       await host.driver.close();
+      keepPlatforms(directory);
       await rm(directory, { recursive: true, force: true });
     },
   };

@@ -25,7 +25,7 @@ describe('the screen of a guest', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, (
     const base = { path, digest: 'sha256:unused', format: 'qcow2', virtualSizeBytes: DISK_BYTES } as const;
     await machine.driver.create(machine.folder, plan, base);
     await machine.driver.start(machine.folder, plan);
-  }, 300_000);
+  }, 600_000);
 
   afterAll(async () => await machine.host.end());
 
