@@ -13,21 +13,28 @@ const DATA_MODE = 0o711;
 
 /** Gives a new agent what an earlier agent has found out. */
 export function lendPlatforms(dataDirectory: string): void {
-  copyIfThere(cacheDirectory(), dataDirectory);
-}
-
-/** Keeps for later agents what this agent has found out. */
-export function keepPlatforms(dataDirectory: string): void {
-  copyIfThere(dataDirectory, cacheDirectory());
-}
-
-function copyIfThere(from: string, to: string): void {
-  const text = undefinedIfSync(isMissing, () => readFileSync(join(from, FILE), 'utf8'));
+  const text = textIn(cacheDirectory());
   if (text !== undefined) {
-    mkdirSync(to, { recursive: true, mode: DATA_MODE });
-    // Several processes may write the file at the same time.
-    const temporary = join(to, `${FILE}.${process.pid}`);
-    writeFileSync(temporary, text, { mode: 0o600 });
-    renameSync(temporary, join(to, FILE));
+    write(dataDirectory, text);
   }
+}
+
+/** Keeps for later agents what this agent has found out, if both architectures work. Otherwise a later agent tries them again. */
+export function keepPlatforms(dataDirectory: string): void {
+  const text = textIn(dataDirectory);
+  if (text !== undefined && ['amd64', 'arm64'].every((name) => text.includes(`"architecture":"${name}"`))) {
+    write(cacheDirectory(), text);
+  }
+}
+
+function textIn(folder: string): string | undefined {
+  return undefinedIfSync(isMissing, () => readFileSync(join(folder, FILE), 'utf8'));
+}
+
+/** Several processes may write the file at the same time. */
+function write(folder: string, text: string): void {
+  mkdirSync(folder, { recursive: true, mode: DATA_MODE });
+  const temporary = join(folder, `${FILE}.${process.pid}`);
+  writeFileSync(temporary, text, { mode: 0o600 });
+  renameSync(temporary, join(folder, FILE));
 }
