@@ -42,6 +42,7 @@ import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 
 /** Largest number of forwards of a machine. Machines of QEMU have the same limit. */
 const FORWARDS = 16;
+const SECTOR_BYTES = 512;
 const IMAGE: BaseImage = { path: '/stand-in', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 1024 };
 
 /** A guest's report of itself, as in the tests with QEMU. It has the number of boots from this disk, an id of the boot, and a note. */
@@ -244,14 +245,16 @@ export class StandInDriver implements DriverOfVMs {
     return screen;
   }
 
-  /** Every port of a guest serves its page. */
+  /** Every port of a guest serves its page, which has the first and the last line of a real guest's page. */
   async forwardPort(folder: MachineFolder): Promise<PortForward> {
     this.#requireRunning(folder);
     if (this.#forwards.size >= FORWARDS) {
       throw new StreamRefused(`The machine has ${FORWARDS} forwarded ports`);
     }
     const server = createServer((_, response) => {
-      const lines = Object.entries({ address: 'stand-in', ...this.guest(folder.uid) });
+      const guest = this.guest(folder.uid);
+      const page = { address: 'stand-in', ...guest, disk_sectors: IMAGE.virtualSizeBytes / SECTOR_BYTES };
+      const lines = Object.entries(page);
       response.end(lines.map((line) => `${line.join('=')}\n`).join(''));
     });
     server.listen(0, '127.0.0.1');
