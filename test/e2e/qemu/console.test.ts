@@ -1,9 +1,10 @@
 /** Consoles of machines: their logs and readers, also while the agent is killed or replaced by one of another version. */
-import { spawn } from 'node:child_process';
+import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync } from 'node:fs';
 import { open, readFile, readlink, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import type { Readable, Writable } from 'node:stream';
 import { fileURLToPath } from 'node:url';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { identify } from '../../../agent/processes/process.ts';
@@ -19,20 +20,20 @@ const LINES = 100;
 const PRINTED = printed(LINES);
 /** Lines with more bytes in all than the agent keeps for one reader of a console. */
 const MANY_LINES = 40_000;
-/** Program that prints a console until it is killed. */
+/** Program that prints a console until it is killed. It connects when it gets input. */
 const READER = fileURLToPath(new URL('../../fixtures/consolereader.ts', import.meta.url));
 
 function printed(lines: number): string {
   return `${Array.from({ length: lines }, (_, number) => printedLine(number)).join('\n')}\nthe end\n`;
 }
 
+/** Makes a machine whose guest will print so many lines. */
 async function printer(lines: number): Promise<TestMachine> {
   const machine = await TestMachine.make();
   const path = join(machine.host.directory, 'printer.img');
   await makePrinter(path, { pieces: lines, what: 'lines', end: 'halt' });
   const base: BaseImage = { path, digest: 'sha256:unused', format: 'raw', virtualSizeBytes: 4 * 1024 ** 2 };
   await machine.create(base);
-  await machine.start();
   return machine;
 }
 
@@ -55,6 +56,7 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
 
   beforeAll(async () => {
     machine = await printer(LINES);
+    await machine.start();
     await startAsBefore();
   }, TEST_MILLISECONDS);
 
@@ -121,20 +123,25 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
 
 describe('the readers of a console', { timeout: TEST_MILLISECONDS }, () => {
   let machine: TestMachine;
+  let agent: ChildProcessByStdio<Writable, Readable, null>;
 
   beforeAll(async () => {
     machine = await printer(MANY_LINES);
+    agent = spawn(process.execPath, [READER, machine.folder.path], { stdio: ['pipe', 'pipe', 'inherit'] });
+    await once(agent.stdout, 'data');
+    // The guest prints only for some seconds, in which both readers must connect.
+    await machine.start();
   }, TEST_MILLISECONDS);
 
-  afterAll(async () => await machine?.host.end());
+  afterAll(async () => {
+    agent?.kill('SIGKILL');
+    await machine?.host.end();
+  });
 
   it('neither stop the guest nor change its log, also if they never read or their agent is killed', async () => {
-    // The guest prints only for some seconds, so the reader that must miss much of it connects before another process starts.
     const lazy = await machine.driver.connectConsole(machine.folder, { input: true });
     const failed = once(lazy, 'error');
-    const agent = spawn(process.execPath, [READER, machine.folder.path], {
-      stdio: ['ignore', 'pipe', 'inherit'],
-    });
+    agent.stdin.write('connect\n');
     await once(agent.stdout, 'data');
     agent.kill('SIGSTOP');
     expect(((await failed)[0] as Error).message).toContain('not read');
