@@ -124,7 +124,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
 
   #index(key: string, object: T): void {
     for (const { valuesOf, keys } of this.#indexes.values()) {
-      for (const value of valuesOf(object)) {
+      for (const value of this.#valuesOf(valuesOf, object)) {
         const set = keys.get(value);
         if (set === undefined) {
           keys.set(value, new Set([key]));
@@ -140,13 +140,23 @@ export class Store<T extends KubeObject> implements Cache<T> {
       return;
     }
     for (const { valuesOf, keys } of this.#indexes.values()) {
-      for (const value of valuesOf(object)) {
+      for (const value of this.#valuesOf(valuesOf, object)) {
         const set = keys.get(value);
         set?.delete(key);
         if (set?.size === 0) {
           keys.delete(value);
         }
       }
+    }
+  }
+
+  /** Returns the values of the object for an index. If the function throws, there are none, so that one object does not stop the watch. */
+  #valuesOf(valuesOf: Index<T>['valuesOf'], object: T): readonly string[] {
+    try {
+      return valuesOf(object);
+    } catch (error) {
+      this.#logger.error({ err: error, key: keyOf(object) }, 'object cannot be indexed');
+      return [];
     }
   }
 

@@ -276,8 +276,14 @@ export class Informer<T extends KubeObject> {
     this.#store.put(this.#transformed(object));
   }
 
+  /** Applies the transform. If it throws, the object is kept as it is, so that one object does not stop the watch. */
   #transformed(object: T): T {
-    return this.#options.transform?.(object) ?? object;
+    try {
+      return this.#options.transform?.(object) ?? object;
+    } catch (error) {
+      this.#logger.error({ err: error, key: keyOf(object) }, 'object cannot be trimmed');
+      return object;
+    }
   }
 
   #advance(resourceVersion: string): void {

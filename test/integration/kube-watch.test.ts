@@ -194,6 +194,23 @@ describe('informer', () => {
     expect(cuts.values[0]).toMatchObject({ labels: { reason: 'behind' }, value: 1 });
   });
 
+  it('keeps an object that its transform cannot read as it is, and goes on', async () => {
+    await create('a', 'strange');
+    const transform = (object: ConfigMap) => {
+      if (object.data?.value === 'strange') {
+        throw new TypeError('no such field');
+      }
+      return { ...object, data: { value: 'trimmed' } };
+    };
+    await follow({ transform });
+    await create('b', 'usual');
+    await waitToSee('added b trimmed');
+    await change('b', 'strange');
+    await waitToSee('updated b strange');
+    expect(told()).toEqual(['added a strange', 'added b trimmed', 'updated b strange']);
+    expect(proxy.requests).toHaveLength(1);
+  });
+
   it('keeps no managedFields, and no fields that its transform removes', async () => {
     await create('a', '1');
     await follow({
