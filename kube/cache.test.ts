@@ -55,7 +55,9 @@ describe('cache', () => {
   });
 
   it('keeps an object that an index cannot read, and the other objects of the index', () => {
-    const strange = new Store<Thing>(pino({ level: 'silent' }), { list: ({ spec }) => spec.list.map(String) });
+    const strange = new Store<Thing>(pino({ level: 'silent' }), {
+      list: ({ spec }) => spec.list.map(String),
+    });
     strange.put({ ...thing('x', 'u1', '1'), spec: { list: null as unknown as string[] } });
     strange.put(thing('y', 'u2', '2'));
     expect(strange.list().map(({ metadata }) => metadata.name)).toEqual(['x', 'y']);

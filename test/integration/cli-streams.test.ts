@@ -337,8 +337,8 @@ describe('ssh', () => {
       'ssh',
       `printf '%s\\n' "$@" >"$RESULT"
 for word in "$@"; do case "$word" in ProxyCommand=*) proxy="\${word#ProxyCommand=}" ;; esac; done
-coproc PROXY { sh -c "exec \${proxy//%%/%}"; }
-printf 'hello\\n' >&"\${PROXY[1]}"; head -c 6 <&"\${PROXY[0]}"; kill "$PROXY_PID"
+coproc PROXY { exec sh -c "exec \${proxy//%%/%}"; }
+printf 'hello\\n' >&"\${PROXY[1]}"; head -c 6 <&"\${PROXY[0]}"; kill -HUP "$PROXY_PID"
 exit 7`,
     );
     const args = ['vm', 'ssh', '-n', NAMESPACE, VM, '--', 'uname', '-a'];
