@@ -1,4 +1,4 @@
-import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
 import { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -116,6 +116,13 @@ test('a waiting task whose Pod is deleted ends at once; a running one counts unt
   runner.abort('a');
   await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE));
   expect(kinds('a', 'b', 'd')).toEqual(['running', 'running', 'waiting']);
+});
+
+test('the folder of a task that an earlier run of the agent began is removed with its Pod', async () => {
+  await mkdir(join(directory, 'earlier'));
+  start('a');
+  runner.forget('earlier');
+  expect(await readdir(directory)).toEqual(['a']);
 });
 
 test('the Pod of a waiting task is Pending with a reason, or Running if it was so before a restart of the agent', () => {

@@ -154,14 +154,10 @@ export class TaskRunner {
     running?.abort.abort(reason);
   }
 
-  /** Forgets the task of a deleted Pod and removes its folder. */
+  /** Forgets the task of a deleted Pod and removes its folder. An earlier run of the agent may have begun the task. */
   forget(uid: string): void {
-    const running = this.#running.get(uid);
-    if (running === undefined) {
-      return;
-    }
     this.abort(uid);
-    running.console.close();
+    this.#running.get(uid)?.console.close();
     this.#running.delete(uid);
     rmSync(join(this.#options.directory, uid), { recursive: true, force: true });
   }
