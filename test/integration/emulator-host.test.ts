@@ -284,7 +284,7 @@ async function deleteWorking(): Promise<void> {
 
 describe('the host', () => {
   it('has never more than four at work while 40 VMs, 40 emulators and 40 cache Jobs come and go', {
-    timeout: 200_000,
+    timeout: 240_000,
   }, async () => {
     world.counts.clear();
     const began = performance.now();
