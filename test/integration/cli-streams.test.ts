@@ -289,7 +289,7 @@ describe('console', () => {
     const second = await command.run(['vm', 'console', '-n', NAMESPACE, '-i', VM]);
     expect([second.code, second.err]).toEqual([1, expect.stringContaining('types into this console')]);
     console.type('\u001d');
-    const [, before, code, after] = await console.prints(/begin (\S+)[^]*end (\d+) (\S+)/);
+    const [, before, code, after] = await console.prints(/begin (\S+)[^]*end (\d+) (\S+)\s/);
     expect([code, after]).toEqual(['0', before]);
   });
 

@@ -18,7 +18,7 @@ import { type FaultProxy, startFaultProxy } from '../wires/kubeproxy.ts';
 const namespace = `kube-watch-${randomBytes(4).toString('hex')}`;
 const logger = pino({ level: 'silent' });
 /** Time limit for a new watch. The first wait of a watch is 0.8 to 1.6 s, and the machine may be busy. */
-const RECOVERY = { deadlineMilliseconds: 20_000 };
+const RECOVERY = { deadlineMilliseconds: 60_000 };
 const GONE = { kind: 'Status', apiVersion: 'v1', code: 410, reason: 'Expired', message: 'too old' };
 
 let cluster: Cluster;

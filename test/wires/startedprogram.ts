@@ -2,7 +2,7 @@
 import { type ChildProcessWithoutNullStreams, spawn } from 'node:child_process';
 import { once } from 'node:events';
 
-const PRINTS_MILLISECONDS = 30_000;
+const PRINTS_MILLISECONDS = 60_000;
 
 export interface ProgramResult {
   readonly stdout: string;
