@@ -150,7 +150,10 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  /** Returns the values of the object for an index. If the function throws, there are none, so that one object does not stop the watch. */
+  /**
+   * Returns the values of the object for an index. If the function of the index throws, the result is empty, so that one object does not
+   * stop the watch.
+   */
   #valuesOf(valuesOf: Index<T>['valuesOf'], object: T): readonly string[] {
     try {
       return valuesOf(object);
