@@ -266,7 +266,7 @@ describe('port-forward', () => {
   it.each([
     [`${SILENT_PORT}:70000`, 2, 'A port must be a number from 1 to 65535'],
     ['1:2:3', 2, 'LOCAL:REMOTE'],
-    ['IN_USE', 1, 'of this machine is in use. Choose another one, or :22 for a free one'],
+    ['IN_USE', 1, 'of this computer is in use. Choose another one, or :22 for a free one'],
   ])('refuses %s', async (text, code, message) => {
     const pair = text === 'IN_USE' ? `${portOf(guest)}:22` : text;
     expect(await berth('port-forward', VM, pair)).toEqual({
@@ -355,7 +355,7 @@ exit 7`,
     const environment = { PATH: folder };
     await rm(join(folder, 'ssh'), { force: true });
     const { code, err } = await command.run(['vm', 'ssh', '-n', NAMESPACE, VM], { environment });
-    expect([code, err]).toEqual([1, expect.stringContaining('There is no program ssh on this machine')]);
+    expect([code, err]).toEqual([1, expect.stringContaining('There is no program ssh on this computer')]);
   });
 });
 
