@@ -65,6 +65,14 @@ describe('cache', () => {
     expect(strange.byIndex('list', 'a').map(({ metadata }) => metadata.name)).toEqual(['y', 'x']);
   });
 
+  it('keeps an object that its transform cannot read as it is', () => {
+    const trim = (object: Thing): Thing => ({ ...object, spec: { list: object.spec.list.slice(1) } });
+    const trimmed = new Store<Thing>(pino({ level: 'silent' }), {}, trim);
+    trimmed.put({ ...thing('x', 'u1', '1'), spec: { list: null as unknown as string[] } });
+    trimmed.put(thing('y', 'u2', '2'));
+    expect(trimmed.list().map(({ spec }) => spec.list)).toEqual([null, []]);
+  });
+
   it('keeps its indexes current', () => {
     store.put(thing('x', 'u1', '1', 'a'));
     store.put(thing('y', 'u2', '2', 'a'));

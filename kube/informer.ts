@@ -84,7 +84,7 @@ export class Informer<T extends KubeObject> {
     const group = type.apiVersion.split('/').at(-2);
     this.#label = group === undefined ? type.plural : `${type.plural}.${group}`;
     this.#logger = options.logger.child({ informer: this.#label });
-    this.#store = new Store<T>(this.#logger, options.indexes);
+    this.#store = new Store<T>(this.#logger, options.indexes, options.transform);
     this.cache = this.#store;
     this.synced = this.#syncedResolvers.promise;
     // If no caller waits for the first read, its rejection must not become an unhandled error. Callers that wait still get the rejection.
@@ -177,7 +177,7 @@ export class Informer<T extends KubeObject> {
       resourceVersion = page.resourceVersion;
       for (const object of page.items) {
         seen.add(keyOf(object));
-        this.#put(object);
+        this.#store.put(object);
       }
     }
     this.#finishRead(seen, resourceVersion, began);
@@ -261,28 +261,14 @@ export class Informer<T extends KubeObject> {
     }
     if (type === 'DELETED') {
       seen?.delete(keyOf(object));
-      this.#store.delete(keyOf(object), this.#transformed(object));
+      this.#store.delete(keyOf(object), object);
     } else if (type !== 'BOOKMARK') {
       seen?.add(keyOf(object));
-      this.#put(object);
+      this.#store.put(object);
     }
     // The initial events of WatchList do not come in the order of their resourceVersions, so the cache's version does not advance yet.
     if (seen === undefined) {
       this.#advance(object.metadata.resourceVersion ?? '');
-    }
-  }
-
-  #put(object: T): void {
-    this.#store.put(this.#transformed(object));
-  }
-
-  /** Applies the transform. If it throws, the object is kept as it is, so that one object does not stop the watch. */
-  #transformed(object: T): T {
-    try {
-      return this.#options.transform?.(object) ?? object;
-    } catch (error) {
-      this.#logger.error({ err: error, key: keyOf(object) }, 'object cannot be trimmed');
-      return object;
     }
   }
 
