@@ -34,7 +34,7 @@ export interface StartOptions {
   folder?: string | undefined;
   /** Environment of the program. The default is the environment of this process. */
   environment?: NodeJS.ProcessEnv | undefined;
-  /** User and group under which the program runs. Only root is allowed to set this field. */
+  /** User and group under which the program runs. Set this field only if this process is root. */
   as?: RunAs | undefined;
   /** Open files that the program gets as descriptors 3, 4 and so on. */
   files?: readonly FileHandle[];

@@ -1,7 +1,7 @@
-/** Waits for a time, and formats times as Kubernetes does. */
+/** Waits, and formats times as Kubernetes does. */
 import { setTimeout as delay } from 'node:timers/promises';
 
-/** Waits for a time in milliseconds. If the signal aborts first, the promise rejects with the signal's reason. */
+/** Waits this number of milliseconds. If the signal aborts first, the promise rejects with the signal's reason. */
 export async function pause(milliseconds: number, signal?: AbortSignal): Promise<void> {
   try {
     await delay(milliseconds, undefined, signal === undefined ? {} : { signal });
@@ -10,7 +10,7 @@ export async function pause(milliseconds: number, signal?: AbortSignal): Promise
   }
 }
 
-/** Waits for a time in milliseconds. If the signal aborts, the wait ends early without an error. */
+/** Waits this number of milliseconds. If the signal aborts, the wait ends early without an error. */
 export async function rest(milliseconds: number, signal: AbortSignal): Promise<void> {
   if (signal.aborted) {
     return;

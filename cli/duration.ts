@@ -19,7 +19,7 @@ export function durationIn(text: string): number {
   const [, number = '', unit = 'm'] = /^(\d{1,7})([smh])?$/.exec(text) ?? [];
   const milliseconds = Number(number) * (UNITS[unit] ?? 0);
   if (milliseconds < 1 || milliseconds > MAXIMUM_MILLISECONDS) {
-    throw new InvalidArgumentError('It must be a time from 1s to 168h, such as 90s, 10m or 2h.');
+    throw new InvalidArgumentError('It must be a duration from 1s to 168h, such as 90s, 10m or 2h.');
   }
   return milliseconds;
 }

@@ -1,4 +1,4 @@
-/** Reads passwords. A password is never an argument, because other users of the machine can see the arguments of a command. */
+/** Reads passwords. A password is never an argument, because other users of the computer can see the arguments of a command. */
 import { addAbortSignal } from 'node:stream';
 import { CommandError, EXIT, Interrupted } from './errors.ts';
 import type { Terminal } from './terminal.ts';

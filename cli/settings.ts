@@ -22,10 +22,10 @@ export interface Settings {
 export const API_URL_KEY = 'apiURL';
 /** Rule for the address of the HTTP API. Messages show it after the name of the flag or key. */
 export const API_URL_FORM =
-  'must be https:// with a host and an optional port. Only an address of this machine can have http://';
+  'must be https:// with a host and an optional port. Only an address of this computer can have http://';
 /** Longest address of the HTTP API in characters: a scheme, a host name and a port. */
 const API_URL_LENGTH = 272;
-/** Names of this machine in URLs. */
+/** Names of this computer in URLs. */
 const LOOPBACK: readonly string[] = ['127.0.0.1', '[::1]', 'localhost'];
 const PREFIX = /^[a-z][a-z0-9-]{0,61}$/;
 const CONTEXT = /^[\w.@:/-]{1,253}$/;

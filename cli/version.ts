@@ -12,7 +12,10 @@ import { type Version, type Versions, versionsOf } from './versions.ts';
  */
 const LIMIT_MILLISECONDS = 5_000;
 
-/** Writes the versions. If the cluster does not answer, writes only the version of this command, and tells people the reason. */
+/**
+ * Writes the versions. If the cluster does not answer, writes only the version of this command. In the table formats, it also writes the
+ * reason to the standard error.
+ */
 export async function showVersions(terminal: Terminal, globals: Globals): Promise<void> {
   const { versions, problems } = await readVersions(terminal, globals);
   await print<Version>(terminal, globals.output, {

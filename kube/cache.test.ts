@@ -54,6 +54,25 @@ describe('cache', () => {
     expect(changes.at(-1)).toBe('deleted u1@1 was u1');
   });
 
+  it('keeps an object that an index cannot read, and the other objects of the index', () => {
+    const strange = new Store<Thing>(pino({ level: 'silent' }), {
+      list: ({ spec }) => spec.list.map(String),
+    });
+    strange.put({ ...thing('x', 'u1', '1'), spec: { list: null as unknown as string[] } });
+    strange.put(thing('y', 'u2', '2'));
+    expect(strange.list().map(({ metadata }) => metadata.name)).toEqual(['x', 'y']);
+    strange.put(thing('x', 'u1', '3'));
+    expect(strange.byIndex('list', 'a').map(({ metadata }) => metadata.name)).toEqual(['y', 'x']);
+  });
+
+  it('keeps an object that its transform cannot read as it is', () => {
+    const trim = (object: Thing): Thing => ({ ...object, spec: { list: object.spec.list.slice(1) } });
+    const trimmed = new Store<Thing>(pino({ level: 'silent' }), {}, trim);
+    trimmed.put({ ...thing('x', 'u1', '1'), spec: { list: null as unknown as string[] } });
+    trimmed.put(thing('y', 'u2', '2'));
+    expect(trimmed.list().map(({ spec }) => spec.list)).toEqual([null, []]);
+  });
+
   it('keeps its indexes current', () => {
     store.put(thing('x', 'u1', '1', 'a'));
     store.put(thing('y', 'u2', '2', 'a'));

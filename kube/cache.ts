@@ -39,9 +39,16 @@ export class Store<T extends KubeObject> implements Cache<T> {
   readonly #indexes = new Map<string, Index<T>>();
   readonly #handlers: ((change: Change<T>) => void)[] = [];
   readonly #logger: Logger;
+  readonly #transform: (object: T) => T;
 
-  constructor(logger: Logger, indexes: IndexFunctions<T> = {}) {
+  /** `transform` removes fields that nobody reads. It is called before an object is stored, and is allowed to change the object. */
+  constructor(
+    logger: Logger,
+    indexes: IndexFunctions<T> = {},
+    transform: (object: T) => T = (object) => object,
+  ) {
     this.#logger = logger;
+    this.#transform = transform;
     for (const [name, valuesOf] of Object.entries(indexes)) {
       this.#indexes.set(name, { valuesOf, keys: new Map() });
     }
@@ -82,15 +89,16 @@ export class Store<T extends KubeObject> implements Cache<T> {
   }
 
   /** Stores the object, and owns it from then on. If the cache already has the object with the same resourceVersion, nothing changes. */
-  put(object: T): void {
-    const key = keyOf(object);
+  put(received: T): void {
+    const key = keyOf(received);
     const previous = this.#objects.get(key);
-    if (previous !== undefined && previous.metadata.uid !== object.metadata.uid) {
-      this.delete(key, previous);
-    } else if (previous?.metadata.resourceVersion === object.metadata.resourceVersion && previous) {
+    if (previous !== undefined && previous.metadata.uid !== received.metadata.uid) {
+      this.delete(key);
+    } else if (previous?.metadata.resourceVersion === received.metadata.resourceVersion && previous) {
       return;
     }
     const current = this.#objects.get(key);
+    const object = this.#transformed(received);
     guard(object);
     this.#unindex(key, current);
     this.#objects.set(key, object);
@@ -108,7 +116,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
     this.#unindex(key, previous);
     this.#objects.delete(key);
-    const object = last ?? previous;
+    const object = last === undefined ? previous : this.#transformed(last);
     guard(object);
     this.#emit({ type: 'deleted', object, previous });
   }
@@ -124,7 +132,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
 
   #index(key: string, object: T): void {
     for (const { valuesOf, keys } of this.#indexes.values()) {
-      for (const value of valuesOf(object)) {
+      for (const value of this.#valuesOf(valuesOf, object)) {
         const set = keys.get(value);
         if (set === undefined) {
           keys.set(value, new Set([key]));
@@ -140,13 +148,36 @@ export class Store<T extends KubeObject> implements Cache<T> {
       return;
     }
     for (const { valuesOf, keys } of this.#indexes.values()) {
-      for (const value of valuesOf(object)) {
+      for (const value of this.#valuesOf(valuesOf, object)) {
         const set = keys.get(value);
         set?.delete(key);
         if (set?.size === 0) {
           keys.delete(value);
         }
       }
+    }
+  }
+
+  /** Applies the transform. If it throws, the object is kept as it is, so that one object does not stop the watch. */
+  #transformed(object: T): T {
+    try {
+      return this.#transform(object);
+    } catch (error) {
+      this.#logger.error({ err: error, key: keyOf(object) }, 'object cannot be trimmed');
+      return object;
+    }
+  }
+
+  /**
+   * Returns the values of the object for an index. If the function of the index throws, the result is empty, so that one object does not
+   * stop the watch.
+   */
+  #valuesOf(valuesOf: Index<T>['valuesOf'], object: T): readonly string[] {
+    try {
+      return valuesOf(object);
+    } catch (error) {
+      this.#logger.error({ err: error, key: keyOf(object) }, 'object cannot be indexed');
+      return [];
     }
   }
 

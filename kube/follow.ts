@@ -98,8 +98,8 @@ async function* resumed<T extends KubeObject>(
         throw error;
       }
       // `position` is the resourceVersion at which the next watch begins. If the API server has compacted this version, the objects are
-      // read again. A single object is also read again if the watch could not be opened in time: all connections may be in use by other
-      // watches for a long time.
+      // read again. A single object is also read again if the watch could not be opened in time, because other watches can use all
+      // connections for a long time.
       const isStarved = from.name !== ALL && isUnreachable(error);
       position = isGone(error) || isStarved ? undefined : position;
     }

@@ -16,7 +16,7 @@ const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
  * doubles a wait.
  */
 const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } as const;
-/** Length of a watch: a random time of 5 to 10 minutes, as in client-go. Different times spread the watches over several API servers. */
+/** Duration of a watch: random, 5 to 10 minutes, as in client-go. The differences spread the watches over several API servers. */
 const WATCH_SECONDS = { least: 300, spread: 300 } as const;
 /** Time in milliseconds without data after which a watch is resumed. On a live connection, the server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
@@ -84,7 +84,7 @@ export class Informer<T extends KubeObject> {
     const group = type.apiVersion.split('/').at(-2);
     this.#label = group === undefined ? type.plural : `${type.plural}.${group}`;
     this.#logger = options.logger.child({ informer: this.#label });
-    this.#store = new Store<T>(this.#logger, options.indexes);
+    this.#store = new Store<T>(this.#logger, options.indexes, options.transform);
     this.cache = this.#store;
     this.synced = this.#syncedResolvers.promise;
     // If no caller waits for the first read, its rejection must not become an unhandled error. Callers that wait still get the rejection.
@@ -177,7 +177,7 @@ export class Informer<T extends KubeObject> {
       resourceVersion = page.resourceVersion;
       for (const object of page.items) {
         seen.add(keyOf(object));
-        this.#put(object);
+        this.#store.put(object);
       }
     }
     this.#finishRead(seen, resourceVersion, began);
@@ -261,23 +261,15 @@ export class Informer<T extends KubeObject> {
     }
     if (type === 'DELETED') {
       seen?.delete(keyOf(object));
-      this.#store.delete(keyOf(object), this.#transformed(object));
+      this.#store.delete(keyOf(object), object);
     } else if (type !== 'BOOKMARK') {
       seen?.add(keyOf(object));
-      this.#put(object);
+      this.#store.put(object);
     }
     // The initial events of WatchList do not come in the order of their resourceVersions, so the cache's version does not advance yet.
     if (seen === undefined) {
       this.#advance(object.metadata.resourceVersion ?? '');
     }
-  }
-
-  #put(object: T): void {
-    this.#store.put(this.#transformed(object));
-  }
-
-  #transformed(object: T): T {
-    return this.#options.transform?.(object) ?? object;
   }
 
   #advance(resourceVersion: string): void {

@@ -42,7 +42,7 @@ export interface LeaderElectionOptions {
 }
 
 export interface LeaderElection {
-  /** Returns whether this process holds the lease, by the machine's monotonic clock. The check is cheap enough for `KubeClient.guard`. */
+  /** Returns whether this process holds the lease, by the system's monotonic clock. The check is cheap enough for `KubeClient.guard`. */
   isHeld(): boolean;
   /** Releases the lease, so that other candidates need not wait until it expires. Call this function when all work has ended. */
   release(): Promise<void>;
@@ -50,7 +50,7 @@ export interface LeaderElection {
   readonly done: Promise<void>;
 }
 
-/** Tries to acquire the lease until `signal` aborts. Only this machine's clock measures the age of the lease, because clocks differ. */
+/** Tries to acquire the lease until `signal` aborts. Only this computer's clock measures the lease's age, because clocks differ. */
 export function runLeaderElection(options: LeaderElectionOptions): LeaderElection {
   const candidate = new Candidate(options);
   return {

@@ -29,7 +29,10 @@ const RBAC_GROUP = 'rbac.authorization.k8s.io';
 /** Largest number of attempts to write a RoleBinding. A conflict is rare, because others seldom change the same RoleBinding. */
 const ATTEMPTS = 10;
 
-/** Returns the subjects of the RoleBinding. No RoleBinding gives an empty result. @throws ApiError when the API server refuses. */
+/**
+ * Returns the subjects of the RoleBinding. If there is no such RoleBinding, the result is empty. @throws ApiError when the API server
+ * refuses.
+ */
 export async function listSubjects(client: KubeClient, role: RoleRef): Promise<readonly Subject[]> {
   return (await bindingOf(client, role))?.subjects ?? [];
 }

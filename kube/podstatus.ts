@@ -40,7 +40,9 @@ export function parkedStatus(
   };
 }
 
-/** Returns the status of a Pod that fails without a machine. The Pod had no machine on this host, or the agent has no record of it. */
+/**
+ * Returns the status of a Pod that fails without a machine. The Pod had no machine on this host, or the agent has no record of the machine.
+ */
 export function refusedStatus(
   pod: Pod,
   why: { reason: string; message: string; exitCode: number },

@@ -77,7 +77,7 @@ export interface TransportOptions {
  */
 export class Transport {
   readonly host: string;
-  /** Path of the API server at its host, which only a proxy has. It begins with one slash, because two would begin another host. */
+  /** Prefix of each request's path. Only a proxy has one. It begins with one slash, because two would begin the name of a host. */
   readonly #root: string;
   #connection: Connection;
   #pool: Pool;

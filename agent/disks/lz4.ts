@@ -35,7 +35,7 @@ const END = 9;
 
 export class AppleLz4Decoder {
   readonly #out = Buffer.allocUnsafe(WINDOW_BYTES + PIECE_BYTES);
-  /** Index in `#out` of the next byte to write. The 64 KiB before this index are the output that matches can repeat. */
+  /** Index in `#out` of the next byte to write. A match (a back-reference) can repeat only the 64 KiB before this index. */
   #position = WINDOW_BYTES;
   /** Number of bytes of the whole output that are still to be decoded. */
   #left: number;
@@ -182,7 +182,7 @@ export class AppleLz4Decoder {
     const isLiterals = this.#state === LITERAL_LENGTH;
     const length = byte + (isLiterals ? this.#literals : this.#match);
     if (length > this.#blockOutput) {
-      throw invalid('a block contains more than its header states');
+      throw invalid('a block contains more than its header says');
     }
     this.#literals = isLiterals ? length : this.#literals;
     this.#match = isLiterals ? this.#match : length;
@@ -215,7 +215,7 @@ export class AppleLz4Decoder {
 
   #give(count: number): void {
     if (count > this.#blockOutput) {
-      throw invalid('a block contains more than its header states');
+      throw invalid('a block contains more than its header says');
     }
     this.#position += count;
     this.#blockOutput -= count;
@@ -233,7 +233,7 @@ export class AppleLz4Decoder {
 
   #afterBlock(): void {
     if (this.#blockOutput > 0 || this.#blockInput > 0) {
-      throw invalid('a block contains less than its header states');
+      throw invalid('a block contains less than its header says');
     }
     this.#state = HEADER;
     this.#header = new BlockHeader();
@@ -277,7 +277,7 @@ export class AppleLz4Decoder {
     }
     this.#blockOutput = block.output;
     if (this.#blockOutput > this.#left) {
-      throw invalid('its content is longer than the image states');
+      throw invalid('its content is longer than the size given in the image');
     }
     this.#blockInput = block.input;
     if (block.kind === 'lz4') {

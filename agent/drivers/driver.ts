@@ -51,7 +51,7 @@ export interface VmLaunchPlan extends MachinePlan<VmGuest>, GuestSize {
    * and uses the files of the machine's last start.
    */
   seed?: SeedFiles | undefined;
-  /** Address and port at which this host serves the screen. `passwordFile` has the password, and is relative to the machine's folder. */
+  /** Address and port at which this host serves the screen. `passwordFile` is a path relative to the machine's folder. */
   vnc?: { address: string; port: number; passwordFile: string } | undefined;
 }
 

@@ -51,11 +51,11 @@ describe('open logs', () => {
     await expect(readers.count('two', 'one-more', async () => undefined)).rejects.toMatchObject({
       status: 429,
       message:
-        'On this host, namespace two has 16 open logs, the maximum while other namespaces have 32; try again later',
+        'On this host, namespace two has 16 open logs, the maximum while other namespaces have 32 open logs; try again later',
     });
     await expect(readers.count('one', 'one-more', async () => undefined)).rejects.toMatchObject({
       message:
-        'On this host, namespace one has 32 open logs, the maximum while other namespaces have 16; try again later',
+        'On this host, namespace one has 32 open logs, the maximum while other namespaces have 16 open logs; try again later',
     });
     await readers.count('default', 'other', async () => undefined);
     end();

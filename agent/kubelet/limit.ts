@@ -34,7 +34,8 @@ export class OpenLimit {
   async count(namespace: string, name: string, work: () => Promise<void>): Promise<void> {
     const pod = `${namespace}/${name}`;
     const others = this.#of(HOST) - this.#of(namespace);
-    const extent = others === 0 ? 'the maximum' : `the maximum while other namespaces have ${others}`;
+    const extent =
+      others === 0 ? 'the maximum' : `the maximum while other namespaces have ${others} open ${this.#what}`;
     const places = [
       { key: pod, limit: POD_LIMIT, owner: `Pod ${pod}`, extent: 'the maximum' },
       { key: HOST, limit: HOST_LIMIT, owner: 'This host', extent: 'the maximum' },

@@ -35,9 +35,9 @@ const IDLE_MILLISECONDS = 30 * 60_000;
 const CONNECTIONS = 64;
 
 /**
- * Time that clients have to close their streams when the agent ends. Clients that receive the message about the end close their streams at
- * once. Other clients notice the end only by a ping, for example kubectl after 10 s. The agent does not wait for these clients, because the
- * next agent must start soon.
+ * Time within which clients must close their streams when the agent ends. Clients that receive the message about the end close their
+ * streams at once. Other clients notice the end only by a ping, for example kubectl after 10 s. The agent does not wait for these clients,
+ * because the next agent must start soon.
  */
 const END_MILLISECONDS = 1_000;
 

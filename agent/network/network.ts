@@ -37,16 +37,16 @@ export type GuestNetwork =
  */
 export interface NamespaceNetwork {
   kind: 'namespace';
-  /** Path of the namespace, for `nsenter --net=PATH`. */
+  /** Path of the network namespace, for `nsenter --net=PATH`. */
   path: string;
-  /** IPv4 address of the namespace. The paired machine and this host connect to this address. */
+  /** IPv4 address of the network namespace. The paired machine and this host connect to this address. */
   address: string;
   /** IPv4 address of the DNS server that the program can use. */
   dnsServer: string;
 }
 
 export interface NamespaceOptions {
-  /** TCP port on the namespace's loopback address that can be reached from outside. No other port can be reached. */
+  /** TCP port on the loopback address of the network namespace that can be reached from outside. No other port can be reached. */
   exposedPort: number;
   /**
    * Uid of the only machine that may connect. The address of this machine can change, and the machine can be detached. Undefined if no
@@ -110,8 +110,8 @@ export interface Network {
   /**
    * Makes a network namespace for a program. Idempotent. {@link detach} removes it.
    *
-   * @throws ReasonedError `NetworkUnavailable` when this network has no namespaces; ReasonedError `PortTaken` or `PortNotReservable` as
-   * for {@link attach}.
+   * @throws ReasonedError `NetworkUnavailable` when this driver has no network namespaces; ReasonedError `PortTaken` or `PortNotReservable`
+   * as for {@link attach}.
    */
   attachNamespace(uid: string, options: NamespaceOptions): Promise<NamespaceNetwork>;
   /** Returns whether the machine could use the port: it is allowed, and no other machine or program uses it. */

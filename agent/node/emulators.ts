@@ -85,7 +85,7 @@ function whyNone(emulator: Settings['emulator'], { name }: Pick<Network, 'name'>
   }
   return name === 'nat'
     ? undefined
-    : none(`The network driver ${name} has no namespaces for emulators; set network.driver to nat`);
+    : none(`The network driver ${name} has no network namespaces for emulators; set network.driver to nat`);
 }
 
 function none(message: string): EmulatorOffer {

@@ -20,8 +20,8 @@ type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
 export type Admission =
   | { kind: 'admitted' }
   /**
-   * The Pod waits for another machine's port, for resources of a machine that is being removed, or for the host's number of slots. The
-   * operator sets this number.
+   * The Pod waits for another machine's port, for resources of a machine that is being removed, or until the operator has set the host's
+   * number of slots.
    */
   | { kind: 'wait'; reason?: Reason; message: string }
   | { kind: 'refused'; reason: RefusalReason; message: string };

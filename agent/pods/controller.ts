@@ -87,9 +87,10 @@ export class PodController {
     this.#tasks.sweep(new Set(this.informer.cache.list().map(({ metadata }) => metadata.uid ?? '')));
     this.#writer.start(signal);
     this.informer.cache.onChange(({ type, object }) => {
-      if (type === 'deleted') {
+      const { uid } = object.metadata;
+      if (type === 'deleted' && uid !== undefined) {
         this.#writer.forget(object);
-        this.#tasks.forget(object.metadata.uid ?? '');
+        this.#tasks.forget(uid);
       }
       this.#controller.enqueue(keyOf(object));
     });

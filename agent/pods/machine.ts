@@ -104,7 +104,7 @@ export interface MachineRecord {
   /** Whether the last start gave the guest a seed. Undefined if an earlier release of the agent started the machine. */
   seeded?: boolean;
   end: MachineEnd | undefined;
-  /** Number of consecutive ends that nobody requested. The back-off between starts depends on this number. */
+  /** Number of unrequested ends of the machine in a row. The back-off between starts depends on this number. */
   endsInARow: number;
   restarts: number;
   /** Number of times that the machine was stopped, see `stops.ts`. Undefined until the first stop. */
@@ -147,7 +147,7 @@ export function newRecord(
   };
 }
 
-/** State that a Pod wants for its machine at one moment. */
+/** The state that a Pod wants for its machine at one moment. */
 export interface Wanted {
   /** Undefined if the Pod no longer exists. */
   pod: Readonly<Pod> | undefined;

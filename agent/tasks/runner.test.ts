@@ -1,4 +1,4 @@
-import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
 import { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -42,11 +42,15 @@ afterEach(async () => {
   await rm(directory, { recursive: true, maxRetries: 10 });
 });
 
-function podOf(uid: string, phase?: 'Running'): Pod {
+/** Returns a Pod. By default each Pod has a namespace of its own, so only the limit of the host applies. */
+function podOf(
+  uid: string,
+  { phase, namespace = `ns-${uid}` }: { phase?: 'Running'; namespace?: string } = {},
+): Pod {
   return {
     apiVersion: 'v1',
     kind: 'Pod',
-    metadata: { name: uid, namespace: 'ns', uid },
+    metadata: { name: uid, namespace, uid },
     spec: { containers: [{ name: TASK_CONTAINER, image: 'x' }] },
     ...(phase && { status: { phase } }),
   };
@@ -55,6 +59,12 @@ function podOf(uid: string, phase?: 'Running'): Pod {
 function start(...uids: string[]): void {
   for (const uid of uids) {
     runner.start(podOf(uid), `ns/${uid}`, TASK);
+  }
+}
+
+function startIn(namespace: string, ...uids: string[]): void {
+  for (const uid of uids) {
+    runner.start(podOf(uid, { namespace }), `${namespace}/${uid}`, TASK);
   }
 }
 
@@ -67,9 +77,27 @@ test('a limited number of tasks runs at once, and the others wait in their order
   await vi.waitFor(() => expect([...underWay.keys()]).toEqual(['a', 'b']));
   expect(kinds('a', 'b', 'c', 'd')).toEqual(['running', 'running', 'waiting', 'waiting']);
   const log = await readFile(join(directory, 'c', 'serial.log'), 'utf8');
-  expect(log).toBe('The task uncache waits, because the host does 2 tasks at once\n');
+  expect(log).toBe(
+    'The task uncache waits. The host already does 2 tasks, which is its limit (tasksAtOnce)\n',
+  );
   underWay.get('b')?.resolve({});
   await vi.waitFor(() => expect(kinds('b', 'c', 'd')).toEqual(['succeeded', 'running', 'waiting']));
+});
+
+test('a namespace leaves one place of the host to others, and its own tasks wait in their order', async () => {
+  startIn('many', 'a', 'b', 'c');
+  startIn('other', 'd');
+  await vi.waitFor(() => expect([...underWay.keys()]).toEqual(['a', 'd']));
+  expect(runner.state('b')).toEqual({
+    kind: 'waiting',
+    message: 'The host already does 1 tasks of namespace many, the most for one namespace',
+  });
+  underWay.get('d')?.resolve({});
+  await vi.waitFor(() => expect(kinds('d')).toEqual(['succeeded']));
+  expect(kinds('a', 'b', 'c')).toEqual(['running', 'waiting', 'waiting']);
+  runner.abort('b');
+  underWay.get('a')?.resolve({});
+  await vi.waitFor(() => expect(kinds('a', 'b', 'c')).toEqual(['succeeded', 'failed', 'running']));
 });
 
 test('a task that fails lets the next one begin', async () => {
@@ -90,6 +118,13 @@ test('a waiting task whose Pod is deleted ends at once; a running one counts unt
   expect(kinds('a', 'b', 'd')).toEqual(['running', 'running', 'waiting']);
 });
 
+test('the folder of a task that an earlier run of the agent began is removed with its Pod', async () => {
+  await mkdir(join(directory, 'earlier'));
+  start('a');
+  runner.forget('earlier');
+  expect(await readdir(directory)).toEqual(['a']);
+});
+
 test('the Pod of a waiting task is Pending with a reason, or Running if it was so before a restart of the agent', () => {
   start('a', 'b', 'c');
   const state = runner.state('c') ?? { kind: 'waiting', message: '' };
@@ -102,7 +137,7 @@ test('the Pod of a waiting task is Pending with a reason, or Running if it was s
     phase: 'Pending',
     containerStatuses: [{ ready: false, state: { waiting } }],
   });
-  expect(taskStatus(podOf('c', 'Running'), state, '127.0.0.1', now).phase).toBe('Running');
+  expect(taskStatus(podOf('c', { phase: 'Running' }), state, '127.0.0.1', now).phase).toBe('Running');
 });
 
 test('a task ends, and the next one begins, although nothing can be written to its log', async () => {

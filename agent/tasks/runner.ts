@@ -1,11 +1,11 @@
 /**
- * Runs tasks (each is the work of a Job's Pod, such as an image import). The number of tasks that run at once is limited. If the agent ends
- * during a task, it starts the task again after its restart. That is safe, because all tasks can be repeated without harm.
+ * Runs tasks (each is the work of a Job's Pod, such as an image import). The number of tasks that run at once is limited, for the host and
+ * for each namespace. If the agent ends during a task, it starts the task again after its restart. That is safe, because all tasks can be
+ * repeated without harm.
  */
 import { appendFileSync, mkdirSync, readdirSync, rmSync } from 'node:fs';
 import type { Socket } from 'node:net';
 import { join } from 'node:path';
-import PQueue from 'p-queue';
 import type { Logger } from 'pino';
 import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import { type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
@@ -13,6 +13,7 @@ import type { Pod } from '../../kube/core.ts';
 import { type ConsoleLog, ConsoleStore } from '../console/store.ts';
 import { appendedLog } from '../console/logwriter.ts';
 import { messageOf } from '../../base/errors.ts';
+import { TaskTurns } from './turns.ts';
 
 /** Shortest time between two reports of progress, because every report is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
@@ -68,7 +69,7 @@ interface Running {
 export interface TaskRunnerOptions {
   /** Path of the folder `<data directory>/tasks`. It contains one folder for each task, with the log of the task. */
   directory: string;
-  /** Largest number of tasks that run at once. The other tasks wait in the order of their arrival. */
+  /** Largest number of tasks that run at once. The other tasks wait. */
   atOnce: number;
   work: TaskWork;
   logger: Logger;
@@ -79,11 +80,11 @@ export interface TaskRunnerOptions {
 export class TaskRunner {
   readonly #options: TaskRunnerOptions;
   readonly #running = new Map<string, Running>();
-  readonly #turns: PQueue;
+  readonly #turns: TaskTurns;
 
   constructor(options: TaskRunnerOptions) {
     this.#options = options;
-    this.#turns = new PQueue({ concurrency: options.atOnce });
+    this.#turns = new TaskTurns(options.atOnce);
   }
 
   state(uid: string): TaskState | undefined {
@@ -102,14 +103,12 @@ export class TaskRunner {
 
   start(pod: Readonly<Pod>, key: string, task: Task): void {
     const { uid = '' } = pod.metadata;
-    const { directory, atOnce, logger, changed } = this.#options;
+    const { directory, logger, changed } = this.#options;
+    const { namespace = '' } = pod.metadata;
     const folder = join(directory, uid);
     mkdirSync(folder, { recursive: true, mode: 0o700 });
     const running: Running = {
-      state: {
-        kind: 'waiting',
-        message: `The host already does ${atOnce} tasks, which is its limit (tasksAtOnce)`,
-      },
+      state: { kind: 'waiting', message: 'The task begins' },
       key,
       abort: new AbortController(),
       leave: new AbortController(),
@@ -125,11 +124,13 @@ export class TaskRunner {
         logger.warn({ err: error, pod: key }, 'The agent could not write a line to the log of a task');
       }
     };
-    if (this.#turns.pending >= atOnce) {
-      log(`The task ${task.type} waits, because the host does ${atOnce} tasks at once`);
-    }
     running.console.start();
     this.#running.set(uid, running);
+    const onWait = (message: string): void => {
+      running.state = { kind: 'waiting', message };
+      log(`The task ${task.type} waits. ${message}`);
+      changed(key);
+    };
     const progress = throttled(running, () => changed(key));
     const { signal } = running.abort;
     const takeCallers: TaskContext['takeCallers'] = (take) => {
@@ -137,7 +138,7 @@ export class TaskRunner {
     };
     const context = { uid, pod, folder, signal, log, progress, takeCallers };
     this.#turns
-      .add(() => this.#run(running, task, context), { signal: running.leave.signal })
+      .take({ namespace, signal: running.leave.signal, onWait }, () => this.#run(running, task, context))
       .catch((error: unknown) => this.#failed(running, { task, context, startedAt: Date.now() }, error));
   }
 
@@ -153,14 +154,10 @@ export class TaskRunner {
     running?.abort.abort(reason);
   }
 
-  /** Forgets the task of a deleted Pod and removes its folder. */
+  /** Forgets the task of a deleted Pod and removes its folder. An earlier run of the agent may have begun the task. */
   forget(uid: string): void {
-    const running = this.#running.get(uid);
-    if (running === undefined) {
-      return;
-    }
     this.abort(uid);
-    running.console.close();
+    this.#running.get(uid)?.console.close();
     this.#running.delete(uid);
     rmSync(join(this.#options.directory, uid), { recursive: true, force: true });
   }

@@ -65,7 +65,7 @@ export async function send(
   }
 }
 
-/** Function that sends a file. The signal aborts when the task must end, also because a copy fills the disk of the host. */
+/** Function that sends a file. The signal aborts when the task must end, for example when a copy fills the disk of the host. */
 type UseFile = (path: string, signal: AbortSignal) => Promise<TaskReport>;
 
 /** Calls `use` with a file in the format of the task: the image itself, or a copy that is removed afterwards. */

@@ -32,7 +32,10 @@ export interface CacheChange {
   readonly own: ReadonlySet<string>;
   /** Selected names that no host of the namespace has. */
   readonly missing: readonly string[];
-  /** Returns the changed targets of the image's entry. After a failed write, the function can be called again with the new targets. */
+  /**
+   * Returns the changed targets of the image's entry. After a failed write, the function can be called again with the targets that the
+   * entry has then.
+   */
   readonly change: (before: CacheTargets) => CacheTargets;
   /** Returns one item for each host. Call it after `change`, because an item can depend on the targets. */
   readonly result: () => CacheResult;
@@ -95,7 +98,10 @@ export function isOneSelection({ nodes, tags, all }: CacheSelection): boolean {
   return given.filter(Boolean).length === 1;
 }
 
-/** Returns the change after which the selected hosts keep or remove the image. An unclear selection selects no host. */
+/**
+ * Returns the change after which the selected hosts keep or remove the image. If not exactly one field of the selection is set, no host is
+ * selected.
+ */
 export function cacheChange(
   action: 'add' | 'remove',
   hosts: CacheHosts,
@@ -118,7 +124,7 @@ function addition(known: readonly Host[], missing: readonly string[]): Planned {
   let excluded: ReadonlySet<string> = new Set();
   const itemOf = ({ name }: Host): Item =>
     excluded.has(name)
-      ? failed(name, 409, 'The host does not keep this image, because one of its tags is in excludeTags')
+      ? failed(name, 409, 'The host does not keep this image, because excludeTags contains a tag of the host')
       : done(name);
   return {
     change: (before) => {

@@ -45,7 +45,7 @@ export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
     })
     .refine(isOneSource, ONE_SOURCE)
     .refine(({ image, iso }) => image !== undefined || iso !== undefined, {
-      error: 'one of image and iso must be given',
+      error: 'exactly one of image and iso must be given',
       path: ['image'],
     })
     .refine(({ systemSerial }) => systemSerial === undefined, {

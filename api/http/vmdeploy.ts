@@ -47,7 +47,7 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
         .optional()
         .meta({ description: 'Whether the server adds a dash and 5 characters to the name.' }),
       reservedPorts: text(
-        'Ports HOST:GUEST, with /tcp or /udp, separated by commas.',
+        'Ports HOST:GUEST, each optionally with /tcp or /udp, separated by commas.',
         PORTS_LENGTH,
         RESERVED_PORTS,
       ).optional(),
@@ -68,7 +68,7 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
     .refine(isOneSource, ONE_SOURCE)
     .refine(
       ({ image, iso, vmConfig }) => image !== undefined || iso !== undefined || vmConfig !== undefined,
-      { error: 'one of image, iso and vmConfig must be given', path: ['image'] },
+      { error: 'at least one of image, iso and vmConfig must be given', path: ['image'] },
     )
     .refine(
       ({ name = '', shouldGenerateName }) =>
@@ -92,7 +92,7 @@ export const vmDeployQuery = z.object({
   }),
   whenFull: z.enum(['wait', 'fail']).optional().meta({
     description:
-      'Effect when no host has room for the VM. fail: the server answers 503. wait (the default): the VM waits for room.',
+      'Behaviour when no host has room for the VM. fail: the server answers 503. wait (the default): the VM waits for room.',
   }),
 });
 export type VMDeployQuery = z.infer<typeof vmDeployQuery>;

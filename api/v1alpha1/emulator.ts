@@ -17,7 +17,10 @@ import { choice, count, documented, immutable, integer, LABEL, report, text, tim
 
 const SECONDS_PER_DAY = 86_400;
 
-/** Least memory of an emulator. The emulator would replace a smaller value by this one, so the request of its Pod would be too small. */
+/**
+ * Least memory of an emulator. The emulator itself raises a smaller value to this one, and would then use more memory than its Pod
+ * requests.
+ */
 const LEAST_MEMORY = '2560Mi';
 
 const emulatorSpecSchema = z
@@ -51,7 +54,7 @@ const emulatorSpecSchema = z
       ['PairedVM', 'Host'],
     ).optional(),
     whenVMStops: choice(
-      'Effect of a stop of the VM. Stop (the default): the emulator is removed with its data. It starts with new data when the VM runs again. Delete: this object is deleted.',
+      'Behaviour when the VM stops. Stop (the default): the emulator stops and its data are deleted. This object stays, and the emulator starts with new data when the VM runs again. Delete: this object is deleted too.',
       ['Stop', 'Delete'],
     ).optional(),
     deployTimeoutSeconds: integer(

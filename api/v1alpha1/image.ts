@@ -97,7 +97,7 @@ export const imageStatusSchema = z
     lastCommit: action('The last commit.'),
     lastPush: action('The last push.'),
     finishedTime: timestamp(
-      'Time when the last work on this Image ended. The Image has this time if its content is complete or can never be complete, and no commit or push runs. It also has this time while the VM in fromVM does not exist.',
+      'Time when the last work on this Image ended. Set when the content is complete or can never be complete, and no commit or push runs. Also set while the VM in fromVM does not exist.',
     ).optional(),
   })
   .meta({ description: 'Last observed state of the Image, written by the operator.' });

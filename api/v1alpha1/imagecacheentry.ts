@@ -68,7 +68,7 @@ const imageCacheEntrySpecSchema = z
       'Secret in berth-system with credentials of the registry. The user who writes this entry needs the right to get the Secret.',
     ).optional(),
     refreshRequestedAt: timestamp(
-      'When you change this time, each host checks one time for a newer image.',
+      'When you change this time, each host checks once whether there is a newer image.',
     ).optional(),
   })
   .meta(

@@ -30,8 +30,8 @@ export interface KindDefinition extends KindContent {
 }
 
 /**
- * Returns the CEL rule that an object's name has at most `maximum` characters. If `o.dots` is false, the rule also forbids dots. That is
- * for kinds whose Pods have the name of the object.
+ * Returns the CEL rule that an object's name has at most `maximum` characters. If `o.dots` is false, the rule also forbids dots, because
+ * the Pods of some kinds have the name of the object.
  */
 export function nameRule(maximum: number, o: { dots: boolean }): CelRule {
   const noDots = o.dots ? '' : " && !self.metadata.name.contains('.')";

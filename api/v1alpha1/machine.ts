@@ -86,8 +86,8 @@ export const machineSchema = z.object({
   userData: z.string().optional(),
   userDataSecret: z.object({ name: z.string(), key: z.string() }).optional(),
   /**
-   * OpenSSH public keys for the guest. The field is absent if the operator that wrote the document does not know it. Then the machine gets
-   * no seed disk, because with a new seed disk the guest would act as at the first boot of a new instance.
+   * OpenSSH public keys for the guest. The field is absent if an earlier release of the operator wrote the document. The machine then gets
+   * no seed disk, because a new seed disk would make the guest act as at its first boot.
    */
   sshAuthorizedKeys: z.array(z.string()).optional(),
 });

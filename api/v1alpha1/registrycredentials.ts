@@ -35,7 +35,10 @@ const DEFAULT_PORTS = { http: ':80', https: ':443' } as const;
 const REPOSITORY = 'team/image';
 const SECRET_NAME = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
 const SECRET_NAME_LENGTH = 253;
-/** Number of hexadecimal digits of the hash in the name of a Secret. With these 96 bits, equal names of two registries do not occur. */
+/**
+ * Number of hexadecimal digits of the hash in the name of a Secret. With these 96 bits, the names of two registries practically never have
+ * the same hash.
+ */
 const HASH_DIGITS = 24;
 
 const serverSchema = z.object({

@@ -56,7 +56,7 @@ const choice = (fallback: string) => range.default(fallback).meta({ examples: ['
  * never chooses a port in `denied`. The list `reservable` does not limit the host's choice.
  */
 const portRangesSchema = z.strictObject({
-  /** Host ports for reserved ports whose user names only the guest port, for example `:8080`. */
+  /** Host ports for reservations that name only the guest port, for example `:8080`. */
   automatic: choice('20000-21999'),
   /** Host ports that lead to SSH in guests. */
   ssh: choice('8822-9122'),
@@ -77,7 +77,7 @@ export const hostPortsSchema = z
   .prefault({});
 
 /**
- * Returns the reason why VMs must not reserve this port of a host. The reason names the setting. The result is undefined if the port is
+ * Returns the reason why VMs may not reserve this port of a host. The reason names the setting. The result is undefined if the port is
  * allowed.
  */
 export function whyNotReservable(rules: PortRules, port: number): string | undefined {
@@ -87,7 +87,7 @@ export function whyNotReservable(rules: PortRules, port: number): string | undef
 }
 
 /**
- * Returns the reason why no machine must use this port of a host. The reason names the setting. The result is undefined if the port is
+ * Returns the reason why machines may not use this port of a host. The reason names the setting. The result is undefined if the port is
  * allowed.
  */
 export function whyDenied({ denied }: PortRules, port: number): string | undefined {

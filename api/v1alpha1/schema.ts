@@ -107,6 +107,6 @@ export function oneOf(fields: readonly string[], required: boolean): CelRule {
   const names = `${fields.slice(0, -1).join(', ')} and ${fields.at(-1)}`;
   return {
     rule: `[${set}].filter(x, x).size() ${required ? '==' : '<='} 1`,
-    message: `${required ? 'exactly' : 'at most'} one of ${names} may be set`,
+    message: required ? `exactly one of ${names} must be set` : `at most one of ${names} may be set`,
   };
 }

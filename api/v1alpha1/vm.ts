@@ -46,10 +46,10 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
       ['Never', 'OnFailure', 'Always'],
     ).optional(),
     restartRequestedAt: timestamp(
-      'When you change this time, the host restarts the machine one time.',
+      'When you change this time, the host restarts the machine once.',
     ).optional(),
     revertRequestedAt: timestamp(
-      'When you change this time, the host resets the disk to its image one time.',
+      'When you change this time, the host resets the disk to its image once.',
     ).optional(),
     serialNumber: text(
       'Serial number of the machine: 8 to 12 letters, digits and dashes.',
@@ -91,7 +91,7 @@ const MUTABLE = new Set([
 
 const HAS_SOURCE: CelRule = {
   rule: 'has(self.image) || has(self.iso) || has(self.configRef)',
-  message: 'one of image, iso and configRef must be set',
+  message: 'at least one of image, iso and configRef must be set',
   reason: 'FieldValueRequired',
 };
 const ONE_USER_DATA: CelRule = {

@@ -6,7 +6,7 @@ import type { Environment } from '../settings.ts';
 export type OpenBrowser = (address: string) => void;
 
 /**
- * Returns the program that opens an address, and its arguments. The result is undefined if the user has no browser on this machine, for
+ * Returns the program that opens an address, and its arguments. The result is undefined if the user has no browser on this computer, for
  * example on a server or in a session over SSH.
  */
 export function browserCommand(

@@ -18,7 +18,7 @@ export interface Prompt {
 }
 
 /**
- * Signs in with a browser on this machine, by an authorization code with PKCE. Resolves with the tokens.
+ * Signs in with a browser on this computer, by an authorization code with PKCE. Resolves with the tokens.
  *
  * @throws CommandError; errors of the library.
  */
@@ -39,7 +39,7 @@ export async function signInByBrowser(
     // Providers give refresh tokens only with consent (OpenID Connect Core, section 11).
     prompt: 'consent',
   });
-  say(`Sign in with a browser on this machine. If no browser opens, open this address:\n\n  ${href}\n\n`);
+  say(`Sign in with a browser on this computer. If no browser opens, open this address:\n\n  ${href}\n\n`);
   openBrowser(href);
   const { url, end } = await loopback.arrival(withLimit(signal));
   let isDone = false;
@@ -58,7 +58,7 @@ export async function signInByBrowser(
 }
 
 /**
- * Signs in with a browser on any machine, in which the person enters a code. Resolves with the tokens.
+ * Signs in with a browser on any computer, in which the person enters a code. Resolves with the tokens.
  *
  * @throws CommandError; errors of the library.
  */
@@ -73,7 +73,7 @@ export async function signInByDevice(
   }
   const code = printable(device.user_code);
   say(
-    `Open this address on any machine, and compare or enter the code ${code}:\n\n  ${printable(address)}\n\n`,
+    `Open this address on any computer, and compare or enter the code ${code}:\n\n  ${printable(address)}\n\n`,
   );
   const limited = withLimit(signal);
   try {

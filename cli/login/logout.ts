@@ -1,4 +1,4 @@
-/** Ends the sign-in on this machine and at the identity provider. */
+/** Ends the sign-in on this computer and at the identity provider. */
 import { undefinedIf } from '../../base/errors.ts';
 import { CommandError, Interrupted } from '../errors.ts';
 import type { Globals } from '../globals.ts';

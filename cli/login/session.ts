@@ -47,7 +47,7 @@ export function sessionFile(
 }
 
 /**
- * Returns the tokens as fields of a session. The code computes `end` with the clock of this machine, because the clock of the provider may
+ * Returns the tokens as fields of a session. The code computes `end` with the clock of this computer, because the clock of the provider may
  * differ. If the provider gives no new refresh token, the refresh token of `earlier` stays valid.
  */
 export function sessionFields(
@@ -87,7 +87,10 @@ export async function removeSession(file: string): Promise<void> {
   await rm(file, { force: true });
 }
 
-/** Replaces the session, or removes it if `session` is undefined. Waits for a renewal of the earlier session, which would otherwise return. */
+/**
+ * Replaces the session, or removes it if `session` is undefined. First waits for a renewal of the earlier session to end. Otherwise the
+ * renewal could write the earlier session again.
+ */
 export async function replaceSession(
   file: string,
   session: Session | undefined,

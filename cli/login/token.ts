@@ -46,7 +46,7 @@ export async function setToken(
   globals: Globals,
   { token: typed, flags }: { token: string; flags: TargetFlags },
 ): Promise<void> {
-  // A token on the standard input is not among the arguments, which other users of the machine can see.
+  // A token on the standard input is not among the arguments, which other users of the computer can see.
   const given = typed === INPUT ? await readPassword(terminal, true, 'token') : typed;
   const token = given.trim().replace(/^Bearer +/i, '');
   if (!TOKEN.test(token) || token.length > TOKEN_CHARACTERS) {

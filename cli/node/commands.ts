@@ -35,7 +35,9 @@ export function addNodeCommands(noun: Command, terminal: Terminal): void {
   }
   noun
     .command('namespace')
-    .description('Give a host of the namespace to another namespace. No VM may run on the host')
+    .description(
+      'Give a host of the namespace to another namespace. The command is refused while a VM runs on the host',
+    )
     .argument('<name>', 'name of the host')
     .argument('<target>', 'namespace that receives the host. To return the host, give the default namespace')
     .action(async (name: string, target: string, _flags, command: Command) => {

@@ -7,7 +7,8 @@ import type { Cluster } from '../cluster.ts';
 /**
  * Creates the object. Returns it as the API server stored it.
  *
- * @throws ApiError when the API server refuses the object, also for a field that it does not know. It would otherwise drop such a field.
+ * @throws ApiError when the API server refuses the object. The request is strict: the API server refuses fields that it does not know, and
+ * does not drop them.
  */
 export async function createNamed<T extends KubeObject>(
   { client }: Pick<Cluster, 'client'>,

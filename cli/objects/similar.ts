@@ -1,6 +1,9 @@
 /** Finds the name that a user may have meant. */
 
-/** Largest number of letters in which a mistyped name may differ. With more letters, a suggestion would be a guess. */
+/**
+ * Largest number of letters in which a mistyped name may differ from the suggested name. With more letters, the suggestion would be a
+ * guess.
+ */
 const DIFFERENCE = 2;
 /** Longest name that is compared. The time of a comparison grows with the square of the length. */
 const LENGTH = 64;

@@ -62,7 +62,10 @@ const REMEMBERED = 100_000;
 /** Depth in an object below which everything is removed. Objects of Kubernetes are less deep. */
 const DEPTH = 40;
 const PART = /[^\s"'`=:,;/?&@()[\]{}<>\\|]+/g;
-/** Marks at the end of a part, which may belong to the sentence around a value. Their number is limited, so that the time is linear. */
+/**
+ * Marks at the end of a part of a value. They may belong to the sentence around the value. Their number is limited, so that the time of the
+ * match is linear.
+ */
 const MARKS = /[.!…#*~^-]{1,3}$/;
 
 /** Pattern for the key of a secret. It begins with a word for a secret and ends with the rest of the key. */

@@ -50,7 +50,7 @@ export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBo
 /** @throws CommandError when flags are missing or wrong, or contradict each other. */
 function check({ image, iso, config, timeout }: DeployFlags): void {
   if (image === undefined && iso === undefined && config === undefined) {
-    throw new CommandError('Name what the VM starts from: --image, --iso or --config', EXIT.usage);
+    throw new CommandError('Name the source of the VM: --image, --iso or --config', EXIT.usage);
   }
   if (image !== undefined && iso !== undefined) {
     throw new CommandError('Use only one of --image and --iso', EXIT.usage);

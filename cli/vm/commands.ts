@@ -19,7 +19,7 @@ const POWER: readonly (readonly [PowerCommand, string])[] = [
   ['restart', 'Restart VMs'],
   ['suspend', 'Save the memory of VMs and stop them'],
   ['resume', 'Resume VMs that are suspended'],
-  ['revert', 'Reset the disks of VMs to their images. What the guests wrote is lost'],
+  ['revert', 'Reset the disks of VMs to their images. All data that the guests wrote is lost'],
 ];
 
 export function addVMCommands(noun: Command, terminal: Terminal): void {
@@ -60,5 +60,5 @@ function addDeployFlags(command: Command): Command {
     .option('--system-serial <text>', 'serial number of the machine')
     .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', pairsIn)
     .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', pairsIn)
-    .option('--timeout <minutes>', 'time until the VM must run (default: 10)', wholeNumber);
+    .option('--timeout <minutes>', 'longest wait until the VM runs (default: 10)', wholeNumber);
 }

@@ -24,8 +24,8 @@ import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
 import { VM_KIND } from './kind.ts';
 
 /**
- * Time that the command has to keep or delete the VM after the time limit of the deployment. This time is longer than the difference
- * between the clocks of this machine and of the operator.
+ * Time after the time limit of the deployment within which the command must keep or delete the VM. This time is longer than the difference
+ * between the clocks of this computer and of the operator.
  */
 const ANSWER_MILLISECONDS = 60_000;
 /** Time limit for the deletion of the VM after a failure. If the API server does not answer, the operator deletes the VM later. */

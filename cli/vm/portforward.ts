@@ -1,4 +1,4 @@
-/** Forwards ports of this machine to ports of a VM. */
+/** Forwards ports of this computer to ports of a VM. */
 import { once } from 'node:events';
 import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -11,7 +11,7 @@ import { carry } from '../streams/ports.ts';
 import type { Terminal } from '../terminal.ts';
 import type { PortPair } from './portpair.ts';
 
-/** Address that only programs on this machine can reach. */
+/** Address that only programs on this computer can reach. */
 const LOOPBACK = '127.0.0.1';
 /** Largest number of connections at the same time. A host allows even fewer streams of one VM. */
 const CONNECTIONS = 64;
@@ -50,7 +50,7 @@ export async function forwardInput(
   });
 }
 
-/** Ports of this machine that lead to one VM. */
+/** Ports of this computer that lead to one VM. */
 export class Forwards implements AsyncDisposable {
   readonly #terminal: Terminal;
   readonly #cluster: Cluster;
@@ -66,7 +66,7 @@ export class Forwards implements AsyncDisposable {
     terminal.signal.addEventListener('abort', () => this.#stop.abort());
   }
 
-  /** Listens on a port of this machine, and returns the port. @throws CommandError when the port cannot be used. */
+  /** Listens on a port of this computer, and returns the port. @throws CommandError when the port cannot be used. */
   async open({ local, remote }: PortPair): Promise<number> {
     const server = createServer({ allowHalfOpen: true, noDelay: true }, (socket) => {
       const carried = this.#carry(socket, remote);
@@ -80,8 +80,8 @@ export class Forwards implements AsyncDisposable {
     } catch (error) {
       throw new CommandError(
         codeOf(error) === 'EADDRINUSE'
-          ? `Port ${local} of this machine is in use. Choose another one, or :${remote} for a free one`
-          : `Port ${local} of this machine: ${messageOf(error)}`,
+          ? `Port ${local} of this computer is in use. Choose another one, or :${remote} for a free one`
+          : `Port ${local} of this computer: ${messageOf(error)}`,
       );
     }
     return (server.address() as AddressInfo).port;

@@ -2,9 +2,9 @@
 import { InvalidArgumentError } from 'commander';
 import { SCREEN_PORT, SCREEN_PORT_NAME } from '../../api/v1alpha1/names.ts';
 
-/** Port of this machine that leads to a port of a VM. */
+/** Port of this computer that leads to a port of a VM. */
 export interface PortPair {
-  /** Port of this machine. 0 means a free port. */
+  /** Port of this computer. 0 means a free port. */
   readonly local: number;
   readonly remote: number;
 }

@@ -1,4 +1,4 @@
-/** Logs in to a VM with the ssh of this machine. This command is the proxy of ssh, so the connection goes through the API server. */
+/** Logs in to a VM with the ssh of this computer. This command is the proxy of ssh, so the connection goes through the API server. */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdir } from 'node:fs/promises';
@@ -136,7 +136,7 @@ async function exitCodeOf(program: string, args: readonly string[], name: string
   } catch (error) {
     throw codeOf(error) === 'ENOENT'
       ? new CommandError(
-          `There is no program ${program} on this machine. Install OpenSSH, or forward the port: vm port-forward ${name} 2222:${SSH_PORT}`,
+          `There is no program ${program} on this computer. Install OpenSSH, or forward the port: vm port-forward ${name} 2222:${SSH_PORT}`,
         )
       : error;
   }

@@ -52,13 +52,13 @@ interface SessionFlags {
 function addLogs(noun: Command, terminal: Terminal): void {
   noun
     .command('logs')
-    .description('Show what a VM has written to its serial console')
+    .description('Show the output of a VM on its serial console')
     .argument('<name>', 'name of the VM')
     .addOption(new BooleanFlag('-f, --follow', 'continue with the text that the VM writes later'))
     .option('--tail <lines>', 'only the last lines', wholeNumber)
     .option(
       '--since <time>',
-      'only lines that are not older than this time, for example 90s, 5m, 2h or 1d',
+      'only lines that are at most this old, for example 90s, 5m, 2h or 1d',
       secondsIn,
     )
     .action(async (name: string, flags: LogFlags, command: Command) => {
@@ -70,7 +70,7 @@ function addLogs(noun: Command, terminal: Terminal): void {
 function addPortForward(noun: Command, terminal: Terminal): void {
   noun
     .command('port-forward')
-    .description('Forward ports of this machine to ports of a VM')
+    .description('Forward ports of this computer to ports of a VM')
     .argument('<name>', 'name of the VM')
     .argument(
       '<ports...>',
@@ -84,7 +84,7 @@ function addPortForward(noun: Command, terminal: Terminal): void {
         const globals = command.optsWithGlobals<Globals>();
         const [{ remote: port } = { remote: 0 }, ...others] = pairs;
         if (stdio && others.length > 0) {
-          throw new CommandError('Give one port with --stdio', EXIT.usage);
+          throw new CommandError('With --stdio, give exactly one port', EXIT.usage);
         }
         await (stdio
           ? forwardInput(terminal, globals, { name, port })
@@ -96,7 +96,7 @@ function addPortForward(noun: Command, terminal: Terminal): void {
 function addSSH(noun: Command, terminal: Terminal): void {
   noun
     .command('ssh')
-    .description('Log in to a VM with the program ssh of this machine')
+    .description('Log in to a VM with the program ssh of this computer')
     .argument('<name>', 'name of the VM')
     .argument('[command...]', 'command after --, instead of a shell')
     .option('-u, --user <name>', 'user of the VM (default: ssh.user of the settings, or root)')
@@ -111,7 +111,7 @@ function secondsIn(text: string): number {
   const [, count = '', unit = ''] = /^(\d{1,6})([smhd])$/.exec(text) ?? [];
   const seconds = Number(count) * (SECONDS[unit] ?? 0);
   if (seconds === 0) {
-    throw new InvalidArgumentError('It must be a time such as 90s, 5m, 2h or 1d.');
+    throw new InvalidArgumentError('It must be a duration such as 90s, 5m, 2h or 1d.');
   }
   return seconds;
 }

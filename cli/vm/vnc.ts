@@ -1,4 +1,4 @@
-/** Shows the screen of a VM in a viewer of this machine. */
+/** Shows the screen of a VM in a viewer of this computer. */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { SCREEN_PORT } from '../../api/v1alpha1/names.ts';
@@ -46,7 +46,7 @@ export async function vnc(terminal: Terminal, globals: Globals, name: string): P
   });
 }
 
-/** Reports whether a viewer can show a window on this machine. */
+/** Reports whether a viewer can show a window on this computer. */
 function hasScreen({ environment }: Terminal): boolean {
   const { DISPLAY: x11 = '', WAYLAND_DISPLAY: wayland = '' } = environment;
   return process.platform === 'darwin' || x11 + wayland !== '';

@@ -35,11 +35,16 @@ export async function wait(
   const progress = progressLine(terminal);
   await withCluster(terminal, globals, async (cluster) => {
     const { done, rethrow } = await forEachName(names, async (name) => {
-      const latest: { vm?: VM } = {};
+      // The time limit does not end the first read, because the result of a short wait must have the state of the VM.
+      const first = await firstVersion(cluster, goal, { name, signal: terminal.signal });
+      if (first === undefined) {
+        return undefined;
+      }
+      const latest = { vm: first };
       try {
-        return await until(cluster, goal, { name, latest, signal, show: progress.show });
+        return await until(cluster, goal, { latest, signal, show: progress.show });
       } catch (error) {
-        throw late.aborted ? outOfTime(name, latest.vm, { goal, timeout, command: terminal.name }) : error;
+        throw error === late.reason ? outOfTime(latest.vm, { goal, timeout, command: terminal.name }) : error;
       }
     });
     progress.end();
@@ -51,28 +56,21 @@ export async function wait(
 }
 
 interface Following {
-  readonly name: string;
-  /** Receives the last known version of the VM. */
-  readonly latest: { vm?: VM };
+  /** First version of the VM. Receives the last known version. */
+  readonly latest: { vm: VM };
   readonly signal: AbortSignal;
   readonly show: (line: string) => void;
 }
 
-/**
- * Returns the VM when it has reached the goal. If the goal is `deleted` and the VM does not exist at the start, the result is undefined.
- */
+/** Returns the VM when it has reached the goal. @throws CommandError when it cannot reach the goal; ApiError; the signal's reason. */
 async function until(
-  cluster: Cluster,
+  { client, watches }: Cluster,
   goal: Goal,
-  { name, latest, signal, show }: Following,
-): Promise<VM | undefined> {
-  const { client, watches } = cluster;
-  const first = await firstVersion(cluster, goal, { name, signal });
-  if (first === undefined) {
-    return undefined;
-  }
-  const versions = follow<VM>({ client, watches, type: VMS, from: first.metadata, signal });
-  for await (const vm of startingWith(first, versions)) {
+  { latest, signal, show }: Following,
+): Promise<VM> {
+  const { metadata: from } = latest.vm;
+  const versions = follow<VM>({ client, watches, type: VMS, from, signal });
+  for await (const vm of startingWith(latest.vm, versions)) {
     latest.vm = vm;
     const state = reached(vm, goal);
     if (state === 'yes') {
@@ -81,12 +79,12 @@ async function until(
     if (state !== 'not yet') {
       throw new CommandError(state.failure);
     }
-    show(`${name}: ${obstacleOf(vm)}`);
+    show(`${from.name}: ${obstacleOf(vm)}`);
   }
   if (goal.state === 'deleted') {
     return latest.vm;
   }
-  throw new CommandError(`VM ${name} was deleted`, EXIT.notFound);
+  throw new CommandError(`VM ${from.name} was deleted`, EXIT.notFound);
 }
 
 /** Yields `first` and then the values of `others`. If the caller stops early, this function also ends `others` and its watch. */
@@ -99,6 +97,7 @@ async function* startingWith<T>(first: T, others: AsyncGenerator<T>): AsyncGener
   }
 }
 
+/** Returns the VM. If the goal is `deleted` and the VM does not exist, the result is undefined. @throws CommandError; ApiError. */
 async function firstVersion(
   cluster: Cluster,
   { state }: Goal,
@@ -115,13 +114,13 @@ async function firstVersion(
 }
 
 function outOfTime(
-  name: string,
-  vm: VM | undefined,
+  vm: VM,
   { goal, timeout, command }: Pick<Wait, 'goal' | 'timeout'> & { command: string },
 ): CommandError {
-  const waitsFor = vm === undefined ? '' : `. It waits for: ${obstacleOf(vm)}`;
+  const { name } = vm.metadata;
+  const limit = timeText(timeout);
   return new CommandError(
-    `VM ${name} is not ${wordsOf(goal)} after ${timeText(timeout)}${waitsFor}. ${command} vm why ${name} says more`,
+    `VM ${name} is not ${wordsOf(goal)} after ${limit}. It waits for: ${obstacleOf(vm)}. ${command} vm why ${name} says more`,
     EXIT.noAnswer,
   );
 }

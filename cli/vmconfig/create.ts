@@ -49,7 +49,7 @@ function configOf(name: string | undefined, flags: VMConfigFlags): Unsaved<VMCon
     throw new CommandError('Give the name of the VM config, or a file with -f', EXIT.usage);
   }
   if ((image === undefined) === (iso === undefined)) {
-    throw new CommandError('Name what the VMs start from: either --image or --iso', EXIT.usage);
+    throw new CommandError('Name the source of the VMs: either --image or --iso', EXIT.usage);
   }
   const spec = vmConfigSpec({ ...machineRequest(flags), type });
   // In a request of the HTTP API, the memory is a number of GiB. The flag gives a quantity.

@@ -21,7 +21,7 @@ export interface MetricsServerOptions {
 
 /**
  * Health check. Returns the fault as a text for the log, or undefined if there is no fault. The check must be fast and must not contact
- * other machines.
+ * other computers.
  */
 export type Check = () => string | undefined;
 

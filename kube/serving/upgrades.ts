@@ -6,7 +6,10 @@ import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import { HttpError, urlOf } from './httpserver.ts';
 
-/** Time in milliseconds that a client has to close the connection after the server's last data. Then the server destroys the connection. */
+/**
+ * Time in milliseconds within which a client must close the connection after the server's last data. Then the server destroys the
+ * connection.
+ */
 const CLOSE_MILLISECONDS = 5_000;
 
 /**

@@ -19,8 +19,9 @@ export interface Surroundings {
 }
 
 /**
- * Ranges of addresses that do not identify one machine. For example, every machine has the same loopback address. A configured CIDR allows
- * such an address only if the whole CIDR lies within the range of the address. For example, `0.0.0.0/0` does not allow a loopback address.
+ * Ranges of addresses that do not identify one computer. For example, every computer has the same loopback address. A configured CIDR
+ * allows such an address only if the whole CIDR lies within one of these ranges. For example, `0.0.0.0/0` does not allow a loopback
+ * address.
  */
 const SPECIAL_RANGES = [
   '0.0.0.0/8',
@@ -93,13 +94,13 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
     ? undefined
     : {
         reason: 'AddressTaken',
-        message: `Node ${others.join(', ')} has the address ${address}, too. A host can share an address only with the kubelet on the same machine. The name of the host must then be the name of the kubelet’s Node with "${nodeNameSuffix}" added (hosts.nodeNameSuffix)`,
+        message: `Node ${others.join(', ')} has the address ${address}, too. A host can share an address only with the kubelet on the same computer. The name of the host must then be the name of the kubelet’s Node with "${nodeNameSuffix}" added (hosts.nodeNameSuffix)`,
       };
 }
 
 /**
- * Returns true if the Nodes `node` and `host` belong to the same machine. A machine with an agent of the DaemonSet has two Nodes: `node` of
- * the kubelet, and `host` of the agent. The name `host` is the name `node` with each dot replaced by a hyphen, and with `suffix` added.
+ * Returns true if the Nodes `node` and `host` belong to the same computer. A computer with an agent of the DaemonSet has two Nodes: `node`
+ * of the kubelet, and `host` of the agent. The name `host` is the name `node` with each dot replaced by a hyphen, and with `suffix` added.
  */
 function isKubeletOf(node: string, host: string, suffix: string): boolean {
   return suffix !== '' && host === `${node.replaceAll('.', '-')}${suffix}`;

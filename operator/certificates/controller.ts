@@ -29,7 +29,7 @@ import { surroundings } from './surroundings.ts';
  */
 const NODE_LOOK_MILLISECONDS = 10_000;
 const REQUESTS_BY_USER = 'user';
-/** Index of the requests of joining hosts. The key is the name of the host for which the requester's credential is valid. */
+/** Index of the certificate requests of joining hosts. The key is the name of the host for which the requester's credential is valid. */
 const REQUESTS_BY_HOST = 'host';
 
 /** Key under which the controller tracks all its writes. The next reconcile waits until the cache shows all these writes. */
@@ -98,7 +98,7 @@ export class CertificateReconciler {
     const request = readingOf(csr);
     const name = nodeToKnow(requester, request);
     // The Node is read from the API server, because the cache may lag. Otherwise the operator could miss the Node of an existing host, and
-    // approve a certificate with this host's name for another machine.
+    // approve a certificate with this host's name for another computer.
     const node = name === undefined ? undefined : await unlessMissing(client.get(NODES, { name }));
     const others = requests.cache.byIndex(REQUESTS_BY_HOST, name ?? '');
     const rival = rivalOf(csr, others)?.metadata.name;

@@ -83,7 +83,7 @@ const hostsSchema = z
     serviceAccount: z.string().min(1).default('berth-agent'),
     /**
      * Suffix of the names of hosts whose agent comes from the DaemonSet. For example, with the suffix `-berth`, the host `a-berth` runs on
-     * the same machine as the kubelet of the Node `a`. If the suffix is empty, no host shares a machine with a kubelet.
+     * the same computer as the kubelet of the Node `a`. If the suffix is empty, no host shares a computer with a kubelet.
      */
     nodeNameSuffix: z
       .string()

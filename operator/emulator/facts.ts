@@ -41,7 +41,7 @@ function failureOf(observed: Observed): Failure | undefined {
 
 /**
  * Returns the failure in the status while this failure still applies. A timeout applies until the VM stops, because the operator itself
- * deletes the Pod. Any other failure applies until somebody deletes the ended Pod. A refusal by the host is not a failure.
+ * deletes the Pod after a timeout. Any other failure applies until somebody deletes the ended Pod. A refusal by the host is not a failure.
  */
 function recordedFailure({ emulator, pod }: Observed): Failure | undefined {
   const recorded = emulator.status?.failure;

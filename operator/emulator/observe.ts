@@ -12,7 +12,7 @@ import { asksForSlot, holdsSlot } from '../tasks/slots.ts';
 import { nodeOf } from '../vm/observe.ts';
 import { PODS_BY_NODE } from '../vm/podstate.ts';
 
-/** State that one reconcile of an Emulator observes. The plan and the status are pure functions of this state. */
+/** The state that one reconcile of an Emulator observes. The plan and the status are pure functions of this state. */
 export interface Observed {
   readonly emulator: Emulator;
   /**

@@ -55,7 +55,10 @@ export function plan(observed: Observed): Plan {
   }
 }
 
-/** Plans for an Emulator whose VM does not exist or does not run: its Pod must end. With `whenVMStops: Delete`, the Emulator is deleted. */
+/**
+ * Plans the next write for an Emulator whose VM does not exist or does not run: the Pod of the Emulator must end. With `whenVMStops:
+ * Delete`, the Emulator is deleted.
+ */
 function withoutVM(observed: Observed, blocked: Blocked): Plan {
   const { emulator, pod } = observed;
   const { spec, status } = emulator;
@@ -67,7 +70,7 @@ function withoutVM(observed: Observed, blocked: Blocked): Plan {
   return { write: endPod(observed) ?? adoption(observed), blocked };
 }
 
-/** Plans for an Emulator whose VM runs on `host`. */
+/** Plans the next write for an Emulator whose VM runs on `host`. */
 function besideVM(observed: Observed, host: string): Plan {
   const { emulator, vmNode, pod, config } = observed;
   const adopted = adoption(observed);
@@ -90,7 +93,7 @@ function besideVM(observed: Observed, host: string): Plan {
   return waits && fault !== undefined ? { write: endPod(observed), blocked: fault } : {};
 }
 
-/** Plans for an Emulator without a Pod. `fault` is the reason why the host of the VM cannot run the Emulator. */
+/** Plans the next write for an Emulator without a Pod. `fault` is the reason why the host of the VM cannot run the Emulator. */
 function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Blocked | undefined): Plan {
   if (emulator.status?.failure?.reason === TIMEOUT) {
     return {};

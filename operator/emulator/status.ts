@@ -68,7 +68,8 @@ function ready({ pod }: Observed, { phase, blocked }: Findings): Draft {
 }
 
 /**
- * Returns the condition Reconciling while an Emulator is starting or ending. A stopped emulator is ending until its Pod no longer exists.
+ * Returns the condition Reconciling while an Emulator is starting or ending. A stopped emulator counts as ending until its Pod no longer
+ * exists.
  */
 function reconciling({ pod }: Observed, { phase }: Findings): Draft | undefined {
   const { name } = phase;

@@ -22,7 +22,7 @@ export interface EmulatorWriterOptions extends Pick<Sources, 'nodes'> {
   readonly consistency: Consistency;
 }
 
-/** Observed state after a write. `blocked` is set when the API server or a foreign Pod prevented the write. */
+/** Observed state after a write. `blocked` is set when the API server refused the write, or another Pod has the name. */
 export interface Executed {
   readonly observed: Observed;
   readonly blocked?: Blocked | undefined;
@@ -128,7 +128,7 @@ export class EmulatorWriter {
     }
   }
 
-  /** Adds the existing Pod to the observed state if it belongs to the Emulator. A foreign Pod blocks the Emulator instead. */
+  /** Adds the existing Pod to the observed state if it belongs to the Emulator. Any other Pod of this name blocks the Emulator. */
   async #existingPod(observed: Observed): Promise<Executed> {
     const { client, nodes } = this.#options;
     const key = keyOf(observed.emulator);

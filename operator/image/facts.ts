@@ -189,7 +189,7 @@ function originOf(job: Job): string | undefined {
   return task?.type === 'import' ? describeSource(task.image.source) : undefined;
 }
 
-/** Returns the Job of the last attempt at an operation; undefined without an attempt. */
+/** Returns the Job of the last attempt at an operation. The result is undefined if there was no attempt. */
 export function latest(
   jobs: readonly ImageJob[],
   operation: ImageOperationType,

@@ -24,7 +24,7 @@ const RETRY_FIRST_MILLISECONDS = 10_000;
 const RETRY_CAP_MILLISECONDS = 600_000;
 /**
  * Time in seconds for which a finished Job stays. The next attempt needs this Job, because only the Job stores the number of the attempt.
- * Therefore the time is longer than the longest wait between attempts. During this time `kubectl logs` can read the log.
+ * Therefore the time is longer than the longest wait between attempts. During this time `kubectl logs` can show the log of the Job.
  */
 const JOB_KEPT_SECONDS = 3_600;
 

@@ -77,7 +77,7 @@ function storedFault(target: StorageTarget, report: TaskReport): string | undefi
     : (digestFault(report) ?? pinnedFault(target.reference, report));
 }
 
-/** Checks that the reference of written content ends with the digest in the same report. */
+/** Checks a report of stored content: its `reference` must end with its `digest`. */
 function pinnedFault(asked: string, report: TaskReport): string | undefined {
   const { reference = '', digest } = report;
   const isSame = digest === undefined || reference.endsWith(`@${digest}`);

@@ -36,8 +36,8 @@ export type Attempt =
 export type AttemptResult = 'succeeded' | 'failed' | 'unscheduled';
 
 /**
- * Returns the key of the current attempt of a row (the state of one host in the entry's status). A Job with another key belongs to an
- * earlier attempt, so its result is ignored.
+ * Returns the key of the current attempt on a host. The argument is the host's row: its state in the entry's status. A Job with another key
+ * belongs to an earlier attempt, so its result is ignored.
  */
 export function attemptKey({ queuedAt = '', triedAt = '', failures = 0 }: NodeCacheState): string {
   return `${queuedAt} ${triedAt} ${failures}`;

@@ -218,8 +218,8 @@ function stateOf(node: Readonly<Node> | undefined): object {
 }
 
 /**
- * Returns one text for each image name on a Node: this name, followed by all names of the same image. One of these names contains the
- * digest. Therefore the text of a tag changes when the tag names another image.
+ * Returns one text for each image name on a Node: the name, then all names of the same image. One of them contains the digest, so the text
+ * for a tag changes when the tag moves to another image.
  */
 function namesOf(node: Readonly<Node> | undefined): Set<string> {
   const lists = node?.status?.images ?? [];

@@ -4,15 +4,15 @@ import type * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 
 /**
- * Number of characters of the texts whose documents are remembered. The machines of 1,000 VMs have fewer characters. A longer text is parsed
- * each time.
+ * Largest number of characters that all texts with remembered documents have together. The machines of 1,000 VMs have fewer characters. A
+ * longer text is parsed each time.
  */
 const REMEMBERED_CHARACTERS = 1_000_000;
 
 /**
- * Parser for the documents of one schema. It remembers the last documents by their text, because a reconcile needs a document several times,
- * and all versions of a Pod have the same documents. The check of a document takes much longer than the lookup. Callers must not change a
- * document.
+ * Parser for the documents of one schema. It remembers the last documents by their text, because a reconcile needs a document several
+ * times, and all versions of a Pod have the same documents. The check of a document takes much longer than the lookup. Callers must not
+ * change a document.
  */
 export class Documents<T extends object> {
   readonly #schema: z.ZodType<T>;

@@ -48,7 +48,10 @@ export function pullSecretNames(
   return [...new Set([...own, ...credentials.map(({ secretName }) => secretName)])];
 }
 
-/** Returns the annotation for a Pod that is allowed to use some registries insecurely. The result is empty for other Pods. */
+/**
+ * Returns the annotation for a Pod that may use some registries without TLS, or without a check of their certificates. The result is empty
+ * for other Pods.
+ */
 export function insecureAnnotation(credentials: readonly RegistryCredential[]): Record<string, string> {
   const insecure = credentials.filter(({ allowInsecure }) => allowInsecure);
   return insecure.length === 0 ? {} : { [INSECURE_SERVERS_ANNOTATION]: insecureServersText(insecure) };

@@ -207,8 +207,8 @@ export function nextDeadline(observed: Observed, facts: Facts): Deadline | undef
 }
 
 /**
- * Returns the deadline of a deployment. The time starts when the VM is bound to a host, because waiting for a free host is never a failure.
- * The deadline applies until the machine is created, even if the machine must not be started.
+ * Returns the deadline of a deployment. The time limit starts when the VM is bound to a host, because waiting for a free host is never a
+ * failure. The deadline applies until the machine is created, even if the machine must not be started.
  */
 function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
   const isDeploying = pod?.spec.nodeName !== undefined && pod.status?.phase !== 'Running';

@@ -19,7 +19,7 @@ export interface VMView {
   /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
   readonly vms: () => readonly Readonly<VM>[];
-  /** Returns the names of the namespaces that Berth serves. A namespace without pending VMs shows 0 instead of no value. */
+  /** Returns the names of the namespaces that Berth serves. For a namespace without pending VMs, the gauges show 0 instead of no value. */
   readonly namespaces: () => readonly string[];
 }
 

@@ -27,7 +27,7 @@ export interface Size {
   readonly memoryBytes: bigint;
 }
 
-/** Record that the API server refused another size for the Pod. */
+/** The last refusal of the API server to give the Pod another size. */
 export interface ResizeRefusal {
   readonly wanted: Size;
   /** Message of the API server. */
@@ -38,12 +38,12 @@ export interface ResizeRefusal {
   readonly retryAt: number;
 }
 
-/** State that one reconcile of a VM observes. Every step and the status are pure functions of this state and the time in it. */
+/** The state that one reconcile of a VM observes. Every step and the status are pure functions of this state and the time in it. */
 export interface Observed {
   readonly vm: VM;
   /** Pod with the VM's name and uid. The owner reference is not checked, because an orphaned Pod has none. */
   readonly pod: Pod | undefined;
-  /** Description of the foreign Pod that has the VM's name. It is undefined if there is no such Pod. */
+  /** Description of the Pod that has the VM's name but does not belong to the VM. It is undefined if there is no such Pod. */
   readonly nameTakenBy: string | undefined;
   /** Node that the Pod is bound to. It is undefined if the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;
@@ -154,8 +154,8 @@ export function isBound(pod: Pod): boolean {
 }
 
 /**
- * Reads from the API server the Pod of a VM that has already run. A cache is not enough, because the operator permanently records the loss
- * of such a Pod.
+ * Reads from the API server the Pod of a VM that has already run. The cache can be late, and the operator records the loss of such a Pod
+ * permanently.
  */
 async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {
@@ -166,8 +166,8 @@ async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | unde
 }
 
 /**
- * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server. The cache alone is not enough, because the
- * VMs of a deleted Node count as lost.
+ * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server. The cache can be late. Without this read, a
+ * Node that is only missing in the cache would look deleted, and its VMs would count as lost.
  */
 export async function nodeOf(
   { client, nodes }: Pick<Sources, 'client' | 'nodes'>,

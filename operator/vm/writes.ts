@@ -37,13 +37,13 @@ export interface VMWriterOptions {
   readonly consistency: Consistency;
 }
 
-/** Observed state after a write. `blocked` is set when the API server or a foreign Pod prevented the write. */
+/** Observed state after a write. `blocked` is set when the API server refused the write, or another Pod has the name. */
 export interface Executed {
   readonly observed: Observed;
   readonly blocked?: Findings['blocked'];
 }
 
-/** Write that creates an object. The API server can refuse the object, or another object can already have its name. */
+/** A write that creates an object. The API server can refuse the object, or another object can already have its name. */
 type Creation = Extract<Write, { kind: 'createPod' | 'createSecret' }>;
 
 export class VMWriter {

@@ -7,13 +7,13 @@ const BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 600];
 /** Label of requests that match no route. Their paths are not used, because clients choose them and could create too many labels. */
 const NO_ROUTE = 'none';
 
-/** Counts requests and measures their times. `waiting` returns the number of requests that wait, for example for a VM. */
+/** Counts requests and measures how long they take. `waiting` returns the number of requests that wait, for example for a VM. */
 export function addMetrics(app: App, registry: Registry, waiting: () => number): void {
   const registers = [registry];
   const labelNames = ['method', 'route'] as const;
   const durations = new Histogram({
     name: 'berth_http_request_duration_seconds',
-    help: 'Times of the requests of clients in seconds, until the answer is sent',
+    help: 'Seconds from the arrival of a request until its answer is sent',
     labelNames,
     buckets: BUCKETS,
     registers,

@@ -1,4 +1,7 @@
-/** Routes for the image cache of a namespace's hosts. The server itself changes ImageCacheEntries, because they belong to no namespace. */
+/**
+ * Routes for the image cache of a namespace's hosts. The server changes ImageCacheEntries with its own rights and not the caller's, because
+ * they are cluster-scoped, and a role in a namespace gives no right to them.
+ */
 import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';
 import { cacheChange, isOneSelection } from '../../api/http/cachechange.ts';
@@ -191,7 +194,8 @@ function addRemovals(app: App, cache: ImageCache, defaultNamespace: string): voi
       path,
       {
         schema: {
-          summary: 'Remove an image from hosts of a namespace, by default of the default namespace',
+          summary:
+            'Remove an image from hosts of a namespace. If the request names no namespace, the default namespace is used',
           tags,
           body: cacheRemovalSchema,
           response: { [MULTI_STATUS]: cacheResultSchema },

@@ -33,7 +33,7 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
     {
       schema: {
         summary:
-          'Get a VM config of a namespace, or of the default namespace if the namespace has none of this name',
+          'Get a VM config. If the namespace has no VM config of this name, the answer is the one of the default namespace',
         tags,
         params: objectParams,
         response: { 200: vmConfigItemSchema },

@@ -90,14 +90,14 @@ describe('the LZ4 streams of Apple', () => {
     ['that refer before their beginning in a long block', referring(2), 100, 'before the beginning'],
     ['that refer to where they are in a long block', referring(0), 100, 'before the beginning'],
     ['of an unknown block', changed(3, 0x32), 19, 'an unknown magic number'],
-    ['whose block gives more than it says', changed(4, 15), 18, 'more than its header states'],
-    ['whose block gives less than it says', changed(4, 17), 20, 'less than its header states'],
+    ['whose block gives more than it says', changed(4, 15), 18, 'more than its header says'],
+    ['whose block gives less than it says', changed(4, 17), 20, 'less than its header says'],
     ['whose block is cut', changed(8, 10), 19, 'a block is cut off'],
     ['whose literals are cut', changed(8, 3), 19, 'a block is cut off'],
     ['that are cut', VECTOR.subarray(0, -1), 19, 'its end mark is missing'],
     ['without an end', VECTOR.subarray(0, -4), 19, 'its end mark is missing'],
     ['that go on behind their end', Buffer.concat([VECTOR, Buffer.from('b')]), 19, 'follow its end mark'],
-    ['that give more than they should', VECTOR, 18, 'longer than the image states'],
+    ['that give more than they should', VECTOR, 18, 'longer than the size given in the image'],
     ['that give less than they should', VECTOR, 20, '1 bytes too short'],
   ])('%s are refused', (_what, stream, size, message) => {
     expect(() => decode(stream, size)).toThrow(DiskError);

@@ -268,8 +268,11 @@ describe('kubectl', () => {
     try {
       const [, adb] = await forward.prints(/127\.0\.0\.1:(\d+) -> 5555/);
       const [, other] = await forward.prints(/127\.0\.0\.1:(\d+) -> 5554/);
-      const signal = AbortSignal.timeout(10_000);
-      expect(await askBooted({ host: '127.0.0.1', port: Number(adb) }, signal)).toEqual({ kind: 'booted' });
+      const { signal } = new AbortController();
+      await waitFor('ADB to answer through the forward', async () => {
+        const answer = await askBooted({ host: '127.0.0.1', port: Number(adb) }, signal);
+        return answer.kind === 'booted';
+      });
       connect(Number(other), '127.0.0.1').on('error', () => undefined);
       await forward.prints(
         /Port 5554 of the emulator cannot be reached. Only port 5555, for ADB, can be reached/,

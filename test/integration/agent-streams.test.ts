@@ -318,6 +318,8 @@ describe('attach', () => {
     expect(second.stderr).toContain('Another stream has the input of the console');
     console.end();
     expect(await reader.result()).toMatchObject({ code: 0 });
+    // Until the writer has ended, the agent refuses the input of the next test.
+    await writer.result();
   });
 });
 

@@ -118,7 +118,13 @@ describe('the API server refuses, with field and bounds in the message, and does
   });
 
   it('a VM with neither image, iso nor configRef', async () => {
-    await expectRefused('VM', 'refused', { cpu: 2 }, 'spec', 'one of image, iso and configRef must be set');
+    await expectRefused(
+      'VM',
+      'refused',
+      { cpu: 2 },
+      'spec',
+      'at least one of image, iso and configRef must be set',
+    );
   });
 
   it('a VM without spec', async () => {

@@ -30,7 +30,7 @@ const PROFILES: Profile[] = ['open', 'hardened'];
 const ADMINS = 'berth:cluster-admins';
 const EVERYBODY = 'system:authenticated';
 /** Time until the API server asks again for a provider that was away at its start. It asks every 10 s. */
-const DISCOVERY_MILLISECONDS = 30_000;
+const DISCOVERY_MILLISECONDS = 60_000;
 
 let providers: Record<Profile, IdentityProvider>;
 let cluster: Cluster;

@@ -99,8 +99,17 @@ describe('vm why', () => {
       ActingHost.join(client, 'tiny', { slots: 1 }),
     ]);
     await Promise.all([rack, silent, tiny].map((host) => host.placeable()));
-    await cluster.kubectl(['create', 'namespace', SMALL]);
-    await cluster.kubectl(['create', 'quota', 'few', '--hard=count/pods=0', '-n', SMALL]);
+    await cluster.createNamespace(SMALL);
+    await cluster.kubectl(['create', 'quota', 'few', '--hard=pods=0', '-n', SMALL]);
+    // Until the controller-manager has counted a quota, the API server refuses Pods with other words.
+    await cluster.kubectl([
+      'wait',
+      'quota/few',
+      '-n',
+      SMALL,
+      '--for=jsonpath={.status.hard.pods}=0',
+      '--timeout=60s',
+    ]);
     const small = new VMs(cluster, SMALL);
     await vms.createMany(['holder', 'second'], on('rack', { ports: ['8822:22'] }));
     await vms.createMany(['one', 'two'], on('tiny'));
@@ -217,6 +226,7 @@ describe('vm wait', () => {
     const ready = wait('ready', 'first');
     await Promise.all(['first', 'other'].map((name) => rack.waitForPod(ref(name))));
     await rack.run(ref('first'));
+    await vms.waitForPhase('first', 'Running');
     const early = await berth('vm', 'wait', 'first', 'other', '--for', 'running', '--timeout', '1s');
     expect([early.code, early.out]).toEqual([5, 'vm first is running\n']);
     expect(early.err).toMatch(

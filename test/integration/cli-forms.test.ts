@@ -23,6 +23,8 @@ import { ActingHost } from '../worlds/actinghost.ts';
 const namespace = 'platform-default';
 /** Time limit of a job that deploys and deletes a VM on a simulated host. */
 const JOB_MILLISECONDS = 60_000;
+/** Time limit of all command lines of the fixtures. Each starts the command once, which takes seconds on a busy machine. */
+const FORMS_MILLISECONDS = 300_000;
 const FORMS = join(import.meta.dirname, '../fixtures/commands/forms.txt');
 
 let cluster: Cluster;
@@ -84,7 +86,9 @@ async function berthAsAdmin(...args: string[]): Promise<CommandResult> {
 }
 
 describe('the forms that integrations call', () => {
-  it('answer what the fixtures have, byte for byte on both streams', async () => {
+  it('answer what the fixtures have, byte for byte on both streams', {
+    timeout: FORMS_MILLISECONDS,
+  }, async () => {
     const text = readFileSync(FORMS, 'utf8');
     const header = text.slice(0, text.indexOf('$ '));
     const answers: string[] = [];

@@ -391,7 +391,7 @@ describe('imagecache', () => {
     });
     const words = (node: string) => `Requested caching of ${image} on node ${node}\n`;
     const refusal = (node: string) =>
-      `node ${node}: The host does not keep this image, because one of its tags is in excludeTags\n`;
+      `node ${node}: The host does not keep this image, because excludeTags contains a tag of the host\n`;
     expect(await berth('imagecache', 'add', image, '--all')).toEqual({
       code: 1,
       out: words(first),

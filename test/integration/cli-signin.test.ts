@@ -85,12 +85,16 @@ async function login({ account = 'dev', cancels, flags = [], before, ...rest }: 
   const args = ['login', '--certificate-authority', authorities, ...flags];
   const result = command.run(args, { ...rest, onError, environment: { BROWSER: 'true' } });
   const pages = async () => {
-    const address = await shown.promise;
+    // A sign-in that fails early shows no address. After an address was shown, the browser reads its last page to the end.
+    const address = await Promise.race([shown.promise, result.then(() => undefined)]);
+    if (address === undefined) {
+      return '';
+    }
     await before?.(address);
     const end = await visitPages(provider, address, { account, cancels: cancels === true });
     return end.protocol === 'http:' ? await (await fetch(end)).text() : '';
   };
-  const page = await Promise.race([pages(), result.then(() => '')]);
+  const page = await pages();
   return { ...(await result), page };
 }
 
@@ -168,7 +172,8 @@ describe('a session', () => {
       tokens.add(token);
       const listed = await berth(['vm', 'list']);
       expect([listed.code, listed.err]).toEqual([0, `There are no VMs in namespace ${namespace}\n`]);
-      return tokens.size === 3;
+      // On a busy machine, a token may end before the command has sent it. Then the next attempt gets another one.
+      return tokens.size >= 3;
     };
     await waitFor('three tokens', isRenewedTwice, { deadlineMilliseconds: TOKENS_MILLISECONDS });
   });

@@ -266,7 +266,7 @@ describe('port-forward', () => {
   it.each([
     [`${SILENT_PORT}:70000`, 2, 'A port must be a number from 1 to 65535'],
     ['1:2:3', 2, 'LOCAL:REMOTE'],
-    ['IN_USE', 1, 'of this machine is in use. Choose another one, or :22 for a free one'],
+    ['IN_USE', 1, 'of this computer is in use. Choose another one, or :22 for a free one'],
   ])('refuses %s', async (text, code, message) => {
     const pair = text === 'IN_USE' ? `${portOf(guest)}:22` : text;
     expect(await berth('port-forward', VM, pair)).toEqual({
@@ -289,7 +289,7 @@ describe('console', () => {
     const second = await command.run(['vm', 'console', '-n', NAMESPACE, '-i', VM]);
     expect([second.code, second.err]).toEqual([1, expect.stringContaining('types into this console')]);
     console.type('\u001d');
-    const [, before, code, after] = await console.prints(/begin (\S+)[^]*end (\d+) (\S+)/);
+    const [, before, code, after] = await console.prints(/begin (\S+)[^]*end (\d+) (\S+)\s/);
     expect([code, after]).toEqual(['0', before]);
   });
 
@@ -337,8 +337,8 @@ describe('ssh', () => {
       'ssh',
       `printf '%s\\n' "$@" >"$RESULT"
 for word in "$@"; do case "$word" in ProxyCommand=*) proxy="\${word#ProxyCommand=}" ;; esac; done
-coproc PROXY { sh -c "exec \${proxy//%%/%}"; }
-printf 'hello\\n' >&"\${PROXY[1]}"; head -c 6 <&"\${PROXY[0]}"; kill "$PROXY_PID"
+coproc PROXY { exec sh -c "exec \${proxy//%%/%}"; }
+printf 'hello\\n' >&"\${PROXY[1]}"; head -c 6 <&"\${PROXY[0]}"; kill -HUP "$PROXY_PID"
 exit 7`,
     );
     const args = ['vm', 'ssh', '-n', NAMESPACE, VM, '--', 'uname', '-a'];
@@ -355,7 +355,7 @@ exit 7`,
     const environment = { PATH: folder };
     await rm(join(folder, 'ssh'), { force: true });
     const { code, err } = await command.run(['vm', 'ssh', '-n', NAMESPACE, VM], { environment });
-    expect([code, err]).toEqual([1, expect.stringContaining('There is no program ssh on this machine')]);
+    expect([code, err]).toEqual([1, expect.stringContaining('There is no program ssh on this computer')]);
   });
 });
 

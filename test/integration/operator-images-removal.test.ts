@@ -24,7 +24,7 @@ const REPORT = { digest: `sha256:${'a'.repeat(64)}`, sizeBytes: 64 * 1024 ** 3, 
  * are removed after it when the garbage collector of a new cluster knows the kind. It looks for new kinds every 30 seconds.
  */
 const LONG = { deadlineMilliseconds: 90_000 };
-const TEST_MILLISECONDS = 120_000;
+const TEST_MILLISECONDS = 240_000;
 
 let cluster: Cluster;
 let host: ActingHost;

@@ -250,7 +250,7 @@ describe('a VM that cannot be placed yet shows the reason, and goes on when it c
       '-n',
       'platform-poor',
       '--for=jsonpath={.status.hard.pods}=0',
-      '--timeout=30s',
+      '--timeout=60s',
     ]);
     const poor = new VMs(cluster, 'platform-poor');
     await poor.create('refused');

@@ -81,7 +81,7 @@ beforeAll(async () => {
   await upload('image', 'desktop', content);
   await upload('iso', 'setup', content);
   await upload('iso', 'large', large);
-}, 120_000);
+});
 
 afterAll(async () => {
   await api?.close();

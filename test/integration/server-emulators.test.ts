@@ -159,8 +159,9 @@ it('refuses callers who may only see, whatever the state of the VM', async () =>
 it('answers with the waiting emulator when the server stops, and leaves it to its VM', async () => {
   const answer = deploy({ vm: 'runs' });
   const { metadata } = await made(() => true);
-  await server.process.stop();
+  await server.process.kill('SIGTERM');
   const { status, body } = await answer;
+  await server.process.stop();
   expect([status, body]).toMatchObject([200, { name: metadata.name, status: 'Pending' }]);
   expect(await emulators()).toHaveLength(1);
 });

@@ -21,8 +21,8 @@ const NAMESPACE = `/api/v1/namespaces/${namespace}`;
 const PATH = `${NAMESPACE}/vms`;
 /** Time from a deployment with the shortest time limit to the time in its annotation, in seconds. */
 const ANSWER_BY_SECONDS = 120;
-/** Time after which the operator deletes the VM of a killed replica. The test kills the replica before. */
-const KILLED_SECONDS = 20;
+/** Time after which the operator deletes the VM of a killed replica. The test kills the replica before, and lets the VM run. */
+const KILLED_SECONDS = 30;
 /** Life of the token that expires. The API server accepts it for 10 s more, and the HTTP API tries for 20 s to write with it. */
 const TOKEN_SECONDS = 8;
 /** Time after which the operator deletes the VM of the expired token, longer than all that. */

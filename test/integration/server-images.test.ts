@@ -139,7 +139,7 @@ it('refuses a VM config outside the bounds in words that name field, value and b
     [{ memory: -1 }, 422, 'memory: must be from 0.1 to 16384, not -1'],
     [{ cpu: 'two' }, 400, 'cpu'],
     [{ iso: 'disc' }, 422, 'iso: at most one of image and iso may be given'],
-    [{ image: '' }, 422, 'image: one of image and iso must be given'],
+    [{ image: '' }, 422, 'image: exactly one of image and iso must be given'],
     [{ systemSerial: 'SERIAL-1' }, 422, 'systemSerial: belongs to a single VM'],
     [{ gpuPassthrough: true }, 422, 'gpuPassthrough: GPU passthrough is not offered'],
     [{ name: 'n'.repeat(51) }, 422, 'name'],

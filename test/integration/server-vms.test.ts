@@ -193,13 +193,14 @@ describe('trouble in the middle of a deployment', () => {
     const body = { ...nowhere, name: 'moved' };
     const answer = client.call(PATH, { method: 'POST', token, body });
     await onlyVM('moved');
-    await second.process.stop();
+    await second.process.kill('SIGTERM');
     expect([(await answer).status, (await answer).body.message]).toEqual([
       503,
       expect.stringContaining('stopping'),
     ]);
     await vms.waitUntilGone('moved');
     await client.close();
+    await second.process.stop();
   });
 });
 

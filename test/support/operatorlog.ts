@@ -16,7 +16,8 @@ const ERROR_LEVEL = 50;
 const READER = 'metrics-reader';
 
 function readLog(file: string): LogLine[] {
-  const lines = readFileSync(file, 'utf8').split('\n');
+  // The last part has no line end: it is empty, or a line that is being written.
+  const lines = readFileSync(file, 'utf8').split('\n').slice(0, -1);
   return lines.filter((line) => line.startsWith('{')).map((line) => JSON.parse(line) as LogLine);
 }
 

@@ -5,8 +5,8 @@ import { join } from 'node:path';
 import { run } from '../../base/exec.ts';
 import { waitFor } from '../../hack/wait.ts';
 
-/** Time limit of one request to tmux, which normally answers immediately. */
-const TMUX_MILLISECONDS = 10_000;
+/** Time limit of one request to tmux. It normally answers immediately, and only a busy machine delays it. */
+const TMUX_MILLISECONDS = 60_000;
 /** Time limit of one line of the user. Deployments of emulated guests take the longest. */
 const LINE_MILLISECONDS = 180_000;
 /** Time limit until the terminal shows a text. A login into an emulated guest takes the longest. */

@@ -120,7 +120,7 @@ async function problemOf(options: SdkOptions, sdk: string): Promise<string | und
 }
 
 /**
- * Checks each folder of a path, from the root on. Returns the first folder that not all users may enter; undefined if there is no such
+ * Checks each folder of a path, from the root on. Returns the first folder that is not open to all users; undefined if there is no such
  * folder.
  */
 async function closedFolder(hostRoot: string, path: string): Promise<string | undefined> {

@@ -18,7 +18,7 @@ const stateSchema = z.object({
   namespace: z.string().optional(),
   /** Position in the log `serial` at which the output of the last start begins. */
   logStart: z.number().int().min(0),
-  /** State that the agent wants for the machine. `run` means that the agent has begun a start, and has requested no end since then. */
+  /** The state that the agent wants for the machine. `run` means that the agent has begun a start, and has requested no end since then. */
   intent: z.enum(['run', 'stop']),
   /** Identity of the machine's process. Absent while the process is being started, and while there is no process. */
   process: processSchema.optional(),

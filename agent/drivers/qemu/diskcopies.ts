@@ -201,7 +201,7 @@ export class DiskCopies {
     return frozen ? 'FileSystem' : 'Crash';
   }
 
-  /** Does `work` while the guest's file systems are frozen, or without a freeze if the guest has left too many thaws unconfirmed. */
+  /** Runs `work` while the guest's file systems are frozen, or without a freeze if the guest has left too many thaws unconfirmed. */
   async #whileFrozen(agent: GuestAgent, signal: AbortSignal, work: () => Promise<void>): Promise<Freeze> {
     const { path } = this.#folder;
     if (((await readCopyNote(path))?.thawsFailed ?? 0) >= THAW_LIMIT) {

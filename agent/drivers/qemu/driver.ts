@@ -292,7 +292,7 @@ export class QemuDriver implements DriverOfVMs {
     return made;
   }
 
-  /** Returns the plan with the Linux user that `processUser` chooses for the machine's process, because the plan may name no user. */
+  /** Returns the plan with the Linux user of the machine's process. If the plan has no `runAs`, `processUser` determines the user. */
   #owned<Plan extends VmPlan>(plan: Plan): Plan {
     return { ...plan, runAs: processUser(this.#context.isRoot, plan.runAs) };
   }

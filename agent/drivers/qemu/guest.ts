@@ -1,6 +1,6 @@
 /**
- * Talks to the guest of a running QEMU machine by the guest agent: asks whether it answers, and for facts about the guest, runs commands,
- * and sets the clock. A guest can report anything, so each value is checked.
+ * Talks to the guest of a running QEMU machine through the guest agent: checks whether the guest agent answers, asks for facts about the
+ * guest, runs commands, and sets the clock. A guest can report anything, so each value is checked.
  */
 import { BlockList, isIP, SocketAddress } from 'node:net';
 import type { Logger } from 'pino';
@@ -29,7 +29,10 @@ import type { QemuMachine } from './machine.ts';
  */
 const PING_TIMEOUT_MILLISECONDS = 3_000;
 
-/** Time limit of each command that asks for facts. A guest agent answers in some 20 ms, or in tenths of a second if the guest is emulated and busy. */
+/**
+ * Time limit of each command that asks for facts. A guest agent answers in some 20 ms, or in tenths of a second if the guest is emulated
+ * and busy.
+ */
 const ANSWER_TIMEOUT_MILLISECONDS = 5_000;
 
 /** Networks whose addresses cannot be reached from outside the guest: this host, loopback, link-local, multicast and reserved. */

@@ -57,7 +57,7 @@ export class Hypervisor {
     this.#watch.expectExit();
   }
 
-  /** Notes that the guest powered off. Returns true only at the first call, because a hypervisor can report a power-off many times. */
+  /** Records that the guest powered off. Returns true only at the first call, because a hypervisor can report a power-off many times. */
   powersOff(): boolean {
     const first = !this.#poweredOff;
     this.#poweredOff = true;

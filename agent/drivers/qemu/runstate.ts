@@ -29,8 +29,8 @@ const QUIT_TIMEOUT_MILLISECONDS = 10_000;
 /** Time between two presses of the power button. A guest whose firmware is still running ignores a press. */
 const POWER_BUTTON_INTERVAL_MILLISECONDS = 3_000;
 /**
- * Time that the guest agent has to power off the guest. After this time, Berth's agent also presses the power button. This does no harm,
- * because a guest that already shuts down ignores the power button.
+ * Time within which the guest agent must power off the guest. After this time, Berth's agent also presses the power button. This does no
+ * harm, because a guest that already shuts down ignores the power button.
  */
 const GUEST_AGENT_MILLISECONDS = 5_000;
 

@@ -80,7 +80,7 @@ const stateSchema = z.object({
   intent: z.enum(['run', 'stop', 'suspend']),
   /**
    * Identity of the machine's process. Absent while there is no process, and while the process is being started. If the agent dies during a
-   * start, it searches for the process after its restart.
+   * start, the restarted agent searches for the process.
    */
   process: processSchema.optional(),
   /**
@@ -149,8 +149,8 @@ const copyNoteSchema = z.object({
   /** Whether the guest's file systems are perhaps frozen. */
   frozen: z.boolean(),
   /**
-   * Number of thaw requests that the guest has left unconfirmed since this note was created, also before a restart of the agent. When the
-   * guest confirms a thaw, the note is removed.
+   * Number of thaw requests that the guest has left unconfirmed since this note was created. The number survives a restart of the agent.
+   * When the guest confirms a thaw, the note is removed.
    */
   thawsFailed: z.number().int().min(0).default(0),
 });

@@ -46,7 +46,7 @@ export interface Allowance {
 
 /**
  * Extracts the only file below /disk of a layer to the sparse file `disk`. Returns false when the layer has no such file, or when upper
- * layers hide the file. Adds the names that this layer hides to `covering`, and subtracts its unpacked bytes from `allowance`.
+ * layers hide the file. Adds to `covering` the names that this layer hides. Subtracts the unpacked size of the layer from `allowance`.
  *
  * @throws ReasonedError or DiskError when the layer cannot be used.
  */

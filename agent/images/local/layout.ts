@@ -158,7 +158,7 @@ export class Layout {
   }
 
   async save(id: ImageId, metadata: Metadata): Promise<void> {
-    // Only an image that is used without a copy can lack a folder here. The folder of any other image exists since its fetch.
+    // Only an image that is used without a copy can lack a folder here. The folder of any other image has existed since its fetch.
     if (metadata.path !== undefined) {
       await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
     }

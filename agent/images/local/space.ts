@@ -58,7 +58,7 @@ interface Evictable {
 export class Space {
   readonly #options: SpaceOptions;
   readonly #claims = new Set<Claim>();
-  /** Queue that frees and reserves space for only one claim at a time. Otherwise two claims could reserve the same bytes. */
+  /** Queue through which space is freed and reserved for only one claim at a time. Otherwise two claims could reserve the same bytes. */
   readonly #making = new Serial();
 
   constructor(options: SpaceOptions) {

@@ -105,7 +105,8 @@ async function resolveBelowRoots(path: string, roots: readonly string[]): Promis
       return await regularFile(real, path);
     }
   }
-  // The message is the same for a missing file and for a file outside the roots. Thus no user learns whether a file outside exists.
+  // The message is the same for a missing file and for a file outside the roots. Thus no user learns whether a file outside the roots
+  // exists.
   throw new ReasonedError('ImageNotFound', `${path} is not a file below ${roots.join(' or ')}`);
 }
 

@@ -122,7 +122,7 @@ class Channels {
     }
   }
 
-  /** Notes that a channel can take more bytes. */
+  /** Records that a channel can take more bytes. */
   resume(number: number): void {
     if (this.#full.delete(number) && this.#full.size === 0) {
       this.#socket.resume();

@@ -70,7 +70,7 @@ export class AttachmentFiles {
   async save({ machines, namespaces }: Wanted): Promise<void> {
     await mkdir(join(this.#machines, '..'), { recursive: true });
     await writeRecord(this.#machines, { attachments: machines });
-    // If no program is in a namespace, the file is removed. The host then has the same files as under an earlier release.
+    // If no program is in a network namespace, the file is removed. The host then has the same files as under an earlier release.
     await (namespaces.length > 0
       ? writeRecord(this.#namespaces, { namespaces })
       : removeRecord(this.#namespaces));

@@ -4,7 +4,10 @@ import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { ip } from '../commands.ts';
 import { readLinks } from './observe.ts';
 
-/** Deletes a device. A missing device is no error, because the kernel deletes a device together with the namespace of its peer device. */
+/**
+ * Deletes a device. A missing device is no error, because the kernel deletes a device together with the network namespace of its peer
+ * device.
+ */
 export async function deleteDevice(device: string): Promise<void> {
   try {
     await ip([`link delete ${device}`]);

@@ -71,22 +71,22 @@ export interface ProbeLayout {
 /** Names and addresses of the network namespaces of programs, for example emulators. */
 export interface NamespaceLayout {
   /**
-   * Prefix of the names of the devices that connect namespaces to this host. Both devices of a pair have the same name: the device on the
-   * host and the device in the namespace.
+   * Prefix of the names of the devices that connect network namespaces to this host. Both devices of a pair have the same name: the device
+   * on the host and the device in the namespace.
    */
   prefix: string;
-  /** Folder with a file for each namespace. The file has the name of the namespace's device. */
+  /** Folder with a file for each network namespace. The file has the name of the namespace's device. */
   folder: string;
   /** Address of the host on the link to each namespace. */
   gateway: string;
-  /** Name of the nftables table (`inet`) for the namespaces. */
+  /** Name of the nftables table (`inet`) for the network namespaces. */
   table: string;
 }
 
 /**
- * Address of the host on the link to each namespace. All these links have the same address, because packets with this address never leave
- * the link. The address is outside the configured subnets. Otherwise an earlier release of the agent would not start, because it does not
- * know the devices of namespaces.
+ * Address of the host on the link to each network namespace. All these links have the same address, because packets with this address never
+ * leave the link. The address is outside the configured subnets. Otherwise an earlier release of the agent would not start, because it does
+ * not know the devices of namespaces.
  */
 const NAMESPACE_GATEWAY = '169.254.213.1';
 
@@ -99,7 +99,7 @@ export const METADATA = { address: '169.254.169.254', port: 80, gatewayPort: 254
 
 /** Number of the first guest address in the subnet. Lower numbers are for the gateway and the probe. */
 const FIRST_GUEST = 16;
-/** In the probe's subnet, the addresses with these numbers are for namespaces. Lower and higher numbers are for the probe. */
+/** In the probe's subnet, the addresses with these numbers are for network namespaces. Lower and higher numbers are for the probe. */
 const NAMESPACE_NUMBERS = { first: 16, end: 128 };
 const INTERFACE_NAME = /^[a-zA-Z][a-zA-Z0-9-]{0,14}$/;
 
@@ -172,17 +172,17 @@ export function tapName(layout: Layout, uid: string): string {
   return layout.tapPrefix + hash(uid, 8);
 }
 
-/** Returns the name of a namespace's device, at most 15 characters. The same uid always gives the same name. */
+/** Returns the name of the device of a network namespace, at most 15 characters. The same uid always gives the same name. */
 export function namespaceDevice({ namespaces }: Layout, uid: string): string {
   return namespaces.prefix + hash(uid, 8);
 }
 
-/** Returns the path of a namespace's file. `device` is the name of the namespace's device. */
+/** Returns the path of the file of a network namespace. `device` is the name of the namespace's device. */
 export function namespacePath({ namespaces }: Layout, device: string): string {
   return join(namespaces.folder, device);
 }
 
-/** Returns the MAC addresses of a namespace's device on the host and in the namespace. */
+/** Returns the MAC addresses of the device of a network namespace: on the host and in the namespace. */
 export function namespaceMacs(device: string): { outside: string; inside: string } {
   return { outside: stableMac(`outside ${device}`), inside: stableMac(`inside ${device}`) };
 }
@@ -229,7 +229,7 @@ export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<st
 }
 
 /**
- * Returns an address for a namespace, like {@link chooseAddress}.
+ * Returns an address for a network namespace, like {@link chooseAddress}.
  * @throws ReasonedError `NetworkUnavailable` when all addresses are in use.
  */
 export function chooseNamespaceAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {

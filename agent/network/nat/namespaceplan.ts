@@ -8,28 +8,30 @@ import type { Link, Links, Route } from './observe.ts';
 export interface Inside {
   links: Links;
   routes: readonly Route[];
-  /** Whether the kernel lets packets continue to the loopback address after they arrive on the namespace's device. */
+  /** Whether the kernel lets packets continue to the loopback address after they arrive on the device of the network namespace. */
   leadsToLoopback: boolean;
-  /** Whether the namespace contains exactly the rules that were loaded for this attachment. */
+  /** Whether the network namespace contains exactly the rules that were loaded for this attachment. */
   rulesCurrent: boolean;
 }
 
 export interface NamespacesObserved {
-  /** Contents of the namespaces. The key is the name of the namespace's file. If a file keeps no namespace, its value is undefined. */
+  /**
+   * Contents of the network namespaces. The key is the name of the namespace's file. If a file keeps no namespace, its value is undefined.
+   */
   files: ReadonlyMap<string, Inside | undefined>;
   /**
-   * Reasons why namespaces could not be read. The key is the name of the namespace's file. An unreadable namespace is not changed, because
-   * a program may use it.
+   * Reasons why network namespaces could not be read. The key is the name of the namespace's file. An unreadable namespace is not changed,
+   * because a program may use it.
    */
   unreadable: ReadonlyMap<string, string>;
-  /** Routes of this host to addresses of namespaces. */
+  /** Routes of this host to addresses of network namespaces. */
   routes: readonly Route[];
 }
 
 /**
- * Repair of a namespace. `device` is the name of the namespace's file and of its device on both sides. One repair configures everything on
- * one side with a single command, because each start of a command takes longer than all settings together. `missing` names the missing
- * settings for users.
+ * Repair of a network namespace. `device` is the name of the namespace's file and of its device on both sides. One repair configures
+ * everything on one side with a single command, because each start of a command takes longer than all settings together. `missing` names
+ * the missing settings for users.
  */
 export type NamespaceRepair =
   | { kind: 'createNamespace'; device: string }
@@ -42,7 +44,7 @@ export type NamespaceRepair =
 const LOOPBACK = 'lo';
 const NEW_NAMESPACE: Inside = { links: new Map(), routes: [], leadsToLoopback: false, rulesCurrent: false };
 
-/** Returns the repairs of all namespaces in the order in which they must be done. */
+/** Returns the repairs of all network namespaces in the order in which they must be done. */
 export function planNamespaces(
   layout: Layout,
   wanted: readonly NamespaceAttachment[],
@@ -59,7 +61,7 @@ export function planNamespaces(
   ];
 }
 
-/** Plans the repairs of one namespace. If the namespace is missing, the repairs of its contents are planned too. */
+/** Plans the repairs of one network namespace. If the namespace is missing, the repairs of its contents are planned too. */
 function planNamespace(
   layout: Layout,
   { device, address }: NamespaceAttachment,
@@ -149,7 +151,7 @@ function isRouted({ namespaces }: Layout, device: string, routes: readonly Route
   return isThere(gateway) && isThere('default', gateway);
 }
 
-/** Returns the `ip` commands that configure the device of a namespace on this host. */
+/** Returns the `ip` commands that configure, on this host, the device of a network namespace. */
 export function outsideCommands({ namespaces }: Layout, { device, address }: Connection): string[] {
   return [
     `address replace ${namespaces.gateway}/32 dev ${device}`,
@@ -158,7 +160,7 @@ export function outsideCommands({ namespaces }: Layout, { device, address }: Con
   ];
 }
 
-/** Returns the `ip` commands that configure a namespace. The caller must run these commands in the namespace. */
+/** Returns the `ip` commands that configure a network namespace. The caller must run these commands in the namespace. */
 export function insideCommands({ namespaces }: Layout, { device, address }: Connection): string[] {
   return [
     `link set ${LOOPBACK} up`,
@@ -182,7 +184,7 @@ const DIFFERENCES: {
     `The nftables rules in network namespace ${device} were missing or changed`,
 };
 
-/** Returns whether a repair concerns a namespace, and not a device or rule of this host. */
+/** Returns whether a repair concerns a network namespace, and not a device or rule of this host. */
 export function isOfNamespace(repair: { kind: string }): repair is NamespaceRepair {
   return repair.kind in DIFFERENCES;
 }

@@ -1,6 +1,6 @@
 /**
- * Makes the nftables scripts for the network namespaces of programs. A table of the host determines who can reach a namespace, and which
- * addresses the program in it can reach. Rules in the namespace forward the namespace's exposed port to the program on loopback.
+ * Makes the nftables scripts for the network namespaces of programs. A table of the host determines who can reach such a namespace, and
+ * which addresses the program in it can reach. Rules in the namespace forward the namespace's exposed port to the program on loopback.
  */
 import type { NamespaceAttachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
@@ -14,14 +14,14 @@ import {
   reservedDestination,
 } from './rulewords.ts';
 
-/** Returns the part of an nftables rule that matches packets to the exposed port of a namespace. */
+/** Returns the part of an nftables rule that matches packets to the exposed port of a network namespace. */
 function exposed({ address, exposedPort }: NamespaceAttachment): string {
   return `ip daddr ${address} tcp dport ${exposedPort}`;
 }
 
 /**
- * Returns parts of nftables rules, one for each namespace whose peer is attached. Each part matches the connections from the peer to the
- * exposed port.
+ * Returns one part of an nftables rule for each network namespace whose peer, a machine, is attached to the NAT network. Each part matches
+ * the connections from the peer to the exposed port of the namespace.
  */
 export function peerMatches({ machines, namespaces }: Wanted): string[] {
   return namespaces.flatMap((one) => {
@@ -30,7 +30,7 @@ export function peerMatches({ machines, namespaces }: Wanted): string[] {
   });
 }
 
-/** Returns the namespace's address and its reserved ports. All these ports lead to the namespace's exposed port. */
+/** Returns the address and the reserved ports of a network namespace. All these ports lead to the namespace's exposed port. */
 function leadingToProgram({ address, exposedPort, ports }: NamespaceAttachment) {
   return { address, ports: ports.map((port) => ({ ...port, guestPort: exposedPort })) };
 }
@@ -52,7 +52,7 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 }
 
 /**
- * Returns the host's nftables table for namespaces. The result is empty if there are no namespaces. This table is separate from the other
+ * Returns the host's nftables table for network namespaces. The result is empty if there are none. This table is separate from the other
  * tables, because an earlier release of the agent replaces those tables with tables that have no rules for namespaces. The earlier release
  * does not change the separate table, so programs that continue to run stay confined. Each packet is checked twice, because rules of other
  * programs can translate a permitted address (for example of a Service) into a forbidden address.
@@ -158,9 +158,9 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
 }
 
 /**
- * Returns the script with the rules in a namespace. Only connections to the exposed port are tracked. Otherwise a program could open
- * connections without end and fill the kernel's memory with entries that no limit of the host counts. Only Berth uses the namespace, so the
- * script replaces all its rules.
+ * Returns the script with the rules in a network namespace. Only connections to the exposed port are tracked. Otherwise a program could
+ * open connections without end and fill the kernel's memory with entries that no limit of the host counts. Only Berth uses the namespace,
+ * so the script replaces all its rules.
  */
 export function insideScript(layout: Layout, { device, address, exposedPort }: NamespaceAttachment): string {
   return `flush ruleset

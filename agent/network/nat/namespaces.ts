@@ -24,9 +24,9 @@ import { type Links, parseLinks, parseRoutes } from './observe.ts';
 const MAXIMUM_MOUNTS = 16;
 
 /**
- * Prints everything that is checked in a namespace, each part on a separate line. One shell for all parts takes half of the time of one
- * process for each part. The argument is the path of a kernel switch for the namespace's device. If the device is missing, the path does
- * not exist.
+ * Prints everything that is checked in a network namespace, each part on a separate line. One shell for all parts takes half of the time of
+ * one process for each part. The argument is the path of a kernel switch for the namespace's device. If the device is missing, the path
+ * does not exist.
  */
 const READ_ALL =
   'ip -json -details address show && ip -json route show && nft --json list ruleset && { cat "$1" 2> /dev/null || echo 0; }';
@@ -34,7 +34,9 @@ const READ_ALL =
 /** Switches IPv6 off if the kernel supports IPv6. The argument is the path of the kernel switch. */
 const DISABLE_IPV6 = '[ ! -e "$1" ] || echo 1 > "$1"';
 
-/** Configures a namespace. The input has commands for `ip`, and the arguments are the paths of the switches for IPv6 and loopback. */
+/**
+ * Configures a network namespace. The input has commands for `ip`, and the arguments are the paths of the switches for IPv6 and loopback.
+ */
 const CONFIGURE = `ip -batch - && { ${DISABLE_IPV6}; } && echo 1 > "$2"`;
 
 /** Deletes the device that the argument names, if it exists. */
@@ -50,7 +52,8 @@ export class Namespaces {
   readonly #layout: Layout;
   readonly #tables: readonly string[];
   /**
-   * Script that was loaded last in each namespace, with the fingerprint of the rules as read back from the kernel. The key is the device.
+   * Script that was loaded last in each network namespace, with the fingerprint of the rules as read back from the kernel. The key is the
+   * device.
    */
   readonly #loaded = new Map<string, { script: string; fingerprint: string }>();
 
@@ -128,7 +131,7 @@ export class Namespaces {
     }
   }
 
-  /** Removes all namespaces. */
+  /** Removes all network namespaces of programs. */
   async remove(): Promise<void> {
     const { folder } = this.#layout.namespaces;
     for (const name of (await undefinedIf(isMissing, readdir(folder))) ?? []) {
@@ -137,7 +140,7 @@ export class Namespaces {
     await rm(folder, { recursive: true, force: true });
   }
 
-  /** Connects a namespace to this host by a pair of devices. First deletes the devices with the same name that `found` reports. */
+  /** Connects a network namespace to this host by a pair of devices. First deletes the devices with the same name that `found` reports. */
   async #createPair(device: string, found: { outside: boolean; inside: boolean }): Promise<void> {
     const path = namespacePath(this.#layout, device);
     const { outside, inside } = namespaceMacs(device);
@@ -145,7 +148,8 @@ export class Namespaces {
       await deleteDevice(device);
     }
     if (found.inside) {
-      // The device in the namespace may be gone already: if it was the other end of the deleted device, the kernel has deleted both.
+      // The device in the network namespace may be gone already: if it was the other end of the deleted device, the kernel has deleted
+      // both.
       await inNamespace(path, DELETE_DEVICE, [device]);
     }
     const ends = [
@@ -166,7 +170,7 @@ export class Namespaces {
   }
 }
 
-/** Runs a shell script in a namespace, and returns its output. */
+/** Runs a shell script in a network namespace, and returns its output. */
 async function inNamespace(
   path: string,
   script: string,
@@ -179,7 +183,7 @@ async function inNamespace(
 /** Returns whether the file holds a network namespace other than that of this process. */
 async function holdsNamespace(path: string): Promise<boolean> {
   const [file, own] = await Promise.all([undefinedIf(isMissing, stat(path)), stat(OWN_NAMESPACE)]);
-  // The device number shows whether the file is a namespace, because the kernel keeps all namespaces in one file system.
+  // The device number shows whether the file is a network namespace, because the kernel keeps all namespaces in one file system.
   return file !== undefined && file.dev === own.dev && file.ino !== own.ino;
 }
 
@@ -187,7 +191,7 @@ async function create(path: string): Promise<void> {
   await remove(path);
   await mkdir(dirname(path), { recursive: true, mode: 0o700 });
   await writeFile(path, '');
-  // Switches IPv6 off in the defaults for new devices, so that no later device of the namespace has IPv6.
+  // Switches IPv6 off in the defaults for new devices, so that no later device of the network namespace has IPv6.
   await run('unshare', [`--net=${path}`, 'sh', '-c', DISABLE_IPV6, 'sh', ipv6Switch('default')]);
 }
 

@@ -53,7 +53,10 @@ export class NatNetwork implements Network {
   readonly #logger: Logger;
   readonly #metadata: MetadataServer;
   readonly #taps = new TapWatch();
-  /** Devices of namespaces that were created again. A program that was already running stays in the former namespace, without a network. */
+  /**
+   * Devices of network namespaces that were created again. A program that was already running stays in the former namespace, without a
+   * network.
+   */
   readonly #lostNamespaces = new Set<string>();
   readonly #ports: PortWatch;
   /**

@@ -65,7 +65,7 @@ function toLink(raw: z.infer<typeof linkSchema>): Link {
   };
 }
 
-/** Reads all network devices of this namespace, by name. */
+/** Reads all network devices of this process's network namespace, by name. */
 export async function readLinks(): Promise<Links> {
   return parseLinks(await run('ip', ['-json', '-details', 'address', 'show']));
 }

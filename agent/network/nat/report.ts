@@ -23,7 +23,7 @@ const NAMED_FAILURES = 3;
 export interface FailedRepairs {
   /** Reason for the failure of repairs that concern all machines; undefined if there is none. */
   failedRepair: string | undefined;
-  /** Reasons for the failures of repairs that concern one namespace. The key is the name of the namespace's device. */
+  /** Reasons for the failures of repairs that concern one network namespace. The key is the name of the namespace's device. */
   failedNamespaces: ReadonlyMap<string, string>;
 }
 
@@ -38,7 +38,10 @@ export interface Evidence extends FailedRepairs {
    * network.
    */
   lostTaps: ReadonlySet<string>;
-  /** Names of the devices of namespaces that were created again. A program that continues to run in the former namespace has no network. */
+  /**
+   * Names of the devices of network namespaces that were created again. A program that continues to run in the former namespace has no
+   * network.
+   */
   lostNamespaces: ReadonlySet<string>;
   /** Reasons why reserved ports are not forwarded. The key is the port's name. */
   withheldPorts: ReadonlyMap<string, string>;
@@ -144,7 +147,7 @@ function describeFailures(failures: readonly string[]): string {
 export class Failures {
   readonly #layout: Layout;
   readonly #general: string[] = [];
-  /** First failure of each namespace. The key is the name of the namespace's device. */
+  /** First failure of each network namespace. The key is the name of the namespace's device. */
   readonly #namespaces = new Map<string, string>();
 
   constructor(layout: Layout) {
@@ -156,12 +159,12 @@ export class Failures {
     return this.#general.length > 0;
   }
 
-  /** Returns whether an earlier repair of the same namespace has failed. Further repairs of this namespace would fail, too. */
+  /** Returns whether an earlier repair of the same network namespace has failed. Further repairs of this namespace would fail, too. */
   precludes(repair: Repair): boolean {
     return 'device' in repair && this.#namespaces.has(repair.device);
   }
 
-  /** Adds a failed repair with the reason. The failed repair of a namespace is kept apart, because it concerns no other machine. */
+  /** Adds a failed repair with the reason. The failed repair of a network namespace is kept apart, because it concerns no other machine. */
   add(repair: Repair, why: string): void {
     const failure = `${describeDifference(this.#layout, repair)}, and ${why}`;
     if ('device' in repair && repair.device.startsWith(this.#layout.namespaces.prefix)) {
@@ -171,7 +174,7 @@ export class Failures {
     }
   }
 
-  /** Returns the messages about the failures: one for all machines, and one for each namespace. */
+  /** Returns the messages about the failures: one for all machines, and one for each network namespace. */
   described(): FailedRepairs {
     const failedRepair = this.areGeneral ? describeFailures(this.#general) : undefined;
     return { failedRepair, failedNamespaces: this.#namespaces };
@@ -192,7 +195,7 @@ export class Refusals {
    * Returns the numbers of refused packets since the last count. The key is the machine's uid. A reload of the rules sets all counters to
    * 0.
    *
-   * @param devices taps and devices of namespaces; the key is the machine's uid.
+   * @param devices taps, and devices of network namespaces; the key is the machine's uid.
    */
   count(ruleset: readonly RulesetEntry[], devices: ReadonlyMap<string, string>): Record<string, number> {
     const before = this.#last;

@@ -2,7 +2,9 @@
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import type { Layout } from './layout.ts';
 
-/** Returns the name of the nftables counter for refused packets of the machine with this tap, or of the namespace with this device. */
+/**
+ * Returns the name of the nftables counter for refused packets of the machine with this tap, or of the network namespace with this device.
+ */
 export function refusalCounter(device: string): string {
   return `refused_${device}`;
 }

@@ -48,7 +48,8 @@ export class UserNetwork implements Network {
   }
 
   async attachNamespace(): Promise<NamespaceNetwork> {
-    const message = 'The network driver user has no namespaces for emulators; set network.driver to nat';
+    const message =
+      'The network driver user has no network namespaces for emulators; set network.driver to nat';
     throw new ReasonedError('NetworkUnavailable', message);
   }
 

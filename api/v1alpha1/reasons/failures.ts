@@ -74,7 +74,7 @@ export const FAILURES = {
     seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
-    says: 'The folder of the machine is no longer on the host, and its disk is gone',
+    says: 'The folder of the machine is no longer on the host, and with it the disk of the machine',
     todo: 'Create the VM again, and find out who removed the folder',
   },
   RecordDamaged: {
@@ -158,7 +158,7 @@ export const FAILURES = {
     seen: { VM: ['Stalled', 'Ready'] },
     class: 'final',
     by: 'operator',
-    says: 'Neither the VM nor its VMConfig names an image or an ISO with a disk size',
+    says: 'The VM and its VMConfig name neither an image nor an ISO with diskSize',
     todo: 'Name an image, or an ISO and diskSize',
   },
   NetworkModeUnsupported: {
@@ -166,13 +166,13 @@ export const FAILURES = {
     class: 'final',
     by: 'operator',
     says: 'No network driver of the hosts supports the network mode of the VM',
-    todo: 'Create the VM with spec.network.mode NAT',
+    todo: 'Create the VM with spec.network.mode: NAT',
   },
   PortsNeedNAT: {
     seen: { VM: ['Stalled', 'Ready'] },
     class: 'final',
     by: 'operator',
     says: 'The VM reserves ports, but its network mode is not NAT',
-    todo: 'Create the VM with spec.network.mode NAT or without ports',
+    todo: 'Create the VM with spec.network.mode: NAT, or leave out spec.ports',
   },
 } as const;

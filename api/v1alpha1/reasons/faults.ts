@@ -78,7 +78,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent and operator',
     says: 'The machine is not suspended, because the disk of its host has no space for the memory of the machine',
-    todo: 'Delete files on the disk of the host. The machine is suspended when it has enough space',
+    todo: 'Delete files on the disk of the host. The machine is suspended when the disk has enough space',
   },
   ResizeDeferred: {
     seen: { VM: ['RestartRequired'] },
@@ -119,7 +119,7 @@ export const FAULTS = {
     seen: { Emulator: ['Scheduled', 'Ready', 'Event'], VM: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The API server refused the Pod; the message has its answer',
+    says: 'The API server refused the Pod; the message has the answer of the API server',
     todo: 'Raise the quota, or change the admission rule that the message names',
   },
   NoFreePort: {

@@ -55,7 +55,7 @@ export const HOST_REASONS = {
     class: 'mendable',
     by: 'operator',
     says: 'The Node claims to be a host, but Berth approved no certificate for its name',
-    todo: 'If the machine of this Node is a host, set the label that the message names',
+    todo: 'If the computer of this Node is a host, set the label that the message names',
   },
   ApprovedByBerth: {
     seen: { CertificateSigningRequest: ['Approved'] },
@@ -131,7 +131,7 @@ export const HOST_REASONS = {
     class: 'mendable',
     by: 'operator',
     says: 'Another Node has the same address',
-    todo: 'Give the host another address, or delete the other Node if its machine is gone',
+    todo: 'Give the host another address, or delete the other Node if its computer is gone',
   },
   TokenNotForOneHost: {
     seen: DENIED,

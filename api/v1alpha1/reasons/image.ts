@@ -65,7 +65,7 @@ export const IMAGE_REASONS = {
     seen: FETCH,
     class: 'mendable',
     by: 'agent',
-    says: 'The registry refuses access with these credentials. If there are none, it refuses access without credentials',
+    says: 'The registry refuses access with the given credentials, or without credentials if none were given',
     todo: 'Correct the pull secret of the object',
   },
   PullSecretMissing: {
@@ -138,7 +138,7 @@ export const IMAGE_REASONS = {
     seen: { Image: ['InUse'] },
     class: 'passing',
     by: 'operator',
-    says: 'The image is being deleted. It remains until the VMs in the message are deployed',
+    says: 'The image is being deleted. It remains until the VMs that the message names are deployed',
   },
   SourceUnsupported: {
     seen: BLOCKED,
@@ -200,14 +200,14 @@ export const IMAGE_REASONS = {
     seen: BLOCKED,
     class: 'mendable',
     by: 'operator',
-    says: 'The VM whose disk the image takes has not run yet',
+    says: 'The image gets the disk of a VM, and this VM has not run yet',
     todo: 'Wait until the VM has run',
   },
   JobRefused: {
     seen: { Image: ['Ready'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The API server refused the Job of the image; the message has its answer',
+    says: 'The API server refused the Job of the image; the message has the answer of the API server',
     todo: 'Raise the quota, or change the admission rule that the message names',
   },
   JobFailed: {

@@ -6,7 +6,7 @@ import { blockedBy } from '../status.ts';
 import { NOTHING, requeueAfter, type StepResult, waitFor, type Write } from './step.ts';
 import { createVncSecret } from './vncsecret.ts';
 
-/** Time in milliseconds between checks if another object's Pod has the VM's name. No watch shows when this Pod is deleted. */
+/** Time in milliseconds between two checks while the Pod of another object has the VM's name. No watch shows when this Pod is deleted. */
 const NAME_TAKEN_RECHECK_MILLISECONDS = 5_000;
 
 /** Returns true if the VM has no Pod, never ran and has not failed. */

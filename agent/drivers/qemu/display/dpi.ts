@@ -260,7 +260,7 @@ export class FollowedSize {
     return isSame(size, this.#wanted);
   }
 
-  /** Notes that the guest boots again. */
+  /** Records that the guest boots again. */
   boots(): void {
     this.#isSettled = false;
   }

@@ -6,8 +6,8 @@ import { GuestConnection } from './connection.ts';
 import type { GuestAgent } from './guestagent.ts';
 
 /**
- * Time that a guest agent has to refuse a shutdown. The guest agent refuses if the guest's own shutdown command fails, and otherwise gives
- * no answer. The shutdown command ends within a second, even in an emulated guest.
+ * Time within which a guest agent can refuse a shutdown. The guest agent refuses if the guest's own shutdown command fails, and otherwise
+ * gives no answer. The shutdown command ends within a second, even in an emulated guest.
  */
 const REFUSAL_MILLISECONDS = 5_000;
 /** Time limit to set the clock. The guest also writes its hardware clock, which takes up to two seconds. */
@@ -89,9 +89,9 @@ export interface Freeze {
 }
 
 /**
- * Does `work` while the guest's file systems are frozen. If no guest agent answers, or if the freeze fails, `work` is done without a
- * freeze. After a request to freeze, the guest agent always gets a request to thaw before the promise settles, because a late freeze can
- * still succeed. No other code uses the guest agent from the freeze to the thaw.
+ * Runs `work` while the guest's file systems are frozen. If no guest agent answers, or if the freeze fails, runs `work` without a freeze.
+ * After a request to freeze, the guest agent always gets a request to thaw before the promise settles, because a late freeze can still
+ * succeed. No other code uses the guest agent from the freeze to the thaw.
  */
 export async function whileFrozen(options: FreezeOptions, work: () => Promise<void>): Promise<Freeze> {
   return await options.agent.urgently(async () => await freezeAround(options, work));

@@ -28,7 +28,7 @@ const SHORT_INTERVAL_MILLISECONDS = 20;
 /** Time between two checks whether a long command has ended. Each check opens a connection. */
 const LONG_INTERVAL_MILLISECONDS = 500;
 /**
- * If so many checks in a row get no answer, the agent stops waiting for the command. One check without an answer is not enough, because a
+ * Number of checks in a row without an answer after which the agent stops waiting for the command. One such check is not enough, because a
  * busy guest can answer late.
  */
 const SILENCE_LIMIT = 5;

@@ -7,8 +7,8 @@ import { StreamRefused } from '../../driver.ts';
 import { GuestConnection } from './connection.ts';
 
 /**
- * Time that running work has to end before urgent work interrupts it. An honest guest answers most commands at once, and sends the longest
- * output in 5 s. Without this limit, a hostile guest could delay a stop or a copy of its VM by more than a minute with each command.
+ * Time after which urgent work interrupts running work. An honest guest answers most commands at once, and sends the longest output in 5 s.
+ * Without this limit, a hostile guest could delay a stop or a copy of its VM by more than a minute with each command.
  */
 const PATIENCE_MILLISECONDS = 5_000;
 const INTERRUPTED =
@@ -31,7 +31,10 @@ export class GuestAgent {
   readonly #urgent: (() => void)[] = [];
   readonly #waiting: (() => void)[] = [];
   #question: AbortController | undefined;
-  /** Interrupts the work that is under way. Undefined if no work is under way, or if this work is urgent or is a question. */
+  /**
+   * Controller whose abort interrupts the work that is under way. Undefined if no work is under way, or if this work is urgent or is a
+   * question.
+   */
   #interrupt: AbortController | undefined;
 
   constructor(folder: string) {
@@ -39,7 +42,7 @@ export class GuestAgent {
   }
 
   /**
-   * Does `work` before all waiting work, except earlier urgent work. A question that is under way is interrupted at once. Other work that
+   * Runs `work` before all waiting work, except earlier urgent work. A question that is under way is interrupted at once. Other work that
    * is not urgent is interrupted after 5 s. `work` makes its own connections, so that it can connect again if a connection is lost.
    */
   async urgently<T>(work: () => Promise<T>): Promise<T> {
@@ -55,7 +58,7 @@ export class GuestAgent {
   }
 
   /**
-   * Does `work` over one connection when all earlier work has ended.
+   * Runs `work` over one connection when all earlier work has ended.
    *
    * @throws the signal's reason when the signal aborted; StreamRefused when urgent work interrupts `work`, or after {@link close}.
    */
@@ -72,7 +75,10 @@ export class GuestAgent {
     });
   }
 
-  /** Asks a question: does `work` over one connection. Returns `busy` if other work is under way, or if `work` is interrupted. */
+  /**
+   * Runs `work`, a short question to the guest agent, over one connection. Returns `busy` if other work is under way, or if `work` is
+   * interrupted.
+   */
   async ask<T>(signal: AbortSignal, work: Work<T>): Promise<T | 'busy'> {
     if (this.#busy) {
       return 'busy';
@@ -97,7 +103,7 @@ export class GuestAgent {
     this.#end.abort(new StreamRefused('The connection to the machine was closed'));
   }
 
-  /** Waits in `queue` until no other work is under way, does `work`, and then lets the next work of `queue` begin. */
+  /** Waits in `queue` until no other work is under way, runs `work`, and then lets the next work of `queue` begin. */
   async #inTurn<T>(queue: (() => void)[], work: () => Promise<T>): Promise<T> {
     if (this.#busy) {
       await new Promise<void>((resolve) => queue.push(resolve));

@@ -38,7 +38,7 @@ const SYN_STREAM_BYTES = 10;
  */
 const PING_MILLISECONDS = 30_000;
 
-/** Time that a client has to close a connection that the server has ended. */
+/** Time within which a client must close a connection that the server has ended. */
 const CLOSE_MILLISECONDS = 5_000;
 
 export interface SpdyOptions {

@@ -48,7 +48,7 @@ export class SpdyStream extends Duplex {
     await promise;
   }
 
-  /** Notes that the peer sends nothing more. */
+  /** Records that the peer sends nothing more. */
   deliverEnd(): void {
     if (!this.#ended && !this.destroyed) {
       this.#ended = true;

@@ -1,0 +1,50 @@
+/** Limits the tasks that a host does at once. */
+import PQueue from 'p-queue';
+
+interface Turn {
+  readonly namespace: string;
+  /** Aborts when the task must leave the queue. The abort has no effect after the task has begun. */
+  readonly signal: AbortSignal;
+  /** Called with the reason when the task must wait. */
+  readonly onWait: (reason: string) => void;
+}
+
+/**
+ * Gives tasks their turns in the order of their arrival. One namespace has at most all places of the host but one. So slow sources of one
+ * namespace, which can take hours, do not stop the tasks of other namespaces. A host with one place gives it to any namespace.
+ */
+export class TaskTurns {
+  readonly #atOnce: number;
+  readonly #host: PQueue;
+  /** A task first waits here for a place of its namespace, and then for a place of the host. */
+  readonly #namespaces = new Map<string, PQueue>();
+
+  constructor(atOnce: number) {
+    this.#atOnce = atOnce;
+    this.#host = new PQueue({ concurrency: atOnce });
+  }
+
+  /** Runs `work` when it is its turn. @throws the error of `work`, or the signal's reason. */
+  async take({ namespace, signal, onWait }: Turn, work: () => Promise<void>): Promise<void> {
+    const share = Math.max(1, this.#atOnce - 1);
+    const queue = this.#namespaces.get(namespace) ?? this.#queueFor(namespace, share);
+    if (queue.pending >= share && share < this.#atOnce) {
+      onWait(`The host already does ${share} tasks of namespace ${namespace}, the most for one namespace`);
+    }
+    const waitForHost = async (): Promise<void> => {
+      if (this.#host.pending >= this.#atOnce) {
+        onWait(`The host already does ${this.#atOnce} tasks, which is its limit (tasksAtOnce)`);
+      }
+      await this.#host.add(work, { signal });
+    };
+    await queue.add(waitForHost, { signal });
+  }
+
+  /** Makes a queue, which is forgotten when all tasks of the namespace have ended. */
+  #queueFor(namespace: string, concurrency: number): PQueue {
+    const queue = new PQueue({ concurrency });
+    queue.addEventListener('idle', () => this.#namespaces.delete(namespace));
+    this.#namespaces.set(namespace, queue);
+    return queue;
+  }
+}
