@@ -20,6 +20,7 @@ const SLOTS = { [SLOT_RESOURCE]: '4', cpu: '8', memory: '32Gi', 'ephemeral-stora
 const LIFETIME_SECONDS = 3600;
 const SYSTEM = 'berth-system';
 const ACCOUNT = 'berth-agent';
+const SELF_REVIEWS = '/apis/authentication.k8s.io/v1/selfsubjectreviews';
 
 let cluster: Cluster;
 let operator: OperatorProcess;
@@ -104,7 +105,18 @@ async function asOldToken(): Promise<KubeClient> {
   await cluster
     .client()
     .mergePatch(SECRETS, secret, { stringData: { 'auth-extra-groups': BOOTSTRAP_GROUP } });
-  return await clientOf(cluster, { token });
+  const client = await clientOf(cluster, { token });
+  // The API server keeps the groups of a token for ten seconds.
+  const isOld = async () => (await bootstrapGroupsOf(client)).join() === BOOTSTRAP_GROUP;
+  await waitFor('the token to name no host', isOld, STEP);
+  return client;
+}
+
+async function bootstrapGroupsOf(client: KubeClient): Promise<string[]> {
+  const body = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' };
+  const review = await client.raw('POST', SELF_REVIEWS, { body });
+  const { status } = review.body as { status: { userInfo: { groups: string[] } } };
+  return status.userInfo.groups.filter((group) => group.startsWith('system:bootstrappers:'));
 }
 
 describe('credentials of joining hosts', () => {

@@ -94,7 +94,6 @@ export class TestHost {
   /** Starts an agent. If `approve` is true, its certificate requests are approved, as the operator would do. */
   async launch({ approve = true } = {}): Promise<void> {
     const { kubeconfig } = await this.#cluster.createAgentBootstrap(this.name);
-    await untilTokenKnown(kubeconfig);
     const file = join(this.#directory, 'agent.yaml');
     await writeFile(file, stringify({ ...this.#settings, bootstrapKubeconfig: kubeconfig }));
     const config = loadConfig(file);
@@ -155,20 +154,6 @@ export interface TestHostSettings {
   name: string;
   network?: 'user' | 'nat';
   [setting: string]: unknown;
-}
-
-/** Resolves when the API server knows a new token. It learns of new tokens by a watch, and the agent ends if it is refused. */
-async function untilTokenKnown(kubeconfigPath: string): Promise<void> {
-  const transport = new Transport(await loadConnection({ kubeconfigPath }), { metrics: createMetrics() });
-  try {
-    await waitFor('the token to be known', async () => {
-      const review = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' };
-      const path = '/apis/authentication.k8s.io/v1/selfsubjectreviews';
-      return (await transport.request({ method: 'POST', path, body: review })).status !== 401;
-    });
-  } finally {
-    await transport.close();
-  }
 }
 
 async function approveRequests(cluster: Cluster, node: string, signal: AbortSignal): Promise<void> {
