@@ -299,6 +299,7 @@ describe('the removal for a cache entry', () => {
   it('waits until starting VMs have their clones, and leaves running machines their file', async () => {
     const keyring = keyringOf(registry);
     const { reference } = await publish('team/removed:1');
+    const earlier = await blobsFetched();
     await ensure(store, reference, 'entry/e', { keyring });
     const { path } = await ensure(store, reference, 'machine/a', { keyring });
     const removal = { done: false };
@@ -313,6 +314,8 @@ describe('the removal for a cache entry', () => {
     await removed;
     expect(store.images()).toEqual([]);
     expect(existsSync(path)).toBe(true);
+    // The layer and the configuration. The registry writes its log after the last byte was sent.
+    await waitFor('the log of what was fetched', async () => (await blobsFetched()) >= earlier + 2);
     const before = await blobsFetched();
     // The image is requested again while machines run from it, so nothing is fetched.
     expect((await ensure(store, reference, 'machine/c', { keyring })).path).toBe(path);
