@@ -76,7 +76,7 @@ test('a killed program is not waited for longer because a child of it holds its 
 });
 
 test('an ended program is not waited for past its deadline because a child of it holds its output', async () => {
-  const { output, ended } = start('sh', ['-c', 'sleep 60 & echo $!'], { timeoutMilliseconds: 200 });
+  const { output, ended } = start('sh', ['-c', 'sleep 60 & echo $!'], { timeoutMilliseconds: 2_000 });
   const [pid] = (await once(output, 'data')) as [Buffer];
   try {
     await expect(ended).resolves.toBeUndefined();

@@ -57,7 +57,7 @@ it('asks for objects while it watches many', async () => {
       const { metadata } = await client.get(
         VMS,
         { namespace: 'a', name: 'a' },
-        { deadlineMilliseconds: 5_000 },
+        { deadlineMilliseconds: 30_000 },
       );
       expect(metadata.name).toBe('a');
     },

@@ -30,7 +30,7 @@ afterEach(async () => {
 
 /** Resolves with the error of a stream that the server refuses. */
 async function refusal(): Promise<unknown> {
-  const asked = transport.stream('/watch', AbortSignal.timeout(15_000));
+  const asked = transport.stream('/watch', AbortSignal.timeout(45_000));
   return await asked.catch((error: unknown) => error);
 }
 

@@ -117,7 +117,8 @@ describe('a hostile peer', () => {
     });
     const message = 'ADB did not answer within 5 s';
     expect(await Promise.all(answers)).toEqual(plays.map(() => ({ kind: 'silent', message })));
-    expect(performance.now() - began).toBeLessThan(6_000);
+    // A limit for each message instead of all would end the drips, which take 6 s, only after 11 s.
+    expect(performance.now() - began).toBeLessThan(10_000);
   });
 
   it('with any bytes has an answer, and never one that is booted', async () => {

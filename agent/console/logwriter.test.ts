@@ -16,6 +16,8 @@ import {
 import { connectTerminal, makeTerminal } from './terminal.ts';
 
 const MEBIBYTE = 1024 * 1024;
+/** Limit of a wait. The default, 1 s, is too short on a busy machine. */
+const WAIT = { timeout: 30_000 };
 
 describe('the log writer', () => {
   let folder: string;
@@ -84,7 +86,7 @@ describe('the log writer', () => {
 
   it('leaves the input to others, and writes later output', async () => {
     const ended = run('echo before; read -r one; echo "$one, $one"; read -r two; echo "$two, $two"');
-    await vi.waitFor(async () => expect(await kept('serial')).toBe('before\n'));
+    await vi.waitFor(async () => expect(await kept('serial')).toBe('before\n'), WAIT);
     let isRunning = true;
     const [one, other] = [connected(async () => isRunning), connected(async () => true)];
     let seen = '';
@@ -93,7 +95,7 @@ describe('the log writer', () => {
     });
     const closed = once(one, 'close');
     one.write('typed\n');
-    await vi.waitFor(() => expect(seen).toBe('typed, typed\n'));
+    await vi.waitFor(() => expect(seen).toBe('typed, typed\n'), WAIT);
     other.write('again\n');
     expect(await ended).toBe(0);
     isRunning = false;

@@ -47,7 +47,7 @@ test('an empty lock file, left by a full disk, holds nothing', () => {
 });
 
 /** Time limit for the end of a process. A process usually ends in milliseconds, but a busy machine needs longer. */
-const ENDED_MILLISECONDS = 10_000;
+const ENDED_MILLISECONDS = 30_000;
 
 /** A program that ends its main thread and continues in another thread. An agent is in this state if a thread waits for a slow disk. */
 const HALF_ENDED = `

@@ -8,6 +8,8 @@ import type { Host } from './host.ts';
 import { newRecord, newRuntime, type Runtime } from './machine.ts';
 
 const RUNNING = { kind: 'running', pid: 1, guestStarted: true, paused: false } as const;
+/** Limit of a wait. The default, 1 s, is too short on a busy machine. */
+const WAIT = { timeout: 30_000 };
 /** Pod, from an informer's cache, of a machine whose guest agent has answered. */
 const READY: Pod = {
   apiVersion: 'v1',
@@ -69,7 +71,7 @@ test('the guest of a Pod that no longer exists is not asked any more', async () 
   );
   const runtime = runtimeOf();
   checks.follow(READY, runtime);
-  await vi.waitFor(() => expect(asked).toHaveLength(1));
+  await vi.waitFor(() => expect(asked).toHaveLength(1), WAIT);
   checks.forget('uid');
   expect(asked[0]?.aborted).toBe(true);
 });

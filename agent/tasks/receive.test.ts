@@ -15,6 +15,8 @@ import { receive } from './receive.ts';
 import type { TaskContext } from './runner.ts';
 
 const content = randomBytes(64 * 1024);
+/** Limit of a wait. The default, 1 s, is too short on a busy machine. */
+const WAIT = { timeout: 30_000 };
 const TASK: Task & { type: 'receive' } = {
   apiVersion: TASK_API_VERSION,
   type: 'receive',
@@ -165,7 +167,7 @@ it('a sender gets the reason when the host cannot remove an earlier file', async
 it('a task without a sender ends when its Pod is deleted', async () => {
   const abort = new AbortController();
   const received = receive(diskHost(), TASK, context(abort.signal), vi.fn());
-  await vi.waitFor(() => expect(claimed).toHaveLength(1));
+  await vi.waitFor(() => expect(claimed).toHaveLength(1), WAIT);
   abort.abort(new Error('deleted'));
   await expect(received).rejects.toThrow('deleted');
 });

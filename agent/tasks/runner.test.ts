@@ -11,6 +11,8 @@ import { type TaskContext, TaskRunner } from './runner.ts';
 import { taskStatus } from './status.ts';
 
 const AT_ONCE = 2;
+/** Limit of a wait. The default, 1 s, is too short on a busy machine. */
+const WAIT = { timeout: 30_000 };
 const TASK: Task = { apiVersion: TASK_API_VERSION, type: 'uncache', entry: 'e' };
 
 let directory: string;
@@ -74,14 +76,14 @@ function kinds(...uids: string[]): (string | undefined)[] {
 
 test('a limited number of tasks runs at once, and the others wait in their order with a reason', async () => {
   start('a', 'b', 'c', 'd');
-  await vi.waitFor(() => expect([...underWay.keys()]).toEqual(['a', 'b']));
+  await vi.waitFor(() => expect([...underWay.keys()]).toEqual(['a', 'b']), WAIT);
   expect(kinds('a', 'b', 'c', 'd')).toEqual(['running', 'running', 'waiting', 'waiting']);
   const log = await readFile(join(directory, 'c', 'serial.log'), 'utf8');
   expect(log).toBe(
     'The task uncache waits. The host already does 2 tasks, which is its limit (tasksAtOnce)\n',
   );
   underWay.get('b')?.resolve({});
-  await vi.waitFor(() => expect(kinds('b', 'c', 'd')).toEqual(['succeeded', 'running', 'waiting']));
+  await vi.waitFor(() => expect(kinds('b', 'c', 'd')).toEqual(['succeeded', 'running', 'waiting']), WAIT);
 });
 
 test('a namespace leaves one place of the host to others, and its own tasks wait in their order', async () => {
@@ -102,19 +104,18 @@ test('a namespace leaves one place of the host to others, and its own tasks wait
 
 test('a task that fails lets the next one begin', async () => {
   start('a', 'b', 'c');
-  await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE));
+  await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE), WAIT);
   underWay.get('a')?.reject(new Error('no such image'));
-  await vi.waitFor(() => expect(kinds('a', 'c')).toEqual(['failed', 'running']));
+  await vi.waitFor(() => expect(kinds('a', 'c')).toEqual(['failed', 'running']), WAIT);
 });
 
 test('a waiting task whose Pod is deleted ends at once; a running one counts until it has ended', async () => {
   start('a', 'b', 'c', 'd');
   runner.abort('c');
-  await vi.waitFor(() =>
-    expect(runner.state('c')).toMatchObject({ kind: 'failed', message: 'The Pod of the task was deleted' }),
-  );
+  const message = 'The Pod of the task was deleted';
+  await vi.waitFor(() => expect(runner.state('c')).toMatchObject({ kind: 'failed', message }), WAIT);
   runner.abort('a');
-  await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE));
+  await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE), WAIT);
   expect(kinds('a', 'b', 'd')).toEqual(['running', 'running', 'waiting']);
 });
 
@@ -142,23 +143,23 @@ test('the Pod of a waiting task is Pending with a reason, or Running if it was s
 
 test('a task ends, and the next one begins, although nothing can be written to its log', async () => {
   start('a', 'b', 'c');
-  await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE));
+  await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE), WAIT);
   for (const uid of ['a', 'b', 'c']) {
     // The runner may write into the folder at this moment.
     await rm(join(directory, uid), { recursive: true, maxRetries: 10 });
   }
   underWay.get('a')?.reject(new Error('the disk is full'));
   underWay.get('b')?.resolve({});
-  await vi.waitFor(() => expect(kinds('a', 'b', 'c')).toEqual(['failed', 'succeeded', 'running']));
+  await vi.waitFor(() => expect(kinds('a', 'b', 'c')).toEqual(['failed', 'succeeded', 'running']), WAIT);
 });
 
 test('a task that takes callers takes them once it has begun, also after it has failed', async () => {
   takers = new Set(['a', 'b', 'c']);
   const takes = (uid: string): boolean => runner.connect(uid, new Socket());
   start('a', 'b', 'c');
-  await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE));
+  await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE), WAIT);
   expect([takes('a'), takes('a'), takes('c'), takes('d')]).toEqual([true, false, false, false]);
   underWay.get('b')?.reject(new Error('no room'));
-  await vi.waitFor(() => expect(kinds('b')).toEqual(['failed']));
+  await vi.waitFor(() => expect(kinds('b')).toEqual(['failed']), WAIT);
   expect([takes('b'), takes('b')]).toEqual([true, false]);
 });

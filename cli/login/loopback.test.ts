@@ -4,7 +4,7 @@ import { expect, it } from 'vitest';
 import { Loopback } from './loopback.ts';
 
 it('ends when the browser has its answer, even if other connections stay open', {
-  timeout: 5_000,
+  timeout: 30_000,
 }, async () => {
   const loopback = await Loopback.open('mine');
   const { address } = loopback;

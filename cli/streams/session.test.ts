@@ -13,7 +13,7 @@ import { runSession } from './session.ts';
 const SIZE = 4;
 const STATUS = 3;
 /** Time limit of a session that must end by itself. */
-const END_MILLISECONDS = 5_000;
+const END_MILLISECONDS = 30_000;
 
 let server: Server;
 let watches: Transport;

@@ -33,7 +33,7 @@ it('ends when another VM has the name of the VM', async () => {
   await writeFile(kubeconfig, JSON.stringify(document));
   const { promise: listening, resolve } = Promise.withResolvers<string>();
   const ignored = () => undefined;
-  const signal = AbortSignal.timeout(10_000);
+  const signal = AbortSignal.timeout(30_000);
   const ended = portForward(
     { name: 'berth', environment: { HOME: folder }, out: resolve, err: ignored, isForPeople: false, signal },
     { kubeconfig, context: 'a', output: 'table' },

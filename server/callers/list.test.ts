@@ -16,6 +16,8 @@ import { listAs, listWithShared } from './list.ts';
 import { Usernames } from './usernames.ts';
 
 const MEBIBYTE = 1024 * 1024;
+/** Limit of a wait. The default, 1 s, is too short on a busy machine. */
+const WAIT = { timeout: 30_000 };
 
 /** Objects of the stand-in: their number by namespace, and the length of the annotation of each. */
 let objects: { count: Record<string, number>; annotation: number };
@@ -175,7 +177,7 @@ it('reads few lists at once, and refuses callers when too many wait', async () =
   const open = hold();
   const read = async (user: string) => await listAs(callerOf(user), VMS, { namespace: 'one' }, nameOf);
   const accepted = Array.from({ length: 8 + 256 }, async (_one, index) => await read(`user-${index % 4}`));
-  await vi.waitFor(() => expect(queries).toHaveLength(8));
+  await vi.waitFor(() => expect(queries).toHaveLength(8), WAIT);
   await expect(read('late')).rejects.toMatchObject({ status: 429 });
   expect(queries).toHaveLength(8);
   open.resolve();
@@ -188,7 +190,7 @@ it('reads both lists of a namespace in one place', async () => {
   const open = hold('shared');
   const read = async () => await listWithShared(caller, VMS, { namespace: 'one' }, 'shared', nameOf);
   const lists = Array.from({ length: 40 }, read);
-  await vi.waitFor(() => expect(queries.filter((query) => query === 'shared')).toHaveLength(8));
+  await vi.waitFor(() => expect(queries.filter((query) => query === 'shared')).toHaveLength(8), WAIT);
   expect(queries.filter((query) => query === 'one')).toHaveLength(8);
   open.resolve();
   await Promise.all(lists);
@@ -198,7 +200,7 @@ it('leaves places to others when one user reads many lists', async () => {
   const open = hold();
   const read = async (user: string) => await listAs(callerOf(user), VMS, { namespace: 'one' }, nameOf);
   const accepted = Array.from({ length: 66 }, async () => await read('busy'));
-  await vi.waitFor(() => expect(queries).toHaveLength(8));
+  await vi.waitFor(() => expect(queries).toHaveLength(8), WAIT);
   await expect(read('busy')).rejects.toMatchObject({
     status: 429,
     message: expect.stringMatching(/^The limit of 66 requests for lists of user busy /),
@@ -225,7 +227,7 @@ it('gives the places of clients that are gone to others', async () => {
     read(gone.signal),
   ];
   const last = others.pop();
-  await vi.waitFor(() => expect(queries).toHaveLength(8));
+  await vi.waitFor(() => expect(queries).toHaveLength(8), WAIT);
   const reason = new Error('gone');
   gone.abort(reason);
   await expect(first).rejects.toBe(reason);

@@ -11,6 +11,8 @@ import { addCallers } from './requests.ts';
 
 /** Length of an answer that is too long for the buffers of the kernel. */
 const LONG = 24 * 1024 * 1024;
+/** Limit of a wait. The default, 1 s, is too short on a busy machine. */
+const WAIT = { timeout: 30_000 };
 
 let app: App;
 let running: ListeningServer;
@@ -47,8 +49,8 @@ it.each(['/long', '/never'])(
       await once(socket, 'readable');
       expect(ended[0]?.aborted).toBe(true);
     }
-    await vi.waitFor(() => expect(ended).toHaveLength(1));
+    await vi.waitFor(() => expect(ended).toHaveLength(1), WAIT);
     socket.destroy();
-    await vi.waitFor(() => expect(ended[0]?.aborted).toBe(true));
+    await vi.waitFor(() => expect(ended[0]?.aborted).toBe(true), WAIT);
   },
 );

@@ -4,6 +4,8 @@ import { ApiError } from '../../kube/errors.ts';
 import { Usernames } from './usernames.ts';
 
 const ann = { status: { userInfo: { username: 'ann' } } };
+/** Limit of a wait. The default, 1 s, is too short on a busy machine. */
+const WAIT = { timeout: 30_000 };
 
 function clientOf(create: () => Promise<unknown>): KubeClient {
   return { create } as unknown as KubeClient;
@@ -25,7 +27,7 @@ it('asks once for each token, and again after 10 s', async () => {
   await vi.waitFor(async () => {
     await ask('a');
     expect(create).toHaveBeenCalledTimes(3);
-  });
+  }, WAIT);
   now.mockRestore();
 });
 

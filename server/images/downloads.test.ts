@@ -17,6 +17,8 @@ const NAMESPACE = 'platform-ci';
 const REF = { namespace: NAMESPACE, name: 'desktop' };
 const EARLIER = '2026-01-01T00:00:00.000Z';
 const CONTENT = { type: 'storedFile' };
+/** Limit of a wait. The default, 1 s, is too short on a busy machine. */
+const WAIT = { timeout: 30_000 };
 
 /** A host that sends the file to every caller. */
 let host: Server;
@@ -178,7 +180,7 @@ it('ends when the client leaves or the server stops, and its place is free again
   pods = [];
   const ended = download();
   ended.catch(() => undefined);
-  await vi.waitFor(() => expect(requests).toBe(1));
+  await vi.waitFor(() => expect(requests).toBe(1), WAIT);
   const stopped = waiting.stop();
   await expect(ended).rejects.toMatchObject({ body: { code: 503 } });
   response.destroy();

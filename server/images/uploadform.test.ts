@@ -55,6 +55,8 @@ async function send(payload: string | Readable, headers: Record<string, string> 
 
 const NAME = { name: 'imageName', value: 'desktop' };
 const JSON_TYPE = 'application/json';
+/** Limit of a wait. The default, 1 s, is too short on a busy machine. */
+const WAIT = { timeout: 30_000 };
 const FILE = { name: 'anything', filename: 'Disk.QCOW2', value: 'content' };
 
 it('has its texts before the file, whatever the case of their keys, and unknown ones are ignored', async () => {
@@ -114,7 +116,7 @@ it('whose sender pauses in the file is 408', async () => {
     const payload = new PassThrough();
     payload.write(bodyOf(NAME, FILE).slice(0, -20));
     const answer = send(payload, { 'content-length': '1000' });
-    await vi.waitFor(() => expect(vi.getTimerCount()).toBeGreaterThan(0));
+    await vi.waitFor(() => expect(vi.getTimerCount()).toBeGreaterThan(0), WAIT);
     await vi.advanceTimersByTimeAsync(49_000);
     payload.write('more');
     await vi.advanceTimersByTimeAsync(49_000);

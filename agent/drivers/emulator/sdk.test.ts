@@ -17,7 +17,7 @@ const PROPERTIES = [
   'SystemImage.Abi=x86_64',
   'SystemImage.TagId=google_apis',
 ];
-const COMMAND = { timeoutMilliseconds: 5_000 };
+const COMMAND = { timeoutMilliseconds: 60_000 };
 
 let root: string;
 

@@ -190,7 +190,7 @@ describe('a guest agent', () => {
   ])('that %s leaves it to the power button', async (_, answer) => {
     const qmp = await listen('running', { hasAgent: true });
     await guestAgent((socket) => (answer === undefined ? socket.destroy() : socket.write(answer)));
-    await driver.stop(folder, { graceMilliseconds: 4_000 });
+    await driver.stop(folder, { graceMilliseconds: 30_000 });
     expect(seen.map(({ execute }) => execute)).toEqual(['guest-shutdown']);
     expect(qmp.commands).toContain('system_powerdown');
   });

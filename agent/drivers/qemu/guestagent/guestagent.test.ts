@@ -50,7 +50,7 @@ async function run(): Promise<GuestCommandResult> {
   return await executeInGuest(agent, { path: '/bin/sh', arguments: [], signal });
 }
 
-describe('a freeze', { timeout: 10_000 }, () => {
+describe('a freeze', () => {
   it('interrupts a command without an answer, and comes before commands that wait', async () => {
     const silent = run().catch((error: unknown) => error);
     await firstCommand;
@@ -77,7 +77,7 @@ describe('a freeze', { timeout: 10_000 }, () => {
   });
 });
 
-describe('the end of the connection to the machine', { timeout: 10_000 }, () => {
+describe('the end of the connection to the machine', () => {
   it('ends a command without an answer, and those that wait', async () => {
     const commands = [run(), run()].map(async (one) => {
       await expect(one).rejects.toThrow(new StreamRefused('The connection to the machine was closed'));
