@@ -26,6 +26,8 @@ const FENCE_SECONDS = 20;
 /** Number of callers at the same time. */
 const AT_ONCE = 100;
 const REFUSED = /^(4\d\d|closed)$/;
+/** Time limit for the end of idle connections. It is much longer than the limit of the servers, 10 s. */
+const CLOSED = { deadlineMilliseconds: 60_000 };
 
 let world: World;
 let doors: Door[];
@@ -173,5 +175,5 @@ async function stayIdle(context: TestContext, door: Door, knocks: number): Promi
   for (let left = knocks; left > 0; left -= AT_ONCE) {
     await Promise.all(Array.from({ length: AT_ONCE }, knockAndStay));
   }
-  await waitFor(`all idle connections to the ${door.name} to be closed`, () => open.size === 0);
+  await waitFor(`all idle connections to the ${door.name} to be closed`, () => open.size === 0, CLOSED);
 }
