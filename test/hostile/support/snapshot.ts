@@ -6,15 +6,18 @@ import { waitFor } from '../../../hack/wait.ts';
 const RESTLESS = /^(leases|events|nodes|componentstatuses)(\.|$)/;
 const VERSION = '{.kind} {.metadata.namespace}/{.metadata.name} {.metadata.uid} {.metadata.resourceVersion}';
 const NODE = 'Node {.metadata.name} {.metadata.labels} {.metadata.annotations} {.spec}';
+/** Time limit. A reading lists some sixty resources, which takes seconds on a busy machine. */
+const STILL = { deadlineMilliseconds: 180_000 };
 
 /** Returns a line for each object, when two readings are equal: the control plane still completes new objects. */
 export async function snapshotOf(cluster: Cluster): Promise<string[]> {
   let last: string[] = [];
-  return await waitFor('all objects to stay as they are', async () => {
+  const isStill = async (): Promise<string[] | false> => {
     const before = last;
     last = await readAll(cluster);
     return last.join('\n') === before.join('\n') && last;
-  });
+  };
+  return await waitFor('all objects to stay as they are', isStill, STILL);
 }
 
 async function readAll(cluster: Cluster): Promise<string[]> {
