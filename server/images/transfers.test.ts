@@ -10,7 +10,7 @@ import { addTransferRoutes } from './transfers.ts';
 import type { UploadRequest } from './uploads.ts';
 
 /** Time limit of the end of a connection, which ends at once. */
-const DEADLINE_MILLISECONDS = 10_000;
+const DEADLINE_MILLISECONDS = 30_000;
 const FORM = '--b\r\nContent-Disposition: form-data; name="f"; filename="disk.raw"\r\n\r\n';
 
 let app: App;

@@ -45,7 +45,7 @@ it.each([
     await vi.advanceTimersByTimeAsync(10_000);
     expect(await settled).toBe(false);
     state.isBack = true;
-    await vi.waitFor(() => expect(write).toHaveResolvedWith(vm), { timeout: 10_000 });
+    await vi.waitFor(() => expect(write).toHaveResolvedWith(vm), { timeout: 30_000 });
   },
 );
 

@@ -280,7 +280,7 @@ describe('a qcow2 file', () => {
 async function infoOf(path: string): Promise<{ bytes: number; names: string[] } | undefined> {
   let stdout: string;
   try {
-    ({ stdout } = await run('qemu-img', ['info', '-f', 'qcow2', '--output=json', path], { timeout: 20_000 }));
+    ({ stdout } = await run('qemu-img', ['info', '-f', 'qcow2', '--output=json', path], { timeout: 60_000 }));
   } catch (error) {
     if (error instanceof Error && 'code' in error && error.code === 1) {
       return undefined;

@@ -37,7 +37,7 @@ beforeEach(async () => {
       }
     });
   });
-  qmp = await QmpConnection.connect(folder, FILES.qmp, { timeoutMilliseconds: 5_000 });
+  qmp = await QmpConnection.connect(folder, FILES.qmp, { timeoutMilliseconds: 30_000 });
 });
 
 afterEach(async () => {
