@@ -4,6 +4,8 @@ import { whyNoDocker } from './test/docker/host.ts';
 
 /** A single step of a real cluster or guest; a test that waits longer says so itself. */
 const REAL_PARTS_MILLISECONDS = 120_000;
+/** Whole images are copied, agents replaced one after the other, and guests booted, beside another project on the same processors. */
+const IMAGES_OF_BERTH_MILLISECONDS = 600_000;
 /** Set-up may have to wait for a whole cluster. */
 const HOOK_MILLISECONDS = 180_000;
 
@@ -92,6 +94,7 @@ export default defineConfig({
           globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, 'test/oci/setup.ts'],
           sequence: { groupOrder: 8 },
           ...oneAtATime,
+          testTimeout: IMAGES_OF_BERTH_MILLISECONDS,
         },
       },
       {
@@ -140,6 +143,7 @@ export default defineConfig({
           globalSetup: [TOOLCHAIN, CHART_TOOLS, GUESTS, 'test/e2e/installed/setup.ts'],
           sequence: { groupOrder: 9 },
           ...oneAtATime,
+          testTimeout: IMAGES_OF_BERTH_MILLISECONDS,
         },
       },
       {

@@ -35,8 +35,10 @@ export const ROLLOUT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 10
  * agent and operator.
  */
 export const SET_UP_MILLISECONDS = 600_000;
-/** Time limit for a page from the same machine, in seconds. */
-const PAGE_SECONDS = '2';
+/** Time limit of `kubectl rollout status`, in seconds. The agents of the nodes are replaced one after the other. */
+const ROLLOUT_SECONDS = 240;
+/** Time limit for a page from the same machine, in seconds. The guest is emulated beside the whole cluster. A new agent starts later. */
+const PAGE_SECONDS = '8';
 
 /** Port from which hosts fetch the guest's image. Its address is within the cluster's networks. */
 const IMAGE_PORT = 80;
@@ -149,12 +151,17 @@ export class Installed implements AsyncDisposable {
 
   /** Resolves when the operator and agents run with their present configuration and every node is a host. */
   async rolledOut(): Promise<void> {
-    const status = ['rollout', 'status', '--namespace', SYSTEM, '--timeout=110s'];
-    await this.cluster.kubectl([...status, 'deployment/berth-operator']);
-    await this.cluster.kubectl([...status, 'daemonset/berth-agent']);
+    await this.rollout('deployment/berth-operator');
+    await this.rollout('daemonset/berth-agent');
     for (const { name } of this.nodes) {
       await this.hostIsReady(`${name}-berth`);
     }
+  }
+
+  /** Resolves when all Pods of a workload of the release run with its present configuration. */
+  async rollout(workload: string): Promise<void> {
+    const status = ['rollout', 'status', '--namespace', SYSTEM, `--timeout=${ROLLOUT_SECONDS}s`, workload];
+    await this.cluster.kubectl(status, { timeoutMilliseconds: (ROLLOUT_SECONDS + 10) * 1000 });
   }
 
   async hostIsReady(name: string): Promise<void> {

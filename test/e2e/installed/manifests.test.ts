@@ -58,7 +58,7 @@ describe('Berth installed with kubectl', unless(unfit), () => {
       const words = command.replace('dist/install.yaml', manifest).split(' ');
       await berth.cluster.kubectl(words.slice(1));
     }
-    const { objects, hosts } = await remains(berth);
+    const { objects, hosts } = await remains(berth, []);
     expect(objects).toEqual([]);
     expect(hosts).toEqual(berth.nodes.map(() => NO_TRACES));
   });
