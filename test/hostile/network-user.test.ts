@@ -9,6 +9,7 @@ import {
   CLUSTER_NETWORKS,
   HOST_ADDRESS,
   NatWorld,
+  OPEN_MILLISECONDS,
   type Worker,
   WORLD_ADDRESS,
   whyNotHere,
@@ -125,7 +126,7 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
       },
       ANSWER,
     );
-    expect(await host.do('udpExchange', '127.0.0.1', RESERVED_PORT, 'in')).toBe('in');
+    expect(await host.do('udpExchange', '127.0.0.1', RESERVED_PORT, 'in', OPEN_MILLISECONDS)).toBe('in');
   });
 
   test.each(['127.0.0.1', '::1', HOST_ADDRESS, '169.254.169.254', 'fd00:ec2::254'])(
