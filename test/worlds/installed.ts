@@ -61,6 +61,12 @@ export const VALUES = {
   },
 };
 
+interface Plan {
+  nodes?: number;
+  /** A provider on loopback, and the configuration with which the API server reaches it. */
+  signIn?: { port: number; authentication: string };
+}
+
 interface LogLine {
   level: number;
   msg: string;
@@ -92,13 +98,13 @@ export class Installed implements AsyncDisposable {
     this.#parts = parts;
   }
 
-  /** Starts two nodes without any part of Berth. Its API server reaches `signIn`, a provider on loopback with this configuration. */
-  static async start(name: string, signIn?: { port: number; authentication: string }): Promise<Installed> {
+  /** Starts nodes without any part of Berth. */
+  static async start(name: string, { nodes = 2, signIn }: Plan = {}): Promise<Installed> {
     const guest = await guestFile('amd64');
     await using parts = new AsyncDisposableStack();
     const started = await startNodeCluster({
       name: `${name}-${process.pid}`,
-      nodes: 2,
+      nodes,
       ...(signIn !== undefined && { authentication: signIn.authentication }),
     });
     parts.adopt(started.cluster, (one) => one.stop());

@@ -81,7 +81,8 @@ describe('The HTTP API of an installation', unless(unfit), () => {
     const managedGroups = Object.values(GROUPS);
     const options = { issuer, authority, client: CLIENT, managedGroups };
     const authentication = stringify(authenticationConfiguration(options));
-    berth = await Installed.start('http', { port: Number(new URL(issuer).port), authentication });
+    const port = Number(new URL(issuer).port);
+    berth = await Installed.start('http', { signIn: { port, authentication } });
     values = { ...VALUES, roles: ROLES, server: { config: { cluster: { issuer, clientID: CLIENT } } } };
     await berth.prepareNodes();
     await writeCertificate();

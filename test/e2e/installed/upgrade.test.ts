@@ -16,8 +16,11 @@ const ROOT = join(import.meta.dirname, '..', '..', '..');
 const PORTS = { one: 8080, two: 8081 };
 /** Names of VMs that run during the whole upgrade. */
 const NAMES = Object.keys(PORTS) as (keyof typeof PORTS)[];
-/** Values for earlier agents, which refuse a configuration file with `clusterCIDRs`. */
-const OF_EARLIER_AGENTS = { clusterCIDRs: [], guestsMayReachCluster: true };
+/**
+ * Values for earlier agents, which refuse a configuration file with `clusterCIDRs`. They start again at once, with the same image. The test
+ * of their upgrade replaces one after the other.
+ */
+const OF_EARLIER_AGENTS = { clusterCIDRs: [], guestsMayReachCluster: true, maxUnavailable: 2 };
 
 const unfit = whyNoNodes() ?? (await whyNoEarlier());
 
