@@ -74,11 +74,11 @@ describe('nat from the agent to the VM', unless(missing), () => {
     });
   }
 
-  async function reachable(): Promise<void> {
+  async function reachable(options = NO_PROMISE): Promise<void> {
     await waitFor(
       'the guest to be reachable',
       async () => (await host.page(PORT)).includes('berth-guest'),
-      PROMISED,
+      options,
     );
   }
 
@@ -169,7 +169,7 @@ describe('nat from the agent to the VM', unless(missing), () => {
       const before = await host.metric(REPAIRS);
       const began = performance.now();
       host.net.inHost(file, ...args);
-      await reachable();
+      await reachable(PROMISED);
       process.stderr.write(`${repair} after ${Math.round(performance.now() - began)} ms\n`);
       await waitFor('the repair to be counted', async () => (await host.metric(REPAIRS)) > before);
       await waitFor('the repair to be told', async () => (await events('NetworkRepaired')).includes(repair));

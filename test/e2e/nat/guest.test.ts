@@ -77,11 +77,8 @@ describe('nat with real guests', unless(missing), () => {
   }
 
   async function isReachable(): Promise<void> {
-    await waitFor(
-      'the guest to be reachable',
-      async () => (await page('a', BLOCKED_MILLISECONDS)).includes('berth-guest'),
-      { deadlineMilliseconds: REPAIR_DEADLINE_MILLISECONDS },
-    );
+    const answers = async () => (await page('a', BLOCKED_MILLISECONDS)).includes('berth-guest');
+    await waitFor('the guest to be reachable', answers);
   }
 
   beforeAll(async () => {
