@@ -53,6 +53,7 @@ async function runProject(project: string, isLive: boolean): Promise<ProjectResu
     root: ROOT,
     args: ['--project', project],
     summary: join(results, `${project}.json`),
+    lane: isLive ? 0 : 1,
     ...(!isLive && { log }),
   });
   if (!isLive) {

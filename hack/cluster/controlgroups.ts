@@ -7,7 +7,7 @@ import { waitFor } from '../wait.ts';
 /** Folder with the hierarchies of control groups. */
 export const HIERARCHIES = '/sys/fs/cgroup';
 /** Time limit until killed processes have left their groups. Usually this takes milliseconds. */
-const EMPTY_MILLISECONDS = 20_000;
+const EMPTY_MILLISECONDS = 60_000;
 
 /** Removes a group and its subgroups, except groups with a running process. Returns true when all were removed. */
 export async function removeGroup(group: string): Promise<boolean> {

@@ -2,19 +2,24 @@ import { randomInt } from 'node:crypto';
 import { createServer } from 'node:net';
 import { codeOf } from '../../base/errors.ts';
 
-/** Range of ports. It is below the range for outgoing connections, so that no connection uses a port before its program listens. */
-const FIRST = 20_000;
+/**
+ * Range of ports. It is below the range for outgoing connections, so that no connection uses a port before its program listens. It is above
+ * the ports that agents choose for VMs.
+ */
+const FIRST = 22_000;
 const LAST = 29_999;
 /** Largest number of attempts to find a free port. If so many attempts fail, the cause is not that the ports are in use. */
 const ATTEMPTS = 200;
 /**
  * Number of parts of the range. Files of tests that run at the same time choose from different parts, because a port stays free until a
- * program listens on it.
+ * program listens on it. Each lane of a whole test run has parts of its own, with one part for each worker.
  */
-const RANGES = 4;
-const SIZE = Math.floor((LAST + 1 - FIRST) / RANGES);
-/** First port of this process's part. vitest numbers its workers from 1; other processes have no number. */
-const RANGE_FIRST = FIRST + SIZE * (Number(process.env['VITEST_POOL_ID'] ?? 0) % RANGES);
+const LANES = 2;
+const WORKERS = 4;
+const SIZE = Math.floor((LAST + 1 - FIRST) / (LANES * WORKERS));
+/** First port of this process's part. vitest numbers its workers from 1 in each lane; other processes have no number. */
+const RANGE_FIRST =
+  FIRST + SIZE * (WORKERS * partOf('BERTH_TEST_LANE', LANES) + partOf('VITEST_POOL_ID', WORKERS));
 /** Ports that this process has returned before. Perhaps no program listens on them yet. */
 const given = new Set<number>();
 
@@ -37,6 +42,10 @@ export async function freePorts(count: number): Promise<number[]> {
     }
   }
   throw new Error(`no ${count} free ports between ${RANGE_FIRST} and ${RANGE_FIRST + SIZE - 1}`);
+}
+
+function partOf(variable: string, count: number): number {
+  return Number(process.env[variable] ?? 0) % count;
 }
 
 /** Returns one free port. */

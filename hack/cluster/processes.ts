@@ -40,8 +40,8 @@ export type ProcessRecord = ProcessPlan & ProcessIdentity;
 
 /** Time limit after SIGTERM. A process that has not ended by then is killed. */
 const TERMINATION_MILLISECONDS = 10_000;
-/** Time limit after SIGKILL. The kernel ends a killed process sooner, unless the process is blocked in a device. */
-const KILL_MILLISECONDS = 10_000;
+/** Time limit after SIGKILL. The kernel ends a killed process at once, unless the process is blocked in a device, such as a slow disk. */
+const KILL_MILLISECONDS = 60_000;
 
 /** Starts a process in its own session, so that it outlives this process. */
 export async function startProcess(directory: string, plan: ProcessPlan): Promise<ProcessRecord> {
@@ -87,7 +87,19 @@ export async function listProcesses(directory: string): Promise<ProcessRecord[]>
     }
     throw error;
   });
-  return names.map((name) => readRecord(directory, name.replace(/\.json$/, '')));
+  return names.flatMap((name) => readIfThere(directory, name.replace(/\.json$/, '')));
+}
+
+/** Returns the record, or nothing if another process, which removes the same cluster, has removed it meanwhile. */
+function readIfThere(directory: string, name: string): ProcessRecord[] {
+  try {
+    return [readRecord(directory, name)];
+  } catch (error) {
+    if (isMissing(error)) {
+      return [];
+    }
+    throw error;
+  }
 }
 
 export function readRecord(directory: string, name: string): ProcessRecord {

@@ -14,6 +14,8 @@ export interface VitestRun {
   readonly summary: string;
   /** File for vitest's output; our own output when absent. */
   readonly log?: string;
+  /** Number of the lane in which the run is. Runs of different lanes run side by side, and use different ports. */
+  readonly lane?: number;
   /** When it is aborted, the run ends with all its processes. */
   readonly signal?: AbortSignal;
 }
@@ -37,7 +39,7 @@ export async function runVitest(run: VitestRun): Promise<RunSummary> {
  * Starts vitest and resolves with its exit code. With a signal, vitest gets its own process group. The signal then also ends workers in an
  * endless loop, which do not notice the signals of their parent.
  */
-async function start({ root, args, summary, log, signal }: VitestRun): Promise<number> {
+async function start({ root, args, summary, log, lane = 0, signal }: VitestRun): Promise<number> {
   const program = join(root, 'node_modules', 'vitest', 'vitest.mjs');
   const reporter = join(root, 'hack', 'vitest', 'reporter.ts');
   const output = log === undefined ? 'inherit' : openSync(log, 'w');
@@ -48,7 +50,7 @@ async function start({ root, args, summary, log, signal }: VitestRun): Promise<n
       cwd: root,
       stdio: ['ignore', output, output],
       detached: signal !== undefined,
-      env: { ...process.env, BERTH_TEST_SUMMARY: summary },
+      env: { ...process.env, BERTH_TEST_SUMMARY: summary, BERTH_TEST_LANE: String(lane) },
     },
   );
   const end = () => process.kill(-(child.pid ?? 0), 'SIGKILL');

@@ -10,6 +10,8 @@ import { directoryOf } from '../../hack/cluster/state.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const PROGRAM = fileURLToPath(new URL('cluster.ts', import.meta.url));
+/** Time limit until the daemon has removed containers, on a busy machine. */
+const GONE = { deadlineMilliseconds: 90_000 };
 const PROGRAMS = ['etcd', 'kube-apiserver', 'kube-controller-manager', 'kube-scheduler'];
 
 const docker = inject('docker');
@@ -62,10 +64,8 @@ async function programs(cluster: string): Promise<string[]> {
 }
 
 async function untilNone(cluster: string): Promise<void> {
-  await waitFor(
-    `the containers of ${cluster} to be gone`,
-    async () => (await programs(cluster)).length === 0,
-  );
+  const isGone = async (): Promise<boolean> => (await programs(cluster)).length === 0;
+  await waitFor(`the containers of ${cluster} to be gone`, isGone, GONE);
 }
 
 describe('a cluster in containers', () => {
@@ -107,7 +107,7 @@ describe('a cluster in containers', () => {
     await startCluster({ name: named('next') });
     await untilNone(name);
     // A cluster of another test file may have started at the same time, and then removes the containers.
-    await waitFor('its folder to be gone', () => !existsSync(directoryOf(name, undefined)));
+    await waitFor('its folder to be gone', () => !existsSync(directoryOf(name, undefined)), GONE);
   });
 
   test('is refused with a reason if the Docker daemon in DOCKER_HOST does not answer', async ({ skip }) => {

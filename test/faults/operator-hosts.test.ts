@@ -48,7 +48,7 @@ afterAll(async () => {
 });
 
 async function join(name: string, taints: Taint[] = []): Promise<ActingHost> {
-  const host = await ActingHost.join(cluster.client(), name, { taints });
+  const host = await ActingHost.join(cluster.client(), name, { taints, staysReady: true });
   hosts.push(host);
   return host;
 }

@@ -112,15 +112,18 @@ describe('a simulated host', () => {
     await cluster.createNamespace('simulated');
     await cluster.kubectl(['label', 'namespace', 'simulated', 'berth.dev/keyless-tolerations=true']);
     const ref = { namespace: 'simulated', name: 'held' };
-    await cluster.client().create(PODS, {
-      apiVersion: 'v1',
-      kind: 'Pod',
-      metadata: { ...ref, finalizers: ['example.com/held'] },
-      spec: {
-        tolerations: [{ operator: 'Exists' }],
-        containers: [{ name: 'machine', image: 'registry.example/guest:1' }],
-      },
-    });
+    // The policies learn the label of the namespace a moment later.
+    await waitFor('the Pod to be allowed', () =>
+      cluster.client().create(PODS, {
+        apiVersion: 'v1',
+        kind: 'Pod',
+        metadata: { ...ref, finalizers: ['example.com/held'] },
+        spec: {
+          tolerations: [{ operator: 'Exists' }],
+          containers: [{ name: 'machine', image: 'registry.example/guest:1' }],
+        },
+      }),
+    );
     const running = await waitFor('the Pod to run', async () => {
       const pod = await cluster.client().get(PODS, ref);
       return pod.status?.phase === 'Running' && pod;

@@ -17,7 +17,7 @@ import { NODES } from '../../kube/core.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { unless } from '../support/unless.ts';
 
-const STEP_MILLISECONDS = 60_000;
+const STEP_MILLISECONDS = 180_000;
 const COMMAND = join(import.meta.dirname, '..', '..', 'cli', 'main.ts');
 
 /** Fields that a Node must have with `nodeInfo`. */

@@ -9,6 +9,7 @@ import {
   CLUSTER_NETWORKS,
   HOST_ADDRESS,
   NatWorld,
+  OPEN_MILLISECONDS,
   type Worker,
   WORLD_ADDRESS,
   whyNotHere,

@@ -20,7 +20,7 @@ import { image, unfit as unfitHere } from './provided.ts';
 const NODE = 'daemon';
 const VM = 'x';
 /** Time limit. The agent runs a guest to try the accelerator, and then gets two certificates and a Node. */
-const JOIN = { deadlineMilliseconds: 60_000 };
+const JOIN = { deadlineMilliseconds: 120_000 };
 /** Time limit. The guest's image may have to be made first. */
 const SET_UP_MILLISECONDS = 400_000;
 /** Time limit for an emulated guest. On an idle machine it takes 5 s. */

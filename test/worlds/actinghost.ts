@@ -34,22 +34,29 @@ export interface HostPlan {
   version?: string;
   /** Images that the Node lists as present on the host. */
   images?: ContainerImage[];
+  /**
+   * Whether a heartbeat also sets the Node to Ready again, as an agent does. On a busy machine, the controller-manager can set a Node to
+   * Unknown between two heartbeats if its grace period is short.
+   */
+  staysReady?: boolean;
 }
 
 export class ActingHost {
   readonly name: string;
   readonly #client: KubeClient;
+  readonly #staysReady: boolean;
   #heartbeat: NodeJS.Timeout | undefined;
   #beating: Promise<void> = Promise.resolve();
 
-  private constructor(client: KubeClient, name: string) {
+  private constructor(client: KubeClient, name: string, staysReady: boolean) {
     this.#client = client;
     this.name = name;
+    this.#staysReady = staysReady;
   }
 
   /** Registers the host and sends heartbeats until `silence` or `remove`. */
   static async join(client: KubeClient, name: string, plan: HostPlan = {}): Promise<ActingHost> {
-    const host = new ActingHost(client, name);
+    const host = new ActingHost(client, name, plan.staysReady ?? false);
     await client.create(NODES, bareNode(name, plan));
     await client.create(LEASES, {
       metadata: { namespace: LEASE_NAMESPACE, name },
@@ -207,12 +214,22 @@ export class ActingHost {
         { namespace: LEASE_NAMESPACE, name: this.name },
         { spec: { renewTime: microNow() } },
       );
+      if (this.#staysReady) {
+        await this.#becomeReady();
+      }
     } catch (error) {
       // A missing object is not reported, because tests remove Nodes while heartbeats are sent. After every other fault, the cluster treats
       // the host as lost.
       if (!isNotFound(error)) {
         process.stderr.write(`heartbeat of ${this.name}: ${String(error)}\n`);
       }
+    }
+  }
+
+  async #becomeReady(): Promise<void> {
+    const { status } = await this.#client.get(NODES, { name: this.name });
+    if (status?.conditions?.some((one) => one.type === 'Ready' && one.status === 'Unknown')) {
+      await this.setCondition({ type: 'Ready', status: 'True', reason: 'AgentReady' });
     }
   }
 }

@@ -15,10 +15,11 @@ import { KeptOperator } from './keptoperator.ts';
 
 /**
  * Times of the design, shortened for tests. After FENCE_SECONDS, a host without a connection ends machines whose start the cluster has not
- * seen. This is well before the operator places their VMs again. The host's Lease is renewed four times in FENCE_SECONDS.
+ * seen. This is well before the operator places their VMs again. The host's Lease is renewed four times in FENCE_SECONDS. On a busy machine,
+ * a machine must start within this time, so that a test sees it before its end.
  */
-const FENCE_SECONDS = 8;
-const GRACE_SECONDS = 10;
+const FENCE_SECONDS = 12;
+const GRACE_SECONDS = 16;
 const HOST_LOST_SECONDS = 5;
 const AGENT_CONFIG = {
   architecture: 'amd64',

@@ -35,8 +35,10 @@ export const ROLLOUT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 10
  * agent and operator.
  */
 export const SET_UP_MILLISECONDS = 600_000;
-/** Time limit for a page from the same machine, in seconds. */
-const PAGE_SECONDS = '2';
+/** Time limit of `kubectl rollout status`, in seconds. The agents of the nodes are replaced one after the other. */
+const ROLLOUT_SECONDS = 240;
+/** Time limit for a page from the same machine, in seconds. The guest is emulated beside the whole cluster. A new agent starts later. */
+const PAGE_SECONDS = '8';
 
 /** Port from which hosts fetch the guest's image. Its address is within the cluster's networks. */
 const IMAGE_PORT = 80;
@@ -58,6 +60,12 @@ export const VALUES = {
     },
   },
 };
+
+interface Plan {
+  nodes?: number;
+  /** A provider on loopback, and the configuration with which the API server reaches it. */
+  signIn?: { port: number; authentication: string };
+}
 
 interface LogLine {
   level: number;
@@ -90,13 +98,13 @@ export class Installed implements AsyncDisposable {
     this.#parts = parts;
   }
 
-  /** Starts two nodes without any part of Berth. Its API server reaches `signIn`, a provider on loopback with this configuration. */
-  static async start(name: string, signIn?: { port: number; authentication: string }): Promise<Installed> {
+  /** Starts nodes without any part of Berth. */
+  static async start(name: string, { nodes = 2, signIn }: Plan = {}): Promise<Installed> {
     const guest = await guestFile('amd64');
     await using parts = new AsyncDisposableStack();
     const started = await startNodeCluster({
       name: `${name}-${process.pid}`,
-      nodes: 2,
+      nodes,
       ...(signIn !== undefined && { authentication: signIn.authentication }),
     });
     parts.adopt(started.cluster, (one) => one.stop());
@@ -149,12 +157,17 @@ export class Installed implements AsyncDisposable {
 
   /** Resolves when the operator and agents run with their present configuration and every node is a host. */
   async rolledOut(): Promise<void> {
-    const status = ['rollout', 'status', '--namespace', SYSTEM, '--timeout=110s'];
-    await this.cluster.kubectl([...status, 'deployment/berth-operator']);
-    await this.cluster.kubectl([...status, 'daemonset/berth-agent']);
+    await this.rollout('deployment/berth-operator');
+    await this.rollout('daemonset/berth-agent');
     for (const { name } of this.nodes) {
       await this.hostIsReady(`${name}-berth`);
     }
+  }
+
+  /** Resolves when all Pods of a workload of the release run with its present configuration. */
+  async rollout(workload: string): Promise<void> {
+    const status = ['rollout', 'status', '--namespace', SYSTEM, `--timeout=${ROLLOUT_SECONDS}s`, workload];
+    await this.cluster.kubectl(status, { timeoutMilliseconds: (ROLLOUT_SECONDS + 10) * 1000 });
   }
 
   async hostIsReady(name: string): Promise<void> {

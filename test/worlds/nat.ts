@@ -82,6 +82,10 @@ export class Worker {
 /** Networks of Pods and Services of a cluster to which the host belongs. */
 export const CLUSTER_NETWORKS = ['10.244.0.0/16', '10.96.0.0/12'];
 export const CONNECTIONS_PER_GUEST = 200;
+/** Time limit for a page that is blocked, or that is requested again and again, in milliseconds. A blocked request takes the whole time. */
+export const BLOCKED_MILLISECONDS = 1_500;
+/** Time limit for an answer or a connection that must come, in milliseconds. It is long, because the machine may be busy. */
+export const OPEN_MILLISECONDS = 20_000;
 export const HOST_ADDRESS = '192.0.2.1';
 export const WORLD_ADDRESS = '192.0.2.2';
 

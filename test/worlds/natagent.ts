@@ -101,8 +101,8 @@ export class NatHost implements AsyncDisposable {
   }
 
   /** Returns a page of the guest, requested from outside the host. */
-  page(port: number, path = '/'): Promise<string> {
-    return this.#world.do('httpGet', `http://${HOST_ADDRESS}:${port}${path}`, PAGE_MILLISECONDS);
+  page(port: number, path = '/', timeoutMilliseconds = PAGE_MILLISECONDS): Promise<string> {
+    return this.#world.do('httpGet', `http://${HOST_ADDRESS}:${port}${path}`, timeoutMilliseconds);
   }
 
   /** Returns the value of one line of the agent's metrics. */

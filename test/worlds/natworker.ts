@@ -20,8 +20,12 @@ import { UserNetwork } from '../../agent/network/user/user.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 import { run } from '../../base/exec.ts';
 
-/** Time limit for a packet or a page, in milliseconds. A blocked request takes the whole time. */
+/** Default time limit for a page, in milliseconds. It is long, because the machine may be busy. */
+const PAGE_TIMEOUT_MILLISECONDS = 20_000;
+/** Default time limit for an answer or a connection, in milliseconds. It is short, because most are blocked, which takes the whole time. */
 const ANSWER_TIMEOUT_MILLISECONDS = 1_500;
+/** Time limit for one answer of a DNS server, and number of queries. */
+const DNS_QUERY = { timeout: 5_000, tries: 4 };
 
 const RESEND_MILLISECONDS = 100;
 
@@ -126,35 +130,48 @@ export const actions = {
       const sending = setInterval(() => socket.send(text, port, address), RESEND_MILLISECONDS);
     });
   },
-  async httpGet(url: string, timeoutMilliseconds = ANSWER_TIMEOUT_MILLISECONDS): Promise<string> {
+  async httpGet(url: string, timeoutMilliseconds = PAGE_TIMEOUT_MILLISECONDS): Promise<string> {
     const response = await fetch(url, { signal: AbortSignal.timeout(timeoutMilliseconds) });
     return await response.text();
   },
   /** Returns the page at an address, asked for from one of this namespace's own addresses. */
-  async httpGetFrom(localAddress: string, url: string): Promise<string> {
-    const signal = AbortSignal.timeout(ANSWER_TIMEOUT_MILLISECONDS);
+  async httpGetFrom(
+    localAddress: string,
+    url: string,
+    timeoutMilliseconds = PAGE_TIMEOUT_MILLISECONDS,
+  ): Promise<string> {
+    const signal = AbortSignal.timeout(timeoutMilliseconds);
     const asked = httpRequest(url, { localAddress, signal, agent: false }).end();
     const [response] = (await once(asked, 'response')) as [IncomingMessage];
     return await text(response);
   },
   /** Returns the IPv4 addresses of a name, asked for from one server. */
   async lookUp(server: string, name: string): Promise<string[]> {
-    const resolver = new Resolver({ timeout: ANSWER_TIMEOUT_MILLISECONDS, tries: 1 });
+    const resolver = new Resolver(DNS_QUERY);
     resolver.setServers([server]);
     return await resolver.resolve4(name);
   },
   /** Returns whether a process of this user gets a connection. */
-  tcpOpenAs(user: number, address: string, port: number): Promise<boolean> {
+  tcpOpenAs(
+    user: number,
+    address: string,
+    port: number,
+    timeoutMilliseconds = ANSWER_TIMEOUT_MILLISECONDS,
+  ): Promise<boolean> {
     const child = spawn('bash', ['-c', `: < /dev/tcp/${address}/${port}`], {
       stdio: 'ignore',
       uid: user,
       gid: user,
-      timeout: ANSWER_TIMEOUT_MILLISECONDS,
+      timeout: timeoutMilliseconds,
     });
     return once(child, 'exit').then(([code]) => code === 0);
   },
-  tcpOpen(address: string, port: number): Promise<boolean> {
-    const socket = connect({ host: address, port, timeout: ANSWER_TIMEOUT_MILLISECONDS });
+  tcpOpen(
+    address: string,
+    port: number,
+    timeoutMilliseconds = ANSWER_TIMEOUT_MILLISECONDS,
+  ): Promise<boolean> {
+    const socket = connect({ host: address, port, timeout: timeoutMilliseconds });
     return new Promise((resolve) => {
       const finish = (open: boolean) => {
         socket.destroy();

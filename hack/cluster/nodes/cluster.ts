@@ -1,11 +1,10 @@
 /** Starts a control plane with real nodes on a separate network. It is like the cluster of a user before the installation of Berth. */
-import { join } from 'node:path';
 import { Relay } from '../relay.ts';
 import { Cluster } from '../cluster.ts';
 import { startControlPlane } from '../controlplane.ts';
 import { type ClusterState, writeState } from '../state.ts';
 import { resolveNodeTools, resolveTools } from '../toolchain/toolchain.ts';
-import { makePauseImage } from './images.ts';
+import { pauseImage } from './images.ts';
 import { CONTROL_ADDRESS, controlNamespace, createNetwork, nodeAddresses } from './network.ts';
 import { ClusterNode } from './node.ts';
 
@@ -64,11 +63,8 @@ export async function bringUpNodes(
   const role = '--clusterrole=system:kubelet-api-admin';
   const user = 'kube-apiserver-kubelet-client';
   await cluster.kubectl(['create', 'clusterrolebinding', user, role, `--user=${user}`]);
-  const pause = join(directory, 'pause.tar');
-  await makePauseImage(pause);
+  const pause = await pauseImage();
   const nodes = await Promise.all(addresses.map((one) => ClusterNode.start(cluster, one, nodeTools)));
-  for (const node of nodes) {
-    await node.importImages(pause);
-  }
+  await Promise.all(nodes.map((node) => node.importImages(pause)));
   return { cluster, nodes, namespace };
 }

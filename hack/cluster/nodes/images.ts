@@ -1,7 +1,7 @@
 /** Builds images that nodes need besides Berth's own. Nothing is pulled. */
-import { copyFile, mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { copyFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { madeOnce, type Recipe } from '../../guest/made.ts';
 import { findBuilder } from '../../images/builder.ts';
 import { PAUSE_IMAGE } from './configuration.ts';
 
@@ -12,18 +12,21 @@ ENTRYPOINT ["/busybox", "sleep", "2147483647"]
 `;
 /** Static build from Debian. */
 const BUSYBOX = '/bin/busybox';
+const RECIPE: Recipe = {
+  name: 'pause',
+  file: 'pause.tar',
+  sources: ['images.ts', 'configuration.ts'].map((path) => new URL(path, import.meta.url)),
+  tools: {},
+};
 
-/** Writes the image of the container that holds a Pod's namespaces to `archive`. */
-export async function makePauseImage(archive: string): Promise<void> {
-  const builder = await findBuilder();
-  const context = await mkdtemp(join(tmpdir(), 'berth-pause-'));
-  try {
-    const file = join(context, 'Dockerfile');
+/** Returns the archive with the image of the container that holds a Pod's namespaces. */
+export async function pauseImage(): Promise<string> {
+  return await madeOnce(RECIPE, async (work, result) => {
+    const builder = await findBuilder();
+    const file = join(work, 'Dockerfile');
     await writeFile(file, DOCKERFILE);
-    await copyFile(BUSYBOX, join(context, 'busybox'));
-    await builder.build({ tag: PAUSE_IMAGE, file, context });
-    await builder.save(PAUSE_IMAGE, archive);
-  } finally {
-    await rm(context, { recursive: true, force: true });
-  }
+    await copyFile(BUSYBOX, join(work, 'busybox'));
+    await builder.build({ tag: PAUSE_IMAGE, file, context: work });
+    await builder.save(PAUSE_IMAGE, result);
+  });
 }

@@ -81,7 +81,8 @@ describe('The HTTP API of an installation', unless(unfit), () => {
     const managedGroups = Object.values(GROUPS);
     const options = { issuer, authority, client: CLIENT, managedGroups };
     const authentication = stringify(authenticationConfiguration(options));
-    berth = await Installed.start('http', { port: Number(new URL(issuer).port), authentication });
+    const port = Number(new URL(issuer).port);
+    berth = await Installed.start('http', { signIn: { port, authentication } });
     values = { ...VALUES, roles: ROLES, server: { config: { cluster: { issuer, clientID: CLIENT } } } };
     await berth.prepareNodes();
     await writeCertificate();
@@ -148,11 +149,11 @@ describe('The HTTP API of an installation', unless(unfit), () => {
       'Users who sign in without a managed group are CLUSTER ADMINISTRATORS',
     );
     await berth.rolledOut();
-    const rollout = ['rollout', 'status', '--namespace', SYSTEM, '--timeout=110s'];
-    await berth.cluster.kubectl([...rollout, 'deployment/berth-server']);
+    await berth.rollout('deployment/berth-server');
     curl = curlAt(await berth.serviceAddress('berth-server'));
-    const info = bodyOf(await curl.call('/api/v1/cluster-info'));
-    expect(info).toMatchObject({ appClientId: CLIENT, issuer: provider.issuer });
+    // The node forwards connections to the Service a moment after its Pods are ready.
+    const info = await waitFor('the Service', () => curl.call('/api/v1/cluster-info'), ROLLOUT);
+    expect(bodyOf(info)).toMatchObject({ appClientId: CLIENT, issuer: provider.issuer });
   });
 
   test('a support bundle has logs and metrics of a real cluster, and none of 20 planted secrets', async () => {
@@ -193,7 +194,8 @@ describe('The HTTP API of an installation', unless(unfit), () => {
     expect(pods).toHaveLength(2);
     for (const { status } of pods) {
       const replica = curlAt(status?.podIP ?? '', { port: POD_PORT, trust });
-      await waitFor(`the certificate at ${status?.podIP}`, () => replica.call('/api/v1/cluster-info'));
+      const answer = () => replica.call('/api/v1/cluster-info');
+      await waitFor(`the certificate at ${status?.podIP}`, answer, ROLLOUT);
     }
     curl = curlAt(await berth.serviceAddress('berth-server'), { trust });
   });
@@ -297,7 +299,8 @@ describe('The HTTP API of an installation', unless(unfit), () => {
     expect(await berth.helm(['upgrade', 'berth', CHART, ...hardened], values)).toContain(
       'Users who sign in without a managed group have no rights',
     );
-    await waitFor('the rights to be gone', async () => (await codeOf('custom', `${NAMESPACE}/vms`)) === 403);
+    const hasNoRights = async () => (await codeOf('custom', `${NAMESPACE}/vms`)) === 403;
+    await waitFor('the rights to be gone', hasNoRights, ROLLOUT);
     expect(await codeOf('dev', `${NAMESPACE}/vms`)).toBe(200);
     expect(await codeOf('groupless', `${NAMESPACE}/vms`)).toBe(401);
   });

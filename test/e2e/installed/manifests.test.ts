@@ -20,7 +20,8 @@ describe('Berth installed with kubectl', unless(unfit), () => {
   let manifest: string;
 
   beforeAll(async () => {
-    berth = await Installed.start('apply');
+    // The other files of this project have two nodes.
+    berth = await Installed.start('apply', { nodes: 1 });
     await berth.prepareNodes();
     manifest = join(berth.cluster.directory, 'install.yaml');
   }, SET_UP_MILLISECONDS);
@@ -58,7 +59,7 @@ describe('Berth installed with kubectl', unless(unfit), () => {
       const words = command.replace('dist/install.yaml', manifest).split(' ');
       await berth.cluster.kubectl(words.slice(1));
     }
-    const { objects, hosts } = await remains(berth);
+    const { objects, hosts } = await remains(berth, []);
     expect(objects).toEqual([]);
     expect(hosts).toEqual(berth.nodes.map(() => NO_TRACES));
   });

@@ -7,7 +7,7 @@ import { parse, stringify } from 'yaml';
 import { NODES } from '../../../kube/core.ts';
 import { startProcess } from '../../../hack/cluster/processes.ts';
 import { waitFor } from '../../../hack/wait.ts';
-import type { Installed } from '../../worlds/installed.ts';
+import { type Installed, ROLLOUT } from '../../worlds/installed.ts';
 
 const DOCUMENT = join(import.meta.dirname, '..', '..', '..', 'docs', 'reference', 'metrics.md');
 /** Folder of the token in a Pod. This Prometheus does not run in a Pod. */
@@ -73,13 +73,14 @@ export class Prometheus {
    * Returns true once a query by one label has this answer. Scrapes come every second. @throws Error if the answer never comes.
    */
   async untilSays(query: string, wanted: Record<string, number>): Promise<boolean> {
-    return await waitFor(`${query} to be ${JSON.stringify(wanted)}`, async () => {
+    const says = async (): Promise<true> => {
       const found = await this.#query(query);
       if (JSON.stringify(found) === JSON.stringify(wanted)) {
         return true;
       }
       throw new Error(`it is ${JSON.stringify(found)}`);
-    });
+    };
+    return await waitFor(`${query} to be ${JSON.stringify(wanted)}`, says, ROLLOUT);
   }
 
   async #query(query: string): Promise<Record<string, number>> {

@@ -1,4 +1,5 @@
 /** Finds everything of Berth in a cluster and on its nodes. */
+import { isDeepStrictEqual } from 'node:util';
 import { GROUP } from '../../../api/v1alpha1/names.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { type Installed, SYSTEM } from '../../worlds/installed.ts';
@@ -46,22 +47,36 @@ const NODE_PROGRAMS = /node\.sh|containerd|kubelet|kube-proxy|prometheus/;
 const DATA = '/var/lib/berth';
 const MACHINES = ['-path', `${DATA}/machines/*`, '-o', '-path', `${DATA}/pods/*`];
 
-/** Returns what is left when the Pods have ended. */
-export async function remains(berth: Installed): Promise<Remains> {
+/**
+ * Returns what is left when the Pods have ended. Kubernetes deletes some objects a moment after their owner, for example the Lease of a
+ * Node. Therefore the function waits some time until only the `wanted` objects are left.
+ */
+export async function remains(berth: Installed, wanted: readonly string[]): Promise<Remains> {
   await waitFor('the Pods of Berth to end', async () => (await podNames(berth)) === '', ENDING);
+  let objects: string[] = [];
+  const isDone = async (): Promise<boolean> => {
+    objects = await objectsOf(berth);
+    return isDeepStrictEqual(objects, wanted);
+  };
+  // If more is left, the test shows it.
+  await waitFor('the other objects to be deleted', isDone, ENDING).catch(() => undefined);
+  return { objects, hosts: await Promise.all(berth.nodes.map(traces)) };
+}
+
+async function objectsOf(berth: Installed): Promise<string[]> {
   const { stdout } = await berth.cluster.kubectl(['api-resources', '--verbs=list', '--output=name']);
   const kinds = stdout.trim().split('\n').join(',');
   const { items } = JSON.parse(
     (await berth.cluster.kubectl(['get', kinds, '--all-namespaces', '--output=json'])).stdout,
   ) as { items: Found[] };
-  const objects = items
+  const names = items
     .map(({ apiVersion, kind, metadata: { namespace, name } }) => ({
       isOurs: apiVersion.startsWith(`${GROUP}/`),
       name: [kind.toLowerCase(), ...(namespace === undefined ? [] : [namespace]), name].join('/'),
     }))
     .filter(({ isOurs, name }) => isOurs || (OURS.test(name) && !KUBERNETES_OWN.test(name)))
     .map(({ name }) => name);
-  return { objects: [...new Set(objects)].toSorted(), hosts: await Promise.all(berth.nodes.map(traces)) };
+  return [...new Set(names)].toSorted();
 }
 
 async function podNames({ cluster }: Installed): Promise<string> {

@@ -12,6 +12,7 @@ import {
   CONNECTIONS_PER_GUEST,
   HOST_ADDRESS,
   NatWorld,
+  OPEN_MILLISECONDS,
   type Worker,
   WORLD_ADDRESS,
   whyNotHere,
@@ -105,7 +106,7 @@ describe('network namespaces of programs', unless(missing), () => {
     await host.do('serveHttp', HOST_SERVICE);
     await host.do('open', natOptions());
     guests = { a: await startGuest('a'), b: await startGuest('b') };
-  }, 60_000);
+  });
 
   async function detachPrograms(): Promise<void> {
     for (const uid of await host.do('attached')) {
@@ -148,7 +149,7 @@ describe('network namespaces of programs', unless(missing), () => {
         'the console from beyond': world.do('tcpOpen', address, CONSOLE),
       });
       expect(refused).toEqual([]);
-      expect(await host.do('tcpOpenAs', NOBODY, HOST_ADDRESS, HOST_PORT)).toBe(true);
+      expect(await host.do('tcpOpenAs', NOBODY, HOST_ADDRESS, HOST_PORT, OPEN_MILLISECONDS)).toBe(true);
     });
 
     test('a program reaches the outside and DNS as a guest does, and nothing else', async () => {
@@ -163,7 +164,7 @@ describe('network namespaces of programs', unless(missing), () => {
       );
       expect(await worker.do('httpGet', `http://${WORLD_ADDRESS}/`)).toBe(HOST_ADDRESS);
       expect(await worker.do('lookUp', dnsServer, 'probe.berth.internal')).toEqual([GATEWAY]);
-      expect(await worker.do('tcpOpen', dnsServer, 53)).toBe(true);
+      expect(await worker.do('tcpOpen', dnsServer, 53, OPEN_MILLISECONDS)).toBe(true);
       const refused = await reached({
         'a service of the host': worker.do('tcpOpen', HOST_ADDRESS, HOST_SERVICE),
         'a service of the host by the gateway': worker.do('tcpOpen', GATEWAY, HOST_SERVICE),
@@ -186,7 +187,8 @@ describe('network namespaces of programs', unless(missing), () => {
         inside(path, 'ip', 'address', 'add', `${lie}/32`, 'dev', 'lo');
         await worker.do('udpFlood', WORLD_ADDRESS, { first: ECHO_PORT, last: ECHO_PORT }, lie);
       }
-      expect(await worker.do('udpExchange', WORLD_ADDRESS, ECHO_PORT, 'true')).toBe('true');
+      const truth = worker.do('udpExchange', WORLD_ADDRESS, ECHO_PORT, 'true', OPEN_MILLISECONDS);
+      expect(await truth).toBe('true');
       expect(await world.do('heard')).toEqual({ true: HOST_ADDRESS });
     });
 
@@ -217,7 +219,7 @@ describe('network namespaces of programs', unless(missing), () => {
         repaired: [],
         machines: { emulator: { healthy: true } },
       });
-      expect(await host.do('tcpOpen', address, EXPOSED)).toBe(true);
+      expect(await host.do('tcpOpen', address, EXPOSED, OPEN_MILLISECONDS)).toBe(true);
     });
 
     test('leftovers of unknown programs are removed', async () => {
@@ -271,7 +273,7 @@ describe('network namespaces of programs', unless(missing), () => {
           )
           .trim(),
       ).toBe('0');
-      expect(await guests.a.worker.do('tcpOpen', address, EXPOSED)).toBe(true);
+      expect(await guests.a.worker.do('tcpOpen', address, EXPOSED, OPEN_MILLISECONDS)).toBe(true);
     });
 
     test('programs keep their network over the death of the agent, and the next agent knows them', async () => {
