@@ -87,10 +87,9 @@ export class PodController {
     this.#tasks.sweep(new Set(this.informer.cache.list().map(({ metadata }) => metadata.uid ?? '')));
     this.#writer.start(signal);
     this.informer.cache.onChange(({ type, object }) => {
-      const { uid } = object.metadata;
-      if (type === 'deleted' && uid !== undefined) {
+      if (type === 'deleted' && object.metadata.uid !== undefined) {
         this.#writer.forget(object);
-        this.#tasks.forget(uid);
+        this.#tasks.forget(object.metadata.uid);
       }
       this.#controller.enqueue(keyOf(object));
     });

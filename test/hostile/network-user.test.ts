@@ -9,7 +9,6 @@ import {
   CLUSTER_NETWORKS,
   HOST_ADDRESS,
   NatWorld,
-  OPEN_MILLISECONDS,
   type Worker,
   WORLD_ADDRESS,
   whyNotHere,

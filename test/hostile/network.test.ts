@@ -53,7 +53,6 @@ const CLUSTER_IP = '10.96.0.20';
 const LOAD_BALANCER = '198.51.100.7';
 const NODE_PORT = 31_000;
 const [HOST_IPV6, WORLD_IPV6, GUESTS_IPV6] = ['2001:db8:1::1', '2001:db8:1::2', '2001:db8:2::1'] as const;
-/** Time limit for an answer. A busy machine can stand still for some seconds. */
 const ANSWER = { deadlineMilliseconds: 60_000 };
 
 const missing = whyNotHere();
