@@ -23,7 +23,7 @@ function outputFlag(): Option {
   const words = `${FORMATS.join(', ')} or ${JSONPATH}TEMPLATE`;
   const option = new Option(
     '-o, --output <format>',
-    `format of the output, also ${JSONPATH}TEMPLATE`,
+    `format of the output: one of the choices, or ${JSONPATH}TEMPLATE`,
   ).default('table');
   // The completion offers these formats. The parser also allows templates.
   option.argChoices = [...FORMATS];

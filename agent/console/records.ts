@@ -106,8 +106,8 @@ const PIECE_BYTES = 64 * 1024;
 /** Limit of a stored record. No record that the agent has stored reaches this size, so a longer text is not a record. */
 const RECORD_LIMIT_BYTES = 1024 * 1024;
 /**
- * Offset in a stored record of the letter that follows the time (`2026-01-01T00:00:00.000Z F`). The letter states whether the record ends
- * its line.
+ * Offset of the letter after the time, within a stored record (`2026-01-01T00:00:00.000Z F`). The letter states whether the record ends its
+ * line.
  */
 const KIND_OFFSET = 25;
 const [ENDED, NEWLINE] = [0x46, 0x0a];

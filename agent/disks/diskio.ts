@@ -19,7 +19,10 @@ const ALIGNMENT_BYTES = 4096;
 /** Step in bytes of the search for an aligned address. Memory is allocated at multiples of 16 bytes, so a smaller step finds no more. */
 const STEP_BYTES = 16;
 
-/** Largest number of entries that are counted in each folder inside a machine's folder. A machine's folder has about 30 entries. */
+/**
+ * Largest number of counted entries: directly in a machine's folder, and also in each of its subfolders with everything below it. A machine
+ * has about 30 entries in total.
+ */
 const ENTRIES_LIMIT = 2_000;
 
 /** Returns the bytes that a file uses on its disk. The result is less than the file's length if the file has holes. */

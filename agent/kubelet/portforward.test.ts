@@ -45,8 +45,8 @@ describe('forwards to a guest', () => {
   });
 
   it('are opened again after a failure', async () => {
-    const refuse = () => Promise.reject(new StreamRefused('The machine does not run'));
-    await expect(forwards.connect('vm:22', 22, refuse)).rejects.toThrow('The machine does not run');
+    const refuse = () => Promise.reject(new StreamRefused('The machine is not running'));
+    await expect(forwards.connect('vm:22', 22, refuse)).rejects.toThrow('The machine is not running');
     const socket = await forwards.connect('vm:22', 22, open);
     expect(log).toEqual(['open']);
     socket.destroy();

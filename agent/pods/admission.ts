@@ -130,7 +130,7 @@ export function admit(
   const later = refuse(claim, [...alive, ...leaving], capacity);
   return later === undefined
     ? { kind: 'admitted' }
-    : { kind: 'wait', message: `${later.message}. The Pod waits for a machine that is being removed` };
+    : { kind: 'wait', message: `${later.message}. The Pod is waiting for a machine that is being removed` };
 }
 
 function refuse(

@@ -82,12 +82,12 @@ describe('Android that boots', () => {
   it('is asked every 2 s with a message about what is awaited, and every 10 s once it has booted', async () => {
     const { waits, runtime, changes } = await play([SILENT, SILENT, BOOTING, BOOTED, BOOTED]);
     expect(waits).toEqual([
-      { milliseconds: 2_000, ready: false, message: 'Android boots; ADB does not answer yet' },
-      { milliseconds: 2_000, ready: false, message: 'Android boots; ADB does not answer yet' },
+      { milliseconds: 2_000, ready: false, message: 'Android is booting; ADB does not answer yet' },
+      { milliseconds: 2_000, ready: false, message: 'Android is booting; ADB does not answer yet' },
       {
         milliseconds: 2_000,
         ready: false,
-        message: 'Android boots; ADB answers, and the boot is not complete yet',
+        message: 'Android is booting; ADB answers, and the boot is not complete yet',
       },
       { milliseconds: 10_000, ready: true, message: 'Android has booted, and ADB answers' },
       { milliseconds: 10_000, ready: true, message: 'Android has booted, and ADB answers' },

@@ -27,15 +27,15 @@ const STEADY_MILLISECONDS = 10 * 60_000;
  * because the guest can choose any text.
  */
 const BOOTING: Readonly<Record<Exclude<BootAnswer['kind'], 'booted'>, string>> = {
-  silent: 'Android boots; ADB does not answer yet',
-  booting: 'Android boots; ADB answers, and the boot is not complete yet',
+  silent: 'Android is booting; ADB does not answer yet',
+  booting: 'Android is booting; ADB answers, and the boot is not complete yet',
   wantsKey:
-    'ADB wants a key, so the host cannot see whether Android boots; use a system image without this key',
-  wrong: `Android boots; port ${ADB_PORT} answers, but not as ADB`,
+    'ADB wants a key, so the host cannot see whether Android has booted; use a system image without this key',
+  wrong: `Android is booting; port ${ADB_PORT} answers, but not as ADB`,
 };
 const LOST: typeof BOOTING = {
   silent: 'Android has booted, but ADB no longer answers',
-  booting: 'Android boots again; ADB answers, and the boot is not complete yet',
+  booting: 'Android is booting again; ADB answers, and the boot is not complete yet',
   wantsKey: 'Android has booted, but ADB now wants a key',
   wrong: `Android has booted, but port ${ADB_PORT} no longer answers as ADB`,
 };

@@ -77,7 +77,10 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Starts the work, and waits for the list of Pods. Until then, only `#fence` acts, because other work removes machines without a Pod. */
+  /**
+   * Starts the work. Until the list of Pods has arrived, only `#fence` acts: other work removes machines without a Pod, and without the list
+   * every machine would seem to have none.
+   */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);

@@ -191,7 +191,7 @@ describe('an emulator beside its running VM', () => {
       ['create', { guest, runAs }, undefined],
       ['attach', { exposedPort: 5555, peer: 'vm-pod', ports: [] }],
       ['start', { guest, runAs, ...size, network: NETWORK }],
-      ['event', 'Emulator phone: The process of the emulator runs, and Android boots'],
+      ['event', 'Emulator phone: The process of the emulator is running, and Android is still booting'],
     ]);
     const { record } = runtime;
     expect(record).toMatchObject({ created: true, running: true, booted: false, startedWith: size });
@@ -292,7 +292,7 @@ describe('an emulator whose VM does not run', () => {
     prepare(test);
     await expect(STEPS.start(test.host, test.emulator(), OPERATION)).rejects.toMatchObject({
       reason: 'VMNotRunning',
-      message: 'The emulator waits for the VM desk, which does not run on this host',
+      message: 'The emulator is waiting for VM desk, which is not running on this host',
     });
     expect(test.calls).toEqual([]);
   });

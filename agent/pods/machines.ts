@@ -25,12 +25,13 @@ import { plan, type Situation } from './plan.ts';
 import { STEPS } from './steps.ts';
 
 /**
- * Limit of planned steps in a row that only change the machine's record. More such steps are a sign that the planner is in an endless loop.
+ * Limit of consecutive planned steps that only change the machine's record. More such steps are a sign that the planner is in an endless
+ * loop.
  */
 const ROUNDS = 8;
 /**
- * Number of faulty network checks in a row after which a new machine fails. A machine is new if it has never run. A single check is not
- * enough, because it can coincide with a repair of the network.
+ * Number of consecutive failed network checks after which a new machine fails. A machine is new if it has never run. One failed check is
+ * not enough, because the check can run during a repair of the network.
  */
 const FAULTY_CHECKS = 2;
 

@@ -18,7 +18,7 @@ type Readiness = NonNullable<Runtime['readiness']>;
  */
 const NOT_READY_MILLISECONDS = 1_000;
 const READY_MILLISECONDS = 10_000;
-/** Number of failed checks in a row after which a ready guest counts as not ready. A kubelet's readiness probe has the same default. */
+/** Number of consecutive failed checks after which a ready guest counts as not ready. A kubelet's readiness probe has the same default. */
 const FAILURES = 3;
 const CONNECT_MILLISECONDS = 1_000;
 /**
@@ -33,7 +33,7 @@ const ANSWER_MILLISECONDS = 2_000;
 export interface Target {
   host: string;
   port: number;
-  /** Port in the guest, which messages show. */
+  /** Port in the guest. It is shown in messages. */
   guestPort: number;
   /**
    * Whether the hypervisor forwards the connection. If true, the hypervisor accepts connections even if no program in the guest accepts

@@ -46,7 +46,7 @@ async function start(runtime: Runtime, secret: () => string): Promise<string | u
 }
 
 function gone(): never {
-  throw new ReasonedError('SecretNotFound', 'The host waits for the Secret');
+  throw new ReasonedError('SecretNotFound', 'The host is waiting for the Secret');
 }
 
 describe('user data', () => {

@@ -104,7 +104,7 @@ test('a machine tells whether its guest has the display that its VM asks for, in
 });
 
 describe('an emulator', () => {
-  const message = 'Android boots; ADB does not answer yet';
+  const message = 'Android is booting; ADB does not answer yet';
 
   /** Returns the status of a Pod whose emulator has a process, with the content of its report. */
   function statusOf(

@@ -78,7 +78,7 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
   await STEPS.suspend(host, runtime, operation);
   expect(record.startedWith).toEqual({ cpu: 1, memoryBytes: 2 ** 27, diskSizeBytes: 2 ** 30 });
   expect(told).toEqual([
-    'VM x Pulling: The host fetches https://images.example/a.qcow2',
+    'VM x Pulling: The host is fetching https://images.example/a.qcow2',
     'VM x Pulled: The image is on the host as sha256:0 after N s',
     'VM x Cloned: The host cloned the image in N s',
     'VM x Started: The machine runs with KVM',

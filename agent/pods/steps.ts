@@ -104,7 +104,7 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
     let toldAt = performance.now();
     const began = toldAt;
     const speed = meanSpeed();
-    tell(host, record, 'Pulling', 'Pull', `The host fetches ${describeSource(source)}`);
+    tell(host, record, 'Pulling', 'Pull', `The host is fetching ${describeSource(source)}`);
     const image = await host.images.ensure(source, {
       ...options,
       architecture: record.machine?.architecture,
@@ -167,7 +167,7 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
 
 function startWords(host: Host, record: MachineRecord): string {
   if (record.emulator !== undefined) {
-    return 'The process of the emulator runs, and Android boots';
+    return 'The process of the emulator is running, and Android is still booting';
   }
   const accelerator = acceleratorOf(host, record)?.toUpperCase() ?? 'an unknown accelerator';
   return `The machine runs with ${accelerator}`;

@@ -38,7 +38,7 @@ export async function requireRunningVM(host: MachineHost, { vm }: EmulatorMachin
   const isWanted = recordOfVM(host, vm.uid)?.running === true;
   const state = isWanted ? await found?.driver.inspect(found.folder) : undefined;
   if (state?.kind !== 'running') {
-    const message = `The emulator waits for the VM ${vm.name}, which does not run on this host`;
+    const message = `The emulator is waiting for VM ${vm.name}, which is not running on this host`;
     throw new ReasonedError('VMNotRunning', message);
   }
 }

@@ -80,7 +80,7 @@ test('a limited number of tasks runs at once, and the others wait in their order
   expect(kinds('a', 'b', 'c', 'd')).toEqual(['running', 'running', 'waiting', 'waiting']);
   const log = await readFile(join(directory, 'c', 'serial.log'), 'utf8');
   expect(log).toBe(
-    'The task uncache waits. The host already does 2 tasks, which is its limit (tasksAtOnce)\n',
+    'The task uncache is waiting. The host is already doing 2 tasks, which is its limit (tasksAtOnce)\n',
   );
   underWay.get('b')?.resolve({});
   await vi.waitFor(() => expect(kinds('b', 'c', 'd')).toEqual(['succeeded', 'running', 'waiting']), WAIT);
@@ -92,7 +92,7 @@ test('a namespace leaves one place of the host to others, and its own tasks wait
   await vi.waitFor(() => expect([...underWay.keys()]).toEqual(['a', 'd']));
   expect(runner.state('b')).toEqual({
     kind: 'waiting',
-    message: 'The host already does 1 tasks of namespace many, the most for one namespace',
+    message: 'The host is already doing 1 tasks of namespace many, the most for one namespace',
   });
   underWay.get('d')?.resolve({});
   await vi.waitFor(() => expect(kinds('d')).toEqual(['succeeded']));
@@ -131,7 +131,7 @@ test('the Pod of a waiting task is Pending with a reason, or Running if it was s
   const state = runner.state('c') ?? { kind: 'waiting', message: '' };
   const waiting = {
     reason: 'TaskQueued',
-    message: 'The host already does 2 tasks, which is its limit (tasksAtOnce)',
+    message: 'The host is already doing 2 tasks, which is its limit (tasksAtOnce)',
   };
   const now = '2030-01-01T00:00:00Z';
   expect(taskStatus(podOf('c'), state, '127.0.0.1', now)).toMatchObject({

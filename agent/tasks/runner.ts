@@ -128,7 +128,7 @@ export class TaskRunner {
     this.#running.set(uid, running);
     const onWait = (message: string): void => {
       running.state = { kind: 'waiting', message };
-      log(`The task ${task.type} waits. ${message}`);
+      log(`The task ${task.type} is waiting. ${message}`);
       changed(key);
     };
     const progress = throttled(running, () => changed(key));

@@ -29,11 +29,13 @@ export class TaskTurns {
     const share = Math.max(1, this.#atOnce - 1);
     const queue = this.#namespaces.get(namespace) ?? this.#queueFor(namespace, share);
     if (queue.pending >= share && share < this.#atOnce) {
-      onWait(`The host already does ${share} tasks of namespace ${namespace}, the most for one namespace`);
+      onWait(
+        `The host is already doing ${share} tasks of namespace ${namespace}, the most for one namespace`,
+      );
     }
     const waitForHost = async (): Promise<void> => {
       if (this.#host.pending >= this.#atOnce) {
-        onWait(`The host already does ${this.#atOnce} tasks, which is its limit (tasksAtOnce)`);
+        onWait(`The host is already doing ${this.#atOnce} tasks, which is its limit (tasksAtOnce)`);
       }
       await this.#host.add(work, { signal });
     };

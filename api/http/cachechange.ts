@@ -33,8 +33,8 @@ export interface CacheChange {
   /** Selected names that no host of the namespace has. */
   readonly missing: readonly string[];
   /**
-   * Returns the changed targets of the image's entry. After a failed write, the function can be called again with the targets that the
-   * entry has then.
+   * Returns the new targets of the image's entry. `before` is the entry's current targets. If the write fails, call the function again with
+   * the targets that are current then.
    */
   readonly change: (before: CacheTargets) => CacheTargets;
   /** Returns one item for each host. Call it after `change`, because an item can depend on the targets. */

@@ -31,7 +31,7 @@ export function timeoutMinutes({ timeout = TIMEOUT_MINUTES }: Pick<EmulatorReque
 export function notRunning({ metadata, status }: VM): string | undefined {
   return status?.phase === 'Running'
     ? undefined
-    : `VM ${metadata.name} does not run. An emulator needs a running VM`;
+    : `VM ${metadata.name} is not running. An emulator needs a running VM`;
 }
 
 /** Returns the Emulator for the request. Its `deployTimeoutSeconds` is at least as long as the request waits. */

@@ -124,7 +124,7 @@ export const imageCacheEntryStatusSchema = z
       .max(MAXIMUM_NODES)
       .meta({
         description:
-          'Hosts that keep the image for this entry, or that may keep it. All these hosts remove the image before the entry is deleted.',
+          'Hosts that have the image because of this entry, or possibly have it. Each of them removes the image before the entry is deleted.',
         'x-kubernetes-list-type': 'set',
       })
       .optional(),

@@ -31,7 +31,7 @@ export type VMPhase =
 export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
   Pending: {
     stage: 'deployment',
-    meaning: 'The VM waits for a host. The condition `Scheduled` gives the reason.',
+    meaning: 'The VM is waiting for a host. The condition `Scheduled` gives the reason.',
     next: ['Scheduled'],
   },
   Scheduled: {
@@ -39,19 +39,19 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
     meaning: 'A host was chosen. Its agent has not begun the work yet.',
     next: ['Pulling', 'Cloning', 'Pending'],
   },
-  Pulling: { stage: 'deployment', meaning: 'The host fetches the image.', next: ['Cloning'] },
+  Pulling: { stage: 'deployment', meaning: 'The host is fetching the image.', next: ['Cloning'] },
   Cloning: {
     stage: 'deployment',
-    meaning: 'The host makes the disk of the VM from the image.',
+    meaning: 'The host is making the disk of the VM from the image.',
     next: ['Starting', 'Stopped'],
   },
-  Starting: { stage: 'deployment', meaning: 'The hypervisor starts the machine.', next: ['Running'] },
+  Starting: { stage: 'deployment', meaning: 'The hypervisor is starting the machine.', next: ['Running'] },
   Running: {
     stage: 'settled',
     meaning: 'The machine runs. The condition `Ready` shows the result of the check in `readiness`.',
     next: ['Stopping', 'Suspending', 'Stopped', 'Starting'],
   },
-  Stopping: { stage: 'transition', meaning: 'The machine shuts down.', next: ['Stopped', 'Starting'] },
+  Stopping: { stage: 'transition', meaning: 'The machine is shutting down.', next: ['Stopped', 'Starting'] },
   Stopped: {
     stage: 'settled',
     meaning:
@@ -60,7 +60,7 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
   },
   Suspending: {
     stage: 'transition',
-    meaning: 'The host writes the memory of the machine to its disk.',
+    meaning: 'The host is writing the memory of the machine to its disk.',
     next: ['Suspended'],
   },
   Suspended: {

@@ -150,7 +150,7 @@ function readEntry(secretName: string, value: string): RegistryCredential | stri
   }
   const entry = entrySchema.safeParse(value.length > ENTRY_LENGTH ? undefined : parseDocument(value)).data;
   if (entry === undefined) {
-    return `its value must be a JSON object of at most ${ENTRY_LENGTH} characters: with the text server, and optionally the text username and the boolean allowInsecure`;
+    return `its value must be a JSON object of at most ${ENTRY_LENGTH} characters. It must have the text "server", and may have the text "username" and the boolean "allowInsecure"`;
   }
   const { username, allowInsecure = false } = entry;
   const server = readServer(entry.server);

@@ -59,7 +59,7 @@ export async function info(terminal: Terminal, globals: Globals, image: string):
     if (isObject && rows.length === 0) {
       await findNamed(cluster, IMAGE_KIND, image, signal);
     }
-    const none = `No host of namespace ${cluster.namespace} has or fetches ${printable(image)}`;
+    const none = `No host of namespace ${cluster.namespace} has ${printable(image)} or is fetching it`;
     await print(terminal, globals.output, { rows, columns: INFO_COLUMNS, itemOf: (item) => item, none });
   });
 }

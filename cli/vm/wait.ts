@@ -120,7 +120,7 @@ function outOfTime(
   const { name } = vm.metadata;
   const limit = timeText(timeout);
   return new CommandError(
-    `VM ${name} is not ${wordsOf(goal)} after ${limit}. It waits for: ${obstacleOf(vm)}. ${command} vm why ${name} says more`,
+    `VM ${name} is not ${wordsOf(goal)} after ${limit}. It is waiting for: ${obstacleOf(vm)}. ${command} vm why ${name} says more`,
     EXIT.noAnswer,
   );
 }

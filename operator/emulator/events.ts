@@ -23,7 +23,7 @@ export function recordTransition(
 
 /** Records the Event of an Emulator that is deleted because its VM stopped. */
 export function recordDeletion(recorder: EventRecorder<SaidReason>, emulator: Emulator): void {
-  const message = `The Emulator is deleted, because VM ${emulator.spec.vmName} does not run and whenVMStops is Delete`;
+  const message = `The Emulator is deleted, because VM ${emulator.spec.vmName} is not running and whenVMStops is Delete`;
   recorder.event(emulator, normal('VMNotRunning', 'Ending', message));
 }
 
@@ -54,7 +54,7 @@ function moved(last: EmulatorStatus | undefined, next: EmulatorStatus): Story[] 
       return [normal('Running', 'Running', 'The emulator runs')];
     case 'Stopped':
       return [
-        normal('Stopped', 'Ending', 'The emulator and its data were removed, because its VM does not run'),
+        normal('Stopped', 'Ending', 'The emulator and its data were removed, because its VM is not running'),
       ];
     case 'Failed': {
       const { reason, message = '' } = conditionIn(next, 'Ready') ?? {};

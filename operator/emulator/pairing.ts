@@ -37,7 +37,7 @@ export function pairingOf(observed: Pick<Observed, 'emulator' | 'vm' | 'vmPod' |
     return { kind: 'missing', message };
   }
   // The message does not name the phase of the VM, because each phase would then cause a write.
-  const message = `VM ${vmName} does not run. The emulator starts when the VM is Running`;
+  const message = `VM ${vmName} is not running. The emulator starts when the VM is Running`;
   if (hasStopped(vm) || hasStoppedMeanwhile(observed)) {
     return { kind: 'ended', message };
   }

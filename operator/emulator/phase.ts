@@ -60,11 +60,11 @@ function silentPhase({ vm, pod }: Observed): Phase | undefined {
 /** Derives the phase of the Emulator from the phase of its Pod and from the state that the agent reports. */
 function podPhase(pod: Pod | undefined): Phase {
   if (pod === undefined || pod.metadata.deletionTimestamp !== undefined || hasEnded(pod)) {
-    return { name: 'Pending', reason: 'Pending', message: 'The Emulator waits for its Pod' };
+    return { name: 'Pending', reason: 'Pending', message: 'The Emulator is waiting for its Pod' };
   }
   const { nodeName } = pod.spec;
   if (nodeName === undefined) {
-    return { name: 'Pending', reason: 'Pending', message: 'The Emulator waits for its host' };
+    return { name: 'Pending', reason: 'Pending', message: 'The Emulator is waiting for its host' };
   }
   if (pod.status?.phase === 'Running' && !isBootingAgain(pod)) {
     return { name: 'Running', reason: 'Running', message: '' };

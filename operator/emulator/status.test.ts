@@ -103,7 +103,7 @@ describe('the address of ADB', () => {
 
 describe('an Emulator with a Pod', () => {
   it.each([
-    ['Starting', 'Android boots', 'Starting'],
+    ['Starting', 'Android is booting', 'Starting'],
     ['DiskFull', 'no room', 'Scheduled'],
   ])('that waits with reason %s says so', (reason, message, phase) => {
     const status = statusOf({ pod: waitingPod(reason, message) });

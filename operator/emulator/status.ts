@@ -106,7 +106,7 @@ function scheduled(observed: Observed, { blocked }: Findings): Draft {
 function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
   const condition = podCondition(pod, 'PodScheduled');
   if (condition?.status !== 'False') {
-    const message = 'The Emulator waits for the scheduler';
+    const message = 'The Emulator is waiting for the scheduler';
     return { status: 'Unknown', reason: 'WaitingForScheduler', message };
   }
   const host = hostOfPod(pod) ?? '';

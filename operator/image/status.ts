@@ -64,7 +64,11 @@ function underWay({ job, retryAt, refused }: ImageProgress, now: number): Summar
       return { phase: 'Failed', reason, message: `${message}${retryNote(retryAt, now)}` };
     }
     case 'running':
-      return { phase: 'Pulling', reason: 'Pulling', message: `Host ${outcome.nodeName} fetches the image` };
+      return {
+        phase: 'Pulling',
+        reason: 'Pulling',
+        message: `Host ${outcome.nodeName} is fetching the image`,
+      };
     case 'waiting':
       return { phase: 'Pending', reason: 'Pending', message: outcome.message };
     default:

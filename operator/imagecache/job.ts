@@ -11,8 +11,8 @@ import { isCached, type ObservedEntry, type TaskType } from './observed.ts';
 import type { Start } from './plan.ts';
 
 /**
- * Annotation with the attempt for which the Job was created. If the entry's status has a different attempt, the status already contains the
- * result of this Job.
+ * Annotation that names the attempt for which the Job was created. After the Job's result is in the entry's status, the status names
+ * another attempt. So if the two differ, the result is already stored.
  */
 export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';
 

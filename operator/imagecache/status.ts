@@ -82,7 +82,7 @@ function accepted({ duplicateOf, reference }: ObservedEntry): ConditionDraft {
         type,
         status: 'False',
         reason: 'DuplicateOf',
-        message: `Entry ${duplicateOf} keeps ${reference}. This entry takes effect when that entry is deleted`,
+        message: `Entry ${duplicateOf} already keeps ${reference}. This entry has no effect until entry ${duplicateOf} is deleted`,
       };
 }
 
@@ -94,10 +94,10 @@ function ready({ entry, image, duplicateOf }: ObservedEntry, findings: EntryFind
   const no = (reason: Reason, message: string) =>
     ({ type: 'Ready', status: 'False', reason, message }) as const;
   if (entry.metadata.deletionTimestamp !== undefined) {
-    return no('Removing', 'Hosts remove the image that they keep for this entry');
+    return no('Removing', 'Hosts are removing the image that they keep for this entry');
   }
   if (duplicateOf !== undefined) {
-    return no('DuplicateOf', `Entry ${duplicateOf} keeps the same image`);
+    return no('DuplicateOf', `Entry ${duplicateOf} already keeps the same image`);
   }
   return isCached(image) ? readiness(findings, no) : no(image.reason, image.message);
 }

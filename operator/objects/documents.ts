@@ -4,8 +4,8 @@ import type * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 
 /**
- * Largest number of characters that all texts with remembered documents have together. The machines of 1,000 VMs have fewer characters. A
- * longer text is parsed each time.
+ * Limit of the cache in characters: the total length of all texts whose parsed documents are kept. The texts of 1,000 VMs fit. A single
+ * text above the limit is not kept, so it is parsed each time.
  */
 const REMEMBERED_CHARACTERS = 1_000_000;
 

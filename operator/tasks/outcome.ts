@@ -80,7 +80,7 @@ function waitingFor(pod: Pod | undefined): string {
 
 function waitingForHost(pod: Pod | undefined): string {
   const scheduled = pod?.status?.conditions?.find(({ type }) => type === 'PodScheduled');
-  return scheduled?.status === 'False' ? (scheduled.message ?? '') : 'The task waits for a host';
+  return scheduled?.status === 'False' ? (scheduled.message ?? '') : 'The task is waiting for a host';
 }
 
 function reportIn(text: string | undefined): TaskReport {

@@ -28,7 +28,7 @@ export function phaseOf(observed: Observed, facts: Facts): Phase {
     return failedPhase(observed, facts.failure);
   }
   if (pod === undefined || facts.attempt > (vm.status?.attempt ?? 1)) {
-    return { name: 'Pending', reason: 'Pending', message: 'The VM waits for its Pod' };
+    return { name: 'Pending', reason: 'Pending', message: 'The VM is waiting for its Pod' };
   }
   return unreachablePhase(observed, facts) ?? podPhase(pod);
 }
@@ -69,7 +69,7 @@ function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
 /** Returns the phase from the Pod phase, the container state and the condition `berth.dev/Machine`, which the agent writes. */
 function podPhase(pod: Pod): Phase {
   if (pod.spec.nodeName === undefined) {
-    return { name: 'Pending', reason: 'Pending', message: 'The VM waits for a host' };
+    return { name: 'Pending', reason: 'Pending', message: 'The VM is waiting for a host' };
   }
   const { reason = '', message = '' } = waitingState(pod);
   if (pod.status?.phase === 'Running') {

@@ -50,7 +50,7 @@ export interface SchedulingHints {
 export function schedulingReason(pod: Pod, { portHolder, hosts }: SchedulingHints): SchedulingReason {
   const condition = pod.status?.conditions?.find(({ type }) => type === 'PodScheduled');
   if (condition === undefined || condition.status !== 'False') {
-    return { reason: 'WaitingForScheduler', message: 'The VM waits for the scheduler' };
+    return { reason: 'WaitingForScheduler', message: 'The VM is waiting for the scheduler' };
   }
   const message = condense(condition.message ?? '', () => describeTaints(pod, hosts()));
   const holders = message.includes('reserved port') ? heldPorts(pod, portHolder) : '';

@@ -1,6 +1,6 @@
 /**
  * Determines the size of a machine. The requests of its Pod contain this size, because the scheduler and ResourceQuota read the requests.
- * Only `pods/resize` changes them. The agent gets exactly this size, never a larger one.
+ * Only `pods/resize` changes the requests. The operator tells the agent exactly this size, never a larger one.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';

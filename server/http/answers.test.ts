@@ -102,9 +102,9 @@ it('counts the bytes of answers, and ends an answer that takes too long', async 
       await unread.add(response, '€'.repeat(LONG / 3), () => Promise.resolve(owner));
     };
     await add('ann');
-    await expect(add('ann')).rejects.toThrow(/Too many long answers/);
+    await expect(add('ann')).rejects.toThrow(/too many unread long answers/);
     vi.advanceTimersByTime(59_000);
-    await expect(add('ann')).rejects.toThrow(/Too many long answers/);
+    await expect(add('ann')).rejects.toThrow(/too many unread long answers/);
     vi.advanceTimersByTime(1_000);
     await add('ann');
   } finally {

@@ -36,14 +36,11 @@ export class UnreadAnswers {
     if ((this.#owners.get(owner) ?? 0) + bytes > OWNER_BYTES) {
       throw new StatusError(
         429,
-        'Too many long answers wait until clients of this user have read them. Try again later',
+        'Clients of this user have too many unread long answers. Read or close them, or try again later',
       );
     }
     if (this.#bytes + bytes > TOTAL_BYTES) {
-      throw new StatusError(
-        503,
-        'Too many long answers wait until their clients have read them. Try again later',
-      );
+      throw new StatusError(503, 'Clients have too many unread long answers. Try again later');
     }
     this.#count(owner, bytes);
     limitReading(response, ANSWER_MILLISECONDS, () => this.#count(owner, -bytes));

@@ -9,15 +9,15 @@ import { StatusError } from './errors.ts';
 /** Largest body of a request in bytes. Only uploads of files can be larger, because files are not held in memory. */
 export const BODY_BYTES = 1024 * 1024;
 /**
- * Number of bytes at the start of each body that do not count for the limit. Bodies of most requests are shorter, so that large bodies of
+ * Number of bytes at the start of each body that are not added to the total. Bodies of most requests are shorter, so that large bodies of
  * other clients cannot block them. For all 2,048 connections together, these bytes need 16 MiB.
  */
 const FREE_BYTES = 8 * 1024;
-/** Limit for the number of bytes that count, in all bodies together. The container of the server has 512 MiB of memory. */
+/** Limit in bytes for the total of all bodies that are being read. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 48 * 1024 * 1024;
 
 /**
- * Reports whether the body of a request can have bytes that count for the limit. For a body in chunks the answer is always true, because
+ * Reports whether the body of a request can have bytes that are added to the total. For a body in chunks the answer is always true, because
  * its length is not known in advance.
  */
 export function mayBeLarge(headers: IncomingHttpHeaders): boolean {
@@ -25,7 +25,10 @@ export function mayBeLarge(headers: IncomingHttpHeaders): boolean {
 }
 
 export class BodyReader {
-  /** Number of bytes that count for the limit in all bodies that are being read. */
+  /**
+   * Total size in bytes of all bodies that are being read, without the first {@link FREE_BYTES} of each body. The limit for it is
+   * {@link TOTAL_BYTES}.
+   */
   #used = 0;
 
   /**

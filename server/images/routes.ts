@@ -66,7 +66,7 @@ function addReadRoutes(app: App, { type, one }: Kind, { config: { namespaces } }
     `${collection(type)}/:name`,
     {
       schema: {
-        summary: `Get an ${one}. If the namespace has no ${one} of this name, the answer is the one of the default namespace`,
+        summary: `Get an ${one}. If the namespace has no ${one} of this name, the one in the default namespace is returned`,
         tags: tagsOf(one),
         params: objectParams,
         response: { 200: imageItemSchema },
@@ -101,7 +101,7 @@ function addCopyRoute(app: App, { type, one }: Kind, { config: { namespaces } }:
     `${collection(type)}/:name/copy`,
     {
       schema: {
-        summary: `Copy an ${one}. If the namespace has no ${one} of this name, the one of the default namespace is copied`,
+        summary: `Copy an ${one}. If the namespace has no ${one} of this name, the one in the default namespace is copied`,
         tags: tagsOf(one),
         params: objectParams,
         body: copyRequestSchema,

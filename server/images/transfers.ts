@@ -107,7 +107,7 @@ function addDownloadRoutes(app: App, { downloads, config: { namespaces } }: Serv
       `${NAMESPACE}/${type.plural}/:name/download`,
       {
         schema: {
-          summary: `Download an ${one} as a file. If the namespace has no ${one} of this name, the one of the default namespace is sent`,
+          summary: `Download an ${one} as a file. If the namespace has no ${one} of this name, the one in the default namespace is sent`,
           tags: [tag],
           params: objectParams,
           response: { 200: FILE_ANSWER },

@@ -33,7 +33,7 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
     {
       schema: {
         summary:
-          'Get a VM config. If the namespace has no VM config of this name, the answer is the one of the default namespace',
+          'Get a VM config. If the namespace has no VM config of this name, the one in the default namespace is returned',
         tags,
         params: objectParams,
         response: { 200: vmConfigItemSchema },

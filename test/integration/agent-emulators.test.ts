@@ -144,7 +144,7 @@ describe('an emulator', () => {
     expect(booting.status?.phase).toBe('Pending');
     expect(waiting(booting)).toEqual({
       reason: 'Starting',
-      message: 'Android boots; ADB answers, and the boot is not complete yet',
+      message: 'Android is booting; ADB answers, and the boot is not complete yet',
     });
     const vm = await read('desk');
     const namespace = host.network.namespaces.get(uid);
@@ -191,7 +191,7 @@ describe('an emulator', () => {
     );
     expect(waiting(awaiting)).toEqual({
       reason: 'VMNotRunning',
-      message: 'The emulator waits for the VM desk, which does not run on this host',
+      message: 'The emulator is waiting for VM desk, which is not running on this host',
     });
     await setDesired(operator, vm, DESIRED);
     const booting = await waitForPod('early.emulator', 'boots', (pod) =>
@@ -201,7 +201,7 @@ describe('an emulator', () => {
       const { items } = await cluster.client().list(EVENTS, { namespace: NAMESPACE });
       return items.find(({ regarding }) => regarding?.kind === 'Emulator' && regarding.name === 'early');
     });
-    const note = 'The process of the emulator runs, and Android boots';
+    const note = 'The process of the emulator is running, and Android is still booting';
     expect(told).toMatchObject({ reason: 'Started', note, regarding: { uid: 'uid-of-emulator-early' } });
     await destroy(booting);
   });
@@ -218,7 +218,7 @@ describe('an emulator', () => {
     const booting = await waitForPod(
       name,
       'boots',
-      (pod) => waiting(pod)?.message?.startsWith('Android boots; ADB answers') === true,
+      (pod) => waiting(pod)?.message?.startsWith('Android is booting; ADB answers') === true,
     );
     expect(booting.status?.phase, 'a Pod never leaves its phase').toBe('Running');
     expect(condition(booting, 'Ready')).toMatchObject({ status: 'False', reason: 'Starting' });

@@ -230,7 +230,7 @@ describe('vm wait', () => {
     const early = await berth('vm', 'wait', 'first', 'other', '--for', 'running', '--timeout', '1s');
     expect([early.code, early.out]).toEqual([5, 'vm first is running\n']);
     expect(early.err).toMatch(
-      /^error: VM other is not running after 1 s\. It waits for: .* vm why other says more\n$/,
+      /^error: VM other is not running after 1 s\. It is waiting for: .* vm why other says more\n$/,
     );
     await rack.run(ref('other'));
     expect(await running).toEqual({ code: 0, out: 'vm first is running\nvm other is running\n', err: '' });
@@ -244,7 +244,7 @@ describe('vm wait', () => {
     const still = await berth('vm', 'wait', 'other', '--for', 'deleted', '--timeout', '1s');
     expect([still.code, still.err]).toEqual([
       5,
-      expect.stringMatching(/VM other is not deleted after 1 s\. It waits for: the end of the machine/),
+      expect.stringMatching(/VM other is not deleted after 1 s\. It is waiting for: the end of the machine/),
     ]);
     const gone = wait('deleted', 'other');
     await rack.end(ref('other'));

@@ -94,7 +94,7 @@ describe('an emulator', () => {
       await world.vms.patch('paired', { powerState: power });
       await world.vms.waitForPhase('paired', power);
       const { message } = await world.emulators.waitForReason(name, 'Ready', 'VMNotRunning');
-      expect(message).toBe('VM paired does not run. The emulator starts when the VM is Running');
+      expect(message).toBe('VM paired is not running. The emulator starts when the VM is Running');
       await expectOnHost(0);
       await world.vms.patch('paired', { powerState: 'Running' });
       await world.emulators.waitForPhase(name, 'Running');
@@ -167,7 +167,7 @@ describe('an emulator', () => {
     const { status } = await world.emulators.waitForPhase('slow', 'Failed');
     expect(status?.failure?.reason).toBe('DeployTimeout');
     expect(status?.failure?.message).toContain(
-      'Android boots; ADB answers, and the boot is not complete yet',
+      'Android is booting; ADB answers, and the boot is not complete yet',
     );
     await world.emulators.waitUntilPodGone('slow');
     await expectOnHost(0);

@@ -277,13 +277,13 @@ describe('an emulator that fails', () => {
   it('is ended when it does not run in time, and the failure names its step', async () => {
     await emulators.create('slow', { vmName: 'dies', ...SMALL, deployTimeoutSeconds: 6 });
     await bare.waitForPod(emulators.podRef('slow'));
-    await bare.waiting(emulators.podRef('slow'), 'Starting', 'Android boots');
+    await bare.waiting(emulators.podRef('slow'), 'Starting', 'Android is booting');
     await emulators.waitForPhase('slow', 'Starting');
     const { status } = await emulators.waitForPhase('slow', 'Failed');
     expect(status?.failure).toMatchObject({
       reason: 'DeployTimeout',
       message:
-        'The emulator was not Running 6 s after it was bound to host bare; the host last reported Starting: Android boots',
+        'The emulator was not Running 6 s after it was bound to host bare; the host last reported Starting: Android is booting',
     });
     await bare.end(emulators.podRef('slow'));
     await emulators.waitUntilPodGone('slow');

@@ -129,7 +129,7 @@ it('deletes an emulator whose client is gone without its name, and keeps one tha
 
 it('refuses an emulator without a running VM, and values that are not offered', async () => {
   for (const [body, code, words] of [
-    [{ vm: 'waits' }, 409, 'VM waits does not run'],
+    [{ vm: 'waits' }, 409, 'VM waits is not running'],
     [{ vm: 'missing' }, 404, 'not found'],
     [{}, 422, 'vm: is required'],
     [{ vm: 'runs', config: 'tests' }, 422, 'there are no emulator configs'],

@@ -269,7 +269,7 @@ export class StandInDriver implements DriverOfVMs {
 
   #requireRunning(folder: MachineFolder): void {
     if (this.machines.get(folder.uid)?.kind !== 'running') {
-      throw new StreamRefused('The machine does not run');
+      throw new StreamRefused('The machine is not running');
     }
   }
 

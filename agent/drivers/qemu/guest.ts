@@ -104,7 +104,7 @@ export class MachineGuest {
   async execute(command: GuestCommand): Promise<GuestCommandResult> {
     const hypervisor = this.#machine.watched;
     if (hypervisor === undefined) {
-      throw new StreamRefused('The machine does not run');
+      throw new StreamRefused('The machine is not running');
     }
     return await executeInGuest(hypervisor.guestAgent, command);
   }

@@ -96,7 +96,7 @@ export class MachineStreams {
   async #requireProcess(): Promise<ProcessIdentity> {
     const identity = await this.#machine.process();
     if (identity === undefined) {
-      throw new StreamRefused('The machine does not run');
+      throw new StreamRefused('The machine is not running');
     }
     return identity;
   }
@@ -129,7 +129,7 @@ class PortForwards {
       const qmp = await this.#qmp();
       const owner = this.#process;
       if (owner === undefined || qmp === undefined) {
-        throw new StreamRefused('The machine does not run');
+        throw new StreamRefused('The machine is not running');
       }
       if (this.#open.size >= FORWARDS) {
         throw new StreamRefused(

@@ -197,8 +197,8 @@ export async function* streamOf(
 }
 
 /**
- * Fetches a blob with one request to the file `path`, verifies the blob and syncs the file. Use this function only for blobs that are small
- * compared with a disk.
+ * Fetches a blob with a single request, writes it to the file `path`, verifies it and syncs the file. Use it only for blobs that are much
+ * smaller than a disk.
  */
 export async function saveBlob(source: BlobSource, path: string, options: PullOptions): Promise<void> {
   const file = await open(path, 'w', 0o600);

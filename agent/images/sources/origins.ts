@@ -1,4 +1,7 @@
-/** Origins of an image on this host, and the names under which the store finds it: both depend on the route to the registry. */
+/**
+ * The origins of an image on this host (the repositories that it came from), and the names under which the store finds it. Both depend on
+ * the route to the registry.
+ */
 import type { MachineImageSource } from '../../../api/v1alpha1/machine.ts';
 import {
   normaliseImageName,

@@ -5,7 +5,7 @@ export const EMULATOR_REASONS = {
     seen: { Emulator: ['Scheduled', 'Ready', 'Event'], Pod: ['waiting'] },
     class: 'state',
     by: 'agent and operator',
-    says: 'The VM of the emulator does not run, so the emulator has no host',
+    says: 'The VM of the emulator is not running, so the emulator has no host',
     todo: 'Start the VM. The emulator then starts automatically',
   },
   NoFreeSlot: {
@@ -19,7 +19,7 @@ export const EMULATOR_REASONS = {
     seen: { Emulator: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The host of the VM runs no emulators; the message has the reason from the host',
+    says: 'The host of the VM runs no emulators. The condition’s message contains the reason from the host',
     todo: 'Set emulator.sdk in the configuration of the host’s agent, or place the VM on another host',
   },
   SystemImageMissing: {
@@ -54,7 +54,7 @@ export const EMULATOR_REASONS = {
     seen: { Node: ['berth.dev/Emulators'] },
     class: 'mendable',
     by: 'agent',
-    says: 'The host runs no emulators; the message has the reason',
+    says: 'The host runs no emulators. The condition’s message contains the reason',
     todo: 'To run emulators on the host, set emulator.sdk in the configuration of its agent',
   },
 } as const;

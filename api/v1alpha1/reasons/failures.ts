@@ -23,14 +23,14 @@ export const FAILURES = {
     seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
-    says: 'The hypervisor ended unexpectedly; the message has its last output',
+    says: 'The hypervisor ended unexpectedly. The condition’s message contains its last output',
     todo: 'Read the message. If restartPolicy is OnFailure or Always, the VM starts again. An Emulator starts again when its VM starts',
   },
   StartFailed: {
     seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
-    says: 'The hypervisor did not start; the message has its last output',
+    says: 'The hypervisor did not start. The condition’s message contains its last output',
     todo: 'Read the message, and check the hypervisor on the host',
   },
   CreateFailed: {

@@ -8,7 +8,7 @@ export const FAULTS = {
     seen: { Emulator: ['Scheduled', 'Event'], VM: ['Scheduled', 'Event'] },
     class: 'passing',
     by: 'operator',
-    says: 'No suitable host has room for the VM or Emulator. The message has the number of hosts for each cause',
+    says: 'No suitable host has room for the VM or Emulator. The condition’s message contains the number of hosts for each cause',
     todo: 'Add hosts, delete other VMs, or change the requests of the VM',
   },
   NotReady: {
@@ -105,7 +105,7 @@ export const FAULTS = {
     seen: { Pod: ['PodResizePending'] },
     class: 'final',
     by: 'agent',
-    says: 'The new size of the machine is larger than its host',
+    says: 'Even without other machines, the host has too little CPU or memory for the new size',
     todo: 'Request a smaller size',
   },
   PodNameTaken: {
@@ -119,14 +119,14 @@ export const FAULTS = {
     seen: { Emulator: ['Scheduled', 'Ready', 'Event'], VM: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The API server refused the Pod; the message has the answer of the API server',
+    says: 'The API server refused the Pod. The condition’s message contains its answer',
     todo: 'Raise the quota, or change the admission rule that the message names',
   },
   NoFreePort: {
     seen: { VM: ['Ready'], Emulator: ['Ready'], Pod: ['waiting'] },
     class: 'mendable',
     by: 'agent',
-    says: 'All ports in a range from which the host chooses ports are in use; the message names the range',
+    says: 'All ports in a range from which the host chooses ports are in use. The condition’s message names the range',
     todo: 'Delete VMs or Emulators on the host, or widen the range in the setting ports of its agent. Or set network.automaticPorts of VMs to false',
   },
   VNCSecretNotFound: {

@@ -47,7 +47,7 @@ export const HOST_REASONS = {
     seen: { Node: ['Event'] },
     class: 'state',
     by: 'agent',
-    says: 'The host repaired its network; the message names the fault',
+    says: 'The host repaired its network. The Event’s message names the fault',
     todo: 'If the fault happens again, find out which program changes the network of the host',
   },
   NotMarkedAsHost: {

@@ -12,7 +12,7 @@ export const STATES = {
     },
     class: 'state',
     by: 'operator',
-    says: 'The object waits for its Pod, its Job or a host',
+    says: 'The object is waiting for its Pod, its Job or a host',
   },
   Scheduled: {
     seen: {
@@ -39,14 +39,14 @@ export const STATES = {
     seen: { ...PHASE, VM: [...PHASE.VM, 'Event'], Image: ['Ready', 'Reconciling'] },
     class: 'state',
     by: 'agent and operator',
-    says: 'A host fetches the image',
+    says: 'A host is fetching the image',
   },
-  Cloning: { seen: PHASE, class: 'state', by: 'agent', says: 'The host makes the disk of the VM' },
+  Cloning: { seen: PHASE, class: 'state', by: 'agent', says: 'The host is making the disk of the VM' },
   Starting: {
     seen: { ...PHASE, Emulator: ['Ready', 'Reconciling'] },
     class: 'state',
     by: 'agent',
-    says: 'The host starts the machine, or waits for the end of an earlier machine',
+    says: 'The host is starting the machine, or is waiting for the end of an earlier machine',
   },
   Running: {
     seen: { Emulator: ['Ready', 'Event'], VM: ['Ready', 'Event'], Pod: ['berth.dev/Machine'] },
@@ -186,7 +186,7 @@ export const STATES = {
     seen: { VM: ['DisplayReady'] },
     class: 'mendable',
     by: 'agent',
-    says: 'The guest has a larger display than VNC can show; the message has both sizes',
+    says: 'The guest’s display is larger than VNC can show. The condition’s message contains both sizes',
     todo: 'Upgrade QEMU on the host to 9.1 or later, or choose a display of at most 2560×2048 pixels',
   },
   NotConnected: {

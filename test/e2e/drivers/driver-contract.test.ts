@@ -403,7 +403,7 @@ describe.each([
       async () => await driver.forwardPort(folder, 80),
     ];
     for (const attempt of attempts) {
-      await expect(attempt()).rejects.toThrow('The machine does not run');
+      await expect(attempt()).rejects.toThrow('The machine is not running');
     }
     await start();
   });
