@@ -47,7 +47,7 @@ export interface RunOptions extends StartOptions {
   outputLimitBytes?: number;
 }
 
-/** Error when a program could not be started, or did not end with exit code 0. The message has the last part of its standard error. */
+/** Error when a program could not be started, or did not end with exit code 0. The message contains the last part of its standard error. */
 export class ProgramError extends Error {
   override readonly name = 'ProgramError';
   /** Exit code. It is undefined if the program was killed or was not started. */

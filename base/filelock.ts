@@ -47,7 +47,7 @@ async function removeStale(path: string, staleMilliseconds: number): Promise<voi
   if (!(await isStale(path))) {
     return;
   }
-  // Several processes may find the lock stale. Each tries to rename it, but only one can.
+  // Several processes can find the lock stale. Each tries to rename it, but only one can.
   const aside = `${path}.${process.pid}`;
   await undefinedIf(isMissing, rename(path, aside));
   if (!(await isStale(aside))) {

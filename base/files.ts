@@ -8,7 +8,7 @@ import { withReserve } from './reserve.ts';
 /** File mode: only the owner is allowed to read and write the file. */
 const MODE = 0o600;
 
-/** The last requested write of each path. It may be queued, under way or finished. */
+/** The last requested write of each path. It can be queued, under way or finished. */
 const lastWrites = new Map<string, Promise<void>>();
 
 /**

@@ -1,6 +1,6 @@
 import { homedir } from 'node:os';
 
-/** Returns the user's home folder, or the root folder. In a container, a user may have neither `HOME` nor an entry in the user database. */
+/** Returns the user's home folder, or the root folder. In a container, a user can have neither `HOME` nor an entry in the user database. */
 export function homeFolder({ HOME: home }: Readonly<Record<string, string | undefined>>): string {
   try {
     return home || homedir();

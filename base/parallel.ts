@@ -34,7 +34,7 @@ export async function inParallel<T>(
   };
   try {
     for (const item of items) {
-      // An item is read from `items` only when its call of `work` can begin, because a list of all items may need too much memory.
+      // An item is read from `items` only when its call of `work` can begin, because a list of all items can need too much memory.
       await queue.onSizeLessThan(1);
       if (joined.aborted) {
         break;

@@ -73,7 +73,7 @@ export function certificateMistake(error: unknown): string | undefined {
   return CERTIFICATE_ERRORS.test(codeOf(error) ?? '') ? messageOf(error).split('; ', 1)[0] : undefined;
 }
 
-/** Returns the exit code and the message for an error. The message may have several lines. */
+/** Returns the exit code and the message for an error. The message can have several lines. */
 export function described(error: unknown): { exitCode: ExitCode; message: string } {
   if (error instanceof AggregateError) {
     const all = error.errors.map(described);

@@ -4,7 +4,7 @@ import { quantityOf } from '../api/http/memory.ts';
 import { bytesIn } from '../api/v1alpha1/quantity.ts';
 
 /**
- * Words that people may type in place of `true` and `false`. The code reads such a word as the value of the flag, and then refuses the
+ * Words that people can type in place of `true` and `false`. The code reads such a word as the value of the flag, and then refuses the
  * value with a message.
  */
 const NEAR_BOOLEAN = /^(yes|no|on|off|0|1)$/i;

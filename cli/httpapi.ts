@@ -83,8 +83,8 @@ async function withServer<T>(
     { ...options, metrics: new Registry() },
   );
   try {
-    // The settings apply to all contexts, so the HTTP API in the settings may belong to another cluster. This request has no token, because
-    // the token of one cluster must not reach the server of another cluster.
+    // The settings apply to all contexts, so the HTTP API in the settings might belong to another cluster. This request has no token,
+    // because the token of one cluster must not reach the server of another cluster.
     const info = await answerOf(new KubeClient(stranger), CLUSTER_INFO, signal);
     requireSameCluster(info, connection, apiURL);
     const client = new KubeClient(member);

@@ -36,7 +36,7 @@ export interface Listing<R> {
 
 /**
  * Writes the rows in the format. JSON and YAML are always a list, even of one object. In these formats, nothing else is written, because
- * programs may read both output streams together.
+ * programs can read both output streams together.
  */
 export async function print<R>(terminal: Terminal, format: Format, listing: Listing<R>): Promise<void> {
   const items = listing.rows.map(listing.itemOf);

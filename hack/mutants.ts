@@ -19,7 +19,7 @@ import { runVitest } from './vitest/run.ts';
 const ROOT = join(import.meta.dirname, '..');
 const LOGS = join(ROOT, 'dist', 'mutants');
 /**
- * Time limit of tests that a mutant may block: this many times their usual time, plus a minute. If the product hangs, the mutant counts as
+ * Time limit of tests that a mutant can block: this many times their usual time, plus a minute. If the product hangs, the mutant counts as
  * killed.
  */
 const PATIENCE = 5;

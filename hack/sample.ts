@@ -67,7 +67,7 @@ function isCode(line: string): boolean {
 }
 
 /**
- * Returns whether a line belongs to an import. Imports are at the top of a file, may have several lines, and end with the module's name.
+ * Returns whether a line belongs to an import. Imports are at the top of a file, can have several lines, and end with the module's name.
  */
 function isImport(lines: readonly string[], index: number): boolean {
   return lines.slice(index).some((line) => /from '[^']+';$/.test(line));

@@ -1,4 +1,4 @@
-/** Reads and changes the values of a ConfigMap that may not exist yet. */
+/** Reads and changes the values of a ConfigMap that might not exist yet. */
 import type { KubeClient } from './client.ts';
 import { CONFIG_MAPS } from './core.ts';
 import { isAlreadyExists, unlessMissing } from './errors.ts';

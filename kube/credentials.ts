@@ -52,7 +52,7 @@ const OWN_NAME = 'kubernetes.default.svc';
  * and the Pod's service account. If `KUBECONFIG` has several files, each entry comes from the first file that has it. The service account
  * has no contexts, so it is not used if `options` names one.
  *
- * A Pod in its host's network may be unable to resolve names of the cluster. Therefore, in a Pod, the server
+ * A Pod in its host's network can be unable to resolve names of the cluster. Therefore, in a Pod, the server
  * `https://kubernetes.default.svc` of a kubeconfig is replaced by the address that the kubelet gives to every Pod.
  *
  * @throws Error with the path in the message when something is missing or wrong.

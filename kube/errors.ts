@@ -40,12 +40,12 @@ export class FencedError extends Error {
   override readonly name = 'FencedError';
 }
 
-/** Error when the API server did not answer in time. If the request was a write, the server may still have executed it. */
+/** Error when the API server did not answer in time. If the request was a write, the server might still have executed it. */
 export class DeadlineError extends Error {
   override readonly name = 'DeadlineError';
 }
 
-/** Error when a credential plug-in gave no token. The message has the name of the plug-in and its last output. */
+/** Error when a credential plug-in gave no token. The message contains the name of the plug-in and its last output. */
 export class CredentialError extends Error {
   override readonly name = 'CredentialError';
   /** Exit code of the plug-in. It is undefined if the plug-in was killed, was not started, or ended with exit code 0. */

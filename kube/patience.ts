@@ -1,4 +1,4 @@
-/** Decides whether an error of the API server is final. Earlier requests of the same caller succeeded, so a refusal may be temporary. */
+/** Decides whether an error of the API server is final. Earlier requests of the same caller succeeded, so a refusal can be temporary. */
 import { type ApiError, isRefusal } from './errors.ts';
 
 /**

@@ -116,12 +116,12 @@ export class Transport {
   /**
    * Resolves with the server's answer, even if its status is an error.
    *
-   * @throws DeadlineError, the signal's reason, or the network's error. If the request was a write, the server may still have executed it.
+   * @throws DeadlineError, the signal's reason, or the network's error. If the request was a write, the server might have executed it.
    */
   async request(request: Request): Promise<Answer> {
     const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
     signal?.throwIfAborted();
-    // A person may have to sign in for a credential plug-in, which takes longer than a request. The plug-in has a time limit of its own.
+    // A person might have to sign in for a credential plug-in, which takes longer than a request. The plug-in has a time limit of its own.
     await this.#token.token();
     const limit = new AbortController();
     const onAbort = () => limit.abort(signal?.reason);

@@ -32,7 +32,7 @@ const LEASE_NAME = 'berth-operator';
  */
 const DRAIN_MILLISECONDS = 15_000;
 /**
- * Time in milliseconds that the operator spends on sending the last Events at a stop. A large number of Events may need more time, but the
+ * Time in milliseconds that the operator spends on sending the last Events at a stop. A large number of Events can need more time, but the
  * next leader must not wait for them.
  */
 const LAST_EVENTS_MILLISECONDS = 500;
@@ -116,7 +116,7 @@ export class Operator {
   }
 
   /**
-   * Starts an operator. Resolves when the servers listen. At that time, the caches may be empty. When the caches are filled, the operator
+   * Starts an operator. Resolves when the servers listen. At that time, the caches can be empty. When the caches are filled, the operator
    * takes part in the leader election.
    */
   static async start(start: OperatorStart): Promise<Operator> {

@@ -13,7 +13,7 @@ export const ADB_VERSION = 0x01000000;
 export const LARGEST_PAYLOAD = 4096;
 /**
  * Largest number of messages that the agent accepts over one connection. One query needs four messages from the peer if the peer sends the
- * output in one message. The limit is higher, because the peer may send the output in several messages.
+ * output in one message. The limit is higher, because the peer can send the output in several messages.
  */
 const MOST_MESSAGES = 16;
 

@@ -5,7 +5,7 @@ export interface ConsoleReadOptions {
   follow?: boolean;
   tailLines?: number;
   sinceTime?: Date;
-  /** Limit of the output in bytes. The output may end within a line. */
+  /** Limit of the output in bytes. The output can end within a line. */
   limitBytes?: number;
   /** Whether each line begins with its time. */
   timestamps?: boolean;
@@ -51,7 +51,7 @@ export class ConsoleText {
     return this.#cut('\n');
   }
 
-  /** Returns the text of the next records. The text may be empty. */
+  /** Returns the text of the next records. The text can be empty. */
   add(records: readonly ConsoleRecord[]): string {
     let text = '';
     for (const record of records) {

@@ -6,7 +6,7 @@ export type DiskFormat = 'qcow2' | 'raw';
 export const SECTOR_BYTES = 512;
 /**
  * Largest accepted size of a disk in bytes. No desktop system needs a disk of this size. The limit exists because the header of an image
- * may claim 2^63 bytes.
+ * can claim 2^63 bytes.
  */
 export const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
 

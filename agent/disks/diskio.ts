@@ -9,7 +9,7 @@ import { codeOf, isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts
 const STAT_BLOCK_BYTES = 512;
 /** Number of bytes that are hashed at a time. */
 const READ_BYTES = 1024 ** 2;
-/** A buffer of at least this size in bytes has memory of its own. Smaller buffers may share their memory with other buffers. */
+/** A buffer of at least this size in bytes has memory of its own. Smaller buffers can share their memory with other buffers. */
 const OWN_MEMORY_BYTES = 64 * 1024;
 /**
  * Alignment of direct writes in bytes, one memory page. For each write, the address in memory, the position in the file and the length must
@@ -31,7 +31,7 @@ export async function allocatedBytes(path: string): Promise<number> {
 }
 
 /**
- * Returns the bytes that all files in a folder use on the disk. A subfolder can belong to the user of an emulator, who may put anything
+ * Returns the bytes that all files in a folder use on the disk. A subfolder can belong to the user of an emulator, who can put anything
  * there. Therefore the function does not follow links, and an entry that it cannot read adds 0. In each subfolder, the function counts only
  * the first 2,000 entries, and entries of upper folders come first. Thus many files in one subfolder do not prevent the count of the disks
  * in another subfolder.

@@ -1,6 +1,6 @@
 /**
  * Decoder of Apple's LZ4 streams. Each block begins with `bv41` (decoded size, encoded size, LZ4 block follow), `bv4-` (size, plain bytes
- * follow) or `bv4$` (end). Sizes are 32-bit little-endian numbers. A block may repeat output of earlier blocks.
+ * follow) or `bv4$` (end). Sizes are 32-bit little-endian numbers. A block can repeat output of earlier blocks.
  */
 import { BlockHeader, invalid } from './lz4header.ts';
 
@@ -74,7 +74,7 @@ export class AppleLz4Decoder {
     }
   }
 
-  /** Returns the last piece of output, which may be empty. @throws DiskError when the end of the stream or of its output is missing. */
+  /** Returns the last piece of output, which can be empty. @throws DiskError when the end of the stream or of its output is missing. */
   end(): Buffer {
     if (this.#state !== END) {
       throw invalid('its end mark is missing');
@@ -126,7 +126,7 @@ export class AppleLz4Decoder {
   }
 
   /**
-   * Decodes sequences in a fast loop. The loop ends when a length of a sequence does not fit into its token, or when a whole sequence may
+   * Decodes sequences in a fast loop. The loop ends when a length of a sequence does not fit into its token, or when a whole sequence might
    * not fit into the rest of the input or of the output. The states of the decoder are several times slower, but they decode every sequence
    * and refuse invalid sequences. Most sequences need only the loop.
    */

@@ -9,7 +9,7 @@ const MAGIC_BYTES = 4;
 /** Header of a block. `input` is the length of the block after the header. `output` is the length after decoding. Both are in bytes. */
 export type Block = { kind: 'lz4' | 'stored'; input: number; output: number } | { kind: 'end' };
 
-/** Parser of one block header. The bytes of the header may come in pieces. */
+/** Parser of one block header. The bytes of the header can come in pieces. */
 export class BlockHeader {
   #bytes = Buffer.alloc(0);
 

@@ -22,7 +22,7 @@ const FIRST_FILE = 3;
 /** Time limit of qemu-img calls that write only metadata. To create or enlarge a qcow2 file of 100 GiB, such a call takes about 14 ms. */
 const METADATA_LIMITS = { timeoutMilliseconds: 30_000 };
 /**
- * Limits of a call that reads a header. Such a call normally takes milliseconds, but a hostile header may keep the program busy forever.
+ * Limits of a call that reads a header. Such a call normally takes milliseconds, but a hostile header can keep the program busy forever.
  */
 const INFO_LIMITS = { timeoutMilliseconds: 10_000, addressSpaceBytes: 1024 ** 3 };
 /** Pattern of the progress in the output of qemu-img, such as ` (12.34/100%)\r`. */

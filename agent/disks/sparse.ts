@@ -62,7 +62,7 @@ async function isHole(target: SparseFile, block: Buffer, position: number): Prom
   if (target.fresh) {
     return true;
   }
-  // The function must read the file, because an earlier attempt may have written other bytes than zeros here.
+  // The function must read the file, because an earlier attempt might have written other bytes than zeros here.
   const there = Buffer.allocUnsafe(block.length);
   await readAll(target.file, there, position);
   return isZero(there);

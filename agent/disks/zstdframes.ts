@@ -1,5 +1,5 @@
 /**
- * Cuts Zstandard content into pieces that end where a frame ends. The content may have several frames in a row, and some of them may be
+ * Cuts Zstandard content into pieces that end where a frame ends. The content can have several frames in a row, and some of them can be
  * skippable frames. Node's decoder stops at the end of a frame. If the same write contains more bytes, the decoder drops these bytes
  * without an error. The frame format is in RFC 8878, section 3.
  */

@@ -248,7 +248,9 @@ export interface Driver {
   inspect(folder: MachineFolder): Promise<MachineState>;
   /** Returns every machine of this driver on this host. The list includes machines that the agent created before its restart. */
   list(): Promise<FoundMachine[]>;
-  /** Registers a handler. The driver calls it with a machine's uid if the machine's state may have changed without a call to the driver. */
+  /**
+   * Registers a handler. The driver calls it with a machine's uid if the machine's state might have changed without a call to the driver.
+   */
   onChange(handler: (uid: string) => void): void;
   console(folder: MachineFolder): ConsoleLog;
   /**

@@ -47,7 +47,7 @@ export function driverOf(
 }
 
 /**
- * Registers `changed` with all drivers. A driver calls `changed` with a machine's uid when the machine's state may have changed without a
+ * Registers `changed` with all drivers. A driver calls `changed` with a machine's uid when the machine's state might have changed without a
  * call to the driver.
  */
 export function onMachineChange(

@@ -14,7 +14,7 @@ import { clusterNetworks } from '../network/reach.ts';
 
 /** Shortest lifetime of a certificate, in seconds. The API server refuses a smaller `expirationSeconds` with status 422. */
 const SHORTEST_CERTIFICATE_SECONDS = 600;
-/** Default lifetime of a certificate that the agent requests, in seconds (30 days). The signer may issue a shorter lifetime. */
+/** Default lifetime of a certificate that the agent requests, in seconds (30 days). The signer can issue a shorter lifetime. */
 const CERTIFICATE_SECONDS = 30 * 24 * 3600;
 /**
  * Default time in seconds after which a host without contact to the API server counts as cut off (fenced). A Node's Lease expires after the
@@ -234,7 +234,7 @@ function withEnvironment(document: unknown, environment: Environment): unknown {
 
 /**
  * Sets the default network driver `user` if the agent does not run as root, because the driver `nat` needs root. There is no
- * default for root: with `user`, guests can reach more than an administrator may expect.
+ * default for root: with `user`, guests can reach more than an administrator might expect.
  */
 function withDriver(document: unknown, isRoot: boolean): unknown {
   if (!isObject(document)) {

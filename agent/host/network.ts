@@ -129,7 +129,7 @@ function userGuard(
 ): UserGuard | undefined {
   if (machineUsers === undefined || process.platform !== 'linux' || settings.guestsMayReachHost) {
     logger.warn(
-      'Guests can reach every address that this host reaches, also its loopback; run only guests you trust',
+      'Guests can reach every address that this host reaches, including its loopback; run only guests you trust',
     );
     return undefined;
   }

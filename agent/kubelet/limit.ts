@@ -64,7 +64,7 @@ export class OpenLimit {
     return this.#open.get(key) ?? 0;
   }
 
-  /** Subtracts one open log or stream from a key. If none is left, removes the key, because its Pod or namespace may no longer exist. */
+  /** Subtracts one open log or stream from a key. If none is left, removes the key, because its Pod or namespace might no longer exist. */
   #end(key: string): void {
     const left = this.#of(key) - 1;
     if (left > 0) {

@@ -76,7 +76,7 @@ export class KubeletServer {
     this.#streams = new StreamServer({ targets, transfers, metrics, logger });
     this.#server = createServer((request, response, url) => this.#handle(request, response, url), {
       logger,
-      // TLS accepts callers without a valid certificate, because they may have a token. Each request is checked later.
+      // TLS accepts callers without a valid certificate, because they can have a token. Each request is checked later.
       tls: { requestCert: true, rejectUnauthorized: false },
     });
     acceptUpgrades(this.#server, (upgrade) => this.#upgrade(upgrade), logger);
@@ -181,7 +181,7 @@ export class KubeletServer {
     await this.#readers.count(asked.namespace, asked.pod, async () => {
       const lines = await this.#options.logs(asked, signal);
       response.writeHead(200, { 'Content-Type': 'text/plain; charset=utf-8' });
-      // The headers are sent at once, so that the caller knows that the log is open. A quiet console may send nothing for a long time.
+      // The headers are sent at once, so that the caller knows that the log is open. A quiet console can send nothing for a long time.
       holdOpen(response);
       response.flushHeaders();
       await pipeline(Readable.from(lines), response, { signal });

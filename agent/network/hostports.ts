@@ -83,7 +83,7 @@ async function requireFreePorts(address: string, ports: readonly MachinePort[]):
  * Checks that no other machine reserves one of the ports. A bind alone does not show this conflict while the other machine is starting.
  *
  * @param reserved reserved ports of all machines, by uid.
- * @throws ReasonedError `PortTaken` with the port. The message does not identify the other machine, which may be another tenant's.
+ * @throws ReasonedError `PortTaken` with the port. The message does not identify the other machine, which might be another tenant's.
  */
 function requireUnreserved(
   uid: string,
@@ -207,7 +207,7 @@ function parseLine(line: string): Line | undefined {
 
 /**
  * Reads the listening sockets of one list in /proc/net. A TCP list begins with all listening sockets. The function stops at the first
- * connected socket, because there may be thousands.
+ * connected socket, because there can be thousands.
  */
 async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
   const file = await open(`/proc/self/net/${list.file}`);

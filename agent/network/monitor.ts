@@ -59,7 +59,7 @@ export class NetworkMonitor {
         };
   }
 
-  /** Number of checks in a row that found a fault in the shared parts of the network and could not repair it. */
+  /** Number of consecutive checks that found a fault in the shared parts of the network and could not repair it. */
   get faultyChecks(): number {
     return this.#faultyChecks;
   }
@@ -73,7 +73,7 @@ export class NetworkMonitor {
   }
 
   /**
-   * Resolves with a report that includes this machine, or that shows a fault of all machines. If a check is under way, it may have begun
+   * Resolves with a report that includes this machine, or that shows a fault of all machines. If a check is under way, it might have begun
    * before the machine was attached. A second check then follows. After a fault of all machines, no second check follows, because the agent
    * counts consecutive faulty checks.
    */

@@ -77,10 +77,7 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /**
-   * Starts the work. Until the list of Pods has arrived, only `#fence` acts: other work removes machines without a Pod, and without the list
-   * every machine would seem to have none.
-   */
+  /** Starts the work. Until the list of Pods has arrived, only `#fence` acts, because other work removes machines without a Pod in it. */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);
@@ -106,7 +103,7 @@ export class PodController {
     signal.addEventListener('abort', end, { once: true });
   }
 
-  /** Returns whether every Pod in the cache still exists. The function reads the Pods from the API server, because the watch may lag. */
+  /** Returns whether every Pod in the cache still exists. The function reads the Pods from the API server, because the watch can lag. */
   async isUpToDate(signal: AbortSignal): Promise<boolean> {
     const { client, nodeName } = this.#options;
     const { items } = await client.list(PODS, { fieldSelector: boundTo(nodeName), signal });

@@ -121,8 +121,8 @@ export class DiskGuard {
   }
 
   /**
-   * Removes the guard's request for a machine that starts again. The guard may not have noticed that the earlier run has ended, so it may
-   * still have a request from that run.
+   * Removes the guard's request for a machine that starts again. The guard might not have noticed that the earlier run has ended, so it
+   * might still have a request from that run.
    */
   startsAnew(uid: string): void {
     this.#wishes.delete(uid);

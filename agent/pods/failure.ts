@@ -115,8 +115,8 @@ export function recordDamaged(
 }
 
 /**
- * Failure of a machine after the control plane has ended the machine's Pod. The guest has no grace period, because another Pod may already
- * have the machine's slot and ports.
+ * Failure of a machine after the control plane has ended the machine's Pod. The guest has no grace period, because another Pod might
+ * already have the machine's slot and ports.
  */
 export const ENDED_FROM_OUTSIDE: MachineFailure = {
   reason: 'PodEnded',

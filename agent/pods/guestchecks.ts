@@ -54,7 +54,7 @@ export class GuestChecks {
     this.#prober.follow(known, runtime, this.#host.forwardAddress);
   }
 
-  /** Ends the checks of a machine whose Pod no longer exists, because the machine's address may soon belong to another machine. */
+  /** Ends the checks of a machine whose Pod no longer exists, because the machine's address might soon belong to another machine. */
   forget(uid: string): void {
     this.#poller.forget(uid);
     this.#prober.forget(uid);

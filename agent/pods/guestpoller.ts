@@ -172,7 +172,7 @@ class Poll {
   }
 }
 
-/** Returns the state of the guest from the Pod's last report. The agent may have written this report before its restart. */
+/** Returns the state of the guest from the Pod's last report. The agent might have written this report before its restart. */
 function reportedGuest(pod: Readonly<Pod>): Runtime['guest'] {
   const { guestAgentConnected: connected, guest: facts } = lastReport(pod);
   return connected === undefined ? undefined : { connected, facts };

@@ -170,7 +170,9 @@ export class Machines {
     }
   }
 
-  /** Plans again while an operation runs, because the operation may have become unnecessary, or its grace period may have to end sooner. */
+  /**
+   * Plans again while an operation runs, because the operation might have become unnecessary, or its grace period might have to end sooner.
+   */
   #underWay(runtime: Runtime, wanted: Wanted, operation: Operation): Progress {
     const now = Date.now();
     const step = plan(this.#situation(runtime, wanted), now);

@@ -34,7 +34,7 @@ const DISK_LOST: Reason = 'DiskLost';
 export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Runtime, 'state' | 'unseen'> {
   record: Readonly<MachineRecord>;
   /**
-   * Whether the host's Lease has expired. If the API server does not show a machine's Pod as running, another host may then get the VM of
+   * Whether the host's Lease has expired. If the API server does not show a machine's Pod as running, another host can then get the VM of
    * this machine.
    */
   fenced: boolean;

@@ -55,8 +55,8 @@ export function roleOf(pod: Pod): PodRole {
 }
 
 /**
- * Returns the last report in a Pod's status. The agent may have written this report before its restart. The result is empty if there is no
- * readable report.
+ * Returns the last report in a Pod's status. The agent might have written this report before its restart. The result is empty if there is
+ * no readable report.
  */
 export function lastReport(pod: Readonly<Pod>): MachineReport {
   const said = pod.status?.conditions?.find(({ type }) => type === MACHINE_CONDITION);
@@ -188,7 +188,7 @@ export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
 
 /**
  * Returns the deadline of a Pod's deletion; undefined while the Pod is not being deleted. The grace period begins when the agent first sees
- * the deletion, because the clock of the host may differ from that of the API server. If the grace period is shortened later, the new
+ * the deletion, because the clock of the host can differ from that of the API server. If the grace period is shortened later, the new
  * period begins when the agent sees the change. The earlier of both deadlines applies.
  */
 function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['deletion'] {

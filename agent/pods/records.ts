@@ -11,8 +11,8 @@ import type { MachineRecord } from './machine.ts';
 const VERSION = 1;
 
 /**
- * An unreadable record. The agent must not ignore such a record, because the machine may run, and its disk may be the only copy of a user's
- * data.
+ * An unreadable record. The agent must not ignore such a record, because the machine might run, and its disk might be the only copy of a
+ * user's data.
  */
 export interface DamagedRecord {
   uid: string;

@@ -85,7 +85,7 @@ export class StatusWriter {
       this.#written.delete(uid);
       return pod;
     }
-    // Only the status comes from the answer to the write. The Pod's deadlines and annotations come from the watch, which may be newer.
+    // Only the status comes from the answer to the write. The Pod's deadlines and annotations come from the watch, which might be newer.
     return { ...pod, ...(written.status === undefined ? {} : { status: written.status }) };
   }
 

@@ -23,7 +23,7 @@ export async function readUserData(client: Pick<KubeClient, 'get'>, ref: SecretK
   const { namespace, name, key } = ref;
   const secret = await read(client, ref);
   if (secret === undefined) {
-    const message = `The host is waiting for a Secret with the user data: ${name} in ${namespace}. Create this Secret`;
+    const message = `The host is waiting for the Secret ${name} in ${namespace}. Create this Secret with the user data`;
     throw new ReasonedError('SecretNotFound', message);
   }
   const value = secret.data?.[key];

@@ -33,7 +33,7 @@ export async function readVncPassword(
   const secret = await readSecret(client, { namespace, name });
   const owners = secret?.metadata.ownerReferences ?? [];
   if (secret === undefined || !owners.some((owner) => owner.uid === uid)) {
-    const message = `The host is waiting for the Secret ${name} in ${namespace}. The operator creates this Secret`;
+    const message = `The host is waiting for the Secret ${name} of this VM in ${namespace}. The operator creates this Secret`;
     throw new ReasonedError('VNCSecretNotFound', message);
   }
   const password = Buffer.from(secret.data?.[VNC_SECRET_KEY] ?? '', 'base64').toString('latin1');

@@ -144,7 +144,7 @@ export class MachineCgroups {
   async forbidForks(machineUid: string): Promise<void> {
     for (const { path, controllers } of await this.#roots()) {
       if (controllers.includes('pids')) {
-        // Errors of the system are ignored, because the group may be missing.
+        // Errors of the system are ignored, because the group might be missing.
         await undefinedIf(isOfSystem, writeFile(join(path, GROUP, machineUid, 'pids.max'), '0'));
       }
     }
@@ -210,7 +210,7 @@ async function findHierarchies(roots: readonly string[]): Promise<Hierarchy[]> {
     const hierarchies: Hierarchy[] = [];
     for (const name of names) {
       const path = join(root, name);
-      // In version 1 of control groups a name like "cpu" may be a link to "cpu,cpuacct". Both names lead to the same group. So the limits
+      // In version 1 of control groups a name like "cpu" can be a link to "cpu,cpuacct". Both names lead to the same group. So the limits
       // are written twice, but this does no harm.
       if (await isHierarchy(path)) {
         hierarchies.push({ path, version: 1, controllers: namedIn(name.split(',')) });

@@ -113,7 +113,7 @@ export async function installRuntime(list: string, runtimes: string): Promise<st
 }
 
 /**
- * Returns whether the folder has all files with the right checksums. The check is necessary, because files may lose their contents in a
+ * Returns whether the folder has all files with the right checksums. The check is necessary, because files can lose their contents in a
  * crash of the host.
  */
 async function isWhole(target: string, files: readonly { sum: string; path: string }[]): Promise<boolean> {

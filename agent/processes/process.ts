@@ -59,7 +59,7 @@ async function startTimeFromProc(pid: number): Promise<string | undefined> {
  * ended.
  */
 export function startTimeIn(text: string): string | undefined {
-  // The name of the command may contain spaces and brackets, so the fields are counted after the last ')'. Field 3 is the state,
+  // The name of the command can contain spaces and brackets, so the fields are counted after the last ')'. Field 3 is the state,
   // 20 the number of threads, 22 the start time.
   const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
   const [state, threads] = [fields[0], fields[17]];
@@ -120,7 +120,7 @@ export async function findByArgument(argument: string): Promise<ProcessIdentity 
 }
 
 /**
- * Yields the file /proc/PID/`name` of each process of this host. The files are read one at a time, because a host may have
+ * Yields the file /proc/PID/`name` of each process of this host. The files are read one at a time, because a host can have
  * thousands of processes. On hosts without /proc, nothing is yielded.
  */
 export async function* processFiles(

@@ -154,7 +154,7 @@ export class TaskRunner {
     running?.abort.abort(reason);
   }
 
-  /** Forgets the task of a deleted Pod and removes its folder. An earlier run of the agent may have begun the task. */
+  /** Forgets the task of a deleted Pod and removes its folder. An earlier run of the agent might have begun the task. */
   forget(uid: string): void {
     this.abort(uid);
     this.#running.get(uid)?.console.close();

@@ -150,7 +150,7 @@ function removal(known: readonly Host[], missing: readonly string[], { exists }:
   };
 }
 
-/** Returns the names of the selected hosts. The request may contain names that no host has, and the result then contains them, too. */
+/** Returns the names of the selected hosts. The request can contain names that no host has, and the result then contains them, too. */
 function selectedHosts(selection: CacheSelection, hosts: readonly HostNode[]): readonly string[] {
   if (!isOneSelection(selection)) {
     return [];

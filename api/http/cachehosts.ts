@@ -72,7 +72,7 @@ function changed(
 
 /**
  * Removes the names of hosts that do not exist from the targets. The names do not become excluded hosts, because a later host with such a
- * name may belong to another namespace. Also, the list of excluded hosts has a limit.
+ * name can belong to another namespace. Also, the list of excluded hosts has a limit.
  */
 export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>): CacheTargets {
   const { nodes = [] } = targets;

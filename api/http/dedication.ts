@@ -19,7 +19,7 @@ export interface Dedication {
 
 /** Functions that read and change the objects of one host at the API server. */
 export interface DedicatedHost {
-  /** Reads the Pods of the host with {@link MACHINES_SELECTOR} from the API server. A cache is not allowed, because it may lag. */
+  /** Reads the Pods of the host with {@link MACHINES_SELECTOR} from the API server. A cache is not allowed, because it can lag. */
   readonly machines: () => Promise<readonly HostPod[]>;
   /** Changes the namespace of the host from `from` to `to`. @throws when the host does not belong to `from`. */
   readonly label: (from: string | undefined, to: string | undefined) => Promise<void>;
@@ -27,7 +27,7 @@ export interface DedicatedHost {
 
 /**
  * Moves the host from one namespace to another, if no machine runs on it. If machines prevent this, resolves with a message. The machines
- * are counted again after the write, because a machine may be placed on the host in the meantime. The host then returns to its former
+ * are counted again after the write, because a machine might be placed on the host in the meantime. The host then returns to its former
  * namespace.
  *
  * @throws errors of {@link DedicatedHost}.

@@ -45,9 +45,9 @@ export interface Ended {
 export type DeploymentState = 'done' | 'waiting' | Ended;
 
 /**
- * Returns the state of the deployment, and the version of the VM with this state. The operator may not know a new object yet. Therefore, if
- * an object seems to be missing, the function waits a moment and reads the VM again. `readAgain` resolves with undefined if the VM is gone.
- * If somebody else has then created a VM with the same name, the function ignores that VM.
+ * Returns the state of the deployment, and the version of the VM with this state. The operator might not know a new object yet. Therefore,
+ * if an object seems to be missing, the function waits a moment and reads the VM again. `readAgain` resolves with undefined if the VM is
+ * gone. If somebody else has then created a VM with the same name, the function ignores that VM.
  *
  * @throws the error of `readAgain`; the signal's reason when the signal aborts.
  */

@@ -40,7 +40,7 @@ export interface Refusal {
 
 /**
  * Entries of the ConfigMap to remove, and Secrets to delete afterwards. The Secret that has Berth's name for the registry is always listed,
- * because an interrupted removal may have deleted only its entry.
+ * because an interrupted removal might have deleted only its entry.
  */
 export interface Removal {
   readonly entries: Record<string, null>;

@@ -71,7 +71,7 @@ function imageOf({ image: { name, reference } = {} }: VMStatus): string | undefi
   return isReference ? reference : name;
 }
 
-/** Returns the status that clients get for a phase. The phase may be unknown here, because a newer operator may have other phases. */
+/** Returns the status that clients get for a phase. The phase can be unknown here, because a newer operator can have other phases. */
 export function statusOfPhase(phase = 'Pending'): VMItem['status'] {
   return STATUS_BY_PHASE[phase as VMPhase] ?? 'Pending';
 }

@@ -50,7 +50,7 @@ const emulatorSpecSchema = z
       LEAST_MEMORY,
     ).optional(),
     exposure: choice(
-      'Which computers reach ADB, which has no password. PairedVM (the default): only the VM in vmName. Host: every computer that reaches the host, at a port of the host. Immutable.',
+      'Which computers reach ADB. ADB has no password. PairedVM (the default): only the VM in vmName. Host: every computer that reaches the host, at a port of the host. Immutable.',
       ['PairedVM', 'Host'],
     ).optional(),
     whenVMStops: choice(

@@ -45,7 +45,7 @@ export const userDataSecretSchema = z
   })
   .meta({
     description:
-      'Data from a Secret, which the guest uses at its first boot. The host reads the Secret at each start. If the Secret does not exist, the machine does not start until it exists.',
+      'Secret with data that the guest uses at its first boot. The host reads the Secret at each start. If the Secret does not exist, the machine does not start until it exists.',
   });
 
 /** Keys of the metadata that every guest gets. Users must not set these keys in `guestMetadata`. */

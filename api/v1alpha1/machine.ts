@@ -173,7 +173,7 @@ export const machineReportSchema = z.object({
    * number has grown, the VM was stopped in between, even if it runs again. Absent for emulators, and in reports of earlier agents.
    */
   stops: reported(z.number().int().min(0).max(Number.MAX_SAFE_INTEGER)),
-  /** Values with which the running machine was started. They may differ from {@link Desired} until the next start. */
+  /** Values with which the running machine was started. They can differ from {@link Desired} until the next start. */
   cpu: reported(z.number().int()),
   memoryBytes: reported(z.number().int()),
   diskSizeBytes: reported(z.number().int()),

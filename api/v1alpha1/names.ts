@@ -141,7 +141,7 @@ export function vncSecretName(vmName: string): string {
 
 /**
  * Annotation of an unreachable host's Node: a JSON list of MAC addresses. The operator has recorded the machines with these addresses as
- * lost, but they may still run on the host.
+ * lost, but they might still run on the host.
  */
 export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
 

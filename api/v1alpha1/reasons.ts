@@ -35,11 +35,11 @@ export const REASON_CLASSES = {
   final:
     'The same work would fail again, so Berth does not try it again. Change the object or create it again',
   passing:
-    'The fault may pass by itself, so Berth tries the work again. If a VM has not run yet, Berth tries only a few times',
+    'The fault can pass by itself, so Berth tries the work again. If a VM has not run yet, Berth tries only a few times',
   mendable:
     'You can fix the fault without creating the object again. Berth tries the work again until you have fixed it',
   elsewhere:
-    'Another host may be able to run the VM. If the VM has not run yet, Berth places it again, up to three times',
+    'Perhaps another host can run the VM. If the VM has not run yet, Berth places it again, up to three times',
 } as const;
 
 export interface ReasonEntry {
@@ -77,11 +77,11 @@ export const REASONS = {
 
 /** A reason in the catalogue. */
 export type Reason = keyof typeof REASONS;
-/** Reason with which a host refuses a machine that another host may accept. If kubelets have a word for the same case, Berth uses it. */
+/** Reason with which a host refuses a machine that another host might accept. If kubelets have a word for the same case, Berth uses it. */
 export type RefusalReason = keyof typeof REFUSALS;
 
 declare const unknownReason: unique symbol;
-/** A reason from a host or from Kubernetes. It may be missing in the catalogue of this release. */
+/** A reason from a host or from Kubernetes. It can be missing in the catalogue of this release. */
 export type UnknownReason = string & { readonly [unknownReason]: true };
 /** Reason that Berth can write into a condition or an Event: one of the catalogue, or one that a host or Kubernetes reported. */
 export type SaidReason = Reason | UnknownReason;
@@ -97,7 +97,7 @@ export function isReason(word: string | undefined): word is Reason {
 }
 
 /**
- * Returns `word` if the API server accepts it as the reason of a condition, and `otherwise` if not. The word may be missing in the
+ * Returns `word` if the API server accepts it as the reason of a condition, and `otherwise` if not. The word can be missing in the
  * catalogue, because it comes from a host or from Kubernetes of any version.
  */
 export function saidReason(word: string | undefined, otherwise: Reason): SaidReason {

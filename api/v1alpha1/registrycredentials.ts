@@ -71,7 +71,7 @@ export interface RegistryCredential extends Server {
 export interface RegistryCredentials {
   /** Credentials in the order of their keys in the ConfigMap, at most one for each registry. */
   readonly credentials: readonly RegistryCredential[];
-  /** Messages about ignored entries. They quote no value, because a value may contain a password by mistake. */
+  /** Messages about ignored entries. They quote no value, because a value can contain a password by mistake. */
   readonly mistakes: readonly string[];
 }
 

@@ -33,7 +33,7 @@ export function text(description: string, maximum: number, pattern?: RegExp) {
   return (pattern === undefined ? bounded : bounded.regex(pattern)).meta({ description });
 }
 
-/** Returns the schema of a text that the operator reports. The text may be empty. */
+/** Returns the schema of a text that the operator reports. The text can be empty. */
 export function report(description: string, maximum: number) {
   return z.string().max(maximum).meta({ description });
 }

@@ -58,7 +58,7 @@ export const osSchema = choice('Operating system of the guest: MacOS, Linux or W
 /** Fields that choose the host of a machine. */
 const placementFields = {
   node: objectName('The only allowed host.').optional(),
-  tag: text('Tag of the wanted hosts, which have the label tag.berth.dev/TAG.', TAG_LENGTH, TAG).optional(),
+  tag: text('Tag of the wanted hosts. They have the label tag.berth.dev/TAG.', TAG_LENGTH, TAG).optional(),
   tagPolicy: choice(
     'Preferred (the default): other hosts are used if no host with the tag is free. Required: only hosts with the tag are used.',
     ['Preferred', 'Required'],

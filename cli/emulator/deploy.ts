@@ -1,5 +1,5 @@
 /**
- * Deploys emulators. Android may need more time to boot than the user waits. In this case, the command does not delete the emulator. The
+ * Deploys emulators. Android can need more time to boot than the user waits. In this case, the command does not delete the emulator. The
  * emulator can run as long as its VM runs. If the emulator fails, or if the user interrupts the command, the command deletes the emulator.
  */
 import type { EmulatorRequest } from '../../api/http/emulator.ts';

@@ -98,14 +98,14 @@ async function changeDirectly(
     const own = hostsOf(hosts, cluster.namespace);
     const source = sourceOf(change, entries, cluster.namespace);
     const reference = referenceOf({ spec: source });
-    // The entry of another image may already have the name that the new entry would get. The code also finds such an entry, so that the
+    // The entry of another image might already have the name that the new entry would get. The code also finds such an entry, so that the
     // error message can name it.
     const entry =
       entryFor(entries, reference) ?? entries.find(({ metadata }) => metadata.name === entryName(reference));
     const names = new Set(hosts.map(({ metadata }) => metadata.name));
     const exists = (name: string) => names.has(name);
     const planned = cacheChange(change.action, { own, exists }, change.selection);
-    // The entry may still name a host that no longer exists. This host can be removed from the entry.
+    // The entry can still name a host that no longer exists. This host can be removed from the entry.
     const gone =
       change.action === 'add' ? [] : (entry?.spec.targets?.nodes ?? []).filter((one) => !exists(one));
     requireHosts(

@@ -11,7 +11,7 @@ import type { Terminal } from '../terminal.ts';
 const CONTEXT = 'berth';
 
 export interface Place {
-  /** Path of the kubeconfig. The file may not exist yet. */
+  /** Path of the kubeconfig. The file might not exist yet. */
   readonly file: string;
   readonly context: string;
 }

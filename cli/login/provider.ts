@@ -87,8 +87,8 @@ export function tokensOf(answer: TokenEndpointResponse & TokenEndpointResponseHe
 }
 
 /**
- * Returns the error for the user. Its message has the text of the provider's error, but no whole answer, because an answer could contain a
- * token.
+ * Returns the error for the user. Its message contains the text of the provider's error, but no whole answer, because an answer could
+ * contain a token.
  */
 function explained(error: unknown, issuer: string): unknown {
   const causes = causesOf(error);

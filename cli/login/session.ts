@@ -47,7 +47,7 @@ export function sessionFile(
 }
 
 /**
- * Returns the tokens as fields of a session. The code computes `end` with the clock of this computer, because the clock of the provider may
+ * Returns the tokens as fields of a session. The code computes `end` with the clock of this computer, because the clock of the provider can
  * differ. If the provider gives no new refresh token, the refresh token of `earlier` stays valid.
  */
 export function sessionFields(

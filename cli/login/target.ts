@@ -148,7 +148,7 @@ function infoIn(document: unknown): Omit<Target, 'authority'> {
 }
 
 /**
- * Returns the namespace if its name is allowed. The namespace gets into the kubeconfig, and other programs may pass it to a shell.
+ * Returns the namespace if its name is allowed. The namespace gets into the kubeconfig, and other programs can pass it to a shell.
  *
  * @throws Error for a name that no namespace can have.
  */

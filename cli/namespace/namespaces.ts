@@ -69,7 +69,7 @@ export async function create(
 }
 
 /**
- * Deletes the namespaces. A user who may delete namespaces may lack the right to see hosts and VMs. In this case, the HTTP API checks for
+ * Deletes the namespaces. A user who may delete namespaces might lack the right to see hosts and VMs. In this case, the HTTP API checks for
  * hosts and VMs, and deletes the namespace.
  */
 export async function remove(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {

@@ -24,8 +24,8 @@ export function hostsOf<T extends HostNode>(hosts: readonly T[], namespace: stri
 }
 
 /**
- * Returns the error for a missing host. `meant` is a sentence at the end of the message, for example about the host that the user may have
- * meant.
+ * Returns the error for a missing host. `meant` is a sentence at the end of the message, for example about the host that the user might
+ * have meant.
  */
 export function hostNotFound(name: string, namespace: string, meant = ''): CommandError {
   return new CommandError(

@@ -1,4 +1,4 @@
-/** Finds the name that a user may have meant. */
+/** Finds the name that a user might have meant. */
 
 /**
  * Largest number of letters in which a mistyped name may differ from the suggested name. With more letters, the suggestion would be a

@@ -14,7 +14,7 @@ const CHANNEL = { data: 0, error: 1 } as const;
 const PORT_BYTES = 2;
 /**
  * Time without data after which a half-open connection ends. A connection is half-open after only one of its two ends has closed its
- * direction. If the caller closes its direction, the protocol cannot tell the guest, so the guest may never close the other direction.
+ * direction. If the caller closes its direction, the protocol cannot tell the guest, so the guest might never close the other direction.
  * Guests usually answer within this time.
  */
 const HALF_OPEN_MILLISECONDS = 10_000;

@@ -1,6 +1,6 @@
 /**
- * Removes secrets from the content of a support bundle. Fields that may hold a secret lose their whole value. These values are remembered,
- * and they are also removed from texts of other objects and from logs. All texts lose everything that has the form of a secret.
+ * Removes secrets from the content of a support bundle. Fields that might hold a secret lose their whole value. These values are
+ * remembered, and they are also removed from texts of other objects and from logs. All texts lose everything that has the form of a secret.
  */
 import {
   EMULATOR_UID_LABEL,
@@ -12,7 +12,7 @@ import {
 export const REMOVED = '[removed]';
 
 /**
- * Fields whose whole content comes from users, or may be a secret. Secrets are never read, but a list could still contain one, so `data` is
+ * Fields whose whole content comes from users, or can be a secret. Secrets are never read, but a list could still contain one, so `data` is
  * here.
  */
 const REMOVED_FIELDS: ReadonlySet<string> = new Set([
@@ -63,7 +63,7 @@ const REMEMBERED = 100_000;
 const DEPTH = 40;
 const PART = /[^\s"'`=:,;/?&@()[\]{}<>\\|]+/g;
 /**
- * Marks at the end of a part of a value. They may belong to the sentence around the value. Their number is limited, so that the time of the
+ * Marks at the end of a part of a value. They can belong to the sentence around the value. Their number is limited, so that the time of the
  * match is linear.
  */
 const MARKS = /[.!…#*~^-]{1,3}$/;
@@ -115,7 +115,7 @@ export class Redactor {
   readonly #values = new Set<string>();
 
   /**
-   * Returns a copy of the object without the values of fields that may hold secrets, and remembers these values. All other texts stay as
+   * Returns a copy of the object without the values of fields that can hold secrets, and remembers these values. All other texts stay as
    * they are.
    */
   fields(value: unknown, depth = 0): unknown {

@@ -1,6 +1,6 @@
 /**
- * Deploys VMs. If a deployment fails, the command deletes the VM, because a script may not know its name. Until its deployment ends, the VM
- * has the annotation `berth.dev/answer-by`. If the command is killed before this end, the operator deletes the VM.
+ * Deploys VMs. If a deployment fails, the command deletes the VM, because a script might not know its name. Until its deployment ends, the
+ * VM has the annotation `berth.dev/answer-by`. If the command is killed before this end, the operator deletes the VM.
  */
 import { conditionOf } from '../../api/http/conditions.ts';
 import { progressOf, settledState } from '../../api/http/deployment.ts';
@@ -79,7 +79,7 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
       await untilRunning(cluster, latest, { signal, onVersion: (vm) => progress.show(lineOf(vm, estimate)) });
       latest.vm = await keep(cluster, latest.vm, signal);
     } catch (error) {
-      // This line comes before the deletion of the VM, because the time limit may also end during the deletion.
+      // This line comes before the deletion of the VM, because the time limit can also end during the deletion.
       const isLate = late.aborted;
       const left = await removeFailed(cluster, latest.vm);
       throw failureOf(error, latest.vm, { left, minutes: isLate ? minutes : undefined });

@@ -52,7 +52,7 @@ function hasScreen({ environment }: Terminal): boolean {
   return process.platform === 'darwin' || x11 + wayland !== '';
 }
 
-/** Starts the first viewer that exists. The viewer may run longer than this command. The result is undefined if no viewer exists. */
+/** Starts the first viewer that exists. The viewer can run longer than this command. The result is undefined if no viewer exists. */
 async function openViewer(port: number): Promise<{ stays: boolean; ended: Promise<unknown> } | undefined> {
   for (const { program, argument, stays } of VIEWERS) {
     const child = spawn(program, [argument(port)], { stdio: 'ignore' });
@@ -60,7 +60,7 @@ async function openViewer(port: number): Promise<{ stays: boolean; ended: Promis
       await once(child, 'spawn');
       return { stays, ended: once(child, 'exit') };
     } catch {
-      // The next viewer may exist.
+      // The next viewer might exist.
     }
   }
   return undefined;

@@ -44,7 +44,7 @@ export async function makeExecutable(platform: Platform, folder: string): Promis
     }
     await chmod(made, 0o755);
     const path = join(folder, 'berth');
-    // The file is copied and then renamed. The folder may be on another file system, and the old file may be running.
+    // The file is copied and then renamed. The folder can be on another file system, and the old file can be running.
     await copyFile(made, `${path}.partial`);
     await rename(`${path}.partial`, path);
     await writeFile(join(folder, 'LICENSES.txt'), await licenses(inputs, node.license));

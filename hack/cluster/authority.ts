@@ -20,7 +20,7 @@ export interface Issued extends Subject {
 
 /** Default validity. No cluster for a demo, tests or benchmarks is kept longer. */
 const VALIDITY_MILLISECONDS = 365 * 24 * 60 * 60 * 1000;
-/** The validity begins this number of milliseconds in the past, because clocks of other machines may be behind. */
+/** The validity begins this number of milliseconds in the past, because clocks of other machines can be behind. */
 const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
 const USAGES = { server: '1.3.6.1.5.5.7.3.1', client: '1.3.6.1.5.5.7.3.2' };
 

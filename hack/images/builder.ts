@@ -31,7 +31,7 @@ export interface Builder {
 const PROBE_TIMEOUT_MILLISECONDS = 10_000;
 /** Time limit of a pull: 80 MB over a slow connection. */
 const PULL_TIMEOUT_MILLISECONDS = 300_000;
-/** Time limit of a build, which may fetch packages over a slow connection. With the packages in the base image, it takes 20 s. */
+/** Time limit of a build, which can fetch packages over a slow connection. With the packages in the base image, it takes 20 s. */
 const BUILD_TIMEOUT_MILLISECONDS = 900_000;
 
 /**

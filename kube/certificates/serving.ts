@@ -17,7 +17,7 @@ const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
 /** Part of the validity after which this process replaces a certificate that it made itself. */
 const RENEW_AFTER = 2 / 3;
 
-/** Function that returns the certificate to serve. The server calls it once in each interval, because the certificate may change. */
+/** Function that returns the certificate to serve. The server calls it once in each interval, because the certificate can change. */
 export type CertificateProvider = () => Promise<Certificate>;
 
 /** Returns a provider that reads a certificate and its key from two files, for example of a mounted Secret. The key can be RSA or ECDSA. */

@@ -37,7 +37,7 @@ export interface ServingQuestion {
 /** Content of a request, or the error when it cannot be read. */
 export type Reading = SigningRequest | InvalidSigningRequestError;
 
-/** Requester of a request that Berth may have to decide. */
+/** Requester of a request that Berth might have to decide. */
 export type Requester =
   | Joining
   /** Requester with the user name of the node `name`. Only the Node object shows whether this node is a host. */

@@ -112,7 +112,7 @@ function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
   const host = hostOfPod(pod) ?? '';
   const slots = slotsOf(observed.vmNode);
   const said = condition.message ?? '';
-  // The scheduler's message is also checked, because the scheduler may know about a full host before the caches show it.
+  // The scheduler's message is also checked, because the scheduler might know about a full host before the caches show it.
   const isFull = observed.vmNode !== undefined && observed.slotsTaken(host) >= slots;
   if (isFull || said.includes(`Insufficient ${SLOT_RESOURCE}`)) {
     const message = `All ${slots} slots of host ${host} are in use`;

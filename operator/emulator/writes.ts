@@ -42,7 +42,7 @@ export class EmulatorWriter {
 
   /**
    * Executes one write. Returns the observed state after the write.
-   * @throws ApiError for an error that needs no message for users: status 409 or 5xx, or a missing permission. A later attempt may succeed.
+   * @throws ApiError for an error that needs no message for users: status 409 or 5xx, or a missing permission. A later attempt can succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
@@ -80,7 +80,7 @@ export class EmulatorWriter {
     }
   }
 
-  /** Returns true if the Pod's Emulator no longer exists. Reads the API server, because a cache may lag behind. */
+  /** Returns true if the Pod's Emulator no longer exists. Reads the API server, because a cache can lag behind. */
   async emulatorIsGone(key: string, pod: Pod): Promise<boolean> {
     const emulator = await unlessMissing(this.#options.client.get(EMULATORS, refOf(key)));
     return emulator === undefined || !isPodOf(pod, emulator);

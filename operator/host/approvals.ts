@@ -39,7 +39,7 @@ export class HostApprovals {
     this.#options = options;
   }
 
-  /** Returns true while a certificate that the operator approved for this name may still be valid. */
+  /** Returns true while a certificate that the operator approved for this name might still be valid. */
   has(name: string): boolean {
     const until = this.#data()[name];
     return until !== undefined && Date.parse(until) > this.#options.clock();

@@ -107,13 +107,13 @@ function noCopy({ kind, object, origin, config }: ObservedImage): BlockedImage {
   return isKeptFromCopies(origin, object)
     ? blocked(
         'CopyWouldShowURL',
-        `${kind} ${name} has a URL with a query, which may contain credentials. A copy would show this URL to users of another namespace. Set imageStorage in the configuration of the operator to store the content`,
+        `${kind} ${name} has a URL with a query, which can contain credentials. A copy would show this URL to users of another namespace. Set imageStorage in the configuration of the operator to store the content`,
       )
     : blocked('CopySourceNotReady', `${kind} ${name} has no content yet`);
 }
 
 function pull({ object, config }: ObservedImage, source: MachineImageSource): ImageOperation {
-  // If there is an image storage, content from a web server is stored there, because the web server may later remove the file.
+  // If there is an image storage, content from a web server is stored there, because the web server might later remove the file.
   const target =
     source.type === 'http' ? storageTarget(object, config, object.metadata.uid ?? '') : undefined;
   return {

@@ -167,7 +167,7 @@ function jobKeptSeconds(object: ObservedImage['object']): number {
   return Math.min(JOB_KEPT_SECONDS + (ttlSecondsOf(object) ?? 0), LARGEST_SECONDS);
 }
 
-/** Returns the image references in a task. A host may need credentials for the registries of these references. */
+/** Returns the image references in a task. A host might need credentials for the registries of these references. */
 function referencesOf(task: Task): string[] {
   const { source } = 'image' in task ? task.image : {};
   return [

@@ -64,7 +64,7 @@ function placesOf(objects: readonly HasContent[], config: OperatorConfig): Place
 }
 
 /**
- * Returns the file that a Job may have created although the status does not name it. For a registry the result is undefined, because a
+ * Returns the file that a Job might have created although the status does not name it. For a registry the result is undefined, because a
  * place there includes a digest, and nobody knows the digest.
  */
 function targetFile(job: Job): Place | undefined {
@@ -74,8 +74,8 @@ function targetFile(job: Job): Place | undefined {
 }
 
 /**
- * Returns the file that a failed upload may have left in the storage, for example because the agent restarted. The Job of the upload may no
- * longer exist, and no later attempt replaces the file.
+ * Returns the file that a failed upload might have left in the storage, for example because the agent restarted. The Job of the upload
+ * might no longer exist, and no later attempt replaces the file.
  */
 function failedUpload({ object, config }: ObservedImage): Place | undefined {
   const target =

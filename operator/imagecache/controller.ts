@@ -144,7 +144,7 @@ export class ImageCacheReconciler {
     const { jobs, config } = this.#options;
     const namespace = config.namespaces.system;
     await this.#jobs.delete({ metadata: { namespace, name, uid } }, { propagationPolicy: 'Background' });
-    // The watch may show the deletion before this request gets its response. The uid is then not stored, because no later event would
+    // The watch might show the deletion before this request gets its response. The uid is then not stored, because no later event would
     // remove it.
     if (jobs.cache.get(`${namespace}/${name}`)?.metadata.uid === uid) {
       this.#deletedJobs.add(uid);

@@ -25,7 +25,7 @@ export interface HostContext {
   readonly isTarget: boolean;
   /** Row of the host: its state in the last status of the entry. */
   readonly row: NodeCacheState | undefined;
-  /** Whether the host is a holder: a host that may have the image for the entry and must remove it later. */
+  /** Whether the host is a holder: a host that might have the image for the entry and must remove it later. */
   readonly isHeld: boolean;
   readonly jobs: readonly CacheJob[];
   /** Digest that the host should have. It is undefined if nobody knows the digest yet. */

@@ -38,7 +38,7 @@ export interface EntrySources {
 
 /**
  * Returns the observed state of one entry.
- * @param deletedJobs uids of Jobs that this process deleted and that the cache may still show
+ * @param deletedJobs uids of Jobs that this process deleted and that the cache might still show
  */
 export function observeEntry(
   sources: EntrySources,

@@ -63,7 +63,7 @@ function targetsOf({ entry, duplicateOf, hosts }: ObservedEntry): ReadonlySet<st
   return new Set(wanted.map(({ name }) => name));
 }
 
-/** Parts of the entry's last status: the rows (states of single hosts) by host name, and the holders (hosts that may have the image). */
+/** Parts of the entry's last status: the rows (states of single hosts) by host name, and the holders (hosts that might have the image). */
 interface Stored {
   readonly rows: ReadonlyMap<string, NodeCacheState>;
   readonly holders: ReadonlySet<string>;
@@ -90,7 +90,7 @@ function contextOf(
     return { row: undefined, isHeld: false, deletes: jobs };
   }
   // A host with a remaining cache Job counts as a holder, even if the entry's status does not contain the host. That is the case if the
-  // Node was deleted and created again. The Job may still have put the image on the host.
+  // Node was deleted and created again. The Job might still have put the image on the host.
   const isHeld = holders.has(node) || jobs.some(({ type }) => type === 'cache');
   return { observed, host, row: rows.get(node), isHeld, jobs };
 }

@@ -36,7 +36,7 @@ export interface ObservedRemovals {
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
    * Shortest time in milliseconds between the first check that finds no need for the content and the removal of the content. A copy or VM
-   * may have begun while an image still named the content. When this time is over, the caches show such a copy or VM, or it has failed.
+   * might have begun while an image still named the content. When this time is over, the caches show such a copy or VM, or it has failed.
    */
   readonly keepMilliseconds: number;
   readonly now: number;

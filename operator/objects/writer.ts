@@ -89,7 +89,7 @@ export class Writer<T extends KubeObject> {
   }
 
   /**
-   * Deletes this object if it has not changed since it was read. If it has changed, the reason for the deletion may no longer exist.
+   * Deletes this object if it has not changed since it was read. If it has changed, the reason for the deletion might no longer exist.
    * @throws ApiError (a conflict) when the object has changed since it was read
    */
   async deleteUnchanged({ metadata }: Pick<T, 'metadata'>): Promise<void> {

@@ -1,8 +1,8 @@
 /**
  * Handles machines that no agent can end cleanly any more. The operator abandons such a machine: it deletes the Pod, although the machine
- * may be running on a host that does not report. The operator also stores the MAC address of the machine on the Node. With this address, an
- * Event can warn if another VM gets the same address while the abandoned machine may be running. When the host reports again, it ends all
- * machines without a VM.
+ * might be running on a host that does not report. The operator also stores the MAC address of the machine on the Node. With this address,
+ * an Event can warn if another VM gets the same address while the abandoned machine might be running. When the host reports again, it ends
+ * all machines without a VM.
  */
 import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';

@@ -40,7 +40,7 @@ export function recordTransition(
 
 /**
  * Records an Event: the VM has the MAC address of an earlier machine, which was abandoned on `hosts`. These hosts do not report, so the
- * earlier machine may be running.
+ * earlier machine might be running.
  */
 export function recordDoubledIdentity(
   recorder: EventRecorder<SaidReason>,
@@ -48,7 +48,7 @@ export function recordDoubledIdentity(
   macAddress: string,
   hosts: readonly string[],
 ): void {
-  const message = `The VM has the MAC address ${macAddress} of an earlier VM of this name. The earlier VM may be running on host ${hosts.join(', ')}, which does not report. Repair this host or switch it off`;
+  const message = `The VM has the MAC address ${macAddress} of an earlier VM of this name. Perhaps the earlier VM is still running on a host that does not report: ${hosts.join(', ')}. Repair this host or switch it off`;
   recorder.event(vm, warning('IdentityMayBeDoubled', 'Deploying', message));
 }
 

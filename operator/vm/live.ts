@@ -42,7 +42,7 @@ export async function readLive(reads: SharedReads, observed: Observed): Promise<
     const open: Question[] = [];
     const live = { ...observed, lookups: lookupsOf(answers, open, observed) };
     resolve(live);
-    // Only the first missing object is read now, because its content may decide which other objects are needed.
+    // Only the first missing object is read now, because its content can decide which other objects are needed.
     const [question] = open;
     if (question === undefined) {
       return live;

@@ -1,6 +1,6 @@
 /**
  * Reads all that one reconcile of a VM needs. Most data comes from the caches. Data for an action that cannot be undone comes directly from
- * the API server, because a cache may lag.
+ * the API server, because a cache can lag.
  */
 import { randomBytes } from 'node:crypto';
 import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';

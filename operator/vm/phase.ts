@@ -46,7 +46,7 @@ function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failur
 
 /**
  * Returns the phase of a VM whose host does not report. The result is undefined while the host reports. At first, the VM is not Ready.
- * After the timeout it is Failed, even though its machine may be running.
+ * After the timeout it is Failed, even though its machine might be running.
  */
 function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   const { node, pod } = observed;
@@ -62,7 +62,7 @@ function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   return {
     name: phase,
     reason: 'HostUnreachable',
-    message: `Host ${host} does not report. Its machines may be running`,
+    message: `Host ${host} does not report. Perhaps its machines are still running`,
   };
 }
 

@@ -44,7 +44,7 @@ export interface Resolved extends WantedPorts, ImageAccess {
 }
 
 /**
- * Reason why a VM cannot be resolved. With `wait`, the missing object may be created later. With `terminal`, the VM can never be resolved.
+ * Reason why a VM cannot be resolved. With `wait`, the missing object can be created later. With `terminal`, the VM can never be resolved.
  */
 export interface Unresolved {
   readonly kind: 'wait' | 'terminal';

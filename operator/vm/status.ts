@@ -159,7 +159,7 @@ function imageReady({ pod }: Observed, { blocked }: Findings): Draft | undefined
 }
 
 /**
- * Returns true if the reason means that the machine waits for its image. A newer agent may have reasons that this release does
+ * Returns true if the reason means that the machine waits for its image. A newer agent can have reasons that this release does
  * not know.
  */
 function isOfImage(reason: string): boolean {

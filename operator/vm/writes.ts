@@ -61,7 +61,7 @@ export class VMWriter {
   /**
    * Executes one write. Returns the observed state after the write.
    * @throws ApiError for an error that the VM's status does not report: status 409 or 5xx, or a missing permission of the operator. A later
-   * attempt may succeed.
+   * attempt can succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
@@ -119,7 +119,7 @@ export class VMWriter {
     await this.#pods.setFinalizer(keyOf(pod), pod, POD_FINALIZER, false);
   }
 
-  /** Returns true if the VM with this uid no longer exists. Reads the API server, because a cache may lag behind. */
+  /** Returns true if the VM with this uid no longer exists. Reads the API server, because a cache can lag behind. */
   async vmIsGone(key: string, uid: string): Promise<boolean> {
     const vm = await unlessMissing(this.#options.client.get(VMS, refOf(key)));
     return vm?.metadata.uid !== uid;
@@ -166,8 +166,8 @@ export class VMWriter {
     const key = keyOf(observed.vm);
     const pod = await client.get(PODS, refOf(key));
     if (pod.metadata.labels?.[VM_UID_LABEL] === observed.vm.metadata.uid) {
-      // The Node is read here, because the Pod may have been bound after the VM was observed. Without the Node, the operator would conclude
-      // that the host was deleted.
+      // The Node is read here, because the Pod might have been bound after the VM was observed. Without the Node, the operator would
+      // conclude that the host was deleted.
       const node = await nodeOf({ client, nodes }, pod);
       return { observed: { ...observed, pod: this.#pods.follow(key, pod), node } };
     }
@@ -189,7 +189,7 @@ export class VMWriter {
     const annotations = { [GIVEN_UP_ANNOTATION]: JSON.stringify(macAddresses) };
     const patch = { metadata: { uid, resourceVersion, annotations } };
     const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
-    // Two failures are ignored, so that the host's VMs can be deleted. The Node may no longer exist, because the host is fenced. Or the
+    // Two failures are ignored, so that the host's VMs can be deleted. The Node might no longer exist, because the host is fenced. Or the
     // host has filled the annotations of its Node. Then no address is stored, so no warning is possible later.
     await undefinedIf((error) => isNotFound(error) || isInvalid(error), write);
   }

@@ -42,7 +42,7 @@ export class ListPlaces {
 
   /**
    * Takes a place, waits for its turn, and then reads a list. The place becomes free after the read, or when the client closes the
-   * connection. The items count for the limits in bytes until `ended` of the caller aborts.
+   * connection. The bytes of its items are part of the totals until `ended` of the caller aborts.
    *
    * @throws ApiError 401 for unknown callers, who get no place. @throws StatusError 429 when too many lists wait, 408 when the client has
    * closed the connection.

@@ -41,8 +41,8 @@ export function addCallers(app: App, callers: Callers): void {
     }
     next();
   });
-  // The answer is complete as a text now, so its objects no longer count for the memory limits of lists. The text counts for the limits in
-  // answers.ts until the client has read it.
+  // The answer is complete as a text now, so its objects are subtracted from the memory of lists. The text is added to the memory of
+  // unread answers (answers.ts) until the client has read it.
   app.addHook('onSend', (request, _reply, _payload, next) => {
     request.end?.abort();
     next();

@@ -23,7 +23,7 @@ export class Usernames {
   readonly #names = new LRUCache<string, string, KubeClient>({
     max: NAMES,
     ttl: NAME_MILLISECONDS,
-    // The cache may remove this entry to make room for another one while the API server is asked. With this option, the caller still gets
+    // The cache might remove this entry to make room for another one while the API server is asked. With this option, the caller still gets
     // the answer.
     ignoreFetchAbort: true,
     fetchMethod: async (_hash, _known, { context }) => {

@@ -81,7 +81,7 @@ function keyIn(pem: string): KeyObject {
   try {
     key = createPrivateKey(pem);
   } catch {
-    // The message does not contain the library's message, because that may quote the key.
+    // The message does not contain the library's message, because that can quote the key.
     throw new PairError('keyPath', 'there is no readable private key in PEM form without a passphrase');
   }
   if (key.asymmetricKeyType !== 'rsa' && key.asymmetricKeyType !== 'ec') {

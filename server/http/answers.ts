@@ -3,16 +3,16 @@ import type { ServerResponse } from 'node:http';
 import { StatusError } from './errors.ts';
 
 /**
- * Size in bytes up to which an answer does not count for the limits. Usually, only the OpenAPI document and lists of several hundred VMs or
- * more are longer.
+ * Size in bytes up to which an answer is not counted. Usually, only the OpenAPI document and lists of several hundred VMs or more are
+ * longer.
  */
 const FREE_BYTES = 64 * 1024;
-/** Limit in bytes for the sum of all answers that count. The container of the server has 512 MiB of memory. */
+/** Limit in bytes for the sum of all counted answers. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 96 * 1024 * 1024;
 /** Limit in bytes for the answers of one user: three of the longest lists. The rest is for other users. */
 const OWNER_BYTES = TOTAL_BYTES / 4;
 /**
- * Time limit in milliseconds for an answer that counts. A client with 1.2 Mbit/s gets the longest list in this time. For a list of 10,000
+ * Time limit in milliseconds for a counted answer. A client with 1.2 Mbit/s gets the longest list in this time. For a list of 10,000
  * VMs, half of this speed is enough.
  */
 const ANSWER_MILLISECONDS = 60_000;
@@ -23,7 +23,7 @@ export class UnreadAnswers {
 
   /**
    * Counts an answer until it is sent or its client has closed the connection. A client that reads too slowly is disconnected. `ownerOf`
-   * returns the name of the user. It is called only if the answer counts.
+   * returns the name of the user. It is called only if the answer is counted.
    *
    * @throws StatusError 429 while too many bytes wait for clients of the same user, and 503 while too many bytes wait for all clients
    */

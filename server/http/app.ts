@@ -61,7 +61,7 @@ export function createApp({ logger, tls }: AppOptions): App {
     // Requests are not logged, because the audit log of the API server has more details.
     logController: new LogController({ disableRequestLogging: true }),
     bodyLimit: BODY_BYTES,
-    // Clients append paths to their configured address. Therefore a URL may contain a double slash or end with a slash.
+    // Clients append paths to their configured address. Therefore a URL can contain a double slash or end with a slash.
     routerOptions: {
       ignoreTrailingSlash: true,
       ignoreDuplicateSlashes: true,

@@ -27,7 +27,7 @@ const ENTRIES = 1_000;
 const ENTRIES_OF_NAMESPACE = 250;
 /**
  * Time in milliseconds after which the watch surely shows a new entry. Until then, the server keeps the entry in its own memory, so that
- * the entry counts for the limit of its namespace.
+ * the limit of its namespace includes the entry.
  */
 const LEARNING_MILLISECONDS = 60_000;
 /** Largest number of unused entries that one request deletes before it creates an entry. */
@@ -38,7 +38,7 @@ const ATTEMPTS = 10;
 export class Entries {
   readonly #client: KubeClient;
   readonly #watches: Watches;
-  /** Targets of entries that this server created, by the entry's name. The watch may not show these entries yet. */
+  /** Targets of entries that this server created, by the entry's name. The watch might not show these entries yet. */
   readonly #created = new LRUCache<string, CacheTargets>({ max: ENTRIES, ttl: LEARNING_MILLISECONDS });
 
   constructor(client: KubeClient, watches: Watches) {
@@ -74,7 +74,7 @@ export class Entries {
     throw new StatusError(409, changedByOthers(reference));
   }
 
-  /** Writes the entry. Resolves with false if somebody else wrote it at the same time, so that another attempt may succeed. */
+  /** Writes the entry. Resolves with false if somebody else wrote it at the same time, so that another attempt can succeed. */
   async #write(write: EntryWrite, own: ReadonlySet<string>): Promise<boolean> {
     if ('refusal' in write) {
       throw new StatusError(409, write.refusal);
@@ -133,7 +133,7 @@ export class Entries {
   }
 }
 
-/** Waits for the work and returns true. Returns false if the work fails with an error after which another attempt may succeed. */
+/** Waits for the work and returns true. Returns false if the work fails with an error after which another attempt can succeed. */
 async function doneUnless(mayRetry: (error: unknown) => boolean, work: Promise<unknown>): Promise<boolean> {
   try {
     await work;

@@ -35,7 +35,7 @@ export async function imageToCache(
 }
 
 /**
- * Returns an image that hosts may already have in their cache. The function does not read the Image object, because somebody may have
+ * Returns an image that hosts might already have in their cache. The function does not read the Image object, because somebody might have
  * deleted this object after hosts cached the image.
  *
  * @throws StatusError 422 when the reference is wrong, and 404 when no Image object can have the name.

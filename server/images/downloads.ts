@@ -26,7 +26,9 @@ import { attach, isTask, OF_THE_CALLER } from './taskpod.ts';
  * Largest number of downloads at the same time. A download needs 2 MiB of memory for pieces of its file, and a host runs only few tasks.
  */
 export const DOWNLOADS = 16;
-/** Time in milliseconds in which a host must send the first bytes. It is long, because the host may first have to fetch the whole image. */
+/**
+ * Time in milliseconds in which a host must send the first bytes. It is long, because the host might first have to fetch the whole image.
+ */
 const HOST_MILLISECONDS = 600_000;
 /** Time in milliseconds without data after which a client is disconnected. The host ends the transfer after the same time. */
 const IDLE_MILLISECONDS = 60_000;
@@ -37,14 +39,14 @@ const IDLE_MILLISECONDS = 60_000;
 const ATTEMPTS = 5;
 const ATTEMPT_MILLISECONDS = 1_000;
 /**
- * Largest number of times that one caller requests a download. More than one request can be needed, because the task for another caller may
- * end just before this caller connects to it.
+ * Largest number of times that one caller requests a download. More than one request can be needed, because the task for another caller
+ * might end just before this caller connects to it.
  */
 const REQUESTS = 5;
 
 /** Reason that a host reports when all callers of a download have left. A later download can succeed. */
 const INTERRUPTED = 'DownloadInterrupted';
-/** HTTP status codes for reasons that stay the same in a later attempt. After all other reasons, a later attempt may succeed (503). */
+/** HTTP status codes for reasons that stay the same in a later attempt. After all other reasons, a later attempt can succeed (503). */
 const CODES: Readonly<Record<string, number>> = {
   NoImageStorage: 501,
   ImageSourceUnsupported: 422,

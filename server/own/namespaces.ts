@@ -24,7 +24,7 @@ export function refuseMissingNamespaces(app: App, own: Pick<Own, 'client' | 'wat
   });
 }
 
-/** Reports whether the namespace exists. The watch may not show a new namespace yet, so the API server is asked, too. */
+/** Reports whether the namespace exists. The watch might not show a new namespace yet, so the API server is asked, too. */
 async function exists({ client, watches }: Pick<Own, 'client' | 'watches'>, name: string): Promise<boolean> {
   if (watches.namespace(name) !== undefined) {
     return true;

@@ -1,5 +1,5 @@
 /**
- * Deploys a VM and waits until it runs. If the deployment fails, the VM is deleted, because the caller may not know its name. Until the
+ * Deploys a VM and waits until it runs. If the deployment fails, the VM is deleted, because the caller might not know its name. Until the
  * caller gets the answer, the VM has the annotation `berth.dev/answer-by`. If this process ends before that, the operator deletes the VM
  * because of this annotation.
  */

@@ -218,7 +218,7 @@ describe('a host that is lost', () => {
     expect(await givenUp()).toMatch(/^\["02(:[0-9a-f]{2}){5}"\]$/);
     await vms.create('given-up', { placement: { node: 'nowhere' } });
     await waitFor('the Event', async () =>
-      /Warning\s+IdentityMayBeDoubled.*host deleted-from, which does not report/.test(
+      /Warning\s+IdentityMayBeDoubled.*host that does not report: deleted-from/.test(
         await eventsOf('given-up'),
       ),
     );

@@ -170,7 +170,7 @@ export class EmulatorDriver implements Driver {
   async discard(folder: MachineFolder): Promise<void> {
     const { state } = this.#of(folder).process;
     await removeFiles(folder.path);
-    // The machine's user is removed from the state file, because another machine may get this user. Otherwise, an agent that has restarted
+    // The machine's user is removed from the state file, because another machine can get this user. Otherwise, an agent that has restarted
     // would read the user from the file.
     if ((await state.read())?.runAs !== undefined) {
       await state.update({ runAs: undefined });

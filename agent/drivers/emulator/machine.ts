@@ -36,7 +36,7 @@ const STEP_MILLISECONDS = 100;
 export interface EmulatorContext {
   logger: Logger;
   cgroups: MachineCgroups;
-  /** Called when the state of a machine may have changed. */
+  /** Called when the state of a machine might have changed. */
   changed: (uid: string) => void;
   /** Begins to store the log of a running machine. */
   follow: (folder: MachineFolder) => void;
@@ -222,7 +222,7 @@ export class EmulatorProcess {
     this.#letGo();
     this.#open(identity);
     this.#context.follow(this.#folder);
-    // The signal is sent again, because the agent may have died after it wrote the state file and before it sent the signal.
+    // The signal is sent again, because the agent might have died after it wrote the state file and before it sent the signal.
     await this.#group.signal(identity, paused ? 'SIGSTOP' : 'SIGCONT');
   }
 

@@ -45,7 +45,7 @@ const CACHE_FORMAT = 2;
  * Machine code of the guest that tries amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The device
  * `isa-debug-exit` turns 0x10 into QEMU's exit code (0x10 << 1) | 1.
  *
- * The loop finds a KVM that is too slow. A processor finishes the loop in hundredths of a second. Inside another virtual machine, KVM may
+ * The loop finds a KVM that is too slow. A processor finishes the loop in hundredths of a second. Inside another virtual machine, KVM can
  * have no hardware support, and then interprets the instructions. The loop then takes minutes, and the boot of a real guest takes even
  * longer.
  */

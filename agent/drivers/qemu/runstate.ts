@@ -65,7 +65,7 @@ export async function unpauseGuest(machine: Pausable): Promise<void> {
 }
 
 /**
- * Makes the guest power off. First asks the guest agent, if the guest has one, because a desktop system may ignore its power button, or ask
+ * Makes the guest power off. First asks the guest agent, if the guest has one, because a desktop system can ignore its power button, or ask
  * its user to confirm. Then presses the power button until the guest powers off. Resolves when the guest has powered off, the grace period
  * is over, or `hurry` aborts. If the guest is paused, resolves at once.
  */

@@ -115,7 +115,7 @@ class ArrivingBlob {
   async *rest(): AsyncGenerator<Buffer, void, undefined> {
     const reader = Symbol('reader');
     this.#reader = reader;
-    // An earlier reader may have stopped during the read of its last piece. This code ignores an error of that read, because the earlier
+    // An earlier reader might have stopped during the read of its last piece. This code ignores an error of that read, because the earlier
     // reader gets the error.
     await this.#reading.catch(() => undefined);
     while (this.#at < (this.parts.at(-1)?.end ?? 0)) {

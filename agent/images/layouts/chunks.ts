@@ -57,7 +57,7 @@ export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[
 
 /**
  * Copies content from a file of this host to `to`. Returns false when the file is too short, or when the digest of the copied bytes differs
- * from `rawDigest`. In this case, `to` may contain wrong bytes.
+ * from `rawDigest`. In this case, `to` can contain wrong bytes.
  */
 export async function copyLocal(
   from: { path: string; offset: number },

@@ -202,8 +202,8 @@ async function decodeLayer(
   for await (const bytes of streamOf(repository, descriptor, { start: 0, end: descriptor.size }, signal)) {
     compressed.update(bytes);
     onBytes(bytes.length);
-    // If bytes cannot be decoded, the registry may have sent wrong bytes. Only the digest of the whole layer shows this. So the loop reads
-    // the layer to its end, and the error is thrown after the check of the digest.
+    // If bytes cannot be decoded, the registry might have sent wrong bytes. Only the digest of the whole layer shows this. So the loop
+    // reads the layer to its end, and the error is thrown after the check of the digest.
     if (broken === undefined) {
       broken = await failureOf(decoding.push(bytes));
     }

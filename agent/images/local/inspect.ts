@@ -120,7 +120,7 @@ async function infoOf(
 }
 
 /**
- * Checks that the user `uid` with the group `gid` has the right to read the file. An administrator may have restricted the file to root.
+ * Checks that the user `uid` with the group `gid` has the right to read the file. An administrator might have restricted the file to root.
  *
  * @throws ReasonedError `ImageInvalid` when the user has no right to read the file.
  */

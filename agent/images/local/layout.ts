@@ -123,7 +123,7 @@ export class Layout {
 
   /**
    * Returns all images with the times of their last use in milliseconds since the epoch. Removes incomplete images. If the metadata of an
-   * image cannot be read, the function reports this to `broken`. It keeps the files of such an image, because a machine may run from it.
+   * image cannot be read, the function reports this to `broken`. It keeps the files of such an image, because a machine might run from it.
    */
   async load(broken: (problem: object) => void): Promise<Loaded[]> {
     const found: Loaded[] = [];

@@ -17,7 +17,7 @@ const QUOTED = /"((?:[^"\\]|\\.)*)"/y;
 const TOKEN68 = /[\w.~+/-]+=*(?=[ \t]*(?:,|$))/y;
 
 /**
- * Returns the challenges of all headers. One header may contain several challenges. If a part of a header cannot be read, the function
+ * Returns the challenges of all headers. One header can contain several challenges. If a part of a header cannot be read, the function
  * ignores the rest of this header.
  */
 export function parseChallenges(header: string | string[] | undefined): Challenge[] {

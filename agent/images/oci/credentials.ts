@@ -162,7 +162,7 @@ function readAuth(auth: string, where: string): Credential {
 
 /**
  * Reads a key of `auths`: `host`, `host:port` or `host/path`. The function ignores a prefix (`https://`) and a path (`/v1`, `/v2`) that
- * Docker may add.
+ * Docker can add.
  */
 function readKey(name: string): Omit<Key, 'credential'> {
   const [registry = '', ...rest] = name.replace(/^https?:\/\//i, '').split('/');

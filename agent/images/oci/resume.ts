@@ -115,7 +115,7 @@ async function open(
   throw new ReasonedError('ImageFetchFailed', `${session.named(digest)}: ${response.url.host} ${mistake}`);
 }
 
-/** Skips `skip` bytes of the body, then yields at most `length` bytes, because a server may send more bytes than were requested. */
+/** Skips `skip` bytes of the body, then yields at most `length` bytes, because a server can send more bytes than were requested. */
 async function* cut(response: Response, skip: number, length: number): AsyncGenerator<Buffer> {
   let toSkip = skip;
   let left = length;

@@ -211,7 +211,7 @@ function parseReply(body: Buffer | undefined, what: string): { token: string; se
   const { data } = replySchema.safeParse(parseDocument(body.toString('utf8')));
   const token = data?.token ?? data?.access_token;
   if (token === undefined) {
-    // The message does not show the answer, because the answer may contain a token in another format.
+    // The message does not show the answer, because the answer can contain a token in another format.
     throw new ReasonedError('ImageFetchFailed', `${what} cannot be read`);
   }
   return { token, seconds: data?.expires_in ?? EXPIRES_SECONDS };

@@ -21,7 +21,7 @@ const HEADERS_TIMEOUT_MILLISECONDS = 120_000;
 const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
 /**
  * Largest number of connections to each server. Four connections already use a host with 2 cores fully. The limit is higher, because
- * several images may come from one server at once.
+ * several images can come from one server at once.
  */
 const CONNECTIONS_PER_HOST = 32;
 const REDIRECT_LIMIT = 5;

@@ -67,7 +67,7 @@ export async function download(
   }
 }
 
-/** Parses a URL. The function does not pass on the parser's error, because its text shows the whole URL, which may contain a password. */
+/** Parses a URL. The function does not pass on the parser's error, because its text shows the whole URL, which can contain a password. */
 function readUrl(text: string): URL {
   const url = URL.parse(text);
   if (url === null) {
@@ -274,7 +274,7 @@ const sourceSchema = z.object({
 type Source = z.infer<typeof sourceSchema>;
 
 /**
- * Returns the data about the file from the headers of an answer. The function ignores a weak ETag, because files with different bytes may
+ * Returns the data about the file from the headers of an answer. The function ignores a weak ETag, because files with different bytes can
  * have the same weak ETag.
  */
 function sourceOf({ etag, 'last-modified': changed, 'content-length': length }: Response['headers']): Source {

@@ -71,7 +71,7 @@ export class HttpSource {
 
   async #note(stored: Stored, address: string): Promise<void> {
     const { metadata } = stored;
-    // Several requests can wait for the same import. Another of these requests may have added the URL already.
+    // Several requests can wait for the same import. Another of these requests might have added the URL already.
     if (metadata.urls.includes(address)) {
       return;
     }
@@ -128,7 +128,7 @@ export class HttpSource {
   }
 }
 
-/** Returns the hash of a URL. The store keeps only this hash, because a URL may contain credentials. */
+/** Returns the hash of a URL. The store keeps only this hash, because a URL can contain credentials. */
 function hashOf(url: string): string {
   return createHash('sha256').update(url).digest('hex');
 }

@@ -89,7 +89,7 @@ export class RegistrySource {
         return stored;
       });
     } catch (error) {
-      // This error means that the tag may now name another image. So the registry must resolve the tag.
+      // This error means that the tag might now name another image. So the registry must resolve the tag.
       if (error instanceof ReasonedError && error.reason === 'ImageNotFound') {
         return undefined;
       }

@@ -21,7 +21,7 @@ export class Members {
   readonly #files: AttachmentFiles;
   readonly #machines = new Map<string, Attachment>();
   readonly #namespaces = new Map<string, NamespaceAttachment>();
-  /** Uids of members that were added or changed. For their addresses, the kernel may still track connections of earlier owners. */
+  /** Uids of members that were added or changed. For their addresses, the kernel can still track connections of earlier owners. */
   readonly #unforgotten = new Set<string>();
   #isLoaded = false;
 

@@ -107,7 +107,7 @@ export class MetadataServer {
     }
     this.#connections.set(socket, uid);
     const timer = setTimeout(() => socket.destroy(), CONNECTION_MILLISECONDS);
-    // A guest may break its connection at any time. Without a listener, the resulting error would end the process.
+    // A guest can break its connection at any time. Without a listener, the resulting error would end the process.
     socket.on('error', () => undefined);
     socket.once('close', () => {
       clearTimeout(timer);

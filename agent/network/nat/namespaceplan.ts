@@ -21,7 +21,7 @@ export interface NamespacesObserved {
   files: ReadonlyMap<string, Inside | undefined>;
   /**
    * Reasons why network namespaces could not be read. The key is the name of the namespace's file. An unreadable namespace is not changed,
-   * because a program may use it.
+   * because a program might use it.
    */
   unreadable: ReadonlyMap<string, string>;
   /** Routes of this host to addresses of network namespaces. */

@@ -148,7 +148,7 @@ export class Namespaces {
       await deleteDevice(device);
     }
     if (found.inside) {
-      // The device in the network namespace may be gone already: if it was the other end of the deleted device, the kernel has deleted
+      // The device in the network namespace might be gone already: if it was the other end of the deleted device, the kernel has deleted
       // both.
       await inNamespace(path, DELETE_DEVICE, [device]);
     }

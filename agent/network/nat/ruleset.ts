@@ -229,7 +229,7 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
 
 /**
  * Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. If `hasMetadata` is false, guests cannot reach
- * their metadata, because another program may be listening on the port of the metadata server.
+ * their metadata, because another program might be listening on the port of the metadata server.
  */
 export function rulesetScript(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   const tables = [

@@ -139,7 +139,7 @@ export class NatState {
     await run('nft', ['-f', '-'], `${removalScript(this.#layout)}\n`);
     this.#loaded = undefined;
     await this.#namespaces.remove();
-    // The kernel may delete the probe's devices meanwhile, because the probe's sockets are closed. A missing device is no error.
+    // The kernel can delete the probe's devices meanwhile, because the probe's sockets are closed. A missing device is no error.
     for (const device of ownDevices(this.#layout, await readLinks())) {
       await deleteDevice(device);
     }

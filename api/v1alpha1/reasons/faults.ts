@@ -50,7 +50,7 @@ export const FAULTS = {
     seen: { Emulator: ['Ready'], VM: ['Ready'] },
     class: 'passing',
     by: 'operator',
-    says: 'The host of the VM does not report. The machine may be running',
+    says: 'The host of the VM does not report. Perhaps the machine is still running',
     todo: 'Look at the host and its agent. When the host reports again, the VM becomes Running',
   },
   Faulty: {
@@ -147,7 +147,7 @@ export const FAULTS = {
     seen: { VM: ['Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'An earlier VM with the same MAC address may be running on a host that does not report',
+    says: 'Perhaps an earlier VM with the same MAC address is still running on a host that does not report',
     todo: 'Repair the host that does not report, or switch it off',
   },
 } as const;
@@ -158,7 +158,7 @@ export const FAULTS = {
  */
 const REFUSED = { ...FAILURE, Emulator: ['Scheduled', 'Ready', 'Event'] } as const;
 
-/** Reasons with which a host refuses a machine that another host may accept. */
+/** Reasons with which a host refuses a machine that another host might accept. */
 export const REFUSALS = {
   PortTaken: {
     seen: { ...FAILURE, Pod: [...FAILURE.Pod, 'waiting', 'Ready'] },

@@ -151,7 +151,7 @@ export const HOST_REASONS = {
     seen: DENIED,
     class: 'final',
     by: 'operator',
-    says: 'A Node of that name exists already, and its host may have a valid certificate',
+    says: 'A Node of that name exists already, and its host might have a valid certificate',
     todo: 'If the host must join the cluster again, delete the Node',
   },
   RequestOpen: {

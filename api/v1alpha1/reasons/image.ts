@@ -186,7 +186,7 @@ export const IMAGE_REASONS = {
     seen: BLOCKED,
     class: 'mendable',
     by: 'operator',
-    says: 'A copy would show the URL of the original object, and the query of that URL may contain credentials',
+    says: 'A copy would show the URL of the original object, and the query of that URL can contain credentials',
     todo: 'Set imageStorage in the configuration of the operator; then the content is stored and can be copied',
   },
   VMNotFound: {

@@ -95,7 +95,7 @@ function phaseOf({ metadata, status = {} }: VM): string {
   return metadata.deletionTimestamp === undefined ? (status.phase ?? 'Pending') : 'Terminating';
 }
 
-/** Returns the problem with the texts of the catalogue. A host of another release may have reasons that the catalogue does not contain. */
+/** Returns the problem with the texts of the catalogue. A host of another release can have reasons that the catalogue does not contain. */
 function explained({ area, reason, message, todo }: Problem) {
   const entry: ReasonEntry | undefined = isReason(reason) ? REASONS[reason] : undefined;
   const known = classOf(reason, 'VM');
@@ -196,7 +196,7 @@ function power({ vm: { metadata, spec, status = {} } }: Seen): Problem | undefin
 }
 
 /**
- * Returns the fault that the condition Ready names. Before the first run, the reason may be only the present step, which is not a fault.
+ * Returns the fault that the condition Ready names. Before the first run, the reason can be only the present step, which is not a fault.
  */
 function notReady({ vm }: Seen): Problem | undefined {
   const ready = conditionOf(vm, 'Ready');

@@ -89,7 +89,7 @@ async function imageOf(
 
 /**
  * Returns the last Events of the VM and its Pod, the newest first. Events before the creation of the VM are left out, because an earlier VM
- * may have had the name.
+ * might have had the name.
  */
 async function eventsOf(cluster: Cluster, vm: VM, signal: AbortSignal): Promise<Shown[]> {
   const { name, creationTimestamp = '' } = vm.metadata;

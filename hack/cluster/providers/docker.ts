@@ -116,7 +116,7 @@ export async function startContainer(
   }
 }
 
-/** Returns the container's process id on this machine. A daemon may count in its own process namespace. */
+/** Returns the container's process id on this machine. A daemon can count in its own process namespace. */
 async function processOf(container: string): Promise<number> {
   for (const entry of await readdir('/proc')) {
     if (/^\d+$/.test(entry) && (await groupsOf(entry)).includes(container)) {

@@ -30,7 +30,7 @@ export async function buildTools(
   progress: Progress,
 ): Promise<void> {
   progress(`building ${tools.join(', ')} ${group.version} from Go modules (cold: ${group.coldBuild})`);
-  // A copy is used, because the go command may write beside go.mod and the work tree must stay unchanged.
+  // A copy is used, because the go command can write beside go.mod and the work tree must stay unchanged.
   const source = join(directory, 'source');
   await mkdir(source);
   for (const file of ['go.mod', 'go.sum']) {

@@ -123,7 +123,7 @@ async function removeFiles(root: string, list: string): Promise<void> {
   }
 }
 
-/** Returns the files whose owner is not root, or that run as their owner or group. Maintainer scripts may have made them so. */
+/** Returns the files whose owner is not root, or that run as their owner or group. Maintainer scripts might have made them so. */
 async function specialFiles(root: string): Promise<SpecialFile[]> {
   const found: SpecialFile[] = [];
   // Without the types of entries, Node would follow links, which lead out of the root.

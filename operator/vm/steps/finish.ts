@@ -22,7 +22,7 @@ export function finish(observed: Observed, _facts: Facts): StepResult {
 }
 
 /**
- * Returns true for a NAT failure of a VM that never ran. A VM that has run is not deleted after such a failure, because somebody may need
+ * Returns true for a NAT failure of a VM that never ran. A VM that has run is not deleted after such a failure, because somebody might need
  * its disk.
  */
 function isNatFailure({ vm: { status } }: Observed): boolean {

@@ -8,7 +8,7 @@ import type { Findings } from '../status.ts';
 export type Write =
   | { readonly kind: 'addFinalizer' }
   | { readonly kind: 'removeFinalizer' }
-  /** `ignoredEntries` has messages about registry entries with mistakes. The Pod may need the credentials of such an entry. */
+  /** `ignoredEntries` has messages about registry entries with mistakes. The Pod might need the credentials of such an entry. */
   | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod>; readonly ignoredEntries: readonly string[] }
   /** A CREATE of the Secret. It counts as a success if the Secret exists already, because the operator has no right to read Secrets. */
   | { readonly kind: 'createSecret'; readonly secret: Unsaved<Secret> }

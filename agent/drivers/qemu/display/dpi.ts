@@ -186,7 +186,7 @@ async function eachChange(
     }
   });
   dbus.on('close', () => change.resolve());
-  // The first call of `work` does not wait for a change, because the screen may have changed before the listener was added.
+  // The first call of `work` does not wait for a change, because the screen might have changed before the listener was added.
   change.resolve();
   while (!dbus.closed) {
     await change.promise;
@@ -250,7 +250,8 @@ export class FollowedSize {
 
   /**
    * Takes the screen size of a guest that the agent started before its own restart. Returns whether the DPI must be set for this size. If
-   * the size is not the wanted size, a client or a boot menu may have chosen it. So the DPI is set only after the next change of the size.
+   * the size is not the wanted size, a client or a boot menu might have chosen it. So the DPI is set only after the next change of the
+   * size.
    */
   adopt(size: Size): boolean {
     if (isPossible(size)) {

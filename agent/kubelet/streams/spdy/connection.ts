@@ -160,7 +160,7 @@ export class SpdyConnection implements StreamOwner {
       }
       left -= piece.length;
       this.#options.onData();
-      // If the server has reset a stream, data of this stream may arrive later. Such data is dropped.
+      // If the server has reset a stream, data of this stream can arrive later. Such data is dropped.
       await this.#streams.get(id)?.deliver(piece);
     }
     if ((flags & FIN) !== 0) {
