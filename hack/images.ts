@@ -68,6 +68,11 @@ export async function buildImages(options: ImageOptions): Promise<Record<ImageNa
   return { operator: await build('operator'), agent: await build('agent') };
 }
 
+/** Fetches or makes the base image, so that a later build finds it. */
+export async function prepareBase(progress: (text: string) => void): Promise<void> {
+  await chooseBase(await findBuilder(), progress);
+}
+
 /** Writes all files that the Dockerfile copies into one folder. */
 async function makeContext(): Promise<void> {
   await rm(CONTEXT, { recursive: true, force: true });

@@ -8,13 +8,14 @@ import { join } from 'node:path';
 import { adbdGuest } from './adbd.ts';
 import { cloudImage } from './cloud.ts';
 import { guestImage } from './guest.ts';
+import { prepareBase } from './images.ts';
 import type { HistoryCount, RunSummary, TestOutcome } from './vitest/reporter.ts';
 import { runVitest } from './vitest/run.ts';
 import { runStages, type Stage } from './vitest/stages.ts';
 import { describeError, runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
-/** Step of a whole run that makes the guests. It spends most of its time on downloads. */
+/** Step of a whole run that makes the guests and the base of the images. It spends most of its time on downloads. */
 const GUESTS = 'guests';
 /**
  * A whole run. Projects with two files at a time fill two processors. Those with one file at a time wait much of their time, so two of
@@ -62,14 +63,18 @@ async function runProject(project: string, isLive: boolean): Promise<ProjectResu
   return { project, seconds: Math.round((performance.now() - started) / 1000), ...summary };
 }
 
-/** Makes the guests that tests need later. The projects make what is missing, and report why that fails. */
+/** Makes the guests and the base of the images that tests need later. The projects make what is missing, and report why that fails. */
 async function makeGuests(): Promise<void> {
   const progress = (text: string): void => void process.stderr.write(`guests: ${text}\n`);
+  const tell = (error: unknown): void => progress(describeError(error));
   const isRoot = process.getuid?.() === 0;
   for (const make of [guestImage, adbdGuest, ...(isRoot ? [cloudImage] : [])]) {
     for (const architecture of ['amd64', 'arm64'] as const) {
-      await make(architecture, progress).catch((error: unknown) => progress(describeError(error)));
+      await make(architecture, progress).catch(tell);
     }
+  }
+  if (isRoot) {
+    await prepareBase(progress).catch(tell);
   }
 }
 

@@ -1,6 +1,10 @@
+import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import { GIVEN_UP_ANNOTATION, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import { NODES, type Node, type Taint } from '../../kube/core.ts';
+import { Informer } from '../../kube/informer.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { allowMetrics, faultsIn, readMetrics } from '../support/operatorlog.ts';
@@ -10,7 +14,7 @@ import { waitFor } from '../../hack/wait.ts';
 
 /** Seconds until the controller-manager sets a silent host to Unknown: three heartbeats on a busy machine. */
 const GRACE_SECONDS = 4;
-/** Time until a silent host counts as lost, in seconds. It is long enough for the test to see the state before. */
+/** Time until a silent host counts as lost, in seconds. */
 const LOST_SECONDS = 3;
 /** Limit of the API server for all annotations of an object, keys and values together. */
 const ANNOTATIONS_LIMIT_BYTES = 256 * 1024;
@@ -25,6 +29,9 @@ let operator: OperatorProcess;
 let history: PodHistory;
 let vms: VMs;
 const hosts: ActingHost[] = [];
+/** Names of VMs whose host was unreachable. A VM has this reason only until its host counts as lost. */
+const unreachable = new Set<string>();
+const watching = new AbortController();
 
 beforeAll(async () => {
   cluster = await startCluster({
@@ -35,6 +42,7 @@ beforeAll(async () => {
   history = await PodHistory.start(cluster.client());
   operator = await cluster.startOperator({ config: { hostLostTimeoutSeconds: LOST_SECONDS } });
   vms = new VMs(cluster);
+  await watch();
 });
 
 /** Removes the hosts of a failed test, so that the VMs of the next test cannot use them. */
@@ -43,9 +51,26 @@ afterEach(async () => {
 });
 
 afterAll(async () => {
+  watching.abort(new Error('the tests are over'));
   history?.stop();
   await cluster?.stop();
 });
+
+async function watch(): Promise<void> {
+  const informer = new Informer<VM>(cluster.client(), VMS, { logger: pino({ level: 'silent' }) });
+  informer.cache.onChange(({ object }) => {
+    const { status, reason } = conditionOf(object, 'Ready') ?? {};
+    if (status === 'Unknown' && reason === 'HostUnreachable') {
+      unreachable.add(object.metadata.name);
+    }
+  });
+  informer.start(watching.signal);
+  await informer.synced;
+}
+
+async function waitUntilUnreachable(name: string): Promise<void> {
+  await waitFor(`the host of VM ${name} to be unreachable`, () => unreachable.has(name));
+}
 
 async function join(name: string, taints: Taint[] = []): Promise<ActingHost> {
   const host = await ActingHost.join(cluster.client(), name, { taints, staysReady: true });
@@ -185,7 +210,7 @@ describe('a host that is lost', () => {
     const { uid } = (await vms.pod('comes-back')).metadata;
     await vms.patch('comes-back', { ttlSecondsAfterFinished: 0 });
     await host.silence();
-    await vms.waitForCondition('comes-back', 'Ready', { status: 'Unknown', reason: 'HostUnreachable' });
+    await waitUntilUnreachable('comes-back');
     const lost = await vms.waitForPhase('comes-back', 'Failed');
     expect(conditionOf(lost, 'Ready')).toMatchObject({ status: 'False', reason: 'HostLost' });
     expect(conditionOf(lost, 'Stalled')).toBeUndefined();
@@ -208,7 +233,7 @@ describe('a host that is lost', () => {
     const host = await join('deleted-from');
     await runOn(host, 'given-up');
     await host.silence();
-    await vms.waitForCondition('given-up', 'Ready', { status: 'Unknown', reason: 'HostUnreachable' });
+    await waitUntilUnreachable('given-up');
     const silentSince = await untilUnknown(host);
     await vms.delete('given-up');
     await vms.waitUntilGone('given-up');
@@ -251,7 +276,7 @@ describe('a host that is lost', () => {
     const host = await join('fenced');
     await runOn(host, 'fenced-off');
     await host.silence();
-    await vms.waitForCondition('fenced-off', 'Ready', { status: 'Unknown', reason: 'HostUnreachable' });
+    await waitUntilUnreachable('fenced-off');
     await taint(host, OUT_OF_SERVICE);
     const vm = await vms.waitForPhase('fenced-off', 'Failed', 'HostLost');
     expect(vm.status?.failure?.message).toContain('out-of-service');
