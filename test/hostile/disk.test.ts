@@ -20,13 +20,12 @@ import { tried } from './support/attempts.ts';
 const execute = promisify(execFile);
 
 const HOST = 'small';
-/** Size of the host's disk. It is small, because the guest fills most of it twice, a mebibyte at a time. */
-const DISK_MEBIBYTES = 768;
+const DISK_MEBIBYTES = 1024;
 const MINIMUM_FREE = '256Mi';
 const MEMORY = '256Mi';
 const MEBIBYTE = 2 ** 20;
-/** Size of a file that the test removes to make room. Half of {@link MINIMUM_FREE} and this file are more than a paused guest needs to go on. */
-const BALLAST_MEBIBYTES = 200;
+/** Size of a file that the test removes to make room. */
+const BALLAST_MEBIBYTES = 300;
 /** A size that is larger than the host's disk. */
 const GREEDY_MEBIBYTES = 3000;
 
