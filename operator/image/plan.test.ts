@@ -232,6 +232,18 @@ describe('an image', () => {
     ]);
   });
 
+  it.each<[ImageSpec['source'], string]>([
+    [{ registry: { reference: 'registry.example/team/disk:1' } }, 'Host mac1 is fetching the image'],
+    [{ fromVM: { name: 'builder' } }, 'Host mac1 is saving the disk of the VM'],
+    [{ upload: { maxSize: '2Gi' } }, 'Host mac1 is receiving the file'],
+  ])('from %j tells what its host is doing', (source, message) => {
+    const world = new World({ source });
+    world.step();
+    world.end({ kind: 'running', nodeName: 'mac1', report: {} });
+    world.step();
+    expect(world.condition('Ready')).toMatchObject({ status: 'False', reason: 'Pulling', message });
+  });
+
   it('that is uploaded needs image storage', () => {
     const world = new World({ source: { upload: { maxSize: '2Gi' } } });
     const { status, createJob } = planImage({ ...world.observed(), config: parseConfig({}, 'test') });

@@ -53,7 +53,17 @@ function summary(observed: ObservedImage, { content }: ImageFacts, progress: Ima
   return underWay(progress, observed.now);
 }
 
-function underWay({ job, retryAt, refused }: ImageProgress, now: number): Summary {
+/** What a host is doing with an image, for people. */
+const WORK: Readonly<Record<ImageOperationType, string>> = {
+  pull: 'is fetching the image',
+  save: 'is saving the disk of the VM',
+  upload: 'is receiving the file',
+  commit: 'is saving the disk of the VM',
+  push: 'is pushing the image',
+  download: 'is sending the image',
+};
+
+function underWay({ operation, job, retryAt, refused }: ImageProgress, now: number): Summary {
   if (refused !== undefined) {
     return { phase: 'Pending', reason: 'JobRefused', message: refused };
   }
@@ -67,7 +77,7 @@ function underWay({ job, retryAt, refused }: ImageProgress, now: number): Summar
       return {
         phase: 'Pulling',
         reason: 'Pulling',
-        message: `Host ${outcome.nodeName} is fetching the image`,
+        message: `Host ${outcome.nodeName} ${WORK[operation?.type ?? 'pull']}`,
       };
     case 'waiting':
       return { phase: 'Pending', reason: 'Pending', message: outcome.message };
