@@ -57,9 +57,8 @@ class World {
   }
 
   observed(): ObservedImage {
-    const { object, jobs, config, now, origin } = this;
+    const { object, jobs, config, now, origin, credentials } = this;
     const vm = (name: string): VM | undefined => this.vms.find(({ metadata }) => metadata.name === name);
-    const { credentials } = this;
     return { object, kind: 'Image', jobs, origin, vm, deploying: [], credentials, config, now };
   }
 
