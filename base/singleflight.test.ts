@@ -60,7 +60,7 @@ test('is cancelled when the last caller leaves, and not started again before its
   const third = join();
   expect(begun).toHaveLength(1);
   begun[0]?.end.reject(new Error('given up'));
-  await expect.poll(() => begun.length, { timeout: 30_000 }).toBe(2);
+  await expect.poll(() => begun.length).toBe(2);
   begun[1]?.end.resolve('done');
   expect(await third.result).toEqual({ result: 'done', joined: false });
 });

@@ -92,7 +92,7 @@ it('sends long data in short messages, and then the end of the channel', async (
   const { channels, host, messages } = await connect();
   const sent = Buffer.alloc(100 * KIBIBYTE, 'x');
   channels.channel(1).end(sent);
-  await expect.poll(() => messages.length, { timeout: 30_000 }).toBe(5);
+  await expect.poll(() => messages.length).toBe(5);
   expect(messages.slice(0, -1).map(({ length }) => length - 1)).toEqual(
     [32, 32, 32, 4].map((count) => count * KIBIBYTE),
   );
@@ -105,7 +105,7 @@ it('sends long data in short messages, and then the end of the channel', async (
 it('the protocol of ports has no message for an end', async () => {
   const { channels, host, messages } = await connect(PORT_PROTOCOL);
   channels.channel(0).end('all');
-  await expect.poll(() => messages.length, { timeout: 30_000 }).toBe(1);
+  await expect.poll(() => messages.length).toBe(1);
   host.send(message(END_CHANNEL, Buffer.from([1])));
   host.send(message(1, 'goes on'));
   host.close();
@@ -126,7 +126,7 @@ it('a host that sends too much at once loses the connection, and one that sends 
   for (let sent = 0; sent < count; sent += 1) {
     host.send(message(0, Buffer.alloc(MEBIBYTE - 1)));
   }
-  await expect.poll(() => channel.readableLength, { timeout: 30_000 }).toBeGreaterThan(0);
+  await expect.poll(() => channel.readableLength).toBeGreaterThan(0);
   for (let turns = 0; turns < 100; turns += 1) {
     await turn();
   }
@@ -144,7 +144,7 @@ it('a host that sends too much at once loses the connection, and one that sends 
 it('an end that nobody announced ends all channels, and later writes end without an error', async () => {
   const { channels, host } = await connect();
   host.send(message(0, 'before'));
-  await expect.poll(() => channels.channel(0).readableLength, { timeout: 30_000 }).toBe(6);
+  await expect.poll(() => channels.channel(0).readableLength).toBe(6);
   host.terminate();
   expect(await channels.ended).toMatchObject({ code: 1006 });
   expect([await text(channels.channel(0)), await text(channels.channel(1))]).toEqual(['before', '']);

@@ -156,7 +156,7 @@ export interface TokenReview extends KubeObject {
 
 /** Request with which a user asks the API server for the user's own name. */
 export interface SelfSubjectReview extends KubeObject {
-  status?: { userInfo?: { username?: string } };
+  status?: { userInfo?: { username?: string; groups?: string[] } };
 }
 
 export interface SubjectAccessReview extends KubeObject {

@@ -73,8 +73,8 @@ function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: Mac
 /**
  * Returns the error to throw for a failed start. Another program can take a port after the agent has checked the port and before the machine
  * uses it. If a reserved port is still taken, the error stays the same. Otherwise the returned error has no reason, so that the start is
- * tried again: The taken port is one that the agent chose, and the agent chooses another port. Or the port was taken for a moment only, for
- * example by the check of an agent beside this one.
+ * tried again. Then the agent chooses another port in place of a taken one that it chose. A reserved port can be taken for a moment only, for
+ * example by the check of another agent on this machine.
  */
 export async function explainPortTaken(
   host: PortHost,

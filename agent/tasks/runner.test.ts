@@ -7,6 +7,7 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { TASK_API_VERSION, type Task, type TaskReport } from '../../api/v1alpha1/task.ts';
 import { TASK_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
+import { keyOf } from '../../kube/objects.ts';
 import { type TaskContext, TaskRunner } from './runner.ts';
 import { taskStatus } from './status.ts';
 
@@ -26,6 +27,10 @@ beforeEach(async () => {
   directory = await mkdtemp(join(tmpdir(), 'berth-tasks-'));
   underWay = new Map();
   takers = new Set();
+  runner = runnerOf(AT_ONCE);
+});
+
+function runnerOf(atOnce: number): TaskRunner {
   const work = async (_: Task, { uid, takeCallers }: TaskContext): Promise<TaskReport> => {
     const end = Promise.withResolvers<TaskReport>();
     takeCallers(() => takers.delete(uid));
@@ -33,8 +38,8 @@ beforeEach(async () => {
     return await end.promise;
   };
   const logger = pino({ level: 'silent' });
-  runner = new TaskRunner({ directory, atOnce: AT_ONCE, work, logger, changed: () => undefined });
-});
+  return new TaskRunner({ directory, atOnce, work, logger, changed: () => undefined });
+}
 
 afterEach(async () => {
   for (const uid of ['a', 'b', 'c', 'd']) {
@@ -47,7 +52,7 @@ afterEach(async () => {
 /** Returns a Pod. By default each Pod has a namespace of its own, so only the limit of the host applies. */
 function podOf(
   uid: string,
-  { phase, namespace = `ns-${uid}` }: { phase?: 'Running'; namespace?: string } = {},
+  { phase, namespace = `ns-${uid}` }: { phase?: 'Running'; namespace?: string | undefined } = {},
 ): Pod {
   return {
     apiVersion: 'v1',
@@ -58,16 +63,15 @@ function podOf(
   };
 }
 
-function start(...uids: string[]): void {
+function startIn(namespace: string | undefined, ...uids: string[]): void {
   for (const uid of uids) {
-    runner.start(podOf(uid), `ns/${uid}`, TASK);
+    const pod = podOf(uid, { namespace });
+    runner.start(pod, keyOf(pod), TASK);
   }
 }
 
-function startIn(namespace: string, ...uids: string[]): void {
-  for (const uid of uids) {
-    runner.start(podOf(uid, { namespace }), `${namespace}/${uid}`, TASK);
-  }
+function start(...uids: string[]): void {
+  startIn(undefined, ...uids);
 }
 
 function kinds(...uids: string[]): (string | undefined)[] {
@@ -89,17 +93,28 @@ test('a limited number of tasks runs at once, and the others wait in their order
 test('a namespace leaves one place of the host to others, and its own tasks wait in their order', async () => {
   startIn('many', 'a', 'b', 'c');
   startIn('other', 'd');
-  await vi.waitFor(() => expect([...underWay.keys()]).toEqual(['a', 'd']));
+  await vi.waitFor(() => expect([...underWay.keys()]).toEqual(['a', 'd']), WAIT);
   expect(runner.state('b')).toEqual({
     kind: 'waiting',
-    message: 'The host is already doing 1 tasks of namespace many, the most for one namespace',
+    message: 'The host already has 1 task of namespace many, the most for one namespace',
   });
   underWay.get('d')?.resolve({});
-  await vi.waitFor(() => expect(kinds('d')).toEqual(['succeeded']));
+  await vi.waitFor(() => expect(kinds('d')).toEqual(['succeeded']), WAIT);
   expect(kinds('a', 'b', 'c')).toEqual(['running', 'waiting', 'waiting']);
   runner.abort('b');
   underWay.get('a')?.resolve({});
-  await vi.waitFor(() => expect(kinds('a', 'b', 'c')).toEqual(['succeeded', 'failed', 'running']));
+  await vi.waitFor(() => expect(kinds('a', 'b', 'c')).toEqual(['succeeded', 'failed', 'running']), WAIT);
+});
+
+test('on a host that does one task at once, each waiting task has a reason', async () => {
+  runner = runnerOf(1);
+  startIn('one', 'a', 'b');
+  startIn('other', 'c');
+  await vi.waitFor(() => expect(kinds('a', 'b', 'c')).toEqual(['running', 'waiting', 'waiting']), WAIT);
+  expect([runner.state('b'), runner.state('c')]).toEqual([
+    { kind: 'waiting', message: 'The host already has 1 task of namespace one, the most for one namespace' },
+    { kind: 'waiting', message: 'The host is already doing 1 task, which is its limit (tasksAtOnce)' },
+  ]);
 });
 
 test('a task that fails lets the next one begin', async () => {

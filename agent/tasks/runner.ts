@@ -102,9 +102,8 @@ export class TaskRunner {
   }
 
   start(pod: Readonly<Pod>, key: string, task: Task): void {
-    const { uid = '' } = pod.metadata;
+    const { uid = '', namespace = '' } = pod.metadata;
     const { directory, logger, changed } = this.#options;
-    const { namespace = '' } = pod.metadata;
     const folder = join(directory, uid);
     mkdirSync(folder, { recursive: true, mode: 0o700 });
     const running: Running = {

@@ -15,27 +15,29 @@ interface Turn {
  */
 export class TaskTurns {
   readonly #atOnce: number;
+  /** Largest number of tasks of one namespace. */
+  readonly #share: number;
   readonly #host: PQueue;
   /** A task first waits here for a place of its namespace, and then for a place of the host. */
   readonly #namespaces = new Map<string, PQueue>();
 
   constructor(atOnce: number) {
     this.#atOnce = atOnce;
+    this.#share = Math.max(1, atOnce - 1);
     this.#host = new PQueue({ concurrency: atOnce });
   }
 
   /** Runs `work` when it is its turn. @throws the error of `work`, or the signal's reason. */
   async take({ namespace, signal, onWait }: Turn, work: () => Promise<void>): Promise<void> {
-    const share = Math.max(1, this.#atOnce - 1);
-    const queue = this.#namespaces.get(namespace) ?? this.#queueFor(namespace, share);
-    if (queue.pending >= share && share < this.#atOnce) {
+    const queue = this.#namespaces.get(namespace) ?? this.#queueFor(namespace);
+    if (queue.pending >= this.#share) {
       onWait(
-        `The host is already doing ${share} tasks of namespace ${namespace}, the most for one namespace`,
+        `The host already has ${tasks(this.#share)} of namespace ${namespace}, the most for one namespace`,
       );
     }
     const waitForHost = async (): Promise<void> => {
       if (this.#host.pending >= this.#atOnce) {
-        onWait(`The host is already doing ${this.#atOnce} tasks, which is its limit (tasksAtOnce)`);
+        onWait(`The host is already doing ${tasks(this.#atOnce)}, which is its limit (tasksAtOnce)`);
       }
       await this.#host.add(work, { signal });
     };
@@ -43,10 +45,14 @@ export class TaskTurns {
   }
 
   /** Makes a queue, which is forgotten when all tasks of the namespace have ended. */
-  #queueFor(namespace: string, concurrency: number): PQueue {
-    const queue = new PQueue({ concurrency });
+  #queueFor(namespace: string): PQueue {
+    const queue = new PQueue({ concurrency: this.#share });
     queue.addEventListener('idle', () => this.#namespaces.delete(namespace));
     this.#namespaces.set(namespace, queue);
     return queue;
   }
+}
+
+function tasks(count: number): string {
+  return count === 1 ? '1 task' : `${count} tasks`;
 }

@@ -4,7 +4,8 @@ import { expect, it } from 'vitest';
 import { Loopback } from './loopback.ts';
 
 it('ends when the browser has its answer, even if other connections stay open', {
-  timeout: 30_000,
+  // A server that waits for the connections ends them after 30 s.
+  timeout: 20_000,
 }, async () => {
   const loopback = await Loopback.open('mine');
   const { address } = loopback;

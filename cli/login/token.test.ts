@@ -53,8 +53,8 @@ it('lets a renewal of the earlier session end first, because the renewal would w
   const { promise: renewed, resolve: renew } = Promise.withResolvers<void>();
   const renewal = withSessionLock(session, new AbortController().signal, async () => await renewed);
   const stored = store('abc.def', Readable.from([]));
-  await expect.poll(() => existsSync(kubeconfig), { timeout: 30_000 }).toBe(true);
-  await expect.poll(() => existsSync(`${kubeconfig}.lock`), { timeout: 30_000 }).toBe(false);
+  await expect.poll(() => existsSync(kubeconfig)).toBe(true);
+  await expect.poll(() => existsSync(`${kubeconfig}.lock`)).toBe(false);
   for (let turns = 0; turns < 1_000; turns += 1) {
     await turn();
   }

@@ -2,7 +2,7 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { writeWholeSync } from '../../base/files.ts';
 import { KubeClient } from '../../kube/client.ts';
-import { NAMESPACES } from '../../kube/core.ts';
+import { NAMESPACES, SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
@@ -21,8 +21,6 @@ import { untilPodsAllowed, untilSimulated } from './simulation.ts';
 import type { ClusterState } from './state.ts';
 import { componentToken, renewRegularly } from './tokens.ts';
 import type { Component, ComponentProcess } from './types.ts';
-
-const UNAUTHORIZED = 401;
 
 /** Cluster with a state folder. Every process that knows this folder can use the cluster. */
 export class Cluster {
@@ -192,11 +190,10 @@ export class Cluster {
 /** Resolves when the API server knows the token of a kubeconfig. It learns of new tokens by a watch, and an agent that it refuses ends. */
 async function untilKnown(kubeconfigPath: string): Promise<void> {
   const transport = new Transport(await loadConnection({ kubeconfigPath }), { metrics: createMetrics() });
-  const body = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' };
-  const request = { method: 'POST', path: `/apis/${body.apiVersion}/selfsubjectreviews`, body } as const;
+  const client = new KubeClient(transport);
   try {
-    const isKnown = async (): Promise<boolean> => (await transport.request(request)).status !== UNAUTHORIZED;
-    await waitFor('the API server to know a new token', isKnown);
+    const whoAmI = () => client.create(SELF_SUBJECT_REVIEWS, { metadata: {} });
+    await waitFor('the API server to know a new token', whoAmI);
   } finally {
     await transport.close();
   }

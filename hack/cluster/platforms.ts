@@ -31,7 +31,7 @@ function textIn(folder: string): string | undefined {
   return undefinedIfSync(isMissing, () => readFileSync(join(folder, FILE), 'utf8'));
 }
 
-/** Several processes can write the file at the same time. */
+/** Replaces the file. Several processes can do this at the same time, so each needs a temporary file of its own. */
 function write(folder: string, text: string): void {
   mkdirSync(folder, { recursive: true, mode: DATA_MODE });
   const temporary = join(folder, `${FILE}.${process.pid}`);

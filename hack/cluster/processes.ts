@@ -15,7 +15,7 @@ import {
 import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { codeOf, isMissing } from '../../base/errors.ts';
+import { codeOf, isMissing, undefinedIfSync } from '../../base/errors.ts';
 import { startTimeIn } from '../../agent/processes/process.ts';
 import { waitFor } from '../wait.ts';
 
@@ -87,19 +87,11 @@ export async function listProcesses(directory: string): Promise<ProcessRecord[]>
     }
     throw error;
   });
-  return names.flatMap((name) => readIfThere(directory, name.replace(/\.json$/, '')));
-}
-
-/** Returns the record, or nothing if another process, which removes the same cluster, has removed it meanwhile. */
-function readIfThere(directory: string, name: string): ProcessRecord[] {
-  try {
-    return [readRecord(directory, name)];
-  } catch (error) {
-    if (isMissing(error)) {
-      return [];
-    }
-    throw error;
-  }
+  return names.flatMap((name) => {
+    // Another process that removes the same cluster can have removed the record meanwhile.
+    const read = () => readRecord(directory, name.replace(/\.json$/, ''));
+    return undefinedIfSync(isMissing, read) ?? [];
+  });
 }
 
 export function readRecord(directory: string, name: string): ProcessRecord {

@@ -1,5 +1,4 @@
 /** Two operators on one cluster. The one that leads is killed, stopped, or frozen and continued, and users must not notice. */
-import { isDeepStrictEqual } from 'node:util';
 import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
 import { DESIRED_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { LEASES } from '../../kube/core.ts';
@@ -9,6 +8,7 @@ import { ApiProxy, type Write } from '../wires/apiproxy.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { untilStill } from '../support/stillness.ts';
 
 const LEASE = { namespace: 'berth-system', name: 'berth-operator' };
 /** Promised times from the end of the leader until another leads. After a crash, VMs that were created meanwhile also run in this time. */
@@ -156,25 +156,13 @@ async function versions(): Promise<(string | undefined)[]> {
   return all.map(({ metadata }) => metadata.resourceVersion);
 }
 
-/** Returns the versions when they no longer change. Small changes of a status are written up to 500 ms later. */
-async function versionsAtRest(): Promise<(string | undefined)[]> {
-  let last = await versions();
-  const isAtRest = async (): Promise<boolean> => {
-    const [before, now] = [last, await versions()];
-    last = now;
-    return isDeepStrictEqual(before, now);
-  };
-  await waitFor('nothing to change any more', isAtRest, { intervalMilliseconds: 1_000 });
-  return last;
-}
-
 it('the leader frozen past its lease, then continued: it writes nothing more, and of its late writes only one Pod of a deleted VM succeeds and is removed', async () => {
   const [first, second] = await startTwo();
   const before = await waitForHolder((holder) => holder !== '');
   await freezeAtWork(first);
   await waitForAnother(before);
   await lifeGoesOn();
-  const stood = await versionsAtRest();
+  const stood = await untilStill(versions);
 
   // The frozen leader first finds work that nobody has done, before it can know that it no longer leads.
   const { length: sent } = proxy.writes;

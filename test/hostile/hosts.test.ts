@@ -6,7 +6,15 @@ import { BOOTSTRAP_GROUP, HOST_KEY, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from 
 import { createHostToken } from '../../hack/host-token.ts';
 import { createKey } from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import { CERTIFICATE_SIGNING_REQUESTS, EVENTS, type Node, NODES, PODS, SECRETS } from '../../kube/core.ts';
+import {
+  CERTIFICATE_SIGNING_REQUESTS,
+  EVENTS,
+  type Node,
+  NODES,
+  PODS,
+  SECRETS,
+  SELF_SUBJECT_REVIEWS,
+} from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
@@ -20,7 +28,6 @@ const SLOTS = { [SLOT_RESOURCE]: '4', cpu: '8', memory: '32Gi', 'ephemeral-stora
 const LIFETIME_SECONDS = 3600;
 const SYSTEM = 'berth-system';
 const ACCOUNT = 'berth-agent';
-const SELF_REVIEWS = '/apis/authentication.k8s.io/v1/selfsubjectreviews';
 
 let cluster: Cluster;
 let operator: OperatorProcess;
@@ -113,10 +120,8 @@ async function asOldToken(): Promise<KubeClient> {
 }
 
 async function bootstrapGroupsOf(client: KubeClient): Promise<string[]> {
-  const body = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' };
-  const review = await client.raw('POST', SELF_REVIEWS, { body });
-  const { status } = review.body as { status: { userInfo: { groups: string[] } } };
-  return status.userInfo.groups.filter((group) => group.startsWith('system:bootstrappers:'));
+  const { status } = await client.create(SELF_SUBJECT_REVIEWS, { metadata: {} });
+  return (status?.userInfo?.groups ?? []).filter((group) => group.startsWith('system:bootstrappers:'));
 }
 
 describe('credentials of joining hosts', () => {

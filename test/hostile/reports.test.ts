@@ -2,7 +2,6 @@
  * A host that lies about its tasks, and a tenant who presents own tasks as those of others. The content of an Image stays as the operator
  * set it.
  */
-import { isDeepStrictEqual } from 'node:util';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
@@ -18,6 +17,7 @@ import { VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { account, type Account } from './support/accounts.ts';
 import { tried } from './support/attempts.ts';
+import { untilStill } from '../support/stillness.ts';
 
 const NAMESPACE = 'platform-default';
 /** Namespace in which the tenant has `edit`. */
@@ -27,8 +27,6 @@ const HELD_BACK = 'platform-held-back';
 const STORAGE = 'storage.example/berth';
 const [GOOD, OTHER] = ['a', 'b'].map((digit) => `sha256:${digit.repeat(64)}`) as [string, string];
 const SIZES = { sizeBytes: 64 * 1024 ** 3, storageBytes: 9 * 1024 ** 3 };
-/** Interval between two readings. The operator holds changes of a status that nobody waits for back for half a second. */
-const HELD = { deadlineMilliseconds: 60_000, intervalMilliseconds: 1_000 };
 /** A report of a host about its work, with any content. */
 type Lies = Record<string, unknown>;
 
@@ -231,14 +229,7 @@ it('a task or Pod that a tenant presents as that of another object does not chan
     vm: (await vms.get('victim')).status,
     pod: (await client.get(PODS, victim)).metadata.uid,
   });
-  let last: unknown;
-  const isStill = async () => {
-    const now = await states();
-    const isSame = isDeepStrictEqual(now, last);
-    last = now;
-    return isSame && now;
-  };
-  const before = await waitFor('all objects to stay as they are', isStill, HELD);
+  const before = await untilStill(states);
   const forgeries = [
     ['Pod', 'batch/v1', job],
     ['Pod', 'berth.dev/v1alpha1', vm],

@@ -11,6 +11,7 @@ import { JOBS } from '../../kube/job.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { BerthCommand, type CommandResult } from '../wires/berth.ts';
 import { ActingHost, setNodeCondition } from '../worlds/actinghost.ts';
+import { createQuota } from '../support/quota.ts';
 
 const namespace = 'platform-default';
 const SMALL = 'platform-small';
@@ -100,16 +101,7 @@ describe('vm why', () => {
     ]);
     await Promise.all([rack, silent, tiny].map((host) => host.placeable()));
     await cluster.createNamespace(SMALL);
-    await cluster.kubectl(['create', 'quota', 'few', '--hard=pods=0', '-n', SMALL]);
-    // Until the controller-manager has counted a quota, the API server refuses Pods with other words.
-    await cluster.kubectl([
-      'wait',
-      'quota/few',
-      '-n',
-      SMALL,
-      '--for=jsonpath={.status.hard.pods}=0',
-      '--timeout=60s',
-    ]);
+    await createQuota(cluster, { namespace: SMALL, name: 'few' }, 'pods=0');
     const small = new VMs(cluster, SMALL);
     await vms.createMany(['holder', 'second'], on('rack', { ports: ['8822:22'] }));
     await vms.createMany(['one', 'two'], on('tiny'));

@@ -14,6 +14,7 @@ import { allowMetrics, faultsIn, readMetrics } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { CacheSimulator } from '../worlds/cachesimulator.ts';
+import { createQuota } from '../support/quota.ts';
 
 const SYSTEM_IMAGE = 'emulator.berth.dev/android-36.google_apis';
 /** Sizes with which many machines fit on one host. */
@@ -380,13 +381,7 @@ describe('a Pod that cannot be made', () => {
   it('because of a quota: the message has the answer of the API server', async () => {
     const team = 'platform-team';
     await cluster.createNamespace(team);
-    const quota = ['quota', 'small', '-n', team];
-    await cluster.kubectl(['create', ...quota, '--hard=requests.memory=3Gi']);
-    // Until the controller-manager has counted a quota, the API server refuses Pods with other words.
-    await waitFor('the quota to be counted', async () => {
-      const { stdout } = await cluster.kubectl(['get', ...quota, '-o', 'jsonpath={.status.hard}']);
-      return stdout !== '';
-    });
+    await createQuota(cluster, { namespace: team, name: 'small' }, 'requests.memory=3Gi');
     const [own, ownVms] = [new Emulators(cluster, team), new VMs(cluster, team)];
     await ownVms.create('desk', { placement: { node: 'host-1' }, cpu: 1, memory: '512Mi' });
     await own.create('desk', { vmName: 'desk', ...SMALL });

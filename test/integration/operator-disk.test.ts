@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { VMs } from '../fixtures/vms.ts';
-import { waitFor } from '../../hack/wait.ts';
+import { createQuota } from '../support/quota.ts';
 
 const COUNTED = 'platform-counted';
 const REQUESTED = 'ephemeral-storage';
@@ -54,12 +54,7 @@ it('a larger disk is counted from the next Pod on', async () => {
 
 it('a quota counts the disk', async () => {
   await cluster.createNamespace(COUNTED);
-  const inNamespace = ['quota', 'disk', '-n', COUNTED];
-  await cluster.kubectl(['create', ...inNamespace, `--hard=requests.${REQUESTED}=10Gi`]);
-  await waitFor('the quota to be counted', async () => {
-    const { stdout } = await cluster.kubectl(['get', ...inNamespace, '-o', 'jsonpath={.status.hard}']);
-    return stdout.includes('10Gi');
-  });
+  await createQuota(cluster, { namespace: COUNTED, name: 'disk' }, `requests.${REQUESTED}=10Gi`);
   const counted = new VMs(cluster, COUNTED);
   await counted.create('large', { diskSize: '100Gi' });
   const { message } = await counted.waitForCondition('large', 'Scheduled', { reason: 'PodRefused' });

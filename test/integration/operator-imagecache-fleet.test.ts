@@ -63,9 +63,8 @@ describe('20 entries for all of 50 hosts', () => {
     const statuses = (await writesByResource(cluster)).get('imagecacheentries') ?? 0;
     process.stderr.write(`1,000 cache Jobs: ${seconds.toFixed(1)} s, ${statuses} writes of entries\n`);
     expect(statuses, 'the writes of entries are counted').toBeGreaterThan(0);
-    // One write for each host would be a thousand. An entry is written about once a second, so a busy machine, which needs more
-    // seconds, needs more writes.
-    expect(statuses).toBeLessThan(Math.max((HOSTS * ENTRIES) / 2, ENTRIES * seconds));
+    // One write for each host would be a thousand.
+    expect(statuses).toBeLessThan((HOSTS * ENTRIES) / 2);
   });
 
   it('has all rights that it needs, and none of its writes was refused as invalid', () => {

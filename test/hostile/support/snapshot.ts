@@ -1,6 +1,6 @@
 /** Versions of all objects of a cluster, to see whether somebody changed anything. */
 import type { Cluster } from '../../../hack/cluster/index.ts';
-import { waitFor } from '../../../hack/wait.ts';
+import { untilStill } from '../../support/stillness.ts';
 
 /** Objects that the control plane writes by itself. Of Nodes, the fields without heartbeats are compared. */
 const RESTLESS = /^(leases|events|nodes|componentstatuses)(\.|$)/;
@@ -11,13 +11,7 @@ const STILL = { deadlineMilliseconds: 180_000 };
 
 /** Returns a line for each object, when two readings are equal: the control plane still completes new objects. */
 export async function snapshotOf(cluster: Cluster): Promise<string[]> {
-  let last: string[] = [];
-  const isStill = async (): Promise<string[] | false> => {
-    const before = last;
-    last = await readAll(cluster);
-    return last.join('\n') === before.join('\n') && last;
-  };
-  return await waitFor('all objects to stay as they are', isStill, STILL);
+  return await untilStill(() => readAll(cluster), STILL);
 }
 
 async function readAll(cluster: Cluster): Promise<string[]> {
