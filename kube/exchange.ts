@@ -3,6 +3,7 @@
  * takes a quarter less CPU time than undici's `request`.
  */
 import type { IncomingHttpHeaders } from 'node:http';
+import { createGunzip, type Gunzip } from 'node:zlib';
 import type { Dispatcher } from 'undici';
 
 /**
@@ -17,6 +18,12 @@ const LIMIT_BYTES = 16 * 1024 * 1024;
  * would double the time of a long list.
  */
 const TURN_MILLISECONDS = 5;
+
+/**
+ * Size in bytes of the pieces of a compressed body. The reader of a list needs less than a millisecond for a piece. Long lists arrive
+ * compressed, because the API server takes no longer for that, and reading fewer bytes takes half of the CPU time.
+ */
+const DECOMPRESSED_BYTES = 64 * 1024;
 
 /** Time in milliseconds, as in `performance.now`, at which the first piece of this turn of the event loop arrived. */
 let turnBegan: number | undefined;
@@ -71,6 +78,8 @@ class Exchange implements Dispatcher.DispatchHandler {
   #abortedFor: Error | undefined;
   #statusCode = 0;
   #headers: IncomingHttpHeaders = {};
+  /** Decompresses the body. It is absent if the body is not compressed. */
+  #gunzip: Gunzip | undefined;
   readonly #chunks: Buffer[] = [];
   #bytes = 0;
   readonly #onData: ((piece: Buffer) => void) | undefined;
@@ -86,6 +95,7 @@ class Exchange implements Dispatcher.DispatchHandler {
   abort(reason: Error): void {
     this.#abortedFor = reason;
     this.#controller?.abort(reason);
+    this.#gunzip?.destroy();
     this.#resolvers.reject(reason);
   }
 
@@ -97,26 +107,43 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   /** Called for each status that the server sends. The final status comes last, because informational statuses (1xx) come before it. */
-  onResponseStart(_controller: ExchangeController, statusCode: number, headers: IncomingHttpHeaders): void {
+  onResponseStart(controller: ExchangeController, statusCode: number, headers: IncomingHttpHeaders): void {
     this.#statusCode = statusCode;
     this.#headers = headers;
+    if (headers['content-encoding'] === 'gzip') {
+      this.#gunzip = createGunzip({ chunkSize: DECOMPRESSED_BYTES })
+        .on('data', (piece: Buffer) => this.#take(piece))
+        .on('drain', () => controller.resume())
+        .on('end', () => this.#end())
+        .on('error', (error) => this.abort(error));
+    }
   }
 
   onResponseData(controller: ExchangeController, chunk: Buffer): void {
-    if (this.#onData === undefined || this.#statusCode !== 200) {
-      this.#keep(chunk);
+    if (this.#gunzip !== undefined) {
+      // Each decompressed piece comes in a callback of its own, so the event loop is free between two pieces.
+      if (!this.#gunzip.write(chunk)) {
+        controller.pause();
+      }
       return;
     }
     const began = beginningOfTurn();
-    try {
-      this.#onData(chunk);
-    } catch (error) {
-      this.abort(error as Error);
-      return;
-    }
+    this.#take(chunk);
     if (performance.now() - began > TURN_MILLISECONDS) {
       controller.pause();
       setImmediate(() => controller.resume());
+    }
+  }
+
+  #take(piece: Buffer): void {
+    if (this.#onData === undefined || this.#statusCode !== 200) {
+      this.#keep(piece);
+      return;
+    }
+    try {
+      this.#onData(piece);
+    } catch (error) {
+      this.abort(error as Error);
     }
   }
 
@@ -131,6 +158,14 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseEnd(): void {
+    if (this.#gunzip === undefined) {
+      this.#end();
+    } else {
+      this.#gunzip.end();
+    }
+  }
+
+  #end(): void {
     const [first] = this.#chunks;
     const body = this.#chunks.length === 1 && first !== undefined ? first : Buffer.concat(this.#chunks);
     this.#resolvers.resolve({
@@ -141,6 +176,7 @@ class Exchange implements Dispatcher.DispatchHandler {
   }
 
   onResponseError(_controller: ExchangeController, error: Error): void {
+    this.#gunzip?.destroy();
     this.#resolvers.reject(error);
   }
 }

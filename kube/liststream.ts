@@ -13,6 +13,8 @@ const BACKSLASH = 0x5c;
 const CLOSE_ARRAY = 0x5d;
 const OPEN_OBJECT = 0x7b;
 const CLOSE_OBJECT = 0x7d;
+/** Key of a list that Berth does not need, with its colon. */
+const MANAGED_FIELDS = Buffer.from('"managedFields":');
 /** Number of open brackets inside the array of the objects: the bracket of the list, and the bracket of the array itself. */
 const ARRAY_DEPTH = 2;
 /**
@@ -67,6 +69,8 @@ export class ListSplitter {
   /** Whether the next byte is inside the array of the objects. */
   #inArray = false;
   #inString = false;
+  /** Number of open brackets inside the list of managed fields that is being left out. It is 0 outside of such a list. */
+  #leftOut = 0;
   /**
    * Number of bytes to skip at the start of the next piece. It is 1 after a backslash, because an escaped quote does not end the string.
    */
@@ -115,6 +119,11 @@ export class ListSplitter {
   /** Handles an opening bracket. Returns the index in `piece` from which the bytes are not yet in `#array` or `#rest`. */
   #open(piece: Buffer, from: number, at: number): number {
     this.#depth += 1;
+    if (this.#inArray) {
+      return this.#leftOut === 0 && piece[at] === OPEN_ARRAY && endsWith(piece, at, MANAGED_FIELDS)
+        ? this.#leaveOut(piece, from, at + 1)
+        : from;
+    }
     if (this.#depth !== ARRAY_DEPTH || piece[at] !== OPEN_ARRAY) {
       return from;
     }
@@ -126,6 +135,10 @@ export class ListSplitter {
   /** Handles a closing bracket. Returns the index in `piece` from which the bytes are not yet in `#array` or `#rest`. */
   #close(piece: Buffer, from: number, at: number): number {
     this.#depth -= 1;
+    if (this.#leftOut > this.#depth) {
+      this.#leftOut = 0;
+      return at;
+    }
     if (!this.#inArray || this.#depth > ARRAY_DEPTH) {
       return from;
     }
@@ -141,6 +154,9 @@ export class ListSplitter {
 
   /** Adds the bytes from `from` to `end` to the array of the objects or to the rest of the list. Returns `end`. */
   #hand(piece: Buffer, from: number, end: number): number {
+    if (this.#leftOut > 0) {
+      return end;
+    }
     const bytes = piece.subarray(from, end);
     if (this.#inArray) {
       this.#array.push(bytes);
@@ -149,6 +165,13 @@ export class ListSplitter {
       this.#rest.push(bytes);
     }
     return end;
+  }
+
+  /** Begins to leave out the content of a list. Only its brackets are kept. */
+  #leaveOut(piece: Buffer, from: number, at: number): number {
+    this.#hand(piece, from, at);
+    this.#leftOut = this.#depth;
+    return at;
   }
 
   #takeWhole(): void {
@@ -160,4 +183,9 @@ export class ListSplitter {
     this.#whole = 0;
     this.#take(`[${text}]`);
   }
+}
+
+/** Returns whether the bytes before `at` end with the text. */
+function endsWith(bytes: Buffer, at: number, text: Buffer): boolean {
+  return at >= text.length && bytes.compare(text, 0, text.length, at - text.length, at) === 0;
 }

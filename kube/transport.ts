@@ -264,18 +264,15 @@ export class Transport {
   }
 
   async #headers(request: Request): Promise<Record<string, string>> {
-    const headers: Record<string, string> = {
+    const { onData, body, contentType = 'application/json' } = request;
+    const token = await this.#token.token();
+    return {
       accept: 'application/json',
       'user-agent': this.#options.userAgent ?? 'berth',
+      ...(onData === undefined ? {} : { 'accept-encoding': 'gzip' }),
+      ...(body === undefined ? {} : { 'content-type': contentType }),
+      ...(token === undefined ? {} : { authorization: `Bearer ${token}` }),
     };
-    if (request.body !== undefined) {
-      headers['content-type'] = request.contentType ?? 'application/json';
-    }
-    const token = await this.#token.token();
-    if (token !== undefined) {
-      headers.authorization = `Bearer ${token}`;
-    }
-    return headers;
   }
 }
 

@@ -31,7 +31,7 @@ const CLIENTS = 8;
 const WARM_UP = 20;
 
 /** Number of requests in each turn: one after the other, and by all clients. A deployment takes much less time than a list. */
-const REQUESTS = { list: { alone: 60, crowd: 80 }, deploy: { alone: 300, crowd: 800 } } as const;
+const REQUESTS = { list: { alone: 200, crowd: 80 }, deploy: { alone: 300, crowd: 800 } } as const;
 
 /** Figures of one turn. */
 export interface Turn {

@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import { createServer, type RequestListener, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { text } from 'node:stream/consumers';
+import { gzipSync } from 'node:zlib';
 import { type Dispatcher, Pool as LibraryPool } from 'undici';
 import { afterEach, describe, expect, it } from 'vitest';
 import { isUnreachable } from '../../../kube/errors.ts';
@@ -25,6 +26,11 @@ async function listening(listener: RequestListener): Promise<{ origin: string; s
   return { origin: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, server };
 }
 
+const GZIP = { 'content-encoding': 'gzip' };
+const ENCODINGS = [
+  ['plain', (body: Buffer) => body, {}],
+  ['compressed', gzipSync, GZIP],
+] as const;
 const GET = { method: 'GET', path: '/' } as const;
 const never = () => new AbortController().signal;
 
@@ -112,9 +118,9 @@ describe.each(POOLS)('an exchange of %s', (_name, One) => {
     await expect(exchange(pool, GET, never())).rejects.toThrow(/other side closed|aborted/);
   });
 
-  it('lets other work run when the pieces of all bodies have taken 5 ms', async () => {
-    const body = Buffer.alloc(4 * 1024 * 1024);
-    const { origin } = await listening((_request, response) => void response.end(body));
+  it.each(ENCODINGS)('lets other work run when %s pieces have taken 5 ms', async (_kind, encode, headers) => {
+    const body = encode(Buffer.alloc(4 * 1024 * 1024));
+    const { origin } = await listening((_, response) => void response.writeHead(200, headers).end(body));
     const pool = new One(origin, { connections: 2 });
     ends.push(() => pool.destroy());
     let turn = 0;
@@ -172,6 +178,55 @@ describe.each(POOLS)('an exchange of %s', (_name, One) => {
     };
     await expect(exchange(pool, GET, never(), fail)).rejects.toThrow('no list');
     expect((await exchange(pool, GET, never())).text).toBe('answer');
+  });
+
+  it('decompresses the body, also that of a refusal, and ends with the error of the reader', async () => {
+    const long = 'é'.repeat(1_000_000);
+    const { pool } = await serve((request, response) => {
+      response.writeHead(request.url === '/' ? 200 : 403, GZIP).end(gzipSync(long));
+    });
+    const pieces: Buffer[] = [];
+    const read = (piece: Buffer) => void pieces.push(piece);
+    expect((await exchange(pool, GET, never(), read)).text).toBe('');
+    expect(Buffer.concat(pieces).toString()).toBe(long);
+    expect((await exchange(pool, { ...GET, path: '/other' }, never(), read)).text).toBe(long);
+    let calls = 0;
+    const fail = () => {
+      calls += 1;
+      throw new Error('no list');
+    };
+    await expect(exchange(pool, GET, never(), fail)).rejects.toThrow('no list');
+    expect((await exchange(pool, GET, never())).text).toBe(long);
+    expect(calls).toBe(1);
+  });
+
+  it.each([
+    ['is cut off', (body: Buffer) => body.subarray(0, body.length - 20), 'unexpected end of file'],
+    ['is not compressed', () => Buffer.from('{"items":[]}'), 'incorrect header check'],
+    ['of a refusal is too long', () => gzipSync(Buffer.alloc(17 * 1024 * 1024)), 'more than'],
+  ])('fails when a body that is said to be compressed %s', async (fault, change, message) => {
+    const { pool } = await serve((_request, response) => {
+      response.writeHead(fault.includes('refusal') ? 500 : 200, GZIP);
+      response.end(change(gzipSync('answer'.repeat(10_000))));
+    });
+    await expect(exchange(pool, GET, never())).rejects.toThrow(message);
+  });
+
+  it('that is cancelled while a compressed body arrives gives no more pieces and closes its connection', async () => {
+    const { promise: closed, resolve: close } = Promise.withResolvers<void>();
+    const { pool } = await serve((_request, response) => {
+      response.once('close', close);
+      response.writeHead(200, GZIP).write(gzipSync(Buffer.alloc(4 * 1024 * 1024)).subarray(0, -10));
+    });
+    const limit = new AbortController();
+    let calls = 0;
+    const cancel = () => {
+      calls += 1;
+      limit.abort(new Error('enough'));
+    };
+    await expect(exchange(pool, GET, limit.signal, cancel)).rejects.toThrow('enough');
+    await closed;
+    expect(calls).toBe(1);
   });
 });
 
