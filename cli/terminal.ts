@@ -15,7 +15,7 @@ export interface Terminal {
   readonly err: (text: string) => void;
   /** Whether a person reads the error stream. */
   readonly isForPeople: boolean;
-  /** Aborts when the user interrupts the command. The reason is an Interrupted. */
+  /** Signal that aborts when the user interrupts the command. Its reason is an error of the class Interrupted. */
   readonly signal: AbortSignal;
 }
 

@@ -184,7 +184,7 @@ function declareClient(registers: Registry[]) {
   return {
     leader: new Gauge({
       name: 'leader_election_master_status',
-      help: '1 if this process is the leader by the named lease, otherwise 0',
+      help: '1 if this process holds the named lease and so is the leader, otherwise 0',
       labelNames: ['name'] as const,
       registers,
     }),

@@ -14,8 +14,8 @@ export interface ConsoleReadOptions {
 }
 
 /**
- * Turns records into text. Each line of the text has a line feed. Only the last line can lack the line feed, until the guest or
- * {@link endLine} ends the line.
+ * Turns records into text. Each line of the text ends with a line feed, except perhaps the last one. The last line gets its
+ * line feed when the guest or {@link endLine} ends the line.
  */
 export class ConsoleText {
   readonly #since: string;

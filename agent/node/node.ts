@@ -80,9 +80,9 @@ export function allocatable(config: NodeSettings, facts: HostFacts, heldImageByt
 }
 
 /**
- * Returns the labels of the Node. The label `kubernetes.io/os` is left out. With the value `linux`, DaemonSets for Linux nodes (network,
- * proxy) wait forever for this Node, and their rollouts never finish. With another value, the API server's admission plugin PodResize
- * refuses to resize Pods of this Node.
+ * Returns the labels of the Node. The label `kubernetes.io/os` is left out. If its value were `linux`, DaemonSets for Linux nodes (network,
+ * proxy) would wait forever for this Node, and their rollouts would never finish. If it had another value, the API server's admission
+ * plugin PodResize would refuse to resize Pods of this Node.
  */
 export function nodeLabels(
   config: NodeSettings,

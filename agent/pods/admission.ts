@@ -130,7 +130,10 @@ export function admit(
   const later = refuse(claim, [...alive, ...leaving], capacity);
   return later === undefined
     ? { kind: 'admitted' }
-    : { kind: 'wait', message: `${later.message}. The Pod is waiting for a machine that is being removed` };
+    : {
+        kind: 'wait',
+        message: `${later.message}. The Pod is waiting until the machine of another Pod is removed`,
+      };
 }
 
 function refuse(

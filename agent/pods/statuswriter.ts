@@ -141,8 +141,8 @@ export class StatusWriter {
   }
 
   /**
-   * Deletes the Pod with grace period 0. A Pod with finalizers continues to exist, with grace period 0. If a Pod already has this grace
-   * period, the function does not delete it again.
+   * Deletes the Pod with grace period 0. A Pod with finalizers continues to exist, and then has this grace period. If a Pod already has it,
+   * the function does not delete it again.
    */
   async #finish(pod: Readonly<Pod>): Promise<void> {
     const { uid = '', deletionGracePeriodSeconds } = pod.metadata;

@@ -25,7 +25,7 @@ export function addISOCommands(noun: Command, terminal: Terminal): void {
 function addCreate(noun: Command, terminal: Terminal, kind: typeof IMAGE_KIND): Command {
   const word = kind.noun === 'image' ? 'image' : 'ISO';
   return addFileFlag(noun.command('create'))
-    .description(`Make an ${word}, or all ${word}s of a file, and do not wait for the content`)
+    .description(`Make an ${word}, or all ${word}s that a file describes, and do not wait for their content`)
     .argument('[name]', `name of the ${word}`)
     .option('--copy-of <name>', `copy another ${word}`)
     .option('--reference <reference>', 'take the content from a registry')

@@ -83,7 +83,7 @@ function lineOf(image: Image, work: ImageWork, estimate: ReturnType<typeof estim
 
 /**
  * Returns the error for the user. `limit` is the time limit in milliseconds if the wait ended at this limit. Otherwise `limit` is
- * undefined. The work continues without the command, and the message says so.
+ * undefined. The work continues after the command has ended, and the message says so.
  */
 function ended(
   error: unknown,

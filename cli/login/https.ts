@@ -40,7 +40,7 @@ export function fetchFrom({ who, authority, signal }: FetchOptions): Fetch {
         agent: false,
         signal: limits,
       });
-      // Without a listener, the error would end the process. The code below gets the error too: from `once`, or from the answer.
+      // Without a listener, the error would end the process. The code below gets the error too, because `once` or `textOf` rejects.
       sent.on('error', () => undefined);
       sent.end(body === undefined || body === null ? undefined : String(body as string | URLSearchParams));
       const [answer] = (await once(sent, 'response')) as [IncomingMessage];

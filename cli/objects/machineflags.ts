@@ -39,7 +39,11 @@ export function addMachineFlags(command: Command): Command {
     .option('-i, --image <image>', 'image for the disk')
     .option('--iso <image>', 'ISO for booting')
     .option('-c, --cpu <number>', 'number of virtual processors', wholeNumber)
-    .option('-m, --memory <size>', 'memory, for example 512Mi, 4Gi or 4G; in GiB without a unit', memoryIn)
+    .option(
+      '-m, --memory <size>',
+      'memory, for example 512Mi, 4Gi or 4G; a number without a unit is in GiB',
+      memoryIn,
+    )
     .option('--node <host>', 'the only allowed host')
     .option('--tag <tag>', 'tag of the wanted hosts')
     .addOption(new BooleanFlag('--tag-required', 'use only hosts with the tag'))

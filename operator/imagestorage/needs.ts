@@ -13,8 +13,8 @@ import { machineOf } from '../vm/podstate.ts';
 export interface Needs {
   readonly keys: ReadonlySet<string>;
   /**
-   * True if the description of the machine cannot be read in at least one Pod. This machine could need any content, so all content counts
-   * as needed.
+   * True if there is a Pod whose description of its machine cannot be read. The machine of such a Pod could need any content, so all
+   * content counts as needed.
    */
   readonly unknown: boolean;
 }

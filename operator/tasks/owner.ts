@@ -10,7 +10,7 @@ import type { KubeObject, ObjectMeta } from '../../kube/objects.ts';
  * reference to this entry, because the Job can exist longer than the entry.
  */
 export const ENTRY_UID_LABEL = 'berth.dev/cache-entry-uid';
-/** Label of Jobs and their Pods with the name of the ImageCacheEntry that the task is for. Only people read this label. */
+/** Label of Jobs and their Pods. Its value is the name of the ImageCacheEntry that the task is for. Only people read this label. */
 export const ENTRY_NAME_LABEL = 'berth.dev/cache-entry';
 
 /** Index of Jobs by {@link ownersOf}, and of their Pods by {@link ownersOfPod}. */

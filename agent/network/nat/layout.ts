@@ -99,7 +99,7 @@ export const METADATA = { address: '169.254.169.254', port: 80, gatewayPort: 254
 
 /** Number of the first guest address in the subnet. Lower numbers are for the gateway and the probe. */
 const FIRST_GUEST = 16;
-/** In the probe's subnet, the addresses with these numbers are for network namespaces. Lower and higher numbers are for the probe. */
+/** In the probe's subnet, the addresses from number `first` to number `end` are for network namespaces. All others are for the probe. */
 const NAMESPACE_NUMBERS = { first: 16, end: 128 };
 const INTERFACE_NAME = /^[a-zA-Z][a-zA-Z0-9-]{0,14}$/;
 

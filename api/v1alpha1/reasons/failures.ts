@@ -96,7 +96,7 @@ export const FAILURES = {
     class: 'passing',
     by: 'operator',
     says: 'The Pod of the VM was deleted. If the VM has not run yet, it gets another Pod',
-    todo: 'Find out who deleted the Pod. If the VM had run before, create it again',
+    todo: 'Find out who deleted the Pod. If the VM has run, create it again',
   },
   Evicted: {
     seen: { VM: ['Ready', 'Stalled', 'Event'] },

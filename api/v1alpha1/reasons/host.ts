@@ -138,7 +138,7 @@ export const HOST_REASONS = {
     class: 'final',
     by: 'operator',
     says: 'The bootstrap token is not for exactly one host',
-    todo: 'Make a token with the command make host-token',
+    todo: 'Run `make host-token` to make a token',
   },
   TokenNotBoundToNode: {
     seen: DENIED,

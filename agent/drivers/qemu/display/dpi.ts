@@ -79,7 +79,7 @@ export class DisplayDpi {
     this.#keep(how, following.signal).catch((error: unknown) => {
       this.#context.logger.error(
         { uid: this.#folder.uid, err: error },
-        'The agent no longer sets the DPI of the screen of a machine',
+        'Setting the DPI of a machine’s screen failed, and the agent does not try again',
       );
     });
   }
