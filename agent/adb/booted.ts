@@ -1,5 +1,6 @@
 /**
- * Asks over ADB whether Android has booted in an emulator. The agent itself speaks the ADB protocol, so the host needs no `adb` program.
+ * Asks over ADB whether Android has booted in an emulator. The agent implements the ADB protocol itself, so the host needs no `adb`
+ * program.
  */
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
@@ -30,11 +31,11 @@ export type BootAnswer =
   | { kind: 'booted' }
   /** ADB answers that Android has not booted yet. */
   | { kind: 'booting' }
-  /** ADB answers, but only users with a key may connect. */
+  /** ADB answers that it requires a key. The agent has no key. */
   | { kind: 'wantsKey' }
   /** The emulator accepts no connection, closes the connection, or does not answer in time. `message` has the cause. */
   | { kind: 'silent'; message: string }
-  /** The peer does not speak ADB. */
+  /** The peer does not follow the ADB protocol. */
   | { kind: 'wrong'; message: string };
 
 /**
@@ -68,7 +69,8 @@ export async function askBooted(
 }
 
 /**
- * Exchanges the messages of one query. @throws AdbProtocolError when the peer does not speak ADB; Error when the connection ends or breaks.
+ * Exchanges the messages of one query. @throws AdbProtocolError when the peer does not follow the ADB protocol; Error when the connection
+ * ends or fails.
  */
 async function converse(socket: Socket): Promise<BootAnswer> {
   const messages = readMessages(socket);

@@ -7,16 +7,16 @@ import type { ConsoleRecord } from './records.ts';
 import type { ConsoleText } from './text.ts';
 
 /**
- * Largest size of one follower's queue of unread records. If the queue of a slow follower reaches this size, the follower loses the oldest
- * records.
+ * Largest size of one follower's queue of unread records. If a follower reads so slowly that its queue exceeds this size, the queue drops
+ * its oldest records.
  */
 const FOLLOW_QUEUE_BYTES = 256 * 1024;
 /** Memory that a record uses in addition to its text, in bytes. */
 const RECORD_OVERHEAD_BYTES = 64;
 /**
- * If an unfinished line has not grown for this time, a follower gets a line feed. The reason is that `kubectl logs -f` prints only whole
- * lines, but a prompt (`login: `) has no line feed. A line that grows gets no line feed, because the store passes on each new piece of the
- * line after about one second.
+ * If an unfinished line does not grow for this time, a follower gets a line feed. Without the line feed, `kubectl logs -f` would not show a
+ * prompt (`login: `), because it prints only whole lines. The time is longer than one second, because followers get each new piece of a
+ * growing line after about one second.
  */
 const STILL_MILLISECONDS = 2_000;
 
@@ -27,8 +27,8 @@ export interface StoreEvents {
 }
 
 /**
- * Queues the new records of a store for one reader, from the creation of this object on. `ConsoleStore` creates this object at the moment
- * at which it opens the stored records, so that the reader misses no record.
+ * Queues the records that a store receives after the creation of this object, for one reader. `ConsoleStore` opens the stored records and
+ * creates this object at the same moment, so that the reader misses no record.
  */
 export class Follower {
   readonly #events: EventEmitter<StoreEvents>;

@@ -28,8 +28,8 @@ import { appendedLog, listSegments, type LogName, SEGMENT_BYTES, type Segment } 
 export const CONSOLE_FOLDER = 'console';
 
 /**
- * Largest number of unread bytes in a console's single file. The agent skips older bytes, because the console's store has the same size and
- * cannot keep more.
+ * Largest number of unread bytes in a console's single file. If the file has more, the agent skips the oldest ones, because the console's
+ * store has the same size limit and could not keep them.
  */
 const BACKLOG_BYTES = 2 * SEGMENT_BYTES;
 /** Size in bytes at which a console's single file is emptied, if all its bytes have been read. */
@@ -72,8 +72,8 @@ export class ConsoleInput implements Source {
       if (piece.bytes.length > 0 || listSegments(this.#folder, this.#log).length === 0) {
         return piece;
       }
-      // The single file is from an earlier version of the agent. Since then, the machine was restarted with a log writer. So no process
-      // writes to this file any more, and it is removed.
+      // An earlier version of the agent created the single file. All its bytes have been read. The machine has since started with a log
+      // writer, so no process writes to the single file any more.
       this.#appended.remove();
     }
     return this.#segments.next(length);
@@ -173,7 +173,7 @@ class Segments implements Source {
 
 /**
  * Log of a console in a single file, to which no log writer writes. Each task has such a file. A machine that an earlier version of the
- * agent started also has one until its next start. The file has no size limit until this reader empties the file.
+ * agent started also has one until its next start. The file grows without a limit until this reader empties it.
  */
 class AppendedFile implements Source {
   readonly #raw: string;

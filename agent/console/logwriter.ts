@@ -1,7 +1,7 @@
 /**
- * The log writer: a process beside each hypervisor. The log writer stores the output of the guest's console and of the hypervisor in files
- * with a size limit. The process lives as long as the hypervisor. Therefore the files stay within their size limit and contain the newest
- * output, even while no agent runs.
+ * Contains the log writer, a process that runs beside each hypervisor. The log writer stores the output of the guest's console and of the
+ * hypervisor in files with a size limit. The process lives as long as the hypervisor. Therefore the files stay within their size limit and
+ * contain the newest output, even while no agent runs.
  *
  * The files are `NAME.POSITION.log` in the machine's folder. POSITION is the number of bytes of the log before the file's first byte. A
  * reader compares POSITION with the position up to which it has read. So the reader knows how many bytes were removed before it read them.
@@ -50,8 +50,8 @@ const WRITER_INTERVAL_MILLISECONDS = 5;
 
 /**
  * Source code of the log writer, in Perl, because Perl uses 0.4 MiB and starts in 3 ms. A second Node.js process would use 8 MiB. The
- * program uses no Perl module, because the root file system of a hypervisor has none. The agent starts this program, which forks the log
- * writer as its child. Then the started process becomes the hypervisor, and keeps its process id.
+ * program uses no Perl module, because the root file system of a hypervisor has none. The agent starts this program. The program forks the
+ * log writer as its child. Then it executes the hypervisor in the same process, so that the process id stays the same.
  */
 const PROGRAM = String.raw`
 my ($limit, $errors, @command) = @ARGV;

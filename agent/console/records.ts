@@ -9,7 +9,7 @@ import { isMissing, undefinedIfSync } from '../../base/errors.ts';
 
 /** A line of the console, or a piece of a line if `ended` is false. */
 export interface ConsoleRecord {
-  /** Time at which the agent read the text, in RFC 3339. */
+  /** Time at which the agent read the text, in the format of RFC 3339. */
   time: string;
   ended: boolean;
   text: string;
@@ -45,8 +45,8 @@ export class ConsoleLines {
   }
 
   /**
-   * Takes the next bytes of the console. Returns a record for each line that these bytes complete, and for each piece of an unfinished line
-   * that is too long.
+   * Takes the next bytes of the console. Returns a record for each line that these bytes complete. If the last line is unfinished and too
+   * long, also returns its pieces as records.
    */
   push(bytes: Buffer, now: Date): ConsoleRecord[] {
     const time = now.toISOString();
@@ -103,7 +103,7 @@ export const STORE_FILES = ['previous', 'current'] as const;
  * cut and parse these records.
  */
 const PIECE_BYTES = 64 * 1024;
-/** Limit of a stored record. No record that the agent has stored reaches this size, so a longer text is not a record. */
+/** Limit of a stored record in bytes. All records that the agent stores are smaller, so a longer text is not a record. */
 const RECORD_LIMIT_BYTES = 1024 * 1024;
 /**
  * Offset of the letter after the time, within a stored record (`2026-01-01T00:00:00.000Z F`). The letter states whether the record ends its
@@ -113,8 +113,8 @@ const KIND_OFFSET = 25;
 const [ENDED, NEWLINE] = [0x46, 0x0a];
 
 /**
- * Limits of the pieces of stored records that are read at the same time: 4 for the whole host, and 2 for one console. A reader waits for
- * its turn before each piece. So other readers and other work of the agent also get the processor.
+ * Largest numbers of pieces of stored records that are read at the same time: 4 on the whole host, and 2 of one console. A reader waits for
+ * its turn before each piece, so that other readers and other work of the agent also get processor time.
  */
 const HOST_READS = new PQueue({ concurrency: 4 });
 const CONSOLE_READS = 2;
@@ -163,7 +163,8 @@ export class StoredRecords {
   async tail(count: number): Promise<number> {
     let lines = 0;
     let end = this.#size;
-    // First bytes of the piece that was read last. They are the end of a record whose beginning has not been read yet.
+    // Pieces are read from the end of the store to its start. `rest` has the first bytes of the previous piece. These bytes end a record
+    // that begins in the next piece.
     let rest: Buffer = Buffer.alloc(0);
     let next = count === 0 ? undefined : this.#size;
     while (next !== undefined && end > 0) {
@@ -171,7 +172,7 @@ export class StoredRecords {
       const bytes = Buffer.concat([await this.#read(start, end - start), rest]);
       const first = firstRecord(bytes, start);
       for (const record of recordsBackwards(bytes, first)) {
-        // If this record ends its line, the record after it begins a new line. The code then counts the new line.
+        // If this record ends its line, a new line begins at the record after it (`next`). This new line is counted here.
         if (bytes[record + KIND_OFFSET] === ENDED && next < this.#size) {
           lines += 1;
         }

@@ -1,13 +1,13 @@
 /**
  * Shares one connection to a machine's serial console among several streams. At most one of the streams takes input for the guest. Output
- * is read once from the connection, and each stream gets a copy. The connection is read without pause. So if a reader of a stream is too
- * slow, its stream ends with an error.
+ * is read once from the connection, and each stream gets a copy. The connection is always read at once, even if a reader is slow. If the
+ * reader of a stream is too slow, this stream ends with an error.
  */
 import { Duplex } from 'node:stream';
 
 /**
- * Largest number of bytes of output that wait until one reader reads them. If a guest prints without pause, this limit is reached after
- * some seconds.
+ * Largest number of bytes of output that one reader can leave unread. If a guest prints without pause and the reader does not read, the
+ * limit is reached after a few seconds.
  */
 const BACKLOG_BYTES = 1024 * 1024;
 

@@ -1,7 +1,7 @@
 /**
- * Connects to the serial console of a running machine. The guest's output comes from the files of the log writer, from the present end of
- * these files on. Input goes to a named pipe, which is the hypervisor's standard input. The guest never waits for a reader, because the log
- * writer reads the guest's output even if nobody else reads it.
+ * Connects to the serial console of a running machine. The guest's output comes from the files of the log writer. A connection gives only
+ * the output that the log writer stores after the connection was made. Input goes to a named pipe, which is the hypervisor's standard
+ * input. The guest never waits for a reader, because the log writer reads the guest's output even if nobody else reads it.
  */
 import { constants, openSync } from 'node:fs';
 import { rm } from 'node:fs/promises';

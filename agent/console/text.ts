@@ -64,8 +64,8 @@ export class ConsoleText {
   }
 
   #textOf({ time, ended, text }: ConsoleRecord): string {
-    // A record without text adds nothing in two cases: it contains only the line feed of a line that was already ended before its line feed
-    // arrived, or it contained only a carriage return, which was removed.
+    // A record without text adds nothing in two cases. In the first case, the record only ends a line that `endLine` has already ended. In
+    // the second case, the record does not end its line, and had only a carriage return, which was removed.
     const isNothing = text === '' && (this.#endedEarly || !ended);
     this.#endedEarly &&= isNothing && !ended;
     if (isNothing) {

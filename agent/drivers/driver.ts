@@ -1,4 +1,4 @@
-/** Defines the agent's interface to hypervisors. Each hypervisor has one driver. Each machine has one folder, named by its Pod's uid. */
+/** The agent's interface to hypervisors. Each kind of hypervisor has one driver. Each machine has one folder, named by its Pod's uid. */
 import type { Duplex } from 'node:stream';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
@@ -83,9 +83,9 @@ export type MachineState =
   | { kind: 'stopped' }
   /**
    * The hypervisor runs. `guestStarted` means that the virtual CPUs run, as far as the driver knows. The operating system of the guest has
-   * perhaps not booted yet. `paused` means that the virtual CPUs stand still until {@link Driver.unpause}. Either {@link Driver.pause} was
-   * called, or the host's disk was full when the guest wrote. `display` is absent if the VM asks for no display, or if the driver does not
-   * know the display's state yet.
+   * perhaps not booted yet. `paused` means that the virtual CPUs are stopped until {@link Driver.unpause}. The cause is a call of
+   * {@link Driver.pause}, or a write of the guest to the full disk of the host. `display` is absent if the VM asks for no display, or if
+   * the driver does not know the display's state yet.
    */
   | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean; display?: DisplayState }
   | { kind: 'suspended' }
@@ -157,7 +157,7 @@ export interface GuestCommand {
   arguments: readonly string[];
   /** Standard input, at most 1 MiB. */
   input?: Buffer;
-  /** Ends the wait for the command. The command continues in the guest. */
+  /** Signal that ends the wait for the command. The command itself continues in the guest. */
   signal: AbortSignal;
 }
 
@@ -202,7 +202,7 @@ export interface Driver {
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
    * Ends a machine. If the guest has a guest agent, the driver first asks it to shut the guest down. If the guest continues to run, the
-   * driver presses the guest's power button. If the process runs after the grace period, the driver ends the process. The signal `hurry`
+   * driver presses the guest's power button. If the process still runs after the grace period, the driver ends it. The signal `hurry`
    * ends the grace period early, because a Pod's grace period can be shortened. No process is left when the promise resolves. A suspended
    * machine loses its suspended memory. A paused machine has no grace period, because its guest does not react to the power button.
    */
@@ -226,12 +226,12 @@ export interface Driver {
   /** Returns an upper limit of the bytes that {@link copyDisk} would write if it were called now. */
   copyBytes(folder: MachineFolder): Promise<number>;
   /**
-   * Copies the machine's whole disk, as it is at one moment, into a raw file with holes. `target` is the file's absolute path, on any
-   * file system. The guest continues meanwhile. The file is not flushed, and it is removed when the promise rejects.
+   * Copies the machine's whole disk, as it is at one moment, into a raw file with holes. `target` is the file's absolute path, on any file
+   * system. The guest continues meanwhile. The file is not flushed, and it is removed when the promise rejects.
    *
    * The agent can call other functions during a copy. `create`, `start`, `unpause`, `resume`, `revert` and a second copy wait until the
-   * first copy ends. `delete` and `close` make the copy fail, and wait until it has ended. For a running machine, `stop`, `pause` and
-   * `suspend` do the same.
+   * first copy ends. `delete` and `close` make the copy fail, and wait until it has ended. If the machine runs, `stop`, `pause` and
+   * `suspend` also make the copy fail.
    *
    * @throws the signal's reason when the signal aborted.
    * @throws ReasonedError `NoMachine` or `NoDisk` when there is nothing to copy; `Interrupted` when the machine stopped, was suspended
@@ -239,8 +239,8 @@ export interface Driver {
    */
   copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy>;
   /**
-   * Removes the files and the user of a machine that has failed permanently and has no process. The machine's log stays. A driver does not
-   * have this function if its machines keep their disks after a failure.
+   * Removes the files of a machine that has failed permanently and has no process, and releases its Linux user. The machine's log stays. A
+   * driver does not have this function if its machines keep their disks after a failure.
    */
   discard?(folder: MachineFolder): Promise<void>;
   /** Ends the machine's process without a grace period, and removes all files of the machine. */
@@ -258,7 +258,7 @@ export interface Driver {
    * also takes input for the guest. A machine has any number of streams, but only one of them can take input. A stream ends with the
    * machine's process. If a reader is too slow, its stream ends with an error, because the guest must not wait for readers.
    *
-   * @throws StreamRefused when the machine does not run, another stream has the input, or an early release of the agent started the machine
+   * @throws StreamRefused when the machine does not run, another stream takes input, or an early release of the agent started the machine
    * without input for its console.
    */
   connectConsole(folder: MachineFolder, options: { input: boolean }): Promise<Duplex>;
@@ -273,14 +273,14 @@ export interface Driver {
    */
   forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward>;
   /**
-   * Asks the guest agent of a running machine a question. The agent can call this function during other calls. All other work with the
-   * guest agent comes first. If the guest has no guest agent, the result is `silent`. The promise rejects when the hypervisor does not
-   * answer, or the guest agent stops answering.
+   * Asks the guest agent of a running machine a question. The agent can call this function during other calls. Other work with the guest
+   * agent has priority. If the guest has no guest agent, the result is `silent`. The promise rejects when the hypervisor does not answer,
+   * or the guest agent stops answering.
    */
   askGuest(folder: MachineFolder, question: GuestQuestion): Promise<GuestAnswer>;
   /**
-   * Runs a command in the guest by its guest agent, and resolves when the command has ended. The output comes at the end, because a guest
-   * agent has no streams. Several commands can run at once, and during other calls.
+   * Runs a command in the guest through its guest agent, and resolves when the command has ended. The output comes at the end, because a
+   * guest agent has no streams. Several commands can run at once, and during other calls.
    *
    * @throws StreamRefused when the machine does not run, no guest agent answers, or the guest agent refuses the command; the signal's
    * reason when the signal aborted.
@@ -290,7 +290,7 @@ export interface Driver {
   close(): Promise<void>;
 }
 
-/** A driver of VMs. Only drivers of VMs can run guests of another architecture than the host's architecture. */
+/** A driver of VMs. Only drivers of VMs can run guests of an architecture other than the host's. */
 export interface DriverOfVMs extends Driver {
   /**
    * Returns the guest architectures that this host can run, with their accelerators. The driver tests each accelerator with a small guest,

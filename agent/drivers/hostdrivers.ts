@@ -1,4 +1,4 @@
-/** Contains the hypervisor drivers of one host, and chooses the driver of a machine. A machine keeps the driver that created it. */
+/** Contains the hypervisor drivers of one host, and chooses the driver of a new machine. The driver of a machine never changes. */
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { Accelerator, Driver, EmulatorOffer } from './driver.ts';
@@ -26,7 +26,7 @@ export interface HostDrivers {
   readonly architecture: Accelerator['architecture'];
 }
 
-/** Document of a VM (`machine`) or of an emulator (`emulator`). */
+/** Description of a VM (`machine`) or of an emulator (`emulator`). */
 interface Document {
   machine: Machine | undefined;
   emulator?: EmulatorMachine | undefined;
@@ -61,7 +61,7 @@ export function onMachineChange(
 
 /**
  * Returns the name of the driver for a new machine. For a VM, this is the first driver that can run the VM's architecture. If no driver can
- * run it, the result is the first of all drivers, because the error of this driver then gives the reason.
+ * run this architecture, the result is the first driver, whose error then gives the reason.
  */
 export function chooseDriver(
   { drivers, architecture }: HostDrivers,

@@ -53,8 +53,8 @@ export async function launch(
       stdio: ['pipe', log.fd, log.fd],
       env: environment,
     });
-    // This listener does nothing. If the process has ended, the byte below cannot be sent, but the caller notices that the process does not
-    // answer.
+    // If the process has already ended, the line feed below cannot be sent. This listener ignores the error, because the caller notices
+    // that the process does not answer.
     child.stdin?.on('error', () => undefined);
     const exited = new Promise<ExitStatus>((resolve) => {
       child.once('exit', (code, signal) => resolve({ code, signal }));

@@ -48,8 +48,8 @@ export class ProcessWatch {
   }
 
   /**
-   * Ends the watch of the process, because the caller will end the process and record its end. Otherwise a late report of this end could
-   * count as the end of the machine's next process.
+   * Stops watching the process, because the caller will end the process and record its end. Without this call, a late report of the end
+   * could count as the end of the machine's next process.
    */
   expectExit(): void {
     this.#isOver = true;

@@ -9,8 +9,8 @@ import { keepReserve } from '../../base/reserve.ts';
 import { Serial } from '../../base/serial.ts';
 
 /**
- * Mode of a machine's folder. The hypervisor starts in this folder, and is not root. With this mode, it can reach its sockets there. Other
- * users do not reach the folder, because only root may enter the parent folder.
+ * Mode of a machine's folder. The hypervisor starts in this folder, and is not root. With this mode, the hypervisor can reach its sockets
+ * in the folder. Other users cannot reach the folder, because only root may enter the parent folder.
  */
 const MACHINE_FOLDER_MODE = 0o711;
 const PARENT_MODE = 0o700;
@@ -44,7 +44,10 @@ export async function stateOfFound<State>(
   }
 }
 
-/** Schemas of fields that the state files of all drivers have: the Linux user and the identity of the process, and the end of its run. */
+/**
+ * Schemas of fields in the state files of all drivers: the Linux user of the process, the identity of the process, and how the process
+ * ended.
+ */
 export const runAsSchema = z.object({ uid: z.number().int(), gid: z.number().int() });
 export const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() });
 export const endSchema = z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() });

@@ -22,7 +22,7 @@ export interface EmulatorCommand {
   dnsServer: string;
 }
 
-/** Returns its parameters as a list. The code calls this function to keep words that belong together on one line. */
+/** Returns its parameters as a list. With this function, an argument and its values can be on one line of the code. */
 export function words(...values: string[]): string[] {
   return values;
 }
@@ -43,9 +43,9 @@ export function commandLine(command: EmulatorCommand): [string, ...string[]] {
     ...words('-cores', String(command.cpu), '-memory', String(Math.floor(command.memoryBytes / MEBIBYTE))),
     // With `-accel on`, the emulator ends at once with an error if it cannot use virtualization.
     ...words('-accel', command.isAccelerated ? 'on' : 'auto'),
-    // ADB requires no key, because the network of the machine protects ADB. ADB uses the port after the console's port. The emulator does
-    // not serve gRPC, because gRPC would have no password. With `-port`, the emulator ends if another program uses the port. The code does
-    // not use `-ports`, because some versions of the emulator then do not report a used port.
+    // ADB requires no key, because the network of the machine protects ADB. The port of ADB is the number after the console's port. The
+    // emulator does not serve gRPC, because gRPC would have no password. With `-port`, the emulator ends if another program uses the port.
+    // The code does not use `-ports`, because some versions of the emulator then do not report that another program uses the port.
     ...words('-port', String(CONSOLE_PORT), '-skip-adb-auth'),
     ...words('-dns-server', command.dnsServer, '-show-kernel'),
   ];

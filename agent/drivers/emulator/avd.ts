@@ -10,7 +10,7 @@ import {
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { ABIS, type Architecture, imageFolder } from './sdk.ts';
 
-/** Name of the AVD. Each machine has its own folder of AVDs, so all machines have the same name. */
+/** Name of the AVD. Each machine has its own folder of AVDs, so the AVDs of all machines can have the same name. */
 export const AVD_NAME = 'berth';
 
 interface Device {
@@ -21,7 +21,7 @@ interface Device {
   density: number;
 }
 
-/** Screens of the devices that users may name. */
+/** Screens of the devices from which users can choose. */
 const DEVICES: Readonly<Record<(typeof EMULATOR_DEVICES)[number], Device>> = {
   medium_phone: { maker: 'Generic', width: 1080, height: 2400, density: 420 },
   medium_tablet: { maker: 'Generic', width: 2560, height: 1600, density: 320 },

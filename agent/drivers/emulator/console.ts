@@ -1,5 +1,5 @@
 /**
- * Client of the emulator's console. The console speaks a protocol of text lines, in which an answer ends with a line that begins with `OK`
+ * Client of the emulator's console. The protocol of the console consists of text lines. Each answer ends with a line that begins with `OK`
  * or `KO`. If the console answers, the emulator runs. The console's command `kill` ends the emulator normally.
  *
  * The console listens on the loopback address of the machine's network namespace. A process of Node.js cannot enter a namespace. So a small
@@ -66,8 +66,8 @@ export function connectInside(namespace: string, seconds: number): Duplex {
     stdio: ['pipe', 'pipe', 'ignore'],
     env: ENVIRONMENT,
   });
-  // An error that nobody handles would end the agent. The code adds the child's listener before it uses the child's streams, because a
-  // child whose program cannot start has no working streams.
+  // An error without a listener would end the agent. If the program cannot start, the child's streams do not work. So the code adds the
+  // child's listener before it uses the streams.
   const failed = Promise.withResolvers<Error>();
   child.on('error', failed.resolve);
   const stream = Duplex.from({ readable: child.stdout, writable: child.stdin });

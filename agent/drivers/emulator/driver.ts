@@ -62,7 +62,7 @@ export interface EmulatorDriverOptions {
   logger: Logger;
   /**
    * Root directory for processes that must outlive the agent's container; undefined if the agent does not run in a container. Emulators do
-   * not use this directory. If it is given, emulators run in the host's own file system, which also has the SDK.
+   * not run in this directory. If the option is set, they run in the host's own file system, which contains the SDK.
    */
   ownRoot?: OwnRoot | undefined;
 }
@@ -170,8 +170,8 @@ export class EmulatorDriver implements Driver {
   async discard(folder: MachineFolder): Promise<void> {
     const { state } = this.#of(folder).process;
     await removeFiles(folder.path);
-    // The machine's user is removed from the state file, because another machine can get this user. Otherwise, an agent that has restarted
-    // would read the user from the file.
+    // Another machine can now get the Linux user of this machine. So the user is removed from this machine's state file, which the agent
+    // reads after a restart.
     if ((await state.read())?.runAs !== undefined) {
       await state.update({ runAs: undefined });
     }

@@ -13,8 +13,8 @@ import { AVD_NAME, avdFiles } from './avd.ts';
 import type { Architecture } from './sdk.ts';
 
 /**
- * Path at which the machine's folder is mounted in the emulator's own mount namespace. The real path leads through the folder of all
- * machines, which only root may enter. This path is short, because the path of a socket can have at most 107 bytes.
+ * Path at which the machine's folder is mounted in the emulator's own mount namespace. The emulator cannot use the real path of the folder,
+ * because only root may enter the parent folder. The path of the mount is short, because the path of a socket can have at most 107 bytes.
  */
 export const MACHINE_PLACE = '/run/berth-machine';
 
@@ -85,7 +85,8 @@ export async function removeFiles(folder: string): Promise<void> {
 }
 
 /**
- * Removes files and folders by the program `rm`, because Node.js cannot remove folders that are nested very deeply. `rm` follows no links.
+ * Removes files and folders with the program `rm`, because Node.js cannot remove folders that are nested very deeply. `rm` follows no
+ * links.
  */
 async function removeTrees(paths: readonly string[]): Promise<void> {
   await run('rm', ['-rf', '--', ...paths], { timeoutMilliseconds: REMOVE_TIMEOUT_MILLISECONDS });

@@ -27,7 +27,7 @@ const LINE_CHARACTERS = 4 * 1024;
 
 /** Line of the emulator or of the guest's kernel that names an error. */
 const PROBLEM = /^\s*(FATAL|ERROR|PANIC)\b|Kernel panic/;
-/** Pattern of a line that might contain an ADB key. Messages get no such line, because people show messages to others. */
+/** Pattern of a line that might contain an ADB key. Messages contain no such line, because users show messages to other people. */
 const KEY = /adb[\w.-]*key|PRIVATE KEY|QAAAA[A-Za-z0-9+/]{16}/i;
 const UNPRINTABLE = /[^\x20-\x7e\u00a0-\uffff]/g;
 

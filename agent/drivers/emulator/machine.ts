@@ -20,8 +20,8 @@ import { type EmulatorState, stateFile } from './state.ts';
  */
 const START_TIMEOUT_MILLISECONDS = 60_000;
 /**
- * Time that the agent waits for the emulator's end after the console has failed. A process that ends closes its sockets shortly before its
- * end.
+ * Time that the agent waits for the emulator's end after the connection to the console has failed. An emulator that ends closes the
+ * connection shortly before its process ends.
  */
 const EXIT_NOTICE_MILLISECONDS = 500;
 /** Time limit for the connection to the console of a running emulator. */
@@ -132,7 +132,7 @@ export class EmulatorProcess {
     }
   }
 
-  /** Ends the watch of the machine's process permanently. */
+  /** Permanently stops watching the machine's process. */
   close(): void {
     this.#closed = true;
     this.#letGo();
@@ -176,8 +176,8 @@ export class EmulatorProcess {
 
   /**
    * Asks the emulator to end, by a command to its console. If the console does not accept the command, the emulator gets SIGTERM instead.
-   * The console comes first, because the emulator's reaction to SIGTERM is not documented. Resolves when the emulator has ended or the
-   * grace period is over.
+   * The agent tries the console first, because the emulator's reaction to SIGTERM is not documented. Resolves when the emulator has ended
+   * or the grace period is over.
    */
   async #endInOrder(
     identity: ProcessIdentity,
@@ -195,7 +195,7 @@ export class EmulatorProcess {
       const { uid } = this.#folder;
       this.#context.logger.debug(
         { uid, err: error },
-        'An emulator did not end after the command "kill" on its console',
+        'The console of an emulator did not accept the command "kill", so the agent sends SIGTERM',
       );
       await this.#terminate(identity);
     } finally {
@@ -239,7 +239,7 @@ export class EmulatorProcess {
 
   /**
    * Records the end of the machine's main process and the reason. Ends the processes that have outlived the main process. If several
-   * callers notice the end at the same time, the work is done once.
+   * callers notice the end at the same time, the work is done only once.
    */
   async #settle(): Promise<EmulatorState> {
     this.#settling ??= this.#recordEnd().finally(() => {

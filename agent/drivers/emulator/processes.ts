@@ -1,4 +1,7 @@
-/** Starts the processes of an emulator in its network namespace, as the machine's own user, and signals and ends them. */
+/**
+ * Starts the processes of an emulator in its network namespace, as the machine's own user. Also sends signals to these processes, and ends
+ * them.
+ */
 import { EMULATOR_MEMORY_OVERHEAD_BYTES } from '../../../api/v1alpha1/emulatormachine.ts';
 import { hasCode, undefinedIfSync } from '../../../base/errors.ts';
 import { pause } from '../../../base/time.ts';
@@ -34,9 +37,9 @@ const ROUNDS = 10;
 
 /**
  * Program in Perl, without modules. The program runs in a separate mount namespace, so that no other process sees its mounts. It mounts the
- * machine's folder at another path. It also mounts folders of the machine over the folders in which all users of the host can write.
- * Otherwise the machine's files there would outlive the machine. They would also be outside all quotas, and visible to other machines. Then
- * the program executes the command in its arguments.
+ * machine's folder at another path. All users of the host can write in /tmp, /var/tmp and /dev/shm. So the program covers these folders
+ * with the machine's own mounts. Without the mounts, the machine's files there would outlive the machine, count toward no quota, and be
+ * visible to other machines. After that, the program executes the command in its arguments.
  */
 const PLACE = String.raw`
 my ($folder, $place, $temporary, $shared, @command) = @ARGV;
@@ -74,9 +77,9 @@ export async function launchEmulator(
 }
 
 /**
- * Returns the whole command. Each program of the command executes the next program by `exec`, so the process id stays the same.
- * `--propagation slave` means that a mount that the host removes also disappears from the machine's mount namespace. Otherwise this
- * namespace would keep the network namespaces of other machines.
+ * Returns the whole command. Each program of the command executes the next program by `exec`, so the process id stays the same. With
+ * `--propagation slave`, mounts that the host removes also disappear from the machine's mount namespace. Without this option, the mount
+ * namespace would keep network namespaces of other machines alive.
  */
 function enclosed(folder: MachineFolder, start: EmulatorStart): [string, ...string[]] {
   const { plan, program, acceleration, isContained } = start;
@@ -115,8 +118,9 @@ function limitsOf({ cpu, memoryBytes }: EmulatorLaunchPlan): MachineLimits {
 }
 
 /**
- * Ends or signals all processes of a machine: its main process, and the processes that the main process started. A started process can
- * outlive the main process and can leave its process group. No process can leave the machine's control group.
+ * Ends all processes of a machine, or sends them a signal. These are the main process, and the processes that the main process started. A
+ * started process can outlive the main process, and can leave the main process's process group. No process can leave the machine's control
+ * group.
  */
 export class ProcessGroup {
   readonly #folder: MachineFolder;
@@ -173,8 +177,8 @@ export class ProcessGroup {
   }
 
   /**
-   * Returns the ids of the machine's live processes, for `kill`, without the process `except`. The control group can still list a dead
-   * process whose parent has not noticed its end. So the function checks each listed process.
+   * Returns the ids of the machine's live processes except the process `except`. The caller passes the ids to `kill`. The control group
+   * also lists processes that have ended but whose parents have not read their exit status. So the function checks each listed process.
    */
   async #members(main: ProcessIdentity | undefined, except: number | undefined): Promise<number[]> {
     const listed = new Set(await this.#cgroups.processes(this.#folder.uid));

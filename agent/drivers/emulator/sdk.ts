@@ -25,7 +25,9 @@ export interface SdkOptions {
   hostRoot: string;
 }
 
-/** Largest number of entries that are read in one folder. The vendor has about 20 platforms, and about 8 image types for each platform. */
+/**
+ * Largest number of entries that are read in one folder. The vendor offers about 20 platforms, and about 8 image types for each platform.
+ */
 const ENTRIES_LIMIT = 64;
 /** Limit of a file `source.properties` in bytes. The vendor's files have about 500 bytes. */
 const PROPERTIES_LIMIT_BYTES = 16 * 1024;

@@ -165,7 +165,7 @@ function serial(): string[] {
 /**
  * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend on the order of the devices. In
  * early releases of the agent, a machine without VNC had no screen. If such a machine has a screen now, the screen comes after the network
- * card, so that the card keeps its address.
+ * card, so that the address of the network card stays the same.
  */
 function screenAndNetwork({ plan, state }: CommandLine): string[] {
   const isServed = plan.guest.vm.vnc.enabled;
@@ -217,7 +217,7 @@ function backend(network: GuestNetwork): string {
     ({ protocol, hostAddress, hostPort, guestPort }) =>
       `hostfwd=${protocol.toLowerCase()}:${hostAddress}:${hostPort}-:${guestPort}`,
   );
-  // IPv6 is off, because QEMU would give the guest an IPv6 address that reaches nothing on most hosts.
+  // IPv6 is off. Otherwise QEMU would give the guest an IPv6 address with which the guest can reach nothing on most hosts.
   return ['user', `id=${NETWORK}`, 'ipv6=off', ...forwards].join(',');
 }
 
@@ -229,12 +229,12 @@ function file(path: string): Record<string, unknown> {
   return { driver: 'file', filename: path };
 }
 
-/** Returns its parameters as a list. The code calls this function to keep options that belong together on one line. */
+/** Returns its parameters as a list. With this function, options that belong together can be on one line of the code. */
 export function options(...parameters: string[]): string[] {
   return parameters;
 }
 
-/** Quotes a value for QEMU's option parser. There a comma ends a value, so each comma of the value is doubled. */
+/** Quotes a value for QEMU's option parser. In this parser, a comma ends a value. So each comma inside the value is doubled. */
 function quoted(text: string): string {
   return text.replaceAll(',', ',,');
 }

@@ -30,12 +30,12 @@ import {
   writeCopyNote,
 } from './state.ts';
 
-/** Shortest time between two cleanups after a copy. An inspection of the machine can start a cleanup, which can take seconds. */
+/** Shortest time between two cleanups that inspections of the machine start. A cleanup after a copy can take seconds. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
 /**
  * Largest number of thaw requests that a guest can leave unconfirmed. After this number, the guest gets no more requests to thaw or freeze
  * until its next start. A slow guest has about five minutes to confirm a thaw, because {@link TIDY_INTERVAL_MILLISECONDS} pass between two
- * requests. The limit bounds the work that a hostile guest makes for the host.
+ * requests. So a hostile guest can cause only a limited amount of work for the host.
  */
 const THAW_LIMIT = 10;
 
@@ -43,7 +43,7 @@ export class DiskCopies {
   readonly #folder: MachineFolder;
   readonly #machine: QemuMachine;
   readonly #context: MachineContext;
-  /** Promises of the copies under way, including copies that still wait. The key of a copy aborts the copy. */
+  /** Promises of the copies that run or wait. The key of each promise is the controller that aborts the copy. */
   readonly #copies = new Map<AbortController, Promise<unknown>>();
   readonly #serial = new Serial();
   #copying = false;
@@ -98,7 +98,7 @@ export class DiskCopies {
     }
   }
 
-  /** Calls {@link tidy} for an inspection of the machine, but not during a copy or within 30 s of the last call. Errors are only logged. */
+  /** Calls {@link tidy} for an inspection of the machine, at most every 30 s and never during a copy. Errors are only logged. */
   async tryTidy(): Promise<void> {
     if (this.#copying || this.#tidied || Date.now() < this.#nextTidy) {
       return;
@@ -117,7 +117,7 @@ export class DiskCopies {
   }
 
   /**
-   * Copies the disk after all earlier requests. If the signal aborts, a waiting copy ends at once, and a running copy removes its files.
+   * Copies the disk when all earlier work is done. If the signal aborts, a waiting copy ends at once, and a running copy removes its files.
    */
   async #inTurn(options: CopyOptions): Promise<DiskCopy> {
     const { signal } = options;

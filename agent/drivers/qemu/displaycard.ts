@@ -4,8 +4,8 @@ import type { Platform } from './platform.ts';
 import { FILES, type MachineFile, type Screen } from './state.ts';
 
 /**
- * Arguments for a D-Bus display without a bus. The clients of this display connect over a second socket of the machine protocol (QMP),
- * because one QMP socket serves one client.
+ * Arguments for a D-Bus display to which clients connect directly, without a bus. The clients connect over a second socket of the machine
+ * protocol (QMP), because one QMP socket serves only one client.
  */
 const DBUS_DISPLAY: readonly string[] = [
   '-display',
@@ -54,7 +54,7 @@ function cardFor(plan: VmLaunchPlan, { architecture, display }: Platform): Scree
   return display.virtioVga ? 'virtio-vga' : 'VGA';
 }
 
-/** Returns the graphics card that early releases of the agent gave a machine. The state files of these releases do not name the card. */
+/** Returns the graphics card that early releases of the agent gave to a machine. The state files of these releases do not name the card. */
 function formerCard(plan: VmLaunchPlan, { architecture }: Platform): Screen['card'] {
   if (!plan.guest.vm.vnc.enabled) {
     return undefined;

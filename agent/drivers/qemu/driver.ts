@@ -45,7 +45,7 @@ export interface QemuDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
   dataDirectory: string;
   logger: Logger;
-  /** Architecture of machines that name no architecture. If absent, it is the host's own architecture. */
+  /** Architecture of machines that name no architecture. The default is the host's own architecture. */
   architecture?: 'amd64' | 'arm64' | undefined;
   /** Root directory for the processes of machines, which must outlive the agent's container. */
   ownRoot?: OwnRoot | undefined;

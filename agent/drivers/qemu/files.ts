@@ -111,7 +111,7 @@ export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<voi
   }
 }
 
-/** Copies a file, so that zeros become holes in the copy. The file of firmware variables has 64 MiB, and nearly all its bytes are zeros. */
+/** Copies a file. Zeros become holes in the copy. The file of firmware variables has 64 MiB, and nearly all its bytes are zeros. */
 async function copySparse(from: string, to: string): Promise<void> {
   const source = await open(from, 'r');
   const target = await open(to, 'w', 0o600);

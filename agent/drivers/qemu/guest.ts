@@ -30,7 +30,7 @@ import type { QemuMachine } from './machine.ts';
 const PING_TIMEOUT_MILLISECONDS = 3_000;
 
 /**
- * Time limit of each command that asks for facts. A guest agent answers in some 20 ms, or in tenths of a second if the guest is emulated
+ * Time limit of each command that asks for facts. A guest agent answers in about 20 ms, or in tenths of a second if the guest is emulated
  * and busy.
  */
 const ANSWER_TIMEOUT_MILLISECONDS = 5_000;
@@ -110,8 +110,8 @@ export class MachineGuest {
   }
 
   /**
-   * Sets the guest's clock to the host's time, because the clock stands still while the guest is paused. Without a guest agent, the clock
-   * stays wrong unless the guest itself corrects it. The promise never rejects.
+   * Sets the guest's clock to the host's time, because the clock stops while the guest is paused. Without a guest agent, the clock stays
+   * wrong unless the guest itself corrects it. The promise never rejects.
    */
   async setTime(): Promise<void> {
     const hypervisor = this.#machine.watched;

@@ -1,7 +1,7 @@
 /**
- * Finds the guest architectures that this host can run, the fastest working accelerator of each, and the screens that QEMU can give them.
- * The existence of /dev/kvm proves nothing, because a guest can hang before its first instruction. So the agent tries each accelerator with
- * a guest of a few instructions, which powers itself off.
+ * Finds the guest architectures that this host can run. For each architecture, finds the fastest accelerator that works, and the screens
+ * that QEMU can give to guests. The existence of /dev/kvm proves nothing, because a guest can hang before its first instruction. So the
+ * agent tries each accelerator with a guest of a few instructions, which powers itself off.
  */
 import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
@@ -31,12 +31,12 @@ import {
 const HARDWARE_TIMEOUT_MILLISECONDS = 5_000;
 /** Time limit to try a guest with emulation. Working emulation can be slow if other programs use the processor. */
 const EMULATION_TIMEOUT_MILLISECONDS = 30_000;
-/** Time limit of a program that prints its version or help. The program needs some 50 ms, or seconds on an overloaded host. */
+/** Time limit of a program that prints its version or help. The program needs about 50 ms, or seconds on an overloaded host. */
 const HELP_TIMEOUT_MILLISECONDS = 30_000;
 /** Size of the largest screen that VNC shows, in pixels. QEMU cuts off the rest of a larger screen. */
 const VNC_MAXIMUM = { width: 5120, height: 2160 };
 const FORMER_VNC_MAXIMUM = { width: 2560, height: 2048 };
-/** First version of QEMU that shows {@link VNC_MAXIMUM}: 9.1. Earlier versions show {@link FORMER_VNC_MAXIMUM}. */
+/** QEMU 9.1 is the first version that shows {@link VNC_MAXIMUM}. Earlier versions show {@link FORMER_VNC_MAXIMUM}. */
 const LARGE_VNC = { major: 9, minor: 1 };
 /** Number of the format of the saved results. An agent with another number ignores these results, and tries the platforms again. */
 const CACHE_FORMAT = 2;
@@ -45,7 +45,7 @@ const CACHE_FORMAT = 2;
  * Machine code of the guest that tries amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The device
  * `isa-debug-exit` turns 0x10 into QEMU's exit code (0x10 << 1) | 1.
  *
- * The loop finds a KVM that is too slow. A processor finishes the loop in hundredths of a second. Inside another virtual machine, KVM can
+ * The loop detects a KVM that is too slow. A processor finishes the loop in hundredths of a second. Inside another virtual machine, KVM can
  * have no hardware support, and then interprets the instructions. The loop then takes minutes, and the boot of a real guest takes even
  * longer.
  */
@@ -63,7 +63,7 @@ const ARM_GUEST = Buffer.from('000180520080b072020000d400000014', 'hex');
 export interface HostPlatformsOptions {
   dataDirectory: string;
   logger: Logger;
-  /** Architecture of machines that name no architecture. If absent, it is the host's own architecture. */
+  /** Architecture of machines that name no architecture. The default is the host's own architecture. */
   architecture?: Architecture | undefined;
 }
 
@@ -263,7 +263,7 @@ async function probeDisplay(binary: string): Promise<DisplaySupport> {
   return displaySupport({ version, displays, devices });
 }
 
-/** Returns what QEMU can do for screens. `said` has QEMU's output for `-version`, `-display help` and `-device help`. */
+/** Returns the screen features of QEMU. `said` contains QEMU's output for `-version`, `-display help` and `-device help`. */
 export function displaySupport(said: { version: string; displays: string; devices: string }): DisplaySupport {
   const [, major, minor] = /version (\d+)\.(\d+)/.exec(said.version) ?? [];
   const isLarge =

@@ -52,7 +52,7 @@ export class Hypervisor {
     this.#watch.watch(exited);
   }
 
-  /** Ends the watch of the process, because the caller will end the process and record its end. */
+  /** Stops watching the process, because the caller will end the process and record its end. */
   expectExit(): void {
     this.#watch.expectExit();
   }
@@ -98,7 +98,7 @@ export class Hypervisor {
       throw new QmpError('The agent closed the connection to QEMU');
     }
     qmp.on('event', (event) => this.#handlers.onEvent(event));
-    // The watch checks the process at once, because a process that ends closes its connection first.
+    // The process is checked at once, because an ending process closes its connection before it ends.
     qmp.on('close', () => this.#watch.check());
     this.#qmp = qmp;
     return qmp;

@@ -46,7 +46,7 @@ export async function exitMessage(folder: string, what: string): Promise<string>
   return withWords(what, await lastWords(folder));
 }
 
-/** The patterns are messages of QEMU 7.2 to 10. */
+/** The patterns match error messages of QEMU 7.2 to 10. */
 const REASONS: StartReasons = [
   [/Could not set up host forwarding rule|Address already in use/, 'PortTaken'],
   [/Cannot allocate memory|cannot set up guest memory/, 'OutOfMemory'],

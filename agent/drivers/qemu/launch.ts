@@ -40,8 +40,7 @@ export interface MachineContext {
  */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
 /**
- * Time limit for the test whether the log writer's interpreter runs. The interpreter ends after 3 ms, or after seconds on an overloaded
- * host.
+ * Time limit of the check that the log writer's interpreter runs. The interpreter ends after 3 ms, or after seconds on an overloaded host.
  */
 const INTERPRETER_TIMEOUT_MILLISECONDS = 30_000;
 
@@ -97,7 +96,7 @@ export async function launchMachine(
 }
 
 const MEBIBYTE = 1024 ** 2;
-/** Memory that QEMU uses for its code, its devices and screen, and its disk cache, in bytes, as measured in docs/develop/performance.md. */
+/** Memory in bytes that QEMU uses for its code, devices, screen and disk cache. The measurement is in docs/develop/performance.md. */
 const PROCESS_BYTES = 256 * MEBIBYTE;
 /** Memory that QEMU uses for the stacks and the state of one virtual processor, in bytes. */
 const PROCESSOR_BYTES = 16 * MEBIBYTE;

@@ -18,7 +18,7 @@ import type { QmpConnection, QmpEvent } from './qmp.ts';
 import { goOn, guestPoweredOff, isStill, powerOffGuest, processEnded, quit, reconcile } from './runstate.ts';
 import { BEGUN, FILES, type MachineFile, StateFile } from './state.ts';
 
-/** Time limit of a start. QEMU answers some 30 ms after its start, or after seconds on an overloaded host. */
+/** Time limit of a start. QEMU answers about 30 ms after its start, or after seconds on an overloaded host. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
 /** Time that the agent waits for QEMU's end after a lost connection. A process closes its sockets shortly before its end. */
 const EXIT_NOTICE_MILLISECONDS = 500;
@@ -146,7 +146,7 @@ export class QemuMachine {
     await this.#context.cgroups.remove(this.#folder.uid);
   }
 
-  /** Ends the watch of the machine's process permanently. The agent ignores later events of the process. */
+  /** Permanently stops watching the machine's process. The agent ignores later events of the process. */
   close(): void {
     this.#closed = true;
     this.#letGo();

@@ -35,8 +35,8 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
   server.maxConnections = 1;
   try {
     await withSocketPath(folder, FILES.migration, async (path) => await listening(server, path));
-    // QEMU is not root, so all users may connect to the socket. QEMU started in this folder and reaches the socket by its name. Other
-    // users do not reach it, because only root may enter the folder of all machines.
+    // QEMU is not root, so all users may connect to the socket. QEMU was started in this folder, and reaches the socket by a relative path.
+    // Other users cannot reach the socket, because only root may enter the folder of all machines.
     await chmod(socketFile, 0o666);
     const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
     await Promise.all([receive(server, partial, signal), send(qmp, signal)]);

@@ -22,7 +22,7 @@ export interface Platform {
   display: DisplaySupport;
 }
 
-/** What the QEMU of this host can do for screens. */
+/** Screen features of this host's QEMU. */
 export interface DisplaySupport {
   /** Whether QEMU has the graphics card `virtio-vga`. QEMU can set the DPI of this card, but not of the older card `VGA`. */
   virtioVga: boolean;

@@ -11,7 +11,7 @@ import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../processes/socket.ts';
 
 /**
- * Time between two attempts to connect. QEMU opens its socket some 10 ms after its start. A much longer time between attempts would delay
+ * Time between two attempts to connect. QEMU opens its socket about 10 ms after its start. A much longer time between attempts would delay
  * each start.
  */
 const CONNECT_INTERVAL_MILLISECONDS = 3;
@@ -27,7 +27,7 @@ export interface QmpEvent {
 const LINE_LIMIT_BYTES = 1024 * 1024;
 /**
  * Limit of the characters in all lines that answer no command, within {@link UNASKED_MILLISECONDS}. A working QEMU stays below this limit,
- * because it limits the rate of frequent events.
+ * because QEMU limits the rate of frequent events.
  */
 const UNASKED_LIMIT_CHARACTERS = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;

@@ -19,7 +19,7 @@ const PAUSED = 'paused';
  */
 const DISK_FULL = 'io-error';
 /**
- * Run states in which the guest stands still until QEMU gets another command. If the agent dies during a step, QEMU can stay in one of
+ * Run states in which the guest does not run until QEMU gets another command. If the agent dies during a step, QEMU can stay in one of
  * these states.
  */
 const INTERRUPTED: ReadonlySet<string> = new Set([PAUSED, 'prelaunch', 'postmigrate', 'finish-migrate']);
@@ -138,7 +138,7 @@ export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void
     }
   } catch (error) {
     const { uid } = hypervisor.folder;
-    logger.debug({ uid, err: error }, 'The hypervisor of a machine did not follow the command quit');
+    logger.debug({ uid, err: error }, 'The hypervisor of a machine did not accept the command quit');
   }
   await killForCertain(hypervisor.identity);
 }

@@ -1,11 +1,11 @@
 /**
  * Makes a snapshot of a running machine's disk. The snapshot has the content of the disk at one moment, and can be read while the guest
- * continues to write. A filter is between the guest's drive and its disk. Before the guest overwrites old content, the filter saves this
- * content in a second file. QEMU serves the snapshot from both files over a socket.
+ * continues to write. The agent inserts a filter between the guest's drive and its disk. Before the guest overwrites old content, the
+ * filter saves this content in a second file. QEMU serves the snapshot from both files over a socket.
  *
  * The agent does not use a backup job of QEMU, for two reasons. If the file system of the second file is full, a backup job makes the
- * guest's own write fail. In the same case, the filter makes the snapshot unreadable, and the guest continues. A backup job also loses the
- * holes of the disk, but the filter keeps them.
+ * guest's own write fail. With the filter, only the snapshot becomes unreadable in this case, and the guest continues. A backup job also
+ * loses the holes of the disk, but the filter keeps them.
  */
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -92,7 +92,7 @@ export async function takeSnapshot(qmp: QmpConnection, drive: Drive): Promise<vo
 
 /**
  * Serves the snapshot on a socket. Returns the description of a block node, through which QEMU's own programs read the snapshot. These
- * programs must run in the machine's folder, because the path of the socket is relative to it.
+ * programs must run in the machine's folder, because the path of the socket is relative to this folder.
  */
 export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, unknown>> {
   await qmp.execute('blockdev-add', {

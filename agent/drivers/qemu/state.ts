@@ -54,7 +54,10 @@ export type Screen = z.infer<typeof screenSchema>;
 const stateSchema = z.object({
   version: z.literal(1),
   architecture: z.enum(['amd64', 'arm64']),
-  /** QEMU's machine type, kept for the machine's life. After an upgrade of the host, the guest must find the same mainboard. */
+  /**
+   * QEMU's machine type, which never changes during the machine's life. After an upgrade of the host, the guest must find the same
+   * mainboard.
+   */
   machineType: z.string(),
   base: z.object({ path: z.string(), format: z.enum(['qcow2', 'raw']) }).optional(),
   /** Size of the disk in bytes; absent for a machine without a disk. */

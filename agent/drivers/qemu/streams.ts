@@ -110,7 +110,7 @@ class PortForwards {
   readonly #machine: QemuMachine;
   readonly #logger: Logger;
   readonly #serial = new Serial();
-  /** QEMU process that has the ports open. When this process ends, the kernel closes the ports. */
+  /** QEMU process that opened the ports. When this process ends, the kernel closes the ports. */
   #process: ProcessIdentity | undefined;
   readonly #open = new Set<number>();
   /** Ports to remove: ports that the agent opened before its restart, and ports whose removal failed. */
@@ -190,8 +190,8 @@ class PortForwards {
   async #removeUnwanted(): Promise<void> {
     const now = await this.#machine.process();
     if (!isSame(now, this.#process)) {
-      // The machine has another QEMU process than before. The ports of the former process closed when that process ended. So the only ports
-      // to remove are the ports in the state file. The agent opened these ports in the present process before its restart.
+      // The machine now has a different QEMU process. The ports of the previous process closed when that process ended. So the only ports
+      // to remove are those in the state file. The agent opened them before its restart, in the present QEMU process.
       const { forwards = [] } = (await this.#machine.state.read()) ?? {};
       this.#process = now;
       this.#open.clear();

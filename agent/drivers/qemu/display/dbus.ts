@@ -4,12 +4,12 @@
  */
 import { DBusFormatError, padding, Reader, STRUCTURE_BYTES, type Value, Writer } from './dbusvalues.ts';
 
-/** Limit of one message. The longest answers of QEMU's display have some hundreds of bytes. */
+/** Limit of one message. The longest answers of QEMU's display have a few hundred bytes. */
 export const MESSAGE_LIMIT_BYTES = 64 * 1024;
 const LITTLE_ENDIAN = 0x6c;
 const PROTOCOL_VERSION = 1;
 const FIXED_HEADER_BYTES = 16;
-/** Position in a message of the number that gives the length of the header's fields. The fields follow this number as an array. */
+/** Position of a number in each message. The number gives the length of the header's fields, which follow the number as an array. */
 const FIELDS_POSITION = 12;
 
 export const MESSAGE_TYPE = { call: 1, answer: 2, error: 3, signal: 4 } as const;
@@ -105,7 +105,9 @@ function sizeOf(bytes: Buffer): number | undefined {
   const header = FIXED_HEADER_BYTES + bytes.readUInt32LE(FIELDS_POSITION);
   const size = header + padding(header, STRUCTURE_BYTES) + bytes.readUInt32LE(4);
   if (size > MESSAGE_LIMIT_BYTES) {
-    throw new DBusFormatError(`The message has ${size} bytes, and ${MESSAGE_LIMIT_BYTES} are allowed`);
+    throw new DBusFormatError(
+      `The message has ${size} bytes, but at most ${MESSAGE_LIMIT_BYTES} are allowed`,
+    );
   }
   return bytes.length < size ? undefined : size;
 }

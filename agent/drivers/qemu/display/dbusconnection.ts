@@ -5,11 +5,11 @@ import { type Call, encodeCall, type Message, MESSAGE_TYPE, MessageSplitter } fr
 
 /** Time limit of a call and of the login. QEMU answers in a few milliseconds, or in seconds on an overloaded host. */
 const CALL_TIMEOUT_MILLISECONDS = 30_000;
-/** Limit of the line with which QEMU accepts the login. This line has some 40 bytes. */
+/** Limit of the line with which QEMU accepts the login. This line has about 40 bytes. */
 const LOGIN_LIMIT_BYTES = 512;
 /**
- * Largest number of bytes that QEMU may send within {@link UNASKED_MILLISECONDS} without a call of the agent. For each change of the
- * screen's size, QEMU sends some hundred bytes.
+ * Largest number of bytes that QEMU may send within {@link UNASKED_MILLISECONDS} in messages that answer no call. For each change of the
+ * screen's size, QEMU sends a few hundred such bytes.
  */
 const UNASKED_LIMIT_BYTES = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;

@@ -210,7 +210,7 @@ function alignmentOf(type: string): number {
   }
 }
 
-/** Returns the position in a signature after the complete type that begins at `start`. @throws DBusFormatError when the type has no end. */
+/** Returns the position in `signature` directly after the type that begins at `start`. @throws DBusFormatError when the type has no end. */
 function endOfType(signature: string, start: number): number {
   let depth = 0;
   for (let at = start; at < signature.length; at += 1) {

@@ -24,8 +24,8 @@ const CONSOLE_INTERFACE = 'org.qemu.Display1.Console';
 const PROPERTIES_INTERFACE = 'org.freedesktop.DBus.Properties';
 const MILLIMETERS_PER_INCH = 25.4;
 /**
- * Times to wait between attempts to set the DPI. They grow up to a minute, because after a failure the host is most likely overloaded, or
- * QEMU always refuses.
+ * Times to wait between attempts to set the DPI. The times grow up to a minute, because the most likely cause of a failure lasts: the host
+ * is overloaded, or QEMU always refuses.
  */
 const RETRY = { firstMilliseconds: 1_000, capMilliseconds: 60_000 };
 /**
@@ -125,7 +125,7 @@ export class DisplayDpi {
     }
   }
 
-  /** Sets the DPI, and sets it again when the size changes. Resolves when the connection is closed or the signal aborts. */
+  /** Sets the DPI, and sets it again when the size of the screen changes. Resolves when the connection is closed or the signal aborts. */
   async #serve(
     screen: Screen,
     display: Display,
@@ -236,7 +236,7 @@ interface Size {
 /**
  * Follows the size of a screen, to find out when the DPI must be set. If a VNC client changes the size, QEMU forgets the DPI, and the DPI
  * must be set again. Firmware and boot menus change the size too. If the DPI were set at such a size, the guest would keep that size. So
- * after a boot, the DPI is set only when the screen has had the wanted size or the last known size.
+ * after a boot, the DPI is set only when the screen has reached the wanted size or the size from before the boot.
  */
 export class FollowedSize {
   readonly #wanted: Size;
@@ -249,7 +249,7 @@ export class FollowedSize {
   }
 
   /**
-   * Takes the screen size of a guest that the agent started before its own restart. Returns whether the DPI must be set for this size. If
+   * Records the screen size of a guest that the agent started before its own restart. Returns whether the DPI must be set for this size. If
    * the size is not the wanted size, a client or a boot menu might have chosen it. So the DPI is set only after the next change of the
    * size.
    */

@@ -1,7 +1,7 @@
 /**
- * Connects to QEMU's D-Bus display. QEMU does not listen for D-Bus connections. Instead, QEMU takes an open socket, as a file descriptor
- * over its machine protocol (QMP). Node.js cannot send file descriptors, so a short Perl program sends the socket and ends. An agent that
- * has restarted connects in the same way.
+ * Connects to QEMU's D-Bus display. QEMU does not listen for D-Bus connections. Instead, a client opens a socket and sends its file
+ * descriptor to QEMU over QEMU's machine protocol (QMP). Node.js cannot send file descriptors, so a short Perl program sends the socket and
+ * ends. An agent that has restarted connects in the same way.
  */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -13,7 +13,7 @@ import { FILES } from '../state.ts';
 const SENDMSG: Readonly<Partial<Record<string, number>>> = { x64: 46, arm64: 211 };
 /** Number of the file descriptor of the socket in the Perl program. The program sends this file descriptor to QEMU. */
 const PASSED_DESCRIPTOR = 3;
-/** Time limit of the program. The program ends after some 10 ms, or after seconds on an overloaded host. */
+/** Time limit of the program. The program ends after about 10 ms, or after seconds on an overloaded host. */
 const PROGRAM_TIMEOUT_MILLISECONDS = 30_000;
 /** Limit of the text that the Perl program prints about an error, in characters. */
 const WORDS_LIMIT_CHARACTERS = 500;

@@ -23,7 +23,7 @@ export class AnswerReader {
   #inString = false;
   #escaped = false;
   #stringBytes = 0;
-  /** Whether a delimiter has come. All bytes before the first delimiter are ignored, because they answer an earlier client. */
+  /** Whether the first delimiter has arrived. All bytes before the first delimiter are ignored, because they answer an earlier client. */
   #delimited = false;
 
   /** Returns the lines that this chunk completes, including empty lines. @throws Error when a line is longer than the limit. */

@@ -31,8 +31,8 @@ const PERHAPS_FROZEN =
 const chardevsSchema = z.array(z.object({ label: z.string(), 'frontend-open': z.boolean() }));
 
 /**
- * Returns whether a program in the guest has opened the guest agent's port. One QMP command is enough for this answer. With a connection,
- * the host's agent would notice only after a time limit that no guest agent answers.
+ * Returns whether a program in the guest has opened the guest agent's port. This function needs only one QMP command. If the guest has no
+ * guest agent, an attempt to connect would fail only at the end of a time limit.
  */
 export async function hasGuestAgent(qmp: QmpConnection): Promise<boolean> {
   const chardevs = await qmp.ask('query-chardev', chardevsSchema);

@@ -17,12 +17,12 @@ const SYNC_TIMEOUT_MILLISECONDS = 3_000;
  */
 const SYNC_ID_LIMIT = 2 ** 48 - 1;
 /**
- * Default limit of the bytes that the client reads from one connection. Honest answers have some hundred bytes. The limit protects the
+ * Default limit of the bytes that the client reads from one connection. Honest answers have a few hundred bytes. The limit protects the
  * agent's processor time from a hostile guest that writes without end.
  */
 const RECEIVE_LIMIT_BYTES = 1024 * 1024;
 /**
- * Largest number of lines in a row that answer no command. If the guest agent did not run for a long time, it first sends some hundred
+ * Largest number of lines in a row that answer no command. If the guest agent did not run for a long time, it first sends a few hundred
  * answers to earlier clients. The limit protects the agent's processor time from a hostile guest that sends millions of short lines.
  */
 const UNASKED_LINES = 1_024;
@@ -53,8 +53,8 @@ export class GuestConnection {
   readonly #socket: Socket;
   readonly #reader = new AnswerReader();
   /**
-   * Receivers of the answers that have not come yet. Answers have no id, and come in the order of the commands. A receiver whose time limit
-   * is over stays in this list, because its answer can come later.
+   * Receivers of the answers that have not arrived yet. Answers have no id, and come in the order of the commands. A receiver whose time
+   * limit is over stays in this list, because its answer can come later.
    */
   readonly #expected: ((answer: Answer) => void)[] = [];
   #synced: ((id: unknown) => boolean) | undefined;
@@ -84,7 +84,7 @@ export class GuestConnection {
    * Connects to the guest agent. The connection alone does not show that the guest has a guest agent, because QEMU accepts connections in
    * any case. So the function waits for an answer, and returns undefined when no guest agent answers in time.
    *
-   * @throws Error of the system when no hypervisor listens; the signal's reason when the signal aborted.
+   * @throws a system error when no hypervisor listens; the signal's reason when the signal aborted.
    */
   static async open(
     folder: string,
@@ -209,7 +209,7 @@ export class GuestConnection {
     }
     const message = parse(line);
     if (message === undefined) {
-      throw new Error('the guest agent sent a line that is no answer');
+      throw new Error('the guest agent sent a line that is not an answer');
     }
     const take = this.#expected.shift();
     if (take === undefined) {

@@ -1,4 +1,4 @@
-/** Runs a command in a guest by its guest agent. A guest agent has no streams, so the output is fetched when the command has ended. */
+/** Runs a command in a guest through its guest agent. A guest agent has no streams, so the output is fetched when the command has ended. */
 import * as z from 'zod';
 import { hasCode } from '../../../../base/errors.ts';
 import { pause } from '../../../../base/time.ts';
@@ -19,7 +19,7 @@ const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
 /** Time limit of an answer with output. An emulated guest needs 5 s for 22 MB of output. */
 const OUTPUT_TIMEOUT_MILLISECONDS = 60_000;
 /**
- * Time that the agent waits for the end of a command over its first connection, because most commands are short. Meanwhile, other work with
+ * Time that the agent waits over one connection for the end of a command. Most commands end within this time. Meanwhile, other work with
  * the guest agent waits.
  */
 const SHORT_COMMAND_MILLISECONDS = 500;
@@ -28,8 +28,8 @@ const SHORT_INTERVAL_MILLISECONDS = 20;
 /** Time between two checks whether a long command has ended. Each check opens a connection. */
 const LONG_INTERVAL_MILLISECONDS = 500;
 /**
- * Number of checks in a row without an answer after which the agent stops waiting for the command. One such check is not enough, because a
- * busy guest can answer late.
+ * If this number of checks in a row get no answer, the agent stops waiting for the command. One check without an answer is not enough,
+ * because a busy guest can answer late.
  */
 const SILENCE_LIMIT = 5;
 
@@ -53,8 +53,8 @@ type Status = z.infer<typeof statusSchema>;
 /**
  * Runs a command in the guest, and resolves when the command has ended. If the signal aborts, the command continues in the guest.
  *
- * @throws StreamRefused when the guest agent does not answer, refuses the command or gives no valid answer. Also when the input is too
- * large, or when urgent work with the guest agent interrupts the command.
+ * @throws StreamRefused when the guest agent does not answer, refuses the command or gives no valid answer. The function also throws
+ * StreamRefused when the input is too large, or when urgent work with the guest agent interrupts the command.
  *
  * @throws the signal's reason when the signal aborted.
  */

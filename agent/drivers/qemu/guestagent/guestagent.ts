@@ -27,7 +27,7 @@ export class GuestAgent {
   readonly #end = new AbortController();
   /** Whether any work with the guest agent is under way. */
   #busy = false;
-  /** Functions that begin the waiting urgent work. `#waiting` has such functions for the other waiting work. */
+  /** Functions that start the urgent work that is waiting. The functions in `#waiting` start all other work that is waiting. */
   readonly #urgent: (() => void)[] = [];
   readonly #waiting: (() => void)[] = [];
   #question: AbortController | undefined;
