@@ -187,7 +187,7 @@ function portConnection(port: number, data: SpdyStream, error: SpdyStream): Port
   };
 }
 
-/** Accepts a session for connections to ports. @throws HttpError 400 when the client offers no protocol of ours. */
+/** Accepts a session for connections to ports. @throws HttpError 400 when the client does not offer the agent's protocol. */
 export function acceptPorts(
   upgrade: Upgrade,
   limits: SessionLimits,
