@@ -9,7 +9,7 @@ import { HttpError } from '../../kube/serving/httpserver.ts';
 const HOST_LIMIT = 64;
 /**
  * Share of the host's limit that one namespace can use: half of the part that other namespaces do not use. Thus a few namespaces together
- * do not block callers of all other namespaces. The first namespace can have 32 open logs or streams, and the next namespace 16.
+ * cannot block the callers of other namespaces. The first namespace can have 32 open logs or streams, and the next namespace 16.
  */
 const NAMESPACE_SHARE = 1 / 2;
 /** Largest number of open logs or streams of one Pod. With this limit, callers of one VM do not block callers of other VMs. */

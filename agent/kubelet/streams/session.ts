@@ -161,7 +161,7 @@ export class SessionEnd {
     this.#timer.refresh();
   }
 
-  /** Call this function when the session has ended. */
+  /** Stops the timer and removes the listener. Call this function when the session has ended. */
   release(): void {
     clearTimeout(this.#timer);
     this.#stop.removeEventListener('abort', this.#onStop);

@@ -64,7 +64,7 @@ export class SpdyConnection implements StreamOwner {
   #waitingControl = 0;
   #pings = 0;
 
-  /** Takes a socket whose errors the caller handles. */
+  /** The caller must handle the errors of the socket. */
   constructor(socket: Duplex, options: SpdyOptions) {
     this.#socket = socket;
     this.#options = options;

@@ -175,7 +175,7 @@ function isPairType(type: string | undefined): type is 'data' | 'error' {
 }
 
 function portConnection(port: number, data: SpdyStream, error: SpdyStream): PortConnection {
-  // The agent drops all data of this stream, because clients send nothing on it and end it at once.
+  // The agent ignores all data of this stream. Clients send no data on this stream and end it at once.
   error.resume();
   return {
     port,
