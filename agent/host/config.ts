@@ -21,7 +21,9 @@ const CERTIFICATE_SECONDS = 30 * 24 * 3600;
  * same time.
  */
 const FENCE_AFTER_SECONDS = 40;
-/** Default time between checks of the network, in seconds. A fault must be reported within 5 s, so two checks must fit into this time. */
+/**
+ * Default time between checks of the network, in seconds. The agent must report a fault within 5 s, so two checks must fit into these 5 s.
+ */
 const NETWORK_CHECK_SECONDS = 2;
 
 /** Lowest user id that a machine can get. The ids of people, system users and dynamic users of systemd (61184–65519) are lower. */
@@ -61,10 +63,10 @@ const certificateSeconds = z.int().min(SHORTEST_CERTIFICATE_SECONDS).default(CER
 const registry = z.strictObject({
   /** Host and port of the registry, as in image references: `registry.example:5000`. */
   host: z.string().regex(/^[a-z0-9.-]+(:\d{1,5})?$/, 'Use a host name, with a port if the registry has one'),
-  /** PEM file with the certificate authorities of this registry, which replace the public authorities. */
+  /** PEM file with the certificate authorities that the agent trusts for this registry, instead of the public authorities. */
   caFile: path.optional(),
   plainHttp: z.boolean().default(false),
-  /** Docker config with credentials. The agent uses these credentials only for the cluster's own image storage. */
+  /** Docker configuration file with credentials. The agent uses these credentials only for the cluster's own image storage. */
   credentialsFile: path.optional(),
 });
 
@@ -91,7 +93,10 @@ export const configSchema = z
          * API server and this host.
          */
         listenAddress: z.string().optional(),
-        /** File with the authority of the API server's client certificate. Without this file, callers are checked only by TokenReview. */
+        /**
+         * File with the certificate authority that signed the API server's client certificate. Without this file, the agent checks callers
+         * only by TokenReview.
+         */
         clientCAFile: path.optional(),
       })
       .prefault({}),
@@ -104,8 +109,8 @@ export const configSchema = z
       )
       .refine((network) => !('clusterCIDRs' in network), { path: ['clusterCIDRs'], message: MOVED_CIDRS }),
     /**
-     * Rules for the ports that machines may reserve, in the same form as in the operator's configuration. Also the ranges from which the
-     * agent chooses ports. `kubelet.port` is never allowed.
+     * Rules for the ports that machines may reserve, and the ranges from which the agent chooses ports. The form is the same as in the
+     * operator's configuration. Machines can never reserve `kubelet.port`.
      */
     ports: hostPortsSchema,
     images: z
@@ -113,7 +118,10 @@ export const configSchema = z
         /** Folders whose files can be used as images. */
         sharedRoots: z.array(path).max(16).default([]),
         allowLoopbackHttp: z.boolean().default(false),
-        /** Settings for special registries, the image storage, and image servers within `clusterCIDRs`. Other registries need no entry. */
+        /**
+         * Settings for registries that need their own certificate authority or plain HTTP, for the image storage, and for image servers
+         * within `clusterCIDRs`. Other registries need no entry.
+         */
         registries: z.array(registry).max(64).default([]),
         /** Largest space of all images together, in bytes. If absent, only the size of the disk limits the images. */
         budget: bytes.optional(),
@@ -164,13 +172,13 @@ export const configSchema = z
       .strictObject({ cpu: z.number().min(0).default(0), memory: bytes.prefault('512Mi') })
       .prefault({}),
     /**
-     * Largest resources that the Node offers to machines. If the agent runs in a Pod, set these values to the requests of that Pod.
-     * Otherwise the agent's Node and the kubelet's Node would offer the same memory.
+     * Upper limits of the resources that the Node offers to machines. If the agent runs in a Pod, set these values to the requests of that
+     * Pod. Otherwise the agent's Node and the kubelet's Node would offer the same memory.
      */
     offered: z.strictObject({ cpu: z.number().positive().optional(), memory: bytes.optional() }).prefault({}),
     clusterCIDRs: clusterNetworks.default([]),
     /**
-     * Number of tasks (each is the work of one Job, such as an image import) that run at the same time. The limit is needed,
+     * Largest number of tasks that run at the same time. A task is the work of one Job, such as an image import. The number is limited,
      * because each task uses the disk and the bandwidth of a registry.
      */
     tasksAtOnce: z.int().min(1).max(64).default(4),
@@ -196,9 +204,10 @@ export function portRules({ ports, kubelet }: AgentConfig): PortRules {
 type Environment = Readonly<Record<string, string | undefined>>;
 
 /**
- * Reads and checks a configuration file. Relative paths are relative to the folder of the file. If the file does not set `nodeName` or
- * `address`, the environment variable BERTH_NODE_NAME or BERTH_ADDRESS is used. A DaemonSet needs these variables, because it has one file
- * for all hosts. If the agent runs as root, the file must name the network's driver. Otherwise the default driver is `user`.
+ * Reads and checks a configuration file. Relative paths are relative to the folder of the file. If the file does not set `nodeName`, the
+ * environment variable BERTH_NODE_NAME is used. If the file does not set `address`, BERTH_ADDRESS is used. A DaemonSet needs these
+ * variables, because it has one file for all hosts. If the agent runs as root, the file must name the network's driver. Otherwise the
+ * default driver is `user`.
  *
  * @throws ConfigError when the file cannot be read or has mistakes.
  */

@@ -34,8 +34,8 @@ export const networkSchema = z.discriminatedUnion(
       hostAddress,
       ...reachSettings,
       /**
-       * If true, an agent with root rights sets no rules that keep guests from the host's addresses. Use this setting on hosts without
-       * nftables.
+       * If true, the agent does not block guests from the host's addresses, even if the agent runs as root. Use this setting on hosts
+       * without nftables.
        */
       guestsMayReachHost: z.boolean().default(false),
     }),
@@ -48,9 +48,9 @@ export const networkSchema = z.discriminatedUnion(
       /** Addresses of the guests: a private network that the host does not use otherwise. */
       subnet: subnet.default('10.213.0.0/20'),
       /**
-       * Network in which the agent tests the traffic of guests with its own packets. It connects the host with the outer end of the test,
-       * which acts like a computer outside the host. The addresses 16 to 127 of the network are for emulators. The default is in the range
-       * for tests of network devices (RFC 2544).
+       * Network for test packets, with which the agent checks the traffic of guests. The network connects the host with an endpoint of the
+       * test that acts like a computer outside the host. The addresses 16 to 127 of the network are for emulators. The default is in the
+       * range for tests of network devices (RFC 2544).
        */
       probeSubnet: subnet.default('198.18.213.0/24'),
       /** Upstream DNS servers. If the list is empty, the servers in the host's resolv.conf are used. */

@@ -53,7 +53,7 @@ export interface CertificateRequest {
   key?: Key;
 }
 
-/** Error if a request was denied or could not be signed. A repeated request has the same result until a person acts. */
+/** Error for a certificate request that was denied or could not be signed. A new request would fail in the same way until a person acts. */
 class CertificateRefusedError extends Error {
   override readonly name = 'CertificateRefusedError';
 }
@@ -134,8 +134,8 @@ async function submit(
 }
 
 /**
- * Returns the part of a request's name that identifies the key, as in a kubelet. The cluster therefore never has two requests for the same
- * key.
+ * Returns the part of a request's name that identifies the key. The names of a kubelet's requests identify the key, too. So the cluster
+ * never has two requests for the same key.
  */
 function fingerprint(key: Key): string {
   const publicKey = createPublicKey(key.pem).export({ type: 'spki', format: 'der' });

@@ -56,8 +56,8 @@ const SELF_REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubject
 const UNAUTHORIZED = 401;
 
 /**
- * Uses the stored identity, or joins the cluster. If the cluster does not know the stored identity, the host joins again. If the
- * bootstrap kubeconfig can be read, it determines the server and its authority.
+ * Uses the stored identity, or joins the cluster. If the cluster does not know the stored identity, the host joins again. If the bootstrap
+ * kubeconfig can be read, the server and its certificate authority come from this file.
  *
  * @throws JoinError when the cluster refuses this host.
  */
@@ -125,7 +125,9 @@ async function storedConnection(
   return await loadConnection({ kubeconfigPath: files.kubeconfig });
 }
 
-/** Reports whether the cluster does not know the certificate. The result is false if the cluster does not answer. */
+/**
+ * Reports whether the API server rejects the certificate as unknown (status 401). The result is false if the API server does not answer.
+ */
 async function isRefused(connection: Connection, o: IdentityOptions): Promise<boolean> {
   const transport = new Transport(connection, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
@@ -189,7 +191,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
       return await requestCertificate(client, request, o.signal);
     } catch (error) {
       if (isFinal(error)) {
-        // Without this file, the next start uses a new key and makes a new request.
+        // The file with the key is removed, so that the next start uses a new key and makes a new request.
         rmSync(joining, { force: true });
         throw new JoinError(messageOf(error), { cause: error });
       }
@@ -201,8 +203,8 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
 }
 
 /**
- * Returns the key for the request to join. The function stores a new key before it returns the key. Without the file, a restarted agent
- * would make a request with another key, which is denied.
+ * Returns the key for the request to join. The function saves a new key in the file before it returns the key. Otherwise a restarted agent
+ * would make a second request with another key, and the operator would deny this request.
  */
 async function joiningKey(file: string): Promise<Key> {
   if (existsSync(file)) {

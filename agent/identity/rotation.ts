@@ -22,8 +22,8 @@ import {
 } from './certificates.ts';
 
 /**
- * Shares of a certificate's lifetime after which the agent renews the certificate: the smallest share, and the largest random addition.
- * With the addition, hosts that joined together renew at different times. A kubelet has the same shares.
+ * Two shares of a certificate's lifetime: the smallest share after which the agent renews the certificate, and the largest random addition
+ * to this share. With the random addition, hosts that joined at the same time renew at different times. A kubelet has the same shares.
  */
 const RENEW_FROM_SHARE = 0.7;
 const RENEW_SPREAD_SHARE = 0.2;
@@ -34,13 +34,13 @@ const RENEW_SPREAD_SHARE = 0.2;
 const LONGEST_SLEEP_MILLISECONDS = 24 * 3600 * 1000;
 const RETRY_FIRST_MILLISECONDS = 1_000;
 /**
- * Longest wait between two attempts, in milliseconds. The wait is short, because usually a person must act first, and wants to see the
- * result within minutes.
+ * Longest wait between two attempts, in milliseconds. The wait is short, because usually a person must first fix the cause, and wants to
+ * see the result within minutes.
  */
 const RETRY_CAP_MILLISECONDS = 60_000;
 /**
- * Longest lifetime of the first certificate, with which a host joins, in milliseconds. 5 minutes are added, because signers issue
- * certificates that begin 5 minutes in the past.
+ * Longest lifetime of the first certificate, which a host gets when it joins, in milliseconds. 5 minutes are added, because signers issue
+ * certificates whose validity begins 5 minutes in the past.
  */
 const FIRST_MILLISECONDS = (FIRST_CERTIFICATE_SECONDS + 300) * 1000;
 
@@ -122,7 +122,8 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
     requestCertificate(users.client, { nodeName, ...request }, signal);
   return [
     keepRenewed({
-      // The certificate from joining expires too soon to survive an outage, so the agent renews the certificate immediately.
+      // The first certificate is short-lived and could expire during an outage of the cluster. So the agent renews this certificate
+      // immediately.
       current: isShort(client, certificates.clientSeconds) ? undefined : client,
       request: ask({ kind: 'client', ipAddresses: [], expirationSeconds: certificates.clientSeconds }),
       use: async (certificate) => {

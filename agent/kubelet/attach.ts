@@ -41,7 +41,7 @@ function statusOf(output: PromiseSettledResult<void>, lost: AbortSignal, hasLeft
   return failure(messageOf(lost.aborted ? lost.reason : output.reason));
 }
 
-/** Passes on what the caller types, until the caller types Ctrl+]. */
+/** Passes on the caller's input up to the first Ctrl+], and then calls `leave`. */
 function untilLeave(leave: () => void): Transform {
   return new Transform({
     transform(chunk: Buffer, _, done) {

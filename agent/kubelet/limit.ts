@@ -1,17 +1,18 @@
-/** Limits the logs and streams that callers have open. */
+/** Limits the number of logs and streams that callers have open. */
 import { HttpError } from '../../kube/serving/httpserver.ts';
 
 /**
- * Limit for this host. Each open log or stream needs a connection, some open files and up to 1 MiB of memory. A `port-forward` needs up to
- * 8 MiB: 64 KiB for each direction of 64 connections. An `exec` needs up to 8 MiB for the output of its command.
+ * Largest number of open logs on this host. Open streams have the same limit. Each open log or stream needs a connection, some open files
+ * and up to 1 MiB of memory. A `port-forward` needs up to 8 MiB: 64 KiB for each direction of 64 connections. An `exec` needs up to 8 MiB
+ * for the output of its command.
  */
 const HOST_LIMIT = 64;
 /**
  * Share of the host's limit that one namespace can use: half of the part that other namespaces do not use. Thus a few namespaces together
- * do not block callers of all other namespaces. The first namespace can have 32 open logs or streams, and the next namespace 16.
+ * cannot block the callers of other namespaces. The first namespace can have 32 open logs or streams, and the next namespace 16.
  */
 const NAMESPACE_SHARE = 1 / 2;
-/** Limit for one Pod. With this limit, callers of one VM do not block callers of other VMs. */
+/** Largest number of open logs or streams of one Pod. With this limit, callers of one VM do not block callers of other VMs. */
 const POD_LIMIT = 16;
 /** Key of the count for this host. This text cannot be the key of a namespace or of a Pod. */
 const HOST = '';
@@ -64,7 +65,10 @@ export class OpenLimit {
     return this.#open.get(key) ?? 0;
   }
 
-  /** Subtracts one open log or stream from a key. If none is left, removes the key, because its Pod or namespace might no longer exist. */
+  /**
+   * Subtracts one open log or stream from the count of a key. If the count is then 0, removes the key, because its Pod or namespace might
+   * no longer exist.
+   */
   #end(key: string): void {
     const left = this.#of(key) - 1;
     if (left > 0) {

@@ -2,7 +2,7 @@
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 
-/** Returns the Pod of a key `namespace/name` that is bound to this host; undefined if there is none. */
+/** Returns the Pod with the key `namespace/name`, if the Pod is bound to this host. Otherwise returns undefined. */
 export type PodOf = (key: string) => Readonly<Pod> | undefined;
 
 /** Returns the named Pod. @throws HttpError 400 when the Pod is not on this host, or has no such container. */

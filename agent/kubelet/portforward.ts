@@ -19,7 +19,10 @@ const CONNECT_MILLISECONDS = 10_000;
  */
 const KEEP_ALIVE_MILLISECONDS = 30_000;
 
-/** Connects the caller to a port of the guest with `open`, until both ends have closed their connection. Never rejects. */
+/**
+ * Connects the caller to a port of the guest, and resolves when both ends have closed the connection. The function `open` connects to the
+ * guest. The promise never rejects.
+ */
 export async function forward(
   open: (port: number) => Promise<Duplex>,
   connection: PortConnection,
@@ -92,7 +95,7 @@ export class SharedForwards {
     }
   }
 
-  /** Closes the forward after its last connection. */
+  /** Ends the use of a forward by one connection. If no other connection uses the forward, closes the forward. */
   async #leave(key: string, shared: Shared): Promise<void> {
     shared.users -= 1;
     if (shared.users > 0) {

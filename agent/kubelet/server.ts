@@ -25,7 +25,7 @@ import { isStreamKind } from './streamrequest.ts';
 import { StreamServer } from './streamserver.ts';
 import type { StreamTargets, Transfers } from './targets.ts';
 
-/** Subresource of the Node for which a caller needs a permission: `metrics`, or `proxy` for all access to machines. */
+/** Subresource of the Node for which a caller needs a permission: `metrics` for the metrics, or `proxy` for all access to machines. */
 type Subresource = 'proxy' | 'metrics';
 
 export interface KubeletServerOptions {
@@ -197,8 +197,8 @@ export class KubeletServer {
 }
 
 /**
- * Returns the authorities for callers' certificates. Without a file, the list is empty. The result is never undefined, because Node.js
- * would then trust the public authorities.
+ * Returns the certificate authorities for callers' certificates. If no file is configured, the list is empty. The result is never
+ * undefined, because Node.js would then trust the public authorities.
  */
 function authoritiesIn(file: string | undefined): Buffer[] {
   return file === undefined ? [] : [readFileSync(file)];

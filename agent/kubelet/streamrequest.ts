@@ -8,7 +8,7 @@ export interface StreamRequest {
   kind: StreamKind;
   namespace: string;
   pod: string;
-  /** Undefined for `portForward`, which names no container. */
+  /** Name of the container. Undefined for `portForward`, because its requests name no container. */
   container: string | undefined;
   /** Program and arguments of `exec`. */
   command: readonly string[];
@@ -41,7 +41,10 @@ export function parseStreamRequest(kind: StreamKind, { pathname, searchParams }:
   };
 }
 
-/** @throws HttpError 400 when `exec` asks for a terminal, which guest agents do not have, or when the command is empty. */
+/**
+ * Checks the command of a request for `exec`. @throws HttpError 400 when the request asks for a terminal, which guest agents do not have,
+ * or when the command is empty.
+ */
 export function checkCommand({ kind, command: [path], tty }: StreamRequest): void {
   if (kind !== 'exec') {
     return;

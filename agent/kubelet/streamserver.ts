@@ -74,9 +74,11 @@ export class StreamServer {
     });
   }
 
-  /** Ends all streams and tells their callers why. Resolves when their connections are closed, or after 1 s. */
+  /** Ends all streams, and tells their callers the reason. Resolves when their connections are closed, or after 1 s. */
   async close(): Promise<void> {
-    this.#stop.abort(new Error('The agent of this host ends; its VMs continue to run, so connect again'));
+    this.#stop.abort(
+      new Error('The agent of this host is stopping, but the VMs continue to run; connect again'),
+    );
     const enough = new AbortController();
     await Promise.race([Promise.all(this.#connections), rest(END_MILLISECONDS, enough.signal)]);
     enough.abort();

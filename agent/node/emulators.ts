@@ -26,7 +26,7 @@ const LOOK_MILLISECONDS = 30_000;
  */
 const ANSWER_MILLISECONDS = 10_000;
 
-/** The settings of the agent that decide about emulators. */
+/** The settings of the agent that determine whether the host runs emulators. */
 interface Settings {
   emulator?: { sdk: string } | undefined;
 }

@@ -26,7 +26,9 @@ import {
 
 /** Time between two checks of the disk and of the heartbeat's age, in milliseconds. */
 const LOOK_MILLISECONDS = 30_000;
-/** Time between two checks whether the Node exists, in milliseconds. The host waits for its Node at start, so the time is short. */
+/**
+ * Time between two checks of the existence of the Node, in milliseconds. The time is short, because the host waits for its Node at start.
+ */
 const REGISTERED_LOOK_MILLISECONDS = 20;
 
 /**
@@ -119,8 +121,8 @@ export class NodeKeeper {
         this.#wrote(await this.#applyStatus(node, status));
       }
     } catch (error) {
-      // This error means that the Node was deleted or created again meanwhile. The error needs no retry, because the watch reports this
-      // change, and the next reconciliation starts.
+      // This error means that the Node was deleted or created again meanwhile. A retry is not necessary, because the watch reports this
+      // change, and the report starts the next reconciliation.
       if (!isNotFound(error) && !isConflict(error)) {
         throw error;
       }
@@ -151,7 +153,8 @@ export class NodeKeeper {
     const { name, uid } = node.metadata;
     const stale = staleLabels(node, labels);
     if (stale.length > 0) {
-      // A patch is necessary, because an apply does not remove a label that another program or the creation of the Node has set.
+      // This request is a patch, because an apply would not remove a label that another program has set, or that was set when the Node was
+      // created.
       const removed = Object.fromEntries(stale.map((key) => [key, null]));
       this.#wrote(await client.mergePatch(NODES, { name }, { metadata: { uid, labels: removed } }));
     }

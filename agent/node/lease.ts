@@ -14,8 +14,8 @@ const LEASE_SECONDS = 40;
 const RENEW_MILLISECONDS = 10_000;
 const RETRY_MILLISECONDS = 2_000;
 /**
- * Number of renewals that must fit into the time after which a host without contact counts as cut off (fenced). With one renewal, a
- * single failure would fence the host. A kubelet has the same number.
+ * Number of renewals that must fit into the time after which a host without contact counts as cut off (fenced). If only one renewal fitted,
+ * a single failure would fence the host. A kubelet has the same number.
  */
 const RENEWALS_PER_FENCE = 4;
 /**
@@ -23,7 +23,7 @@ const RENEWALS_PER_FENCE = 4;
  * the next renewal.
  */
 const REQUEST_MILLISECONDS = 8_000;
-/** Time between two checks whether the last renewal is too old, in milliseconds. */
+/** Time between two checks of the age of the last renewal, in milliseconds. */
 const FENCE_LOOK_MILLISECONDS = 500;
 
 export interface LeaseOptions {
@@ -104,8 +104,8 @@ export class NodeLease {
 
   async #renew(signal: AbortSignal): Promise<boolean> {
     const { client, logger } = this.#options;
-    // The age of a renewal is counted from the moment before its request. Thus this host never believes that its Lease lasts
-    // longer than it does.
+    // The age of a renewal is counted from the moment before its request. So this host never overestimates how long its Lease is still
+    // valid.
     const sentAt = this.#monotonic();
     try {
       await client.apply(LEASES, this.#lease(), {

@@ -23,8 +23,8 @@ import type { HostFacts } from './facts.ts';
  */
 const PODS = 110;
 /**
- * Largest number of images in the Node's status, about 50 KiB. A kubelet lists 50 images, but that limit could leave out an image of an
- * ImageCacheEntry.
+ * Largest number of images in the Node's status. A list of this length has about 50 KiB. A kubelet lists 50 images, but that limit could
+ * leave out an image of an ImageCacheEntry.
  */
 const IMAGES_LISTED = 200;
 /** Time after which the status is written even if it has not changed, in milliseconds. A kubelet has the same period. */
@@ -37,7 +37,7 @@ export interface NodeSettings {
   address: string;
   tags: readonly string[];
   cpuOvercommit: number;
-  /** Largest resources that the Node offers to machines, in processors and bytes. */
+  /** Upper limits of the resources that the Node offers to machines, in processors and bytes. */
   offered: { cpu?: number | undefined; memory?: number | undefined };
   /** Resources that are kept for the host itself, in processors and bytes. */
   reserved: { cpu: number; memory: number };
@@ -52,7 +52,7 @@ export interface HostState {
   /** State of the network. The field is undefined if the network driver has no host-wide part to repair. */
   nat: { healthy: boolean; message: string } | undefined;
   diskPressure: boolean;
-  /** System images for emulators, or the reason why the host runs none. */
+  /** System images for emulators, or the reason why the host runs no emulators. */
   emulators: EmulatorOffer;
   /** Size in bytes of the images that are in use and therefore cannot be removed. */
   heldImageBytes: number;
@@ -157,8 +157,8 @@ function resourceList(amounts: Amounts): Record<string, string> {
 }
 
 /**
- * Returns an image for the Node's list. An image has the size 0 if the host uses its file without a copy. The function leaves out a size of
- * 0, because the API server does the same.
+ * Returns an image for the Node's list. If the host uses the file of an image without a copy, the image has the size 0. The function leaves
+ * out a size of 0, because the API server does the same.
  */
 function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
   return sizeBytes === 0 ? { names } : { names, sizeBytes };
@@ -214,7 +214,10 @@ export function labelsDiffer(node: Readonly<Node>, wanted: Record<string, string
   return Object.entries(wanted).some(([key, value]) => node.metadata.labels?.[key] !== value);
 }
 
-/** Reports whether the status must be written: a value differs, perhaps because others overwrote it, or the heartbeat is old. */
+/**
+ * Reports whether the agent must write the status. This is the case if the heartbeat is old, or if a value differs, for example because
+ * another program overwrote it.
+ */
 export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: number): boolean {
   const { conditions = [], capacity = {}, allocatable = {}, nodeInfo = {}, ...rest } = wanted;
   const current = node.status ?? {};

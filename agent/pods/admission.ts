@@ -178,7 +178,7 @@ export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
     : admission;
 }
 
-/** Returns the claims of all machines and tasks except this Pod's, as `alive` and `leaving` for {@link admit}. */
+/** Returns the claims of all machines and tasks except those of this Pod, as `alive` and `leaving` for {@link admit}. */
 export function claimsBeside(
   pod: Readonly<Pod>,
   claimants: Claimants,

@@ -97,7 +97,7 @@ describe('Android that boots', () => {
   });
 
   it.each<[kind: 'wantsKey' | 'wrong', message: RegExp]>([
-    ['wantsKey', /^ADB wants a key/],
+    ['wantsKey', /^ADB requires a key/],
     ['wrong', /answers, but not as ADB$/],
   ])('says %s without words of the guest', async (kind, message) => {
     const { waits } = await play([{ kind, message: 'HOSTILE' }]);

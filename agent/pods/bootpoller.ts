@@ -30,13 +30,13 @@ const BOOTING: Readonly<Record<Exclude<BootAnswer['kind'], 'booted'>, string>> =
   silent: 'Android is booting; ADB does not answer yet',
   booting: 'Android is booting; ADB answers, and the boot is not complete yet',
   wantsKey:
-    'ADB wants a key, so the host cannot see whether Android has booted; use a system image without this key',
+    'ADB requires a key, so the host cannot see whether Android has booted; use a system image whose ADB requires no key',
   wrong: `Android is booting; port ${ADB_PORT} answers, but not as ADB`,
 };
 const LOST: typeof BOOTING = {
   silent: 'Android has booted, but ADB no longer answers',
   booting: 'Android is booting again; ADB answers, and the boot is not complete yet',
-  wantsKey: 'Android has booted, but ADB now wants a key',
+  wantsKey: 'Android has booted, but ADB now requires a key',
   wrong: `Android has booted, but port ${ADB_PORT} no longer answers as ADB`,
 };
 
@@ -55,8 +55,8 @@ export class BootPoller extends GuestLoops {
   }
 
   /**
-   * If the Pod's emulator runs, starts to ask the emulator regularly. Otherwise stops. If Android had booted before a restart of the agent,
-   * the readiness comes from the Pod's condition `Ready` until the first answer.
+   * If the Pod's emulator runs, starts the regular requests to the emulator. Otherwise ends these requests. If Android had booted before a
+   * restart of the agent, the readiness comes from the Pod's condition `Ready` until the first answer.
    */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     const { uid } = runtime.folder;
@@ -119,7 +119,7 @@ class Answers {
   #last: BootAnswer['kind'] | undefined;
   /** Factor that multiplies the number of failed requests in a row after which the readiness changes. */
   #patience = 1;
-  /** Time of the last change, in milliseconds since the start of this process. */
+  /** Time at which failed requests last changed the readiness, in milliseconds since the start of this process. */
   #changedAt = 0;
 
   /**

@@ -77,7 +77,7 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Starts the work. Until the list of Pods has arrived, only `#fence` acts, because other work removes machines without a Pod in it. */
+  /** Starts the work. Until the list of Pods has arrived, only `#fence` acts. Other work would remove machines whose Pods are unknown. */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);
@@ -152,7 +152,7 @@ export class PodController {
     return next === undefined ? undefined : { requeueAfterMilliseconds: Math.max(1, next - Date.now()) };
   }
 
-  /** If this host's Lease has expired, ends the machines whose Pods the API server does not show as running. Needs no list of Pods. */
+  /** If this host's Lease has expired, ends the machines whose Pods the API server does not show as running. Uses no list of Pods. */
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {
@@ -287,7 +287,7 @@ export class PodController {
     this.#writer.show(pod, status);
   }
 
-  /** Ends a Pod that has no machine and no task: its status shows the reason. If the Pod is being deleted, completes the deletion. */
+  /** Ends a Pod that has no machine and no task. The Pod's status shows the reason. If the Pod is being deleted, completes the deletion. */
   #end(pod: Readonly<Pod>, why: { reason: Reason; message: string; exitCode: number }): undefined {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     this.#writer.show(pod, status, { finish: pod.metadata.deletionTimestamp !== undefined });

@@ -87,7 +87,7 @@ class Growth {
     this.#samples = [];
   }
 
-  /** Returns how many bytes the disk of this machine has grown since its first sample in the window; at least 0. */
+  /** Returns the number of bytes by which the disk of this machine has grown since its first sample in the window; at least 0. */
   of(uid: string): number {
     const first = this.#samples.find(({ sizes }) => sizes.has(uid))?.sizes.get(uid);
     const last = this.#samples.at(-1)?.sizes.get(uid);
@@ -175,8 +175,8 @@ export class DiskGuard {
   }
 
   /**
-   * Lowers `#pauseBelow` if a machine was paused since the last check, so that one pause does not cause the next. The guard, the agent
-   * before its restart, or QEMU can have paused the machine.
+   * Lowers `#pauseBelow` if a machine was paused since the last check, so that one pause does not cause the next pause. The guard, an
+   * earlier process of the agent, or QEMU can be the cause of the pause.
    */
   #noticePauses(machines: readonly GuardedMachine[], free: number, now: number): void {
     const before = this.#pausedSince;

@@ -52,7 +52,7 @@ export async function discardFailed(
 /**
  * Connects an emulator to the network and returns the plan of its start.
  *
- * @throws ReasonedError `VMNotRunning` when the paired VM does not run on this host; other ReasonedError as {@link connectNamespace}.
+ * @throws ReasonedError `VMNotRunning` when the paired VM does not run on this host. Also throws the errors of {@link connectNamespace}.
  */
 export async function prepareEmulator(
   host: Host,

@@ -9,7 +9,7 @@ import { messageOf } from '../../base/errors.ts';
 import type { MachineDocument, MachineEnd, MachineFailure, MachineRecord, OperationKind } from './machine.ts';
 import type { DamagedRecord } from './records.ts';
 
-/** Wait before the second try of a step. The wait doubles after each failure, up to the cap. */
+/** Wait before the second try of a step. The wait doubles after each failure, up to {@link RETRY_CAP_MILLISECONDS}. */
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 60_000;
 /**

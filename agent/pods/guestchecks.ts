@@ -30,8 +30,7 @@ export class GuestChecks {
     this.#poller = new GuestPoller({
       ask: async ({ record, folder }, question) => await driverOf(host, record).askGuest(folder, question),
       changed,
-      onError: (uid, error) =>
-        host.logger.debug({ uid, err: error }, 'A request to a guest agent had no answer'),
+      onError: (uid, error) => host.logger.debug({ uid, err: error }, 'A request to a guest agent failed'),
     });
   }
 

@@ -49,8 +49,8 @@ export class GuestPoller extends GuestLoops {
   }
 
   /**
-   * If the Pod's machine runs, starts to ask its guest agent regularly. Otherwise stops. Until the first answer, the state of the guest
-   * comes from the Pod's last report.
+   * If the Pod's machine runs, starts the regular requests to its guest agent. Otherwise ends these requests. Until the first answer, the
+   * state of the guest comes from the Pod's last report.
    */
   follow(pod: Readonly<Pod>, runtime: Runtime): void {
     const { uid } = runtime.folder;
@@ -99,7 +99,7 @@ export class GuestPoller extends GuestLoops {
 class Poll {
   /** Time until the next request. */
   pauseMilliseconds = SILENT_MILLISECONDS;
-  /** Whether users wait for the guest agent. */
+  /** Whether users wait for the guest agent, because the readiness of the VM depends on the guest agent. */
   readonly #isAwaited: boolean;
   #failures = 0;
   /** Number of unanswered requests in a row after which the connection counts as lost. */

@@ -3,7 +3,7 @@ import type { rest } from '../../base/time.ts';
 
 /** Options of a class that asks guests regularly. */
 export interface LoopOptions {
-  /** Called with a machine's uid when a request to its guest had another result than the request before. */
+  /** Called with a machine's uid when the result of a request to its guest differs from the result of the previous request. */
   changed: (uid: string) => void;
   /** Called when a request failed, or its answer could not be processed. */
   onError: (uid: string, error: unknown) => void;

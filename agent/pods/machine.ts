@@ -69,7 +69,7 @@ export interface MachineRecord {
   driver: string;
   /** Document from the Pod's annotation `berth.dev/machine`. Undefined if the agent found the machine on the host without that document. */
   machine: Machine | undefined;
-  /** Document of an emulator, which has no `machine`. Undefined for VMs. */
+  /** Document of an emulator. Emulators have no field `machine`. Undefined for VMs. */
   emulator?: EmulatorMachine;
   /** Whether Android of an emulator has booted in its present or last run. Undefined for VMs. */
   booted?: boolean;
@@ -174,7 +174,7 @@ export type MachinePhase = Exclude<VMPhase, 'Pending' | 'Scheduled'>;
 
 /** Next action for a machine. */
 export type Step =
-  /** The machine is as wanted. */
+  /** The machine is in its wanted state, so nothing must be done. */
   | { kind: 'settled' }
   | { kind: 'wait'; until: number | undefined; noRoomToSuspend?: string }
   /** Save a change of the machine's record, then plan again. */
@@ -269,8 +269,8 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
 /** Disk space, in bytes, that the saved state of a suspended machine's devices needs. */
 const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
 /**
- * Disk space, in bytes, for the graphics card of a suspended machine. QEMU's default for `max_hostmem` limits the memory that a guest can
- * use there to the same size.
+ * Disk space, in bytes, for the memory of a suspended machine's graphics card. QEMU's default for `max_hostmem` limits this memory to the
+ * same size.
  */
 const SUSPENDED_SCREEN_BYTES = 256 * 1024 * 1024;
 /**

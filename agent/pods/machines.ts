@@ -132,8 +132,8 @@ export class Machines {
   }
 
   /**
-   * Returns a message if the host's disk has too little free space to suspend the machine. Space that other machines need for a suspension
-   * that is under way does not count as free.
+   * Returns a message if the host's disk has too little free space to suspend the machine. If other machines are being suspended, the space
+   * that they need does not count as free.
    */
   #noRoomToSuspend(record: Readonly<MachineRecord>): string | undefined {
     const suspending = [...this.#runtimes.values()].filter(({ operation }) => operation?.kind === 'suspend');

@@ -41,7 +41,7 @@ export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwor
   });
 }
 
-/** Makes the network namespace of an emulator and resolves when the network works. @throws ReasonedError as {@link connect}. */
+/** Makes the network namespace of an emulator and resolves when the network works. @throws the same errors as {@link connect}. */
 export async function connectNamespace(
   host: Host,
   runtime: Runtime,
@@ -126,7 +126,7 @@ async function attach<Connection>(
     }
     host.logger.warn(
       { err: error, uid: record.uid },
-      'A machine was not attached to the network, so the network is checked',
+      'A machine could not be attached to the network, so the agent checks the network',
     );
   }
   await host.monitor.check();

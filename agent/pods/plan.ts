@@ -34,8 +34,8 @@ const DISK_LOST: Reason = 'DiskLost';
 export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Runtime, 'state' | 'unseen'> {
   record: Readonly<MachineRecord>;
   /**
-   * Whether the host's Lease has expired. If the API server does not show a machine's Pod as running, another host can then get the VM of
-   * this machine.
+   * Whether the host's Lease has expired. If it has expired, another host can get the VMs whose Pods the API server does not show as
+   * running.
    */
   fenced: boolean;
   /** Reason why the machine's network is unusable; undefined while the network is usable. */
@@ -81,8 +81,8 @@ function live(situation: Situation, now: number): Step {
 }
 
 /**
- * Returns the pause or unpause that the disk guard requests, unless the machine is already in this state. Other planned steps have
- * priority.
+ * Returns the step `pause` or `unpause` if the disk guard requests it. Returns undefined if the machine is already in the requested state.
+ * Other planned steps have priority.
  */
 function forDisk({ state, diskWish }: Situation): Step | undefined {
   if (state.kind !== 'running' || diskWish === undefined || state.paused === (diskWish === 'pause')) {
@@ -129,7 +129,10 @@ function failureOf(situation: Situation, now: number): MachineFailure | undefine
   return undefined;
 }
 
-/** Returns changes of the record if it does not yet show that the machine runs, or that the machine has ended. */
+/**
+ * Returns the changes for a record that does not yet show that the machine runs or has ended. If the record is up to date, returns
+ * undefined.
+ */
 function noticed(situation: Situation, now: number): Partial<MachineRecord> | undefined {
   const { record, state } = situation;
   if (state.kind === 'running') {
@@ -192,8 +195,8 @@ function towardsSuspended({ noRoomToSuspend }: Situation, now: number): Step {
 }
 
 /**
- * Returns the step for a machine that is off and must stay off. If a user has requested a restart, the step marks this request as done. The
- * step also removes the machine's last end from the record.
+ * Returns the step for a machine that is off and must stay off. If a user has requested a restart, or the record contains the machine's
+ * last end, the step changes the record. The restart then counts as done, and the record no longer contains the end.
  */
 function settledAfter(record: Readonly<MachineRecord>, desired: Desired): Step {
   const restartedAt = desired.restartRequestedAt;

@@ -31,7 +31,7 @@ export type PodRole =
   | { kind: 'task'; task: Task }
   | ({ kind: 'machine'; desired: Desired; desiredHash: string } & MachineDocument);
 
-/** Number of characters of the hash of a `berth.dev/desired` text. 16 suffice to distinguish all texts of one Pod. */
+/** Number of characters of the hash of a `berth.dev/desired` text. 16 characters suffice to distinguish all texts of one Pod. */
 const HASH_LENGTH = 16;
 
 /** Default of Kubernetes for `terminationGracePeriodSeconds`. */
@@ -189,7 +189,7 @@ export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
 /**
  * Returns the deadline of a Pod's deletion; undefined while the Pod is not being deleted. The grace period begins when the agent first sees
  * the deletion, because the clock of the host can differ from that of the API server. If the grace period is shortened later, the new
- * period begins when the agent sees the change. The earlier of both deadlines applies.
+ * period begins when the agent sees the change. The earlier of the two deadlines applies.
  */
 function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['deletion'] {
   const { deletionTimestamp, deletionGracePeriodSeconds: graceSeconds = GRACE_SECONDS } = pod.metadata;

@@ -22,7 +22,10 @@ export function vncPortOf({ automaticPorts }: Readonly<MachineRecord>): number |
   return automaticPorts.find(({ guestPort }) => guestPort === 0)?.hostPort;
 }
 
-/** Returns whether the machine has its ports. A machine keeps its ports until it is removed, or until it has failed and has no process. */
+/**
+ * Returns whether the machine still occupies its ports. A machine keeps its ports until it is removed, or until it has failed and has no
+ * process.
+ */
 export function holdsPorts({ failure, released }: Readonly<MachineRecord>): boolean {
   return failure === undefined || !released;
 }

@@ -71,10 +71,10 @@ function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: Mac
 }
 
 /**
- * Returns the error to throw for a failed start. Another program can take a port after the agent has checked the port and before the machine
- * uses it. If a reserved port is still taken, the error stays the same. Otherwise the returned error has no reason, so that the start is
- * tried again. Then the agent chooses another port in place of a taken one that it chose. A reserved port can be taken for a moment only, for
- * example by the check of another agent on this machine.
+ * Returns the error to throw for a failed start. Another program can take a port after the agent has checked the port and before the
+ * machine uses it. If a reserved port of the machine is still taken, the function returns `error` unchanged. Otherwise it returns an error
+ * without a reason, so that the agent tries the start again. The agent then replaces the taken ports that it had chosen itself. A reserved
+ * port can be taken for only a moment, for example by the check of another agent on this computer.
  */
 export async function explainPortTaken(
   host: PortHost,

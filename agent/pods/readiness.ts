@@ -104,7 +104,8 @@ export class ReadinessProber extends GuestLoops {
   readonly #wait: typeof rest;
 
   /**
-   * `changed` is called with a machine's uid when its readiness has changed. `wait` waits between two checks for a number of milliseconds.
+   * `changed` is called with a machine's uid when its readiness has changed. `wait` is the function that waits between two checks. It takes
+   * the time in milliseconds.
    */
   constructor(changed: (uid: string) => void, wait = rest) {
     super();

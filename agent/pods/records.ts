@@ -7,7 +7,10 @@ import { writeWholeSync } from '../../base/files.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { MachineRecord } from './machine.ts';
 
-/** Version of the format of record files. An agent that finds a higher version was downgraded, and treats the file as unreadable. */
+/**
+ * Version of the format of record files. If a file has a higher version, a newer release of the agent wrote it. The agent then treats the
+ * file as unreadable.
+ */
 const VERSION = 1;
 
 /**

@@ -26,8 +26,8 @@ import { automaticPortsOf, namesOfHeld, portsOf } from './portclaims.ts';
 const STRAY_PREFIX = '/stray-';
 
 /**
- * Creates a record for each machine folder and network attachment without a record, so that machines without a Pod are removed.
- * Reports the images in use to the image store, and the attachments to the network.
+ * Creates a record for each machine folder and network attachment without a record, so that machines without a Pod are removed. Tells the
+ * image store which images are in use, and tells the network driver which machines are attached.
  */
 export async function adoptMachines(host: Host, machines: Runtimes): Promise<void> {
   for (const { uid, path, message } of host.records.damaged) {

@@ -11,7 +11,7 @@ const REPORT_MESSAGE_LENGTH = 512;
 const LONGEST_ESCAPE = 6;
 /** Limit of the message about the display, in characters. All messages of the QEMU driver fit into this limit. */
 const DISPLAY_MESSAGE_LENGTH = 320;
-/** Number of characters that are enough for the key of the message in the report, with its quotes and its comma. */
+/** Upper limit for the number of characters that the key of the message takes in the report, with quotes and comma. */
 const MESSAGE_KEY_LENGTH = 16;
 
 interface ReportFacts extends Pick<MachineReport, 'message'> {
@@ -69,7 +69,9 @@ function displayReport({ state }: Pick<Runtime, 'state'>): Pick<MachineReport, '
   return { display: { ...display, message } };
 }
 
-/** Returns the address and port for ADB of a running emulator; undefined for VMs. `forwardAddress` as in {@link ReportFacts}. */
+/**
+ * Returns the address and port for ADB of a running emulator; undefined for VMs. `forwardAddress` is the same as in {@link ReportFacts}.
+ */
 function adbOf({ record, state, address }: Readonly<Runtime>, forwardAddress: string): MachineReport['adb'] {
   if (record.emulator === undefined || state.kind !== 'running') {
     return undefined;

@@ -34,7 +34,7 @@ export async function prepareSeed(
 
 /**
  * Returns the user data of a machine. If the Secret cannot be read, but an earlier start of the machine had user data, the result is that
- * data. So a machine that has run no longer depends on the Secret.
+ * data. So the machine does not depend on the Secret after its first start.
  */
 async function userDataOf(
   host: Host,

@@ -207,7 +207,10 @@ function machineCondition(
   return condition(MACHINE_CONDITION, phase === 'Running', reason, JSON.stringify(report));
 }
 
-/** Returns a list with the Pod's network condition. Until the network has been checked, the Pod's present condition stays. */
+/**
+ * Returns a list with the Pod's network condition. Until the network has been checked, the list contains the Pod's present condition, if
+ * there is one.
+ */
 function networkCondition(pod: Pod, { runtime: { network } }: MachineView): SaidCondition<SaidReason>[] {
   if (network === undefined) {
     const said = pod.status?.conditions?.find(({ type }) => type === NETWORK_CONDITION);
@@ -270,8 +273,8 @@ function causeOfWait(
 }
 
 /**
- * Returns the final state of the machine's container. A machine without a failure ended because its Pod was deleted. Even in this case, the
- * exit code is not 0, because a Job would treat 0 as success.
+ * Returns the final state of the machine's container. If the machine has not failed, it ended because its Pod was deleted. Even in this
+ * case, the exit code is not 0, because a Job would treat 0 as success.
  */
 function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState['terminated']> {
   const { failure, killed } = record;

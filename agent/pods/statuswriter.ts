@@ -141,8 +141,8 @@ export class StatusWriter {
   }
 
   /**
-   * Deletes the Pod with grace period 0. A Pod with finalizers continues to exist, and then has this grace period. If a Pod already has it,
-   * the function does not delete it again.
+   * Deletes the Pod with grace period 0. A Pod with finalizers continues to exist after this deletion. If the grace period of a Pod is
+   * already 0, the function does not delete the Pod again.
    */
   async #finish(pod: Readonly<Pod>): Promise<void> {
     const { uid = '', deletionGracePeriodSeconds } = pod.metadata;

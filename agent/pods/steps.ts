@@ -48,8 +48,8 @@ async function createVm(host: Host, runtime: Runtime, operation: Operation): Pro
     host.records.update(runtime.record, { created: true, base });
     host.images.cloned(holder);
   } catch (error) {
-    // The machine releases its images after a failure, so that they can be removed until the next attempt. That attempt requests the images
-    // again.
+    // The machine releases its images after a failure, so that the host can remove the images if it needs space. The next attempt requests
+    // the images again.
     host.images.release(holder);
     throw error;
   }
@@ -81,7 +81,7 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   return base;
 }
 
-/** Returns the credentials of the Pod's pull secrets if an image comes from a registry. Images from other sources need none. */
+/** Returns the credentials of the Pod's pull secrets if an image comes from a registry. Images from other sources need no credentials. */
 async function keyringOf(
   host: Host,
   { machine }: MachineRecord,
@@ -127,8 +127,8 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
 
 /**
  * Returns a function that takes the number of bytes fetched so far, and returns the mean speed in bytes per second since its first call.
- * Bytes that an earlier attempt had fetched before the first call do not count. The result is undefined until the speed is known. `now` is
- * a clock in milliseconds.
+ * The speed does not include bytes that an earlier attempt fetched. The result is undefined until the speed is known. `now` is a clock in
+ * milliseconds.
  */
 export function meanSpeed(now = () => performance.now()): (bytes: number | undefined) => number | undefined {
   let first: { bytes: number; at: number } | undefined;
@@ -229,7 +229,7 @@ async function revert(host: Host, { record, folder }: Runtime, operation: Operat
     record,
     'Reverted',
     'Revert',
-    'The disk has the same content again as when the machine was created',
+    'The disk was reverted to the content that it had when the machine was created',
   );
 }
 
@@ -243,8 +243,8 @@ async function release(host: Host, runtime: Runtime, operation: Operation): Prom
   if (state.kind !== 'absent') {
     await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
   }
-  // The failed machine keeps its slot until its data is removed. Otherwise the next machine could start while the disk still has the old
-  // data.
+  // The failed machine keeps its slot until its data is removed. Otherwise the next machine could start while the old data still uses disk
+  // space.
   const change = await discardFailed(host, runtime);
   await host.network.detach(record.uid);
   const killed = graceMilliseconds === 0 || hurry.signal.aborted || Date.now() >= deadline;

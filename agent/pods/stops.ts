@@ -12,12 +12,12 @@ export function isPending(asked: string | undefined, done: string | undefined): 
   return asked !== undefined && asked !== done;
 }
 
-/** Returns whether a machine that does not run stays off. The result is true if the wanted state is unreadable. */
+/** Returns whether a machine that is off must stay off. The result is also true if the wanted state is unreadable. */
 export function wantsOff(desired: Desired | undefined): boolean {
   return desired?.power !== 'Running';
 }
 
-/** Returns whether a machine that ended by itself stays off, so that its VM is Stopped. */
+/** Returns whether a machine that ended by itself must stay off. If it must, its VM is Stopped. */
 export function restsAfter(
   { how }: MachineEnd,
   record: Readonly<MachineRecord>,

@@ -32,7 +32,7 @@ export function machineOf(host: MachineHost, vmUid: string): MachineOnHost | und
   };
 }
 
-/** @throws ReasonedError `VMNotRunning` when the machine of the emulator's VM does not run on this host. */
+/** Checks that the machine of an emulator's VM runs on this host. @throws ReasonedError `VMNotRunning` when the machine does not run. */
 export async function requireRunningVM(host: MachineHost, { vm }: EmulatorMachine): Promise<void> {
   const found = machineOf(host, vm.uid);
   const isWanted = recordOfVM(host, vm.uid)?.running === true;

@@ -345,6 +345,8 @@ it('tells callers that the agent ends', async () => {
   await forwarder.prints(/lost connection to pod/, TOLD_MILLISECONDS);
   expect(await reader.result()).toMatchObject({
     code: 1,
-    stderr: expect.stringContaining('The agent of this host ends; its VMs continue to run, so connect again'),
+    stderr: expect.stringContaining(
+      'The agent of this host is stopping, but the VMs continue to run; connect again',
+    ),
   });
 });

@@ -52,7 +52,10 @@ export interface PortConnection {
   /** Port of the guest, from 1 to 65535. */
   port: number;
   data: Duplex;
-  /** Ends the connection. A message tells the caller the reason. The caller's kubectl then usually ends all its connections. */
+  /**
+   * Ends the connection. If there is a message, the caller gets it as the reason. The caller's kubectl then usually ends all its
+   * connections.
+   */
   end(message?: string): void;
 }
 
@@ -83,7 +86,7 @@ export const COMMAND_PROTOCOLS: readonly string[] = ['v5.channel.k8s.io', 'v4.ch
 
 /**
  * Returns the first of our protocols that the client offers in a header. The function splits the header only at commas. A pattern that also
- * matches the spaces around a comma would be unsafe, because it takes seconds for a long header of spaces.
+ * matches the spaces around a comma could take seconds for a long header of spaces.
  *
  * @throws HttpError 400 when the client offers none of our protocols.
  */
@@ -136,7 +139,7 @@ export async function endStreams(streams: readonly (Duplex | undefined)[]): Prom
   enough.abort();
 }
 
-/** Ends a session that is idle, or whose agent ends. Each call of {@link used} restarts the time limit. */
+/** Ends a session when the session is idle for too long, or when the agent ends. Each call of {@link used} restarts the time limit. */
 export class SessionEnd {
   readonly #timer: NodeJS.Timeout;
   readonly #stop: AbortSignal;
@@ -158,7 +161,7 @@ export class SessionEnd {
     this.#timer.refresh();
   }
 
-  /** Call this function when the session has ended. */
+  /** Stops the timer and removes the listener. Call this function when the session has ended. */
   release(): void {
     clearTimeout(this.#timer);
     this.#stop.removeEventListener('abort', this.#onStop);

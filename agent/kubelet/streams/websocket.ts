@@ -176,7 +176,7 @@ function accept(
   server.on('wsClientError', (error) => {
     throw new HttpError(400, error.message);
   });
-  // `handleUpgrade` is synchronous: before it returns, it calls its callback, or throws the error of the listener above.
+  // `handleUpgrade` is synchronous. Before it returns, it calls either the callback below or the listener above, which throws an error.
   server.handleUpgrade(request, socket, head, (one) => {
     accepted = one;
   });
@@ -215,7 +215,7 @@ export function acceptCommand(
  * Accepts a session for connections to ports, one connection for each `port` of the query. The protocol cannot end one direction of a
  * connection. When the guest ends its direction, the whole connection ends. The session ends with its last connection.
  *
- * @throws HttpError 400 when a port is wrong, the number of ports is wrong, or the client offers no protocol of ours.
+ * @throws HttpError 400 when a port is wrong, the number of ports is wrong, or the client does not offer the agent's protocol.
  */
 export function acceptPorts(
   upgrade: Upgrade,

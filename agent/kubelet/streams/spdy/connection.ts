@@ -1,4 +1,7 @@
-/** The server's end of a SPDY/3.1 connection, as far as Kubernetes uses it: streams that the client opens, without flow control. */
+/**
+ * The server side of a SPDY/3.1 connection, with only the parts that Kubernetes uses. The client opens all streams, and there is no flow
+ * control.
+ */
 import type { Duplex } from 'node:stream';
 import { codeOf } from '../../../../base/errors.ts';
 import { ClientGoneError } from '../session.ts';
@@ -25,7 +28,8 @@ import { SpdyStream, type StreamOwner } from './stream.ts';
 /** Limit of a control frame in bytes. Frames of real clients have about 100 bytes. */
 const CONTROL_BYTES = 16 * 1024;
 /**
- * Largest size in bytes of the control frames that wait for a client who does not read. Thousands of answers to pings fit into this size.
+ * Limit in bytes of the control frames that wait to be sent while the client does not read. Thousands of answers to pings fit into this
+ * limit.
  */
 const WAITING_CONTROL_BYTES = 64 * 1024;
 /** Longest payload of a sent data frame in bytes. Longer data is sent in several frames, so that one stream does not delay the others. */
@@ -34,7 +38,7 @@ const DATA_BYTES = 64 * 1024;
 const SYN_STREAM_BYTES = 10;
 /**
  * Time between two pings of the server. If the client has closed the connection, the write of a ping fails. So the server notices the loss
- * even while a full stream stops it from reading.
+ * even while it does not read, because a stream is full.
  */
 const PING_MILLISECONDS = 30_000;
 
@@ -60,7 +64,7 @@ export class SpdyConnection implements StreamOwner {
   #waitingControl = 0;
   #pings = 0;
 
-  /** Takes a socket whose errors the caller handles. */
+  /** The caller must handle the errors of the socket. */
   constructor(socket: Duplex, options: SpdyOptions) {
     this.#socket = socket;
     this.#options = options;
@@ -93,7 +97,7 @@ export class SpdyConnection implements StreamOwner {
     }
   }
 
-  /** Tells the client that the server accepts no more streams. Closes the connection after all data that waits to be sent. */
+  /** Tells the client that the server accepts no more streams. Closes the connection after all waiting data is sent. */
   close(): void {
     if (!this.#socket.writableEnded && !this.#socket.destroyed) {
       this.#control(goAway(this.#last, GO_AWAY.ok));

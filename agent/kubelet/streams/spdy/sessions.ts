@@ -175,7 +175,7 @@ function isPairType(type: string | undefined): type is 'data' | 'error' {
 }
 
 function portConnection(port: number, data: SpdyStream, error: SpdyStream): PortConnection {
-  // The agent drops all data of this stream, because clients send nothing on it and end it at once.
+  // The agent ignores all data of this stream. Clients send no data on this stream and end it at once.
   error.resume();
   return {
     port,
@@ -187,7 +187,7 @@ function portConnection(port: number, data: SpdyStream, error: SpdyStream): Port
   };
 }
 
-/** Accepts a session for connections to ports. @throws HttpError 400 when the client offers no protocol of ours. */
+/** Accepts a session for connections to ports. @throws HttpError 400 when the client does not offer the agent's protocol. */
 export function acceptPorts(
   upgrade: Upgrade,
   limits: SessionLimits,
