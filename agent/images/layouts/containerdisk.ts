@@ -2,8 +2,8 @@
  * Pulls disks from container images. In one of its layers, such an image has one file (qcow2 or raw) directly below /disk.
  *
  * The agent reads the layers from the uppermost layer down. The first layer with a file directly below /disk provides the disk, and this
- * file must be the only one there. The agent does not fetch lower layers. A layer can hide files of lower layers: by whiteouts of the file
- * or of /disk, or by an opaque /disk. Hidden files are ignored.
+ * file must be the only one there. The agent does not fetch the layers below this layer. A layer can hide a file of lower layers by a
+ * whiteout of the file or of /disk, or by an opaque /disk. The agent ignores hidden files.
  */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
