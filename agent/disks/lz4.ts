@@ -128,7 +128,7 @@ export class AppleLz4Decoder {
 
   /**
    * Decodes most sequences, in a loop that is several times faster than the states of the decoder. The loop leaves other sequences to the
-   * states: invalid ones, those with a length outside the token, and those near the end of the input or output.
+   * states: invalid ones, those with a long length, and those near the end of the input or output.
    */
   #shortSequences(): void {
     const [input, out, begin, start] = [this.#input, this.#out, this.#at, this.#position];

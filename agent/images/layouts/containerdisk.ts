@@ -103,8 +103,7 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
         });
         await removeBlobs(target, count);
       } catch (error) {
-        // The fetched bytes do not make a usable image. They are removed, because a later call that continued with them would fail every
-        // time.
+        // The fetched bytes are not a usable image. They are removed, because every later call that continues with them would also fail.
         if (isLasting(error)) {
           await rm(target.folder, { recursive: true, force: true });
         }
