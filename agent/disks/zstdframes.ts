@@ -8,9 +8,9 @@ import { constants, createZstdDecompress, type ZstdDecompress } from 'node:zlib'
 import { DiskError } from './disk.ts';
 
 /**
- * A frame may require a window of at most 128 MiB. This is the base-2 logarithm of the limit in bytes. `zstd --ultra -22` and `--long` use
- * a window of this size, and it is also the default limit of the decoder. Without a limit, a frame could claim a window of 2^31 bytes, and
- * the decoder would allocate it.
+ * A frame may require a window of at most 128 MiB. The constant is the base-2 logarithm of this limit in bytes. `zstd --ultra -22` and
+ * `--long` use a window of this size, and it is also the default limit of the decoder. Without a limit, a frame could claim a window of
+ * 2^31 bytes, and the decoder would allocate it.
  */
 const LONGEST_WINDOW_LOG = 27;
 

@@ -32,8 +32,8 @@ import { zstdDecoder } from '../../disks/zstdframes.ts';
  */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
 /**
- * The largest accepted zstd window is 64 MiB, the size of the largest chunk. This is the base-2 logarithm of that limit in bytes. The limit
- * saves memory, because several layers are decoded at once.
+ * The largest accepted zstd window is 64 MiB, the size of the largest chunk. The constant is the base-2 logarithm of this limit in bytes.
+ * The limit saves memory, because several layers are decoded at once.
  */
 const WINDOW_LOG = 26;
 /** Bytes that are decoded and hashed at a time. */
