@@ -93,7 +93,7 @@ export function pick({ manifests }: Index, architecture: string, what: string): 
     return found.digest;
   }
   const there = images.map(({ platform }) => `${platform?.os}/${platform?.architecture}`);
-  const list = there.length === 0 ? 'neither linux nor darwin' : printable(there.join(', '));
+  const list = there.length === 0 ? 'systems other than linux and darwin' : printable(there.join(', '));
   throw new ReasonedError(
     'ImageArchitectureMismatch',
     `${what} has no image for ${architecture}; its images are for: ${list}`,
