@@ -12,16 +12,19 @@ const READ_BYTES = 1024 ** 2;
 /** A buffer of at least this size in bytes has memory of its own. Smaller buffers can share their memory with other buffers. */
 const OWN_MEMORY_BYTES = 64 * 1024;
 /**
- * Alignment of direct writes in bytes, one memory page. For each write, the address in memory, the position in the file and the length must
- * be multiples of this number.
+ * Alignment in bytes that direct writes require. It is the size of one memory page. For each direct write, the address in memory, the
+ * position in the file and the length must be multiples of this number.
  */
 const ALIGNMENT_BYTES = 4096;
-/** Step in bytes of the search for an aligned address. Memory is allocated at multiples of 16 bytes, so a smaller step finds no more. */
+/**
+ * The search for an aligned address tries addresses at this distance in bytes. Memory begins at multiples of 16 bytes, so a smaller
+ * distance would find no other address.
+ */
 const STEP_BYTES = 16;
 
 /**
- * Largest number of counted entries: directly in a machine's folder, and also in each of its subfolders with everything below it. A machine
- * has about 30 entries in total.
+ * Largest number of entries (files and folders) that are counted. The limit applies to the entries directly in a machine's folder. It
+ * applies again to each subfolder, with all entries below it. A machine has about 30 entries in total.
  */
 const ENTRIES_LIMIT = 2_000;
 
@@ -31,10 +34,10 @@ export async function allocatedBytes(path: string): Promise<number> {
 }
 
 /**
- * Returns the bytes that all files in a folder use on the disk. A subfolder can belong to the user of an emulator, who can put anything
- * there. Therefore the function does not follow links, and an entry that it cannot read adds 0. In each subfolder, the function counts only
- * the first 2,000 entries, and entries of upper folders come first. Thus many files in one subfolder do not prevent the count of the disks
- * in another subfolder.
+ * Returns the bytes that all files in a folder use on the disk. A subfolder can belong to the user of an emulator, and this user can create
+ * any entries there. Therefore the function does not follow links, and counts 0 bytes for an entry that it cannot read. It counts at most
+ * 2,000 entries of each subfolder, and begins with the upper levels. Because each subfolder has its own limit, many files in one subfolder
+ * do not hide the disks in another subfolder.
  */
 export async function folderBytes(folder: string): Promise<number> {
   let bytes = 0;
@@ -107,9 +110,9 @@ export function freeBuffer({ buffer, byteLength }: Buffer): void {
 }
 
 /**
- * Joins small buffers into larger pieces. The function copies bytes into `piece`, and yields `piece` each time it is full. At the end, it
- * yields the filled part of `piece`. If `piece` is undefined, it yields each buffer unchanged. It releases the memory of all bytes that it
- * has copied or yielded.
+ * Joins small buffers into larger pieces. The function copies the small buffers into `piece`, and yields `piece` each time it is full. At
+ * the end, the function yields the filled part of `piece`. If `piece` is undefined, the function yields each small buffer unchanged. In
+ * both cases, it then releases the memory of the small buffer.
  */
 export async function* gathered(
   pieces: AsyncIterable<Buffer>,
@@ -212,7 +215,7 @@ async function alignedRoom(probe: FileHandle, bytes: number): Promise<Buffer | u
   return undefined;
 }
 
-/** Returns the result of `work`, or undefined if `work` fails with EINVAL. The system refuses direct writes with this error. */
+/** Returns the result of `work`, or undefined if `work` fails with EINVAL. The system reports this error when it refuses a direct write. */
 async function unlessInvalid<T>(work: () => Promise<T>): Promise<T | undefined> {
   try {
     return await work();

@@ -1,6 +1,7 @@
 /**
- * Decoder of Apple's LZ4 streams. Each block begins with `bv41` (decoded size, encoded size, LZ4 block follow), `bv4-` (size, plain bytes
- * follow) or `bv4$` (end). Sizes are 32-bit little-endian numbers. A block can repeat output of earlier blocks.
+ * Decoder of Apple's LZ4 streams. Each block begins with a magic number. After `bv41` come the decoded size, the encoded size and an LZ4
+ * block. After `bv4-` come the size and plain bytes. `bv4$` is the end of the stream. Sizes are 32-bit little-endian numbers. A block can
+ * repeat output of earlier blocks.
  */
 import { BlockHeader, invalid } from './lz4header.ts';
 
@@ -11,17 +12,17 @@ const PIECE_BYTES = 1024 * 1024;
 const MIN_MATCH = 4;
 /** Largest value of a four-bit length in a token. If a length has this value, the next bytes contain the rest of the length. */
 const LONG = 15;
-/** Smallest number of bytes that the decoder copies with methods of Buffer. It copies fewer bytes one by one, which is then faster. */
+/** The decoder copies at least this number of bytes with methods of Buffer. It copies fewer bytes one by one, because this is faster. */
 const SHORT_COPY = 32;
 
 /**
- * A sequence is a token, literals and a match. If both lengths fit into the token, the decoder reads at most `SHORT_INPUT_BYTES` and writes
- * at most `SHORT_OUTPUT_BYTES` for the sequence. The input includes the first byte of the next sequence.
+ * A sequence is a token, literals and a match. If the lengths of literals and match fit into the token, the decoder reads at most
+ * `SHORT_INPUT_BYTES` and writes at most `SHORT_OUTPUT_BYTES`. `SHORT_INPUT_BYTES` includes the first byte of the next sequence.
  */
 const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
 const SHORT_OUTPUT_BYTES = 14 + 14 + MIN_MATCH;
 
-/** States of the decoder. Each determines the meaning of the next byte. In `MATCH`, the decoder first repeats earlier output. */
+/** States of the decoder. The state determines the meaning of the next byte. `MATCH` reads no byte, but repeats earlier output. */
 const HEADER = 0;
 const STORED = 1;
 const TOKEN = 2;
@@ -126,9 +127,8 @@ export class AppleLz4Decoder {
   }
 
   /**
-   * Decodes sequences in a fast loop. The loop ends when a length of a sequence does not fit into its token, or when a whole sequence might
-   * not fit into the rest of the input or of the output. The states of the decoder are several times slower, but they decode every sequence
-   * and refuse invalid sequences. Most sequences need only the loop.
+   * Decodes most sequences, in a loop that is several times faster than the states of the decoder. The loop leaves other sequences to the
+   * states: invalid ones, those with a long length, and those near the end of the input or output.
    */
   #shortSequences(): void {
     const [input, out, begin, start] = [this.#input, this.#out, this.#at, this.#position];

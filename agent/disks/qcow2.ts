@@ -39,7 +39,7 @@ export type Qcow2Verdict = { virtualSizeBytes: number } | { refusal: string };
 
 export interface Qcow2Rules {
   /**
-   * Whether the check accepts a header that names a backing file. If true, the caller must make each program that reads the disk ignore
+   * True if the check accepts a header that names a backing file. The caller must then ensure that all programs that read the disk ignore
    * this name.
    */
   backingIgnored?: boolean;
@@ -175,7 +175,10 @@ function refusalOfTables(header: Header, fileBytes: number): string | undefined 
   ]);
 }
 
-/** Checks the header extensions. They end before the name of the backing file or, without such a name, at the end of the first cluster. */
+/**
+ * Checks the header extensions. If the header names a backing file, the extensions end before this name. Otherwise they end at the end of
+ * the first cluster.
+ */
 function refusalOfExtensions(
   head: Buffer,
   { length, clusterBits, backingOffset }: Header,

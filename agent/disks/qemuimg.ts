@@ -139,7 +139,7 @@ export async function convertToRaw(
       await to.chown(as.uid, as.gid);
     }
     const name = as === undefined ? target : fileName(files.length - 1);
-    // With `-m 1`, the copy makes one request at a time. Guests use the same host disk, and the copy can read through a guest's hypervisor.
+    // Guests use the same host disk, and the copy can read through a guest's hypervisor. With `-m 1`, the copy makes one request at a time.
     // Thus a guest's request waits for at most one request of the copy.
     const parameters = ['-p', '-m', '1', '-O', 'raw', jsonOf(from.node), name];
     const options = { as, files: as === undefined ? [] : files, folder, mark, signal };
@@ -201,8 +201,8 @@ export async function* dataExtents(
 }
 
 /**
- * Returns a value of QEMU's option `object`, by which the agent recognizes the process. The option creates a throttle group with the id
- * `mark` that no disk uses. The group serves as a name, because QEMU has no other argument for a name.
+ * Returns a value for the option `--object` of qemu-img, by which the agent later finds the process. The value defines a throttle group
+ * with the id `mark`. No disk uses this group. It only gives the process a name, because qemu-img has no other argument for a name.
  */
 export function markArgument(mark: string): string {
   return `throttle-group,id=${mark}`;

@@ -148,7 +148,7 @@ describe('a tar archive', () => {
     [
       'is given to all entries',
       entry({ name: 'p', type: 'g', content: pax({ path: 'disk/x' }) }),
-      'a header for all entries sets a name or a size',
+      'a global header (type g) sets a name or a size',
     ],
     [
       'is 10 MiB long',

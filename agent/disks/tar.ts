@@ -148,7 +148,7 @@ function checksum(block: Buffer): number {
   return sum;
 }
 
-/** Parses a header field. If its first bit is set, the bytes after the first are a big-endian number. Otherwise it has octal digits. */
+/** Parses a number in a header. If the first bit is set, a big-endian number follows the first byte. Otherwise the digits are octal. */
 function number(field: Buffer): number {
   if (((field[0] ?? 0) & 0x80) === 0) {
     const digits = text(field).trim();
@@ -188,7 +188,7 @@ async function readExtension(reader: ByteReader, { type, size }: Header): Promis
   const extension = paxExtension(content);
   // Attributes in an entry of type `g` apply to all entries. No name or size is accepted there, because these differ for each entry.
   if (type === 'g' && Object.keys(extension).length > 0) {
-    throw invalid('a header for all entries sets a name or a size');
+    throw invalid('a global header (type g) sets a name or a size');
   }
   return extension;
 }

@@ -24,9 +24,9 @@ const MAGIC_BYTES = 6;
 
 const PIECE_BYTES = 1024 * 1024;
 /**
- * Unpacked size in bytes that is accepted even for very small compressed content. Content is one file from a web server, or all layers of
- * one container image together. Most of a disk is empty, so a small file can become a large disk. The zeros of a disk use no space on the
- * host's disk.
+ * Compressed content may always unpack to this number of bytes, even if the content is very small. The content is one file from a web
+ * server, or all layers of one container image together. Most of a disk is empty, so a small file can become a large disk. This does no
+ * harm, because the zeros use no space on the host's disk.
  */
 const EXPANSION_FREE_BYTES = 64 * 1024 ** 3;
 /**

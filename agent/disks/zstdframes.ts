@@ -1,15 +1,16 @@
 /**
- * Cuts Zstandard content into pieces that end where a frame ends. The content can have several frames in a row, and some of them can be
- * skippable frames. Node's decoder stops at the end of a frame. If the same write contains more bytes, the decoder drops these bytes
- * without an error. The frame format is in RFC 8878, section 3.
+ * Cuts Zstandard content into pieces that do not go beyond the end of a frame. The reason is that Node's decoder stops at the end of a
+ * frame. If the same write contains more bytes, the decoder drops these bytes without an error. The content can have several frames, and
+ * some of them can be skippable frames. The frame format is in RFC 8878, section 3.
  */
 import { Transform, type TransformCallback } from 'node:stream';
 import { constants, createZstdDecompress, type ZstdDecompress } from 'node:zlib';
 import { DiskError } from './disk.ts';
 
 /**
- * Base-2 logarithm of the largest window in bytes that a frame may require: 128 MiB. `zstd --ultra -22` and `--long` use this size, and the
- * decoder has it as default limit. Without a limit, a frame could claim a window of 2^31 bytes, and the decoder would allocate it.
+ * A frame may require a window of at most 128 MiB. The constant is the base-2 logarithm of this limit in bytes. `zstd --ultra -22` and
+ * `--long` use a window of this size, and it is also the default limit of the decoder. Without a limit, a frame could claim a window of
+ * 2^31 bytes, and the decoder would allocate it.
  */
 const LONGEST_WINDOW_LOG = 27;
 
@@ -27,8 +28,8 @@ const SKIPPABLE_MASK = 0xfffffff0;
 const BLOCK_HEADER_BYTES = 3;
 const CHECKSUM_BYTES = 4;
 /**
- * Lengths in bytes of two fields of the frame header: the dictionary's id and the content's size. The header has a flag for each field. The
- * flag's value is the index of the field's length in the field's list.
+ * Possible lengths in bytes of two fields in the frame header: the id of the dictionary, and the size of the content. For each field, the
+ * header has a flag. The value of this flag is an index into the list of possible lengths.
  */
 const DICTIONARY_ID_BYTES = [0, 1, 2, 4];
 const CONTENT_SIZE_BYTES = [0, 2, 4, 8];
@@ -36,13 +37,13 @@ const CONTENT_SIZE_BYTES = [0, 2, 4, 8];
 type Header = 'magic' | 'skipSize' | 'descriptor' | 'block';
 /** State of the parser, which determines the meaning of the next bytes. */
 type State =
-  /** A header follows. The parser needs `need` bytes of the header together before it can parse them. */
+  /** A header follows. The parser collects `need` bytes of the header before it parses them. */
   | { at: Header; need: number }
   /** The next `left` bytes are not parsed. The header `next` follows these bytes. */
   | { at: 'body' | 'skipped'; left: number; next: Header };
 
 /**
- * Passes the bytes of frames on in pieces, and drops skippable frames. No piece goes beyond the end of a frame. The stream fails with a
+ * Outputs the bytes of frames in pieces, and drops skippable frames. No piece goes beyond the end of a frame. The stream fails with a
  * DiskError if the content is broken.
  */
 export class ZstdFrames extends Transform {
@@ -86,8 +87,8 @@ export class ZstdFrames extends Transform {
   }
 
   /**
-   * Returns whether the parser passes the next bytes on at once. It collects all four bytes of a frame's magic number first, because they
-   * show whether the frame is skippable. It never passes on the bytes of a skippable frame.
+   * Returns whether the stream outputs the next bytes at once. It first collects the four bytes of a magic number, because they show
+   * whether the frame is skippable. It never outputs bytes of a skippable frame.
    */
   #passes(): boolean {
     return this.#state.at !== 'magic' && this.#state.at !== 'skipSize' && this.#state.at !== 'skipped';

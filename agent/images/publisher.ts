@@ -150,7 +150,7 @@ export class Publisher {
   }
 
   /**
-   * Makes the folder of the image storage accessible only for the agent, because the folder contains users' disks. Does nothing if the
+   * Makes the folder of the image storage accessible only to the agent, because the folder contains users' disks. Does nothing if the
    * folder does not exist.
    */
   async protectFolder(): Promise<void> {

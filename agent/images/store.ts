@@ -63,7 +63,7 @@ export interface ImageStore {
    * If machines run from an image, the image loses its names at once. Its file is removed when the last of these machines releases it.
    */
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
-  /** While less than `minimumFree` bytes are free on the disk, removes fetches that are not running and images that nobody needs. */
+  /** Removes fetches that are not running and images that nobody needs, until at least `minimumFree` bytes of the disk are free. */
   relieve(): Promise<void>;
   /** Runs `work` with `bytes` of disk space reserved in `folder`. @throws ReasonedError `DiskFull` if there is too little space. */
   withRoom<T>(
@@ -94,8 +94,8 @@ export interface HostImageStoreOptions extends SpaceLimits {
   /** Networks of the cluster's Pods, Services and Nodes. Images from these networks are allowed only if `registries` names their server. */
   clusterCIDRs?: readonly string[];
   /**
-   * Addresses of this host, for example an address that another device translates. The addresses of its network interfaces are always
-   * added.
+   * Further addresses of this host, for example a public address that a router translates (NAT). The addresses of its network interfaces
+   * are always added.
    */
   ownAddresses?: readonly string[];
   /** Servers for which any address is allowed. A `credentialsFile` is for the cluster's own storage only. */

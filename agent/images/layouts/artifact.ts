@@ -32,8 +32,8 @@ import { zstdDecoder } from '../../disks/zstdframes.ts';
  */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
 /**
- * Base-2 logarithm of the largest accepted zstd window in bytes: 64 MiB, the size of the largest chunk. The limit saves memory, because
- * several layers are decoded at once.
+ * The largest accepted zstd window is 64 MiB, the size of the largest chunk. The constant is the base-2 logarithm of this limit in bytes.
+ * The limit saves memory, because several layers are decoded at once.
  */
 const WINDOW_LOG = 26;
 /** Bytes that are decoded and hashed at a time. */
@@ -89,8 +89,8 @@ interface Work {
   disk: SparseFile;
   path: string;
   /**
-   * Offset in bytes of each content that is already on the disk. The key is the digest of the layer with this content. If a later chunk has
-   * the same layer, its content is copied from this offset.
+   * Offsets on the disk, in bytes, of the layers whose content is already there. The key is the digest of the layer. If a later chunk has
+   * the same layer, the content is copied from this offset.
    */
   written: Map<string, number>;
   /** Buffer that collects decoded bytes until there are enough to write. Undefined if the file does not support direct writes. */
@@ -253,7 +253,7 @@ async function* decoded(compressed: Buffer, digest: string): AsyncGenerator<Buff
   }
 }
 
-/** Returns the digest of the bytes as `sha256:<hex>`. Other work runs between the pieces that are hashed. */
+/** Returns the digest of the bytes as `sha256:<hex>`. The function hashes the bytes in pieces, and other work runs between two pieces. */
 export async function digestOf(bytes: Buffer): Promise<string> {
   const hash = createHash('sha256');
   for (let at = 0; at < bytes.length; at += HASH_BYTES) {

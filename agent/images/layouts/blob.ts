@@ -30,10 +30,10 @@ export interface BlobSource {
 }
 
 /**
- * Fetches a blob to the file `path` and verifies it. During the transfer, `read` receives the content in order, as far as it has arrived.
- * The function returns the result of `read` only after the blob is verified. `name` identifies the blob's parts in the journal, so that a
- * later call can continue. If both the digest is wrong and `read` fails, the function throws the error of the digest, because wrong bytes
- * can make `read` fail.
+ * Fetches a blob to the file `path` and verifies it. During the transfer, `read` receives the bytes in order, while they arrive. The
+ * function returns the result of `read` only after the blob is verified. `name` identifies the blob's parts in the journal, so that a later
+ * call can continue. If the digest is wrong and `read` also fails, the function throws the error about the digest. The reason is that wrong
+ * bytes can cause the failure of `read`.
  *
  * @throws ReasonedError `DigestMismatch` when the digest differs; otherwise the error of the transfer or of `read`.
  */

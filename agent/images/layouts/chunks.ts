@@ -37,8 +37,8 @@ export async function readChunkTable(folder: string): Promise<Chunk[]> {
 }
 
 /**
- * Returns a function that finds content by its digest in disks of this host. If several chunks have the same content, the function returns
- * the position of the first of these chunks.
+ * Returns a function that searches disks of this host for content with a given digest. If several chunks have this content, the returned
+ * function gives the position of the first one.
  */
 export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[] }[]): ContentLookup {
   const places = new Map<string, { path: string; offset: number; length: number }>();

@@ -2,8 +2,8 @@
  * Pulls disks from container images. In one of its layers, such an image has one file (qcow2 or raw) directly below /disk.
  *
  * The agent reads the layers from the uppermost layer down. The first layer with a file directly below /disk provides the disk, and this
- * file must be the only one there. The agent does not fetch lower layers. A layer can hide files of lower layers: by whiteouts of the file
- * or of /disk, or by an opaque /disk. Hidden files are ignored.
+ * file must be the only one there. The agent does not fetch the layers below this layer. A layer can hide a file of lower layers by a
+ * whiteout of the file or of /disk, or by an opaque /disk. The agent ignores hidden files.
  */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -103,8 +103,7 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
         });
         await removeBlobs(target, count);
       } catch (error) {
-        // The fetched bytes do not make a usable image. They are removed, because a later call that continued with them would fail every
-        // time.
+        // The fetched bytes are not a usable image. They are removed, because every later call that continues with them would also fail.
         if (isLasting(error)) {
           await rm(target.folder, { recursive: true, force: true });
         }

@@ -1,8 +1,9 @@
 /**
- * Berth's own layout of a disk in a registry. The disk is cut into chunks of the same size. Each chunk that is not all zeros is a layer,
- * which consists of one zstd frame. Chunks with the same content share a layer. The configuration has the format of an image configuration,
- * so that tools for images can read it. In container images, `rootfs.diff_ids` contains the digests of the uncompressed archives. Here it
- * contains the digests of the uncompressed chunks. Fields that only a disk has are below the key `dev.berth.disk`.
+ * Berth's own layout of a disk in a registry. The disk is cut into chunks of the same size. A chunk that contains only zeros is not stored.
+ * Every other chunk is stored as a layer, which consists of one zstd frame. Chunks with the same content share a layer. The configuration
+ * has the format of an image configuration, so that tools for images can read it. In container images, `rootfs.diff_ids` contains the
+ * digests of the uncompressed archives. Here it contains the digests of the uncompressed chunks. Fields that only a disk has are below the
+ * key `dev.berth.disk`.
  */
 import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
@@ -21,8 +22,8 @@ const GIB = 1024 * MIB;
 /** Size of a chunk in bytes. Larger chunks do not compress better. Smaller chunks need more requests and larger manifests. */
 const CHUNK_BYTES = 16 * MIB;
 /**
- * Size in bytes of the largest disk that is cut into chunks of 16 MiB. A larger disk has larger chunks. Otherwise its manifest could come
- * near the 4 MiB that registries accept.
+ * Size in bytes of the largest disk that is cut into chunks of 16 MiB. A larger disk has larger chunks. With small chunks, its manifest
+ * could become almost as large as the 4 MiB that registries accept.
  */
 const CHUNK_DISK_LIMIT_BYTES = 128 * GIB;
 const LARGE_CHUNK_BYTES = 64 * MIB;
@@ -42,7 +43,7 @@ const layoutSchema = z.object({
   virtualSize: z.number().int().positive().max(DISK_LIMIT_BYTES).multipleOf(SECTOR_BYTES),
   chunkSize: z.number().int().min(SECTOR_BYTES).max(LARGE_CHUNK_BYTES).multipleOf(SECTOR_BYTES),
   /**
-   * Pairs of two indexes. The first index is of a chunk on the disk, and the second is of the layer with the content of this chunk. The
+   * Pairs of two indexes. The first index names a chunk of the disk. The second index names the layer with the content of this chunk. The
    * pairs are in ascending order of chunks. A chunk without a pair contains only zeros.
    */
   map: z.array(z.tuple([count, count])),

@@ -1,7 +1,4 @@
-/**
- * The layouts of published disks that this agent reads. If a layout recognises a manifest, it plans the pull. The first such layout is
- * used.
- */
+/** The layouts of published disks that this agent can read. The first layout that recognises a manifest plans the pull of this manifest. */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { planArtifact } from './artifact.ts';
 import { planContainerDisk } from './containerdisk.ts';
@@ -14,7 +11,7 @@ import { planTart } from './tart.ts';
  * anything, so this layout could also accept images of other layouts.
  */
 const LAYOUTS: readonly PlanPull[] = [planArtifact, planTart, planContainerDisk];
-/** A message lists the media types of an unknown manifest in at most this number of characters. */
+/** Largest number of characters for the media types in the message about an unknown manifest. */
 const TYPES_LENGTH = 500;
 
 /**

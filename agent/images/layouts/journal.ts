@@ -13,8 +13,8 @@ export interface Journal {
   readonly fresh: boolean;
   has(entry: string): boolean;
   /**
-   * Adds an entry. First the data of `file`, and then the entry, is written to the disk. The promise resolves after both writes. Entries
-   * that are added at the same time share one write.
+   * Adds an entry. The journal first writes the data of `file` to the disk, and then the entry. The promise resolves after both writes.
+   * Entries that are added at the same time share one write.
    */
   add(entry: string, file: FileHandle): Promise<void>;
   close(): Promise<void>;

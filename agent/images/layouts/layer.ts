@@ -40,13 +40,14 @@ export interface Covering {
 /** Largest number of unpacked bytes that all layers of an image may have together. */
 export interface Allowance {
   readonly limitBytes: number;
-  /** Bytes of the limit that the layers have not used yet. */
+  /** Part of `limitBytes` that the layers read so far have not used. */
   leftBytes: number;
 }
 
 /**
- * Extracts the only file below /disk of a layer to the sparse file `disk`. Returns false when the layer has no such file, or when upper
- * layers hide the file. Adds to `covering` the names that this layer hides. Subtracts the unpacked size of the layer from `allowance`.
+ * Extracts the only file below /disk from a layer, and writes it to the sparse file `disk`. Returns false when the layer has no such file,
+ * or when upper layers hide the file. Adds to `covering` the names that this layer hides. Subtracts the unpacked size of the layer from
+ * `allowance`.
  *
  * @throws ReasonedError or DiskError when the layer cannot be used.
  */
@@ -107,7 +108,7 @@ class Walk {
   readonly #hides = new Set<string>();
   #opaque = false;
   #entries = 0;
-  /** Largest number of bytes that the entries not yet read may have together. */
+  /** Largest total size in bytes of the entries that the walk has not read yet. */
   #leftBytes: number;
   #found: string | undefined;
 

@@ -109,7 +109,7 @@ export async function publishDisk(disk: DiskToPublish, options: PublishOptions):
 type Layer = Pick<Chunk, 'rawDigest' | 'digest' | 'size'>;
 
 /**
- * Returns the layers in the order in which the disk uses them first, and the map from chunks to layers. With this fixed order, equal disks
+ * Returns the layers in the order of their first chunk on the disk, and the map from chunks to layers. With this fixed order, equal disks
  * become equal artifacts.
  */
 function arranged(places: ReadonlyMap<number, Layer>): {

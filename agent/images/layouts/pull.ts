@@ -1,6 +1,6 @@
 /**
- * Types and functions for the pull of an image's disk from a registry. All layouts of published disks share them, and each layout has its
- * own file.
+ * Types and functions for the pull of an image's disk from a registry. All layouts of published disks use them. The code of each layout is
+ * in a file of its own.
  */
 import { machineSchema } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -32,7 +32,8 @@ export interface PullPlan {
   /**
    * Fetches and verifies `target.disk`. Continues the work of an interrupted call. Does nothing when an earlier call has finished.
    *
-   * @throws ReasonedError, or an error of the host's disk or of the fetched disk, which {@link asReasonedError} translates.
+   * @throws ReasonedError, or an error about the host's disk or the fetched disk. {@link asReasonedError} converts this error to a
+   * ReasonedError.
    */
   run(target: PullTarget, options: PullOptions): Promise<void>;
 }
@@ -79,8 +80,8 @@ const ARCHITECTURES: ReadonlySet<string> = new Set(machineSchema.shape.architect
 const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
 
 /**
- * Refuses an image whose architecture differs from the machine's, because the machine would never boot. Callers check this before they
- * fetch the disk. `name` is the name of the image in messages. `said` is the architecture that the image states, as in an OCI
+ * Refuses an image whose architecture differs from the machine's, because the machine would never boot. Callers use this function before
+ * they fetch the disk. `name` is the name of the image in messages. `said` is the architecture that the image states, as in an OCI
  * configuration. If `said` is undefined, the image fits every machine. If `wanted` is undefined, the function checks nothing.
  *
  * @throws ReasonedError `ImageArchitectureMismatch` with both architectures when the two differ.
@@ -102,8 +103,8 @@ export function checkArchitecture(
 }
 
 /**
- * Converts a failure of this host's disk or of the fetched disk to a ReasonedError. Returns any other failure unchanged. `what` is the name
- * of the image in messages.
+ * Converts an error about this host's disk or the fetched disk to a ReasonedError. Returns any other error unchanged. `what` is the name of
+ * the image in messages.
  */
 export function asReasonedError(error: unknown, what: string): unknown {
   if (error instanceof DiskError) {

@@ -30,8 +30,8 @@ const DIGEST = 'org.cirruslabs.tart.uncompressed-content-digest';
 const DISK_SIZE = 'org.cirruslabs.tart.uncompressed-disk-size';
 
 /**
- * Number of layers that are fetched at the same time. Tart uses the same number. For each of these layers, the decoder needs a window and a
- * piece of 1 MiB in memory.
+ * Number of layers that are fetched at the same time. Tart uses the same number. For each of these layers, the decoder needs memory for a
+ * window of 64 KiB and a piece of 1 MiB.
  */
 const LAYERS_AT_ONCE = 4;
 const CONFIG_LIMIT_BYTES = 1024 * 1024;

@@ -1,6 +1,6 @@
 /**
- * The catalog of a store's images. It contains their names, their holders (who needs them), and the order in which images are removed when
- * disk space is needed.
+ * The catalog of a store's images. It contains the names of the images and their holders: the machines, cache entries and tasks that need
+ * them. It also determines the order in which images are removed when disk space is needed.
  */
 import type { Logger } from 'pino';
 import { Serial } from '../../../base/serial.ts';
@@ -15,8 +15,8 @@ const ENTRY = 'entry/';
  */
 const SHARED_LIMIT = 256;
 /**
- * Largest number of names of one image. If there are more names, only the latest are kept. So many names for the same content are a mistake
- * or an attack.
+ * Largest number of names of one image. If there are more names, only the latest are kept. More names for the same content come from a
+ * mistake or an attack.
  */
 const NAMES_LIMIT = 64;
 /** Prefix of the names of Image and ISO objects. All other names are references, which begin with the host of a registry. */
@@ -61,7 +61,10 @@ export class Catalog {
 
   async load(): Promise<void> {
     const found = await this.#layout.load((problem) => {
-      this.#logger.error(problem, 'metadata of an image cannot be read; its files stay on the disk');
+      this.#logger.error(
+        problem,
+        'The metadata of an image cannot be read, and the files of the image stay on the disk',
+      );
     });
     for (const stored of found) {
       this.#images.set(stored.id, stored);
@@ -181,7 +184,7 @@ export class Catalog {
 
   /**
    * Removes images that have neither a name nor a holder, because nobody can use them. If there are too many shared files without a holder,
-   * the function also removes from the catalog the shared files that were used longest ago.
+   * the function also removes the least recently used of these files from the catalog.
    */
   async sweep(): Promise<void> {
     const free = this.all().filter(({ id }) => !this.#holders.isHeld(id));
@@ -204,8 +207,8 @@ export class Catalog {
   }
 
   /**
-   * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. The use
-   * of an image does not change the order: images are sorted by size, then by name.
+   * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. Both
+   * groups are sorted by size, and then by name. Thus the use of an image does not change the order.
    */
   list(): StoredImage[] {
     const listed = this.all().map(({ metadata }) => ({

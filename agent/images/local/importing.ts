@@ -46,7 +46,7 @@ export interface Import {
   id: ImageId;
   /** Text that names the content and its source in messages. */
   what: string;
-  /** Largest number of bytes of disk space that the import needs, as far as known in advance. */
+  /** Disk space in bytes that the import needs, as far as it is known in advance. */
   roomBytes: number;
   format: ImageFormat;
   metadata: Pick<Metadata, 'digest' | 'architecture'>;
@@ -138,7 +138,7 @@ export class Importing {
     const { layout, catalog } = this.#parts;
     const present = catalog.get(id);
     if (present !== undefined) {
-      // Another import has stored the same content in the meantime, so the content of this import is superfluous.
+      // Another import has stored the same content in the meantime, so the content of this import is not needed.
       await layout.dropPartial(folder);
       return present;
     }

@@ -12,7 +12,7 @@ export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
 /**
  * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest can write these bytes to the beginning of its raw disk. With `Auto`,
- * Berth then reads this disk as a qcow2 image. Berth uses the image, or refuses the disk if the image is not usable.
+ * Berth then treats this disk as a qcow2 image. Berth refuses the disk if this image is not usable.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const READABLE_BY_OTHERS = 0o004;
@@ -79,8 +79,8 @@ async function beginning(file: FileHandle): Promise<{ isQcow2: boolean; size: nu
 }
 
 /**
- * Returns the virtual size of a qcow2 image in bytes. Berth checks the header first. Only if the header passes this check, qemu-img
- * receives the file.
+ * Returns the virtual size of a qcow2 image in bytes. Berth checks the header first. qemu-img reads the file only if the header passes this
+ * check.
  */
 async function virtualSizeOf(
   { file, path }: { file: FileHandle; path: string },
@@ -133,7 +133,7 @@ async function requireReadable(
   if (!isReadable && owner !== uid) {
     throw new ReasonedError(
       'ImageInvalid',
-      `Only root may read ${path}: make it readable for everybody or for the group ${gid} (machines.users)`,
+      `Programs that inspect images cannot read ${path}: make the file readable for everybody or for the group ${gid} (machines.users)`,
     );
   }
 }

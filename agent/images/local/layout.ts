@@ -158,7 +158,7 @@ export class Layout {
   }
 
   async save(id: ImageId, metadata: Metadata): Promise<void> {
-    // Only an image that is used without a copy can lack a folder here. The folder of any other image has existed since its fetch.
+    // Only an image that is used without a copy might not have a folder yet. Any other image has its folder since its fetch.
     if (metadata.path !== undefined) {
       await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
     }
@@ -170,7 +170,9 @@ export class Layout {
     await unlessMissing(utimes(join(this.folder(id), METADATA), time, time));
   }
 
-  /** Gives the inspecting programs read access to the disk. If the agent stops after this step, the next request resumes the fetch. */
+  /**
+   * Gives the programs that inspect the disk the right to read it. If the agent stops after this step, the next request resumes the fetch.
+   */
   async letRead(disk: string): Promise<void> {
     await chmod(disk, DISK_MODES.unfinished);
     if (this.#readers !== undefined) {
@@ -193,7 +195,7 @@ export class Layout {
     renameSync(partial, this.folder(id));
   }
 
-  /** Syncs the move by {@link place} to the disk, and removes the files that are left from the import. */
+  /** Completes the work of {@link place}: syncs the move to the disk, and removes the files that are left from the import. */
   async tidy(id: ImageId): Promise<void> {
     await sync(dirname(this.folder(id)));
     await prune(this.folder(id));

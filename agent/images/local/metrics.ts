@@ -15,7 +15,7 @@ export function imageMetrics(
   return {
     bytes: new Gauge({
       name: 'berth_image_store_bytes',
-      help: 'Bytes that images take on the disk of this host, including unfinished ones',
+      help: 'Bytes that images and unfinished fetches of images take on the disk of this host',
       registers,
       async collect() {
         this.set(await usage.used());
@@ -31,18 +31,18 @@ export function imageMetrics(
     }),
     evictions: new Counter({
       name: 'berth_image_store_evictions_total',
-      help: 'Images removed from this host to make room',
+      help: 'Images removed from this host to free disk space',
       registers,
     }),
     pulls: new Counter({
       name: 'berth_image_pulls_total',
-      help: 'Images fetched from registries and over http, by result',
+      help: 'Fetches of images from registries and over http, by result',
       labelNames: ['result'] as const,
       registers,
     }),
     pulledBytes: new Counter({
       name: 'berth_image_pulled_bytes_total',
-      help: 'Bytes of images that came over the network',
+      help: 'Bytes of images that this host received over the network',
       registers,
     }),
   };

@@ -43,7 +43,7 @@ export interface Watched {
   /** Signal that aborts when the host's disk becomes full, which is possible despite the reservation. */
   signal: AbortSignal;
   /**
-   * Reserves disk space for all bytes of the work. The work calls this function when it learns its total number of bytes.
+   * Reserves disk space for all bytes of the work. The work calls this function when its total number of bytes becomes known.
    *
    * @throws ReasonedError `DiskFull` when there is too little disk space.
    */
@@ -58,7 +58,9 @@ interface Evictable {
 export class Space {
   readonly #options: SpaceOptions;
   readonly #claims = new Set<Claim>();
-  /** Queue through which space is freed and reserved for only one claim at a time. Otherwise two claims could reserve the same bytes. */
+  /**
+   * Queue of claims. Space is freed and reserved for only one claim at a time, because two claims could otherwise reserve the same bytes.
+   */
   readonly #making = new Serial();
 
   constructor(options: SpaceOptions) {
@@ -103,7 +105,7 @@ export class Space {
     }
   }
 
-  /** While less than `minimumFree` bytes are free, removes fetches that are not running, and images that nobody needs. */
+  /** Removes fetches that are not running, and then images that nobody needs, until at least `minimumFree` bytes are free. */
   async relieve(): Promise<void> {
     await this.#making.run(() => this.#relieve());
   }

@@ -1,7 +1,7 @@
 /**
- * Rules for the network addresses from which the agent fetches images. The rules are necessary because a user who names an image makes this
- * host open a connection. The agent refuses connections to the host's own services, to a cloud's metadata and to the cluster. An
- * administrator can configure exceptions.
+ * Rules for the network addresses from which the agent fetches images. The rules are necessary because a user who names an image also
+ * chooses the server to which this host connects. The agent refuses connections to the host's own services, to metadata services of clouds,
+ * and to the cluster. An administrator can configure exceptions.
  */
 import { lookup } from 'node:dns';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
@@ -11,12 +11,13 @@ import { apiHost } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 export interface AddressRules {
-  /** True to allow addresses of this host itself and link-local addresses, for example for a mirror beside the agent. */
+  /** True to allow addresses of this host itself and link-local addresses, for example for a mirror on this host. */
   allowLoopback: boolean;
   /** Networks of the cluster's Pods, Services and Nodes. */
   clusterCIDRs?: readonly string[];
   /**
-   * Addresses of this host, for example an address that another device translates. The addresses of the host's interfaces are always added.
+   * Further addresses of this host, for example a public address that a router translates (NAT). The addresses of the host's network
+   * interfaces are always added.
    */
   ownAddresses?: readonly string[];
   /** Servers for which any address is allowed. Their hosts have the form of references: `registry.example:5000`. */
@@ -52,10 +53,10 @@ const NAT64 = '64:ff9b::';
 const NAT64_BITS = 96;
 
 /**
- * Addresses that no image server has: multicast groups, reserved and site-local (RFC 3879) addresses, and IPv6 addresses that embed an IPv4
- * address in an unusual form. These forms are IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), a network's own NAT64 prefix (RFC
- * 8215), Teredo (RFC 4380) and 6to4 (RFC 7526). The list does not contain IPv4-mapped addresses. Such an address is checked as the IPv4
- * address that it contains.
+ * Addresses that no image server has: multicast groups, reserved addresses and site-local addresses (RFC 3879). The list also contains
+ * unusual IPv6 addresses that embed an IPv4 address. They are IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), of a network's own
+ * NAT64 prefix (RFC 8215), Teredo (RFC 4380) or 6to4 (RFC 7526). IPv4-mapped addresses are not in the list, because they are checked as the
+ * IPv4 addresses that they contain.
  */
 const SPECIAL = [
   '192.0.0.0/24',
@@ -70,7 +71,7 @@ const SPECIAL = [
   'ff00::/8',
 ];
 
-const OUTSIDE = 'to allow a server there, name it in images.registries of the agent';
+const OUTSIDE = 'to allow a server at this address, name the server in images.registries of the agent';
 
 export class Addresses {
   readonly #rules: AddressRules;
@@ -85,8 +86,9 @@ export class Addresses {
   }
 
   /**
-   * Returns a connector for undici. The connector looks up a host name only once, and uses only the addresses that it checked. A second
-   * look-up could return other addresses. If a connection is refused, it fails with a ReasonedError before anything is sent.
+   * Returns a connector for undici. The connector looks up a host name only once, and uses only the addresses that it checked. The reason
+   * is that a second look-up could return other addresses. If the rules refuse an address, the connection fails with a ReasonedError before
+   * anything is sent.
    */
   connector(options: buildConnector.BuildOptions): buildConnector.connector {
     const connectAnywhere = buildConnector(options);
@@ -108,8 +110,8 @@ export class Addresses {
   }
 
   /**
-   * Returns the reason why the agent must not fetch from `address`, or undefined if the address is allowed. The reason is text that follows
-   * the word "is" in a message.
+   * Returns the reason why the agent must not fetch from `address`, or undefined if the address is allowed. The reason is text such as "a
+   * reserved address", which follows the address in a message.
    */
   refusal(address: string): string | undefined {
     const [plain = '', zone] = address.split('%');

@@ -68,7 +68,7 @@ export class Session {
   }
 
   /**
-   * Sends a request once. If its authorization must be renewed, sends it a second time.
+   * Sends a request. If the registry does not accept the authorization and another one is available, the function sends the request again.
    *
    * @throws ReasonedError, or TransientError when another try can help.
    */

@@ -86,14 +86,14 @@ export function parseManifest(bytes: Buffer, contentType: string, what: string):
  * @throws ReasonedError `ImageArchitectureMismatch` when the index has no such image.
  */
 export function pick({ manifests }: Index, architecture: string, what: string): string {
-  // The function considers only entries for linux or darwin. Other entries of an index, such as attestations, are no images.
+  // The function considers only entries for linux or darwin. Other entries of an index, such as attestations, are not images.
   const images = manifests.filter(({ platform }) => platform !== undefined && SYSTEMS.has(platform.os));
   const found = images.find(({ platform }) => platform?.architecture === architecture);
   if (found !== undefined) {
     return found.digest;
   }
   const there = images.map(({ platform }) => `${platform?.os}/${platform?.architecture}`);
-  const list = there.length === 0 ? 'neither linux nor darwin' : printable(there.join(', '));
+  const list = there.length === 0 ? 'systems other than linux and darwin' : printable(there.join(', '));
   throw new ReasonedError(
     'ImageArchitectureMismatch',
     `${what} has no image for ${architecture}; its images are for: ${list}`,

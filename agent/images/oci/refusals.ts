@@ -46,7 +46,7 @@ export async function refusal(response: Response, asked: Asked): Promise<Reasone
 }
 
 /**
- * Reads the body of a response, which should be small. Returns undefined when the body is larger than `limitBytes`.
+ * Reads the whole body of a response into memory. Returns undefined when the body is larger than `limitBytes`.
  *
  * @throws ReasonedError or TransientError from {@link networkError} when the transfer fails.
  */
@@ -86,7 +86,7 @@ function reasonFor(status: number, code: string | undefined): Reason {
 function hintFor(status: number, hasCredential: boolean): string {
   if (status === 401 || status === 403) {
     return hasCredential
-      ? '; the given credentials do not allow this'
+      ? '; the given credentials do not allow this request'
       : '; the image needs credentials (imagePullSecrets), or it does not exist';
   }
   return status === 404 && !hasCredential

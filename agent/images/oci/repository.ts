@@ -26,7 +26,7 @@ const INDEX_DEPTH = 3;
 /** HTTP status with which a registry answers a DELETE request if its configuration forbids removals. */
 const NOT_ALLOWED = 405;
 
-/** Client of all registries from which images are pulled and to which images are pushed. They share one pool of connections. */
+/** Client of all registries from which images are pulled and to which images are pushed. All registries share one pool of connections. */
 export class Registries {
   readonly #transport: Transport;
   readonly #tokens: Tokens;
@@ -223,7 +223,7 @@ class HttpRepository implements Repository {
     }
     throw new ReasonedError(
       'DigestMismatch',
-      `The content of ${this.#session.named(reference)} has the digest ${digest}`,
+      `The content of ${this.#session.named(reference)} has the wrong digest ${digest}`,
     );
   }
 }

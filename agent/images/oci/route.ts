@@ -19,7 +19,7 @@ export interface InsecureServers {
 
 /**
  * Returns the prefix of names and keys for data from a route. The prefix is empty for the usual, secure route. A namespace contains no
- * slash, so two namespaces never share a name. No reference can contain `!`, so no reference on the usual route is such a name.
+ * slash, so two namespaces never share a name. No reference can contain `!`, so a reference on the usual route never equals such a name.
  */
 export function scopeOf(route: InsecureRoute | undefined): string {
   return route === undefined ? '' : `insecure!${route.namespace}/`;

@@ -139,7 +139,7 @@ export class Tokens {
   async #ask(need: Need, challenge: Challenge, signal: AbortSignal): Promise<string> {
     const realm = realmOf(need, challenge);
     const what = `${need.what}: the token of ${realm.host}`;
-    // Even if the registry need not prove its identity, a token server on another host must do so.
+    // A token server on another host must prove its identity, even if the registry itself need not.
     const unverified = need.trust !== '' && realm.origin === need.registry.origin;
     const request = { ...tokenRequest(need, challenge, realm, what), unverified };
     const response = await this.#transport.send(request, signal);
@@ -229,8 +229,8 @@ function basicOf({ username, password }: { username: string; password: string })
 }
 
 /**
- * Sorts the actions of a scope (`repository:team/image:push,pull`). Registries name the actions in any order, and equal scopes must be
- * equal texts.
+ * Sorts the actions of a scope (`repository:team/image:push,pull`). Registries list the actions in any order. After the sort, equal scopes
+ * are equal texts.
  */
 function inOrder(scope: string): string {
   const at = scope.lastIndexOf(':') + 1;

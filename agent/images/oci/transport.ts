@@ -20,7 +20,7 @@ const HEADERS_TIMEOUT_MILLISECONDS = 120_000;
 /** If a transfer brings no data for this time in milliseconds, the agent aborts it. The transfer is then resumed. */
 const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
 /**
- * Largest number of connections to each server. Four connections already use a host with 2 cores fully. The limit is higher, because
+ * Largest number of connections to each server. Four connections are enough to fully use a host with 2 cores. The limit is higher, because
  * several images can come from one server at once.
  */
 const CONNECTIONS_PER_HOST = 32;

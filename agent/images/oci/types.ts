@@ -37,8 +37,8 @@ export interface Repository {
   /** Name for messages: `registry.example/team/image`. */
   readonly name: string;
   /**
-   * Returns the digest that a tag or digest names now. Sends one HEAD request. If the registry's answer does not contain the digest, also
-   * sends a GET request.
+   * Returns the digest of the manifest or index that a tag or digest names now. Sends one HEAD request. If the registry's answer does not
+   * contain the digest, also sends a GET request.
    *
    * @throws ReasonedError when there is no such manifest, or these credentials give no access to it.
    */

@@ -61,7 +61,7 @@ export async function ask<T>(
 export class Access {
   readonly #registries: Registries;
   readonly #clock: () => number;
-  /** Time from which each permission is valid, as `#clock` returns it. The key contains the repository and the credential. */
+  /** Time at which a registry gave each permission, as `#clock` returned it. The key contains the repository and the credential. */
   readonly #seen = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
 
   /** `clock` returns milliseconds since an arbitrary moment, and never goes back. */
@@ -95,7 +95,7 @@ export class Access {
   /**
    * Returns whether everybody still has the right to read a manifest. Call this function only for repositories that everybody could read at
    * the last check. The result is false only if the registry refuses access. If the registry cannot be reached, the function relies on the
-   * last answer, and does not repeat the request for further deployments.
+   * last answer. It then sends no new request for {@link REMEMBERED_MILLISECONDS}.
    */
   async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
     if (this.isKnown(reference)) {

@@ -24,7 +24,7 @@ import type { Response, Transport } from '../oci/transport.ts';
 const SIZE_LIMIT_BYTES = 1024 ** 4;
 /** Bytes of an existing file that are read at a time. */
 const READ_BYTES = 1024 ** 2;
-/** HTTP statuses that do not count as failures. 416 means that the requested part begins beyond the file's end. */
+/** HTTP statuses after which the download can continue or restart. 416 means that the requested part begins beyond the file's end. */
 const ANSWERED: ReadonlySet<number> = new Set([200, 206, 416]);
 
 export interface DownloadOptions {
@@ -67,7 +67,7 @@ export async function download(
   }
 }
 
-/** Parses a URL. The function does not pass on the parser's error, because its text shows the whole URL, which can contain a password. */
+/** Parses a URL. An error of this function does not show the URL, because the URL can contain a password. */
 function readUrl(text: string): URL {
   const url = URL.parse(text);
   if (url === null) {
@@ -118,7 +118,7 @@ class Download {
     }
     await this.#fetch();
     if (!this.#isRight() && hasOld) {
-      // The digest can be wrong because the old bytes belong to another version of the file. So the whole file is fetched.
+      // The digest can be wrong because the old bytes belong to another version of the file. So the whole file is fetched again.
       await this.#startOver();
       await this.#fetch();
     }

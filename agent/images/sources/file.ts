@@ -1,7 +1,8 @@
 /**
- * Images that are an administrator's files below a configured folder. Clones use such a file directly as a read-only base, which takes no
- * time and no disk space. Nobody may write to the file afterwards, as with any base image. The digest of a file is computed at its first
- * use. It is computed again when the file's device, inode, size or time of change differs.
+ * Images that are files of the administrator below a configured folder. The agent does not copy such a file, so it takes no time and no
+ * additional disk space. Clones use the file directly as their read-only base. Afterwards nobody may write to the file, as with any base
+ * image. The digest of a file is computed at its first use. It is computed again when the file's device, inode, size or modification time
+ * differs.
  */
 import { readFile, realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';

@@ -16,8 +16,8 @@ import { scopeOf } from '../oci/route.ts';
 import type { ResolvedManifest } from '../oci/types.ts';
 
 /**
- * Largest number of digests that are remembered for an image in one repository. They are the digest of the image's manifest, and the
- * digests of indexes through which tags named the image.
+ * Largest number of digests that are remembered for an image in one repository. One is the digest of the image's manifest. The others are
+ * the digests of indexes that list this manifest.
  */
 const DIGESTS_LIMIT = 16;
 /**
@@ -79,7 +79,8 @@ export function namesOf(
     case 'registry': {
       const scope = scopeFor(parseReference(source.reference), keyring);
       const name = normaliseImageName(source.reference);
-      // An image from an insecure route does not get the name of an Image object. Other namespaces could find it by this name.
+      // An image from an insecure route does not get the name of an Image object, because other namespaces could find the image by this
+      // name.
       return scope === '' ? [name, ...names] : [`${scope}${name}`];
     }
     case 'storedArtifact':

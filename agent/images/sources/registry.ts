@@ -1,6 +1,6 @@
 /**
- * Images from registries. If an image is on this host and the requester has the right to use it, it is used. Otherwise the agent fetches
- * the image. It does not fetch content again that images on this host already have.
+ * Images from registries. If an image is on this host and the requester has the right to use it, the agent uses this image. Otherwise the
+ * agent fetches the image. It copies content from other images on this host where possible, to save downloads.
  */
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -29,8 +29,8 @@ import { digestsOf, noteOrigin, type Origin, originName, originOf, scopeFor } fr
  */
 const BASES_LIMIT = 8;
 /**
- * Time limit in milliseconds for a check at the registries whether everybody has the right to use an image. The limit is short, because the
- * check only saves a download.
+ * Time limit in milliseconds for the request that asks a registry whether everybody has the right to use an image. The limit is short,
+ * because a positive answer only saves a download.
  */
 const OPEN_TIMEOUT_MILLISECONDS = 5_000;
 
