@@ -26,7 +26,7 @@ const NAMES_SHOWN = 10;
 const LOOK_MILLISECONDS = 1_000;
 const OPERATOR = 'berth-operator';
 const AGENT = 'berth-agent';
-/** Name of the bindings with the rights that the chart gives to its hook. */
+/** Name of the ClusterRoleBinding and the RoleBinding that give the chart's hook its rights. */
 const RIGHTS = 'berth-uninstall';
 /** Kinds whose objects have finalizers of the operator and remain after the uninstallation. */
 const HELD_KINDS: readonly Resource<KubeObject>[] = [IMAGES, ISOS, IMAGE_CACHE_ENTRIES];
@@ -206,7 +206,10 @@ async function endPrograms(
   }, signal);
 }
 
-/** Returns the names of Nodes that are not Ready. The caller does not wait for the Pods of such a Node, because nobody ends them there. */
+/**
+ * Returns the names of Nodes that are not Ready. The caller does not wait for the Pods of such a Node, because a Node that is not Ready
+ * might never end them.
+ */
 async function silentNodes(client: KubeClient): Promise<Set<string | undefined>> {
   const { items } = await client.list(NODES);
   return new Set(items.filter((node) => !isReady(node)).map(({ metadata }) => metadata.name));

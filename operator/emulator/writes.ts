@@ -22,7 +22,7 @@ export interface EmulatorWriterOptions extends Pick<Sources, 'nodes'> {
   readonly consistency: Consistency;
 }
 
-/** Observed state after a write. `blocked` is set when the API server refused the write, or another Pod has the name. */
+/** Observed state after a write. `blocked` is set if the API server refused the new Pod, or if another Pod already has its name. */
 export interface Executed {
   readonly observed: Observed;
   readonly blocked?: Blocked | undefined;
@@ -88,7 +88,7 @@ export class EmulatorWriter {
 
   /**
    * Makes the VM the owner of the Emulator. The garbage collector then deletes the Emulator together with this VM. A later VM of the same
-   * name has another uid and no effect on the Emulator.
+   * name has another uid, so it does not affect the Emulator.
    */
   async #adopt(observed: Observed): Promise<Observed> {
     const { emulator, vm } = observed;

@@ -30,8 +30,8 @@ export interface ImageOperation {
   readonly kind: 'operation';
   readonly type: ImageOperationType;
   /**
-   * `requestedAt` of a commit, push or download in the spec. It is undefined for a pull, save or upload, because the spec has none for
-   * these.
+   * Time in the spec (`requestedAt`) at which a commit, push or download was requested. It is undefined for a pull, save or upload,
+   * because the spec has no such time for them.
    */
   readonly requestedAt: string | undefined;
   readonly task: Task;

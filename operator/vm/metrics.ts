@@ -63,7 +63,7 @@ export class VMMetrics {
     });
     this.#unanswered = new Counter({
       name: 'berth_vms_unanswered_total',
-      help: 'VMs that were deleted because the client did not take the answer of their deployment in time (annotation berth.dev/answer-by)',
+      help: 'VMs that were deleted because the client that deployed them did not get the answer in time (annotation berth.dev/answer-by)',
       labelNames: ['vm_namespace'] as const,
       registers,
     });

@@ -47,7 +47,7 @@ export interface Observed {
   readonly nameTakenBy: string | undefined;
   /** Node that the Pod is bound to. It is undefined if the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;
-  /** Last refusal of another size for the Pod. It is undefined if the VM no longer requests the refused size. */
+  /** Last resize of the Pod that was refused. It is undefined if the VM no longer requests the refused size. */
   readonly resizeRefused: ResizeRefusal | undefined;
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
@@ -69,7 +69,7 @@ export interface Observed {
 
 export interface Lookups {
   vmConfig(name: string, namespace: string): VMConfig | undefined;
-  /** Searches the VM's namespace, then the default namespace. */
+  /** Returns the Image from the VM's namespace, or else from the default namespace. `iso` searches in the same order. */
   image(name: string): Image | undefined;
   iso(name: string): ISO | undefined;
   /** Credentials of the VM's namespace for registries. They are not in a cache. They are undefined until `readLive` has read them. */
@@ -154,8 +154,8 @@ export function isBound(pod: Pod): boolean {
 }
 
 /**
- * Reads from the API server the Pod of a VM that has already run. The cache can be late, and the operator records the loss of such a Pod
- * permanently.
+ * If a VM has already run, reads its Pod from the API server, because the cache can lag. Otherwise the operator could permanently record
+ * the loss of a Pod that exists.
  */
 async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {
