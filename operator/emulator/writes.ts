@@ -42,7 +42,8 @@ export class EmulatorWriter {
 
   /**
    * Executes one write. Returns the observed state after the write.
-   * @throws ApiError for an error that needs no message for users: status 409 or 5xx, or a missing permission. A later attempt can succeed.
+   * @throws ApiError for an error that the Emulator's status does not report: status 409 or 5xx, or a missing permission of the operator.
+   * A later attempt can succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {

@@ -35,7 +35,7 @@ export interface ObservedImage {
   /** Original from which this object is copied. Both have the same kind. */
   readonly origin: Image | ISO | undefined;
   readonly vm: (name: string) => VM | undefined;
-  /** Names of the VMs that hosts are preparing with this image; empty unless the image is being deleted. */
+  /** Names of the VMs that hosts are preparing with this image. The list is filled only while the image is being deleted. */
   readonly deploying: readonly string[];
   /** Credentials of the image's namespace for registries. They are not in a cache. The operator reads them when it must create a Job. */
   readonly credentials: readonly RegistryCredential[];

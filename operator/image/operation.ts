@@ -232,8 +232,8 @@ function pendingPush(observed: ObservedImage): ImageOperation | undefined {
 }
 
 /**
- * Returns the download that is requested and not yet done. Clients download an image as qcow2, because they use it as a disk that a VM can
- * write to. They download an ISO without conversion.
+ * Returns the download that is requested and not yet done. Clients download an image as qcow2, because they use it as the writable disk of
+ * a VM. They download an ISO without conversion.
  */
 function pendingDownload({ object, kind, config }: ObservedImage): ImageOperation | BlockedImage | undefined {
   const { requestedAt } = object.spec.download ?? {};

@@ -160,7 +160,7 @@ function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolea
     : { row: withRefresh(row, refresh), isHeld: true };
 }
 
-/** Queues the host. The next status lists the host as a holder, so a restarted operator knows that it must remove the image there. */
+/** Queues the host, and makes it a holder in the next status. A restarted operator then knows that the host must remove the image later. */
 function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean): PlanAtRest {
   const { failures } = row ?? {};
   const fresh: NodeCacheState = {

@@ -37,7 +37,7 @@ export interface CachedImage {
   readonly containerImage: string;
   /** Names of the image. A host has the image when it lists one of these names. */
   readonly names: readonly string[];
-  /** Digest in the image's name; undefined for a tag. */
+  /** Digest in the image's name. It is undefined if the name contains no digest. */
   readonly digest: string | undefined;
 }
 

@@ -87,8 +87,8 @@ export class RemovalReconciler {
   }
 
   /**
-   * Reports ended removals and deletes their Jobs. The Event is recorded before the deletion. If the operator crashes between the two, the
-   * next operator records the Event again.
+   * Reports ended removals and deletes their Jobs. The Event is recorded before the deletion. If the operator crashes before the deletion,
+   * the next operator records the Event again.
    */
   async #finish({ ended }: RemovalPlan, logger: Logger): Promise<void> {
     const uidOf = ({ job }: Removal): string => job.metadata.uid ?? '';

@@ -14,8 +14,8 @@ export const ENTRY_UID_LABEL = 'berth.dev/cache-entry-uid';
 export const ENTRY_NAME_LABEL = 'berth.dev/cache-entry';
 
 /**
- * Name of the index that finds Jobs and their Pods by owner. {@link ownersOf} returns the keys of a Job, and {@link ownersOfPod} those of a
- * Pod.
+ * Name of the index that finds Jobs and their Pods by owner. {@link ownersOf} returns the keys of a Job, and {@link ownersOfPod} returns
+ * the keys of a Pod.
  */
 export const TASKS_BY_OWNER = 'owner';
 

@@ -41,7 +41,7 @@ export class VMMetrics {
     });
     const oldest: Gauge<'vm_namespace'> = new Gauge({
       name: 'berth_oldest_pending_vm_seconds',
-      help: 'Age in seconds of the oldest VM that is pending and has never run. 0 if there is none',
+      help: 'Age in seconds of the oldest VM that is pending and has never run. The value is 0 if there is no such VM',
       labelNames: ['vm_namespace'] as const,
       registers,
       collect: () => {

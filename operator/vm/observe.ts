@@ -41,7 +41,7 @@ export interface ResizeRefusal {
 /** The state that one reconcile of a VM observes. Every step and the status are pure functions of this state and the time in it. */
 export interface Observed {
   readonly vm: VM;
-  /** Pod with the VM's name and uid. The owner reference is not checked, because an orphaned Pod has none. */
+  /** Pod with the VM's name and uid. The owner reference is not checked, because an orphaned Pod has no owner reference. */
   readonly pod: Pod | undefined;
   /** Description of the Pod that has the VM's name but does not belong to the VM. It is undefined if there is no such Pod. */
   readonly nameTakenBy: string | undefined;
@@ -166,8 +166,8 @@ async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | unde
 }
 
 /**
- * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server. The cache can be late. Without this read, a
- * Node that is only missing in the cache would look deleted, and its VMs would count as lost.
+ * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server, because the cache can lag. Otherwise an
+ * existing Node could look deleted, and its VMs would count as lost.
  */
 export async function nodeOf(
   { client, nodes }: Pick<Sources, 'client' | 'nodes'>,

@@ -128,7 +128,7 @@ export function podCondition(pod: Pod | undefined, type: string): PodCondition |
 
 /**
  * Returns the Ready condition of a VM or Emulator that runs. The condition has the status of the Pod's condition Ready. `otherwise` is the
- * message if the host gives none.
+ * message if the host reports no message.
  */
 export function readyByPod(pod: Pod | undefined, otherwise: string): ConditionDraft {
   const type = 'Ready';
