@@ -110,7 +110,7 @@ export function endOf(pod: Pod): End {
 
 /**
  * Returns the final state of a Pod whose host is lost. A host is lost if its Node was deleted or has the taint out-of-service. A host is
- * also lost if it stopped reporting before the VM first ran, and its time limit to report again is over.
+ * also lost if it stopped reporting before the VM first ran, and did not report again within `hostLostTimeoutSeconds`.
  */
 function givenUp(observed: Observed, pod: Pod): End | undefined {
   const nodeName = pod.spec.nodeName;
