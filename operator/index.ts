@@ -134,8 +134,8 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
 }
 
 /**
- * Creates the controller for certificates. It has only one worker, which waits until the cache contains its last write. This matters if two
- * requests are for the same host name, because the second decision then depends on the first.
+ * Creates the controller for certificates. It has one worker, which begins a decision only when the cache contains the worker's last
+ * write. If two requests are for the same host name, the second decision depends on the first.
  */
 function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
   const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });

@@ -92,8 +92,8 @@ export class Operator {
 
   /**
    * Creates the controller that labels the Pod of the leader. The Service of the metrics selects only this Pod, because only the leader
-   * knows the numbers of VMs. Every process also corrects the label of its Pod at its start. After a crash, the former leader starts in the
-   * same Pod as a standby, so this Pod must lose the label.
+   * exports the numbers of VMs. Every process also corrects the label of its Pod at its start. After a crash, the former leader starts in
+   * the same Pod as a standby, so this Pod must lose the label.
    */
   #labelController(): Controller | undefined {
     const { config, logger, podName: name } = this.#start;

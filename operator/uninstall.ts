@@ -20,13 +20,13 @@ import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from '../api/v1alpha1/resources.ts'
 
 /** Kinds whose objects have machines. */
 const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator']);
-/** Largest number of objects that an error message names. The message only counts the others. */
+/** Largest number of objects that an error message names. The message states how many more objects there are. */
 const NAMES_SHOWN = 10;
 /** Time in milliseconds between checks. A deletion waits until the guest has shut down, which takes at least some seconds. */
 const LOOK_MILLISECONDS = 1_000;
 const OPERATOR = 'berth-operator';
 const AGENT = 'berth-agent';
-/** Name of the bindings with the rights that the chart gives to its hook. */
+/** Name of the ClusterRoleBinding and the RoleBinding that give the chart's hook its rights. */
 const RIGHTS = 'berth-uninstall';
 /** Kinds whose objects have finalizers of the operator and remain after the uninstallation. */
 const HELD_KINDS: readonly Resource<KubeObject>[] = [IMAGES, ISOS, IMAGE_CACHE_ENTRIES];
@@ -206,7 +206,10 @@ async function endPrograms(
   }, signal);
 }
 
-/** Returns the names of Nodes that are not Ready. The caller does not wait for the Pods of such a Node, because nobody ends them there. */
+/**
+ * Returns the names of Nodes that are not Ready. The caller does not wait for the Pods of such a Node, because a Node that is not Ready
+ * might never end them.
+ */
 async function silentNodes(client: KubeClient): Promise<Set<string | undefined>> {
   const { items } = await client.list(NODES);
   return new Set(items.filter((node) => !isReady(node)).map(({ metadata }) => metadata.name));

@@ -99,8 +99,9 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
 }
 
 /**
- * Returns true if the Nodes `node` and `host` belong to the same computer. A computer with an agent of the DaemonSet has two Nodes: `node`
- * of the kubelet, and `host` of the agent. The name `host` is the name `node` with each dot replaced by a hyphen, and with `suffix` added.
+ * Returns true if the Nodes `node` and `host` belong to the same computer. A computer on which the DaemonSet runs an agent has two Nodes.
+ * `node` is the name of the kubelet's Node, and `host` is the name of the agent's Node. The agent makes its name from the kubelet's name:
+ * it replaces each dot by a hyphen and adds `suffix`.
  */
 function isKubeletOf(node: string, host: string, suffix: string): boolean {
   return suffix !== '' && host === `${node.replaceAll('.', '-')}${suffix}`;

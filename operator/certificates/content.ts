@@ -53,7 +53,7 @@ function refusalOfSubject(request: SigningRequest): Refusal | undefined {
   return nodeNameOf(request) === undefined
     ? {
         reason: 'InvalidSubject',
-        message: `The subject must be O=${NODES_GROUP}, CN=${NODE_USER_PREFIX}NAME, with a lower-case DNS label of at most 63 characters for NAME`,
+        message: `The subject must be O=${NODES_GROUP}, CN=${NODE_USER_PREFIX}NAME. NAME must be a lower-case DNS label of at most 63 characters`,
       }
     : undefined;
 }

@@ -66,9 +66,7 @@ export function nodeToKnow(requester: Requester, request: Reading): string | und
 
 /** Facts that a decision needs in addition to the request. */
 export interface Known {
-  /**
-   * The Node with the name that {@link nodeToKnow} returns, as the API server just returned it. It is undefined if the Node does not exist.
-   */
+  /** Node whose name {@link nodeToKnow} returns, just read from the API server. It is undefined if the Node does not exist. */
   readonly node: Node | undefined;
   /** Name of another request that competes for the first certificate of the same host: see `rivalOf` in joining.ts. */
   readonly rival?: string | undefined;
@@ -116,7 +114,7 @@ function decideOurs(
 }
 
 function notItself(rule: string, name: string): Decision {
-  return deny('NotItself', `${rule}, not that of ${NODE_USER_PREFIX}${name}`);
+  return deny('NotItself', `${rule}, but the request is for the certificate of ${NODE_USER_PREFIX}${name}`);
 }
 
 function decideFirst({ host }: Joining, name: string, { node, rival }: Known): Decision {

@@ -10,7 +10,7 @@ import { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { addressesOf, plainAddress, type Surroundings } from './addresses.ts';
 
-/** Name of the API server's Service, and of the EndpointSlice with the API server's own addresses. */
+/** Name of the API server's Service. The EndpointSlice with the API server's own addresses has the same name. */
 const API_SERVER = { namespace: 'default', name: 'kubernetes' } as const;
 const BY_ADDRESS = 'address';
 

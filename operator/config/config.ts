@@ -196,7 +196,7 @@ export type OperatorConfig = z.infer<typeof configSchema>;
 
 /**
  * Returns true if Berth handles the VMs of a namespace, with all objects that belong to these VMs. The system namespace is never served,
- * because users with rights in it could act as the operator.
+ * because users with rights in this namespace could act as the operator.
  */
 export function isServed(namespace: string, { namespaces }: Pick<OperatorConfig, 'namespaces'>): boolean {
   return (

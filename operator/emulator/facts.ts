@@ -95,10 +95,7 @@ export function isBootingAgain(pod: Pod): boolean {
   return pod.status?.phase === 'Running' && machineCondition(pod)?.reason === 'Starting';
 }
 
-/**
- * Returns the time since which the host has reported without a break, in milliseconds since the epoch. The result is 0 if this time is
- * unknown.
- */
+/** Returns the time when the host last began to report, in milliseconds since the epoch. The result is 0 if this time is unknown. */
 function responsiveSince(node: Observed['node']): number {
   const ready = node?.status?.conditions?.find(({ type }) => type === 'Ready');
   const since = Date.parse(ready?.lastTransitionTime ?? '');
@@ -115,8 +112,8 @@ function timeoutMessage(observed: Observed): string {
 }
 
 /**
- * Returns the milliseconds until the next deadline. A deadline is the end of the deployment, the loss of a host that does not report, or
- * another attempt after a refusal. The result is at least 1. The result is undefined if there is no deadline.
+ * Returns the milliseconds until the next deadline. The result is at least 1, or undefined if there is no deadline. Deadlines are the
+ * deployment's time limit, the time when a host that does not report counts as lost, and the next attempt after a refusal.
  */
 export function untilNextDeadline(observed: Observed): number | undefined {
   const { now } = observed;

@@ -17,8 +17,9 @@ export interface HostFault {
 }
 
 /**
- * Returns the reason why this host cannot run the Emulator. The result is undefined if the host can. If a Node has no condition about
- * emulators, its host counts as able, because simulated hosts and hosts of earlier releases have no such condition.
+ * Returns the reason why this host cannot run the Emulator. The result is undefined if the host can run it. Simulated hosts and hosts of
+ * earlier releases have no condition about emulators. The operator assumes that such a host can run every Emulator of an allowed
+ * architecture.
  */
 export function hostFault(
   node: Node | undefined,

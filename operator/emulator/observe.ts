@@ -1,4 +1,4 @@
-/** Reads everything that one reconcile of an Emulator needs. All of it is in caches. */
+/** Reads from caches everything that one reconcile of an Emulator needs. A Node that is not in the cache is read from the API server. */
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { EMULATOR_UID_LABEL, emulatorPodName } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -25,7 +25,10 @@ export interface Observed {
   readonly vmNode: Node | undefined;
   /** Pod of this Emulator. */
   readonly pod: Pod | undefined;
-  /** Whether the Pod of a deleted Emulator with the same name exists. While that Pod exists, the Pod of this Emulator cannot be created. */
+  /**
+   * Whether the Pod of a deleted Emulator with the same name still exists. Until that Pod is gone, the Pod of this Emulator cannot be
+   * created.
+   */
   readonly isNameTaken: boolean;
   /** Node that the Emulator's Pod is bound to. It is undefined if the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;

@@ -16,8 +16,8 @@ export type Pairing =
   /** The VM does not run, and its emulators must not run either. */
   | { readonly kind: 'ended'; readonly message: string }
   /**
-   * The VM is changing its state, or its host is lost. An existing Pod of the Emulator stays on this host, but the operator creates no new
-   * Pod. The host is undefined while the cache does not show the VM's Pod.
+   * The VM is changing its state, or its host is lost. An existing Pod of the Emulator stays on the VM's host, but the operator creates no
+   * new Pod. The field `host` is undefined while the cache does not show the VM's Pod.
    */
   | { readonly kind: 'held'; readonly host: string | undefined; readonly message: string }
   | { readonly kind: 'running'; readonly host: string };
@@ -36,7 +36,7 @@ export function pairingOf(observed: Pick<Observed, 'emulator' | 'vm' | 'vmPod' |
     const message = `The VM ${vmName} of this Emulator was deleted, and another VM has its name now`;
     return { kind: 'missing', message };
   }
-  // The message does not name the phase of the VM, because each phase would then cause a write.
+  // The message does not name the phase of the VM. Otherwise each change of the phase would cause a write.
   const message = `VM ${vmName} is not running. The emulator starts when the VM is Running`;
   if (hasStopped(vm) || hasStoppedMeanwhile(observed)) {
     return { kind: 'ended', message };
@@ -79,7 +79,10 @@ export function ownerOf({ metadata, spec }: Readonly<Emulator>) {
   );
 }
 
-/** Returns the VM's condition Ready while the VM's host does not respond. The Emulator's condition Ready then has the same reason. */
+/**
+ * Returns the VM's condition Ready while the VM's host does not respond, otherwise undefined. The Emulator's condition Ready gets the same
+ * reason.
+ */
 export function hostTrouble(vm: VM | undefined): Condition | undefined {
   const ready = conditionIn(vm?.status, 'Ready');
   return ready?.reason === 'HostUnreachable' || ready?.reason === 'HostLost' ? ready : undefined;

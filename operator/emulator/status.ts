@@ -100,8 +100,8 @@ function scheduled(observed: Observed, { blocked }: Findings): Draft {
 }
 
 /**
- * Returns the reason why the Pod has no host yet. The Pod can run only on the VM's host. If all slots of this host are in use, this is the
- * reason. Otherwise the reason comes from the scheduler's message.
+ * Returns the reason why the Pod has no host yet. The Pod can run only on the VM's host. If all slots of this host are in use, the reason
+ * is NoFreeSlot. Otherwise the reason comes from the scheduler's message.
  */
 function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
   const condition = podCondition(pod, 'PodScheduled');

@@ -22,7 +22,7 @@ export interface EmulatorWriterOptions extends Pick<Sources, 'nodes'> {
   readonly consistency: Consistency;
 }
 
-/** Observed state after a write. `blocked` is set when the API server refused the write, or another Pod has the name. */
+/** Observed state after a write. `blocked` is set if the API server refused the new Pod, or if another Pod already has its name. */
 export interface Executed {
   readonly observed: Observed;
   readonly blocked?: Blocked | undefined;
@@ -42,7 +42,8 @@ export class EmulatorWriter {
 
   /**
    * Executes one write. Returns the observed state after the write.
-   * @throws ApiError for an error that needs no message for users: status 409 or 5xx, or a missing permission. A later attempt can succeed.
+   * @throws ApiError for an error that the Emulator's status does not report: status 409 or 5xx, or a missing permission of the operator.
+   * A later attempt can succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
@@ -88,7 +89,7 @@ export class EmulatorWriter {
 
   /**
    * Makes the VM the owner of the Emulator. The garbage collector then deletes the Emulator together with this VM. A later VM of the same
-   * name has another uid and no effect on the Emulator.
+   * name has another uid, so it does not affect the Emulator.
    */
   async #adopt(observed: Observed): Promise<Observed> {
     const { emulator, vm } = observed;

@@ -65,13 +65,13 @@ export function trimNode(node: Node): Node {
 }
 
 /**
- * Largest number of image names in {@link names}. A cluster has only some hundred names. If there are more names than this limit, some of
+ * Largest number of image names in {@link names}. A cluster has only a few hundred names. If there are more names than this limit, some of
  * them are stored once for each Node.
  */
 const NAMES_REMEMBERED = 10_000;
 /**
  * Cache through which all Nodes in memory share the text of an image name. It saves memory, because many hosts have the same images, and a
- * name has some hundred bytes.
+ * name has a few hundred bytes.
  */
 const names = new LRUCache<string, string>({ max: NAMES_REMEMBERED });
 

@@ -36,7 +36,8 @@ const IMAGE_FINALIZER = 'berth.dev/image';
 /** Time in milliseconds between checks of a deletion that waits for VMs to be deployed. Changes of VMs do not trigger this check. */
 const DELETION_RECHECK_MILLISECONDS = 5_000;
 /**
- * Time in milliseconds until the next attempt after a quota or admission refused a Job. No watch shows when a quota or admission allows it.
+ * Time in milliseconds until the next attempt after a quota or an admission rule refused a Job. The operator must try again, because no
+ * watch shows when the Job would be allowed.
  */
 const REFUSED_RECHECK_MILLISECONDS = 10_000;
 

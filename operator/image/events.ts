@@ -49,7 +49,7 @@ function actionEvent(
 function phaseEvent(recorder: EventRecorder<SaidReason>, object: Image | ISO, next: ImageStatus): void {
   const ready = conditionIn(next, 'Ready');
   if (next.phase === 'Ready') {
-    const message = `The image has a disk of ${next.size ?? 'unknown size'}, ${next.digest ?? 'without content'}`;
+    const message = `The image is ready. Size of its disk: ${next.size ?? 'unknown'}. Digest of its content: ${next.digest ?? 'none'}`;
     recorder.event(object, { type: 'Normal', reason: 'Ready', action: 'Pull', message });
   } else if (next.phase === 'Failed') {
     const reason = saidReason(ready?.reason, 'Failed');

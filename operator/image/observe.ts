@@ -14,7 +14,7 @@ import { taskOf } from '../tasks/job.ts';
 import { imageObjectName, originKeys } from './content.ts';
 import { checkedOutcome } from './report.ts';
 
-/** Label of Jobs with the number of the attempt. */
+/** Label of Jobs. Its value is the number of the attempt. */
 export const ATTEMPT_LABEL = 'berth.dev/attempt';
 /** Annotation of a commit, push or download Job. Its value is the `requestedAt` of this action in the spec. */
 export const REQUESTED_AT_ANNOTATION = 'berth.dev/requested-at';
@@ -32,10 +32,10 @@ export interface ObservedImage {
   readonly object: Image | ISO;
   readonly kind: 'Image' | 'ISO';
   readonly jobs: readonly ImageJob[];
-  /** Object of the same kind that this object is a copy of. */
+  /** Original from which this object is copied. Both have the same kind. */
   readonly origin: Image | ISO | undefined;
   readonly vm: (name: string) => VM | undefined;
-  /** Names of the VMs that hosts are preparing with this image; empty unless the image is being deleted. */
+  /** Names of the VMs that hosts are preparing with this image. The list is filled only while the image is being deleted. */
   readonly deploying: readonly string[];
   /** Credentials of the image's namespace for registries. They are not in a cache. The operator reads them when it must create a Job. */
   readonly credentials: readonly RegistryCredential[];

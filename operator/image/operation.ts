@@ -30,8 +30,8 @@ export interface ImageOperation {
   readonly kind: 'operation';
   readonly type: ImageOperationType;
   /**
-   * `requestedAt` of a commit, push or download in the spec. It is undefined for a pull, save or upload, because the spec has none for
-   * these.
+   * Time in the spec (`requestedAt`) at which a commit, push or download was requested. It is undefined for a pull, save or upload,
+   * because the spec has no such time for them.
    */
   readonly requestedAt: string | undefined;
   readonly task: Task;
@@ -232,8 +232,8 @@ function pendingPush(observed: ObservedImage): ImageOperation | undefined {
 }
 
 /**
- * Returns the download that is requested and not yet done. Clients download an image as qcow2, because they use it as a disk that a VM can
- * write to. They download an ISO without conversion.
+ * Returns the download that is requested and not yet done. Clients download an image as qcow2, because they use it as the writable disk of
+ * a VM. They download an ISO without conversion.
  */
 function pendingDownload({ object, kind, config }: ObservedImage): ImageOperation | BlockedImage | undefined {
   const { requestedAt } = object.spec.download ?? {};

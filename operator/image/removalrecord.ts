@@ -121,7 +121,7 @@ export function recordedPlace(job: Job): Place | undefined {
   return task?.type === 'remove' ? task.place : undefined;
 }
 
-/** Returns the object for Events about the removal; the Job itself when the annotation cannot be read. */
+/** Returns the object for which the Events about the removal are recorded. This is the Job itself if the annotation cannot be read. */
 export function contentOwner(job: Job): KubeObject {
   const text = job.metadata.annotations?.[OWNER_ANNOTATION];
   const { data } = ownerSchema.safeParse(parseDocument(text));

@@ -1,6 +1,6 @@
 /**
- * Checks whether a host's report about its task can be true. A host can lie, for example after somebody took over its agent. If a host
- * reports a success, the operator believes this. But it accepts only a result at the place that the task names. All functions are pure.
+ * Checks whether a host's report about its task can be true. A host can lie, for example after somebody took over its agent. The operator
+ * believes that the task succeeded, but accepts the result only at the place that the task names. All functions are pure.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isSha256, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
@@ -46,7 +46,7 @@ export function reportFault(task: Task | undefined, report: TaskReport): string 
     case 'push':
       return sizeFault(report) ?? pinnedFault(task.reference, report);
     case undefined:
-      return 'sent the report of a task that the operator cannot read';
+      return 'sent a report, but the operator cannot read the task of the Job';
     default:
       // There is nothing to check, because reports of other types of tasks name no content.
       return undefined;
@@ -94,7 +94,7 @@ function pinnedFault(asked: string, report: TaskReport): string | undefined {
 function repositoryFault(asked: string, { reference }: TaskReport): string | undefined {
   const parts = readReference(asked);
   if (typeof parts === 'string') {
-    return 'sent the report of a task whose image reference is not valid';
+    return 'sent a report, but the image reference in the task is not valid';
   }
   const repository = repositoryName(parts);
   const pinned = parts.digest;

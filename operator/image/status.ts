@@ -53,7 +53,7 @@ function summary(observed: ObservedImage, { content }: ImageFacts, progress: Ima
   return underWay(progress, observed.now);
 }
 
-/** What a host is doing with an image, for people. */
+/** Texts for people about the work of a host on an image. In a message, each text follows the host's name. */
 const WORK: Readonly<Record<ImageOperationType, string>> = {
   pull: 'is fetching the image',
   save: 'is saving the disk of the VM',
@@ -141,7 +141,7 @@ function inUse({ object, deploying }: ObservedImage): ConditionDraft | undefined
   if (object.metadata.deletionTimestamp === undefined || deploying.length === 0) {
     return undefined;
   }
-  const message = `The image is deleted when these VMs are deployed: ${deploying.join(', ')}`;
+  const message = `The deletion of the image waits until these VMs are deployed: ${deploying.join(', ')}`;
   return { type: 'InUse', status: 'True', reason: 'Deploying', message };
 }
 

@@ -96,7 +96,8 @@ export class ImageCacheReconciler {
     if (deletionTimestamp !== undefined) {
       return undefined;
     }
-    // A duplicate is an entry whose image another entry keeps. Hosts keep nothing for a duplicate, so a duplicate needs no finalizer.
+    // An entry is a duplicate if hosts keep its image for another entry. Hosts have nothing to remove for a duplicate, so it needs no
+    // finalizer.
     return duplicateOf === undefined
       ? await this.#entries.setFinalizer(name, entry, CACHE_FINALIZER, true)
       : entry;
@@ -144,8 +145,8 @@ export class ImageCacheReconciler {
     const { jobs, config } = this.#options;
     const namespace = config.namespaces.system;
     await this.#jobs.delete({ metadata: { namespace, name, uid } }, { propagationPolicy: 'Background' });
-    // The watch might show the deletion before this request gets its response. The uid is then not stored, because no later event would
-    // remove it.
+    // If the cache no longer contains the Job, the watch has already shown the deletion. The uid is then not stored, because no later event
+    // would remove it.
     if (jobs.cache.get(`${namespace}/${name}`)?.metadata.uid === uid) {
       this.#deletedJobs.add(uid);
     }
@@ -218,8 +219,8 @@ function stateOf(node: Readonly<Node> | undefined): object {
 }
 
 /**
- * Returns one text for each image name on a Node: the name, then all names of the same image. One of them contains the digest, so the text
- * for a tag changes when the tag moves to another image.
+ * Returns one text for each image name on a Node. The text contains this name, then all names of the same image. One of these names
+ * contains the digest. Therefore the text for a tag changes when the tag moves to another image.
  */
 function namesOf(node: Readonly<Node> | undefined): Set<string> {
   const lists = node?.status?.images ?? [];

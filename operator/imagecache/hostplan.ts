@@ -1,6 +1,6 @@
 /**
- * Plans the work for one host of an ImageCacheEntry. A target is a host that should have the image. A leaver is a host that keeps the image
- * for the entry, but must remove it. All functions are pure.
+ * Plans the work for one host of an ImageCacheEntry. A target is a host that should have the image. A leaver is a host that is no longer a
+ * target, but might still have the image for the entry and must remove it. All functions are pure.
  */
 import { timestamp } from '../../base/time.ts';
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
@@ -49,7 +49,7 @@ export interface HostPlan {
 /** Plan for a host without a Job for the current attempt. */
 type PlanAtRest = Omit<HostPlan, 'deletes'>;
 
-/** Plans the work for one host. Deletes Jobs of the wrong type: Jobs that fetch on a leaver, and Jobs that remove on a target. */
+/** Plans the work for one host. On a leaver, deletes the Jobs that fetch the image. On a target, deletes the Jobs that remove it. */
 export function planHost(context: HostContext): HostPlan {
   const { isTarget } = context;
   const row = (context.row?.state === 'Removing') === isTarget ? undefined : context.row;
@@ -160,7 +160,7 @@ function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolea
     : { row: withRefresh(row, refresh), isHeld: true };
 }
 
-/** Queues the host. The next status lists the host as a holder, so a restarted operator knows that it must remove the image there. */
+/** Queues the host, and makes it a holder in the next status. A restarted operator then knows that the host must remove the image later. */
 function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean): PlanAtRest {
   const { failures } = row ?? {};
   const fresh: NodeCacheState = {
@@ -187,7 +187,7 @@ function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): P
   };
 }
 
-/** Returns the reason why no work can begin on the host, or undefined. A cordoned host can remove an image, but cannot fetch one. */
+/** Returns the reason, if any, why no work can begin on the host. A cordoned host can remove an image, but cannot fetch one. */
 function obstacle({ host, observed, isTarget }: HostContext): string | undefined {
   if (host.notReadySince !== undefined) {
     return 'The host is not Ready';
@@ -198,7 +198,7 @@ function obstacle({ host, observed, isTarget }: HostContext): string | undefined
   return observed.lingering.has(host.name) ? 'The Pod of an earlier Job is still ending' : undefined;
 }
 
-/** Returns a message if the host has no free slot, because a Job would only wait. The entry is reconciled again when a slot is free. */
+/** Returns a message if the host has no free slot. A Job would then only wait. The entry is reconciled again when a slot is free. */
 function fullness({ host, observed }: HostContext): string | undefined {
   return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: the host has no free slot';
 }

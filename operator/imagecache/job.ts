@@ -11,8 +11,8 @@ import { isCached, type ObservedEntry, type TaskType } from './observed.ts';
 import type { Start } from './plan.ts';
 
 /**
- * Annotation that names the attempt for which the Job was created. After the Job's result is in the entry's status, the status names
- * another attempt. So if the two differ, the result is already stored.
+ * Annotation that names the attempt for which the Job was created. When the Job's result is stored in the entry's status, the status also
+ * names another attempt. Therefore the result is already stored if the annotation and the status name different attempts.
  */
 export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';
 

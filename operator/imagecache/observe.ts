@@ -112,7 +112,7 @@ function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
     : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
 }
 
-/** Returns the name of the other entry for which hosts keep the image. The result is undefined if hosts keep the image for this entry. */
+/** If the entry is a duplicate, returns the name of the other entry for which hosts keep the same image. Otherwise returns undefined. */
 function duplicateOf({ entries }: EntrySources, entry: ImageCacheEntry): string | undefined {
   const first = keepingEntry(entries.cache.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry)));
   return first === undefined || first.metadata.uid === entry.metadata.uid ? undefined : first.metadata.name;

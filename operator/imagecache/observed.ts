@@ -23,7 +23,7 @@ export interface CacheJob {
   readonly type: TaskType;
   /** Time of creation in milliseconds since the epoch. */
   readonly createdAt: number;
-  /** Attempt for which the Job was created, as `attemptKey` returns it. */
+  /** Key of the attempt for which the Job was created: see `attemptKey`. */
   readonly attempt: string;
   /** Whether the Job waits for a lost host. The Job removes the image when the host returns. */
   readonly isParked: boolean;
@@ -37,7 +37,7 @@ export interface CachedImage {
   readonly containerImage: string;
   /** Names of the image. A host has the image when it lists one of these names. */
   readonly names: readonly string[];
-  /** Digest in the image's name; undefined for a tag. */
+  /** Digest in the image's name. It is undefined if the name contains no digest. */
   readonly digest: string | undefined;
 }
 
@@ -51,7 +51,7 @@ export interface ObservedEntry {
   /** Normalized name of the image. Entries with the same normalized name are for the same image. */
   readonly reference: string;
   readonly image: CachedImage | WaitingForImage;
-  /** Name of the other entry for which hosts keep this image. It is undefined if hosts keep the image for this entry. */
+  /** If this entry is a duplicate: name of the other entry for which hosts keep the same image. Otherwise undefined. */
   readonly duplicateOf: string | undefined;
   readonly hosts: ReadonlyMap<string, Host>;
   /** Returns the number of free slots for machines on a host, according to the caches. */

@@ -53,7 +53,7 @@ export function planEntry(observed: ObservedEntry): EntryPlan {
   };
 }
 
-/** Returns the names of the hosts that should have the image; empty for a duplicate and for an entry that is being deleted. */
+/** Returns the names of the hosts that should have the image. A duplicate and an entry that is being deleted have no such hosts. */
 function targetsOf({ entry, duplicateOf, hosts }: ObservedEntry): ReadonlySet<string> {
   if (duplicateOf !== undefined || entry.metadata.deletionTimestamp !== undefined) {
     return new Set();

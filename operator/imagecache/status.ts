@@ -82,7 +82,7 @@ function accepted({ duplicateOf, reference }: ObservedEntry): ConditionDraft {
         type,
         status: 'False',
         reason: 'DuplicateOf',
-        message: `Entry ${duplicateOf} already keeps ${reference}. This entry has no effect until entry ${duplicateOf} is deleted`,
+        message: `Entry ${duplicateOf} is already for the image ${reference}. This entry has no effect until entry ${duplicateOf} is deleted`,
       };
 }
 
@@ -97,7 +97,7 @@ function ready({ entry, image, duplicateOf }: ObservedEntry, findings: EntryFind
     return no('Removing', 'Hosts are removing the image that they keep for this entry');
   }
   if (duplicateOf !== undefined) {
-    return no('DuplicateOf', `Entry ${duplicateOf} already keeps the same image`);
+    return no('DuplicateOf', `Entry ${duplicateOf} is already for the same image`);
   }
   return isCached(image) ? readiness(findings, no) : no(image.reason, image.message);
 }
@@ -120,7 +120,7 @@ function readiness(
   if (outdated.length === wanted.length && outdated.length > 0) {
     return no(
       'Outdated',
-      `${count}. ${outdated.length} hosts have an older one. Set spec.refreshRequestedAt to fetch the newer one`,
+      `${count}. ${outdated.length} hosts have an older image. Set spec.refreshRequestedAt to fetch the newer image`,
     );
   }
   if (wanted.length > 0) {
@@ -146,8 +146,8 @@ export function entryBringsFacts(
   return (
     !equal(ownFacts(last), ownFacts(next)) ||
     rows.some(({ node }) => !equal(before.get(node), after.get(node))) ||
-    // The row of a host disappears when the host has finished its check for a newer image. The end of the check must be stored, because a
-    // Node shows only which images the host has.
+    // When a host has finished its check for a newer image, its row disappears. This change must be stored, because the host's Node shows
+    // only its images, not the end of the check.
     known.some(({ node, refresh }) => refresh === true && !after.has(node))
   );
 }

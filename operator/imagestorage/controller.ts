@@ -37,12 +37,12 @@ export class RemovalReconciler {
   readonly #options: RemovalControllerOptions;
   readonly #jobs: Writer<Job>;
   /**
-   * For each removal, the time since which nothing has needed the content that it removes. The key is the uid of the removal's Job. When
-   * the operator starts, the map is empty, so each removal waits its full time again. In this time, work that an earlier process of the
-   * operator began can end.
+   * For each removal, the time of the first check that found that nothing needs its content. The map's key is the uid of the removal's
+   * Job. When the operator starts, the map is empty, so each removal waits its full time again. During this time, work that the previous
+   * operator process began can end.
    */
   #unneededSince: RemovalPlan['unneededSince'] = new Map();
-  /** Uids of ended Jobs that this process has already reported, and that the cache contains until their deletion. */
+  /** Uids of ended Jobs that this process has already reported and deleted. The cache might still contain these Jobs. */
   #told: ReadonlySet<string> = new Set();
 
   constructor(options: RemovalControllerOptions) {
@@ -81,14 +81,14 @@ export class RemovalReconciler {
       await this.#jobs.patch(REMOVALS_KEY, job, { spec: { suspend: false } });
       logger.info(
         { job: job.metadata.name, place: placeKey(place) },
-        'content that nothing needs any more is removed',
+        'removing content that nothing needs any more',
       );
     }
   }
 
   /**
-   * Reports ended removals and deletes their Jobs. The Event is recorded before the deletion. If the operator crashes between the two, the
-   * next operator records the Event again.
+   * Reports ended removals and deletes their Jobs. The Event is recorded before the deletion. If the operator crashes before the deletion,
+   * the next operator records the Event again.
    */
   async #finish({ ended }: RemovalPlan, logger: Logger): Promise<void> {
     const uidOf = ({ job }: Removal): string => job.metadata.uid ?? '';

@@ -41,8 +41,9 @@ export function needsOf({ objects, pods, jobs }: Users): Needs {
 }
 
 /**
- * Returns true if the machine of a Pod needs the source in the storage now or later. A machine with a file in the storage folder needs this
- * file as long as the machine exists. Any other source is needed only until the machine runs, because the host fetches it before.
+ * Returns true if the machine of a Pod needs the source in the storage now or later. A machine with a file in the storage folder needs
+ * this file as long as the machine exists. Any other source is needed only until the machine runs, because the host fetches the content
+ * before it starts the machine.
  */
 function isUsedInPlace(source: MachineImageSource | undefined, { status }: Pod): boolean {
   return source?.type === 'storedFile' || (status?.phase ?? 'Pending') === 'Pending';

@@ -10,9 +10,9 @@ import { parseDocument } from '../../api/v1alpha1/machine.ts';
 const REMEMBERED_CHARACTERS = 1_000_000;
 
 /**
- * Parser for the documents of one schema. It remembers the last documents by their text, because a reconcile needs a document several
- * times, and all versions of a Pod have the same documents. The check of a document takes much longer than the lookup. Callers must not
- * change a document.
+ * Parser for the documents of one schema. It caches parsed documents by their text. A reconcile needs a document several times, and all
+ * versions of a Pod have the same documents. To look up a document is much faster than to check it again. Callers must not change a
+ * document.
  */
 export class Documents<T extends object> {
   readonly #schema: z.ZodType<T>;

@@ -1,6 +1,6 @@
 /**
- * Writes the objects of one kind that reconciles create, change or delete. Every write can be repeated safely. A patch fails if the object
- * has changed since it was read.
+ * Creates, changes and deletes objects of one kind for reconciles. Every write can be repeated safely. A patch fails if the object has
+ * changed since it was read.
  */
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency, Follower } from '../../kube/consistency.ts';

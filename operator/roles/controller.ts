@@ -1,6 +1,6 @@
 /**
  * Creates and corrects one RoleBinding for each role of Berth in every served namespace, no matter who created the namespace. Each
- * RoleBinding has the configured groups. Subjects that people added stay.
+ * RoleBinding has the configured groups. The operator does not remove subjects that people added.
  */
 import type { Logger } from 'pino';
 import { undefinedIf } from '../../base/errors.ts';

@@ -81,7 +81,7 @@ export function bindingChange(binding: RoleBinding, groups: readonly string[]): 
 
 /**
  * Returns the groups that the operator added. The annotation can contain any text, because everybody who is allowed to write the
- * RoleBinding can write it.
+ * RoleBinding can also write its annotation.
  */
 function groupsAdded({ metadata }: RoleBinding): string[] {
   try {

@@ -35,7 +35,10 @@ export interface TaskJobOptions {
   readonly priorityClassName: string;
 }
 
-/** Returns a Job with one Pod. Kubernetes never retries the Job, because the operator decides about retries. */
+/**
+ * Returns a Job with one Pod. By default, Kubernetes does not retry the Job, because the operator decides about retries. The caller can set
+ * another `backoffLimit`.
+ */
 export function taskJob(options: TaskJobOptions): Unsaved<Job> {
   const { metadata, workload, task, annotations, activeDeadlineSeconds, ttlSecondsAfterFinished } = options;
   const labels = { ...metadata.labels, [WORKLOAD_LABEL]: workload };

@@ -13,7 +13,10 @@ export const ENTRY_UID_LABEL = 'berth.dev/cache-entry-uid';
 /** Label of Jobs and their Pods. Its value is the name of the ImageCacheEntry that the task is for. Only people read this label. */
 export const ENTRY_NAME_LABEL = 'berth.dev/cache-entry';
 
-/** Index of Jobs by {@link ownersOf}, and of their Pods by {@link ownersOfPod}. */
+/**
+ * Name of the index that finds Jobs and their Pods by owner. {@link ownersOf} returns the keys of a Job, and {@link ownersOfPod} returns
+ * the keys of a Pod.
+ */
 export const TASKS_BY_OWNER = 'owner';
 
 /**
@@ -46,8 +49,8 @@ export function controllerOf({
 }
 
 /**
- * Returns the Pods of the Job's namespace that name the Job as their controller. A label would not be enough, because a host can
- * create Pods of its own (mirror Pods) with any label, but only with its own Node as owner.
+ * Returns the Pods in the Job's namespace that name the Job as their controller. A label would not be enough, because a host can create
+ * Pods (mirror Pods) with any label. But a host can name only its own Node as the owner of such a Pod.
  */
 export function podsOf(job: Job, taskPods: Pick<Informer<Pod>, 'cache'>): Pod[] {
   return taskPods.cache.byIndex(TASKS_BY_OWNER, jobKey(job, job.metadata.uid ?? ''));

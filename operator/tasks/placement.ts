@@ -16,7 +16,7 @@ export interface Placement {
 
 export interface HostPodOptions {
   readonly placement: Placement;
-  /** Tolerations in addition to those that every Pod on a host needs. */
+  /** Tolerations that are added to the tolerations of every Pod on a host. */
   readonly tolerations: readonly Toleration[];
   readonly pullSecrets: readonly { readonly name: string }[];
   readonly priorityClassName: string;

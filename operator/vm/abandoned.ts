@@ -31,9 +31,9 @@ export function macAddressOf(pod: Pod): string | undefined {
 }
 
 /**
- * Returns the MAC addresses to store on the Node of an abandoned Pod. The result is undefined if there is no new address to store. This is
- * the case if somebody fenced the host (its Node was deleted or is out of service), because its machines have ended. It is also the case if
- * the Pod never showed that the machine ran, because the host itself ends such a machine.
+ * Returns the MAC addresses to store on the Node of an abandoned Pod. The result is undefined if there is no new address to store. No
+ * address is stored if somebody fenced the host (its Node was deleted or is out of service), because the machines have then ended. No
+ * address is stored either if the Pod never showed that its machine ran, because the host itself ends such a machine.
  */
 export function toRemember({ node }: Observed, pod: Pod): readonly string[] | undefined {
   const address = macAddressOf(pod);

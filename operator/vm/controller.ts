@@ -142,7 +142,7 @@ export class VMReconciler {
       if (result.outcome.kind !== 'done') {
         return { observed, findings: {}, outcome: result.outcome };
       }
-      // The facts change only with the observed state.
+      // The facts are gathered again only after a write, because only a write changes the observed state.
       facts = result.writes.length === 0 ? facts : gatherFacts(observed);
     }
     return { observed, findings: {}, outcome: { kind: 'done' } };

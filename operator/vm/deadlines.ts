@@ -1,4 +1,4 @@
-/** Computes from all deadlines of a VM when the VM must be reconciled again, even if no object changes. */
+/** Computes the next deadline of a VM. The VM must be reconciled then, even if no object changes. */
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { timestamp } from '../../api/v1alpha1/schema.ts';
 import { type Facts, lostAt, nextDeadline } from './facts.ts';
@@ -32,7 +32,7 @@ export function finishedAndDue(observed: Observed): number | undefined {
     : finishedAt + ttlSecondsAfterFinished * 1000;
 }
 
-const ANSWER_BY = timestamp('Time until which a client waits for the answer of the deployment.');
+const ANSWER_BY = timestamp('Time until which the client that deployed the VM waits for an answer.');
 
 /**
  * Returns the time until which the client that deployed the VM waits for an answer, in milliseconds since the epoch. The result is

@@ -110,7 +110,7 @@ export function endOf(pod: Pod): End {
 
 /**
  * Returns the final state of a Pod whose host is lost. A host is lost if its Node was deleted or has the taint out-of-service. A host is
- * also lost if it did not report for too long before the VM first ran.
+ * also lost if it stopped reporting before the VM first ran, and did not report again within `hostLostTimeoutSeconds`.
  */
 function givenUp(observed: Observed, pod: Pod): End | undefined {
   const nodeName = pod.spec.nodeName;
@@ -125,7 +125,10 @@ function givenUp(observed: Observed, pod: Pod): End | undefined {
   }
   const neverRan = observed.vm.status?.firstRunningTime === undefined && !hasRun(pod);
   return neverRan && isLost(observed)
-    ? { reason: 'HostLost', message: `Host ${nodeName} did not report for too long before the VM first ran` }
+    ? {
+        reason: 'HostLost',
+        message: `Host ${nodeName} stopped reporting before the VM first ran, and did not report again in time`,
+      }
     : undefined;
 }
 

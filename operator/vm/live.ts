@@ -1,6 +1,6 @@
 /**
- * Reads the objects of a deployment (VMConfig, Image, ISO, credentials for registries) from the API server. The Pod of a VM is created only
- * once. With objects from a cache that lags, the machine would never get their last changes.
+ * Reads the objects of a deployment (VMConfig, Image, ISO, credentials for registries) from the API server. The Pod of a VM is created
+ * only once. If it were created from a cache that lags, the machine would never get the latest changes of these objects.
  */
 import { readRegistryCredentials, REGISTRIES_CONFIG_MAP } from '../../api/v1alpha1/registrycredentials.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';

@@ -41,7 +41,7 @@ export class VMMetrics {
     });
     const oldest: Gauge<'vm_namespace'> = new Gauge({
       name: 'berth_oldest_pending_vm_seconds',
-      help: 'Age in seconds of the oldest VM that is pending and has never run. 0 if there is none',
+      help: 'Age in seconds of the oldest VM that is pending and has never run. The value is 0 if there is no such VM',
       labelNames: ['vm_namespace'] as const,
       registers,
       collect: () => {
@@ -63,7 +63,7 @@ export class VMMetrics {
     });
     this.#unanswered = new Counter({
       name: 'berth_vms_unanswered_total',
-      help: 'VMs that were deleted because the client did not take the answer of their deployment in time (annotation berth.dev/answer-by)',
+      help: 'VMs that were deleted because the client that deployed them did not get the answer in time (annotation berth.dev/answer-by)',
       labelNames: ['vm_namespace'] as const,
       registers,
     });

@@ -41,13 +41,13 @@ export interface ResizeRefusal {
 /** The state that one reconcile of a VM observes. Every step and the status are pure functions of this state and the time in it. */
 export interface Observed {
   readonly vm: VM;
-  /** Pod with the VM's name and uid. The owner reference is not checked, because an orphaned Pod has none. */
+  /** Pod with the VM's name and uid. The owner reference is not checked, because an orphaned Pod has no owner reference. */
   readonly pod: Pod | undefined;
   /** Description of the Pod that has the VM's name but does not belong to the VM. It is undefined if there is no such Pod. */
   readonly nameTakenBy: string | undefined;
   /** Node that the Pod is bound to. It is undefined if the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;
-  /** Last refusal of another size for the Pod. It is undefined if the VM no longer requests the refused size. */
+  /** Last resize of the Pod that was refused. It is undefined if the VM no longer requests the refused size. */
   readonly resizeRefused: ResizeRefusal | undefined;
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
@@ -69,7 +69,7 @@ export interface Observed {
 
 export interface Lookups {
   vmConfig(name: string, namespace: string): VMConfig | undefined;
-  /** Searches the VM's namespace, then the default namespace. */
+  /** Returns the Image from the VM's namespace, or else from the default namespace. `iso` searches in the same order. */
   image(name: string): Image | undefined;
   iso(name: string): ISO | undefined;
   /** Credentials of the VM's namespace for registries. They are not in a cache. They are undefined until `readLive` has read them. */
@@ -154,8 +154,8 @@ export function isBound(pod: Pod): boolean {
 }
 
 /**
- * Reads from the API server the Pod of a VM that has already run. The cache can be late, and the operator records the loss of such a Pod
- * permanently.
+ * If a VM has already run, reads its Pod from the API server, because the cache can lag. Otherwise the operator could permanently record
+ * the loss of a Pod that exists.
  */
 async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {
@@ -166,8 +166,8 @@ async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | unde
 }
 
 /**
- * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server. The cache can be late. Without this read, a
- * Node that is only missing in the cache would look deleted, and its VMs would count as lost.
+ * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server, because the cache can lag. Otherwise an
+ * existing Node could look deleted, and its VMs would count as lost.
  */
 export async function nodeOf(
   { client, nodes }: Pick<Sources, 'client' | 'nodes'>,

@@ -221,7 +221,7 @@ function volumes(vm: VM, { vncHostPort }: Resolved): NonNullable<PodSpec['volume
   ];
 }
 
-/** Tolerations of the taints not-ready and unreachable without a time limit, because a host that reboots must not lose its VMs. */
+/** Tolerations for the taints not-ready and unreachable. They have no time limit, because a host that reboots must not lose its VMs. */
 export const REBOOTING: readonly Toleration[] = [
   { key: 'node.kubernetes.io/not-ready', operator: 'Exists', effect: 'NoExecute' },
   { key: 'node.kubernetes.io/unreachable', operator: 'Exists', effect: 'NoExecute' },

@@ -57,7 +57,7 @@ export function hasEnded(pod: Pod): boolean {
   return pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
 }
 
-/** Reasons of the container's waiting state if its machine was created but not started. */
+/** Reasons that the waiting container has if its machine was created but not started. */
 const NOT_STARTED: ReadonlySet<string> = new Set(['Stopped', 'Starting']);
 
 /**
@@ -93,8 +93,8 @@ const desires = new Documents(desiredSchema);
 const reports = new Documents(machineReportSchema);
 
 /**
- * Returns the machine that a Pod's annotation describes. The result is undefined if it cannot be read, for example because another release
- * wrote it.
+ * Returns the machine that a Pod's annotation describes. The result is undefined if the annotation cannot be read, for example because
+ * another release wrote it.
  */
 export function machineOf(pod: Pod): Machine | undefined {
   return machines.in(pod.metadata.annotations?.[MACHINE_ANNOTATION]);
@@ -128,7 +128,7 @@ export function podCondition(pod: Pod | undefined, type: string): PodCondition |
 
 /**
  * Returns the Ready condition of a VM or Emulator that runs. The condition has the status of the Pod's condition Ready. `otherwise` is the
- * message if the host gives none.
+ * message if the host reports no message.
  */
 export function readyByPod(pod: Pod | undefined, otherwise: string): ConditionDraft {
   const type = 'Ready';

@@ -1,7 +1,6 @@
 /**
- * Resolves the settings of a VM once, at its deployment. Each setting comes from the first source that has it: VM → VMConfig →
- * Image or ISO → operator's configuration → built-in value. `image` and `iso` both come from the first source that sets one of
- * them.
+ * Resolves the settings of a VM once, at its deployment. Each setting comes from the first source that has it: VM → VMConfig → Image or
+ * ISO → operator's configuration → built-in value. The first source that sets `image` or `iso` determines both.
  */
 import { isImageReference, normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';

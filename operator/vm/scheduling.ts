@@ -20,7 +20,7 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
 ];
 /**
  * Pattern of reasons about nodes that are not Berth hosts, or do not match the VM. The text for people omits these reasons. If there are
- * only such reasons, it says that no host matches.
+ * only such reasons, the text says that no host matches.
  */
 const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
 /**

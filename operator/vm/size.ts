@@ -89,7 +89,7 @@ export function resizedContainers(pod: Pod, size: Size): Container[] {
   });
 }
 
-/** Returns the record of a new refusal. Its `attempts` are the number of times in a row that a host refused the wanted size. */
+/** Returns the record of a new refusal. Its `attempts` count how many times in a row the API server refused the wanted size. */
 export function refusedAgain(
   { resizeRefused: last, now }: Observed,
   wanted: Size,

@@ -17,7 +17,7 @@ import { schedulingReason } from './scheduling.ts';
 import { restartRequired } from './size.ts';
 import { userDataReady } from './userdata.ts';
 
-/** Results of a reconcile's steps that the Pod does not show. */
+/** Results of the steps of a reconcile. The Pod does not show these results. */
 export interface Findings {
   /**
    * Reason why the VM's Pod could not be created. Either the settings cannot be resolved, another Pod has the name, or the API server
@@ -159,8 +159,8 @@ function imageReady({ pod }: Observed, { blocked }: Findings): Draft | undefined
 }
 
 /**
- * Returns true if the reason means that the machine waits for its image. A newer agent can have reasons that this release does
- * not know.
+ * Returns true if the reason means that the machine waits for its image. A newer agent can report reasons that this release does not know.
+ * For such a reason, the result is true if it begins with `Image`.
  */
 function isOfImage(reason: string): boolean {
   return isReason(reason)

@@ -37,7 +37,7 @@ export interface VMWriterOptions {
   readonly consistency: Consistency;
 }
 
-/** Observed state after a write. `blocked` is set when the API server refused the write, or another Pod has the name. */
+/** Observed state after a write. `blocked` is set if the API server refused the Pod or Secret, or if another Pod already has the name. */
 export interface Executed {
   readonly observed: Observed;
   readonly blocked?: Findings['blocked'];
@@ -189,8 +189,9 @@ export class VMWriter {
     const annotations = { [GIVEN_UP_ANNOTATION]: JSON.stringify(macAddresses) };
     const patch = { metadata: { uid, resourceVersion, annotations } };
     const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
-    // Two failures are ignored, so that the host's VMs can be deleted. The Node might no longer exist, because the host is fenced. Or the
-    // host has filled the annotations of its Node. Then no address is stored, so no warning is possible later.
+    // Two errors are ignored, so that the host's VMs can be deleted. First, the Node no longer exists, because somebody fenced the host.
+    // Second, the host has filled the annotations of its Node, so the API server refuses another annotation. In both cases no address is
+    // stored, so no later Event can warn about a VM with the same address.
     await undefinedIf((error) => isNotFound(error) || isInvalid(error), write);
   }
 
@@ -208,7 +209,7 @@ export class VMWriter {
       : { ...observed, pod: (await this.#pods.patch(keyOf(vm), pod, { metadata })) ?? pod };
   }
 
-  /** Requests another size for the Pod. A refusal by a quota or the API server is not an error: it becomes a part of the observed state. */
+  /** Requests another size for the Pod. A refusal by a quota or the API server is not an error, but becomes part of the observed state. */
   async #resizePod(observed: Observed, size: Size): Promise<Observed> {
     const { vm, pod } = observed;
     if (pod === undefined) {

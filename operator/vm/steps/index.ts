@@ -1,4 +1,4 @@
-/** Lists the steps of a VM in their order. The first step that returns another outcome than `done` ends the reconcile. */
+/** Lists the steps of a VM in their order. The first step whose outcome is not `done` ends the reconcile. */
 import type { Observed } from '../observe.ts';
 import { deploy } from './deploy.ts';
 import { desire } from './desire.ts';

@@ -8,9 +8,15 @@ import type { Findings } from '../status.ts';
 export type Write =
   | { readonly kind: 'addFinalizer' }
   | { readonly kind: 'removeFinalizer' }
-  /** `ignoredEntries` has messages about registry entries with mistakes. The Pod might need the credentials of such an entry. */
+  /**
+   * `ignoredEntries` contains messages about registry entries that were ignored because of mistakes. The Pod might lack the credentials of
+   * such an entry.
+   */
   | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod>; readonly ignoredEntries: readonly string[] }
-  /** A CREATE of the Secret. It counts as a success if the Secret exists already, because the operator has no right to read Secrets. */
+  /**
+   * A CREATE of the VNC Secret. If a Secret of this name already exists, the write also counts as a success. The operator cannot check that
+   * Secret, because it has no right to read Secrets.
+   */
   | { readonly kind: 'createSecret'; readonly secret: Unsaved<Secret> }
   /** A PATCH of `pods/resize`. A refusal is stored in {@link Observed.resizeRefused}. */
   | { readonly kind: 'resizePod'; readonly size: Size }

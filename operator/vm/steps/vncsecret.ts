@@ -6,8 +6,8 @@ import { machineOf, waitingState } from '../podstate.ts';
 import { NOTHING, requeueAfter, type StepResult, type Write } from './step.ts';
 
 /**
- * Time in milliseconds between attempts to create the Secret while the Secret of an earlier VM has the name. No watch shows when that
- * Secret is deleted.
+ * Time in milliseconds between attempts to create the Secret while the Secret of an earlier VM of the same name exists. No watch shows
+ * when that Secret is deleted.
  */
 const RECHECK_MILLISECONDS = 2_000;
 /** Number of random bytes in a password. In base64url they are eight characters, and VNC uses no more than eight. */
@@ -36,8 +36,8 @@ export function createVncSecret({ vm, random }: Observed): Write {
 }
 
 /**
- * Creates the Secret again while the host reports that it is missing. The first attempt fails if the Secret of an earlier VM still has the
- * name.
+ * Creates the Secret again while the host reports that it is missing. An attempt has no effect while the Secret of an earlier VM of the
+ * same name exists.
  */
 export function ensureVncSecret(observed: Observed, { failure }: Facts): StepResult {
   const { pod } = observed;
