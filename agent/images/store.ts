@@ -131,10 +131,10 @@ export class HostImageStore implements ImageStore {
     this.registries = new Registries(servers);
     const access = new Access(this.registries, options.clock);
     const importing = new Importing({ layout, catalog, space, metrics, reader });
-    const common = { catalog, metrics, importing };
+    const common = { catalog, metrics, importing, logger };
     this.#sources = {
       registry: new RegistrySource({ ...common, access }),
-      http: new HttpSource({ ...common, transport: new Transport(servers), logger }),
+      http: new HttpSource({ ...common, transport: new Transport(servers) }),
       file: new FileSource(catalog, layout.root, reader),
     };
   }

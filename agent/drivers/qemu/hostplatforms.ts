@@ -172,6 +172,10 @@ async function probeArchitecture(
   const work = await mkdtemp(join(dataDirectory, 'probe-'));
   try {
     const machineType = await newestMachineType(architecture, binary);
+    if (machineType === undefined) {
+      logger.warn({ architecture, binary }, 'QEMU offers no machine type with a version, so it is not used');
+      return undefined;
+    }
     for (const accelerator of candidates(architecture)) {
       const refusal = await tryGuest({ architecture, binary, machineType, accelerator, firmware }, work);
       if (refusal === undefined) {
@@ -194,7 +198,7 @@ function candidates(architecture: Architecture): Platform['accelerator'][] {
   return process.platform === 'darwin' ? ['hvf', 'tcg'] : ['kvm', 'tcg'];
 }
 
-async function newestMachineType(architecture: Architecture, binary: string): Promise<string> {
+async function newestMachineType(architecture: Architecture, binary: string): Promise<string | undefined> {
   const help = await run(binary, ['-machine', 'help'], { timeoutMilliseconds: HELP_TIMEOUT_MILLISECONDS });
   const versions = help
     .split('\n')
@@ -202,11 +206,7 @@ async function newestMachineType(architecture: Architecture, binary: string): Pr
     .filter((match) => match !== null)
     .map(([, name, major, minor]) => ({ name: name ?? '', order: Number(major) * 1000 + Number(minor) }))
     .sort((left, right) => right.order - left.order);
-  const [newest] = versions;
-  if (newest === undefined) {
-    throw new Error(`${binary} offers no machine type with a version`);
-  }
-  return newest.name;
+  return versions[0]?.name;
 }
 
 /**

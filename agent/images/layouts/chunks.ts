@@ -65,7 +65,10 @@ export async function copyLocal(
   to: SparseFile & { position: number },
   signal: AbortSignal,
 ): Promise<boolean> {
-  const source = await open(from.path, 'r');
+  const source = await undefinedIf(isMissing, open(from.path, 'r'));
+  if (source === undefined) {
+    return false;
+  }
   try {
     const hash = createHash('sha256');
     const buffer = Buffer.allocUnsafe(Math.min(COPY_BYTES, content.length));

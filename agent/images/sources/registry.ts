@@ -4,6 +4,7 @@
  */
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
+import type { Logger } from 'pino';
 import {
   normaliseImageName,
   parseReference,
@@ -11,8 +12,9 @@ import {
   repositoryName,
 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { isMissing } from '../../../base/errors.ts';
 import { planPull } from '../layouts/index.ts';
-import { CHUNK_TABLE, lookupIn, readChunkTable } from '../layouts/chunks.ts';
+import { CHUNK_TABLE, type Chunk, lookupIn, readChunkTable } from '../layouts/chunks.ts';
 import type { ContentLookup, PullPlan } from '../layouts/pull.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import type { Import, ImageRequest, Importing, Waiting } from '../local/importing.ts';
@@ -51,6 +53,7 @@ export interface RegistrySourceParts {
   importing: Importing;
   access: Access;
   metrics: ImageMetrics;
+  logger: Logger;
 }
 
 interface Found {
@@ -225,7 +228,7 @@ export class RegistrySource {
         const isAllowed =
           originOf(stored, repository) !== undefined || (await this.#isOpenAnywhere(stored, signal));
         const { path } = catalog.baseOf(stored);
-        return isAllowed ? [{ disk: path, chunks: await readChunkTable(folderOf(stored)) }] : [];
+        return isAllowed ? [{ disk: path, chunks: await this.#chunksIn(folderOf(stored)) }] : [];
       }),
     );
     const find = lookupIn(bases.flat());
@@ -234,6 +237,18 @@ export class RegistrySource {
       // If the image was removed after its chunk table was read, its content cannot be copied.
       return place !== undefined && catalog.byPath(place.path) !== undefined ? place : undefined;
     };
+  }
+
+  /** Returns the chunks of a disk. Returns none if the table cannot be read, because a table only saves a download. */
+  async #chunksIn(folder: string): Promise<Chunk[]> {
+    try {
+      return await readChunkTable(folder);
+    } catch (error) {
+      if (!isMissing(error)) {
+        this.#parts.logger.warn({ err: error, folder }, 'The chunk table of an image cannot be read');
+      }
+      return [];
+    }
   }
 
   /**
