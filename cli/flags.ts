@@ -4,8 +4,8 @@ import { quantityOf } from '../api/http/memory.ts';
 import { bytesIn } from '../api/v1alpha1/quantity.ts';
 
 /**
- * Words that users might type instead of `true` and `false`. If such a word follows a flag, the word counts as the value of the flag. Then
- * a message refuses this value.
+ * Words that users might type instead of `true` and `false`. If such a word follows a flag, the word counts as the value of the flag. The
+ * command then refuses this value with a message.
  */
 const NEAR_BOOLEAN = /^(yes|no|on|off|0|1)$/i;
 

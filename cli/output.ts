@@ -21,7 +21,7 @@ export interface Column<R> {
   readonly isWide?: true;
 }
 
-/** One row as JSON and YAML show it. Each row has one of these four fields. The format `name` shows only this field. */
+/** One row as JSON and YAML show it. Each row has a field `name`, `node`, `image` or `server`. The format `name` shows only this field. */
 export type Item =
   | { readonly name: string }
   | { readonly node: string }

@@ -21,8 +21,8 @@ export async function credential(
 }
 
 /**
- * Returns the API version in `request`. This is the value of the variable `KUBERNETES_EXEC_INFO`, which the program that started this
- * command sets. If there is no `request`, returns the newest version.
+ * Returns the API version in `request`. The program that started this command gives `request` in the variable `KUBERNETES_EXEC_INFO`. If
+ * there is no `request`, returns the newest version.
  *
  * @throws CommandError for an unknown version.
  */

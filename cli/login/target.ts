@@ -75,8 +75,8 @@ async function authorityIn(file: string | undefined): Promise<string | undefined
 }
 
 /**
- * Returns the API server that the flag names. Without the flag, returns the API server of the context. If the context does not exist,
- * returns the API server of the current context.
+ * Returns the API server that the flag `--server` names. Without this flag, returns the API server of the context. If the context does not
+ * exist, returns the API server of the current context.
  *
  * @throws CommandError when there is no API server.
  */

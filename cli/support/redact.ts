@@ -79,7 +79,7 @@ const QUOTED = String.raw`"(?:[^"\\]|\\[\s\S])*(?:"|$)|(?<escape>\\{1,15})"[\s\S
 
 /**
  * Forms of secrets, in the order in which they are removed. A host can write any log, so the time for each form must be linear in the
- * length of the text. Two adjacent repetitions can match the same characters. In this case, one of them has a limit.
+ * length of the text. If two adjacent repetitions can match the same characters, one of them has a limit.
  */
 const FORMS: readonly (readonly [RegExp, string])[] = [
   [
