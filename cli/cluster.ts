@@ -46,7 +46,7 @@ export async function withCluster<T>(
   ]);
   const userAgent = `berth/${VERSION}`;
   const watches = new Transport(connection, { metrics: new Registry(), userAgent });
-  // Requests have connections of their own. Otherwise the watches of many objects could use all connections, and requests would wait.
+  // Requests do not share the connections of watches. Otherwise many watches could use all connections, and requests would wait.
   const requests = new Transport(connection, { metrics: new Registry(), userAgent });
   const namespace = required(namespaceOf(globals, terminal, settings, connection));
   const client = new KubeClient(requests);
@@ -61,7 +61,7 @@ export async function withCluster<T>(
     return result;
   } catch (error) {
     if (error instanceof CredentialError) {
-      // Ctrl+C also ends a credential plug-in.
+      // Ctrl+C also ends a credential plug-in. In this case, the interrupt is the error to report.
       terminal.signal.throwIfAborted();
     }
     const source = 'the kubeconfig';
@@ -72,9 +72,9 @@ export async function withCluster<T>(
 }
 
 /**
- * Returns the namespace that the flag, a variable or the context names, in this order. An empty text counts as absent. If none of them
- * names a namespace, returns the default namespace. The settings can define another prefix for namespaces. Flags and variables may use this
- * prefix, because scripts of another platform use it.
+ * Returns the namespace from the flag, a variable or the context, in this order. Empty texts are ignored. If none of them names a
+ * namespace, returns the default namespace. The settings can define another prefix for names of namespaces. Flags and variables may use
+ * this prefix, because scripts for another platform use it.
  */
 export function namespaceOf(
   { namespace }: Pick<Globals, 'namespace'>,
@@ -91,8 +91,8 @@ export function namespaceOf(
 }
 
 /**
- * Returns the name of the namespace after a check of its form. The name can come from a kubeconfig, into which `login` writes a name from
- * the HTTP API. A name in another form could change a path or a command in a shell.
+ * Checks the form of a namespace's name, and returns the name. The name can come from an HTTP API, because `login` writes such a name into
+ * the kubeconfig. A name in another form could change a path, or a command in a shell.
  *
  * @throws CommandError when no namespace can have the name.
  */
@@ -128,7 +128,10 @@ export async function connect(
   }
 }
 
-/** Returns the error if the API server refused the token and the token shows the reason. Otherwise the result is undefined. */
+/**
+ * Returns an error for the user if the API server refused the token, and the token itself shows the reason. For example, the token has
+ * expired. Otherwise the result is undefined.
+ */
 async function refusalOf(error: unknown, connection: Connection): Promise<CommandError | undefined> {
   if (!(error instanceof ApiError) || error.status !== 401) {
     return undefined;

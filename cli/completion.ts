@@ -18,7 +18,7 @@ type Names = 'one' | 'several';
 interface Place {
   readonly path: string;
   readonly words: readonly Word[];
-  /** Absent if no names of objects can follow. */
+  /** Whether one name or several names of objects can follow. Absent if no name can follow. */
   readonly names?: Names;
 }
 
@@ -31,8 +31,8 @@ interface Choice {
 /** Flags that choose the cluster and the namespace whose objects the completion offers. Each flag takes a value. */
 const SOURCE_FLAGS = ['-n', '--namespace', '--context', '--kubeconfig'];
 /**
- * Characters that an offered name may have. A hostile cluster could send other characters, to which shells give a meaning. The colon is not
- * among them, because it separates words in bash.
+ * Characters that an offered name may have. A hostile cluster could send characters that have a special meaning in shells. The colon is not
+ * allowed, because bash splits words at colons.
  */
 const NAME_CHARACTERS = 'A-Za-z0-9._/-';
 
@@ -70,8 +70,8 @@ function placesOf(command: Command, path: string, inherited: readonly Word[]): P
 }
 
 /**
- * Returns how many names of existing objects follow the command. The result is undefined if no names follow, or if the noun has no verb
- * `list` that finds them.
+ * Returns whether one name or several names of existing objects can follow the command. The result is undefined if no name can follow, or
+ * if the noun has no verb `list` that could find names.
  */
 function namesOf(command: Command): Names | undefined {
   const [first] = command.registeredArguments;
@@ -97,7 +97,10 @@ function functionOf(name: string): string {
   return `_${name.replace(/\W/g, '_')}`;
 }
 
-/** Returns patterns for `case` in a shell: the path of each command in `places`, without the first place, which is the program itself. */
+/**
+ * Returns patterns for `case` in a shell, one for each command in `places`. A pattern is the path of the command. The first place is the
+ * program itself, and gets no pattern.
+ */
 function patternsOf(places: readonly Place[]): string {
   return places
     .slice(1)
@@ -105,7 +108,10 @@ function patternsOf(places: readonly Place[]): string {
     .join('|');
 }
 
-/** Returns patterns for `case` in a shell: the paths of the commands that take one name, or several names, as `wanted` says. */
+/**
+ * Returns the paths of commands as patterns for `case` in a shell. `wanted` selects the commands that take one name, or the commands that
+ * take several names.
+ */
 function pathsWith(places: readonly Place[], wanted: Names): string {
   return places
     .filter(({ names }) => names === wanted)
@@ -173,7 +179,7 @@ complete -o default -F ${functionOf(name)} ${name}
 }
 
 function zshScript(name: string, places: readonly Place[], choices: readonly Choice[]): string {
-  // In zsh, a colon separates the word from its description.
+  // In zsh, a colon separates a word from its description. Therefore colons in the description are escaped.
   const described = ({ text, description }: Word) => quoted(`${text}:${description.replaceAll(':', '\\:')}`);
   return `#compdef ${name}
 ${namesFunction(name, '"${(@Q)words[2,CURRENT-1]}"')}

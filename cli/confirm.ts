@@ -4,8 +4,8 @@ import { CommandError, EXIT } from './errors.ts';
 import type { Terminal } from './terminal.ts';
 
 /**
- * Asks the question and resolves if the user answers yes. Asks only a person at a terminal, because a script could not answer. Some CI
- * systems run scripts in a terminal, and set the variable `CI`.
+ * Asks the question, and resolves if the user answers yes. If no person is at a terminal, resolves without a question, because a script
+ * could not answer. The variable `CI` also means a script, because some CI systems run scripts in a terminal.
  *
  * @throws CommandError when the user does not answer yes; the signal's reason.
  */
@@ -27,7 +27,7 @@ export async function confirm(
   }
 }
 
-/** Returns the next line that the user types. It is empty if the input ends. @throws the signal's reason. */
+/** Returns the next line that the user types. If the input ends without a line, the result is empty. @throws the signal's reason. */
 async function lineOf(stdin: NodeJS.ReadStream, signal: AbortSignal): Promise<string> {
   try {
     const events = ['data', 'end'].map(async (event) => (await once(stdin, event, { signal })) as unknown[]);

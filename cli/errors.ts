@@ -45,8 +45,8 @@ export class Interrupted extends CommandError {
 }
 
 /**
- * Adds the command for the sign-in to each advice `Sign in again` that ends a sentence of the message. `name` is the name under which the
- * user started this command.
+ * Adds the sign-in command to each advice `Sign in again` at the end of a sentence of the message. `name` is the name under which the user
+ * started this command.
  */
 export function withLogin(message: string, name: string): string {
   return message.replace(/Sign in again(?=\.|$)/gm, (advice) => `${advice}: ${name} login`);
@@ -69,7 +69,8 @@ const CERTIFICATE_ERRORS = /CERT|UNABLE_TO_(GET|VERIFY)/;
 
 /** Returns the mistake in the certificate of a server. The result is undefined for other errors. */
 export function certificateMistake(error: unknown): string | undefined {
-  // After a semicolon, Node.js adds advice about its own flags. This command does not take these flags.
+  // Node.js adds advice about its own flags after a semicolon. The result leaves out this advice, because this command does not take these
+  // flags.
   return CERTIFICATE_ERRORS.test(codeOf(error) ?? '') ? messageOf(error).split('; ', 1)[0] : undefined;
 }
 
@@ -93,8 +94,8 @@ function exitCodeFor(error: unknown): ExitCode {
     return error.exitCode;
   }
   if (error instanceof CredentialError) {
-    // The credential plug-in of this command ends with this code when the identity provider does not answer. A new sign-in would not help
-    // then.
+    // If the identity provider does not answer, the credential plug-in of this command ends with the exit code `noAnswer`. A new sign-in
+    // would not help in this case.
     return error.exitCode === EXIT.noAnswer ? EXIT.noAnswer : EXIT.denied;
   }
   return isUnreachable(error) ? EXIT.noAnswer : EXIT.failed;

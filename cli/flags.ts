@@ -4,8 +4,8 @@ import { quantityOf } from '../api/http/memory.ts';
 import { bytesIn } from '../api/v1alpha1/quantity.ts';
 
 /**
- * Words that people can type in place of `true` and `false`. The code reads such a word as the value of the flag, and then refuses the
- * value with a message.
+ * Words that users might type instead of `true` and `false`. If such a word follows a flag, the word counts as the value of the flag. The
+ * command then refuses this value with a message.
  */
 const NEAR_BOOLEAN = /^(yes|no|on|off|0|1)$/i;
 
@@ -83,7 +83,7 @@ function commandIn(program: Command, args: readonly string[]): Command {
   return command;
 }
 
-/** Returns the long names of the boolean flags. The keys are their long and short names. */
+/** Returns a map that has the long name of each boolean flag. The keys are the long and short names. */
 function booleanFlagsOf({ options }: Command): ReadonlyMap<string, string> {
   return new Map(
     options
@@ -135,8 +135,8 @@ export function diskSizeIn(text: string): string {
 }
 
 /**
- * Returns the pairs of `key=value,key=value` together with `before`, the pairs from the same flag earlier on the command line. A comma is a
- * part of a value if no other key follows.
+ * Adds the pairs of `key=value,key=value` to `before`, and returns the result. `before` has the pairs from earlier uses of the same flag. A
+ * comma is a part of a value if no other key follows the comma.
  *
  * @throws InvalidArgumentError when the text has another form.
  */
@@ -151,7 +151,7 @@ export function pairsIn(text: string, before: Record<string, string> = {}): Reco
   return { ...before, ...Object.fromEntries(pairs) };
 }
 
-/** Returns `before`, the texts from the same flag earlier on the command line, and the texts between the commas. */
+/** Adds the texts between the commas to `before`, and returns the result. `before` has the texts from earlier uses of the same flag. */
 export function listIn(text: string, before: readonly string[] = []): readonly string[] {
   return [...before, ...text.split(',').filter((part) => part.trim() !== '')];
 }

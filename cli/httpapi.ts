@@ -137,7 +137,10 @@ function requireSameCluster(
   }
 }
 
-/** Returns the address in a form that can be compared. The path counts, because a proxy can have a path for each of several clusters. */
+/**
+ * Returns the address in a form that can be compared. The result includes the path, because a proxy can serve several clusters, each under
+ * its own path.
+ */
 function addressIn(url: string): string | undefined {
   const { origin, pathname } = URL.parse(url) ?? {};
   return origin && origin + pathname?.replace(/\/+$/, '');

@@ -30,7 +30,8 @@ export function templateIn(text: string): Template {
 }
 
 /**
- * Takes the pieces before the next `{end}` out of the list, and returns the parts that they describe. Without `{end}`, takes all pieces.
+ * Removes the pieces before the next `{end}` from the list, and returns the parts that these pieces describe. If no `{end}` follows,
+ * removes all pieces.
  */
 function partsIn(pieces: string[]): Part[] {
   const parts: Part[] = [];
@@ -104,7 +105,10 @@ function stepOf(whole: string, value: string | undefined): Step {
   return INDEX.test(whole) ? { index: Number(value) } : { field: value };
 }
 
-/** Returns the text of the template for the value. As in kubectl, an absent field gives no text, and a space separates several values. */
+/**
+ * Fills the template with the value, and returns the text. As in kubectl, an absent field gives no text, and spaces separate several
+ * values.
+ */
 export function render(template: Template, value: unknown): string {
   return template
     .map((part) => {

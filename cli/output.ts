@@ -8,17 +8,20 @@ export const FORMATS = ['table', 'wide', 'json', 'yaml', 'name'] as const;
 export const JSONPATH = 'jsonpath=';
 export type Format = (typeof FORMATS)[number] | `${typeof JSONPATH}${string}`;
 
-/** Quotes texts that programs with YAML 1.1, such as kubectl, would read as other values: `no`, `1_000` or a date. */
+/**
+ * Option that quotes some texts in YAML. Programs with YAML 1.1, such as kubectl, would read these texts as other values: `no`, `1_000` or
+ * a date.
+ */
 export const QUOTING = { compat: 'yaml-1.1' } as const;
 
 export interface Column<R> {
   readonly header: string;
   readonly value: (row: R) => string | number | undefined;
-  /** Whether only the format `wide` has the column. */
+  /** Whether only the format `wide` shows the column. */
   readonly isWide?: true;
 }
 
-/** One row as JSON and YAML show it. The format `name` shows the required field: `name`, `node`, `image` or `server`. */
+/** One row as JSON and YAML show it. Each row has a field `name`, `node`, `image` or `server`. The format `name` shows only this field. */
 export type Item =
   | { readonly name: string }
   | { readonly node: string }
@@ -60,7 +63,7 @@ export function isTemplate(format: string): format is `${typeof JSONPATH}${strin
   return format.startsWith(JSONPATH);
 }
 
-/** Returns the line of one more row. Its columns are aligned with the table above it, which shows the rows of the listing. */
+/** Returns one more row as a line below the table of the listing. The columns of the line are aligned with the columns of the table. */
 export function lineBelow<R>({ rows, ...listing }: Listing<R>, row: R, isWide: boolean): string {
   return `${table({ ...listing, rows: [...rows, row] }, isWide)
     .trimEnd()

@@ -22,7 +22,10 @@ export async function readPassword(
 ): Promise<string> {
   const { stdin } = process;
   if (!fromInput && !stdin.isTTY) {
-    throw new CommandError('There is no terminal to ask for the password. Use --password-stdin', EXIT.usage);
+    throw new CommandError(
+      'The command cannot ask for the password, because there is no terminal. Use --password-stdin',
+      EXIT.usage,
+    );
   }
   const password = fromInput ? await firstLine(terminal, stdin) : await typed(terminal, stdin);
   if (password === '' || password.length > LENGTH) {
@@ -47,7 +50,7 @@ async function firstLine({ signal }: Terminal, stdin: NodeJS.ReadStream): Promis
   return text.replace(/\r?\n[\s\S]*$/, '');
 }
 
-/** Returns the text that a person types. The terminal does not show the text, because it is in raw mode. */
+/** Returns the text that a person types. The terminal is in raw mode, so it does not show the text. */
 async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promise<string> {
   err('Password: ');
   stdin.setRawMode(true);

@@ -101,7 +101,7 @@ const NOUNS: readonly Noun[] = [
   },
   {
     name: 'emulator-config',
-    description: 'Not offered: values that emulators share',
+    description: 'Values that emulators share (not supported)',
     addVerbs: async (noun, terminal) => {
       (await import('./emulator/commands.ts')).addEmulatorConfigCommands(noun, terminal);
     },
@@ -206,7 +206,7 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
   return program;
 }
 
-/** Returns the question before the verb runs, for example `Delete vm desk? This cannot be undone`. */
+/** Returns the question that the user must confirm before the verb runs, for example `Delete vm desk? This cannot be undone`. */
 function questionOf(verb: Command): string {
   const word = verb.name();
   const names = printable(verb.args.join(', '));
@@ -241,9 +241,10 @@ function addCompletion(program: Command, terminal: Terminal): void {
     .addArgument(new Argument('<shell>', 'name of the shell').choices(SHELLS))
     .action(async (name: ShellName) => {
       if (terminal.name.includes(' ')) {
-        // In the script, the name would stand for two commands, and replace the completion of kubectl.
+        // The name has two words. Shells would read these words in the script as two commands, and the script would replace the completion
+        // of kubectl.
         throw new CommandError(
-          `A shell cannot complete ${terminal.name}, because kubectl completes its plug-ins. Call this command by another name, for example berth completion ${name}`,
+          `A shell cannot complete ${terminal.name}, because kubectl itself completes its plug-ins. Start this command under another name, for example: berth completion ${name}`,
           EXIT.usage,
         );
       }

@@ -29,7 +29,7 @@ it.each([
   ['aliases: {namespace: A}', 'aliases.namespace is not a setting. The settings are namespaceVariable'],
   ['aliases: [1]', 'aliases must be a map'],
   ['aliases: {namespaceVariable: "A B"}', 'aliases.namespaceVariable must be the name of a variable'],
-  ['aliases: {namespacePrefix: "CI_"}', 'aliases.namespacePrefix must be the start of names of namespaces'],
+  ['aliases: {namespacePrefix: "CI_"}', 'aliases.namespacePrefix must be a prefix for names of namespaces'],
   ['aliases: {context: "a b"}', 'aliases.context must be a name'],
   ['ssh: {user: "-oProxyCommand=a"}', 'ssh.user must be the name of a user'],
   ['apiURL: http://berth.example', 'apiURL must be https://'],

@@ -8,7 +8,9 @@ import { CommandError, EXIT } from './errors.ts';
 export interface Settings {
   /** Name of an environment variable that holds the namespace. `BERTH_NAMESPACE` has precedence over this variable. */
   readonly namespaceVariable?: string;
-  /** Prefix that also names namespaces in flags and variables. With `ci-`, the name `ci-team` means `platform-team`. */
+  /**
+   * Other prefix for the names of namespaces in flags and variables. With `ci-`, the name `ci-team` means the namespace `platform-team`.
+   */
   readonly namespacePrefix?: string;
   /** Name of the context that `login` writes. */
   readonly context?: string;
@@ -109,7 +111,7 @@ function settingsIn(document: unknown): Settings {
     [
       namespacePrefix,
       settings.namespacePrefix,
-      'aliases.namespacePrefix must be the start of names of namespaces, such as ci-',
+      'aliases.namespacePrefix must be a prefix for names of namespaces, such as ci-',
     ],
     [
       context,

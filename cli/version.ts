@@ -13,7 +13,7 @@ import { type Version, type Versions, versionsOf } from './versions.ts';
 const LIMIT_MILLISECONDS = 5_000;
 
 /**
- * Writes the versions. If the cluster does not answer, writes only the version of this command. In the table formats, it also writes the
+ * Writes the versions. If the cluster does not answer, writes only the version of this command. In the table formats, also writes the
  * reason to the standard error.
  */
 export async function showVersions(terminal: Terminal, globals: Globals): Promise<void> {

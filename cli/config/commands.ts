@@ -7,7 +7,9 @@ import type { Terminal } from '../terminal.ts';
 export function addConfigCommands(noun: Command, terminal: Terminal): void {
   noun
     .command('set')
-    .description('Change settings. The settings file and its folders are made if they do not exist')
+    .description(
+      'Change settings. If the settings file does not exist, the command creates the file and its folders',
+    )
     .requiredOption(
       '--api-url <url>',
       'address of the HTTP API, for example https://berth.example',

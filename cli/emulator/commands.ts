@@ -18,9 +18,13 @@ export function addEmulatorCommands(noun: Command, terminal: Terminal): void {
     .option('--image-type <name>', 'type of the system image (default: google_apis)')
     .option('--device-profile <name>', 'device to emulate (default: pixel_9)')
     .option('-c, --cpu <number>', 'number of virtual processors (default: 2)', wholeNumber)
-    .option('-m, --memory <size>', 'memory, for example 4Gi; in GiB without a unit (default: 4Gi)', memoryIn)
-    .option('--config <name>', 'not offered: there are no emulator configs')
-    .option('--timeout <minutes>', 'longest wait (default: 5)', wholeNumber)
+    .option(
+      '-m, --memory <size>',
+      'memory, for example 4Gi; a number without a unit is in GiB (default: 4Gi)',
+      memoryIn,
+    )
+    .option('--config <name>', 'not supported, because Berth has no emulator configs')
+    .option('--timeout <minutes>', 'longest wait in minutes (default: 5)', wholeNumber)
     .action(async (name: string | undefined, flags: EmulatorFlags, command: Command) => {
       const { deploy } = await import('./deploy.ts');
       await deploy(terminal, command.optsWithGlobals<Globals>(), { name, flags });
@@ -42,7 +46,7 @@ export function addEmulatorConfigCommands(noun: Command, terminal: Terminal): vo
         rows: [],
         columns: [],
         itemOf: (row) => row,
-        none: 'There are no emulator configs. Give the values by the flags of emulator deploy',
+        none: 'There are no emulator configs. Set the values with the flags of `emulator deploy`',
       });
     });
 }

@@ -1,6 +1,6 @@
 /**
- * Deploys emulators. Android can need more time to boot than the user waits. In this case, the command does not delete the emulator. The
- * emulator can run as long as its VM runs. If the emulator fails, or if the user interrupts the command, the command deletes the emulator.
+ * Deploys emulators. If Android is still booting at the time limit, the command succeeds and does not delete the emulator. The emulator can
+ * run as long as its VM runs. If the emulator fails, or if the user interrupts the command, the command deletes the emulator.
  */
 import type { EmulatorRequest } from '../../api/http/emulator.ts';
 import { emulatorItem } from '../../api/http/emulatoritem.ts';
@@ -86,11 +86,11 @@ export async function deploy(
 /** Error of an emulator that has failed and will not run. */
 class EmulatorFailure extends CommandError {}
 
-/** @throws CommandError for a flag that is not offered, or for a wrong time limit. */
+/** @throws CommandError for a flag that is not supported, or for a wrong time limit. */
 function check({ config, timeout }: EmulatorFlags): void {
   if (config !== undefined) {
     throw new CommandError(
-      '--config: there are no emulator configs. Give the values by --platform, --image-type and --device-profile',
+      '--config: there are no emulator configs. Set the values with --platform, --image-type and --device-profile',
       EXIT.usage,
     );
   }
@@ -117,7 +117,7 @@ async function createEmulator(
 }
 
 /**
- * Resolves with the emulator when it runs. If `late` aborts before, resolves with the last known version.
+ * Resolves with the emulator when it runs. If `late` aborts first, resolves with the last known version of the emulator.
  *
  * @throws EmulatorFailure; CommandError when the emulator was deleted; the signal's reason.
  */
@@ -153,14 +153,14 @@ async function untilBooted(
   throw new CommandError(`Emulator ${created.metadata.name} was deleted before it ran`);
 }
 
-/** Deletes the emulator. Returns the error with one more sentence about the deletion. */
+/** Deletes the emulator. Returns a new error whose message also tells the result of the deletion. */
 async function removed({ client }: Cluster, { metadata }: Emulator, error: CommandError): Promise<Error> {
   const { name, namespace = '', uid } = metadata;
   const signal = AbortSignal.timeout(LAST_WRITE_MILLISECONDS);
   const left = await client.delete(EMULATORS, { namespace, name }, { uid, signal }).then(
     () => `Emulator ${name} was deleted`,
     (reason: unknown) =>
-      `Emulator ${name} could not be deleted (${described(reason).message}), and stays until its VM is deleted`,
+      `Emulator ${name} could not be deleted (${described(reason).message}). The emulator remains until its VM is deleted`,
   );
   return new CommandError(`${error.message}. ${left}`, error.exitCode);
 }

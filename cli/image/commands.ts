@@ -12,7 +12,7 @@ export function addImageCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, IMAGE_KIND);
   addCreate(noun, terminal, IMAGE_KIND).option(
     '--size <size>',
-    'size of a new empty disk, for example 120G or 100Gi; in GB without a unit',
+    'size of a new empty disk, for example 120G or 100Gi; a number without a unit is in GB',
     diskSizeIn,
   );
 }
@@ -29,7 +29,7 @@ function addCreate(noun: Command, terminal: Terminal, kind: typeof IMAGE_KIND): 
     .argument('[name]', `name of the ${word}`)
     .option('--copy-of <name>', `copy another ${word}`)
     .option('--reference <reference>', 'take the content from a registry')
-    .option('--url <url>', 'take the content from a web server, with --sha256')
+    .option('--url <url>', 'take the content from a web server; requires --sha256')
     .option('--sha256 <digest>', 'SHA-256 digest of the file at --url')
     .option('-d, --description <text>', `description of the ${word}`)
     .addOption(new Option('--type <architecture>', 'architecture of the VMs').choices(['arm64', 'amd64']))

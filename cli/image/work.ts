@@ -14,7 +14,7 @@ export type ImageWork = 'save' | 'commit' | 'push';
 
 interface Work {
   readonly cluster: Cluster;
-  /** Version of the Image that requests the work. */
+  /** The Image in the version whose spec requests the work. */
   readonly image: Image;
   readonly work: ImageWork;
   /** `timeout` is the time limit in milliseconds. */
@@ -65,7 +65,7 @@ export function resultOf(image: Image, work: ImageWork): Result {
   return resultOfAction(image, work);
 }
 
-/** Returns the result of a commit or a push. The result of an earlier request does not count. */
+/** Returns the result of a commit or a push. If the status has only the result of an earlier request, the result is `waiting`. */
 function resultOfAction({ spec, status = {} }: Image, work: 'commit' | 'push'): Result {
   const wanted = spec[work]?.requestedAt;
   const last = work === 'commit' ? status.lastCommit : status.lastPush;
@@ -95,7 +95,7 @@ function ended(
   }: { latest: Image; work: ImageWork; command: string; limit: number | undefined },
 ): unknown {
   const { name } = latest.metadata;
-  const goesOn = `The ${work} of image ${name} goes on. ${command} shows its state`;
+  const goesOn = `The ${work} of image ${name} continues. To see the progress, run: ${command}`;
   if (error instanceof Interrupted) {
     return new CommandError(`${error.message}. ${goesOn}`, EXIT.interrupted);
   }

@@ -1,4 +1,4 @@
-/** Reads the cache of images: the hosts, and the ImageCacheEntries that keep images on them. */
+/** Reads the cache of images. It consists of the hosts, and of the ImageCacheEntries that keep images on the hosts. */
 import { infoItems, objectInfoItems } from '../../api/http/cacheinfo.ts';
 import type { CacheInfo } from '../../api/http/imagecache.ts';
 import { keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
@@ -57,7 +57,7 @@ export function referenceIn(image: string): string | undefined {
   return normaliseImageName(image);
 }
 
-/** Returns the hosts of the namespace that have, get or remove the image. @throws ApiError; CommandError. */
+/** Returns the hosts of the namespace that have, fetch or remove the image. @throws ApiError; CommandError. */
 export async function readInfo(cluster: Cluster, image: string, signal: AbortSignal): Promise<InfoItem[]> {
   return await directOrAsked(
     cluster,

@@ -67,7 +67,8 @@ export async function changeCache(
 }
 
 /**
- * Returns the namespace of the Image object. The result is undefined for an object that was deleted, if hosts still have its image.
+ * Returns the namespace of the Image object. Hosts can still have an image whose Image object was deleted. For the removal of such an
+ * image, the result is undefined.
  *
  * @throws CommandError when the image does not exist; ApiError.
  */

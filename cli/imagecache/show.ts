@@ -47,7 +47,7 @@ export async function list(terminal: Terminal, globals: Globals, names: readonly
 }
 
 /**
- * Shows the hosts that have, get or remove the image.
+ * Shows the hosts that have, fetch or remove the image.
  *
  * @throws CommandError when no host has the image, and no Image has this name; ApiError.
  */

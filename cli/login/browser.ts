@@ -29,7 +29,7 @@ export function browserCommand(
   return display || wayland ? ['xdg-open'] : undefined;
 }
 
-/** Returns a function that starts the program with an address. It uses no shell. The browser can run longer than this command. */
+/** Returns a function that starts the program with an address. The function uses no shell. The browser can run longer than this command. */
 export function opener(command: readonly string[]): OpenBrowser {
   const [program = '', ...args] = command;
   return (address) => {

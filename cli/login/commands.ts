@@ -56,11 +56,11 @@ export function addCredential(command: Command, terminal: Terminal): void {
 
 function addTargetFlags(command: Command): Command {
   return command
-    .option('--api-url <url>', 'HTTP API of Berth (default: that of the settings)', addressIn)
-    .option('--server <url>', 'API server (default: that of the HTTP API, or of the kubeconfig)')
+    .option('--api-url <url>', 'HTTP API of Berth (default: the address in the settings)', addressIn)
+    .option('--server <url>', 'API server (default: the address from the HTTP API or the kubeconfig)')
     .option(
       '--certificate-authority <file>',
-      'file with the certificate of the private authority of these servers, as PEM',
+      'PEM file with the private certificate authority of the servers',
     );
 }
 

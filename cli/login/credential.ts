@@ -21,8 +21,8 @@ export async function credential(
 }
 
 /**
- * Returns the API version in `request`, the value of `KUBERNETES_EXEC_INFO` from the program that started this command. If there is no
- * `request`, returns the newest version.
+ * Returns the API version in `request`. The program that started this command gives `request` in the variable `KUBERNETES_EXEC_INFO`. If
+ * there is no `request`, returns the newest version.
  *
  * @throws CommandError for an unknown version.
  */

@@ -36,7 +36,8 @@ export async function signInByBrowser(
     nonce,
     code_challenge: await oidc.calculatePKCECodeChallenge(verifier),
     code_challenge_method: 'S256',
-    // Providers give refresh tokens only with consent (OpenID Connect Core, section 11).
+    // Providers give refresh tokens only if the person consents (OpenID Connect Core, section 11). Therefore the provider must ask for
+    // consent.
     prompt: 'consent',
   });
   say(`Sign in with a browser on this computer. If no browser opens, open this address:\n\n  ${href}\n\n`);
@@ -58,7 +59,7 @@ export async function signInByBrowser(
 }
 
 /**
- * Signs in with a browser on any computer, in which the person enters a code. Resolves with the tokens.
+ * Signs in with a browser on any computer. The person enters a code in the browser. Resolves with the tokens.
  *
  * @throws CommandError; errors of the library.
  */

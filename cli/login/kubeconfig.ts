@@ -8,14 +8,14 @@ import { writeWhole } from '../../base/files.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { QUOTING } from '../output.ts';
 
-/** Age after which a lock counts as left behind. A change takes only milliseconds. */
+/** Age after which a lock counts as left behind by a killed process. A change takes only milliseconds. */
 const STALE_MILLISECONDS = 30_000;
-/** Argument of the credential plug-in. With this argument, the command recognizes the entries that it wrote. */
+/** Argument of the credential plug-in. By this argument, the command recognizes its own entries in a kubeconfig. */
 export const SESSION_FLAG = '--session';
 
 /**
- * Names of the lists in a kubeconfig. The key of a list is the field that each entry of the list has. For example, each entry of `clusters`
- * has the field `cluster`.
+ * Names of the lists in a kubeconfig. Each key is the name of the field that holds the content of one entry in the list. For example, an
+ * entry of `clusters` has its content in the field `cluster`.
  */
 const LISTS = { cluster: 'clusters', context: 'contexts', user: 'users' } as const;
 type Kind = keyof typeof LISTS;
@@ -28,15 +28,19 @@ export interface ContextEntries {
   readonly namespace?: string | undefined;
 }
 
-/** Returns the kubeconfig in the file. It is empty if the file does not exist. @throws CommandError when the file is not a kubeconfig. */
+/**
+ * Returns the kubeconfig in the file. If the file does not exist, returns an empty kubeconfig.
+ *
+ * @throws CommandError when the file is not a kubeconfig.
+ */
 export async function readKubeconfig(file: string): Promise<Kubeconfig> {
   const text = (await undefinedIf(isMissing, readFile(file, 'utf8'))) ?? '';
   return new Kubeconfig(file, text);
 }
 
 /**
- * Changes the kubeconfig in one step, and returns the result of `change`. Makes missing folders. Afterwards, only the owner can read the
- * file. If the path is not a link, kubectl uses the same lock.
+ * Changes the kubeconfig atomically, and returns the result of `change`. Creates missing folders. Afterwards, only the owner can read the
+ * file. If the path is not a link, kubectl uses the same lock file.
  *
  * @throws errors of {@link readKubeconfig} and of `change`; the signal's reason.
  */
@@ -91,7 +95,7 @@ export class Kubeconfig {
   }
 
   /**
-   * Checks that the command may replace the credentials of the context. It may replace a token and its own credential plug-in.
+   * Checks that the command may replace the credentials of the context. The command may replace a token, or its own credential plug-in.
    *
    * @throws CommandError for other credentials, which would be lost.
    */
@@ -151,7 +155,7 @@ export class Kubeconfig {
     return true;
   }
 
-  /** Returns the name of the context's entry if no other context uses this entry. Otherwise returns a free name. */
+  /** Returns the name of the context's entry if no other context uses this entry. Otherwise returns a name that no entry has. */
   #entryName(kind: 'cluster' | 'user', context: string): string {
     const used = this.entry('context', context)?.[kind];
     if (typeof used === 'string' && !this.#isUsedByOthers(kind, used, context)) {

@@ -60,7 +60,7 @@ function addressIn({ issuer, clientID, authority }: Target): Address {
   }
   if (clientID === undefined) {
     throw new CommandError(
-      'Give the ID of the client that the identity provider knows, with --client-id',
+      'With --client-id, give the ID of the client that is registered at the identity provider',
       EXIT.usage,
     );
   }
@@ -117,9 +117,9 @@ async function reportUser(
   if (output === 'table' || output === 'wide') {
     const life = hasRefresh
       ? ''
-      : '. The identity provider gave no refresh token, so sign in again within the hour';
+      : '. The identity provider gave no refresh token, so sign in again when your token has expired';
     terminal.out(
-      `Signed in as ${printable(user)}. The context "${place.context}" of ${place.file} is the current one${life}\n`,
+      `Signed in as ${printable(user)}. The context "${place.context}" of ${place.file} is now the current context${life}\n`,
     );
     return;
   }

@@ -1,4 +1,4 @@
-/** Receives the answer of the identity provider from the browser, with a server on the loopback address for one request. */
+/** Runs a server on the loopback address for one request. With this request, the browser brings the answer of the identity provider. */
 import { once } from 'node:events';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo, Socket } from 'node:net';
@@ -46,8 +46,8 @@ export class Loopback implements AsyncDisposable {
   }
 
   /**
-   * Listens on a free port. Only a request with this `state` counts as the answer, because only the provider and its browser know the
-   * `state`.
+   * Listens on a free port. Only a request with this `state` counts as the answer, because only the provider and the user's browser know
+   * the `state`.
    */
   static async open(state: string): Promise<Loopback> {
     const loopback = new Loopback(state);
@@ -79,7 +79,7 @@ export class Loopback implements AsyncDisposable {
     const closed = once(this.#server, 'close');
     this.#server.close();
     for (const socket of this.#sockets) {
-      // Browsers also keep connections open that they do not use.
+      // Browsers also keep unused connections open. The server cannot close before all connections are closed.
       if (socket !== this.#taken) {
         socket.destroy();
       }
@@ -104,7 +104,7 @@ export class Loopback implements AsyncDisposable {
         end: (isDone) =>
           isDone
             ? answer(response, 200, 'You are signed in. You can close this window.')
-            : answer(response, 400, 'The sign-in failed. The terminal has the reason.'),
+            : answer(response, 400, 'The sign-in failed. The terminal shows the reason.'),
       });
     }
   }

@@ -17,8 +17,8 @@ export interface Place {
 }
 
 /**
- * Returns the context that the user names, and the path of its kubeconfig. If no flag names this file, it is the file that kubectl would
- * change: the first file in `KUBECONFIG` that exists, or the last one if none exists.
+ * Returns the name of the context, and the path of its kubeconfig. If no flag names the kubeconfig, it is the file that kubectl would
+ * change. This is the first file in `KUBECONFIG` that exists, or the last file if none exists.
  */
 export function placeOf(
   { environment }: Pick<Terminal, 'environment'>,

@@ -11,7 +11,7 @@ import { CommandError, EXIT, Interrupted } from '../errors.ts';
 import { ANSWER_MILLISECONDS, fetchFrom } from './https.ts';
 import type { Session, Tokens } from './session.ts';
 
-/** Length in characters to which a text of a provider is cut in a message. */
+/** Largest number of characters of a provider's text in a message. Longer texts are cut. */
 const WORDS_CHARACTERS = 300;
 /** Scope with which a provider gives refresh tokens. */
 const OFFLINE = 'offline_access';
@@ -23,8 +23,8 @@ const ACTIONS: Readonly<Record<string, string>> = {
   invalid_grant: 'The session has ended. Sign in again',
   invalid_client: 'The identity provider does not know this client. Check the client ID',
   invalid_scope: 'The identity provider does not offer these scopes. Check server.config.cluster.scopes',
-  unauthorized_client: 'The identity provider does not allow this way of sign-in for the client',
-  unsupported_grant_type: 'The identity provider does not offer this way of sign-in',
+  unauthorized_client: 'The identity provider does not allow this client to sign in this way',
+  unsupported_grant_type: 'The identity provider does not offer this way to sign in',
 };
 /** Errors after which only a new sign-in helps. */
 const DENIED: readonly unknown[] = ['access_denied', 'expired_token', 'invalid_grant'];
@@ -87,8 +87,8 @@ export function tokensOf(answer: TokenEndpointResponse & TokenEndpointResponseHe
 }
 
 /**
- * Returns the error for the user. Its message contains the text of the provider's error, but no whole answer, because an answer could
- * contain a token.
+ * Returns the error for the user. Its message contains the text of the provider's error. It never contains a whole answer of the provider,
+ * because an answer could contain a token.
  */
 function explained(error: unknown, issuer: string): unknown {
   const causes = causesOf(error);

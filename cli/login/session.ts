@@ -10,10 +10,14 @@ import { settingsFile } from '../settings.ts';
 import type { Terminal } from '../terminal.ts';
 import type { Place } from './place.ts';
 
-/** Age after which the lock of a session counts as left behind. Its holder waits at most 20 s for each of two answers of the provider. */
+/**
+ * Age after which the lock of a session counts as left behind by a killed process. A running process waits for at most two answers of the
+ * provider, and at most 20 s for each answer.
+ */
 const STALE_MILLISECONDS = 60_000;
 /**
- * Time from the renewal of a token to its expiry: a part of the token's lifetime, or a number of milliseconds. The shorter time applies.
+ * Time between the renewal of a token and its expiry. It is a part of the token's lifetime, or a number of milliseconds, whichever is
+ * shorter.
  */
 const MARGIN = { part: 0.2, milliseconds: 60_000 };
 
@@ -48,7 +52,7 @@ export function sessionFile(
 
 /**
  * Returns the tokens as fields of a session. The code computes `end` with the clock of this computer, because the clock of the provider can
- * differ. If the provider gives no new refresh token, the refresh token of `earlier` stays valid.
+ * differ. If the provider gives no new refresh token, the session keeps the refresh token of `earlier`.
  */
 export function sessionFields(
   { idToken, refreshToken, life }: Tokens,
@@ -116,7 +120,7 @@ function sessionIn(text: string): Session | undefined {
   try {
     document = JSON.parse(text);
   } catch {
-    // The message of the parser could contain a part of a token, so it is not shown.
+    // The message of the parser is not shown, because it could contain a part of a token.
     return undefined;
   }
   const session = (typeof document === 'object' && document !== null ? document : {}) as Partial<Session>;

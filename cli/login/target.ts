@@ -39,7 +39,7 @@ export interface Target {
 }
 
 /**
- * Returns the cluster and its provider. A flag has precedence over the HTTP API. The kubeconfig counts only if no HTTP API is known.
+ * Returns the cluster and its provider. A flag has precedence over the HTTP API. The kubeconfig is used only if no HTTP API is known.
  *
  * @throws CommandError.
  */
@@ -75,8 +75,8 @@ async function authorityIn(file: string | undefined): Promise<string | undefined
 }
 
 /**
- * Returns the API server that the flag names. Otherwise returns the API server of the context, or of the current context if the context
- * does not exist.
+ * Returns the API server that the flag `--server` names. Without this flag, returns the API server of the context. If the context does not
+ * exist, returns the API server of the current context.
  *
  * @throws CommandError when there is no API server.
  */
@@ -92,7 +92,7 @@ async function addressOf(
   const known = kubeconfig.entry('context', context) === undefined ? kubeconfig.currentContext : context;
   if (known === undefined) {
     throw new CommandError(
-      `${file} has no context whose cluster could be used. Name the HTTP API of Berth with --api-url, or the API server with --server`,
+      `${file} has no suitable context. Name the HTTP API of Berth with --api-url, or the API server with --server`,
       EXIT.usage,
     );
   }
@@ -118,7 +118,7 @@ async function askHTTPAPI(
     return infoIn(await answer.json());
   } catch (error) {
     throw new CommandError(
-      `${url} is not the HTTP API of Berth: ${messageOf(error)}. Check --api-url, or: ${name} config view`,
+      `${url} is not the HTTP API of Berth: ${messageOf(error)}. Check --api-url, or the settings: ${name} config view`,
     );
   }
 }

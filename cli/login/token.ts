@@ -46,7 +46,7 @@ export async function setToken(
   globals: Globals,
   { token: typed, flags }: { token: string; flags: TargetFlags },
 ): Promise<void> {
-  // A token on the standard input is not among the arguments, which other users of the computer can see.
+  // Other users of the computer can see the arguments of a command, but not its standard input.
   const given = typed === INPUT ? await readPassword(terminal, true, 'token') : typed;
   const token = given.trim().replace(/^Bearer +/i, '');
   if (!TOKEN.test(token) || token.length > TOKEN_CHARACTERS) {
@@ -63,5 +63,7 @@ export async function setToken(
     kubeconfig.setContext(place.context, entriesFor(target, { token })),
   );
   await replaceSession(sessionFile(terminal, place), undefined, terminal.signal);
-  terminal.out(`Stored the token. The context "${place.context}" of ${place.file} is the current one\n`);
+  terminal.out(
+    `Stored the token. The context "${place.context}" of ${place.file} is now the current context\n`,
+  );
 }

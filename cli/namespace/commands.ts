@@ -16,7 +16,7 @@ export function addNamespaceCommands(noun: Command, terminal: Terminal): void {
   noun
     .command('create')
     .description('Create a namespace. The operator makes its role bindings')
-    .argument('<name>', 'name of the namespace, with the prefix of the namespaces of Berth')
+    .argument('<name>', 'name of the namespace; it must begin with the namespace prefix of Berth')
     .addOption(new BooleanFlag('--enable-custom-pods', 'whether users may have Pods in the namespace'))
     .action(async (name: string, flags: { enableCustomPods?: boolean }, command: Command) => {
       const { create } = await import('./namespaces.ts');
@@ -25,7 +25,9 @@ export function addNamespaceCommands(noun: Command, terminal: Terminal): void {
     });
   noun
     .command('delete')
-    .description('Delete namespaces that have no hosts and no VMs, with all their other objects')
+    .description(
+      'Delete namespaces with all their objects. The command refuses namespaces that have hosts or VMs',
+    )
     .argument('<names...>', 'their names')
     .action(async (names: string[], _flags, command: Command) => {
       const { remove } = await import('./namespaces.ts');

@@ -5,10 +5,10 @@ import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';
 import type { Cluster } from '../cluster.ts';
 
 /**
- * Creates the object. Returns it as the API server stored it.
+ * Creates the object, and returns the version that the API server stored. The API server refuses fields that it does not know, instead of
+ * dropping them.
  *
- * @throws ApiError when the API server refuses the object. The request is strict: the API server refuses fields that it does not know, and
- * does not drop them.
+ * @throws ApiError when the API server refuses the object.
  */
 export async function createNamed<T extends KubeObject>(
   { client }: Pick<Cluster, 'client'>,

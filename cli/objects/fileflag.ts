@@ -25,7 +25,7 @@ export function fileIn(name: string | undefined, { filename, ...flags }: FileFla
   }
   if (name !== undefined || Object.keys(flags).length > 0) {
     throw new CommandError(
-      'Use -f without a name and without other flags. The file has the values',
+      'Use -f without a name and without other flags. The file must contain all values',
       EXIT.usage,
     );
   }

@@ -72,7 +72,7 @@ function mistakeIn(object: unknown, type: Resource<KubeObject>): string | undefi
   const { name, generateName, namespace = '' }: Record<string, unknown> = { ...metadata };
   return typeof (name ?? generateName) === 'string' && typeof namespace === 'string'
     ? undefined
-    : 'metadata needs a name, and its namespace must be a text';
+    : 'metadata needs a name or a generateName, and metadata.namespace must be a text';
 }
 
 async function textOf(file: string): Promise<string> {

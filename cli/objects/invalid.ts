@@ -32,7 +32,10 @@ function refusedIn(error: unknown): Refused[] {
   return causes.map(({ field = '', message = '' }) => ({ field, message }));
 }
 
-/** Returns the fields that the API server does not know. Its message about them has no causes. */
+/**
+ * Returns the fields that the API server does not know. The API server names these fields only in the text of the message, and not in the
+ * causes.
+ */
 function unknownIn(text: string): Refused[] {
   const message =
     'the cluster does not have this field, because its release of Berth is older than this command';

@@ -37,8 +37,8 @@ export async function list<T extends KubeObject>(
 }
 
 /**
- * Returns the objects of the namespace. If the kind is shared, also returns the objects of the default namespace, except names that the
- * namespace already has.
+ * Returns the objects of the namespace. If the kind is shared, also returns the objects of the default namespace. If both namespaces have
+ * an object with the same name, leaves out the object of the default namespace.
  */
 async function listAll<T extends KubeObject>(
   { client, namespace }: Cluster,

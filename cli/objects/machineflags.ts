@@ -45,8 +45,8 @@ export function addMachineFlags(command: Command): Command {
       memoryIn,
     )
     .option('--node <host>', 'the only allowed host')
-    .option('--tag <tag>', 'tag of the wanted hosts')
-    .addOption(new BooleanFlag('--tag-required', 'use only hosts with the tag'))
+    .option('--tag <tag>', 'prefer hosts with this tag')
+    .addOption(new BooleanFlag('--tag-required', 'use only hosts with the tag of --tag'))
     .addOption(new Option('--scheduler <way>', 'how hosts are filled').choices(['default', 'most-allocated']))
     .option('--display-width <pixels>', 'width of the display', wholeNumber)
     .option('--display-height <pixels>', 'height of the display', wholeNumber)

@@ -90,7 +90,7 @@ export async function findNamed<T extends KubeObject>(
 
 interface Outcome<T> {
   readonly done: readonly T[];
-  /** Throws the errors with which the work failed, if it failed for any name. */
+  /** If the work failed for at least one name, throws the errors. */
   readonly rethrow: () => void;
 }
 

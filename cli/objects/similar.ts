@@ -17,7 +17,7 @@ export function similarTo(mistyped: string, names: readonly string[]): string | 
   return near.sort((a, b) => a.distance - b.distance)[0]?.name;
 }
 
-/** Returns the number of letters that must be added, removed or replaced. */
+/** Returns the number of letters that must be added, removed or replaced to turn `from` into `to`. */
 function distanceOf(from: string, to: string): number {
   let row = Array.from({ length: to.length + 1 }, (_, index) => index);
   for (const [index, letter] of from.split('').entries()) {

@@ -114,7 +114,7 @@ function serverOf(url: string): Server {
   return server;
 }
 
-/** Returns the message with names of flags in place of names of fields. */
+/** Replaces the names of fields in the message with the names of flags, and returns the result. */
 function inFlags(message: string): string {
   return message
     .replace('set replace to true', 'use --replace')

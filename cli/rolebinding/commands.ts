@@ -21,7 +21,7 @@ export function addRoleBindingCommands(noun: Command, terminal: Terminal): void 
     noun
       .command(verb)
       .description(description)
-      .option('--user <names>', 'users, as the cluster names them', listIn)
+      .option('--user <names>', 'names of users in the cluster', listIn)
       .option(
         '--serviceaccount <accounts>',
         'service accounts, each as NAMESPACE:NAME, or as NAME in the current namespace',

@@ -14,13 +14,13 @@ import { VM_KIND } from '../vm/kind.ts';
 
 /** Phases in which nobody can connect to the VM, and the next step for the user. */
 const NO_MACHINE: Readonly<Record<string, string>> = {
-  Pending: 'Wait until it runs',
-  Scheduled: 'Wait until it runs',
-  Pulling: 'Wait until it runs',
-  Cloning: 'Wait until it runs',
-  Stopped: 'Start it with `vm start`',
+  Pending: 'Wait until the VM runs',
+  Scheduled: 'Wait until the VM runs',
+  Pulling: 'Wait until the VM runs',
+  Cloning: 'Wait until the VM runs',
+  Stopped: 'Start the VM with `vm start`',
   Suspended: 'Resume the VM with `vm resume`',
-  Failed: 'Its conditions have the reason',
+  Failed: 'The conditions of the VM show the reason',
 };
 
 type StreamName = 'exec' | 'attach' | 'portforward' | 'log';
@@ -50,6 +50,6 @@ export function streamPath({ namespace }: Cluster, name: string, stream: StreamN
  */
 export function withoutPod(error: unknown, name: string): unknown {
   return isNotFound(error) && error.message.startsWith('pods ')
-    ? new CommandError(`VM ${name} has no machine yet. Wait until it runs`)
+    ? new CommandError(`VM ${name} has no machine yet. Wait until the VM runs`)
     : error;
 }

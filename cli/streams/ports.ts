@@ -13,8 +13,8 @@ const CHANNEL = { data: 0, error: 1 } as const;
 /** Length in bytes of the port number at the beginning of each channel. */
 const PORT_BYTES = 2;
 /**
- * Time without data after which a half-open connection ends. A connection is half-open after only one of its two ends has closed its
- * direction. If the caller closes its direction, the protocol cannot tell the guest, so the guest might never close the other direction.
+ * Time without data after which a half-open connection ends. A connection is half-open if only one of its two ends has closed its
+ * direction. If the caller closes its direction, the protocol cannot tell the guest. So the guest might never close the other direction.
  * Guests usually answer within this time.
  */
 const HALF_OPEN_MILLISECONDS = 10_000;

@@ -62,8 +62,8 @@ function defaultName(): string {
 }
 
 /**
- * Returns the namespace to read. The result is undefined if the user may read all namespaces and names none. The first request also shows
- * whether the token is valid.
+ * Returns the namespace to read. The result is undefined if no flag names a namespace, and the user may read all namespaces. The first
+ * request also shows whether the token is valid.
  */
 async function scope(
   { client, namespace }: Cluster,

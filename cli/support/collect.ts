@@ -65,7 +65,7 @@ export async function collect(
     objects?.forEach(({ metadata }) => namespaces.add(metadata.namespace));
     add(type.plural, objects);
   }
-  // Users who may read all namespaces see the Events of all programs in the cluster. The bundle has only those of Berth and of Nodes.
+  // Users who may read all namespaces see the Events of all programs in the cluster. The bundle has only the Events of Berth and of Nodes.
   const isWanted = ({ metadata, regarding }: Event) =>
     namespaces.has(metadata.namespace) || isServed(metadata.namespace ?? '') || regarding.kind === 'Node';
   add(EVENTS.plural, await reader.objects(EVENTS, { namespace }, isWanted));

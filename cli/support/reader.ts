@@ -1,6 +1,6 @@
 /**
- * Reads parts of a cluster for a support bundle, with limits for each part. If a part cannot be read, the cause is noted, and the next part
- * is read.
+ * Reads parts of a cluster for a support bundle, with limits for each part. If a part cannot be read, the reader notes the cause, and
+ * continues with the next part.
  */
 import { messageOf } from '../../base/errors.ts';
 import type { KubeClient } from '../../kube/client.ts';

@@ -12,8 +12,8 @@ import {
 export const REMOVED = '[removed]';
 
 /**
- * Fields whose whole content comes from users, or can be a secret. Secrets are never read, but a list could still contain one, so `data` is
- * here.
+ * Fields whose whole content comes from users, or can be a secret. The command never reads Secrets. If a list contains a Secret
+ * nevertheless, the field `data` is removed from it.
  */
 const REMOVED_FIELDS: ReadonlySet<string> = new Set([
   'userData',
@@ -52,8 +52,8 @@ const KEPT_LABELS: ReadonlySet<string> = new Set([
 const SECRET_FIELD = /(passw(or)?d|passphrase|secret|token|credential|api_?key|private_?key|authorization)$/i;
 
 /**
- * Smallest lengths of values that are remembered: first for values without a digit, then for values with a digit. Shorter values are often
- * ordinary words in logs.
+ * Smallest lengths of remembered values: {@link WORD_LENGTH} for values without a digit, {@link MIXED_LENGTH} for values with a digit.
+ * Shorter values are often ordinary words in logs.
  */
 const WORD_LENGTH = 8;
 const MIXED_LENGTH = 6;
@@ -63,23 +63,23 @@ const REMEMBERED = 100_000;
 const DEPTH = 40;
 const PART = /[^\s"'`=:,;/?&@()[\]{}<>\\|]+/g;
 /**
- * Marks at the end of a part of a value. They can belong to the sentence around the value. Their number is limited, so that the time of the
- * match is linear.
+ * Punctuation marks at the end of a part of a value. They can belong to the sentence around the value. The pattern limits their number, so
+ * that the time of the match is linear.
  */
 const MARKS = /[.!…#*~^-]{1,3}$/;
 
-/** Pattern for the key of a secret. It begins with a word for a secret and ends with the rest of the key. */
+/** Pattern for the key of a secret: a word such as `password`, and the rest of the key after this word. */
 const KEY = String.raw`(?:passw(?:or)?d|pwd|passphrase|(?<![a-z])pass(?![a-z])|secret|token|credential|api[-_]?key|access[-_]?key|private[-_]?key|key-data|signature)[\w.-]{0,128}`;
 
 /**
- * Pattern for a value in double quotes, in which quotes are escaped. In JSON inside of JSON, all quotes are escaped, and the quote at the
- * end of the value has as many backslashes as the quote at its start.
+ * Pattern for a value in double quotes. Quotes inside the value are escaped. In JSON inside of JSON, the quotes around the value are
+ * escaped, too. These two quotes then have the same number of backslashes.
  */
 const QUOTED = String.raw`"(?:[^"\\]|\\[\s\S])*(?:"|$)|(?<escape>\\{1,15})"[\s\S]*?(?<!\\)\k<escape>"`;
 
 /**
  * Forms of secrets, in the order in which they are removed. A host can write any log, so the time for each form must be linear in the
- * length of the text. So if two repetitions that match the same characters follow each other, one of them has a limit.
+ * length of the text. If two adjacent repetitions can match the same characters, one of them has a limit.
  */
 const FORMS: readonly (readonly [RegExp, string])[] = [
   [
@@ -210,7 +210,7 @@ function secretParts(value: string): string[] {
   return words.flatMap(formsOf).filter((part) => part.length >= (/\d/.test(part) ? MIXED_LENGTH : least));
 }
 
-/** Returns the part as it is, and without marks at its end. */
+/** Returns two texts: the whole part, and the part without punctuation marks at its end. */
 function formsOf(part: string): string[] {
   return [part, part.replace(MARKS, '')];
 }

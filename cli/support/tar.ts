@@ -8,7 +8,7 @@ export interface TarFile {
 
 const BLOCK = 512;
 const NAME_LENGTH = 100;
-/** Place and length of the checksum in a header. While the checksum is computed, spaces stand in its place. */
+/** Offset and length of the checksum in a header. The checksum is computed over a header that has spaces at this place. */
 const CHECKSUM = { at: 148, length: 8 } as const;
 
 /**

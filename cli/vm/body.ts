@@ -81,7 +81,7 @@ export function inFlags(error: unknown): unknown {
   return withFlags(error, FLAG_BY_FIELD);
 }
 
-/** Returns the values as a list in the field `items`. In a list, a value can also have the key `items`. */
+/** Returns the values as a list of keys and values in the field `items`. In this form, even `items` is allowed as the key of a value. */
 function itemsOf(metadata: Record<string, string>): VMDeployBody['vmMetadata'] {
   return { items: Object.entries(metadata).map(([key, value]) => ({ key, value })) };
 }

@@ -31,7 +31,9 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
     },
   );
   addDeployFlags(
-    addFileFlag(noun.command('create')).description('Make a VM, or all VMs of a file, and do not wait'),
+    addFileFlag(noun.command('create')).description(
+      'Make a VM, or all VMs that a file describes, and do not wait',
+    ),
   ).action(async (name: string | undefined, flags: DeployFlags, command: Command) => {
     const { create } = await import('./deploy.ts');
     await create(terminal, command.optsWithGlobals<Globals>(), { name, flags });
@@ -56,9 +58,13 @@ function addDeployFlags(command: Command): Command {
     .argument('[name]', 'name of the VM, or the start of its name with --generate-name')
     .addOption(new BooleanFlag('--generate-name', 'let the cluster add five characters to the name'))
     .option('--config <name>', 'VM config with values for the flags that are not given')
-    .option('-p, --reserve-port <list>', 'reserved ports HOST:GUEST, with /tcp or /udp', listIn)
+    .option(
+      '-p, --reserve-port <list>',
+      'ports to reserve on the host, as HOST:GUEST, HOST:GUEST/tcp or HOST:GUEST/udp',
+      listIn,
+    )
     .option('--system-serial <text>', 'serial number of the machine')
     .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', pairsIn)
     .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', pairsIn)
-    .option('--timeout <minutes>', 'longest wait until the VM runs (default: 10)', wholeNumber);
+    .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber);
 }

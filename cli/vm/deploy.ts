@@ -24,7 +24,7 @@ import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
 import { VM_KIND } from './kind.ts';
 
 /**
- * Time after the time limit of the deployment within which the command must keep or delete the VM. This time is longer than the difference
+ * Time in which the command must keep or delete the VM. It begins at the time limit of the deployment. It is longer than the difference
  * between the clocks of this computer and of the operator.
  */
 const ANSWER_MILLISECONDS = 60_000;
@@ -165,7 +165,7 @@ function failureOf(
   return new CommandError(message.includes(left) ? message : `${message}. ${left}`, exitCode);
 }
 
-/** Returns a line about the present work of the host. If there is no host yet, the line has the reason. */
+/** Returns a line about the current work of the host. If the VM has no host yet, the line has the reason. */
 export function lineOf({ metadata, status = {} }: VM, estimate: ReturnType<typeof estimator>): string {
   const { progress, progressPercent: percent, phase = 'Pending' } = status;
   const scheduled = conditionOf({ status }, 'Scheduled');

@@ -41,9 +41,9 @@ export function addDiskVerbs(noun: Command, terminal: Terminal): void {
     });
   noun
     .command('resize')
-    .description('Let the disk of a VM grow')
+    .description('Enlarge the disk of a VM')
     .argument('<name>', 'name of the VM')
-    .argument('<size>', 'new size, for example 120G or 100Gi; in GB without a unit', diskSizeIn)
+    .argument('<size>', 'new size, for example 120G or 100Gi; a number without a unit is in GB', diskSizeIn)
     .action(async (name: string, size: string, _flags: object, command: Command) => {
       const { resize } = await import('./disk.ts');
       await resize(terminal, command.optsWithGlobals<Globals>(), { name, size });
@@ -52,7 +52,7 @@ export function addDiskVerbs(noun: Command, terminal: Terminal): void {
 
 function addWorkFlags(command: Command): Command {
   return command
-    .addOption(new BooleanFlag('--wait', 'whether to wait for the end (default: true)'))
+    .addOption(new BooleanFlag('--wait', 'whether to wait for the end of the work (default: true)'))
     .option('--timeout <time>', 'longest wait, for example 90s or 10m (default: 1h)', durationIn);
 }
 

@@ -36,7 +36,12 @@ it.each([
 it.each([
   [{ failure: { reason: 'StartFailed', message: 'no KVM', time: LATE } }, {}, {}, 'cannot run: no KVM'],
   [condition('Stalled', 'True'), {}, {}, 'cannot run: no image'],
-  [{ phase: 'Stopped' }, { powerState: 'Stopped' }, {}, 'has the powerState Stopped. Start it with vm start'],
+  [
+    { phase: 'Stopped' },
+    { powerState: 'Stopped' },
+    {},
+    'has the powerState Stopped. Start the VM with vm start',
+  ],
   [{ phase: 'Running' }, {}, { deletionTimestamp: LATE }, 'is being deleted'],
 ])('ends for a VM that cannot run: %j %j %j', (status, spec, metadata, failure) => {
   expect(reached(vm(status, spec, metadata), goalIn('ready'))).toEqual({ failure: `VM mac ${failure}` });
@@ -44,9 +49,9 @@ it.each([
 });
 
 it.each([
-  ['stopped', 'Suspended', 'Stop it with vm stop'],
-  ['suspended', 'Running', 'Suspend it with vm suspend'],
-  ['suspended', 'Stopped', 'Suspend it with vm suspend'],
+  ['stopped', 'Suspended', 'Stop the VM with vm stop'],
+  ['suspended', 'Running', 'Suspend the VM with vm suspend'],
+  ['suspended', 'Stopped', 'Suspend the VM with vm suspend'],
 ])('ends for a VM that is not to be %s but %s', (goal, powerState, advice) => {
   expect(reached(vm({ phase: 'Running' }, { powerState }), goalIn(goal))).toEqual({
     failure: `VM mac has the powerState ${powerState}. ${advice}`,

@@ -11,14 +11,14 @@ export type Goal =
   | { readonly state: 'condition'; readonly type: string; readonly status: string };
 
 /**
- * For each state: the values of `spec.powerState` with which a VM can reach it, and the advice for other values. A VM with the value
- * `Running` can reach `stopped`, because its guest can shut down.
+ * For each state, `fit` has the values of `spec.powerState` with which a VM can reach the state. `advice` is the next step if the VM has
+ * another value. A VM with the value `Running` can reach `stopped`, because its guest can shut down.
  */
 const POWER = {
-  running: { fit: ['Running'], advice: 'Start it with vm start' },
-  ready: { fit: ['Running'], advice: 'Start it with vm start' },
-  stopped: { fit: ['Running', 'Stopped'], advice: 'Stop it with vm stop' },
-  suspended: { fit: ['Suspended'], advice: 'Suspend it with vm suspend' },
+  running: { fit: ['Running'], advice: 'Start the VM with vm start' },
+  ready: { fit: ['Running'], advice: 'Start the VM with vm start' },
+  stopped: { fit: ['Running', 'Stopped'], advice: 'Stop the VM with vm stop' },
+  suspended: { fit: ['Suspended'], advice: 'Suspend the VM with vm suspend' },
 } as const;
 
 /** Progress of the wait. A failure has the reason why the VM cannot reach the goal. */
@@ -64,7 +64,10 @@ function isIn(vm: VM, state: keyof typeof POWER): Reached {
   return vm.status?.phase?.toLowerCase() === state ? 'yes' : 'not yet';
 }
 
-/** Reports whether the VM runs. A requested restart must happen first. Until then, the phase belongs to the earlier run. */
+/**
+ * Reports whether the VM runs. If a requested restart has not happened yet, the result is `not yet`, because the phase belongs to the
+ * earlier run.
+ */
 function runs({ spec, status = {} }: VM, state: 'running' | 'ready'): Reached {
   const isRestarted = spec.restartRequestedAt === undefined || spec.restartRequestedAt === status.restartedAt;
   const isReady = state === 'running' || conditionOf({ status }, 'Ready')?.status === 'True';
@@ -90,7 +93,7 @@ function failureOf(vm: VM, state: keyof typeof POWER): string | undefined {
   return fit.some((one) => one === wanted) ? undefined : `VM ${name} has the powerState ${wanted}. ${advice}`;
 }
 
-/** Returns a text for people about the thing that the VM waits for. */
+/** Returns a text that tells people for which event the VM waits. */
 export function obstacleOf(vm: VM): string {
   return vm.metadata.deletionTimestamp === undefined ? progressOf(vm) : 'the end of the machine on its host';
 }

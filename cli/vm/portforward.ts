@@ -98,7 +98,7 @@ export class Forwards implements AsyncDisposable {
     }
   }
 
-  /** Ends the forwards. Then {@link ended} resolves, as if the user had ended the command. */
+  /** Ends the forwarding of all ports. Then {@link ended} resolves, as if the user had ended the command. */
   end(): void {
     this.#stop.abort();
   }
@@ -130,7 +130,7 @@ export class Forwards implements AsyncDisposable {
   }
 
   /**
-   * Checks that nobody has made another VM with this name in the meantime.
+   * Checks that the VM with this name is still the VM for which the forwarding began.
    *
    * @throws CommandError when the VM was replaced, does not exist or does not run; ApiError.
    */
@@ -155,7 +155,7 @@ export class Forwards implements AsyncDisposable {
   }
 }
 
-/** Reason to end all forwards, because no connection can work any more. `cause` is the error for the user. */
+/** Reason to end the forwarding of all ports, because no connection can work any more. `cause` is the error for the user. */
 class FinalError extends Error {
   override readonly name = 'FinalError';
 }

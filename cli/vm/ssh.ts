@@ -54,7 +54,8 @@ export async function ssh(
       destination: `${user || settings.sshUser || DEFAULT_USER}@${name}`,
     });
   });
-  // ssh makes only the file and not its folder. The folder is private, because the file shows the VMs of the user.
+  // ssh creates only the file, so this line creates the folder of the file. Only the user can read the folder, because the file shows the
+  // VMs of the user.
   await mkdir(dirname(known), { recursive: true, mode: 0o700 });
   const code = await exitCodeOf('ssh', [...args, ...command], name);
   if (code !== 0) {
@@ -82,7 +83,8 @@ function sshArguments({ proxy, known, uid, destination }: SSHOptions): string[] 
     // ssh accepts the first key of a VM, and refuses every other key of this VM.
     'StrictHostKeyChecking=accept-new',
     'CheckHostIP=no',
-    // A shared connection is found by the name of the host. A VM of another namespace can have the same name.
+    // ssh finds a shared connection by the name of the host, and a VM of another namespace can have the same name. Therefore connections
+    // are not shared.
     'ControlPath=none',
   ];
   // After `--`, nothing is an option. So ssh does not read a command that begins with a dash as an option.
@@ -90,8 +92,8 @@ function sshArguments({ proxy, known, uid, destination }: SSHOptions): string[] 
 }
 
 /**
- * Returns the command line that carries the connection. ssh passes it to a shell. It has no credentials, because they stay in the
- * kubeconfig.
+ * Returns the command line of the program that carries the connection. ssh passes the command line to a shell. The command line has no
+ * credentials, because they stay in the kubeconfig.
  */
 function proxyCommand({ kubeconfig, context, namespace = '' }: Globals, name: string): string {
   const program = isSea() ? [] : [...process.execArgv, process.argv[1] ?? ''];

@@ -25,8 +25,8 @@ const VIEWERS: readonly Viewer[] = [
 ];
 
 /**
- * Opens a viewer, and writes the address for other viewers. Resolves when the user closes the viewer or ends this command. A program that
- * only starts a viewer ends at once, but does not end this command.
+ * Opens a viewer, and writes the address for other viewers. Resolves when the user closes the viewer or ends this command. Some programs
+ * only start a viewer, and then end at once. The end of such a program does not end this command.
  */
 export async function vnc(terminal: Terminal, globals: Globals, name: string): Promise<void> {
   await withCluster(terminal, globals, async (cluster) => {
@@ -60,7 +60,7 @@ async function openViewer(port: number): Promise<{ stays: boolean; ended: Promis
       await once(child, 'spawn');
       return { stays, ended: once(child, 'exit') };
     } catch {
-      // The next viewer might exist.
+      // This viewer cannot be started, so the loop tries the next one.
     }
   }
   return undefined;

@@ -35,7 +35,7 @@ export async function wait(
   const progress = progressLine(terminal);
   await withCluster(terminal, globals, async (cluster) => {
     const { done, rethrow } = await forEachName(names, async (name) => {
-      // The time limit does not end the first read, because the result of a short wait must have the state of the VM.
+      // The time limit does not end the first read, because the error after the time limit must name the state of the VM.
       const first = await firstVersion(cluster, goal, { name, signal: terminal.signal });
       if (first === undefined) {
         return undefined;
@@ -56,7 +56,7 @@ export async function wait(
 }
 
 interface Following {
-  /** First version of the VM. Receives the last known version. */
+  /** Holds the last known version of the VM. The caller sets the first version. */
   readonly latest: { vm: VM };
   readonly signal: AbortSignal;
   readonly show: (line: string) => void;
@@ -120,7 +120,7 @@ function outOfTime(
   const { name } = vm.metadata;
   const limit = timeText(timeout);
   return new CommandError(
-    `VM ${name} is not ${wordsOf(goal)} after ${limit}. It is waiting for: ${obstacleOf(vm)}. ${command} vm why ${name} says more`,
+    `VM ${name} is not ${wordsOf(goal)} after ${limit}. It is waiting for: ${obstacleOf(vm)}. For details, run: ${command} vm why ${name}`,
     EXIT.noAnswer,
   );
 }

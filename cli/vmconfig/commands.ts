@@ -11,7 +11,9 @@ import { VM_CONFIG_KIND } from './kind.ts';
 export function addVMConfigCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, VM_CONFIG_KIND);
   addMachineFlags(
-    addFileFlag(noun.command('create').description('Make a VM config, or all VM configs of a file')),
+    addFileFlag(
+      noun.command('create').description('Make a VM config, or all VM configs that a file describes'),
+    ),
   )
     .argument('[name]', 'name of the VM config')
     .addOption(new Option('--type <architecture>', 'architecture of the VMs').choices(['arm64', 'amd64']))

@@ -222,7 +222,7 @@ describe('vm wait', () => {
     const early = await berth('vm', 'wait', 'first', 'other', '--for', 'running', '--timeout', '1s');
     expect([early.code, early.out]).toEqual([5, 'vm first is running\n']);
     expect(early.err).toMatch(
-      /^error: VM other is not running after 1 s\. It is waiting for: .* vm why other says more\n$/,
+      /^error: VM other is not running after 1 s\. It is waiting for: .* For details, run: .* vm why other\n$/,
     );
     await rack.run(ref('other'));
     expect(await running).toEqual({ code: 0, out: 'vm first is running\nvm other is running\n', err: '' });

@@ -140,7 +140,7 @@ describe('a person with a browser', () => {
     });
     expect([code, out]).toEqual([
       0,
-      `Signed in as dev@berth.test. The context "berth" of ${kubeconfig} is the current one\n`,
+      `Signed in as dev@berth.test. The context "berth" of ${kubeconfig} is now the current context\n`,
     ]);
     expect(answers).toEqual([400, 400, 404]);
     expect(page).toContain('You are signed in');
@@ -284,7 +284,7 @@ describe('a token that the user brings', () => {
     const [token, flags] = [provider.forge('dev', {}), ['--certificate-authority', authorities]];
     expect(await berth(['user', 'set-token', token, ...flags])).toEqual({
       code: 0,
-      out: `Stored the token. The context "berth" of ${kubeconfig} is the current one\n`,
+      out: `Stored the token. The context "berth" of ${kubeconfig} is now the current context\n`,
       err: '',
     });
     expect((await berth(['vm', 'list', '-o', 'json'])).out).toBe('[]\n');

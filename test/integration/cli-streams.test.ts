@@ -160,7 +160,7 @@ describe('exec', () => {
       4,
       `vm "absent" not found in namespace ${NAMESPACE}`,
     ],
-    ['a VM that does not run', ['off', '--', 'true'], 1, 'VM off is Stopped. Start it with `vm start`'],
+    ['a VM that does not run', ['off', '--', 'true'], 1, 'VM off is Stopped. Start the VM with `vm start`'],
     ['a VM without a machine', ['lost', '--', 'true'], 1, 'VM lost has no machine yet'],
     ['a terminal without one', ['-t', VM, '--', 'true'], 2, '--tty: the standard input is no terminal'],
     ['no command', [VM], 2, "missing required argument 'command'"],

@@ -215,7 +215,7 @@ it('shows the machine of a VM that is to be suspended as off, and as no problem'
     area: 'machine',
     reason: 'Suspended',
     message: 'spec.powerState asks for Suspended',
-    todo: ['Start it again: vm resume mac'],
+    todo: ['Start the VM again: vm resume mac'],
   });
   expect(suspended.checks).toContainEqual(expect.objectContaining({ area: 'machine', state: 'off' }));
 });

@@ -39,7 +39,7 @@ interface Problem {
 
 interface Check {
   readonly area: Area;
-  /** `off` means that the machine is off, because the VM is to be stopped or suspended. */
+  /** `off` means that the machine is off, because the spec of the VM requests a stopped or suspended VM. */
   readonly state: 'ok' | 'problem' | 'off' | 'not yet';
   readonly message: string;
 }
@@ -58,7 +58,7 @@ export interface Diagnosis {
   /** Meaning of the reason. */
   readonly meaning?: string;
   readonly class?: ReasonClass;
-  /** Sentence that tells what Berth does after the fault. */
+  /** Sentence about the reaction of Berth to the fault. */
   readonly outlook?: string;
   readonly todo: readonly string[];
   readonly checks: readonly Check[];
@@ -192,11 +192,12 @@ function power({ vm: { metadata, spec, status = {} } }: Seen): Problem | undefin
   const reason = isWanted ? phase : 'GuestShutdown';
   const message = isWanted ? `spec.powerState asks for ${wanted}` : 'The guest has powered itself off';
   const verb = phase === 'Suspended' ? 'resume' : 'start';
-  return { area: 'machine', reason, message, todo: [`Start it again: vm ${verb} ${metadata.name}`] };
+  return { area: 'machine', reason, message, todo: [`Start the VM again: vm ${verb} ${metadata.name}`] };
 }
 
 /**
- * Returns the fault that the condition Ready names. Before the first run, the reason can be only the present step, which is not a fault.
+ * Returns the fault that the condition Ready names. Before the first run, the reason of the condition can name only the current step. A
+ * step is not a fault, so the result is then undefined.
  */
 function notReady({ vm }: Seen): Problem | undefined {
   const ready = conditionOf(vm, 'Ready');
@@ -233,7 +234,7 @@ function waitsFor(vm: VM, phase: string): string {
   const { progress } = vm.status ?? {};
   const told = ['Scheduled', 'Ready'].map((type) => conditionOf(vm, type)?.message).find(Boolean);
   if (vm.status === undefined) {
-    return 'The operator has not looked at the VM yet';
+    return 'The operator has not processed the VM yet';
   }
   return progress ?? told ?? `The phase is ${phase}`;
 }
@@ -241,7 +242,7 @@ function waitsFor(vm: VM, phase: string): string {
 function patience(phase: string): string {
   return phase === 'Pending'
     ? 'Wait. If the VM is still Pending after a minute, check that the operator and the scheduler of the cluster run'
-    : 'Wait. The host is at work';
+    : 'Wait. The host is working on the VM';
 }
 
 function checksOf(vm: VM, problem: Problem | undefined): Check[] {

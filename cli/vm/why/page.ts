@@ -14,7 +14,7 @@ export interface Shown {
   readonly message: string;
 }
 
-/** Returns what the page and the JSON output show of an Event. */
+/** Returns the parts of an Event that the page and the JSON output show. */
 export function shownEvent({ eventTime, metadata, reason, note = '', series, type }: Event): Shown {
   const time = series?.lastObservedTime || eventTime || metadata.creationTimestamp || '';
   return { time, type, reason, count: series?.count ?? 1, message: note };

@@ -11,13 +11,13 @@ interface Seen {
 
 const ADVICE: Readonly<Record<Obstacle, string>> = {
   slot: 'All slots are taken: delete VMs that nobody needs, or add hosts',
-  macosGuests: 'A host may run two macOS guests: delete one, or add hosts',
-  sharedDisk: 'Another VM uses the shared disk: delete it, or wait for its end',
+  macosGuests: 'A host may run at most two macOS guests: delete one of them, or add hosts',
+  sharedDisk: 'Another VM uses the shared disk: delete that VM, or wait until it ends',
   cpu: 'Ask for fewer processors, delete VMs, or add hosts',
   memory: 'Ask for less memory, delete VMs, or add hosts',
   disk: 'Ask for a smaller disk, delete VMs, or add hosts',
   port: 'Reserve another port of the host, or delete the VM that holds the current port',
-  nat: 'The network of a host is broken: an admin has to repair the host, and its Node says what is wrong',
+  nat: 'The network of a host is broken: an admin has to repair the host, and its Node shows the fault',
   dedicated: 'Hosts belong to other namespaces: ask an admin for a host of this namespace',
   unreachable: 'Hosts do not report: an admin has to look at the hosts and their agents',
   cordoned: 'Hosts are cordoned: ask an admin whether they can take VMs again',

@@ -39,7 +39,8 @@ export async function why(terminal: Terminal, globals: Globals, name: string): P
 }
 
 /**
- * Returns the VM. If the VM is gone, the error has its last Events. For example, a failed deployment deletes its VM.
+ * Returns the VM. If the VM no longer exists, the message of the error has its last Events. For example, a failed deployment deletes its
+ * VM.
  *
  * @throws CommandError when the VM does not exist; ApiError.
  */
