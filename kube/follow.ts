@@ -29,7 +29,7 @@ interface WatchEvent<T> {
 
 export interface Following<T extends KubeObject> {
   readonly client: KubeClient;
-  /** Connections of the watch, with the same rights as those of the client. */
+  /** Connections for the watch. Requests over them have the same rights as requests of `client`. */
   readonly watches: Transport;
   readonly type: Resource<T>;
   /** Metadata of a version of the object. Only later versions are yielded. */
@@ -74,7 +74,7 @@ export async function* followAll<T extends KubeObject>(
   }
 }
 
-/** Yields the events of one watch after another, without bookmarks. */
+/** Runs one watch after another and yields their events, except bookmarks. */
 async function* resumed<T extends KubeObject>(
   { from, signal }: Following<T>,
   events: (position: string | undefined) => AsyncGenerator<WatchEvent<T>>,
@@ -107,7 +107,7 @@ async function* resumed<T extends KubeObject>(
   }
 }
 
-/** Yields the events of one watch of all objects. If there is no position, it lists the objects first. */
+/** Yields the events of one watch of all objects. If `position` is undefined, this function lists the objects first. */
 async function* changesAfter<T extends KubeObject>(
   following: Following<T>,
   position: string | undefined,
@@ -124,7 +124,7 @@ async function* changesAfter<T extends KubeObject>(
   yield* watch(following, resourceVersion);
 }
 
-/** Yields the events of one watch. If there is no position, it reads the object first. */
+/** Yields the events of one watch of a single object. If `position` is undefined, this function reads the object first. */
 async function* eventsAfter<T extends KubeObject>(
   following: Following<T>,
   position: string | undefined,

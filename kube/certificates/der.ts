@@ -1,9 +1,9 @@
 /**
- * Reads and writes the part of DER (X.690) that certificate requests need. The reader is strict, because another reader must not understand
- * the same bytes differently. Tags have one byte, lengths are definite and as short as possible, and every element is complete.
+ * Reads and writes the part of DER (X.690) that certificate requests need. The reader is strict, so that no other reader can understand the
+ * same bytes differently. It accepts only tags of one byte, definite lengths in their shortest form, and complete elements.
  */
 
-/** Tags of the universal class. `0x20` marks elements that consist of other elements. */
+/** Tags of the universal class. The bit `0x20` marks an element that consists of other elements. */
 export const TAGS = {
   integer: 0x02,
   bitString: 0x03,

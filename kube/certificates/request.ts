@@ -35,7 +35,7 @@ interface Lists {
   4: [Element, Element, Element, Element];
 }
 
-/** The parts of a request that differ between requests. All other parts are fixed, so the whole request can be encoded again from these. */
+/** The variable parts of a request. All other parts are fixed, so these parts are enough to encode the whole request again. */
 interface Parts {
   subject: readonly SubjectPart[];
   /** Public key: an uncompressed point on P-256. */
@@ -97,11 +97,11 @@ export function readSigningRequest(pem: string): SigningRequest {
   const signed = signedPart(parts);
   if (!wholeRequest(signed, parts.signature).equals(der)) {
     throw invalid(
-      'it is not as agents write it. They write version 1, a subject, an ECDSA key on P-256, a request for extensions, and a signature with SHA-256',
+      'it does not have the form that agents use: version 1, a subject, an ECDSA key on P-256, a request for extensions, and a signature with SHA-256',
     );
   }
   if (!isSignedWithItsKey(signed, parts)) {
-    throw invalid('it is not signed with the private key of its public key');
+    throw invalid('it is not signed with the private key that belongs to its public key');
   }
   return meaningOf(parts);
 }
@@ -247,7 +247,7 @@ function isSignedWithItsKey(signed: Buffer, { point, signature }: Parts): boolea
     const key = createPublicKey({ key: publicKeyOf(point), format: 'der', type: 'spki' });
     return verify('sha256', signed, key, signature);
   } catch {
-    // OpenSSL throws an error of its own if the point is not on the curve. The signature is then not valid.
+    // OpenSSL throws its own error if the point is not on the curve. Such a request counts as not signed with its key.
     return false;
   }
 }
@@ -284,7 +284,7 @@ function listOf<N extends keyof Lists>(found: Element[], count: N, what: string)
   return found as Lists[N];
 }
 
-/** Returns a BIT STRING without its first byte, the number of unused bits. The comparison with the encoded request checks that byte. */
+/** Returns a BIT STRING without its first byte (the number of unused bits). The comparison with the encoded request checks that byte. */
 function bitsOf(bitString: Element): Buffer {
   return bitString.content.subarray(NO_UNUSED_BITS.length);
 }
