@@ -21,17 +21,11 @@ export interface LeaseTimings {
 /** Default times of a lease. A killed leader is replaced within 11 s. With client-go's times (15, 10 and 2 s) it takes up to 24 s. */
 const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, retry: 1_000 };
 
-/**
- * Time limit of a request for the lease, as a multiple of `retry`. If a request fails on a dead connection, time for another attempt is
- * left.
- */
+/** Time limit of a request for the lease, as a multiple of `retry`. It leaves time for another attempt if the connection is dead. */
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /**
-   * Client with its own transport, so that other requests do not delay its requests. It has no guard: a guard would refuse a candidate's
-   * writes.
-   */
+  /** Client with its own transport, so that other requests cannot delay it. It has no guard: a guard would refuse a candidate's writes. */
   client: KubeClient;
   namespace: string;
   name: string;
@@ -100,10 +94,7 @@ class Candidate {
       await this.#write(this.#lease, { ...this.#lease.spec, holderIdentity: '', leaseDurationSeconds: 1 });
       this.#options.logger.info('lease released');
     } catch (error) {
-      this.#options.logger.warn(
-        { err: error },
-        'the lease could not be released, so it stays valid until it expires',
-      );
+      this.#options.logger.warn({ err: error }, 'the lease is not released and stays valid until it expires');
     }
   }
 
@@ -152,7 +143,7 @@ class Candidate {
     }
   }
 
-  /** Watches the lease to notice its release soon. Without the watch, the next attempt would notice it. */
+  /** Watches the lease to notice its release soon. Without the watch, only the next attempt to acquire the lease would notice it. */
   #watch(signal: AbortSignal): void {
     const { client, namespace, name, logger } = this.#options;
     const informer = new Informer(client, LEASES, {

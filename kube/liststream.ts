@@ -15,7 +15,7 @@ const OPEN_OBJECT = 0x7b;
 const CLOSE_OBJECT = 0x7d;
 /** JSON key of the list `managedFields`, with the colon. Berth does not need this list. */
 const MANAGED_FIELDS = Buffer.from('"managedFields":');
-/** Number of open brackets at a place inside the array of objects, between two objects: one of the list, and one of the array. */
+/** Number of open brackets between two objects of the list: the bracket of the list, and the bracket of its array. */
 const ARRAY_DEPTH = 2;
 /**
  * Number of bytes of objects that are parsed together. Parsing them takes less than a millisecond, and much less time than parsing each

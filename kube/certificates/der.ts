@@ -47,7 +47,7 @@ export function readElements(bytes: Buffer): Element[] {
   return found;
 }
 
-/** Encodes one element. Its content is all `contents`, one after another. */
+/** Encodes one element. Its content consists of all `contents`, one after another. */
 export function encode(tag: number, ...contents: readonly Buffer[]): Buffer {
   const content = Buffer.concat(contents);
   return Buffer.concat([Buffer.from([tag]), lengthBytes(content.length), content]);
