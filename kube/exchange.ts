@@ -21,8 +21,8 @@ const TURN_MILLISECONDS = 5;
 
 /**
  * Size in bytes of the pieces of a compressed body. The reader of a list needs less than a millisecond for a piece. Long lists arrive
- * compressed. The API server takes no longer to send them in this form, and this process needs only half of the CPU time, because it reads
- * fewer bytes.
+ * compressed. The API server takes no longer to send them in this form. This process reads fewer bytes, and therefore needs only half of
+ * the CPU time.
  */
 const DECOMPRESSED_BYTES = 64 * 1024;
 

@@ -35,8 +35,8 @@ export interface Following<T extends KubeObject> {
   /** Metadata of a version of the object. Only later versions are yielded. */
   readonly from: ObjectMeta;
   /**
-   * Function that returns an object with only the fields that the caller needs, because the last version stays in memory. If the function
-   * is absent, all fields are kept.
+   * Function that keeps only the fields of an object that the caller needs. It saves memory, because the last version of each object stays
+   * in memory. If the function is absent, all fields are kept.
    */
   readonly trim?: (object: T) => T;
   readonly signal: AbortSignal;
@@ -98,8 +98,8 @@ async function* resumed<T extends KubeObject>(
         throw error;
       }
       // `position` is the resourceVersion at which the next watch begins. If the API server has compacted this version, the objects are
-      // read again. A single object is also read again if the watch could not be opened in time, because other watches can use all
-      // connections for a long time.
+      // read again. A single object is also read again if its watch could not be opened in time: other watches can use all connections for
+      // watches for a long time.
       const isStarved = from.name !== ALL && isUnreachable(error);
       position = isGone(error) || isStarved ? undefined : position;
     }

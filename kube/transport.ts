@@ -63,8 +63,8 @@ export interface TransportOptions {
   /** Name of this program in the API server's audit log. */
   userAgent?: string;
   /**
-   * Largest number of watches at the same time. If it is set, the transport serves only watches, which share HTTP/2 connections. Otherwise
-   * a thousand watches would need a thousand connections.
+   * Largest number of watches at the same time. If it is set, the transport serves only watches, which share HTTP/2 connections. With
+   * HTTP/1.1, a thousand watches would need a thousand connections.
    */
   watches?: number;
   /** Connections of another transport to the same server. If absent, the transport has its own connections. */

@@ -74,10 +74,7 @@ const IPV4_BYTES = 4;
 const IPV6_BYTES = 16;
 /** First bytes of an IPv6 address that contains an IPv4 address (::ffff:0:0/96). Go writes such an address into certificates as IPv4. */
 const IPV4_IN_IPV6 = Buffer.from('00000000000000000000ffff', 'hex');
-/**
- * Characters that a subject's name may contain: those of a PrintableString (X.680 41.4). The same characters are allowed if the name is a
- * UTF8String.
- */
+/** Characters that a subject's name may contain: the characters of a PrintableString (X.680 41.4), even if the name is a UTF8String. */
 const PRINTABLE = /^[A-Za-z0-9 '()+,./:=?-]+$/;
 const VISIBLE_ASCII = /^[\u0021-\u007e]+$/;
 

@@ -138,8 +138,9 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
 }
 
 /**
- * Returns the open connections of a server, so that `close` can destroy them. `closeAllConnections` misses upgraded connections and those
- * without a request, for example a spare connection of the API server. For these, `close` would wait until their time limits are over.
+ * Returns the open connections of a server, so that `close` can destroy them. `closeAllConnections` does not close upgraded connections or
+ * connections without a request, for example a spare connection of the API server. `close` would wait for such connections until their time
+ * limits are over.
  */
 function openSockets(server: Server | HttpsServer): ReadonlySet<Socket> {
   const sockets = new Set<Socket>();
