@@ -69,7 +69,7 @@ export class VisibleNamespaces {
     const user = await client.username();
     const asking = this.#asking.get(user) ?? 0;
     if (this.#questions.size > QUESTIONS_WAITING || asking > USER_QUESTIONS_WAITING) {
-      throw new StatusError(429, 'Too many callers list namespaces. Try again later');
+      throw new StatusError(429, 'Too many lists of namespaces are being read. Try again later');
     }
     this.#asking.set(user, asking + namespaces.length);
     try {
