@@ -11,7 +11,7 @@ export function waitAfter(failures: number, firstMilliseconds: number, capMillis
 export interface BackoffOptions {
   firstMilliseconds: number;
   capMilliseconds: number;
-  /** Largest random addition to a wait, as a share of the wait. With 1, the addition at most doubles the wait. */
+  /** Largest random addition to a wait, as a share of the wait. If it is 1, the addition at most doubles the wait. */
   jitter?: number;
   /** Function that returns a random number between 0 and 1. */
   random?: () => number;

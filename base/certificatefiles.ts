@@ -8,8 +8,8 @@ export interface CertificateFiles {
 }
 
 /**
- * Returns the fields for a zod schema. The schema must also check {@link areFilesTogether}. The parameter is the default of the field
- * `dnsNames`.
+ * Returns these settings as fields for a zod schema. The caller must also add the check {@link areFilesTogether} to the schema. The
+ * parameter `dnsNames` is the default of the field of this name.
  */
 export function certificateFields(dnsNames: string[]) {
   return {

@@ -12,7 +12,10 @@ const WORDS_LIMIT_CHARACTERS = 2_000;
 /** Default limit of a program's standard output, in bytes. Most programs write much less. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 
-/** Time limit in milliseconds for reading the pipes of a killed program, because a child of the program can keep the pipes open. */
+/**
+ * Time limit in milliseconds for reading the pipes of a killed program. The limit is needed, because a child of the program can keep the
+ * pipes open.
+ */
 const DRAIN_MILLISECONDS = 1_000;
 
 /** Numeric IDs of a user and of a group on this system. */
@@ -54,7 +57,7 @@ export class ProgramError extends Error {
   readonly exitCode: number | undefined;
   /** Last part of the program's standard error. */
   readonly words: string;
-  /** System's error code if the program could not be started, for example `ENOENT` if it is not installed. */
+  /** Error code of the operating system if the program could not be started, for example `ENOENT` if the program is not installed. */
   readonly code: string | undefined;
 
   constructor(message: string, how: { exitCode?: number; words?: string; cause?: unknown }) {

@@ -1,4 +1,7 @@
-/** Lets only one process at a time change a file. The lock is a second file beside it, which only one process can create. */
+/**
+ * Lets only one process at a time change a file. The lock is a second file in the same folder. Only one process can create this second
+ * file.
+ */
 import { link, open, rename, rm, stat } from 'node:fs/promises';
 import { hasCode, isMissing, undefinedIf } from './errors.ts';
 import { pause } from './time.ts';
@@ -47,12 +50,12 @@ async function removeStale(path: string, staleMilliseconds: number): Promise<voi
   if (!(await isStale(path))) {
     return;
   }
-  // Several processes can find the lock stale. Each tries to rename it, but only one can.
+  // Several processes can notice at the same time that the lock is stale. All of them try to rename the lock, but only one succeeds.
   const aside = `${path}.${process.pid}`;
   await undefinedIf(isMissing, rename(path, aside));
   if (!(await isStale(aside))) {
-    // Another process had already removed the stale lock, so `rename` moved a new lock. The owner of the new lock still works, so this line
-    // restores the lock.
+    // The moved lock is not stale: another process had already removed the stale lock, and this lock is new. The owner of the new lock is
+    // still working, so this line restores the lock.
     await undefinedIf(hasCode('ENOENT', 'EEXIST'), link(aside, path));
   }
   await rm(aside, { force: true });

@@ -13,8 +13,8 @@ const lastWrites = new Map<string, Promise<void>>();
 
 /**
  * Replaces the content of a file. When the promise resolves, the content is on the disk. A reader sees either the old content or the new
- * one. If several writes of a path overlap, the content of the last call stays. The folder must exist. If the disk is full, the write uses
- * the file system's reserve of disk space, if it has one (reserve.ts).
+ * one. If several writes of a path overlap, the content of the last call stays. The folder must exist. If the disk is full and the file
+ * system has a reserve of disk space (reserve.ts), the write uses the reserve.
  *
  * @throws Error of the system when the write fails. The old content then stays.
  */

@@ -8,8 +8,8 @@
  * Helper threads are off, because they save no time and cost half a second of CPU time for 1,000 VMs. The optimizer for WebAssembly is off,
  * because it saves no time and needs 5 MB for the HTTP client's parser.
  *
- * The flags are set at run time, so that they apply for every way to start the program. That works, because V8 reads a flag whenever it
- * needs the flag's value.
+ * The flags are set at run time, so that they apply no matter how the program was started. This works, because V8 reads the value of a flag
+ * again each time it needs the value.
  */
 import { setFlagsFromString } from 'node:v8';
 

@@ -4,7 +4,9 @@ import { appendFileSync, existsSync, statSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
 import { isDiskFull } from './errors.ts';
 
-/** Size of the reserve file, in bytes. It is enough for some hundred files of a few KiB at once, each with its temporary file. */
+/**
+ * Size of the reserve file, in bytes. It is enough for about a hundred files of a few KiB at the same time, each with its temporary file.
+ */
 const RESERVE_BYTES = 1024 * 1024;
 const NAME = '.reserve';
 

@@ -2,7 +2,10 @@
 export class Serial {
   #last: Promise<unknown> = Promise.resolve();
 
-  /** Begins `work` when the work of all earlier calls has ended or failed. The promise has the result or the error of `work`. */
+  /**
+   * Begins `work` when the work of all earlier calls has ended or failed. The promise resolves with the result of `work`, or rejects with
+   * its error.
+   */
   async run<T>(work: () => Promise<T>): Promise<T> {
     const result = this.#last.then(work);
     this.#last = result.catch(() => undefined);

@@ -66,8 +66,8 @@ class SharedWork<T> {
         listener(percent, bytes);
       }
     });
-    // Callers that wait get a failure from `#work`. `ended` resolves even then, because a rejection of `ended` that no caller
-    // handles would end the process.
+    // If the work fails, the waiting callers get the error from `#work`. `ended` resolves even then: if it rejected and no caller handled
+    // this, the process would end.
     this.ended = this.#work.then(
       () => undefined,
       () => undefined,

@@ -88,7 +88,10 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  /** Stores the object, and owns it from then on. If the cache already has the object with the same resourceVersion, nothing changes. */
+  /**
+   * Stores the object. The caller must not change the object afterwards. If the cache already has this resourceVersion of the object,
+   * nothing changes.
+   */
   put(received: T): void {
     const key = keyOf(received);
     const previous = this.#objects.get(key);

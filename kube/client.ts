@@ -56,8 +56,8 @@ export class KubeClient {
   readonly transport: Transport;
   /**
    * Function that is called just before each write is sent. If it returns false, the write is not sent and rejects with a FencedError. A
-   * process that may write only while it is the leader sets this function. Such a process can be suspended until its lease has expired, and
-   * must not write afterwards. The function must only check the local clock, because every write waits for it.
+   * process that may write only as the leader sets this function. The system can suspend such a process until its lease has expired. After
+   * that, the process must not write. The function must only check the local clock, because every write waits for it.
    */
   guard: (() => boolean) | undefined;
 
@@ -147,7 +147,10 @@ export class KubeClient {
     });
   }
 
-  /** Replaces an object by PUT. If `object.metadata` has a resourceVersion that is not the stored object's, the server answers with 409. */
+  /**
+   * Replaces an object by PUT. If the resourceVersion in `object.metadata` differs from that of the stored object, the server answers with
+   * 409.
+   */
   async update<T extends KubeObject>(type: Resource<T>, object: T, options: WriteOptions = {}): Promise<T> {
     const path = pathOf(type, object.metadata, options.subresource);
     return await this.#object<T>('PUT', path + query({ fieldManager: options.fieldManager }), {

@@ -15,8 +15,8 @@ interface Written {
 
 /**
  * Remembers the newest resourceVersion that this process wrote, separately for each key of a controller and each informer. Record only
- * writes of objects that match the informer's selectors. The informer gets no events for other objects, so the key would not be reconciled
- * before the next bookmark.
+ * writes of objects that match the informer's selectors. The informer gets no events for other objects. If a write of such an object were
+ * recorded, the key would not be reconciled before the next bookmark.
  */
 export class Consistency {
   readonly #written = new Map<string, Map<Follower, Written>>();
@@ -36,8 +36,8 @@ export class Consistency {
   }
 
   /**
-   * Returns whether all caches contain the recorded writes of the key. If a cache lacks a write after 5 s, this function ends and resumes
-   * the watch of the cache.
+   * Returns whether all caches contain the recorded writes of the key. If a cache still lacks a write after 5 s, this function restarts the
+   * watch of that cache.
    */
   ready(key: string): boolean {
     const versions = this.#written.get(key);

@@ -112,9 +112,9 @@ export class Controller {
   }
 
   /**
-   * Starts the next reconciles after a microtask, because a cache calls its handlers before it stores the resourceVersion of the change.
-   * After the microtask the cache has this version. If the change is a write of this process, the write then counts as seen. Several
-   * changes of one key also cause only one reconcile.
+   * Starts the next reconciles after a microtask. A cache calls its handlers before it stores the resourceVersion of a change. After the
+   * microtask, the cache has stored this version. If this process wrote the change, the write then counts as seen. A second reason for the
+   * microtask: several changes of one key cause only one reconcile.
    */
   #schedulePump(): void {
     if (!this.#isPumpScheduled) {

@@ -19,7 +19,7 @@ import { execPluginIn, type PluginCluster, type TokenPlugin, tokenPlugin } from 
 
 /** The address of an API server and the credentials for it. Certificates and keys are PEM text. */
 export interface Connection {
-  /** URL of the API server, `https://host:port`. A proxy for several clusters has a path, too. */
+  /** URL of the API server, `https://host:port`. The URL of a proxy for several clusters also has a path. */
   server: string;
   /** CA certificates for the check of the server's certificate. If absent, the CA certificates of the system are used. */
   certificateAuthority?: string | undefined;
@@ -52,8 +52,8 @@ const OWN_NAME = 'kubernetes.default.svc';
  * and the Pod's service account. If `KUBECONFIG` has several files, each entry comes from the first file that has it. The service account
  * has no contexts, so it is not used if `options` names one.
  *
- * A Pod in its host's network can be unable to resolve names of the cluster. Therefore, in a Pod, the server
- * `https://kubernetes.default.svc` of a kubeconfig is replaced by the address that the kubelet gives to every Pod.
+ * A Pod that uses the network of its host sometimes cannot resolve names of the cluster. Therefore, if a kubeconfig in a Pod has the server
+ * `https://kubernetes.default.svc`, this function uses the address that the kubelet gives to every Pod.
  *
  * @throws Error with the path in the message when something is missing or wrong.
  */
@@ -105,7 +105,7 @@ async function fromServiceAccount(server: string): Promise<Connection> {
   };
 }
 
-/** Name of the extension for credential plug-ins in a kubeconfig's cluster. */
+/** Name of the extension that contains data for credential plug-ins. A cluster in a kubeconfig can have this extension. */
 const PLUGIN_EXTENSION = 'client.authentication.k8s.io/exec';
 
 interface RawCluster {
@@ -167,7 +167,7 @@ async function fromKubeconfigs(
 }
 
 /**
- * Returns the content of the files. As in kubectl, a missing file of several files is left out.
+ * Returns the content of the files. Missing files are left out, as in kubectl, if at least one of the files exists.
  *
  * @throws Error when no file exists, or when a file cannot be read.
  */
@@ -213,7 +213,7 @@ function refuseUnsupported(file: string, cluster: Cluster, user: User | undefine
   }
 }
 
-/** Reads the field `tokenFile` of a user. kubectl knows the field by this name, but the parser of client-node does not. */
+/** Reads the field `tokenFile` of a user. This is the name that kubectl uses, but the parser of client-node does not know it. */
 function tokenFileOf(users: unknown, name: string): string | undefined {
   const entries = Array.isArray(users) ? (users as { name?: string; user?: { tokenFile?: string } }[]) : [];
   return entries.find((entry) => entry.name === name)?.user?.tokenFile;

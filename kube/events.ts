@@ -1,4 +1,7 @@
-/** Records Events about objects. Repeated Events are counted in one Event, and objects have a rate limit. Events never delay other work. */
+/**
+ * Records Events about objects. Repeated Events are counted in one Event. For each object, the rate of Events is limited. Events never
+ * delay other work.
+ */
 import { randomUUID } from 'node:crypto';
 import { LRUCache } from 'lru-cache';
 import type { Logger } from 'pino';
@@ -70,7 +73,7 @@ export class EventRecorder<Reason extends string> {
   readonly #recorded = new LRUCache<string, Recorded>({ max: REMEMBERED });
   readonly #buckets = new LRUCache<string, Bucket>({ max: REMEMBERED });
   readonly #waiting: (() => Promise<void>)[] = [];
-  /** Settles when all waiting Events were sent, one after another. */
+  /** Settles when all waiting Events have been sent. They are sent one after another. */
   #sender: Promise<void> = Promise.resolve();
   #isSending = false;
 
@@ -196,7 +199,8 @@ export class EventRecorder<Reason extends string> {
   #forget(key: string, error: unknown): void {
     this.#recorded.delete(key);
     this.#count('failed');
-    // If the Event has expired, or if its namespace is being deleted or is gone, the failure is normal and not logged as a warning.
+    // The request normally fails if the Event has expired, or if its namespace is being deleted or no longer exists. Such a failure is not
+    // logged as a warning.
     const level = isNotFound(error) || isNamespaceTerminating(error) ? 'debug' : 'warn';
     this.#options.logger[level]({ err: error }, 'event not recorded');
   }

@@ -13,15 +13,16 @@ import type { Dispatcher } from 'undici';
 const LIMIT_BYTES = 16 * 1024 * 1024;
 
 /**
- * Time in milliseconds for which exchanges read bodies in one turn of the event loop. After this time, they continue in the next turn.
- * Without this limit, one connection can deliver 2 MiB in a turn, and a server needs about 20 ms to read them. A pause after each piece
- * would double the time of a long list.
+ * Time in milliseconds for which this process reads bodies in one turn of the event loop. After this time, the reading continues in the
+ * next turn. Without this limit, one connection can deliver 2 MiB in a turn, and a server needs about 20 ms to read them. A pause after
+ * each piece would double the time of a long list.
  */
 const TURN_MILLISECONDS = 5;
 
 /**
  * Size in bytes of the pieces of a compressed body. The reader of a list needs less than a millisecond for a piece. Long lists arrive
- * compressed, because the API server takes no longer for that, and reading fewer bytes takes half of the CPU time.
+ * compressed. The API server takes no longer to send them in this form. This process reads fewer bytes, and therefore needs only half of
+ * the CPU time.
  */
 const DECOMPRESSED_BYTES = 64 * 1024;
 
@@ -37,8 +38,8 @@ function beginningOfTurn(): number {
 }
 
 /**
- * Type of the controller with which {@link exchange} ends, pauses and resumes a request. It has no other methods, because the connection
- * pool of the command (`cli`) offers no others.
+ * Type of the controller with which {@link exchange} ends, pauses and resumes a request. The type has no other methods, because the
+ * connection pool of the `berth` command (`cli`) offers only these three.
  */
 export type ExchangeController = Pick<Dispatcher.DispatchController, 'abort' | 'pause' | 'resume'>;
 
@@ -106,7 +107,7 @@ class Exchange implements Dispatcher.DispatchHandler {
     }
   }
 
-  /** Called for each status that the server sends. The final status comes last, because informational statuses (1xx) come before it. */
+  /** Called for each status that the server sends. Informational statuses (1xx) can come before the final status. */
   onResponseStart(controller: ExchangeController, statusCode: number, headers: IncomingHttpHeaders): void {
     this.#statusCode = statusCode;
     this.#headers = headers;
@@ -121,7 +122,7 @@ class Exchange implements Dispatcher.DispatchHandler {
 
   onResponseData(controller: ExchangeController, chunk: Buffer): void {
     if (this.#gunzip !== undefined) {
-      // Each decompressed piece comes in a callback of its own, so the event loop is free between two pieces.
+      // Each decompressed piece arrives in a separate callback, so other work can run between two pieces.
       if (!this.#gunzip.write(chunk)) {
         controller.pause();
       }

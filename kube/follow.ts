@@ -29,14 +29,14 @@ interface WatchEvent<T> {
 
 export interface Following<T extends KubeObject> {
   readonly client: KubeClient;
-  /** Connections of the watch, with the same rights as those of the client. */
+  /** Connections for the watch. Requests over them have the same rights as requests of `client`. */
   readonly watches: Transport;
   readonly type: Resource<T>;
   /** Metadata of a version of the object. Only later versions are yielded. */
   readonly from: ObjectMeta;
   /**
-   * Function that returns an object with only the fields that the caller needs, because the last version stays in memory. If the function
-   * is absent, all fields are kept.
+   * Function that keeps only the fields of an object that the caller needs. It saves memory, because the last version of each object stays
+   * in memory. If the function is absent, all fields are kept.
    */
   readonly trim?: (object: T) => T;
   readonly signal: AbortSignal;
@@ -74,7 +74,7 @@ export async function* followAll<T extends KubeObject>(
   }
 }
 
-/** Yields the events of one watch after another, without bookmarks. */
+/** Runs one watch after another and yields their events, except bookmarks. */
 async function* resumed<T extends KubeObject>(
   { from, signal }: Following<T>,
   events: (position: string | undefined) => AsyncGenerator<WatchEvent<T>>,
@@ -98,8 +98,8 @@ async function* resumed<T extends KubeObject>(
         throw error;
       }
       // `position` is the resourceVersion at which the next watch begins. If the API server has compacted this version, the objects are
-      // read again. A single object is also read again if the watch could not be opened in time, because other watches can use all
-      // connections for a long time.
+      // read again. A single object is also read again if its watch could not be opened in time: other watches can use all connections for
+      // watches for a long time.
       const isStarved = from.name !== ALL && isUnreachable(error);
       position = isGone(error) || isStarved ? undefined : position;
     }
@@ -107,7 +107,7 @@ async function* resumed<T extends KubeObject>(
   }
 }
 
-/** Yields the events of one watch of all objects. If there is no position, it lists the objects first. */
+/** Yields the events of one watch of all objects. If `position` is undefined, this function lists the objects first. */
 async function* changesAfter<T extends KubeObject>(
   following: Following<T>,
   position: string | undefined,
@@ -124,7 +124,7 @@ async function* changesAfter<T extends KubeObject>(
   yield* watch(following, resourceVersion);
 }
 
-/** Yields the events of one watch. If there is no position, it reads the object first. */
+/** Yields the events of one watch of a single object. If `position` is undefined, this function reads the object first. */
 async function* eventsAfter<T extends KubeObject>(
   following: Following<T>,
   position: string | undefined,

@@ -55,7 +55,7 @@ class CutError extends Error {
 /**
  * Reads all objects, and then watches for changes. The read uses WatchList, which sends the objects one by one. If the server has no
  * WatchList, the read uses pages. When the connection ends, the watch continues at the last resourceVersion. After status 410 and other
- * refusals, all objects are read again, with back-off and without limit.
+ * refusals, all objects are read again, with back-off. The number of attempts has no limit.
  */
 export class Informer<T extends KubeObject> {
   readonly cache: Cache<T>;
@@ -89,7 +89,7 @@ export class Informer<T extends KubeObject> {
     this.synced = this.#syncedResolvers.promise;
     // If no caller waits for the first read, its rejection must not become an unhandled error. Callers that wait still get the rejection.
     this.synced.catch((error: unknown) =>
-      this.#logger.debug({ err: error }, 'stopped before the first read'),
+      this.#logger.debug({ err: error }, 'the informer was stopped before its first read'),
     );
   }
 
@@ -158,7 +158,7 @@ export class Informer<T extends KubeObject> {
       if (!refused || this.#relistReason === undefined) {
         throw error;
       }
-      this.#logger.info({ err: error }, 'server has no WatchList, listing in pages');
+      this.#logger.info({ err: error }, 'the server has no WatchList, so the informer lists in pages');
       this.#watchListSupported = false;
     }
   }
@@ -203,7 +203,7 @@ export class Informer<T extends KubeObject> {
       const stream = await this.#client.transport.stream(this.#watchPath(parameters), end.signal);
       const events = await this.#consume(stream, began, () => silence.refresh());
       if (this.#relistReason !== undefined) {
-        throw new Error('the server ended the watch before all objects had come');
+        throw new Error('the server ended the watch before all objects had arrived');
       }
       if (events === 0 && performance.now() - began < SHORT_WATCH_MILLISECONDS) {
         throw new Error('the server ended the watch at once');

@@ -21,11 +21,11 @@ export interface LeaseTimings {
 /** Default times of a lease. A killed leader is replaced within 11 s. With client-go's times (15, 10 and 2 s) it takes up to 24 s. */
 const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, retry: 1_000 };
 
-/** Time limit of a request for the lease, as a multiple of `retry`. If the connection is dead, there is time for another attempt. */
+/** Time limit of a request for the lease, as a multiple of `retry`. It leaves time for another attempt if the connection is dead. */
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Client with its own transport, so other requests cannot delay it. It has no guard, because a guard refuses a candidate's writes. */
+  /** Client with its own transport, so that other requests cannot delay it. It has no guard: a guard would refuse a candidate's writes. */
   client: KubeClient;
   namespace: string;
   name: string;
@@ -33,7 +33,7 @@ export interface LeaderElectionOptions {
   identity: string;
   lease?: Partial<LeaseTimings>;
   logger: Logger;
-  /** When this signal aborts, a candidate gives up. A leader renews the lease until `release` is called, so that it can finish its work. */
+  /** When this signal aborts, a candidate gives up. A leader still renews the lease until `release` is called, to finish its work. */
   signal: AbortSignal;
   metrics: Registry;
   onStartedLeading: () => void;
@@ -46,7 +46,7 @@ export interface LeaderElection {
   isHeld(): boolean;
   /** Releases the lease, so that other candidates need not wait until it expires. Call this function when all work has ended. */
   release(): Promise<void>;
-  /** Resolves when this process has released or lost the lease, or when `signal` aborts while it is not the leader. */
+  /** Resolves when this process has released or lost the lease, or when `signal` aborts while this process is not the leader. */
   readonly done: Promise<void>;
 }
 
@@ -94,7 +94,7 @@ class Candidate {
       await this.#write(this.#lease, { ...this.#lease.spec, holderIdentity: '', leaseDurationSeconds: 1 });
       this.#options.logger.info('lease released');
     } catch (error) {
-      this.#options.logger.warn({ err: error }, 'lease not released, so it stays until it expires');
+      this.#options.logger.warn({ err: error }, 'the lease is not released and stays valid until it expires');
     }
   }
 
@@ -139,11 +139,11 @@ class Candidate {
         }
       }
     } finally {
-      watching.abort(new Error('no longer a candidate for the lease'));
+      watching.abort(new Error('this process is no longer a candidate for the lease'));
     }
   }
 
-  /** Watches the lease to notice its release soon. The watch only saves time, because each attempt to acquire the lease reads it again. */
+  /** Watches the lease to notice its release soon. Without the watch, only the next attempt to acquire the lease would notice it. */
   #watch(signal: AbortSignal): void {
     const { client, namespace, name, logger } = this.#options;
     const informer = new Informer(client, LEASES, {

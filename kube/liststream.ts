@@ -13,9 +13,9 @@ const BACKSLASH = 0x5c;
 const CLOSE_ARRAY = 0x5d;
 const OPEN_OBJECT = 0x7b;
 const CLOSE_OBJECT = 0x7d;
-/** Key of a list that Berth does not need, with its colon. */
+/** JSON key of the list `managedFields`, with the colon. Berth does not need this list. */
 const MANAGED_FIELDS = Buffer.from('"managedFields":');
-/** Number of open brackets inside the array of the objects: the bracket of the list, and the bracket of the array itself. */
+/** Number of open brackets between two objects of the list: the bracket of the list, and the bracket of its array. */
 const ARRAY_DEPTH = 2;
 /**
  * Number of bytes of objects that are parsed together. Parsing them takes less than a millisecond, and much less time than parsing each
@@ -59,7 +59,7 @@ export async function readList(
 export class ListSplitter {
   readonly #take: (text: string) => void;
   readonly #rest: Buffer[] = [];
-  /** Bytes of the array of the objects that were not yet passed to `take`. `#size` is the number of these bytes. */
+  /** Those bytes of the array of objects that were not yet passed to `take`. `#size` is the number of these bytes. */
   #array: Buffer[] = [];
   #size = 0;
   /** Number of bytes in `#array` up to the end of the last complete object. */
@@ -72,7 +72,8 @@ export class ListSplitter {
   /** Number of open brackets inside the list of managed fields that is being left out. It is 0 outside of such a list. */
   #leftOut = 0;
   /**
-   * Number of bytes to skip at the start of the next piece. It is 1 after a backslash, because an escaped quote does not end the string.
+   * Number of bytes to skip at the start of the next piece. It is 1 if the last piece ended with a backslash in a string, because an
+   * escaped quote does not end the string.
    */
   #skip = 0;
 
@@ -116,7 +117,7 @@ export class ListSplitter {
     return at;
   }
 
-  /** Handles an opening bracket. Returns the index in `piece` from which the bytes are not yet in `#array` or `#rest`. */
+  /** Handles an opening bracket. Returns the index of the first byte of `piece` that was not yet added to `#array` or `#rest`. */
   #open(piece: Buffer, from: number, at: number): number {
     this.#depth += 1;
     if (this.#inArray) {
@@ -132,7 +133,7 @@ export class ListSplitter {
     return next;
   }
 
-  /** Handles a closing bracket. Returns the index in `piece` from which the bytes are not yet in `#array` or `#rest`. */
+  /** Handles a closing bracket. Returns the index of the first byte of `piece` that was not yet added to `#array` or `#rest`. */
   #close(piece: Buffer, from: number, at: number): number {
     this.#depth -= 1;
     if (this.#leftOut > this.#depth) {
@@ -176,7 +177,7 @@ export class ListSplitter {
 
   #takeWhole(): void {
     const bytes = Buffer.concat(this.#array);
-    // A batch can begin with the comma that separates its first object from the batch before. This comma is removed.
+    // A batch can begin with the comma between its first object and the last object of the previous batch. This comma is removed.
     const text = bytes.toString('utf8', 0, this.#whole).replace(/^\s*,/, '');
     this.#array = [bytes.subarray(this.#whole)];
     this.#size -= this.#whole;

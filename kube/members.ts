@@ -101,7 +101,7 @@ async function bindingOf(client: KubeClient, role: RoleRef): Promise<RoleBinding
   return await unlessMissing(client.get(ROLE_BINDINGS, role));
 }
 
-/** Throws if the RoleBinding is for another role, because new members would get that role. @throws ApiError with 409 */
+/** Throws if the RoleBinding is for another role, because new members would get that other role. @throws ApiError with 409 */
 function requireRole(binding: RoleBinding | undefined, role: RoleRef): void {
   const { kind, name } = binding?.roleRef ?? { kind: 'ClusterRole', name: role.name };
   if (kind !== 'ClusterRole' || name !== role.name) {

@@ -202,7 +202,7 @@ function declareClient(registers: Registry[]) {
     }),
     cuts: new Counter({
       name: 'berth_reflector_cuts_total',
-      help: 'Watches that this process ended and resumed, because no data came or because they were late',
+      help: 'Watches that this process ended and resumed, because no data came or because data came too late',
       labelNames: ['resource', 'reason'] as const,
       registers,
     }),
@@ -232,7 +232,7 @@ function declareClient(registers: Registry[]) {
     }),
     unhandledRejections: new Counter({
       name: 'berth_unhandled_rejections_total',
-      help: 'Rejected promises that no code handled. Each one is a fault of the program, which logs it and continues',
+      help: 'Rejected promises that no code handled. Each one is a fault of the program. The program logs the rejection and continues',
       registers,
       collect() {
         this.reset();

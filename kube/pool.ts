@@ -9,7 +9,7 @@ import type { Connection } from './credentials.ts';
 const CONNECT_DEADLINE_MILLISECONDS = 10_000;
 /**
  * Time in milliseconds without data after which the kernel begins to probe a connection. The kernel then sends ten probes, one each second.
- * libuv fixes these two numbers.
+ * The library libuv determines these two numbers, so they cannot be changed here.
  */
 const TCP_KEEP_ALIVE_MILLISECONDS = 5_000;
 /**
@@ -28,8 +28,8 @@ const WATCHES_PER_CONNECTION = 90;
 /** Creates connections. If `watches` is set, they serve only watches. `watches` is then the largest number of watches at the same time. */
 export function createPool(connection: Connection, watches: number | undefined): Pool {
   return new Pool(new URL(connection.server).origin, {
-    // Requests other than watches use HTTP/1.1, because an aborted request then closes its connection. On HTTP/2, the next request would
-    // use the same dead connection. A measurement showed that both need the same CPU time.
+    // Requests other than watches use HTTP/1.1. There, an aborted request closes its connection. With HTTP/2, the connection would stay
+    // open, and the next request would use it even if it is dead. In a measurement, both versions needed the same CPU time.
     ...(watches === undefined
       ? { connections: CONNECTIONS, allowH2: false }
       : {

@@ -47,7 +47,10 @@ export class WorkQueue {
     return this.#urgent.size + this.#ready.size;
   }
 
-  /** Adds a key. If a waiting key is added again as urgent, it becomes urgent. An urgent key stays urgent. */
+  /**
+   * Adds a key. If a waiting key is added again as urgent, it becomes urgent. If an urgent key is added again as not urgent, it stays
+   * urgent.
+   */
   add(key: string, { urgent = false } = {}): void {
     this.#cancel(key);
     if (this.#working.has(key)) {

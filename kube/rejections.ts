@@ -3,7 +3,7 @@ import type { Logger } from 'pino';
 
 let unhandled = 0;
 
-/** Returns how many promises were rejected since the start of this process without code that handles the rejection. */
+/** Returns the number of rejected promises that no code handled, since the start of this process. */
 export function unhandledRejections(): number {
   return unhandled;
 }

@@ -12,8 +12,9 @@ interface Reading {
 }
 
 /**
- * Reads that several callers share. A caller never gets a result that is older than its call: if a request is under way, the caller waits for
- * the next request. Therefore many callers cause at most one request at a time for each object. A caller waits for two requests at most.
+ * Sends read requests, and shares their results between callers. A caller never gets a result that is older than its call: if a request is
+ * under way, the caller waits for the next request. Therefore many callers cause at most one request at a time for each object. A caller
+ * waits for two requests at most.
  */
 export class SharedReads {
   readonly #client: Pick<KubeClient, 'get'>;

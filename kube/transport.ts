@@ -39,7 +39,7 @@ export interface Request {
   path: string;
   /** Body, which is sent as JSON. */
   body?: unknown;
-  /** Content type of the body; `application/json` when absent. */
+  /** Content type of the body. The default is `application/json`. */
   contentType?: string | undefined;
   signal?: AbortSignal | undefined;
   /** Time limit of the whole request: the wait for a connection, sending, retries and reading the answer. */
@@ -63,8 +63,8 @@ export interface TransportOptions {
   /** Name of this program in the API server's audit log. */
   userAgent?: string;
   /**
-   * Largest number of watches at the same time. If it is set, the transport serves only watches, which share HTTP/2 connections. Otherwise
-   * a thousand watches would need a thousand connections.
+   * Largest number of watches at the same time. If it is set, the transport serves only watches, which share HTTP/2 connections. With
+   * HTTP/1.1, a thousand watches would need a thousand connections.
    */
   watches?: number;
   /** Connections of another transport to the same server. If absent, the transport has its own connections. */
@@ -77,7 +77,7 @@ export interface TransportOptions {
  */
 export class Transport {
   readonly host: string;
-  /** Prefix of each request's path. Only a proxy has one. It begins with one slash, because two would begin the name of a host. */
+  /** Prefix of each request's path, or empty if the server is no proxy. It begins with one slash: two slashes would mean a host follows. */
   readonly #root: string;
   #connection: Connection;
   #pool: Pool;
@@ -177,7 +177,7 @@ export class Transport {
     return await openChannels(this.#connection, { ...request, path: this.#root + request.path, headers });
   }
 
-  /** Uses other credentials for all later requests. Requests under way end on the old connections. */
+  /** Uses other credentials for all later requests. Requests that are under way are completed over the old connections. */
   replaceCredentials(connection: Connection): void {
     const old = this.#pool;
     this.#connection = connection;
@@ -233,7 +233,7 @@ export class Transport {
     return status === 429 || status === 503 ? backoff.next() : undefined;
   }
 
-  /** Sends the request with `send` and counts it in the metrics. It turns off the time limits of undici. */
+  /** Sends the request with `send` and counts it in the metrics. Turns off the time limits of undici for the request. */
   async #measured<A extends Head>(
     request: Request,
     send: (options: Dispatcher.DispatchOptions) => Promise<A>,

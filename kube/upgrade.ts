@@ -10,7 +10,7 @@ import { tlsOptionsOf } from './pool.ts';
  * Time limit in milliseconds for the connection attempt and the answer. The answer can be slow, because the API server waits for the host.
  */
 const ANSWER_MILLISECONDS = 30_000;
-/** Largest number of characters of a refusal that are read. A Status has some hundred characters. */
+/** Largest number of characters of a refusal that are read. A Status usually has a few hundred characters. */
 const REFUSAL_BYTES = 16 * 1024;
 /** Time limit in milliseconds for reading the body of a refusal. Most servers send the body immediately. */
 const REFUSAL_MILLISECONDS = 5_000;

@@ -11,7 +11,7 @@ export interface Services {
   readonly clusterInfo: ClusterInfo;
   /** Parts that act with the server's own identity. */
   readonly own: Own;
-  /** Requests that wait for a VM or an emulator to run, or for the end of a VM. */
+  /** Requests that wait for a VM or an emulator to run, or for the deletion of a VM. */
   readonly waiting: WaitingRequests;
   readonly uploads: Uploads;
   readonly downloads: Downloads;

@@ -53,7 +53,10 @@ const RSA = { name: 'RSASSA-PKCS1-v1_5', hash: 'SHA-256' } as const;
 
 const generate = promisify(generateKeyPair);
 
-/** Loads the X.509 library when it is first needed. It takes 22 MB of memory, and processes that only read certificates do not need it. */
+/**
+ * Loads the X.509 library when it is first needed. The library takes 22 MB of memory, and processes that only read certificates do not need
+ * it.
+ */
 async function library() {
   await import('reflect-metadata');
   const x509 = await import('@peculiar/x509');

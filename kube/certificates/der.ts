@@ -1,9 +1,9 @@
 /**
- * Reads and writes the part of DER (X.690) that certificate requests need. The reader is strict, because another reader must not understand
- * the same bytes differently. Tags have one byte, lengths are definite and as short as possible, and every element is complete.
+ * Reads and writes the part of DER (X.690) that certificate requests need. The reader is strict, so that no other reader can understand the
+ * same bytes differently. It accepts only tags of one byte, definite lengths in their shortest form, and complete elements.
  */
 
-/** Tags of the universal class. `0x20` marks elements that consist of other elements. */
+/** Tags of the universal class. The bit `0x20` marks an element that consists of other elements. */
 export const TAGS = {
   integer: 0x02,
   bitString: 0x03,
@@ -47,7 +47,7 @@ export function readElements(bytes: Buffer): Element[] {
   return found;
 }
 
-/** Encodes one element. Its content is all `contents`, one after another. */
+/** Encodes one element. Its content consists of all `contents`, one after another. */
 export function encode(tag: number, ...contents: readonly Buffer[]): Buffer {
   const content = Buffer.concat(contents);
   return Buffer.concat([Buffer.from([tag]), lengthBytes(content.length), content]);

@@ -73,7 +73,9 @@ describe('is refused', () => {
     const der = derOf(pem);
     const last = der.length - 1;
     der.writeUInt8(der.readUInt8(last) ^ 1, last);
-    expect(() => readSigningRequest(pemOf(der))).toThrow('not signed with the private key of its public key');
+    expect(() => readSigningRequest(pemOf(der))).toThrow(
+      'not signed with the private key that belongs to its public key',
+    );
   });
 
   it('another version', () => {
@@ -82,7 +84,7 @@ describe('is refused', () => {
       const [, ...rest] = readElements(part?.content ?? signed).map(({ raw }) => raw);
       return encode(TAGS.sequence, encode(TAGS.integer, Buffer.from([1])), ...rest);
     });
-    expect(() => readSigningRequest(second)).toThrow('not as agents write it');
+    expect(() => readSigningRequest(second)).toThrow('not have the form that agents use');
   });
 
   it('an IPv4 address as IPv6, which Go signs as IPv4', () => {
@@ -106,7 +108,7 @@ describe('is refused', () => {
     [
       'an RSA key',
       async () => await createSigningRequest({ ...subject, key: await createKey('RSA') }),
-      'not as agents',
+      'not have the form that agents use',
     ],
     [
       'two organizations',

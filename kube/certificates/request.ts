@@ -35,7 +35,7 @@ interface Lists {
   4: [Element, Element, Element, Element];
 }
 
-/** The parts of a request that differ between requests. All other parts are fixed, so the whole request can be encoded again from these. */
+/** The variable parts of a request. All other parts are fixed, so these parts are enough to encode the whole request again. */
 interface Parts {
   subject: readonly SubjectPart[];
   /** Public key: an uncompressed point on P-256. */
@@ -74,10 +74,7 @@ const IPV4_BYTES = 4;
 const IPV6_BYTES = 16;
 /** First bytes of an IPv6 address that contains an IPv4 address (::ffff:0:0/96). Go writes such an address into certificates as IPv4. */
 const IPV4_IN_IPV6 = Buffer.from('00000000000000000000ffff', 'hex');
-/**
- * Characters that a subject's name may contain: those of a PrintableString (X.680 41.4). The same characters are allowed if the name is a
- * UTF8String.
- */
+/** Characters that a subject's name may contain: the characters of a PrintableString (X.680 41.4), even if the name is a UTF8String. */
 const PRINTABLE = /^[A-Za-z0-9 '()+,./:=?-]+$/;
 const VISIBLE_ASCII = /^[\u0021-\u007e]+$/;
 
@@ -97,11 +94,11 @@ export function readSigningRequest(pem: string): SigningRequest {
   const signed = signedPart(parts);
   if (!wholeRequest(signed, parts.signature).equals(der)) {
     throw invalid(
-      'it is not as agents write it. They write version 1, a subject, an ECDSA key on P-256, a request for extensions, and a signature with SHA-256',
+      'it does not have the form that agents use: version 1, a subject, an ECDSA key on P-256, a request for extensions, and a signature with SHA-256',
     );
   }
   if (!isSignedWithItsKey(signed, parts)) {
-    throw invalid('it is not signed with the private key of its public key');
+    throw invalid('it is not signed with the private key that belongs to its public key');
   }
   return meaningOf(parts);
 }
@@ -247,7 +244,7 @@ function isSignedWithItsKey(signed: Buffer, { point, signature }: Parts): boolea
     const key = createPublicKey({ key: publicKeyOf(point), format: 'der', type: 'spki' });
     return verify('sha256', signed, key, signature);
   } catch {
-    // OpenSSL throws an error of its own if the point is not on the curve. The signature is then not valid.
+    // OpenSSL throws its own error if the point is not on the curve. Such a request counts as not signed with its key.
     return false;
   }
 }
@@ -284,7 +281,7 @@ function listOf<N extends keyof Lists>(found: Element[], count: N, what: string)
   return found as Lists[N];
 }
 
-/** Returns a BIT STRING without its first byte, the number of unused bits. The comparison with the encoded request checks that byte. */
+/** Returns a BIT STRING without its first byte (the number of unused bits). The comparison with the encoded request checks that byte. */
 function bitsOf(bitString: Element): Buffer {
   return bitString.content.subarray(NO_UNUSED_BITS.length);
 }

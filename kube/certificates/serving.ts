@@ -91,7 +91,10 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
       try {
         current = replaced(await o.provider());
       } catch (error) {
-        o.logger.error({ err: error }, 'serving certificate not usable, keeping the old one');
+        o.logger.error(
+          { err: error },
+          'the new certificate of the server is not usable, so the server keeps the old one',
+        );
       }
     }
   }
@@ -108,8 +111,8 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
 }
 
 /**
- * Uses this certificate for new connections. `clientAuthorities` (PEM) applies if the server requests certificates of clients. The server
- * accepts only certificates of these authorities.
+ * Uses this certificate for new connections. `clientAuthorities` contains CA certificates as PEM. If the server requests certificates of
+ * clients, it accepts only certificates that these authorities issued.
  *
  * @throws Error when key and certificate do not belong together. The server then keeps the old certificate.
  */
@@ -120,7 +123,8 @@ export function useCertificate(
 ): void {
   const authorities = clientAuthorities === undefined ? {} : { ca: clientAuthorities };
   const context = { cert: certificate, key, minVersion: 'TLSv1.2', ...authorities } as const;
-  // `createSecureContext` throws if key and certificate do not belong together. It is called before the certificate is replaced.
+  // `createSecureContext` throws if key and certificate do not belong together. The call comes before `setSecureContext`, so that the
+  // server then keeps the old certificate.
   createSecureContext(context);
   server.setSecureContext(context);
 }

@@ -30,7 +30,10 @@ export interface AuthorizerLimits {
   readonly waiting: number;
 }
 
-/** Limits for servers with few real callers. If more reviews wait, unknown callers are sending invalid tokens. */
+/**
+ * Limits for servers with few real callers. If more reviews wait than these limits allow, the cause is probably unknown callers that send
+ * invalid tokens.
+ */
 const FEW_CALLERS: AuthorizerLimits = { answers: 1_024, questions: 4, waiting: 64 };
 
 export type User = NonNullable<NonNullable<TokenReview['status']>['user']>;

@@ -1,4 +1,7 @@
-/** Serves metrics over HTTPS to callers with the right to read them. Serves health over plain HTTP to everybody. */
+/**
+ * Serves the metrics over HTTPS to callers that have the right to read them. Serves the results of health checks over plain HTTP to
+ * everybody.
+ */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';

@@ -27,8 +27,8 @@ const KEEP_ALIVE_MILLISECONDS = 5_000;
 /** Time in milliseconds without data after which the kernel begins to send TCP keep-alive probes to the peer. */
 const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
 /**
- * Largest number of connections. It is enough for 64 logs and 64 streams of the API server, scrapers, probes and a person. More connections
- * mean an attack.
+ * Largest number of connections. It is enough for the API server's 64 logs and 64 streams, and for scrapers, probes and a person. More
+ * connections indicate an attack.
  */
 const CONNECTIONS = 192;
 
@@ -91,8 +91,8 @@ export function createServer(
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     const { socket } = request;
     // If a client sends a request before it has the answer to its last request, the server closes the connection. Otherwise Node.js would
-    // read such requests without a limit. No client of Berth sends them. The event `close` of the last answer is not used here, because a
-    // fast client can send its next request before that event.
+    // read such requests without a limit. No client of Berth sends such requests. The event `close` of the last answer is not used here,
+    // because a fast client can send its next request before that event.
     if (answers.get(socket)?.writableEnded === false) {
       socket.destroy();
       return;
@@ -138,8 +138,9 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
 }
 
 /**
- * Returns the open connections of a server, so that `close` can destroy them. `closeAllConnections` misses upgraded connections and those
- * without a request, for example a spare connection of the API server. For these, `close` would wait until their time limits are over.
+ * Returns the open connections of a server, so that `close` can destroy them. `closeAllConnections` does not close upgraded connections or
+ * connections without a request, for example a spare connection of the API server. `close` would wait for such connections until their time
+ * limits are over.
  */
 function openSockets(server: Server | HttpsServer): ReadonlySet<Socket> {
   const sockets = new Set<Socket>();
@@ -201,8 +202,8 @@ export function allowLongBody(request: IncomingMessage, response: ServerResponse
 }
 
 /**
- * Refuses a request if its body takes too long to arrive. The server's listener for `clientError` sends the answer, as for the time limits
- * of Node.js. If the server has no such listener, the connection is closed without an answer.
+ * Refuses a request if its body takes too long to arrive. The server's listener for `clientError` sends the answer, as it does when a time
+ * limit of Node.js has passed. If the server has no such listener, the connection is closed without an answer.
  */
 function limitBody(server: Server | HttpsServer, request: IncomingMessage, response: ServerResponse): void {
   const { 'content-length': length = '0', 'transfer-encoding': encoding } = request.headers;
@@ -215,7 +216,7 @@ function limitBody(server: Server | HttpsServer, request: IncomingMessage, respo
       return;
     }
     const error = Object.assign(new Error('Request timeout'), { code: 'ERR_HTTP_REQUEST_TIMEOUT' });
-    // After the start of an answer, no second one is possible.
+    // If an answer has already begun, the server cannot send another one.
     if (response.headersSent || !server.emit('clientError', error, socket)) {
       socket.destroy();
     }

@@ -1,7 +1,7 @@
 /**
- * Adds the reason why a token was refused to answers with status 401, in the header `WWW-Authenticate` (RFC 6750). The API server does not
- * send its reason: it only logs it. Therefore the header gives only reasons that the token itself shows. This file does not decide about
- * access.
+ * Adds the header `WWW-Authenticate` (RFC 6750) to answers with status 401. The header contains the reason why a token was refused. The API
+ * server only logs its reason and does not send it. Therefore the header contains a reason only if the token itself shows one. This file
+ * does not decide about access.
  */
 import { causeOfRefusal, type SignIn } from '../../api/http/refusedtoken.ts';
 import type { App } from '../http/app.ts';

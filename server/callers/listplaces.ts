@@ -8,7 +8,10 @@ import { StatusError } from '../http/errors.ts';
 import type { CallerClient } from './caller.ts';
 
 const MEBIBYTE = 1024 * 1024;
-/** Largest number of lists that are read at the same time. More would not be faster, because this process has one processor for them. */
+/**
+ * Largest number of lists that are read at the same time. A higher number would not be faster, because this process uses one processor for
+ * all lists.
+ */
 const LISTS = 8;
 /** Largest number of lists that are read or wait. If all these places are taken, a list of 1,000 VMs waits for some seconds. */
 const PLACES = LISTS + 256;
@@ -41,8 +44,8 @@ export class ListPlaces {
   readonly #users = new Map<string, Use>();
 
   /**
-   * Takes a place, waits for its turn, and then reads a list. The place becomes free after the read, or when the client closes the
-   * connection. The bytes of its items are part of the totals until `ended` of the caller aborts.
+   * Takes a place for a list, waits until the list may be read, and then reads the list. The place becomes free after the read, or when the
+   * client closes the connection. The totals include the bytes of the list's items until `ended` of the caller aborts.
    *
    * @throws ApiError 401 for unknown callers, who get no place. @throws StatusError 429 when too many lists wait, 408 when the client has
    * closed the connection.

@@ -41,8 +41,8 @@ export function addCallers(app: App, callers: Callers): void {
     }
     next();
   });
-  // The answer is complete as a text now, so its objects are subtracted from the memory of lists. The text is added to the memory of
-  // unread answers (answers.ts) until the client has read it.
+  // The text of the answer is complete now, so the objects of the answer no longer count in the memory limit of lists. The text counts in
+  // the limit of unread answers (answers.ts) until the client has read it.
   app.addHook('onSend', (request, _reply, _payload, next) => {
     request.end?.abort();
     next();

@@ -6,7 +6,7 @@ import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
 
 /**
  * Time in milliseconds for which a name is stored. In this time, the server finds the name even if the token has expired. API servers also
- * accept an expired token for as long.
+ * accept a token for this time after it has expired.
  */
 const NAME_MILLISECONDS = 10_000;
 /**

@@ -14,8 +14,9 @@ const NAME = 'berth-server-certificate';
 const CERTIFICATE_KEY = 'tls.crt';
 const PRIVATE_KEY_KEY = 'tls.key';
 /**
- * Longest time in milliseconds that a starting server waits for the Secret. Then it starts with its other certificate, from files or
- * self-made. The wait is short, because clients must be able to read cluster-info even if the API server does not answer.
+ * Longest time in milliseconds that a starting server waits for the Secret. After this time, the server starts with its other certificate,
+ * which comes from files or is self-made. The wait is short, because clients must be able to read cluster-info even if the API server does
+ * not answer.
  */
 const START_MILLISECONDS = 5_000;
 
@@ -31,7 +32,7 @@ export class UploadedCertificate {
   readonly #logger: Logger;
   readonly #ref: { namespace: string; name: string };
   readonly #informer: Informer<Secret>;
-  /** resourceVersion of the last Secret that the log called unusable. Each version is logged only once. */
+  /** The resourceVersion of the last unusable Secret that was logged. Each version is logged only once. */
   #refused = '';
 
   constructor({ client, logger, namespace }: UploadedCertificateOptions) {

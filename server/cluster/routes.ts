@@ -8,7 +8,8 @@ export function addClusterRoutes(app: App, { clusterInfo }: Pick<Services, 'clus
     '/api/v1/cluster-info',
     {
       schema: {
-        summary: 'Read the address of the Kubernetes API and how to sign in. This request needs no token',
+        summary:
+          'Get the address of the Kubernetes API and the settings for signing in. This request needs no token',
         tags: ['Cluster'],
         security: [],
         response: { 200: clusterInfoSchema },

@@ -25,7 +25,7 @@ export interface EmulatorDeploy {
 /**
  * Creates the emulator and resolves with the emulator when it runs. If the time limit of the request passes or the server stops before
  * that, resolves with the current state of the emulator. The deployment then continues. An emulator that fails is deleted. If the client
- * leaves before it knows the name of the emulator, the emulator is deleted, too. `end` aborts the wait with a {@link WaitEnd}.
+ * closes the connection before it knows the emulator's name, the emulator is deleted, too. `end` aborts the wait with a {@link WaitEnd}.
  *
  * @throws StatusError 409 when the VM does not run, 500 when the emulator fails. @throws ApiError when the API server refuses.
  */
@@ -88,7 +88,7 @@ async function deleteUnknown(
   } catch (error) {
     logger.warn(
       { err: error, emulator: `${namespace}/${name}` },
-      'an emulator was not deleted, and stays until its VM is deleted',
+      'the emulator could not be deleted, so it stays until its VM is deleted',
     );
   }
 }

@@ -50,7 +50,7 @@ export interface AppOptions {
 
 /** Creates the application without routes. Its `server` does not listen yet. If `tls` is true, it is an HTTPS server. */
 export function createApp({ logger, tls }: AppOptions): App {
-  // The variable has the type of Fastify. With pino's own type, the type of the application would differ from App.
+  // The variable has Fastify's type of a logger. With pino's own type, the type of the application would differ from App.
   const loggerInstance: FastifyBaseLogger = logger;
   const app: App = fastify({
     serverFactory: (handler) => {
@@ -98,7 +98,7 @@ function readBodies(app: App): void {
     if (bodySchemaOf(request) !== undefined) {
       return parsed(await reader.read(payload));
     }
-    // Nobody needs this body. It is read and dropped, because clients read the answer only after they have sent the whole body.
+    // No handler needs this body. It is read and dropped, because clients read the answer only after they have sent the whole body.
     payload.resume();
     return undefined;
   });

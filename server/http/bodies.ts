@@ -9,8 +9,8 @@ import { invalidField } from './errors.ts';
 const ENTRIES = 1_024;
 
 /**
- * Fields in which zero means that the client gives no value. Some clients send zero for each field that their users left empty. Other
- * numbers that are out of their bounds are refused, zero too.
+ * Fields in which zero means that the client gives no value. Some clients send zero for each field that their users left empty. In all
+ * other fields, zero is a number like any other, and is refused if it is out of bounds.
  */
 const WITHOUT_ZERO: ReadonlySet<string> = new Set([
   'cpu',

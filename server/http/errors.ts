@@ -39,8 +39,8 @@ export class StatusError extends HttpError {
 }
 
 /**
- * Error when the API server refuses a request of the server's own identity, because its account was deleted or it lacks a right. The caller
- * cannot fix this error.
+ * Error when the API server refuses a request that this server sends with its own identity. Either the account of this server was deleted,
+ * or the account lacks a right. The caller cannot fix this error.
  */
 export class OwnRefusalError extends ApiError {}
 

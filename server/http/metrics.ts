@@ -27,7 +27,7 @@ export function addMetrics(app: App, registry: Registry, waiting: () => number):
   // oxlint-disable-next-line no-new -- The registry keeps the gauge.
   new Gauge({
     name: 'berth_http_waiting_requests',
-    help: 'Requests that wait for a VM or an emulator to run, or for the end of a VM',
+    help: 'Requests that wait for a VM or an emulator to run, or for the deletion of a VM',
     registers,
     collect() {
       this.set(waiting());

@@ -5,7 +5,9 @@ import { notFound } from './errors.ts';
 
 type Namespaces = ServerConfig['namespaces'];
 
-/** Reports whether the namespace is served. The system namespace is not, because users with rights in it could act as the operator. */
+/**
+ * Reports whether the namespace is served. The system namespace is not served, because users with rights in it could act as the operator.
+ */
 export function isServed(name: string, namespaces: Namespaces): boolean {
   return name !== namespaces.system && (name === namespaces.default || name.startsWith(namespaces.prefix));
 }

@@ -69,7 +69,8 @@ function withForm(
   texts: z.ZodObject = z.object(),
 ): FastifySchema {
   const file = { type: 'string', format: 'binary' };
-  // Clients send the fields in the order of the properties.
+  // The properties of the texts come before those of the files. Clients send the fields in this order, and the server needs the texts
+  // first.
   const properties = {
     ...z.toJSONSchema(texts).properties,
     ...Object.fromEntries(files.map((name) => [name, file])),

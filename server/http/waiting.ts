@@ -1,4 +1,6 @@
-/** Counts requests that wait for a VM or an emulator to run, or for the end of a VM. When the server stops, all of them get an answer. */
+/**
+ * Counts requests that wait for a VM or an emulator to run, or for the deletion of a VM. When the server stops, all of them get an answer.
+ */
 import type { ServerResponse } from 'node:http';
 import { rest } from '../../base/time.ts';
 import { holdOpen } from '../../kube/serving/httpserver.ts';
@@ -106,8 +108,8 @@ export class WaitingRequests {
   }
 
   /**
-   * Refuses a request if the requests that `isOne` selects already use the whole share of their user or namespace. `which` is the text in
-   * the message that names this user or namespace. @throws StatusError 429
+   * Refuses a request if its user or namespace already has the largest allowed number of waiting requests. `isOne` selects these waiting
+   * requests. `which` names the user or namespace in the message. @throws StatusError 429
    */
   #refuseMore(which: string, isOne: (waiting: Waiting) => boolean): void {
     const share = Math.floor(this.#limit * SHARE);

@@ -38,7 +38,7 @@ const ATTEMPTS = 10;
 export class Entries {
   readonly #client: KubeClient;
   readonly #watches: Watches;
-  /** Targets of entries that this server created, by the entry's name. The watch might not show these entries yet. */
+  /** Targets of the entries that this server created, by the name of the entry. The watch might not show these entries yet. */
   readonly #created = new LRUCache<string, CacheTargets>({ max: ENTRIES, ttl: LEARNING_MILLISECONDS });
 
   constructor(client: KubeClient, watches: Watches) {
@@ -99,7 +99,9 @@ export class Entries {
     }
   }
 
-  /** Checks that the hosts in `own` may have another entry. @throws StatusError 403 when too many entries keep images on these hosts. */
+  /**
+   * Checks that another entry for the hosts in `own` is allowed. @throws StatusError 403 when too many entries keep images on these hosts.
+   */
   #requireShare(own: ReadonlySet<string>): void {
     const known = this.#ownEntries();
     const names = new Set(known.map(({ metadata }) => metadata.name));

@@ -1,6 +1,6 @@
 /**
- * Routes for the image cache of a namespace's hosts. The server changes ImageCacheEntries with its own rights and not the caller's, because
- * they are cluster-scoped, and a role in a namespace gives no right to them.
+ * Routes for the image cache of a namespace's hosts. The server changes ImageCacheEntries with its own rights. It cannot use the caller's
+ * rights: ImageCacheEntries are cluster-scoped, and a role in a namespace gives no right to them.
  */
 import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';

@@ -44,9 +44,12 @@ const ATTEMPT_MILLISECONDS = 1_000;
  */
 const REQUESTS = 5;
 
-/** Reason that a host reports when all callers of a download have left. A later download can succeed. */
+/** Reason that a host reports when all callers of a download have closed their connections. A later download can succeed. */
 const INTERRUPTED = 'DownloadInterrupted';
-/** HTTP status codes for reasons that stay the same in a later attempt. After all other reasons, a later attempt can succeed (503). */
+/**
+ * HTTP status codes for reasons that a later attempt cannot change. After any other reason, a later attempt can succeed, so its code is
+ * 503.
+ */
 const CODES: Readonly<Record<string, number>> = {
   NoImageStorage: 501,
   ImageSourceUnsupported: 422,
@@ -269,7 +272,7 @@ function workOf(object: Stored): string {
   return work === undefined || work === '' ? '' : `: ${work}`;
 }
 
-/** Throws if the download failed, but not if it ended only because its clients left. @throws StatusError */
+/** Throws if the download failed. Does not throw if the download ended because its clients closed their connections. @throws StatusError */
 function refuseFailed(last: NonNullable<Stored['status']>['lastDownload']): void {
   const { result, message = '' } = last ?? {};
   const [reason = '', ...words] = message.split(': ');

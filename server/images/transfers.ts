@@ -1,4 +1,7 @@
-/** Routes for the upload and download of Images and ISOs as files. The routes for remote images are also here, but they only refuse. */
+/**
+ * Routes for the upload and download of Images and ISOs as files. The routes for remote images are also here: their list is always empty,
+ * and a pull is refused with 501.
+ */
 import { Readable } from 'node:stream';
 import multipart from '@fastify/multipart';
 import * as z from 'zod';
@@ -81,8 +84,8 @@ function addUploadRoutes(app: App, uploads: Uploads): void {
           const bytes = lengthOf(request);
           const read = async () => {
             const form = await readForm(request);
-            // The transfer of the file has no time limit. The texts before the file have one, so that a slow client does not block one of
-            // the few uploads.
+            // The transfer of the file has no time limit. The texts before the file have a time limit, so that a slow client does not block
+            // one of the few uploads.
             allowLongBody(request.raw, reply.raw);
             return form;
           };

@@ -24,10 +24,10 @@ export const UPLOAD_LIMITS = {
 };
 /**
  * Time in milliseconds in which the next piece of the file must arrive. It is shorter than the minute after which the host ends the
- * transfer, because the server can tell the client why.
+ * transfer. Therefore the server ends the transfer first, and can tell the client the reason.
  */
 const SILENCE_MILLISECONDS = 50_000;
-/** Largest number of characters of a part's name in an answer. */
+/** An answer shows at most this number of characters from the name of a part. */
 const NAME_LENGTH = 100;
 /** Endings of file names. They are removed if the name of the object is made from the file name. */
 const ENDING = /\.(?:qcow2|img|raw|iso)$/i;
@@ -35,7 +35,7 @@ const ENDING = /\.(?:qcow2|img|raw|iso)$/i;
 /** Texts of an upload. They must come before the file. */
 export const uploadTextsSchema = z.object({
   imageName: objectName(
-    'Name of the new object. The name of the file without its ending when omitted.',
+    'Name of the new object. The default is the name of the file without its ending.',
   ).optional(),
   name: objectName('Another key for `imageName`.').optional(),
   description: descriptionSchema.optional(),
@@ -65,7 +65,10 @@ export function lengthOf(request: FastifyRequest): number {
   }
   const length = Number(request.headers['content-length'] ?? Number.NaN);
   if (Number.isNaN(length)) {
-    throw new StatusError(411, 'The header Content-Length is required, because the host reserves the space');
+    throw new StatusError(
+      411,
+      'The header Content-Length is required, because the host reserves space of this size',
+    );
   }
   if (length > BODY_BYTES) {
     throw new StatusError(413, `The body is larger than ${BODY_BYTES} bytes`);

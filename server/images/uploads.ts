@@ -101,7 +101,7 @@ export class Uploads {
       }
       this.#logger.warn(
         { err: error, object: `${namespace}/${name}` },
-        'an object whose file did not arrive was not deleted',
+        'the file of the object did not arrive, and the object could not be deleted',
       );
       return `${what} still exists. Delete the ${type.kind}`;
     }
@@ -122,7 +122,7 @@ async function connect(request: UploadRequest, object: Stored, signal: AbortSign
     return await attach(request.caller, await podFor(request, object, limit), limit);
   } catch (error) {
     throw late.aborted && !signal.aborted
-      ? new StatusError(504, 'No host took the file within 5 minutes')
+      ? new StatusError(504, 'No host was ready for the file within 5 minutes')
       : error;
   }
 }
@@ -188,7 +188,7 @@ function answerOf(error: unknown, fate: string): unknown {
     const { status, message } = error;
     return OF_THE_CALLER.has(status)
       ? new StatusError(status, `${message}. ${fate}`)
-      : new StatusError(503, `The host did not take the file: ${message}. ${fate}. Try again`);
+      : new StatusError(503, `The host did not accept the file: ${message}. ${fate}. Try again`);
   }
   if (error instanceof StatusError) {
     const { code = 500, message = '', details } = error.body;

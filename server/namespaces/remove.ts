@@ -12,9 +12,9 @@ import { StatusError } from '../http/errors.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 
 /**
- * Deletes the namespace with the rights of `caller`. First, a dry run shows whether the API server allows the caller to delete it. The API
- * server deletes everything in a namespace, so the server then checks that no VMs and hosts are in it. The server makes this check with its
- * own identity, because the caller might have no right to list VMs.
+ * Deletes the namespace with the rights of `caller`. First, a dry run shows whether the API server allows the deletion. Then this function
+ * checks that the namespace has no VMs and no hosts, because the API server would delete everything in it. This check uses the rights of
+ * `own`, because the caller might have no right to list VMs.
  *
  * @throws StatusError 409 when hosts or VMs are in the namespace. @throws ApiError when the API server refuses.
  */

@@ -1,4 +1,4 @@
-/** Namespaces that Berth serves. The operator creates the RoleBindings of a new namespace. */
+/** Routes for the namespaces that Berth serves. The operator creates the RoleBindings of a new namespace. */
 import {
   namespaceItemSchema,
   namespaceListSchema,

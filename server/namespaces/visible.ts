@@ -21,13 +21,13 @@ import { VMS } from '../../api/v1alpha1/resources.ts';
  */
 const QUESTIONS = 16;
 /**
- * Largest number of requests about rights that wait. While more requests wait, a call that lists namespaces and needs such requests is
- * refused.
+ * Largest number of requests about rights that wait, for all callers. While more of them wait, the server refuses further lists of
+ * namespaces to callers who have no right to list all namespaces.
  */
 const QUESTIONS_WAITING = 8_192;
 /**
- * Largest number of requests about rights that wait or are under way for one user. While there are more, further calls of this user that
- * list namespaces are refused. Other users can then still list namespaces.
+ * Largest number of requests about rights that wait or are under way for one user. While a user has more of them, the server refuses
+ * further calls of this user that list namespaces. Other users can still list namespaces.
  */
 const USER_QUESTIONS_WAITING = QUESTIONS_WAITING / 8;
 
@@ -69,7 +69,7 @@ export class VisibleNamespaces {
     const user = await client.username();
     const asking = this.#asking.get(user) ?? 0;
     if (this.#questions.size > QUESTIONS_WAITING || asking > USER_QUESTIONS_WAITING) {
-      throw new StatusError(429, 'Too many callers list namespaces. Try again later');
+      throw new StatusError(429, 'Too many lists of namespaces are being read. Try again later');
     }
     this.#asking.set(user, asking + namespaces.length);
     try {

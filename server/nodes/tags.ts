@@ -5,7 +5,7 @@ import { relabel } from '../../kube/nodelabels.ts';
 import { StatusError } from '../http/errors.ts';
 import { hostNotFound, type Hosts } from '../own/hosts.ts';
 
-/** Adds or removes a tag. @throws StatusError 404 when the host has left the namespace, and 409 when it has too many tags. */
+/** Adds or removes a tag. @throws StatusError 404 when the host no longer belongs to the namespace, and 409 when it has too many tags. */
 export async function changeTag(
   client: KubeClient,
   hosts: Pick<Hosts, 'namespaceOf'>,

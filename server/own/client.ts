@@ -5,8 +5,8 @@ import type { Answer } from '../../kube/transport.ts';
 import { OwnRefusalError } from '../http/errors.ts';
 
 /**
- * Pattern of the API server's message when this server lacks a right. Messages of refusals by admission do not match. Such a refusal
- * concerns the object that the caller chose, so the caller gets it as the answer.
+ * Pattern of the API server's message if this server lacks a right. The message of a refusal by admission does not match. A refusal by
+ * admission concerns the object that the caller chose, so the caller gets it as the answer.
  */
 const LACKS_RIGHT = /forbidden: User "/;
 

@@ -52,12 +52,12 @@ export class Watches {
     );
   }
 
-  /** Returns the reason why the server cannot answer yet. The result is undefined if it can answer. */
+  /** Returns the reason why the server cannot answer requests yet. The result is undefined if the server can answer. */
   unready(): string | undefined {
     return this.#isFilled ? undefined : 'the caches are not filled yet';
   }
 
-  /** Returns the Nodes of all hosts. @throws StatusError 503 before the Nodes have been read. */
+  /** Returns the Nodes of all hosts. @throws StatusError 503 before all watched objects have been read. */
   hosts(): readonly Readonly<Node>[] {
     this.#requireFilled();
     return this.#nodes.cache.list();
@@ -79,7 +79,7 @@ export class Watches {
     return this.#pods.cache.byIndex(PODS_BY_NODE, host);
   }
 
-  /** Returns all namespaces of the cluster. @throws StatusError 503 before the namespaces have been read. */
+  /** Returns all namespaces of the cluster. @throws StatusError 503 before all watched objects have been read. */
   namespaces(): readonly Readonly<Namespace>[] {
     this.#requireFilled();
     return this.#namespaces.cache.list();
@@ -103,7 +103,10 @@ export class Watches {
 
   #requireFilled(): void {
     if (!this.#isFilled) {
-      throw new StatusError(503, 'The server has not read the hosts yet. Try again later');
+      throw new StatusError(
+        503,
+        'The HTTP API is starting and has not read all watched objects yet. Try again later',
+      );
     }
   }
 }

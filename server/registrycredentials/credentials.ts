@@ -20,8 +20,8 @@ export async function listCredentials(client: KubeClient, namespace: string) {
 /**
  * Creates the Secret, and then the entry that names the Secret.
  *
- * @throws StatusError 409 when the namespace has too many credentials, or when the registry already has one that the request does not
- * replace.
+ * @throws StatusError 409 when the namespace has too many credentials, or when the registry has a credential and the request does not
+ * replace it.
  */
 export async function addCredential(
   client: KubeClient,

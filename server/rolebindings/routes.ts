@@ -1,4 +1,4 @@
-/** Members of a namespace. */
+/** Routes for the members of a namespace. */
 import * as z from 'zod';
 import { subjectListSchema, type Subjects, subjectsSchema } from '../../api/http/rolebinding.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
@@ -42,7 +42,7 @@ export function addRoleBindingRoutes(app: App): void {
   addChange(app, {
     method: 'DELETE',
     action: 'remove',
-    summary: 'Remove the role dev from subjects. Subjects without the role are not an error',
+    summary: 'Remove the role dev from subjects. Subjects that do not have the role are ignored',
     change: removeSubjects,
   });
 }

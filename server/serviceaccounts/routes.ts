@@ -1,4 +1,4 @@
-/** Service accounts of a namespace and their tokens. */
+/** Routes for the service accounts of a namespace and for their tokens. */
 import * as z from 'zod';
 import { statusSchema, success } from '../../api/http/status.ts';
 import {

@@ -1,4 +1,7 @@
-/** Routes for the VM configs of a namespace. Each namespace also shows those of the default namespace, because all users can use them. */
+/**
+ * Routes for the VM configs of a namespace. Each namespace also shows the VM configs of the default namespace, because all users can use
+ * them.
+ */
 import { success, statusSchema } from '../../api/http/status.ts';
 import { vmConfigItemSchema, vmConfigListSchema, vmConfigRequestSchema } from '../../api/http/vmconfig.ts';
 import { listWithShared } from '../callers/list.ts';

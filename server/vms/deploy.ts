@@ -22,7 +22,7 @@ import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 
 /**
  * Time in milliseconds between the deployment's time limit and the time in the annotation `berth.dev/answer-by`. The operator must not
- * delete the VM too early. Its clock and the clock of this process differ by less than this time.
+ * delete the VM too early. This time is enough, because the operator's clock and the clock of this process differ by less.
  */
 const ANSWER_MILLISECONDS = 60_000;
 
@@ -37,8 +37,8 @@ export interface DeploysOptions {
   readonly waiting: WaitingRequests;
   readonly logger: Logger;
   /**
-   * Status code of the answer if no host has room, from the setting `http.aliases`. If it is set, only deployments that request it wait for
-   * room.
+   * Status code of the answer if no host has room, from the setting `http.aliases`. If it is set, a deployment waits for room only when its
+   * request asks for the wait.
    */
   readonly fullStatus: number | undefined;
 }
@@ -56,8 +56,8 @@ export class Deploys {
   }
 
   /**
-   * Creates the VM and resolves when it runs. If the promise rejects, the VM is deleted. The VM stays only if the client chose its name and
-   * then closed the connection. `response` closes when the client closes the connection.
+   * Creates the VM and resolves when it runs. If the promise rejects, the VM is deleted. There is one exception: if the client chose the
+   * name of the VM and then closed the connection, the VM stays. `response` closes when the client closes the connection.
    *
    * @throws StatusError or ApiError with the answer for the caller.
    */
@@ -93,7 +93,7 @@ export class Deploys {
   }
 }
 
-/** Follows the VM until it runs. `latest.vm` is set to each version. @throws StatusError when the VM cannot run; the signal's reason. */
+/** Follows the VM until it runs. Sets `latest.vm` to each new version. @throws StatusError when the VM cannot run; the signal's reason. */
 async function untilRunning(
   { caller, query }: DeployRequest,
   latest: { vm: VM },

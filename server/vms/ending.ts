@@ -23,7 +23,7 @@ import { progressOf } from '../../api/http/deployment.ts';
 const ANSWER_MILLISECONDS = 10_000;
 /**
  * Time in milliseconds for which the server repeats the write that keeps or deletes the VM of a failed deployment. If the API server does
- * not answer for longer, the server gives up. The operator deletes the VM after people have repaired the API server.
+ * not answer for longer, the server gives up. The operator then deletes the VM when the API server answers again.
  */
 const LIMIT_MILLISECONDS = 300_000;
 /** The first wait and the longest wait between two attempts, in milliseconds, while the API server does not answer. */
@@ -47,9 +47,9 @@ export async function keep(client: KubeClient, vm: VM, signal: AbortSignal): Pro
 }
 
 /**
- * Ends a deployment that has failed. If `stays` is true, keeps the VM, otherwise deletes it. Resolves with true when this is done or the VM
- * no longer exists, and with false when the write failed. If the write takes too long, also resolves with false, but the write continues in
- * the background.
+ * Ends a deployment that has failed. If `stays` is true, keeps the VM, otherwise deletes it. Resolves with true when the write has
+ * succeeded or the VM no longer exists, and with false when the write has failed. If the write takes too long, the promise also resolves
+ * with false, and the write continues in the background.
  */
 export async function settle(
   client: KubeClient,
@@ -125,7 +125,7 @@ async function remove(client: KubeClient, { metadata }: VM, signal: AbortSignal)
   });
 }
 
-/** Repeats a write until the API server accepts it, or refuses it for good. @throws ApiError; the signal's reason. */
+/** Repeats a write until the API server accepts it, or until another attempt is useless. @throws ApiError; the signal's reason. */
 async function repeated<T>(write: () => Promise<T>, signal: AbortSignal): Promise<T> {
   const backoff = new Backoff(BACKOFF);
   const patience = new Patience();
