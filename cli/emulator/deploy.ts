@@ -46,6 +46,11 @@ const FLAG_BY_FIELD = {
   'spec.cpu': '--cpu',
   'spec.memory': '--memory',
 };
+/**
+ * Time limit for the creation of the emulator. An interrupt does not end the request, because the command then could not know whether it
+ * has to delete an emulator.
+ */
+const CREATE_MILLISECONDS = 30_000;
 /** Time limit for the deletion of the emulator after a failure. */
 const LAST_WRITE_MILLISECONDS = 10_000;
 
@@ -63,7 +68,7 @@ export async function deploy(
     if (refusal !== undefined) {
       throw new CommandError(refusal);
     }
-    const created = await createEmulator(cluster, { name, flags }, signal);
+    const created = await createEmulator(cluster, { name, flags });
     const progress = progressLine(terminal);
     const late = AbortSignal.timeout(minutes * 60_000);
     try {
@@ -102,7 +107,6 @@ function check({ config, timeout }: EmulatorFlags): void {
 async function createEmulator(
   cluster: Cluster,
   { name, flags }: { name: string | undefined; flags: EmulatorFlags },
-  signal: AbortSignal,
 ): Promise<Emulator> {
   const { memory, config: _config, ...values } = flags;
   const request = { ...values, name } as EmulatorRequest;
@@ -110,7 +114,9 @@ async function createEmulator(
   // In a request of the HTTP API, the memory is a number of MiB. The flag gives a quantity.
   const emulator: Unsaved<Emulator> = { metadata, spec: { ...spec, memory } };
   try {
-    return await createNamed(cluster, EMULATORS, emulator, { signal });
+    return await createNamed(cluster, EMULATORS, emulator, {
+      signal: AbortSignal.timeout(CREATE_MILLISECONDS),
+    });
   } catch (error) {
     throw inFlags(error, FLAG_BY_FIELD);
   }

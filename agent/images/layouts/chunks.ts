@@ -6,6 +6,7 @@ import { createHash } from 'node:crypto';
 import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import type { ContentLookup, PullTarget } from './pull.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 
@@ -56,8 +57,8 @@ export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[
 }
 
 /**
- * Copies content from a file of this host to `to`. Returns false when the file is too short, or when the digest of the copied bytes differs
- * from `rawDigest`. In this case, `to` can contain wrong bytes.
+ * Copies content from a file of this host to `to`. Returns false when the file was removed or is too short, or when the digest of the copied
+ * bytes differs from `rawDigest`. In this case, `to` can contain wrong bytes.
  */
 export async function copyLocal(
   from: { path: string; offset: number },

@@ -1,10 +1,10 @@
-import { mkdtemp, rm } from 'node:fs/promises';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';
-import { writeChunkTable } from '../layouts/chunks.ts';
+import { CHUNK_TABLE, writeChunkTable } from '../layouts/chunks.ts';
 import { planPull } from '../layouts/index.ts';
 import type { ContentLookup, PullPlan } from '../layouts/pull.ts';
 import type { Stored } from '../local/catalog.ts';
@@ -23,6 +23,7 @@ describe('the search for content in images of this host', () => {
   let asked: Map<string, PromiseWithResolvers<boolean>>;
   let found: () => ReturnType<ContentLookup>;
   let pulling: Promise<unknown>;
+  const warn = vi.fn<(fields: object, text: string) => void>();
 
   beforeEach(async () => {
     vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
@@ -30,6 +31,7 @@ describe('the search for content in images of this host', () => {
     const chunk = { offset: 0, length: 512, rawDigest: 'sha256:raw', digest: 'sha256:packed', size: 9 };
     await writeChunkTable({ folder, disk: join(folder, 'disk') }, [chunk]);
     asked = new Map();
+    warn.mockReset();
     pulling = pull();
     await immediate();
     expect(asked.size).toBe(ORIGINS);
@@ -73,6 +75,7 @@ describe('the search for content in images of this host', () => {
           return await answer.promise;
         },
       },
+      logger: { warn },
     } as unknown as RegistrySourceParts);
     const holding: RegistryRequest['holding'] = async (_id, work) => await work();
     const request = { reference: 'own.example/team/other:1', refresh: true, architecture: 'amd64', holding };
@@ -93,6 +96,22 @@ describe('the search for content in images of this host', () => {
     }
     await pulling;
     expect(found()).toBeUndefined();
+  });
+
+  it('pulls without the content of an image that is removed during the check', async () => {
+    await rm(join(folder, CHUNK_TABLE));
+    asked.get('r7.example')?.resolve(true);
+    await pulling;
+    expect(found()).toBeUndefined();
+    expect(warn).not.toHaveBeenCalled();
+  });
+
+  it('pulls without the content of an image whose chunk table cannot be read, and logs its folder', async () => {
+    await writeFile(join(folder, CHUNK_TABLE), '{"chunks":[{}]}');
+    asked.get('r7.example')?.resolve(true);
+    await pulling;
+    expect(found()).toBeUndefined();
+    expect(warn.mock.calls).toEqual([[expect.objectContaining({ folder }), expect.any(String)]]);
   });
 
   it('waits 5 s for answers; later answers and failures have no effect', async () => {

@@ -1,0 +1,57 @@
+import { createHash } from 'node:crypto';
+import { mkdtemp, open, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { copyLocal } from './chunks.ts';
+
+const CONTENT = Buffer.from('content that another disk has too');
+const { signal } = new AbortController();
+let folder: string;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-chunks-'));
+});
+
+afterEach(async () => {
+  await rm(folder, { recursive: true });
+});
+
+/** Copies the content from `source`, and returns the result and the bytes of the target. */
+async function copy(source: string): Promise<[boolean, string]> {
+  const target = join(folder, 'target');
+  await writeFile(target, '');
+  const file = await open(target, 'r+');
+  try {
+    const rawDigest = `sha256:${createHash('sha256').update(CONTENT).digest('hex')}`;
+    const to = { file, fresh: true, position: 0 };
+    const isCopied = await copyLocal(
+      { path: source, offset: 0 },
+      { rawDigest, length: CONTENT.length },
+      to,
+      signal,
+    );
+    return [isCopied, await readFile(target, 'utf8')];
+  } finally {
+    await file.close();
+  }
+}
+
+it('copies content with the right digest', async () => {
+  const source = join(folder, 'source');
+  await writeFile(source, CONTENT);
+  expect(await copy(source)).toEqual([true, CONTENT.toString()]);
+});
+
+it.each([
+  ['has other bytes', CONTENT.toString().toUpperCase()],
+  ['is too short', 'content'],
+])('tells that a source that %s does not have the content', async (_, text) => {
+  const source = join(folder, 'source');
+  await writeFile(source, text);
+  expect((await copy(source))[0]).toBe(false);
+});
+
+it('tells that a source that was removed does not have the content', async () => {
+  expect(await copy(join(folder, 'none'))).toEqual([false, '']);
+});
