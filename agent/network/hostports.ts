@@ -49,10 +49,7 @@ export function faultsOf(rules: PortRules, ports: readonly MachinePort[]): strin
   return faults.length === 0 ? undefined : `${denied}: ${faults.join('; ')}`;
 }
 
-/**
- * Returns the reason why the configuration forbids the port; undefined if the port is allowed. A port that the host chose (`automatic`)
- * need not be in `ports.reservable`.
- */
+/** If the configuration forbids the port, returns the reason. A port that the host chose (`automatic`) need not be reservable. */
 function faultOf(rules: PortRules, { automatic, hostPort }: MachinePort): string | undefined {
   return automatic === true ? whyDenied(rules, hostPort) : whyNotReservable(rules, hostPort);
 }
@@ -83,12 +80,10 @@ async function requireFreePorts(address: string, ports: readonly MachinePort[]):
 }
 
 /**
- * Checks that no other machine reserves one of the ports. An attempt to bind the port does not show this conflict while the other machine
- * is starting.
+ * Checks that no other machine reserves one of the ports. While the other machine starts, a bind does not show this conflict.
  *
  * @param reserved reserved ports of all machines, by uid.
- * @throws ReasonedError `PortTaken`, with the port in the message. The message does not identify the other machine, because that machine
- * might belong to another tenant.
+ * @throws ReasonedError `PortTaken` with the port. The message does not name the other machine, because another tenant might own it.
  */
 function requireUnreserved(
   uid: string,
