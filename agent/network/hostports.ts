@@ -80,7 +80,7 @@ async function requireFreePorts(address: string, ports: readonly MachinePort[]):
 }
 
 /**
- * Checks that no other machine reserves one of the ports. While the other machine starts, a bind does not show this conflict.
+ * Checks that no other machine reserves one of the ports. While the other machine starts, an attempt to bind the port shows no conflict.
  *
  * @param reserved reserved ports of all machines, by uid.
  * @throws ReasonedError `PortTaken` with the port. The message does not name the other machine, because another tenant might own it.

@@ -40,7 +40,7 @@ export class NetworkMonitor {
     });
     this.#refused = new Counter({
       name: 'berth_agent_network_refused_packets_total',
-      help: 'Packets of guests dropped because the guest has as many connections as network.connectionsPerGuest allows.',
+      help: 'Dropped packets of guests that have as many connections as network.connectionsPerGuest allows.',
       registers,
     });
     for (const result of ['healthy', 'repaired', 'faulty']) {

@@ -51,8 +51,8 @@ export interface NamespaceOptions {
    */
   exposedPort: number;
   /**
-   * Uid of the only machine that may connect; undefined if no machine may connect. The root user of this host can always connect. The
-   * machine has a uid here and not an address, because its address can change, and the machine can be detached.
+   * Uid of the only machine that may connect; undefined if no machine may connect. The root user of this host can always connect. The field
+   * is a uid and not an address, because the machine's address can change, and the machine can be detached.
    */
   peer: string | undefined;
   /** Ports of this host that lead to the exposed port. */

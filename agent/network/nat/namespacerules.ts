@@ -54,9 +54,9 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 
 /**
  * Returns the host's nftables table for network namespaces. The result is empty if there are no network namespaces. This table is separate
- * from the other tables for the case of a downgrade. An earlier release of the agent replaces the other tables, without rules for
- * namespaces. It does not change this separate table, so programs that continue to run stay confined. The rules check each packet twice,
- * because rules of other programs can translate a permitted address (for example of a Service) into a forbidden address.
+ * from the other tables, because the agent can be downgraded. An earlier release replaces the other tables with tables that have no rules
+ * for namespaces. It does not change this separate table, so programs that continue to run stay confined. The rules check each packet
+ * twice, because rules of other programs can translate a permitted address (for example of a Service) into a forbidden address.
  */
 export function namespaceTable(layout: Layout, wanted: Wanted): string {
   const { bridge, gateway, subnet, probe } = layout;

@@ -21,8 +21,8 @@ import { insideScript } from './namespacerules.ts';
 import { type Links, parseLinks, parseRoutes } from './observe.ts';
 
 /**
- * Largest number of mounts that are removed from one file. A file normally has one mount. There is one more for each program that has
- * mounted something over the file.
+ * Largest number of mounts that are removed from one file. A file normally has one mount. Each program that mounts something over the file
+ * adds one mount.
  */
 const MAXIMUM_MOUNTS = 16;
 

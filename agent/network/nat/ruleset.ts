@@ -182,9 +182,9 @@ function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): 
 
 /**
  * Returns the table that filters packets of guests at the bridge. A guest can send only ARP packets, DHCP requests, and IPv4 packets to the
- * MAC address of the bridge. The sender must be the guest's own MAC and IP address. All other packets to several bridge ports (broadcast,
- * multicast) are dropped here. Otherwise the kernel would track them as connections that no limit counts, even if a later rule drops the
- * packets.
+ * MAC address of the bridge. The sender's addresses must be the guest's own MAC and IP address. All other packets to several bridge ports
+ * (broadcast, multicast) are dropped here. Otherwise the kernel would track them as connections that no limit counts, even if a later rule
+ * drops the packets.
  */
 function bridged(layout: Layout, attachments: readonly Attachment[]): string {
   const ports = portsOf(layout, attachments);
