@@ -3,7 +3,10 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../base/errors.ts';
 import { ProgramError, run as runProgram } from '../../base/exec.ts';
 
-/** Time limit of a program. All programs answer in milliseconds. A longer wait means that a broken process keeps a lock. */
+/**
+ * Time limit of a program. All programs answer in milliseconds. A program that takes this long waits for a lock that a broken process
+ * holds.
+ */
 const COMMAND_TIMEOUT_MILLISECONDS = 10_000;
 /** Limit of a program's output. An nftables ruleset with ten thousand rules of other programs is about 5 MB as JSON. */
 const MAXIMUM_OUTPUT_BYTES = 64 * 1024 * 1024;
@@ -27,7 +30,7 @@ export async function run(program: string, parameters: readonly string[], input?
   }
 }
 
-/** Runs `ip` once for all commands, in order, and stops at the first command that fails. */
+/** Runs all commands in order, with a single call of `ip`. The call stops at the first command that fails. */
 export async function ip(commands: readonly string[]): Promise<void> {
   if (commands.length === 0) {
     return;
@@ -42,8 +45,8 @@ export async function ip(commands: readonly string[]): Promise<void> {
 const FORGET_PASSES = 5;
 
 /**
- * Deletes every tracked connection that matches the filter. The filter consists of options of `conntrack -D`. If no connection matches,
- * that is no error.
+ * Deletes every tracked connection that matches the filter. The filter consists of options of `conntrack -D`. If no connection matches the
+ * filter, the function succeeds.
  */
 export async function forgetConnections(filter: readonly string[]): Promise<void> {
   for (let pass = 1; ; pass++) {

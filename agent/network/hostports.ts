@@ -40,8 +40,8 @@ function requireReservable(rules: PortRules, ports: readonly MachinePort[]): voi
 }
 
 /**
- * Returns a message with each port that this host's configuration denies, and with the setting that denies it. Returns undefined if all
- * ports are allowed.
+ * Checks the ports against the configuration of this host. Returns a message with each forbidden port and the setting that forbids it, or
+ * undefined if all ports are allowed.
  */
 export function faultsOf(rules: PortRules, ports: readonly MachinePort[]): string | undefined {
   const faults = ports.flatMap((port) => faultOf(rules, port) ?? []);
@@ -49,16 +49,16 @@ export function faultsOf(rules: PortRules, ports: readonly MachinePort[]): strin
   return faults.length === 0 ? undefined : `${denied}: ${faults.join('; ')}`;
 }
 
-/** Returns why the configuration denies the port. A port that the host chose (`automatic`) need not be reservable. */
+/** If the configuration forbids the port, returns the reason. A port that the host chose (`automatic`) need not be reservable. */
 function faultOf(rules: PortRules, { automatic, hostPort }: MachinePort): string | undefined {
   return automatic === true ? whyDenied(rules, hostPort) : whyNotReservable(rules, hostPort);
 }
 
 /**
- * Checks that each port is free: binds the port and releases it at once.
+ * Checks that each port is free. For this check, the function binds the port and releases it at once.
  *
- * @throws ReasonedError `PortTaken` with the port when another process uses it; ReasonedError `NetworkUnavailable` when the bind fails for
- * another reason (address of another host, missing right).
+ * @throws ReasonedError `PortTaken`, with the port in the message, when another process uses the port; ReasonedError `NetworkUnavailable`
+ * when the bind fails for another reason (the address belongs to another host, or a right is missing).
  */
 async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
   if (!isIPv4(address)) {
@@ -80,10 +80,10 @@ async function requireFreePorts(address: string, ports: readonly MachinePort[]):
 }
 
 /**
- * Checks that no other machine reserves one of the ports. A bind alone does not show this conflict while the other machine is starting.
+ * Checks that no other machine reserves one of the ports. While the other machine starts, an attempt to bind the port shows no conflict.
  *
  * @param reserved reserved ports of all machines, by uid.
- * @throws ReasonedError `PortTaken` with the port. The message does not identify the other machine, which might be another tenant's.
+ * @throws ReasonedError `PortTaken` with the port. The message does not name the other machine, because another tenant might own it.
  */
 function requireUnreserved(
   uid: string,
@@ -99,7 +99,7 @@ function requireUnreserved(
   }
 }
 
-/** Host ports of all machines of a network, and the other data that decides whether a further port can be used. */
+/** Data for the check whether a machine can use a port: the rules, the address and the reserved ports of all machines. */
 export interface PortChecks {
   rules: PortRules;
   /** IPv4 address at which reserved ports are reached; 0.0.0.0 means all addresses. */
@@ -111,7 +111,7 @@ export interface PortChecks {
 /**
  * Checks all ports of a machine before its start.
  *
- * @throws ReasonedError as {@link requireReservable}, {@link requireUnreserved} and {@link requireFreePorts}.
+ * @throws the errors of {@link requireReservable}, {@link requireUnreserved} and {@link requireFreePorts}.
  */
 export async function requireUsable(
   uid: string,
@@ -126,7 +126,7 @@ export async function requireUsable(
 /**
  * Returns whether {@link requireUsable} accepts the port.
  *
- * @throws ReasonedError `NetworkUnavailable` when the host can use no port at the address.
+ * @throws ReasonedError `NetworkUnavailable` when the check fails, for example because the address belongs to another host.
  */
 export async function isUsable(uid: string, port: MachinePort, checks: PortChecks): Promise<boolean> {
   try {
@@ -140,7 +140,7 @@ export async function isUsable(uid: string, port: MachinePort, checks: PortCheck
   }
 }
 
-/** Socket of the host on a reserved port. The socket would receive the port's packets if they were not forwarded to a guest. */
+/** Socket of the host that is bound to a reserved port. Without the forwarding to a guest, this socket would receive the port's packets. */
 interface Listener {
   /** Name of the port in the form of {@link portName}. */
   name: string;
@@ -207,7 +207,7 @@ function parseLine(line: string): Line | undefined {
 
 /**
  * Reads the listening sockets of one list in /proc/net. A TCP list begins with all listening sockets. The function stops at the first
- * connected socket, because there can be thousands.
+ * connected socket, because a host can have thousands of connected sockets.
  */
 async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
   const file = await open(`/proc/self/net/${list.file}`);
@@ -250,8 +250,8 @@ export class PortWatch {
   }
 
   /**
-   * Returns the faults of ports that are denied or in use. The key is the {@link portName} of the port. Works on Linux only, because it
-   * reads /proc/net.
+   * Returns a fault for each port that the configuration forbids or that another process uses. The key is the {@link portName} of the port.
+   * The function works only on Linux, because it reads /proc/net.
    */
   async look(ports: readonly MachinePort[]): Promise<Map<string, string>> {
     if (ports.length === 0) {
@@ -270,8 +270,8 @@ export class PortWatch {
   }
 
   /**
-   * Returns the names of ports with a listener. A UDP socket counts only from its second check on, because a UDP client also has such a
-   * socket for a short time.
+   * Returns the names of ports with a listener. A UDP socket counts only if the previous check also found it, because a UDP client has the
+   * same kind of socket for a short time.
    */
   async #held(): Promise<Set<string>> {
     const lists = await Promise.all(LISTS.map((list) => listeners(list, this.#reached)));
@@ -283,8 +283,8 @@ export class PortWatch {
   }
 
   /**
-   * Returns the fault if the port is in use. The lists of sockets do not show whether an IPv6 socket accepts IPv4, so the function tries to
-   * bind the port.
+   * Tries to bind the port. Returns a fault if the port is in use, and undefined otherwise. The lists of sockets are not sufficient,
+   * because they do not show whether an IPv6 socket also accepts IPv4.
    */
   async #whyTaken(port: MachinePort): Promise<string | undefined> {
     try {

@@ -40,7 +40,7 @@ export class NetworkMonitor {
     });
     this.#refused = new Counter({
       name: 'berth_agent_network_refused_packets_total',
-      help: 'Packets of guests dropped because the guest has as many connections as network.connectionsPerGuest allows.',
+      help: 'Dropped packets of guests that have as many connections as network.connectionsPerGuest allows.',
       registers,
     });
     for (const result of ['healthy', 'repaired', 'faulty']) {
@@ -64,7 +64,10 @@ export class NetworkMonitor {
     return this.#faultyChecks;
   }
 
-  /** Starts a check, or joins the check under way. Never rejects, because a check that fails is reported as a fault. */
+  /**
+   * Starts a check, or waits for the check that is already running. The promise never rejects, because a failed check becomes a fault in
+   * the report.
+   */
   async check(): Promise<NetworkReport> {
     this.#running ??= this.#check().finally(() => {
       this.#running = undefined;
@@ -73,9 +76,9 @@ export class NetworkMonitor {
   }
 
   /**
-   * Resolves with a report that includes this machine, or that shows a fault of all machines. If a check is under way, it might have begun
-   * before the machine was attached. A second check then follows. After a fault of all machines, no second check follows, because the agent
-   * counts consecutive faulty checks.
+   * Resolves with a report that includes this machine, or that shows a fault of all machines. A check that was already running might have
+   * begun before the machine was attached, so that its report does not include the machine. The function then runs a second check. After a
+   * fault of all machines, it runs no second check, because the agent would count that check as another faulty one.
    */
   async checkOf(uid: string): Promise<NetworkReport> {
     const report = await this.check();

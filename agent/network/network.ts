@@ -46,16 +46,21 @@ export interface NamespaceNetwork {
 }
 
 export interface NamespaceOptions {
-  /** TCP port on the loopback address of the network namespace that can be reached from outside. No other port can be reached. */
+  /**
+   * TCP port of the program on the loopback address of its network namespace. From outside the namespace, only this port can be reached.
+   */
   exposedPort: number;
   /**
-   * Uid of the only machine that may connect. The address of this machine can change, and the machine can be detached. Undefined if no
-   * machine may connect. The root user of this host can always connect.
+   * Uid of the only machine that may connect; undefined if no machine may connect. The root user of this host can always connect. The field
+   * is a uid and not an address, because the machine's address can change, and the machine can be detached.
    */
   peer: string | undefined;
   /** Ports of this host that lead to the exposed port. */
   ports: MachinePort[];
-  /** Whether the program already runs, as found after a restart of the agent. */
+  /**
+   * Whether the program already runs, because an earlier run of the agent started it. If true, the driver does not check whether the ports
+   * are free.
+   */
   running?: boolean;
 }
 
@@ -66,13 +71,13 @@ export interface AttachOptions {
   /** The machine's own Linux user, for QEMU and the tap. Absent if the agent is not root, or an earlier release started the process. */
   runAs?: RunAs;
   /**
-   * Whether the machine already runs, as found after a restart of the agent. If true, the driver does not check whether the machine's ports
-   * are free.
+   * Whether the machine already runs, because an earlier run of the agent started it. If true, the driver does not check whether the
+   * machine's ports are free.
    */
   running?: boolean;
 }
 
-/** Health of a network: whether packets go through. */
+/** Health of a network: whether packets reach their targets. */
 export interface NetworkHealth {
   healthy: boolean;
   /** Message for users about the health. */
@@ -90,7 +95,7 @@ export interface NetworkReport {
   /** Health of each machine's connection. The key is the machine's uid. */
   machines: Record<string, NetworkHealth>;
   /**
-   * Number of dropped packets since the last check. The rules drop packets of a guest that has reached its limit of connections. The key is
+   * Number of packets that the rules have dropped since the last check, because the guest had reached its limit of connections. The key is
    * the uid of the guest's machine.
    */
   refusedConnections: Record<string, number>;
@@ -114,7 +119,7 @@ export interface Network {
    * as for {@link attach}.
    */
   attachNamespace(uid: string, options: NamespaceOptions): Promise<NamespaceNetwork>;
-  /** Returns whether the machine could use the port: it is allowed, and no other machine or program uses it. */
+  /** Returns whether the machine could use the port. The port must be allowed, and no other machine or program may use it. */
   isUsable(uid: string, port: MachinePort): Promise<boolean>;
   /** Removes the attachment completely: tap, rules, lease and tracked connections. Idempotent. */
   detach(uid: string): Promise<void>;

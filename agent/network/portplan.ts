@@ -8,8 +8,8 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { bounds, type PortRanges, type PortRules, whyDenied } from '../../api/v1alpha1/reservable.ts';
 
 /**
- * Ports that the host chose for a machine before, and a function that returns whether another machine or program has a port. The function
- * takes the {@link portName}.
+ * `kept` are the ports that the host chose for a machine before. `isHeld` takes the {@link portName} of a port, and returns whether another
+ * machine or program uses the port.
  */
 export interface Ledger {
   kept: readonly MachinePort[];
@@ -51,7 +51,7 @@ function leadsTo(port: MachinePort, { protocol, guestPort }: AutomaticPort): boo
  * a holder (a machine or program that uses the port). A shorter list would be wrong, because its order must match the order of the guest
  * ports.
  *
- * @param isHeld whether a port, by {@link portName}, has a holder.
+ * @param isHeld returns whether the port with this {@link portName} has a holder.
  */
 export function reportedPorts(
   asked: readonly AutomaticPort[],

@@ -5,8 +5,8 @@
 import * as z from 'zod';
 
 /**
- * Addresses of the metadata services of clouds, from which a host gets its identity and secrets. In order: link-local (AWS, Google, Azure,
- * Oracle and most others), Azure's WireServer, Alibaba, link-local over IPv6, AWS over IPv6, Google over IPv6.
+ * Addresses of the metadata services of clouds, from which a host gets its identity and secrets. In this order: link-local (AWS, Google,
+ * Azure, Oracle and most others), Azure's WireServer, Alibaba, link-local over IPv6, AWS over IPv6, Google over IPv6.
  */
 export const METADATA_NETWORKS = [
   '169.254.0.0/16',

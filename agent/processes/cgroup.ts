@@ -1,6 +1,6 @@
 /**
- * Control groups of machines: one per machine and hierarchy, outside the agent's own group. A container runtime or service
- * manager that ends the agent's group then does not end the machines. Without root, or if control groups are not writable,
+ * Control groups of machines: one per machine and hierarchy, outside the agent's own group. So when a container runtime or a service
+ * manager ends all processes of the agent's group, the machines continue to run. Without root, or if control groups are not writable,
  * machines run without a group.
  */
 import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
@@ -41,13 +41,13 @@ type Controller = (typeof CONTROLLERS)[number];
 /** File by which the agent recognizes version 2 of control groups, which has a single tree. */
 const UNIFIED = 'cgroup.controllers';
 /**
- * CPU shares in cgroups version 1. A machine gets `each` shares per processor, but at most `most` shares. `each` is the kubelet's value,
- * and `most` is the kernel's upper bound.
+ * CPU shares in cgroups version 1. `each` is the number of shares for each processor of a machine, as in the kubelet. `most` is the largest
+ * number of shares that the kernel accepts.
  */
 const SHARES = { each: 1024, most: 262_144 };
 /**
- * CPU weight in cgroups version 2. The weight of a machine is `each` per processor, but at most `most`. `each` is the kernel's default, and
- * `most` is the kernel's upper bound.
+ * CPU weight in cgroups version 2. `each` is the weight for each processor of a machine, and equals the kernel's default weight. `most` is
+ * the largest weight that the kernel accepts.
  */
 const WEIGHT = { each: 100, most: 10_000 };
 
@@ -94,8 +94,8 @@ export class MachineCgroups {
   }
 
   /**
-   * Sets the limits of the machine's control group, then moves a process and its threads into the group. If a hierarchy refuses,
-   * the machine runs outside the group in this hierarchy, and the log names the group.
+   * Sets the limits of the machine's control group, then moves a process and its threads into the group. If the move fails in one
+   * hierarchy, the machine runs outside its group in that hierarchy. The log then names the group.
    */
   async add(machineUid: string, pid: number, limits: MachineLimits): Promise<void> {
     for (const hierarchy of await this.#roots()) {
@@ -210,8 +210,8 @@ async function findHierarchies(roots: readonly string[]): Promise<Hierarchy[]> {
     const hierarchies: Hierarchy[] = [];
     for (const name of names) {
       const path = join(root, name);
-      // In version 1 of control groups a name like "cpu" can be a link to "cpu,cpuacct". Both names lead to the same group. So the limits
-      // are written twice, but this does no harm.
+      // In version 1 of control groups a name like "cpu" can be a link to "cpu,cpuacct". Both names lead to the same group. So the agent
+      // writes the limits of this group twice, which does no harm.
       if (await isHierarchy(path)) {
         hierarchies.push({ path, version: 1, controllers: namedIn(name.split(',')) });
       }
@@ -247,8 +247,8 @@ async function isHierarchy(path: string): Promise<boolean> {
 }
 
 /**
- * Copies processors and memory nodes from the root to the machine's cpuset. In version 1 of control groups a cpuset starts empty,
- * and accepts no process until both are set.
+ * Copies processors and memory nodes from the root to the machine's cpuset. In version 1 of control groups, a new cpuset is empty. It
+ * accepts no process until it has processors and memory nodes.
  */
 async function inheritCpuset(hierarchy: string, machineUid: string): Promise<void> {
   for (const file of ['cpuset.cpus', 'cpuset.mems']) {

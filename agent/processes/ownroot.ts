@@ -1,7 +1,7 @@
 /**
- * Makes a root file system for machines, separate from that of the agent. When the agent's container is removed, its files are removed too,
- * although running machines need them. Therefore the files that the hypervisor needs are copied to the data directory, once for each
- * version of the agent's image.
+ * Makes a root file system for machines, separate from that of the agent. When the agent's container is removed, its files are removed too.
+ * Running machines still need some of these files. Therefore the agent copies the files that the hypervisor needs to the data directory,
+ * once for each version of the agent's image.
  */
 import { listFolders } from '../../base/files.ts';
 import { createHash } from 'node:crypto';
@@ -127,13 +127,13 @@ async function isWhole(target: string, files: readonly { sum: string; path: stri
 }
 
 /**
- * Removes the folders in `runtimes` that no process uses, except `keep`, and returns their names. Older folders can still be in use: a
- * machine continues to use the folder of the agent's version that started the machine.
+ * Removes the folders in `runtimes` that no process uses, except the folder `keep`. Returns the names of the removed folders. Older folders
+ * can still be in use: a machine continues to use the folder of the agent's version that started the machine.
  */
 export async function removeUnused(runtimes: string, keep: string): Promise<string[]> {
   let unused = (await listFolders(runtimes)).filter((name) => join(runtimes, name) !== keep);
-  // The mount tables of all processes of the host show the folders that machines use. Without a folder to remove, there is no need to read
-  // them.
+  // The mount tables of all processes of the host show the folders that machines use. If there is no folder to remove, the tables are not
+  // read.
   for await (const { text } of unused.length > 0 ? processFiles('mountinfo') : []) {
     unused = unused.filter((name) => !text.includes(`/runtime/${name}/`));
   }

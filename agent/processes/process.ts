@@ -20,8 +20,8 @@ export interface ProcessIdentity {
  */
 const EXIT_POLL_MILLISECONDS = 10;
 /**
- * Time limit of an exit after SIGKILL. A process cannot refuse SIGKILL. If it exists 20 s later, it is stuck in the kernel, for example on
- * a dead network disk.
+ * Time limit for the end of a process after SIGKILL. A process cannot refuse SIGKILL. A process that still exists 20 s later is stuck in
+ * the kernel, for example on a dead network disk.
  */
 const KILL_TIMEOUT_MILLISECONDS = 20_000;
 /** Time limit of the programs `ps` and `sysctl`. These programs usually answer within milliseconds. */
@@ -55,8 +55,8 @@ async function startTimeFromProc(pid: number): Promise<string | undefined> {
 
 /**
  * Returns the start time in a line of /proc/PID/stat, or undefined for a dead process. The state Z alone does not show that a process is
- * dead. A killed process has the state Z when its main thread has ended. But it keeps files, ports and locks until all its threads have
- * ended.
+ * dead. A killed process has the state Z as soon as its main thread has ended. However, the process holds its files, ports and locks until
+ * all its threads have ended.
  */
 export function startTimeIn(text: string): string | undefined {
   // The name of the command can contain spaces and brackets, so the fields are counted after the last ')'. Field 3 is the state,
@@ -106,8 +106,8 @@ export async function killForCertain(identity: ProcessIdentity): Promise<void> {
 }
 
 /**
- * Finds the process that has `argument` among its arguments. The agent needs this function if it crashed after it had started a process and
- * before it had stored the pid. Only hosts with /proc support this.
+ * Finds the process that has `argument` among its arguments. The agent needs this function if it crashed between the start of a process and
+ * the storage of the pid. The function works only on hosts with /proc.
  */
 export async function findByArgument(argument: string): Promise<ProcessIdentity | undefined> {
   for await (const { pid, text } of processFiles('cmdline')) {
@@ -120,7 +120,7 @@ export async function findByArgument(argument: string): Promise<ProcessIdentity 
 }
 
 /**
- * Yields the file /proc/PID/`name` of each process of this host. The files are read one at a time, because a host can have
+ * Yields the content of the file /proc/PID/`name` for each process of this host. The files are read one at a time, because a host can have
  * thousands of processes. On hosts without /proc, nothing is yielded.
  */
 export async function* processFiles(
@@ -137,7 +137,7 @@ export async function* processFiles(
   }
 }
 
-/** Reads a file of a process; undefined if the process has ended. `codes` are further error codes which mean that the process has ended. */
+/** Reads a file of a process in /proc; undefined if the process has ended. `codes` are further error codes for a process that has ended. */
 async function readIfAlive(path: string, codes: readonly string[] = []): Promise<string | undefined> {
   return await undefinedIf(hasCode('ENOENT', 'ESRCH', ...codes), readFile(path, 'utf8'));
 }

@@ -1,4 +1,4 @@
-/** Connects Unix sockets in machines' folders, even if their paths are longer than the system allows for sockets. */
+/** Connects to Unix sockets in machines' folders, even if the path of a socket is longer than the system allows. */
 import { once } from 'node:events';
 import { closeSync, openSync } from 'node:fs';
 import { createConnection, type Socket } from 'node:net';
@@ -7,7 +7,10 @@ import { join } from 'node:path';
 /** Longest path of a socket: `sun_path` holds 108 bytes on Linux and 104 on macOS, and the closing zero uses one byte. */
 const SOCKET_PATH_LIMIT_BYTES = process.platform === 'linux' ? 107 : 103;
 
-/** Calls `use` with a short enough path to `folder/name`. The path is valid only until the promise of `use` settles. */
+/**
+ * Calls `use` with a path to the socket `folder/name`. The path is short enough for the system. The path is valid only until the promise of
+ * `use` settles.
+ */
 export async function withSocketPath<T>(
   folder: string,
   name: string,

@@ -49,7 +49,7 @@ export class MachineUsers {
 
   /**
    * Returns a user whose number is not in `taken`. The search begins at a number that is computed from a hash of `machineUid`. Therefore a
-   * number that has become free is seldom given to another machine soon.
+   * new machine seldom gets a number that has become free only recently.
    *
    * @throws UserRangeError when all numbers are in use.
    */
@@ -78,9 +78,9 @@ interface UserRecords {
 }
 
 /**
- * Returns the machine's own user, and chooses a user if the record has none. A machine that an earlier version of the agent
- * started gets a user at its next start. The user stays in the record until the machine is removed. If the agent is not root, the
- * result is the recorded user or undefined.
+ * Returns the machine's own user. If the record of the machine has no user, the function chooses one and stores it in the record. A machine
+ * that an earlier version of the agent started gets a user at its next start. The user stays in the record until the machine is removed. If
+ * the agent is not root, the function chooses no user: the result is undefined if the record has none.
  */
 export function ownUser(
   { users, records }: { users?: MachineUsers | undefined; records: UserRecords },

@@ -1,7 +1,7 @@
 /**
- * Makes and keeps the documents that a guest reads at its start: user data, metadata and vendor data in the form of cloud-init's NoCloud.
- * They are stored in the machine's folder, so that a start after a reboot of the host does not need the API server. The documents can
- * contain passwords, so messages must not contain any part of the documents.
+ * Makes and stores the documents that a guest reads at its start: user data, metadata and vendor data in the form of cloud-init's NoCloud.
+ * The documents are in the machine's folder, so that a start after a reboot of the host does not need the API server. They can contain
+ * passwords, so messages must not contain any part of them.
  */
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -32,7 +32,9 @@ interface Folder {
 /** Name of the file with the documents. Only the agent can read this file. */
 const FILE = 'seed.json';
 
-/** Returns the documents of the machine's last start. The result is undefined if their file does not exist or is invalid. */
+/**
+ * Returns the documents of the machine's last start. The result is undefined if the file with the documents does not exist or is invalid.
+ */
 export async function seedDocuments({ path }: Folder): Promise<SeedDocuments | undefined> {
   const text = await undefinedIf(isMissing, readFile(join(path, FILE), 'utf8'));
   return documentsSchema.safeParse(parseDocument(text)).data;
@@ -101,8 +103,9 @@ function yamlSafe(value: unknown): string {
 }
 
 /**
- * Returns a function that takes a machine's uid and the path of a page, and returns the text of the page. From these pages, a guest reads
- * its seed over HTTP: `/metadata/KEY`, and the files of cloud-init's NoCloud for `ds=nocloud;s=http://169.254.169.254/`.
+ * Returns a function that takes a machine's uid and the path of a page, and returns the text of the page. A guest reads these pages over
+ * HTTP. The pages are the metadata values (`/metadata/KEY`), and the files of cloud-init's NoCloud for
+ * `ds=nocloud;s=http://169.254.169.254/`.
  */
 export function seedPages(
   machinesDirectory: string,

@@ -39,8 +39,8 @@ export type UseDisk = (disk: RawDisk, options: PublishingOptions) => Promise<Tas
 
 /**
  * Calls `use` with an image as a raw file. The file is the image itself, or a copy that is removed afterwards. If `architecture` is
- * undefined, the disk has no architecture either. The architecture of this host is no substitute, because a host of any architecture can do
- * this work.
+ * undefined, the disk that `use` gets has no architecture either. The function does not assume the architecture of this host, because a
+ * host of any architecture can do this work.
  */
 export async function withImage(
   host: DiskHost,
@@ -69,7 +69,7 @@ export async function withImage(
   });
 }
 
-/** Copies a machine's disk in the state of one moment, and calls `use` with the copy. */
+/** Copies a machine's disk as it is at one moment, and calls `use` with the copy. */
 export async function withMachine(
   host: DiskHost,
   vm: { namespace: string; name: string; uid: string },
@@ -115,9 +115,9 @@ async function withCopy(
   const { folder } = context;
   const path = join(folder, 'disk.raw');
   try {
-    // If the agent was killed during this task, a copy from before its restart can be left.
+    // If an earlier run of the agent was killed during this task, that run can have left a copy.
     await rm(path, { force: true });
-    // A reservation includes the bytes that its folder already has, for example an uploaded file.
+    // The reserved space of a folder must include the bytes that the folder already uses, for example an uploaded file.
     const claim = { folder, bytes: bytes + (await folderBytes(folder)) };
     return await host.images.withRoom(claim, context.signal, async (signal) => {
       const first = (percent: number): void => context.progress((percent * COPY_PERCENT) / 100);

@@ -18,7 +18,7 @@ import { answer, receiveFile } from './upload.ts';
 const WAIT_MILLISECONDS = 120_000;
 /** Progress of the task in percent when the file has arrived. The rest of the progress is for storing the file. */
 const RECEIVED_PERCENT = 50;
-/** Mode of the received file. The owner root and the group of the users that read images can read the file. */
+/** Mode of the received file. Only its owner root and the group of the user that reads images can read it. */
 const FILE_MODE = 0o440;
 
 type ReceiveTask = Task & { type: 'receive' };
@@ -71,7 +71,7 @@ async function received(
   const { limitBytes, format } = task;
   const claim = { folder: context.folder, bytes: limitBytes };
   return await answering(context, async () => {
-    // If the agent ended during this task, a file from before its restart can be left.
+    // If an earlier run of the agent ended during this task, that run can have left a file.
     await rm(path, { force: true });
     return await host.images.withRoom(claim, context.signal, async (signal) => {
       const sender = await senderOf(context, signal);
@@ -112,7 +112,7 @@ async function senderOf({ caller }: ReceiveContext, signal: AbortSignal): Promis
 
 /**
  * Returns the format and the size of the disk in the received file. @throws ReasonedError `ImageInvalid` when the file is compressed or not
- * a disk. Without the check of the compression, a compressed file would count as a raw disk.
+ * a disk. Without a check for compression, a compressed file would count as a raw disk.
  */
 async function inspected(host: DiskHost, path: string, format: ReceiveTask['format']) {
   const compression = await compressionOf(path);

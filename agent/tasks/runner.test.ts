@@ -96,7 +96,7 @@ test('a namespace leaves one place of the host to others, and its own tasks wait
   await vi.waitFor(() => expect([...underWay.keys()]).toEqual(['a', 'd']), WAIT);
   expect(runner.state('b')).toEqual({
     kind: 'waiting',
-    message: 'The host already has 1 task of namespace many, the most for one namespace',
+    message: 'The host already has 1 task of namespace many, which is the limit for one namespace',
   });
   underWay.get('d')?.resolve({});
   await vi.waitFor(() => expect(kinds('d')).toEqual(['succeeded']), WAIT);
@@ -112,7 +112,10 @@ test('on a host that does one task at once, each waiting task has a reason', asy
   startIn('other', 'c');
   await vi.waitFor(() => expect(kinds('a', 'b', 'c')).toEqual(['running', 'waiting', 'waiting']), WAIT);
   expect([runner.state('b'), runner.state('c')]).toEqual([
-    { kind: 'waiting', message: 'The host already has 1 task of namespace one, the most for one namespace' },
+    {
+      kind: 'waiting',
+      message: 'The host already has 1 task of namespace one, which is the limit for one namespace',
+    },
     { kind: 'waiting', message: 'The host is already doing 1 task, which is its limit (tasksAtOnce)' },
   ]);
 });

@@ -1,7 +1,7 @@
 /**
- * Runs tasks (each is the work of a Job's Pod, such as an image import). The number of tasks that run at once is limited, for the host and
- * for each namespace. If the agent ends during a task, it starts the task again after its restart. That is safe, because all tasks can be
- * repeated without harm.
+ * Runs tasks. A task is the work of a Job's Pod, for example the import of an image. The number of tasks that run at once is limited, for
+ * the host and for each namespace. If the agent ends during a task, the agent starts the task again after the restart. That is safe,
+ * because all tasks can be repeated without harm.
  */
 import { appendFileSync, mkdirSync, readdirSync, rmSync } from 'node:fs';
 import type { Socket } from 'node:net';
@@ -38,7 +38,7 @@ export interface TaskContext {
   progress: (percent: number) => void;
   /**
    * Sets the function `take`, which gets the connection of each caller that attaches to the Pod. `take` returns false to refuse a caller.
-   * Until a task calls `takeCallers`, it refuses all callers. A task must make this call before its first wait, because callers attach as
+   * Until a task calls `takeCallers`, all callers are refused. A task must make this call before its first wait, because callers attach as
    * soon as the task runs.
    */
   takeCallers: (take: (caller: Socket) => boolean) => void;
@@ -153,7 +153,7 @@ export class TaskRunner {
     running?.abort.abort(reason);
   }
 
-  /** Forgets the task of a deleted Pod and removes its folder. An earlier run of the agent might have begun the task. */
+  /** Forgets the task of a deleted Pod. Removes the folder of the task, even if an earlier run of the agent made it. */
   forget(uid: string): void {
     this.abort(uid);
     this.#running.get(uid)?.console.close();

@@ -99,7 +99,7 @@ async function withQcow2(
   const claim = { folder, bytes: await allocatedBytes(base.path) };
   try {
     return await host.images.withRoom(claim, context.signal, async (signal) => {
-      // If the agent was killed during this task, a file from before its restart can be left.
+      // If an earlier run of the agent was killed during this task, that run can have left a file.
       await rm(path, { force: true });
       context.log('Converting the image to qcow2');
       await convertToQcow2(base.path, path, signal);
@@ -138,7 +138,8 @@ export class Downloaders {
     }
     this.#open += 1;
     caller.on('error', () => undefined);
-    // A caller never sends bytes. Bytes would restart the time limit of a caller that reads nothing.
+    // The agent closes the connection of a caller that sends bytes. Otherwise each byte would restart the time limit of a caller that reads
+    // nothing.
     caller.once('data', () => caller.destroy());
     // If a caller closes its side of the connection, the caller no longer wants the file.
     caller.once('end', () => caller.destroy());
@@ -173,7 +174,7 @@ export class Downloaders {
     }
     signal.throwIfAborted();
     if (this.#complete === 0) {
-      throw new ReasonedError('DownloadInterrupted', 'No client took the whole file');
+      throw new ReasonedError('DownloadInterrupted', 'No client received the whole file');
     }
     return this.#complete;
   }

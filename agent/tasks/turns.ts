@@ -3,15 +3,16 @@ import PQueue from 'p-queue';
 
 interface Turn {
   readonly namespace: string;
-  /** Aborts when the task must leave the queue. The abort has no effect after the task has begun. */
+  /** Signal that aborts when the task must leave the queue. The abort has no effect after the task has begun. */
   readonly signal: AbortSignal;
   /** Called with the reason when the task must wait. */
   readonly onWait: (reason: string) => void;
 }
 
 /**
- * Gives tasks their turns in the order of their arrival. One namespace has at most all places of the host but one. So slow sources of one
- * namespace, which can take hours, do not stop the tasks of other namespaces. A host with one place gives it to any namespace.
+ * Lets tasks begin in the order of their arrival. Each running task has one place of the host. One namespace can have all places except
+ * one. So slow sources of one namespace, which can take hours, do not stop the tasks of other namespaces. If the host has only one place,
+ * any namespace can have it.
  */
 export class TaskTurns {
   readonly #atOnce: number;
@@ -27,12 +28,12 @@ export class TaskTurns {
     this.#host = new PQueue({ concurrency: atOnce });
   }
 
-  /** Runs `work` when it is its turn. @throws the error of `work`, or the signal's reason. */
+  /** Waits for a place, and then runs `work`. @throws the error of `work`, or the signal's reason. */
   async take({ namespace, signal, onWait }: Turn, work: () => Promise<void>): Promise<void> {
     const queue = this.#namespaces.get(namespace) ?? this.#queueFor(namespace);
     if (queue.pending >= this.#share) {
       onWait(
-        `The host already has ${tasks(this.#share)} of namespace ${namespace}, the most for one namespace`,
+        `The host already has ${tasks(this.#share)} of namespace ${namespace}, which is the limit for one namespace`,
       );
     }
     const waitForHost = async (): Promise<void> => {
@@ -44,7 +45,7 @@ export class TaskTurns {
     await queue.add(waitForHost, { signal });
   }
 
-  /** Makes a queue, which is forgotten when all tasks of the namespace have ended. */
+  /** Makes a queue for the namespace. The queue is removed when all tasks of the namespace have ended. */
   #queueFor(namespace: string): PQueue {
     const queue = new PQueue({ concurrency: this.#share });
     queue.addEventListener('idle', () => this.#namespaces.delete(namespace));

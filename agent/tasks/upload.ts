@@ -106,7 +106,7 @@ export function answer(sender: Socket, error?: unknown): void {
   // The agent must not close the connection here. Otherwise the API server could drop the answer before the sender has received it.
   sender.write(JSON.stringify(failed));
   sender.once('end', () => sender.end());
-  // The bytes that the sender continues to send are dropped.
+  // If the sender continues to send, the agent drops the bytes.
   sender.resume();
   const late = setTimeout(() => sender.destroy(), CLOSE_MILLISECONDS);
   sender.once('close', () => clearTimeout(late));
@@ -144,7 +144,8 @@ class ByteSource {
 
   constructor(socket: Socket) {
     this.#socket = socket;
-    // The option keeps the connection open when reading stops early, because the agent then sends its answer.
+    // The option `destroyOnReturn` keeps the connection open when the agent stops reading early, because the agent must still send its
+    // answer.
     this.#chunks = socket.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
   }
 

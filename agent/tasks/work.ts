@@ -61,8 +61,8 @@ async function cache(
 }
 
 /**
- * Fetches an image, and stores it in the target of the task. If the task has no target, it only proves that the image can be fetched. In
- * this case, the report contains the image's digest, sizes and reference.
+ * Fetches an image, and stores it in the target of the task. A task without a target only checks that the image can be fetched. Its report
+ * contains the image's digest, sizes and reference.
  */
 async function importImage(
   host: TaskHost,
@@ -88,7 +88,7 @@ async function push(
   return await held(host, image, context, async (base, keyring) => {
     const { architecture } = image;
     return await withImage(host, { base, architecture }, context, async (disk, options) => {
-      context.log(`Publishing as ${reference}`);
+      context.log(`Publishing the disk as ${reference}`);
       const published = await host.publisher.push({ reference, keyring }, disk, options);
       context.log(`Published as ${published.reference}`);
       return { ...published, sizeBytes: disk.virtualSizeBytes };
@@ -101,7 +101,7 @@ async function store(
   { target, disk, context }: { target: StorageTarget; disk: RawDisk; context: TaskContext },
   options: PublishingOptions,
 ): Promise<TaskReport> {
-  context.log(`Storing as ${target.type === 'registry' ? target.reference : target.path}`);
+  context.log(`Storing the disk as ${target.type === 'registry' ? target.reference : target.path}`);
   const published = await host.publisher.store(target, disk, options);
   context.log(`Stored ${published.digest}, ${published.storageBytes} bytes`);
   return { ...published, sizeBytes: disk.virtualSizeBytes };
@@ -138,9 +138,9 @@ async function held(
 }
 
 /**
- * Returns a reference that names an image by its digest. This is the digest in the requested reference, or the digest that the tag names
- * now. If the tag names an index of several architectures, this is the digest of the index. The result is undefined if the image is not
- * from a registry.
+ * Returns a reference that names an image by its digest. If the requested reference has a digest, the result has the same digest. If it has
+ * only a tag, the result has the digest that the tag names now. This can be the digest of an index of several architectures. The result is
+ * undefined if the image is not from a registry.
  */
 function pinned(
   host: TaskHost,

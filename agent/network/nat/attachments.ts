@@ -1,7 +1,6 @@
 /**
  * Stores the wanted attachments of machines to the NAT network in files, so that they outlive the agent. Attachments of network namespaces
- * are in a separate file, which earlier releases of the agent neither read nor write. So both files survive a downgrade and a later
- * upgrade.
+ * are in a separate file. Earlier releases of the agent neither read nor write this file, so it survives a downgrade and a later upgrade.
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -35,7 +34,7 @@ const namespaceSchema = z.object({
 /** Attachment of a program by a network namespace. */
 export type NamespaceAttachment = z.infer<typeof namespaceSchema>;
 
-/** Everything that should be attached to the network. */
+/** All attachments that the network must have: those of machines and those of programs in network namespaces. */
 export interface Wanted {
   machines: readonly Attachment[];
   namespaces: readonly NamespaceAttachment[];
@@ -54,8 +53,8 @@ export class AttachmentFiles {
   }
 
   /**
-   * Reads the attachments. A missing file counts as empty. An invalid file is an error, because without the content of the file, running
-   * machines could lose their network.
+   * Reads the attachments. A missing file counts as empty. An invalid file must not count as empty, because running machines could then
+   * lose their network.
    *
    * @throws Error when a file is invalid.
    */
@@ -70,7 +69,8 @@ export class AttachmentFiles {
   async save({ machines, namespaces }: Wanted): Promise<void> {
     await mkdir(join(this.#machines, '..'), { recursive: true });
     await writeRecord(this.#machines, { attachments: machines });
-    // If no program is in a network namespace, the file is removed. The host then has the same files as under an earlier release.
+    // If no program is in a network namespace, the file of the namespaces is removed. The host then has the same files as under an earlier
+    // release.
     await (namespaces.length > 0
       ? writeRecord(this.#namespaces, { namespaces })
       : removeRecord(this.#namespaces));

@@ -8,8 +8,8 @@ export interface Owner {
 }
 
 /**
- * Deletes the kernel's tracked connections of machines that had the address before. Also deletes tracked UDP connections to the reserved
- * ports. If such a connection is older than the rule for its port, the rule does not apply to it while the sender continues to send.
+ * Deletes the kernel's tracked connections of machines that had this address before. Also deletes tracked UDP connections to the reserved
+ * ports. As long as a sender continues to send, the kernel does not apply a newer rule for the port to such a connection.
  *
  * @param hostAddress address at which reserved ports are reached; undefined means every address.
  */
@@ -18,9 +18,9 @@ export async function forgetFormer(
   hostAddress: string | undefined,
 ): Promise<void> {
   const onHost = hostAddress === undefined ? [] : ['--orig-dst', hostAddress];
-  // The filter --orig-src finds connections from the machine. The filter --reply-src finds connections to the machine, because their
-  // replies come from the machine's address, even if a port was forwarded. No entry matches both filters, so the two deletions can run at
-  // the same time.
+  // The filter --orig-src finds connections from the machine. The filter --reply-src finds connections to the machine, because the replies
+  // come from the machine's address, even through a forwarded port. No connection matches both filters, so the two deletions can run at the
+  // same time.
   await Promise.all(['--orig-src', '--reply-src'].map((flag) => forgetConnections([flag, address])));
   for (const port of ports.filter(({ protocol }) => protocol === 'UDP')) {
     await forgetConnections(['--proto', 'udp', '--orig-port-dst', String(port.hostPort), ...onHost]);

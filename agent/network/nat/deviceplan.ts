@@ -11,7 +11,7 @@ export function planWithoutIPv6(device: string, link: Link | undefined): DeviceR
   return link === undefined || link.ipv6 ? [{ kind: 'disableIPv6', device }] : [];
 }
 
-/** Plans the repairs after which a device is up and has the address, in the form `a.b.c.d/len`. */
+/** Plans the repairs that bring a device up and give it the address. The address has the form `a.b.c.d/len`. */
 export function planAddressed(device: string, address: string, link: Link | undefined): DeviceRepair[] {
   const repairs: DeviceRepair[] = [];
   if (!link?.addresses.includes(address)) {

@@ -1,7 +1,7 @@
 /**
- * Provides DHCP and DNS for the guests by one dnsmasq per NAT network. dnsmasq continues to run when the agent ends. After a restart, the
- * agent finds dnsmasq by the pid file of dnsmasq. dnsmasq needs no lease file: each machine's address is fixed, so a restarted dnsmasq
- * gives the same addresses.
+ * Provides DHCP and DNS for the guests. Each NAT network has one process of dnsmasq, which continues to run when the agent ends. After a
+ * restart, the agent finds this process by its pid file. dnsmasq needs no lease file, because each machine's address is fixed: a restarted
+ * dnsmasq gives the same addresses.
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -14,13 +14,13 @@ import { run } from '../commands.ts';
 import { sizeOf, toAddress } from './ipv4.ts';
 import { type Layout, METADATA } from './layout.ts';
 
-/** DNS name that the probe (the network's test packets) queries. Only Berth's dnsmasq knows this name. */
+/** DNS name that the probe queries to test the network. Only Berth's dnsmasq knows this name. */
 export const PROBE_NAME = 'probe.berth.internal';
 
 /** Time to wait for dnsmasq's end after SIGTERM, and again after SIGKILL. dnsmasq normally ends within milliseconds of SIGTERM. */
 const STOP_TIMEOUT_MILLISECONDS = 2_000;
 const STOP_POLL_MILLISECONDS = 20;
-/** Lease time of addresses. Guests renew after half of this time, so each guest gets changed DHCP options on the same day. */
+/** Lease time of addresses. Guests renew their lease after half of this time, so each guest gets changed DHCP options within six hours. */
 const LEASE_TIME = '12h';
 
 function netmask(layout: Layout): string {
@@ -43,8 +43,8 @@ export class Dnsmasq {
   }
 
   /**
-   * Returns the pid of the running dnsmasq; undefined if dnsmasq does not run. The pid file's path in the command line distinguishes
-   * dnsmasq from another process that has the same pid.
+   * Returns the pid of the running dnsmasq; undefined if dnsmasq does not run. The function recognizes dnsmasq by the path of the pid file
+   * in its command line, because another process can have the same pid.
    */
   async pid(): Promise<number | undefined> {
     return (await this.#running())?.pid;
@@ -58,7 +58,10 @@ export class Dnsmasq {
     return words.includes(`--pid-file=${this.#pidFile}`) ? { pid, words } : undefined;
   }
 
-  /** Stops a dnsmasq that has other arguments, because an earlier release or another configuration of the agent started it. */
+  /**
+   * Stops a running dnsmasq if its arguments differ from those that the agent needs now. The reason for a difference is an earlier release
+   * or another configuration of the agent.
+   */
   async stopFormer(): Promise<void> {
     const parameters = this.#arguments();
     const running = await this.#running();
@@ -82,7 +85,9 @@ export class Dnsmasq {
     }
   }
 
-  /** Starts dnsmasq and resolves when dnsmasq serves. @throws ProgramError with dnsmasq's own message when the start fails. */
+  /**
+   * Starts dnsmasq, and resolves when dnsmasq is ready for queries. @throws ProgramError with dnsmasq's own message when the start fails.
+   */
   async start(): Promise<void> {
     await run('dnsmasq', this.#arguments());
   }
@@ -115,7 +120,7 @@ export class Dnsmasq {
       '--conf-file=/dev/null',
       `--pid-file=${this.#pidFile}`,
       '--user=nobody',
-      // With this option dnsmasq serves the bridge again after the bridge was deleted and created again.
+      // With this option, dnsmasq also serves a bridge that was deleted and created again.
       '--bind-dynamic',
       `--interface=${bridge}`,
       // Programs in network namespaces get only DNS, because their addresses are fixed.
@@ -126,9 +131,9 @@ export class Dnsmasq {
       `--host-record=${PROBE_NAME},${gateway}`,
       `--dhcp-range=${toAddress(subnet.base)},static,${netmask(this.#layout)},${LEASE_TIME}`,
       `--dhcp-hostsfile=${this.#hostsFile}`,
-      // The option contains two routes. The first route sends requests for metadata to the gateway, because some guests treat
-      // 169.254.0.0/16 as their own link. The second route is the default route, because a guest that reads this option ignores the usual
-      // option for the default route.
+      // This DHCP option contains two routes. The first route sends requests for metadata to the gateway, because some guests treat
+      // 169.254.0.0/16 as their own link. The second route is the default route. It is necessary, because a guest that reads this option
+      // ignores the usual option for the default route.
       `--dhcp-option=option:classless-static-route,${METADATA.address}/32,${gateway},0.0.0.0/0,${gateway}`,
       '--dhcp-ignore=tag:!known',
       '--dhcp-authoritative',
@@ -143,7 +148,7 @@ function hostsText(attachments: readonly Attachment[]): string {
   return attachments.map((one) => `${one.macAddress},${one.address}\n`).join('');
 }
 
-/** Sends a signal. A process that has ended meanwhile is no error. */
+/** Sends a signal to a process. If the process has already ended, the function does nothing. */
 function signal(pid: number, name: NodeJS.Signals): void {
   undefinedIfSync(hasCode('ESRCH'), () => process.kill(pid, name));
 }

@@ -1,7 +1,7 @@
 /**
  * Finds nftables rules of other programs that drop a machine's packets, but never changes these rules. Berth cannot overrule these rules,
  * because an accept in one table does not cancel a drop in another. A rule is reported only if it drops all packets of a machine in one
- * direction. A rule that also tests other properties than device or address (a port, a connection's state) is an intended filter.
+ * direction. A rule that also tests, for example, a port or the state of a connection counts as an intended filter and is not reported.
  */
 import { type Answer, matchExpression, type Packet } from './rulematch.ts';
 import { type RulesetEntry, tableOf } from '../nftables.ts';
@@ -35,8 +35,8 @@ export interface Subject {
 type Verdict = 'drop' | 'accept' | 'next';
 
 /**
- * Limit of nested nftables chains. The kernel allows fewer nested chains, so the limit takes effect only in an endless loop after a parsing
- * error.
+ * Limit of nested nftables chains. The kernel allows fewer nested chains, so only an endless loop after a parsing error can reach this
+ * limit.
  */
 const MAXIMUM_DEPTH = 20;
 

@@ -85,21 +85,23 @@ export interface NamespaceLayout {
 
 /**
  * Address of the host on the link to each network namespace. All these links have the same address, because packets with this address never
- * leave the link. The address is outside the configured subnets. Otherwise an earlier release of the agent would not start, because it does
- * not know the devices of namespaces.
+ * leave the link. The address is outside the configured subnets. If it were inside, an earlier release of the agent, which does not know
+ * these devices, would report an overlap and not start.
  */
 const NAMESPACE_GATEWAY = '169.254.213.1';
 
 /**
  * Address and TCP port at which guests reach their metadata, and the port of the gateway to which the rules redirect these connections.
- * Only root can listen on the port of the gateway, and by default no machine can reserve it. So no other program takes that port while no
- * agent runs.
+ * Only root can listen on the port of the gateway, and by default no machine can reserve that port. So the port stays free while the agent
+ * is not running.
  */
 export const METADATA = { address: '169.254.169.254', port: 80, gatewayPort: 254 } as const;
 
 /** Number of the first guest address in the subnet. Lower numbers are for the gateway and the probe. */
 const FIRST_GUEST = 16;
-/** In the probe's subnet, the addresses from number `first` to number `end` are for network namespaces. All others are for the probe. */
+/**
+ * In the probe's subnet, the addresses from number `first` to number `end` - 1 are for network namespaces. All others are for the probe.
+ */
 const NAMESPACE_NUMBERS = { first: 16, end: 128 };
 const INTERFACE_NAME = /^[a-zA-Z][a-zA-Z0-9-]{0,14}$/;
 
@@ -117,7 +119,7 @@ function stableMac(text: string): string {
 export function layoutOf(options: NatOptions): Layout {
   for (const name of [options.bridge, options.table]) {
     if (!INTERFACE_NAME.test(name)) {
-      const rule = 'use up to 15 letters, digits and dashes, with a letter first';
+      const rule = 'use at most 15 letters, digits and dashes, and begin with a letter';
       throw new ReasonedError(
         'NetworkUnavailable',
         `"${name}" is not a valid name for a bridge or table; ${rule}`,
@@ -189,9 +191,9 @@ export function namespaceMacs(device: string): { outside: string; inside: string
 
 interface AddressRange {
   subnet: Subnet;
-  /** Number of the first address. */
+  /** Number of the range's first address in the subnet. */
   first: number;
-  /** Number of the last address, plus 1. */
+  /** Number of the range's last address in the subnet, plus 1. */
   end: number;
 }
 
@@ -229,7 +231,7 @@ export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<st
 }
 
 /**
- * Returns an address for a network namespace, like {@link chooseAddress}.
+ * Returns a free address for a network namespace. For the same uid, the function always tries the same address first.
  * @throws ReasonedError `NetworkUnavailable` when all addresses are in use.
  */
 export function chooseNamespaceAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {

@@ -1,4 +1,7 @@
-/** The machines and programs that are attached to the NAT network, in memory and in files, and the taps that the machines have lost. */
+/**
+ * Holds the machines and programs that are attached to the NAT network, in memory and in files. Also holds the taps that were deleted while
+ * a hypervisor had them open.
+ */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -21,7 +24,7 @@ export class Members {
   readonly #files: AttachmentFiles;
   readonly #machines = new Map<string, Attachment>();
   readonly #namespaces = new Map<string, NamespaceAttachment>();
-  /** Uids of members that were added or changed. For their addresses, the kernel can still track connections of earlier owners. */
+  /** Uids of members that were added or changed. The kernel can still track connections of earlier owners of their addresses. */
   readonly #unforgotten = new Set<string>();
   #isLoaded = false;
 
@@ -84,8 +87,9 @@ export class Members {
   }
 
   /**
-   * Writes the members to their files. @throws ReasonedError `NetworkUnavailable` when {@link load} was not called before, because the
-   * files would then lose the saved members.
+   * Writes the members to their files. Call {@link load} first. Without it, the files would lose the saved members.
+   *
+   * @throws ReasonedError `NetworkUnavailable` when {@link load} was not called.
    */
   async save(): Promise<void> {
     if (!this.#isLoaded) {
@@ -119,7 +123,7 @@ export class Members {
     this.#unforgotten.delete(uid);
   }
 
-  /** Deletes tracked connections of earlier owners of the member's address, unless that is done already. */
+  /** If the member is new or changed, deletes tracked connections of earlier owners of its address. */
   async forgetFormer(member: Member): Promise<void> {
     if (this.#unforgotten.has(member.uid)) {
       await forgetFormer(member, this.#layout.hostAddress);

@@ -1,6 +1,6 @@
 /**
- * Serves guests their metadata at 169.254.169.254. The rules translate that address to a port of the gateway. The host itself does not have
- * this address, because a host in a cloud reaches the metadata service of its cloud there.
+ * Serves guests their metadata at 169.254.169.254. The nftables rules translate this address to a port of the gateway. The host itself does
+ * not have this address, because a host in a cloud reaches the metadata service of the cloud at the same address.
  *
  * The rules bind a guest's address to its tap and let only guests reach the port. So the sender's address identifies the machine.
  *
@@ -37,7 +37,7 @@ export type MetadataPages = (uid: string, path: string) => Promise<string | unde
 
 export interface MetadataOptions {
   pages: MetadataPages;
-  /** Returns the uid of the attached machine with this address; undefined if no attached machine has it. */
+  /** Returns the uid of the attached machine that has this address; undefined if there is no such machine. */
   uidOf(address: string): string | undefined;
   logger: Logger;
 }
@@ -62,7 +62,7 @@ export class MetadataServer {
   }
 
   /**
-   * Listens on an IPv4 address of this host, and returns the port. Port 0 chooses a free one.
+   * Listens on an IPv4 address of this host, and returns the port. If `port` is 0, the system chooses a free port.
    *
    * @throws Error when the address or the port cannot be used.
    */
@@ -70,7 +70,8 @@ export class MetadataServer {
     const server = createServer((socket) => this.#admit(socket));
     server.listen({ host, port });
     await once(server, 'listening');
-    // Without a listener, an error of accept(2) would end the process, for example when too many files are open.
+    // Without this listener for errors, an error of accept(2) would end the process. Such an error occurs, for example, when too many files
+    // are open.
     server.on('error', (error) =>
       this.#options.logger.error({ err: error }, 'A connection for metadata was not accepted'),
     );
@@ -107,7 +108,7 @@ export class MetadataServer {
     }
     this.#connections.set(socket, uid);
     const timer = setTimeout(() => socket.destroy(), CONNECTION_MILLISECONDS);
-    // A guest can break its connection at any time. Without a listener, the resulting error would end the process.
+    // A guest can break its connection at any time. Without this listener for errors, the resulting error would end the process.
     socket.on('error', () => undefined);
     socket.once('close', () => {
       clearTimeout(timer);

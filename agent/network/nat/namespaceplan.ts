@@ -8,7 +8,7 @@ import type { Link, Links, Route } from './observe.ts';
 export interface Inside {
   links: Links;
   routes: readonly Route[];
-  /** Whether the kernel lets packets continue to the loopback address after they arrive on the device of the network namespace. */
+  /** Whether the kernel accepts packets to the loopback address that arrive on the device of the network namespace. */
   leadsToLoopback: boolean;
   /** Whether the network namespace contains exactly the rules that were loaded for this attachment. */
   rulesCurrent: boolean;
@@ -16,7 +16,7 @@ export interface Inside {
 
 export interface NamespacesObserved {
   /**
-   * Contents of the network namespaces. The key is the name of the namespace's file. If a file keeps no namespace, its value is undefined.
+   * Contents of the network namespaces. The key is the name of the namespace's file. The value is undefined if the file holds no namespace.
    */
   files: ReadonlyMap<string, Inside | undefined>;
   /**
@@ -29,9 +29,9 @@ export interface NamespacesObserved {
 }
 
 /**
- * Repair of a network namespace. `device` is the name of the namespace's file and of its device on both sides. One repair configures
- * everything on one side with a single command, because each start of a command takes longer than all settings together. `missing` names
- * the missing settings for users.
+ * Repair of a network namespace. `device` is the name of the namespace's file and of the namespace's two devices, one on each side. A
+ * single command configures everything on one side, because the start of a command takes longer than all settings together. `missing`
+ * describes the missing settings, for messages to users.
  */
 export type NamespaceRepair =
   | { kind: 'createNamespace'; device: string }
@@ -61,7 +61,7 @@ export function planNamespaces(
   ];
 }
 
-/** Plans the repairs of one network namespace. If the namespace is missing, the repairs of its contents are planned too. */
+/** Plans the repairs of one network namespace. If the namespace is missing, the plan also contains the repairs of its contents. */
 function planNamespace(
   layout: Layout,
   { device, address }: NamespaceAttachment,
@@ -171,7 +171,7 @@ export function insideCommands({ namespaces }: Layout, { device, address }: Conn
   ];
 }
 
-/** Sentences for users about the differences that the repairs remove. */
+/** Sentences for users. Each sentence names the difference between actual and wanted state that a repair removes. */
 const DIFFERENCES: {
   [K in NamespaceRepair['kind']]: (repair: Extract<NamespaceRepair, { kind: K }>) => string;
 } = {
@@ -189,7 +189,7 @@ export function isOfNamespace(repair: { kind: string }): repair is NamespaceRepa
   return repair.kind in DIFFERENCES;
 }
 
-/** Returns a sentence for users about the difference that a repair removes. */
+/** Returns a sentence for users about the difference between actual and wanted state that a repair removes. */
 export function describeNamespaceDifference(repair: NamespaceRepair): string {
   return (DIFFERENCES[repair.kind] as (repair: NamespaceRepair) => string)(repair);
 }

@@ -1,6 +1,7 @@
 /**
- * Makes the nftables scripts for the network namespaces of programs. A table of the host determines who can reach such a namespace, and
- * which addresses the program in it can reach. Rules in the namespace forward the namespace's exposed port to the program on loopback.
+ * Makes the nftables scripts for the network namespaces of programs. A table of the host determines which senders can reach such a
+ * namespace, and which addresses the program in it can reach. Rules in the namespace forward the namespace's exposed port to the program on
+ * loopback.
  */
 import type { NamespaceAttachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
@@ -35,7 +36,7 @@ function leadingToProgram({ address, exposedPort, ports }: NamespaceAttachment) 
   return { address, ports: ports.map((port) => ({ ...port, guestPort: exposedPort })) };
 }
 
-/** Returns a rule for each reserved port. The rule accepts only packets that came to the host port. */
+/** Returns a rule for each reserved port. The rule accepts only packets whose original target was the reserved port of the host. */
 function admissions(namespaces: readonly NamespaceAttachment[]): string[] {
   return namespaces.flatMap((one) =>
     one.ports.map(({ hostPort }) => `${exposed(one)} ct original proto-dst ${hostPort} accept`),
@@ -52,10 +53,10 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 }
 
 /**
- * Returns the host's nftables table for network namespaces. The result is empty if there are none. This table is separate from the other
- * tables, because an earlier release of the agent replaces those tables with tables that have no rules for namespaces. The earlier release
- * does not change the separate table, so programs that continue to run stay confined. Each packet is checked twice, because rules of other
- * programs can translate a permitted address (for example of a Service) into a forbidden address.
+ * Returns the host's nftables table for network namespaces. The result is empty if there are no network namespaces. This table is separate
+ * from the other tables, because the agent can be downgraded. An earlier release replaces the other tables with tables that have no rules
+ * for namespaces. It does not change this separate table, so programs that continue to run stay confined. The rules check each packet
+ * twice, because rules of other programs can translate a permitted address (for example of a Service) into a forbidden address.
  */
 export function namespaceTable(layout: Layout, wanted: Wanted): string {
   const { bridge, gateway, subnet, probe } = layout;
@@ -160,7 +161,7 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
 /**
  * Returns the script with the rules in a network namespace. Only connections to the exposed port are tracked. Otherwise a program could
  * open connections without end and fill the kernel's memory with entries that no limit of the host counts. Only Berth uses the namespace,
- * so the script replaces all its rules.
+ * so the script replaces all rules in the namespace.
  */
 export function insideScript(layout: Layout, { device, address, exposedPort }: NamespaceAttachment): string {
   return `flush ruleset

@@ -1,6 +1,6 @@
 /**
- * Reads, creates and configures the network namespaces of programs in the kernel. As with `ip netns`, a file keeps each namespace. The
- * files are in the data directory, where a new container of the agent finds them.
+ * Reads, creates and configures the network namespaces of programs in the kernel. As with `ip netns`, each namespace is mounted on a file,
+ * so that it exists even without a process. The files are in the data directory, where a new container of the agent finds them.
  */
 import { mkdir, readdir, rm, stat, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
@@ -20,13 +20,16 @@ import {
 import { insideScript } from './namespacerules.ts';
 import { type Links, parseLinks, parseRoutes } from './observe.ts';
 
-/** Largest number of mounts that are removed from one file. A file has one mount, and one more for each program that mounted over it. */
+/**
+ * Largest number of mounts that are removed from one file. A file normally has one mount. Each program that mounts something over the file
+ * adds one mount.
+ */
 const MAXIMUM_MOUNTS = 16;
 
 /**
- * Prints everything that is checked in a network namespace, each part on a separate line. One shell for all parts takes half of the time of
- * one process for each part. The argument is the path of a kernel switch for the namespace's device. If the device is missing, the path
- * does not exist.
+ * Shell script that prints the devices, the routes, the nftables rules and one kernel switch of a network namespace, each on a separate
+ * line. One shell takes half of the time of four separate processes. The argument is the path of the kernel switch. If the device of the
+ * namespace is missing, this path does not exist, and the script prints 0.
  */
 const READ_ALL =
   'ip -json -details address show && ip -json route show && nft --json list ruleset && { cat "$1" 2> /dev/null || echo 0; }';
@@ -35,14 +38,15 @@ const READ_ALL =
 const DISABLE_IPV6 = '[ ! -e "$1" ] || echo 1 > "$1"';
 
 /**
- * Configures a network namespace. The input has commands for `ip`, and the arguments are the paths of the switches for IPv6 and loopback.
+ * Configures a network namespace. The input contains commands for `ip`. The two arguments are the paths of the kernel switches for IPv6 and
+ * loopback.
  */
 const CONFIGURE = `ip -batch - && { ${DISABLE_IPV6}; } && echo 1 > "$2"`;
 
 /** Deletes the device that the argument names, if it exists. */
 const DELETE_DEVICE = 'if ip link show dev "$1" > /dev/null 2>&1; then ip link delete "$1"; fi';
 
-/** Replaces the rules, and prints the rules that the kernel has afterwards. The input has the rules. */
+/** Replaces the nftables rules by those in the input, and prints the rules that the kernel has afterwards. */
 const LOAD_RULES = 'nft -f - && nft --json list ruleset';
 
 const OWN_NAMESPACE = '/proc/self/ns/net';
@@ -52,8 +56,8 @@ export class Namespaces {
   readonly #layout: Layout;
   readonly #tables: readonly string[];
   /**
-   * Script that was loaded last in each network namespace, with the fingerprint of the rules as read back from the kernel. The key is the
-   * device.
+   * The nftables script that was loaded last in each network namespace, and the fingerprint of the rules that the kernel had afterwards.
+   * The key is the name of the namespace's device.
    */
   readonly #loaded = new Map<string, { script: string; fingerprint: string }>();
 
@@ -140,7 +144,10 @@ export class Namespaces {
     await rm(folder, { recursive: true, force: true });
   }
 
-  /** Connects a network namespace to this host by a pair of devices. First deletes the devices with the same name that `found` reports. */
+  /**
+   * Connects a network namespace to this host by a new pair of devices. Before that, the function deletes old devices with the same name.
+   * `found` tells on which sides they exist.
+   */
   async #createPair(device: string, found: { outside: boolean; inside: boolean }): Promise<void> {
     const path = namespacePath(this.#layout, device);
     const { outside, inside } = namespaceMacs(device);
@@ -148,8 +155,8 @@ export class Namespaces {
       await deleteDevice(device);
     }
     if (found.inside) {
-      // The device in the network namespace might be gone already: if it was the other end of the deleted device, the kernel has deleted
-      // both.
+      // The device in the network namespace might be gone already. If it was the other end of the device that was just deleted, the kernel
+      // has deleted both ends.
       await inNamespace(path, DELETE_DEVICE, [device]);
     }
     const ends = [
@@ -183,7 +190,8 @@ async function inNamespace(
 /** Returns whether the file holds a network namespace other than that of this process. */
 async function holdsNamespace(path: string): Promise<boolean> {
   const [file, own] = await Promise.all([undefinedIf(isMissing, stat(path)), stat(OWN_NAMESPACE)]);
-  // The device number shows whether the file is a network namespace, because the kernel keeps all namespaces in one file system.
+  // The kernel has a separate file system for all namespaces. So the file is a namespace if it is in the same file system as the namespace
+  // of this process.
   return file !== undefined && file.dev === own.dev && file.ino !== own.ino;
 }
 

@@ -54,20 +54,21 @@ export class NatNetwork implements Network {
   readonly #metadata: MetadataServer;
   readonly #taps = new TapWatch();
   /**
-   * Devices of network namespaces that were created again. A program that was already running stays in the former namespace, without a
-   * network.
+   * Names of the devices of network namespaces that a repair created again. A program that was already running stays in the former
+   * namespace, and has no network there.
    */
   readonly #lostNamespaces = new Set<string>();
   readonly #ports: PortWatch;
   /**
-   * Reasons why reserved ports are not forwarded now, for example because another process listens on the port. The key is the port's name.
+   * Reserved ports that are not forwarded now, each with the reason, for example that another process listens on the port. The key is the
+   * port's name.
    */
   #withheld: ReadonlyMap<string, string> = new Map();
   readonly #refusals: Refusals;
   /** Queue that runs one operation at a time, because two repairs at once would undo each other. */
   readonly #serial = new Serial();
 
-  /** Prepares the network without a change on the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet is unusable. */
+  /** Prepares the network, but does not change the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet is unusable. */
   constructor(options: NatOptions, pages: MetadataPages, logger: Logger) {
     this.#options = options;
     this.#logger = logger;
@@ -165,8 +166,8 @@ export class NatNetwork implements Network {
       if (!attachment) {
         return;
       }
-      // The file is saved last. If the agent dies before the save, the file still has the attachment. After its restart, the agent then
-      // detaches the machine again.
+      // The attachment is removed from the file last. If the agent dies before that, the file still contains the attachment, and the
+      // restarted agent detaches the machine again.
       this.#members.delete(uid);
       this.#taps.forget(deviceOf(attachment));
       this.#metadata.forget(uid);
@@ -234,8 +235,10 @@ export class NatNetwork implements Network {
   }
 
   /**
-   * Repairs the whole network. @throws ReasonedError `NetworkUnavailable` when a repair fails that concerns all machines, or the network
-   * namespace of `device`. Failed repairs of other namespaces are ignored.
+   * Repairs the whole network.
+   *
+   * @throws ReasonedError `NetworkUnavailable` when a repair fails. The function ignores failed repairs of network namespaces, except the
+   * namespace of `device`.
    */
   async #converge(device?: string): Promise<Convergence['observed']> {
     const { failedRepair, failedNamespaces, observed } = await this.#repair();

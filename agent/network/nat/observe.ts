@@ -4,7 +4,7 @@ import * as z from 'zod';
 import { run } from '../commands.ts';
 
 export interface Link {
-  /** Number of the device in its network namespace. */
+  /** Number by which the kernel identifies the device in its network namespace. */
   index: number;
   /** Number of the other device of a veth pair, in the network namespace of that device. */
   peer: number | undefined;
@@ -81,7 +81,7 @@ export function parseLinks(text: string): Links {
 export interface Route {
   /** Target: an address, a subnet or `default`. */
   dst: string;
-  /** Address of the router; undefined if the target is on the link. */
+  /** Address of the router; undefined if the route uses no router. */
   gateway?: string | undefined;
   dev: string;
 }

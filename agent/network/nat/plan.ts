@@ -18,10 +18,10 @@ export interface Observed {
   forwarding: boolean;
   /** Whether this process has opened sockets in both ends of the probe, which tests the network with packets. */
   probeEnds: boolean;
-  /** Whether Berth's tables contain exactly the rules that were loaded for these attachments. */
+  /** Whether Berth's nftables tables still contain exactly the rules that the agent loaded for these attachments. */
   rulesCurrent: boolean;
   dnsmasqRuns: boolean;
-  /** Whether dnsmasq's list of machines is as wanted. */
+  /** Whether dnsmasq's list contains exactly the attached machines. */
   dnsmasqKnows: boolean;
   /** Whether this process listens for guests that ask for their metadata. */
   metadataListens: boolean;
@@ -58,7 +58,7 @@ export function ownDevices(layout: Layout, links: Links): string[] {
   return [...links].flatMap(([name, link]) => (link.kind === kindOf(layout, name) ? [name] : []));
 }
 
-/** Returns messages about devices of other programs that have the name of a Berth device. The key is that name. */
+/** Returns messages about devices of other programs that have a name which Berth needs for its own device. The key is the device's name. */
 export function foreignDevices(layout: Layout, links: Links): Map<string, string> {
   const faults = new Map<string, string>();
   for (const [name, { kind }] of links) {
@@ -203,7 +203,7 @@ export function ipCommands(layout: Layout, repair: Repair): string[] {
   }
 }
 
-/** Returns a sentence for users about the difference that a repair removes. */
+/** Returns a sentence for users about the difference between actual and wanted state that a repair removes. */
 export function describeDifference(layout: Layout, repair: Repair): string {
   switch (repair.kind) {
     case 'removeDevice':
@@ -229,7 +229,7 @@ const DIFFERENCES = {
   rebuildProbe: 'The network probe was incomplete',
   loadRules: 'The nftables rules were missing or changed',
   enableForwarding: 'IPv4 forwarding was off',
-  informDnsmasq: 'The list of machines for dnsmasq was not current',
+  informDnsmasq: 'The program dnsmasq did not have the current list of machines',
   startDnsmasq: 'The program dnsmasq did not run',
   openMetadata: 'The metadata service for guests did not listen',
 } as const;

@@ -1,8 +1,8 @@
 /**
- * Tests the network with real packets between two ends. The inner end is connected to the bridge like a guest. The outer end is beyond
- * the host's routing, like any computer outside. Each test packet is a new connection for the rules, so that no rule for known
- * connections accepts it. The paths:
- * - out: inner → forward → masquerade → outer, which must see the host's address as the sender;
+ * Tests the network with real packets between two ends. The inner end is connected to the bridge like a guest. The host routes packets to
+ * the outer end, as to any computer outside. For the rules, each test packet is a new connection, so that no rule for existing connections
+ * accepts it. The test packets take these paths:
+ * - out: inner → forward → masquerade → outer; the outer end must see the host's address as the sender;
  * - in: outer → reserved port → DNAT → forward → inner, and the answer on the same way back;
  * - dns: inner queries dnsmasq on the gateway.
  */
@@ -18,8 +18,8 @@ import type { Layout } from './layout.ts';
 import { PROBE_PORT, PROBE_PORTS } from './ruleset.ts';
 
 /**
- * Time after which a test packet counts as lost. The time is short, because a test packet never leaves the host. For busy hosts, there are
- * {@link ATTEMPTS} attempts.
+ * Time after which a test packet counts as lost. The time is short, because a test packet never leaves the host. On a busy host a packet
+ * can be late, so there are {@link ATTEMPTS} attempts.
  */
 const ANSWER_TIMEOUT_MILLISECONDS = 500;
 const ATTEMPTS = 4;
@@ -219,9 +219,9 @@ interface EndpointOptions {
 
 /**
  * Creates one end of the probe: an unnamed network namespace with one device and one UDP socket. A short-lived child process in the
- * namespace creates the socket and passes it to this process. This process then sends and receives there without another child. The
- * namespace exists as long as the socket, so nothing remains when the agent dies. The peer device, in the namespace of this process, stays
- * down.
+ * namespace creates the socket and passes it to this process. Then this process can send and receive in that namespace without a child
+ * process. The namespace exists as long as the socket, so nothing remains when the agent dies. The peer device is in the namespace of this
+ * process, and stays down.
  *
  * @throws ReasonedError `NetworkUnavailable` when the child does not pass a socket; ProgramError when a network command fails.
  */

@@ -14,21 +14,24 @@ import { PATHS, type ProbePath } from './probe.ts';
 import { refusalCounter } from './rulewords.ts';
 
 /**
- * Number of failed repairs that a message names. The length of a message is limited, and one cause can make the repairs of all machines
- * fail.
+ * Largest number of failed repairs in one message. There can be many, because one cause can make the repairs of all machines fail. The
+ * length of a message is limited.
  */
 const NAMED_FAILURES = 3;
 
-/** Failed repairs of a check. Repairs that concern all machines are kept apart from the repairs of each network namespace. */
+/**
+ * Failed repairs of a check. A failed repair of a network namespace concerns only that namespace. Every other failed repair counts as a
+ * fault of all machines.
+ */
 export interface FailedRepairs {
-  /** Reason for the failure of repairs that concern all machines; undefined if there is none. */
+  /** Message about the failed repairs that count as faults of all machines; undefined if there are none. */
   failedRepair: string | undefined;
-  /** Reasons for the failures of repairs that concern one network namespace. The key is the name of the namespace's device. */
+  /** Messages about network namespaces that could not be read or repaired. The key is the name of the namespace's device. */
   failedNamespaces: ReadonlyMap<string, string>;
 }
 
 export interface Evidence extends FailedRepairs {
-  /** Messages about devices of other programs that have the name of a Berth device. The key is that name. */
+  /** Messages about devices of other programs that have a name which Berth needs for its own device. The key is the device's name. */
   foreignDevices: ReadonlyMap<string, string>;
   /** Paths through the network on which the probe's test packets were lost. */
   lostPaths: readonly ProbePath[];
@@ -39,7 +42,7 @@ export interface Evidence extends FailedRepairs {
    */
   lostTaps: ReadonlySet<string>;
   /**
-   * Names of the devices of network namespaces that were created again. A program that continues to run in the former namespace has no
+   * Names of the devices of network namespaces that a repair created again. A program that continues to run in the former namespace has no
    * network.
    */
   lostNamespaces: ReadonlySet<string>;
@@ -58,7 +61,7 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
 interface Member extends Subject {
   uid: string;
   ports: readonly MachinePort[];
-  /** Kind of the connected program, for messages. */
+  /** Word for the connected program in messages: `guest` or `program`. */
   what: string;
   /** Fault of the connection itself; undefined if there is none. */
   fault: string | undefined;
@@ -154,17 +157,23 @@ export class Failures {
     this.#layout = layout;
   }
 
-  /** Whether a failed repair concerns all machines. */
+  /** Whether there is a failed repair that counts as a fault of all machines. */
   get areGeneral(): boolean {
     return this.#general.length > 0;
   }
 
-  /** Returns whether an earlier repair of the same network namespace has failed. Further repairs of this namespace would fail, too. */
+  /**
+   * Returns whether an earlier repair of the same network namespace has failed. In this case, further repairs of this namespace would fail
+   * too.
+   */
   precludes(repair: Repair): boolean {
     return 'device' in repair && this.#namespaces.has(repair.device);
   }
 
-  /** Adds a failed repair with the reason. The failed repair of a network namespace is kept apart, because it concerns no other machine. */
+  /**
+   * Adds a failed repair with the reason. A failed repair of a network namespace counts only for that namespace, because it concerns no
+   * other machine.
+   */
   add(repair: Repair, why: string): void {
     const failure = `${describeDifference(this.#layout, repair)}, and ${why}`;
     if ('device' in repair && repair.device.startsWith(this.#layout.namespaces.prefix)) {
@@ -184,7 +193,7 @@ export class Failures {
 /** Counts the packets that the rules drop because a guest has reached its limit of connections. */
 export class Refusals {
   readonly #tables: readonly string[];
-  /** Numbers of refused packets at the last count. The key is the name of the nftables counter. */
+  /** Number of refused packets that each nftables counter had at the last count. The key is the counter's name. */
   #last: ReadonlyMap<string, number> = new Map();
 
   constructor(tables: readonly string[]) {
@@ -192,8 +201,8 @@ export class Refusals {
   }
 
   /**
-   * Returns the numbers of refused packets since the last count. The key is the machine's uid. A reload of the rules sets all counters to
-   * 0.
+   * Returns the number of refused packets of each machine since the last count. The key is the machine's uid. A counter that has become
+   * lower was reset to 0 by a reload of the rules.
    *
    * @param devices taps, and devices of network namespaces; the key is the machine's uid.
    */

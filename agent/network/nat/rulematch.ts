@@ -142,8 +142,8 @@ function compare({ left, right }: Comparison, packet: Packet, sets: Sets): Answe
 }
 
 /**
- * Returns whether the packet matches an expression of a rule. The result is `yes` also if the expression is no condition on the packet, for
- * example a counter. It is `maybe` if the expression tests a property that this code does not know.
+ * Returns whether the packet matches an expression of a rule. The result is also `yes` if the expression is not a condition on the packet,
+ * for example if it is a counter. The result is `maybe` if the expression tests a property that this code does not know.
  */
 export function matchExpression(expression: Record<string, unknown>, packet: Packet, sets: Sets): Answer {
   const [kind, body] = Object.entries(expression)[0] ?? [];

@@ -20,12 +20,12 @@ import {
  * that each packet is a new connection.
  */
 export const PROBE_PORTS = { first: 20_000, last: 29_999 };
-/** UDP port on which both ends of the probe (the network's test packets) listen. */
+/** UDP port on which both ends of the probe listen for test packets. */
 export const PROBE_PORT = 20_000;
 
 /**
- * Returns a rule for each reserved port. The rule accepts packets that came to the host port and were translated to the guest port. Packets
- * that another program's rules translate to a guest are not accepted.
+ * Returns a rule for each reserved port. The rule accepts packets that came to the host port and were translated to the guest port. If
+ * rules of another program translate packets to a guest, the rule does not accept these packets.
  */
 function admissions(attachments: readonly Attachment[]): string[] {
   return attachments.flatMap((one) =>
@@ -181,9 +181,10 @@ function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): 
 }
 
 /**
- * Returns the table that filters packets of guests at the bridge. A guest can send only ARP, DHCP requests and packets to the gateway, and
- * only with its own MAC and IP address. Packets to several bridge ports (broadcast, multicast) are dropped here. Otherwise the kernel would
- * track such packets as connections, even if a later rule drops the packets. No limit would count these connections.
+ * Returns the table that filters packets of guests at the bridge. A guest can send only ARP packets, DHCP requests, and IPv4 packets to the
+ * MAC address of the bridge. The sender's addresses must be the guest's own MAC and IP address. All other packets to several bridge ports
+ * (broadcast, multicast) are dropped here. Otherwise the kernel would track them as connections that no limit counts, even if a later rule
+ * drops the packets.
  */
 function bridged(layout: Layout, attachments: readonly Attachment[]): string {
   const ports = portsOf(layout, attachments);

@@ -3,7 +3,8 @@ import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import type { Layout } from './layout.ts';
 
 /**
- * Returns the name of the nftables counter for refused packets of the machine with this tap, or of the network namespace with this device.
+ * Returns the name of the nftables counter for the refused packets of a machine or program. `device` is the machine's tap, or the device of
+ * the program's network namespace.
  */
 export function refusalCounter(device: string): string {
   return `refused_${device}`;
@@ -30,8 +31,8 @@ export function reservations(
 }
 
 /**
- * Returns the part of an nftables rule that matches the addresses with reserved ports. Loopback is excluded, because an answer could not
- * return to 127.0.0.1.
+ * Returns the part of an nftables rule that matches the host's addresses with reserved ports. Loopback addresses are excluded, because
+ * replies could not return to 127.0.0.1.
  */
 export function reservedDestination({ hostAddress }: Layout): string {
   return hostAddress === undefined
@@ -40,9 +41,9 @@ export function reservedDestination({ hostAddress }: Layout): string {
 }
 
 /**
- * Limit of a guest's new connections per second, after an initial burst of its maximum number of connections. For each new connection the
- * kernel reads its list of the guest's connections, and removes only some of the connections that have ended. Without this limit, a flood
- * of new connections would make that list grow endlessly.
+ * Largest number of new connections of a guest per second. Before the limit applies, a guest can open as many connections at once as
+ * `connectionsPerGuest` allows. For each new connection, the kernel reads its list of the guest's connections, and removes only some of the
+ * connections that have ended. Without this limit, a flood of new connections would make that list grow endlessly.
  */
 const NEW_CONNECTIONS_PER_SECOND = 200;
 

@@ -17,8 +17,8 @@ import { type FailedRepairs, Failures } from './report.ts';
 import { removalScript, rulesetScript, tablesOf } from './ruleset.ts';
 
 /**
- * Limit of rounds of repairs. A repair can make another repair necessary, for example to connect a new probe. If differences remain after
- * these rounds, more rounds do not help.
+ * Limit of rounds of repairs. One repair can make another repair necessary. For example, a new probe must then be connected. If differences
+ * remain after these rounds, more rounds do not help.
  */
 const MAXIMUM_ROUNDS = 3;
 
@@ -45,8 +45,8 @@ export class NatState {
   readonly #metadata: MetadataServer;
   readonly #namespaces: Namespaces;
   /**
-   * nftables script that was loaded last, with the fingerprint of the rules as read back from the kernel. Versions of nft print rules
-   * differently, so the script cannot be compared with the kernel's rules.
+   * The nftables script that was loaded last, and the fingerprint of the rules that the kernel had afterwards. The agent cannot compare the
+   * script itself with the kernel's rules, because versions of nft print rules differently.
    */
   #loaded: { script: string; fingerprint: string } | undefined;
 
@@ -127,19 +127,22 @@ export class NatState {
     await this.#metadata.close();
   }
 
-  /** Stops a dnsmasq that has run since before the agent's restart, if its arguments differ from those that the agent needs now. */
+  /** Stops a dnsmasq that an earlier run of the agent started with other arguments than the agent needs now. */
   async begin(): Promise<void> {
     await this.#dnsmasq.stopFormer();
   }
 
-  /** Removes Berth's nftables tables and network devices, and stops dnsmasq. Missing parts are no error. */
+  /**
+   * Removes Berth's nftables tables and network devices, and stops dnsmasq. The function also succeeds if some of these parts are missing.
+   */
   async remove(): Promise<void> {
     await this.close();
     await this.#dnsmasq.stop();
     await run('nft', ['-f', '-'], `${removalScript(this.#layout)}\n`);
     this.#loaded = undefined;
     await this.#namespaces.remove();
-    // The kernel can delete the probe's devices meanwhile, because the probe's sockets are closed. A missing device is no error.
+    // The kernel can delete the probe's devices at any time, because the probe's sockets are closed. `deleteDevice` also succeeds if a
+    // device is missing.
     for (const device of ownDevices(this.#layout, await readLinks())) {
       await deleteDevice(device);
     }

@@ -14,7 +14,7 @@ export interface UserGuardOptions {
   table: string;
   /**
    * Uids of the Linux users of this agent's machines, in the form of nftables: `7`, `10-19`. The guard applies to all processes of these
-   * users, so only processes of machines may run as one of them.
+   * users, so no other process may run as one of these users.
    */
   users: readonly string[];
   forbidden: { ipv4: readonly string[]; ipv6: readonly string[] };
@@ -27,7 +27,7 @@ export interface UserGuardOptions {
 
 export class UserGuard {
   readonly #options: UserGuardOptions;
-  /** nftables script that was loaded last, with the fingerprint of the resulting rules in the kernel. */
+  /** The nftables script that was loaded last, and the fingerprint of the rules that the kernel had afterwards. */
   #loaded: { script: string; fingerprint: string } | undefined;
 
   constructor(options: UserGuardOptions) {
@@ -35,8 +35,8 @@ export class UserGuard {
   }
 
   /**
-   * Loads the guard's rules if the rules in the kernel differ. Returns whether the rules were loaded. @throws Error when a check or the
-   * load fails.
+   * Loads the guard's rules, unless the kernel already has exactly these rules. Returns whether the function loaded them. @throws Error
+   * when a check or the load fails.
    */
   async hold(): Promise<boolean> {
     const script = guardScript(this.#options, await this.#resolvers());

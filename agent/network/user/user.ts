@@ -2,9 +2,9 @@
  * Connects guests by QEMU's user-mode network. This network needs no root, and uses only QEMU's own sockets on the host. The network is
  * meant for a first try on a laptop.
  *
- * The user-mode network alone does not protect the host. A guest reaches everything that QEMU's user reaches, and 10.0.2.2 is the host's
- * loopback. QEMU can prevent this only if it cuts off the guest completely. If the agent is root, the {@link UserGuard} protects the
- * host. Hosts with several tenants use `nat`.
+ * The user-mode network alone does not protect the host. A guest can reach everything that the Linux user of QEMU can reach. At the address
+ * 10.0.2.2, a guest reaches the host's loopback. QEMU can prevent this only if it gives the guest no network at all. If the agent is root,
+ * the {@link UserGuard} protects the host. Hosts with several tenants use `nat`.
  */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
