@@ -10,7 +10,7 @@ export const clusterInfoSchema = z
     apiDomain: z.string().meta({ description: 'Host name in the certificate of the Kubernetes API.' }),
     certData: z.string().meta({
       description:
-        'Certificate of the authority of the Kubernetes API, as PEM text. Empty if a public authority signed the certificate of the API.',
+        'Certificate of the authority that signed the certificate of the Kubernetes API, as PEM text. Empty if this authority is a public one.',
     }),
     appClientId: z.string().meta({ description: 'Client ID of the berth command at the identity provider.' }),
     baseOauthEndpoint: z
