@@ -17,7 +17,7 @@ export const clusterInfoSchema = z
       .string()
       .meta({ description: 'URL of the identity provider. Empty if there is no identity provider.' }),
     gpuPassthroughEnabled: z.boolean(),
-    issuer: z.string().optional().meta({ description: 'OIDC issuer of the users.' }),
+    issuer: z.string().optional().meta({ description: 'Issuer of the OIDC tokens of users.' }),
     scopes: z.array(z.string()).meta({ description: 'OIDC scopes that the berth command asks for.' }),
     deviceFlow: z.boolean().meta({ description: 'Whether the identity provider offers the device flow.' }),
     version: z.string().meta({ description: 'Version of Berth.' }),

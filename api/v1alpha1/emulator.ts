@@ -18,7 +18,7 @@ import { choice, count, documented, immutable, integer, LABEL, report, text, tim
 const SECONDS_PER_DAY = 86_400;
 
 /**
- * Smallest allowed memory of an emulator. An emulator raises a smaller value to this one. It would then use more memory than its Pod
+ * Smallest allowed memory of an emulator. An emulator would raise a smaller value to this one, and would then use more memory than its Pod
  * requests.
  */
 const LEAST_MEMORY = '2560Mi';
@@ -26,7 +26,7 @@ const LEAST_MEMORY = '2560Mi';
 const emulatorSpecSchema = z
   .object({
     vmName: text(
-      'Name of the VM in this namespace to which the emulator belongs. The emulator runs on the host of this VM, as long as the VM runs. Immutable.',
+      'Name of the VM to which the emulator belongs. The VM is in the same namespace. The emulator runs on the host of this VM, as long as the VM runs. Immutable.',
       63,
       LABEL,
     ),

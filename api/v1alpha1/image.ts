@@ -67,7 +67,9 @@ const imageSpecSchema = z
     push: z
       .object({
         reference: imageName('Target of the push.'),
-        secretName: objectName('Secret in this namespace with credentials of the registry.').optional(),
+        secretName: objectName(
+          'Name of the Secret with the credentials for the registry. The Secret is in this namespace.',
+        ).optional(),
         requestedAt: timestamp('Set a new time to start a push.'),
       })
       .meta({ description: 'Pushes this Image to a registry.' })

@@ -72,7 +72,7 @@ const imageCacheEntrySpecSchema = z
       })
       .optional(),
     pullSecretName: objectName(
-      'Secret in berth-system with credentials of the registry. The user who writes this entry needs the right to get the Secret.',
+      'Name of the Secret with the credentials for the registry. The Secret is in berth-system. The user who writes this entry needs the right to get the Secret.',
     ).optional(),
     refreshRequestedAt: timestamp(
       'When you change this time, each host checks once whether there is a newer image.',

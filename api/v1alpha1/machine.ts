@@ -165,8 +165,8 @@ export type GuestFacts = z.infer<typeof guestFactsSchema>;
 
 /**
  * The report that the agent writes as JSON into the message of the Pod condition `berth.dev/Machine`. The report contains the hash of the
- * last `berth.dev/desired` that the machine fulfils. A generation cannot serve instead of the hash, because a change of an annotation does
- * not change the Pod's generation. The report also contains the finished actions, and facts for the VM's status.
+ * last `berth.dev/desired` that the machine fulfils. The hash is necessary, because a change of an annotation does not change the Pod's
+ * generation. The report also contains the finished actions, and facts for the VM's status.
  */
 export const machineReportSchema = z.object({
   /** The first 16 hexadecimal digits of the SHA-256 of the annotation `berth.dev/desired`. The machine now fulfils this annotation. */

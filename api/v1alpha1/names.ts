@@ -45,9 +45,9 @@ export const MACHINE_ANNOTATION = 'berth.dev/machine';
 export const DESIRED_ANNOTATION = 'berth.dev/desired';
 
 /**
- * Annotation of the Pods of machines and tasks: the servers that the Pod may use without TLS, or without a check of the certificate.
- * `insecureServersText` in registrycredentials.ts writes its value. An agent that does not know the annotation uses TLS and checks the
- * certificate.
+ * Annotation of the Pods of machines and tasks. It lists the servers that the Pod may use without TLS, or without a check of the
+ * certificate. `insecureServersText` in registrycredentials.ts makes the text of this list. An agent that does not know the annotation uses
+ * TLS and checks the certificate.
  */
 export const INSECURE_SERVERS_ANNOTATION = 'berth.dev/insecure-servers';
 
@@ -179,7 +179,8 @@ export const UNMANAGED = 'unmanaged';
 export const CUSTOM_PODS_LABEL = 'berth.dev/custom-pods';
 /**
  * Annotation of a RoleBinding that the operator manages: a JSON list of the groups that the operator added from its configuration. When a
- * group is no longer in the configuration, the operator removes it. The operator never changes other subjects.
+ * group is no longer in the configuration, the operator removes the group from the RoleBinding. The operator never changes other subjects
+ * of the RoleBinding.
  */
 export const ROLE_GROUPS_ANNOTATION = 'berth.dev/role-groups';
 

@@ -7,7 +7,7 @@ type Stage = 'deployment' | 'transition' | 'settled';
 
 interface PhaseDefinition {
   readonly stage: Stage;
-  /** Meaning of the phase, as one sentence for people. */
+  /** Meaning of the phase, as text for people. */
   readonly meaning: string;
   /** Phases that usually follow this phase. Failed and Terminating can follow any phase. */
   readonly next: readonly VMPhase[];

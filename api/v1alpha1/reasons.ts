@@ -56,7 +56,7 @@ export interface ReasonEntry {
    */
   readonly ofHost?: boolean;
   readonly by: 'operator' | 'agent' | 'agent and operator' | 'Kubernetes';
-  /** Meaning of the reason, as one sentence for people, without a final full stop. */
+  /** Meaning of the reason, as text for people, without a final full stop. */
   readonly says: string;
   /** Next step for people, in the imperative. If absent, nothing has to be done. */
   readonly todo?: string;

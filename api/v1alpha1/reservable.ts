@@ -1,6 +1,6 @@
 /**
- * The setting `ports` of the operator and of each agent. It contains the ports of hosts that VMs are allowed to reserve, and the ranges
- * from which agents choose ports.
+ * The setting `ports` of the operator and of each agent. It contains the host ports that VMs are allowed to reserve, and the ranges from
+ * which agents choose ports.
  */
 import * as z from 'zod';
 
@@ -11,8 +11,8 @@ export const VNC_FIRST_PORT = 5900;
 const FIRST_UNPRIVILEGED_PORT = 1024;
 
 /**
- * Ports that VMs are not allowed to reserve by default. They are the ports of etcd, the control plane and the kubelet, the port of the
- * chart's agent, and the node ports of Services.
+ * Default of `denied`: the ports that VMs are not allowed to reserve. They are the ports of etcd, the control plane and the kubelet, the
+ * port of the chart's agent, and the node ports of Services.
  */
 const DENIED = ['2379-2380', '6443', '10250-10259', '10350', '30000-32767'];
 

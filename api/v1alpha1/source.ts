@@ -32,11 +32,17 @@ export function downloadSchema(description: string) {
 
 export const sharedFileSchema = z
   .object({
-    path: text('Path below a shared root of the agent, without a leading slash.', 1024).meta(
-      documented('Path below a shared root of the agent, without a leading slash or `..`.', {
-        rule: "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
-        message: 'path must be relative and must not contain ..',
-      }),
+    path: text(
+      'Path of the file below a folder in `images.sharedRoots` of the agent, without a leading slash.',
+      1024,
+    ).meta(
+      documented(
+        'Path of the file below a folder in `images.sharedRoots` of the agent, without a leading slash or `..`.',
+        {
+          rule: "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
+          message: 'path must be relative and must not contain ..',
+        },
+      ),
     ),
   })
   .meta({ description: 'A file in a folder that all hosts mount.' });

@@ -30,7 +30,7 @@ export const CACHE_REASONS = {
     seen: { ImageCacheEntry: ['Ready', 'Event'] },
     class: 'state',
     by: 'operator',
-    says: 'All hosts that should have the image have it',
+    says: 'The image is on all hosts that should have it',
   },
   NoHosts: {
     seen: { ImageCacheEntry: ['Ready'] },

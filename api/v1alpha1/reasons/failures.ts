@@ -88,7 +88,7 @@ export const FAILURES = {
     seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
-    says: 'Another program, and not the agent, wrote into the status of the Pod that the Pod has ended',
+    says: 'The status of the Pod shows that the Pod has ended, but the agent did not write this status',
     todo: 'Find out which program wrote the status of the Pod, and create the VM or Emulator again',
   },
   PodDeleted: {
@@ -137,7 +137,7 @@ export const FAILURES = {
     seen: { ...MACHINE_FAILURE, Image: ['Ready', 'Stalled', 'Event'] },
     class: 'final',
     by: 'agent',
-    says: 'The agent of the host is too old to read the annotation of the Pod that describes the machine or task',
+    says: 'The agent of the host is too old to read the Pod’s annotation with the description of the machine or task',
     todo: 'Update the agent of the host, then create the object again',
   },
   InvalidMachine: {
