@@ -37,7 +37,7 @@ export interface CacheChange {
    * the targets that are current then.
    */
   readonly change: (before: CacheTargets) => CacheTargets;
-  /** Returns one item for each host. Call it after `change`, because an item can depend on the targets. */
+  /** Returns one item of the answer for each host. Call this function after `change`, because an item can depend on the new targets. */
   readonly result: () => CacheResult;
 }
 
@@ -46,7 +46,10 @@ export interface NewEntry {
   readonly spec: ImageCacheEntrySpec;
 }
 
-/** A new entry, or a patch of an existing entry. The API server refuses the write if somebody else wrote the entry at the same time. */
+/**
+ * The write of an entry: a new entry, or a patch of an existing entry. If the change is refused, `refusal` is the reason. The API server
+ * refuses the write if somebody else wrote the entry at the same time.
+ */
 export type EntryWrite =
   | { readonly create: NewEntry }
   | { readonly name: string; readonly patch: object }
@@ -57,7 +60,7 @@ export function entryName(reference: string): string {
   return ENTRY_PREFIX + createHash('sha256').update(reference).digest('hex').slice(0, HASH_LENGTH);
 }
 
-/** Returns the error message for an entry that other clients changed during each attempt. */
+/** Returns the error message for the case that each attempt failed, because other clients changed the entry at the same time. */
 export function changedByOthers(reference: string): string {
   return `Other clients change the cache of ${reference} at the same time. Try again`;
 }
@@ -99,8 +102,8 @@ export function isOneSelection({ nodes, tags, all }: CacheSelection): boolean {
 }
 
 /**
- * Returns the change after which the selected hosts keep or remove the image. If not exactly one field of the selection is set, no host is
- * selected.
+ * Plans a change that makes the selected hosts keep the image, or remove it. If no field or several fields of the selection are set, no
+ * host is selected.
  */
 export function cacheChange(
   action: 'add' | 'remove',
@@ -137,8 +140,8 @@ function addition(known: readonly Host[], missing: readonly string[]): Planned {
 }
 
 /**
- * Plans a removal. For a name that no host has, the removal counts as done, because a deleted host keeps nothing. For a host of another
- * namespace, the status is 404.
+ * Plans a removal. If a selected name belongs to no host, the removal from this host counts as done, because a deleted host keeps no image.
+ * For a host of another namespace, the answer contains the status 404.
  */
 function removal(known: readonly Host[], missing: readonly string[], { exists }: CacheHosts): Planned {
   const gone = new Set(missing.filter((name) => !exists(name)));
@@ -150,7 +153,7 @@ function removal(known: readonly Host[], missing: readonly string[], { exists }:
   };
 }
 
-/** Returns the names of the selected hosts. The request can contain names that no host has, and the result then contains them, too. */
+/** Returns the names of the selected hosts. If the request contains names that no host has, the result contains these names, too. */
 function selectedHosts(selection: CacheSelection, hosts: readonly HostNode[]): readonly string[] {
   if (!isOneSelection(selection)) {
     return [];

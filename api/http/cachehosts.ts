@@ -1,4 +1,4 @@
-/** Changes the targets of an ImageCacheEntry for single hosts. All functions are pure. */
+/** Adds single hosts to the targets of an ImageCacheEntry, or removes single hosts from the targets. All functions are pure. */
 import type { CacheTargets } from '../v1alpha1/cachetargets.ts';
 
 export interface Host {
@@ -7,8 +7,8 @@ export interface Host {
 }
 
 /**
- * Returns the targets with these hosts added. `excluded` contains the names of hosts that were not added, because the targets exclude a tag
- * of the host.
+ * Returns the targets with these hosts added. If the targets exclude a tag of a host, this host is not added, and `excluded` contains its
+ * name.
  */
 export function withHosts(
   targets: CacheTargets,
@@ -71,8 +71,8 @@ function changed(
 }
 
 /**
- * Removes the names of hosts that do not exist from the targets. The names do not become excluded hosts, because a later host with such a
- * name can belong to another namespace. Also, the list of excluded hosts has a limit.
+ * Removes the given names from the targets. No host has such a name. The function does not exclude these names, because a later host with
+ * such a name can belong to another namespace. Also, the list of excluded hosts has a limit.
  */
 export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>): CacheTargets {
   const { nodes = [] } = targets;
@@ -80,7 +80,7 @@ export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>):
   return kept.length === nodes.length ? targets : { ...targets, nodes: kept };
 }
 
-/** Returns true if the targets select no host, and also no host that is added later. */
+/** Returns true if the targets select no hosts, neither now nor when hosts are added later. */
 export function isEmpty({ all = false, nodes = [], tags = [] }: CacheTargets): boolean {
   return !all && nodes.length === 0 && tags.length === 0;
 }

@@ -9,7 +9,7 @@ import { gigabytes } from './nodeitem.ts';
 type InfoItem = CacheInfo['items'][number];
 type ListItem = CacheList['items'][number];
 
-/** Status of a host in an answer. The key is the state that the ImageCacheEntry reports for the host. */
+/** Maps the state that an ImageCacheEntry reports for a host to the status of the host in an answer. */
 const STATUS_BY_STATE: Readonly<Record<string, InfoItem['status']>> = {
   Queued: 'queued',
   Caching: 'caching',

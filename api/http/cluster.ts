@@ -10,14 +10,14 @@ export const clusterInfoSchema = z
     apiDomain: z.string().meta({ description: 'Host name in the certificate of the Kubernetes API.' }),
     certData: z.string().meta({
       description:
-        'Certificate of the authority of the Kubernetes API, as PEM text. Empty if a public authority signed the certificate of the API.',
+        'Certificate of the authority that signed the certificate of the Kubernetes API, as PEM text. Empty if this authority is a public one.',
     }),
     appClientId: z.string().meta({ description: 'Client ID of the berth command at the identity provider.' }),
     baseOauthEndpoint: z
       .string()
       .meta({ description: 'URL of the identity provider. Empty if there is no identity provider.' }),
     gpuPassthroughEnabled: z.boolean(),
-    issuer: z.string().optional().meta({ description: 'OIDC issuer of the users.' }),
+    issuer: z.string().optional().meta({ description: 'Issuer of the OIDC tokens of users.' }),
     scopes: z.array(z.string()).meta({ description: 'OIDC scopes that the berth command asks for.' }),
     deviceFlow: z.boolean().meta({ description: 'Whether the identity provider offers the device flow.' }),
     version: z.string().meta({ description: 'Version of Berth.' }),

@@ -3,10 +3,11 @@ import { WORKLOAD_LABEL } from '../v1alpha1/names.ts';
 import { hasEnded, type HostPod } from './host.ts';
 
 /**
- * Label selector of the Pods that are machines. It leaves out Pods that work on images, because their work is not for a single namespace.
+ * Label selector of the Pods of machines. The selector leaves out Pods that work on images, because this work is not for a single
+ * namespace.
  */
 export const MACHINES_SELECTOR = `${WORKLOAD_LABEL} in (vm,emulator)`;
-/** Largest number of machines whose names a refusal contains. */
+/** Largest number of machines that the message of a refusal names. */
 const NAMED = 5;
 
 export interface Dedication {
@@ -19,16 +20,19 @@ export interface Dedication {
 
 /** Functions that read and change the objects of one host at the API server. */
 export interface DedicatedHost {
-  /** Reads the Pods of the host with {@link MACHINES_SELECTOR} from the API server. A cache is not allowed, because it can lag. */
+  /**
+   * Reads the Pods of the host with {@link MACHINES_SELECTOR} from the API server, and not from a cache, because a cache can be out of
+   * date.
+   */
   readonly machines: () => Promise<readonly HostPod[]>;
   /** Changes the namespace of the host from `from` to `to`. @throws when the host does not belong to `from`. */
   readonly label: (from: string | undefined, to: string | undefined) => Promise<void>;
 }
 
 /**
- * Moves the host from one namespace to another, if no machine runs on it. If machines prevent this, resolves with a message. The machines
- * are counted again after the write, because a machine might be placed on the host in the meantime. The host then returns to its former
- * namespace.
+ * Moves the host from one namespace to another, if no machine runs on the host. If machines prevent the move, resolves with a message that
+ * names them. After the write, the function reads the machines again, because a machine might have been placed on the host in the meantime.
+ * If there is such a machine, the host returns to its former namespace.
  *
  * @throws errors of {@link DedicatedHost}.
  */

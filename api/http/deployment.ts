@@ -1,4 +1,4 @@
-/** Determines how far the deployment of a VM is, for the HTTP API and the `berth` command. */
+/** Determines how far the deployment of a VM has progressed, for the HTTP API and the `berth` command. */
 import { pause } from '../../base/time.ts';
 import type { VM } from '../v1alpha1/vm.ts';
 import { conditionOf } from './conditions.ts';
@@ -20,21 +20,21 @@ const NO_ROOM = 'Unschedulable';
 const FULL_STATUS = 503;
 
 /**
- * Time in milliseconds that the operator needs to notice a new object. A deployment fails for a missing object only after this time,
- * because clients often create a VM config or an image and immediately deploy a VM from it.
+ * Time in milliseconds that the operator needs to notice a new object. If an object is missing, the deployment fails only after this time.
+ * The reason is that clients often create a VM config or an image, and immediately deploy a VM from it.
  */
 const LEARNING_MILLISECONDS = 1_000;
 
-/** Options of the wait: the state of the VM to wait for, and the behaviour if no host has room. */
+/** Options of a request that waits for a VM: the state to wait for, and the behaviour if no host has room. */
 interface Wanted extends Pick<VMDeployQuery, 'waitFor' | 'whenFull'> {
   /**
-   * HTTP status code of the answer when no host has room for the VM. Its default is {@link FULL_STATUS}. If the field is set and `whenFull`
-   * is absent, the deployment ends when no host has room.
+   * HTTP status code of the answer if the deployment ends because no host has room for the VM. The default is {@link FULL_STATUS}. If this
+   * field is set and `whenFull` is absent, the deployment does not wait for room.
    */
   readonly fullStatus?: number | undefined;
 }
 
-/** Error with which a deployment ended. No machine runs. */
+/** Error that ended a deployment. The machine of the VM does not run. */
 export interface Ended {
   /** HTTP status code of the answer. */
   readonly code: number;
@@ -45,9 +45,9 @@ export interface Ended {
 export type DeploymentState = 'done' | 'waiting' | Ended;
 
 /**
- * Returns the state of the deployment, and the version of the VM with this state. The operator might not know a new object yet. Therefore,
- * if an object seems to be missing, the function waits a moment and reads the VM again. `readAgain` resolves with undefined if the VM is
- * gone. If somebody else has then created a VM with the same name, the function ignores that VM.
+ * Returns the state of the deployment, and the VM object that shows this state. The operator might not know a new object yet. Therefore, if
+ * an object seems to be missing, the function waits a moment and reads the VM again. `readAgain` resolves with undefined if the VM is gone.
+ * If somebody has created another VM with the same name in the meantime, the function ignores that VM.
  *
  * @throws the error of `readAgain`; the signal's reason when the signal aborts.
  */
@@ -111,8 +111,8 @@ function failureOf(vm: VM): Ended | undefined {
 }
 
 /**
- * Returns an error with code 404 if the VMConfig or image of the VM does not exist. Otherwise the deployment would wait until somebody
- * creates that object.
+ * Returns an error with code 404 if the VMConfig or image of the VM does not exist. Without this error, the deployment would wait until
+ * somebody creates that object.
  */
 function missingFor(vm: VM): Ended | undefined {
   if ((vm.status?.phase ?? 'Pending') !== 'Pending') {

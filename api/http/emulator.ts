@@ -42,7 +42,11 @@ function androidName(description: string) {
 
 export const emulatorRequestSchema = z
   .object({
-    vm: text('Name of the VM in this namespace to which the emulator belongs. The VM must run.', 63, LABEL),
+    vm: text(
+      'Name of the VM to which the emulator belongs. The VM is in the same namespace and must run.',
+      63,
+      LABEL,
+    ),
     name: text('Name of the emulator. When omitted, a name is generated.', 63, LABEL).optional(),
     platform: androidName('Android platform. android-36 when omitted.'),
     device: choice('Device to emulate. pixel_9 when omitted.', EMULATOR_DEVICES).optional(),

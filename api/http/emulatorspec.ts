@@ -1,6 +1,6 @@
 /**
- * Turns a request for an emulator into an Emulator, and determines how far the start of an Emulator is. For the HTTP API and the `berth`
- * command.
+ * Turns a request for an emulator into an Emulator, and determines how far its start has progressed. The HTTP API and the `berth` command
+ * use this code.
  */
 import type { Emulator } from '../v1alpha1/emulator.ts';
 import { EMULATOR_DEFAULTS } from '../v1alpha1/emulatordefaults.ts';
@@ -16,7 +16,7 @@ interface UnsavedEmulator {
   spec: Emulator['spec'];
 }
 
-/** Failure with which a deployment ended. No emulator runs. */
+/** Failure that ended the start of an emulator. The emulator does not run. */
 interface Failed {
   readonly reason: string;
   readonly message: string;
@@ -34,7 +34,7 @@ export function notRunning({ metadata, status }: VM): string | undefined {
     : `VM ${metadata.name} is not running. An emulator needs a running VM`;
 }
 
-/** Returns the Emulator for the request. Its `deployTimeoutSeconds` is at least as long as the request waits. */
+/** Returns the Emulator for the request. The time limit in its `deployTimeoutSeconds` is at least the time for which the request waits. */
 export function emulatorOf(request: EmulatorRequest, namespace: string): UnsavedEmulator {
   const { vm, name, platform, device, deviceProfile, imageType, cpu, memory } = request;
   const seconds = timeoutMinutes(request) * 60;

@@ -18,7 +18,10 @@ export const imageItemSchema = z
       .enum(['arm64', 'amd64', ''])
       .meta({ description: 'Architecture, or an empty text if it is not known.' }),
     state: z.enum(['Ready', 'Updating', 'Failed']),
-    size: z.string().optional().meta({ description: 'Disk size of a VM, as a quantity.' }),
+    size: z
+      .string()
+      .optional()
+      .meta({ description: 'Size of the disk of an Image, or of the disc of an ISO, as a quantity.' }),
     storageSize: z
       .string()
       .optional()

@@ -14,8 +14,8 @@ function names(description: string) {
   return z
     .union(
       [
-        // These limits refuse a list that is too long before its names are read. Otherwise each wrong name in the list would need memory
-        // for its own error.
+        // If a list is too long, these limits refuse it before its names are checked. Without the limits, each wrong name in the list would
+        // need memory for its own error.
         z.array(z.string().min(1).max(NAME_LENGTH)).max(NAMES),
         z.string().max(NAMES_LENGTH),
       ],

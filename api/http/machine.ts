@@ -24,7 +24,8 @@ export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
       .optional()
       .meta({ description: 'Whether only hosts with the tag are used. False when omitted.' }),
     scheduler: z.enum(['default', 'default-scheduler', 'most-allocated']).optional().meta({
-      description: 'default spreads machines over hosts. most-allocated fills one host after the other.',
+      description:
+        '`default` and `default-scheduler` spread the machines over the hosts. `most-allocated` fills one host after the other.',
     }),
     displayWidth: whole(displayWidth.minimum, displayWidth.maximum)
       .optional()

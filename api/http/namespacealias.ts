@@ -1,13 +1,13 @@
 /**
- * Translates between the real names of namespaces and the names that clients use. Some clients have a fixed prefix in their code, the
- * alias. The alias stands for the prefix of the real names. For the HTTP API and the `berth` command.
+ * Translates between the real names of namespaces and the names that clients use. Some clients have a fixed prefix in their code. This
+ * prefix is called the alias, and stands for the prefix of the real names. The HTTP API and the `berth` command use this translation.
  */
 
-/** The text after the alias in the clients' name for the default namespace. */
+/** Clients name the default namespace by the alias and this text. */
 const DEFAULT = 'default';
 
 interface AliasNames {
-  /** Returns the real name of the namespace that a client names. */
+  /** Returns the real name of the namespace for which clients use this name. */
   readonly real: (name: string) => string;
   /** Returns the name that clients use for the namespace with this real name. */
   readonly shown: (name: string) => string;

@@ -1,11 +1,11 @@
 /**
- * Shows namespaces, gives the labels of a new namespace, and checks whether a namespace is still used. For the HTTP API and the `berth`
- * command.
+ * Shows namespaces, gives the labels of a new namespace, and checks whether a namespace is still used. The HTTP API and the `berth` command
+ * use this code.
  */
 import { CUSTOM_PODS_LABEL } from '../v1alpha1/names.ts';
 import type { NamespaceItem } from './namespace.ts';
 
-/** Largest number of hosts, and also of VMs, that the message of a refusal names. */
+/** The message of a refusal names at most this number of hosts, and at most this number of VMs. */
 export const NAMED = 5;
 
 interface Named {

@@ -1,6 +1,6 @@
 /**
- * Finds the probable reason why an API server refused a token. The API server does not send the reason: it only logs it. Therefore this
- * file looks for the reason in the token.
+ * Finds the probable reason why an API server refused a token. The API server writes the reason only to its log, and does not send it to
+ * the client. Therefore this code looks for the reason in the token.
  */
 
 /** The identity provider with which users sign in. */
@@ -44,7 +44,7 @@ export function causeOfRefusal(token: string, signIn: SignIn, now = Date.now() /
     return `The token expired at ${written(expiry)}. Sign in again`;
   }
   if (begin !== undefined && begin > now + BEGIN_LEEWAY_SECONDS) {
-    return `The token is valid from ${written(begin)} on. Compare the clocks`;
+    return `The token is valid from ${written(begin)} on. Compare the clocks of the API server and the identity provider`;
   }
   return signIn.issuer !== undefined && claims['iss'] === signIn.issuer
     ? causeForProvider(claims, signIn.clientID, expiry)

@@ -12,7 +12,7 @@ import {
 } from '../v1alpha1/registrycredentials.ts';
 import type { RegistryCredentialRequest } from './registrycredential.ts';
 
-/** Data of the ConfigMap whose entries name the Secrets. */
+/** Data of the ConfigMap that has one entry for each credential. Each entry names the Secret with the credential. */
 export type Entries = Readonly<Record<string, string>>;
 
 export interface RegistryItem {
@@ -31,7 +31,10 @@ export interface Addition {
   readonly entries: Record<string, string | null>;
 }
 
-/** Reason why a credential is not added. `field` names the wrong field of the request. It is absent if the request itself is not wrong. */
+/**
+ * Reason why a credential is not added. `field` names the wrong field of the request. If the request itself is not wrong, `field` is
+ * absent.
+ */
 export interface Refusal {
   readonly field?: 'server';
   readonly alreadyExists?: true;
@@ -39,8 +42,8 @@ export interface Refusal {
 }
 
 /**
- * Entries of the ConfigMap to remove, and Secrets to delete afterwards. The Secret that has Berth's name for the registry is always listed,
- * because an interrupted removal might have deleted only its entry.
+ * Entries of the ConfigMap to remove, and Secrets to delete afterwards. The list of Secrets always contains the Secret that Berth creates
+ * for the registry. An earlier removal might have been interrupted after it removed the entry.
  */
 export interface Removal {
   readonly entries: Record<string, null>;

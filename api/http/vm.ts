@@ -14,7 +14,7 @@ export const vmItemSchema = z
     gpuPassthrough: z.boolean(),
     deployDate: z.string().optional().meta({ description: 'RFC 3339 time at which the VM was created.' }),
     ssh: z.int().optional().meta({ description: 'Port for SSH.' }),
-    vnc: z.int().optional().meta({ description: 'Port of the host that serves the screen over VNC.' }),
+    vnc: z.int().optional().meta({ description: 'VNC port of the screen, on the host.' }),
     screenshare: z.int().optional().meta({ description: 'Port for screen sharing.' }),
     status: z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Suspended', 'Terminating']),
     reservedPorts: z.string().optional().meta({ description: 'Reserved ports, for example 8080:80/tcp.' }),

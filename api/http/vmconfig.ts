@@ -18,7 +18,10 @@ export const vmConfigItemSchema = z
     cpu: z.int().optional(),
     memory: z.number().optional().meta({ description: 'Memory in GiB.' }),
     type: z.enum(['arm64', 'amd64']).optional().meta({ description: 'Architecture of its VMs.' }),
-    node: z.string().optional().meta({ description: 'The only allowed host of its VMs.' }),
+    node: z
+      .string()
+      .optional()
+      .meta({ description: 'The only host on which VMs with this VM config can run.' }),
     scheduler: z.enum(['default', 'most-allocated']).optional(),
     tag: z.string().optional(),
     tagRequired: z.boolean().optional(),
@@ -49,7 +52,7 @@ export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
       path: ['image'],
     })
     .refine(({ systemSerial }) => systemSerial === undefined, {
-      error: 'belongs to a single VM: give it when you deploy the VM',
+      error: 'belongs to a single VM. Give the serial number when you deploy the VM',
       path: ['systemSerial'],
     });
 }

@@ -14,12 +14,12 @@ const LABELS = 64;
 /** Longest text of reserved ports, in characters. Each of the 64 ports has at most 15 characters, a comma and a space. */
 const PORTS_LENGTH = 1_088;
 const NAME_LENGTH = 63;
-/** Longest name in a request for a generated name. The server adds a dash and 5 characters to this name. */
+/** Longest name in a request that asks for a generated name. The server adds a dash and 5 characters to this name. */
 const GENERATED_NAME_LENGTH = NAME_LENGTH - 6;
 const VM_NAME = /^[a-z]([-a-z0-9]*[a-z0-9])?$/;
 /**
- * Pattern of reserved ports in a request. The host port is required, although the VM kind does not need it. The API server checks the
- * numbers.
+ * Pattern of reserved ports in a request. A request must give the host port, although the VM kind does not require it. The API server
+ * checks the port numbers.
  */
 const RESERVED_PORTS = /^ *\d+:\d+(\/[a-zA-Z]+)?( *, *\d+:\d+(\/[a-zA-Z]+)?)* *(, *)?$/;
 
@@ -40,14 +40,14 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
   return z
     .object({
       ...machineRequestFields(dpiMaximum),
-      vmConfig: objectName('VM config with values for the fields that are not given.').optional(),
+      vmConfig: objectName('VM config that gives the values of omitted fields.').optional(),
       name: text('Name of the VM. When omitted, a name is generated.', NAME_LENGTH, VM_NAME).optional(),
       shouldGenerateName: z
         .boolean()
         .optional()
         .meta({ description: 'Whether the server adds a dash and 5 characters to the name.' }),
       reservedPorts: text(
-        'Ports HOST:GUEST, each optionally with /tcp or /udp, separated by commas.',
+        'Reserved ports, separated by commas. Each has the form HOST:GUEST, optionally with /tcp or /udp.',
         PORTS_LENGTH,
         RESERVED_PORTS,
       ).optional(),
@@ -88,7 +88,7 @@ export const vmDeployQuery = z.object({
     .meta({ description: 'If false, the server answers 202 as soon as the VM exists.' }),
   waitFor: z.enum(['running', 'ready']).default('running').meta({
     description:
-      'State of the VM for which the server waits before it answers: the VM runs, or the VM is Ready.',
+      'running: the server answers when the VM runs. ready: the server answers when the VM is Ready.',
   }),
   whenFull: z.enum(['wait', 'fail']).optional().meta({
     description:

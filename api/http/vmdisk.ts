@@ -1,6 +1,6 @@
 /**
- * Turns requests to save, push, commit or resize the disk of a VM into the objects to write, or into reasons for a refusal. For the HTTP
- * API and the `berth` command.
+ * Turns requests to save, push, commit or resize the disk of a VM into the objects to write, or into reasons for a refusal. The HTTP API
+ * and the `berth` command use this code.
  */
 import type { Image, ImageSpec } from '../v1alpha1/image.ts';
 import { parseQuantity } from '../v1alpha1/quantity.ts';
@@ -43,7 +43,8 @@ export function savedImage(
 }
 
 /**
- * Returns a new Image that represents a push of the VM's disk. It has no credentials, because the operator finds those of the namespace.
+ * Returns a new Image that represents a push of the VM's disk. The Image names no credentials, because the operator finds the credentials
+ * of the namespace.
  */
 export function pushedImage(
   vm: Name,
@@ -88,7 +89,7 @@ export async function commitChange(
 }
 
 /**
- * Reports whether the VM was made from an earlier Image of the same name, or from earlier content of this Image. A commit would then
+ * Reports whether the VM was made from an earlier Image of the same name, or from earlier content of this Image. If so, a commit would
  * destroy content that somebody else made. If an earlier commit of this VM made the present content, the result is false.
  */
 function isOther(image: Image, vm: VM): boolean {
@@ -125,7 +126,7 @@ export function resizeChange(
   { metadata: { name, uid }, spec, status }: VM,
   wanted: string,
 ): { patch: object } | { refusal: string } {
-  // Both sizes are compared, because `spec` has a larger size than `status` until the host has done an earlier resize.
+  // The function compares both sizes, because they can differ: until the host has done an earlier resize, the size in `spec` is larger.
   const larger = [status?.resources?.diskSize, spec.diskSize].find(
     (size) => size !== undefined && parseQuantity(size) > parseQuantity(wanted),
   );

@@ -1,6 +1,6 @@
 /**
- * Commands for the power of a VM: the fields that each command changes, and the phases in which it is refused. For the HTTP API and the
- * `berth` command.
+ * Commands that change the power state or the disk of a VM. Each command has the fields that it changes, and the phases in which it is
+ * refused. The HTTP API and the `berth` command use these commands.
  */
 import type { VMPhase } from '../v1alpha1/phases.ts';
 import type { VM, VMSpec } from '../v1alpha1/vm.ts';

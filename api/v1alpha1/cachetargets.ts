@@ -1,6 +1,6 @@
 /**
- * Reads ImageCacheEntries: the normalized name of the image, and the hosts that should have it. Also decides which entry has an effect if
- * several name the same image.
+ * Reads from ImageCacheEntries the normalized name of the image, and the hosts that should have the image. If several entries name the same
+ * image, this code also decides which of them has an effect.
  */
 import type { ImageCacheEntrySpec } from './imagecacheentry.ts';
 import type { ObjectMeta } from './metadata.ts';
@@ -38,9 +38,9 @@ interface Entry {
 }
 
 /**
- * Only one of several entries for the same image has an effect. Returns this entry. It is the entry with the finalizer, because its work
- * has begun. If no entry has the finalizer, it is the oldest entry. If two entries were created in the same second, it is the first by
- * name.
+ * If several entries are for the same image, only one of them has an effect. Returns this entry. It is the entry with the finalizer,
+ * because the work for that entry has begun. If no entry has the finalizer, the result is the oldest entry. If two entries were created in
+ * the same second, the result is the first by name.
  */
 export function keepingEntry<Kept extends Entry>(entries: readonly Kept[]): Kept | undefined {
   return entries.toSorted((one, other) => (rank(one) < rank(other) ? -1 : 1))[0];

@@ -31,15 +31,15 @@ export function displayFields(dpiMaximum: DisplayDpiMaximum) {
     integer(description, minimum, maximum).optional();
   return {
     displayWidth: field(
-      'Width of the display in pixels. If any display field is set, the guest has a screen, even if VNC is off. The default is 1920 if another display field is set.',
+      'Width of the display in pixels. If any display field is set, the guest has a screen, even if VNC is off. If another display field is set, the default is 1920.',
       bounds.displayWidth,
     ),
     displayHeight: field(
-      'Height of the display in pixels. The default is 1080 if another display field is set.',
+      'Height of the display in pixels. If another display field is set, the default is 1080.',
       bounds.displayHeight,
     ),
     displayDPI: field(
-      'Dots per inch of the display. The host uses this value to compute the physical size of the screen for the guest. If a host cannot set this value, the condition DisplayReady has the reason.',
+      'Dots per inch of the display. The host uses this value to compute the physical size of the screen for the guest. If a host cannot set this value, the condition DisplayReady gives the reason.',
       bounds.displayDPI,
     ),
   };

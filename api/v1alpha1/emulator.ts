@@ -18,7 +18,7 @@ import { choice, count, documented, immutable, integer, LABEL, report, text, tim
 const SECONDS_PER_DAY = 86_400;
 
 /**
- * Least memory of an emulator. The emulator itself raises a smaller value to this one, and would then use more memory than its Pod
+ * Smallest allowed memory of an emulator. An emulator would raise a smaller value to this one, and would then use more memory than its Pod
  * requests.
  */
 const LEAST_MEMORY = '2560Mi';
@@ -26,7 +26,7 @@ const LEAST_MEMORY = '2560Mi';
 const emulatorSpecSchema = z
   .object({
     vmName: text(
-      'Name of the VM in this namespace to which the emulator belongs. The emulator runs on the host of this VM, as long as the VM runs. Immutable.',
+      'Name of the VM to which the emulator belongs. The VM is in the same namespace. The emulator runs on the host of this VM, as long as the VM runs. Immutable.',
       63,
       LABEL,
     ),
@@ -50,11 +50,11 @@ const emulatorSpecSchema = z
       LEAST_MEMORY,
     ).optional(),
     exposure: choice(
-      'Which computers reach ADB. ADB has no password. PairedVM (the default): only the VM in vmName. Host: every computer that reaches the host, at a port of the host. Immutable.',
+      'Computers that can reach ADB. ADB has no password. PairedVM (the default): only the VM in vmName can reach ADB. Host: every computer that reaches the host can reach ADB at a port of the host. Immutable.',
       ['PairedVM', 'Host'],
     ).optional(),
     whenVMStops: choice(
-      'Behaviour when the VM stops. Stop (the default): the emulator stops and its data are deleted. This object stays, and the emulator starts with new data when the VM runs again. Delete: this object is deleted too.',
+      'Behaviour when the VM stops. Stop (the default): the emulator stops, its data are deleted, and the Emulator object stays. When the VM runs again, the emulator starts with new data. Delete: the emulator stops, and the Emulator object is deleted.',
       ['Stop', 'Delete'],
     ).optional(),
     deployTimeoutSeconds: integer(
@@ -84,24 +84,26 @@ export const emulatorStatusSchema = z
   .object({
     ...commonStatus(),
     phase: report(
-      'Summary for people: Pending, Scheduled, Starting, Running, Stopped, Failed or Terminating.',
+      'Phase of the emulator: Pending, Scheduled, Starting, Running, Stopped, Failed or Terminating. It is for people. Programs read the conditions instead.',
       64,
     ).optional(),
     nodeName: report('Host of the emulator.', 253).optional(),
-    firstRunningTime: timestamp('Time when the emulator first ran. It never changes afterwards.').optional(),
+    firstRunningTime: timestamp('Time when the emulator first ran. This time never changes.').optional(),
     failure: z
       .object({
         reason: report('One word for programs.', 1024),
         message: report('Description of the failure, with the last output of the emulator.', 32_768),
         time: timestamp('Time when the operator recorded the failure.'),
       })
-      .meta({ description: 'Reason for the end of the emulator. Removed when the VM stops.' })
+      .meta({
+        description: 'Reason why the emulator failed. The operator removes this field when the VM stops.',
+      })
       .optional(),
     adb: z
       .object({ address: report('Address.', 253), port: count('Port.', 65_535) })
       .meta({
         description:
-          'Address and port of ADB. If exposure is PairedVM, only the VM reaches this address. If exposure is Host, it is the address of the host.',
+          'Address and port of ADB. If exposure is PairedVM, only the VM reaches this address. If exposure is Host, the address is that of the host.',
       })
       .optional(),
   })

@@ -41,7 +41,7 @@ export const emulatorMachineSchema = z.object({
   /** `PairedVM`: only the machine of `vm` can reach ADB. `Host`: a port of the host leads to ADB. */
   exposure: z.enum(['PairedVM', 'Host']),
   /**
-   * Value of `stops` in the report of the VM's machine when the operator wrote this document. If the machine later reports another value,
+   * Value of `stops` that the VM's machine had reported when the operator wrote this document. If the machine later reports another value,
    * the VM was stopped while the emulator existed.
    */
   stops: z.number().int().min(0).optional(),
@@ -50,7 +50,7 @@ export type EmulatorMachine = z.infer<typeof emulatorMachineSchema>;
 
 /**
  * Memory in bytes that an emulator's process needs in addition to the guest's memory. The operator adds this value to the Pod's request.
- * Users report 0.4 to 0.8 GB.
+ * Users report that the process needs 0.4 to 0.8 GB.
  */
 export const EMULATOR_MEMORY_OVERHEAD_BYTES = 1024 * 1024 * 1024;
 

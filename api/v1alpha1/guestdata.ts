@@ -9,13 +9,13 @@ import { documented, objectName, text } from './schema.ts';
 const KIBIBYTE = 1024;
 
 /**
- * Part of a pattern: the control characters that are refused. All except tab, line feed and carriage return are refused, because guests
- * cannot read them in YAML. Also, JSON needs six bytes for each.
+ * Part of a pattern: the refused control characters. Tab, line feed and carriage return are allowed. All others are refused, because guests
+ * cannot read them in YAML. Also, JSON needs six bytes for each of them.
  */
 const CONTROL = String.raw`\x00-\x08\x0b\x0c\x0e-\x1f\x7f`;
 const TEXT = new RegExp(`^[^${CONTROL}]*$`);
 const NO_CONTROL = 'must not contain control characters except tab, line feed and carriage return';
-/** CEL rule that a text contains no character of {@link CONTROL}. */
+/** CEL rule: a text must not contain a character of {@link CONTROL}. */
 const TEXT_RULE = { rule: `!self.matches(r'[${CONTROL}]')`, message: NO_CONTROL };
 
 /** Largest length of `userData`, in characters. */
@@ -45,7 +45,7 @@ export const userDataSecretSchema = z
   })
   .meta({
     description:
-      'Secret with data that the guest uses at its first boot. The host reads the Secret at each start. If the Secret does not exist, the machine does not start until it exists.',
+      'Secret with data that the guest uses at its first boot. The host reads the Secret at each start of the machine. The machine does not start until the Secret exists.',
   });
 
 /** Keys of the metadata that every guest gets. Users must not set these keys in `guestMetadata`. */
@@ -85,7 +85,7 @@ export const guestMetadataSchema = z
   .refine((values) => Object.keys(values).every((key) => METADATA_KEY.test(key)), { error: KEYS })
   .meta({
     ...documented(
-      `Values for the guest: at most ${METADATA_ENTRIES}, each of at most ${METADATA_VALUE_LENGTH} characters, and ${METADATA_JSON_BYTES} bytes in all as JSON text. Every guest also has the values ${STANDARD_METADATA.join(', ')}.`,
+      `Values for the guest: at most ${METADATA_ENTRIES} values of at most ${METADATA_VALUE_LENGTH} characters each. As JSON text, all values together have at most ${METADATA_JSON_BYTES} bytes. Every guest also has the values ${STANDARD_METADATA.join(', ')}.`,
       { rule: `self.all(key, key.matches('${METADATA_KEY.source}'))`, message: KEYS },
       { rule: `!self.exists(key, key in ['${STANDARD_METADATA.join("','")}'])`, message: NO_STANDARD_KEY },
       { rule: `self.map(k, ${ENTRY_BYTES}).sum() < ${METADATA_JSON_BYTES}`, message: TOO_MUCH_METADATA },
@@ -146,7 +146,7 @@ export const sshAuthorizedKeysSchema = z
   .max(SSH_KEYS)
   .meta({
     ...documented(
-      `OpenSSH public keys with which users can log in, at most ${SSH_KEYS}. The guest gives them to its default user and to root. The list of a VM replaces the list of its VMConfig.`,
+      `OpenSSH public keys with which users can log in, at most ${SSH_KEYS}. The guest accepts these keys for its default user and for root. If a VM has this list, the list of its VMConfig is not used.`,
       {
         rule: `self.map(k, strings.quote(k).size() + 1).sum() <= ${SSH_KEYS_JSON_BYTES}`,
         message: TOO_MANY_KEY_BYTES,

@@ -38,7 +38,12 @@ const sourceFields = {
 
 const imageSourceSchema = z
   .object(sourceFields)
-  .meta(documented('Source of the image: exactly one. Immutable.', oneOf(Object.keys(sourceFields), true)));
+  .meta(
+    documented(
+      'Source of the image. Exactly one field must be set. Immutable.',
+      oneOf(Object.keys(sourceFields), true),
+    ),
+  );
 
 const imageSpecSchema = z
   .object({
@@ -62,7 +67,9 @@ const imageSpecSchema = z
     push: z
       .object({
         reference: imageName('Target of the push.'),
-        secretName: objectName('Secret in this namespace with credentials of the registry.').optional(),
+        secretName: objectName(
+          'Name of the Secret with the credentials for the registry. The Secret is in this namespace.',
+        ).optional(),
         requestedAt: timestamp('Set a new time to start a push.'),
       })
       .meta({ description: 'Pushes this Image to a registry.' })
@@ -97,7 +104,7 @@ export const imageStatusSchema = z
     lastCommit: action('The last commit.'),
     lastPush: action('The last push.'),
     finishedTime: timestamp(
-      'Time when the last work on this Image ended. Set when the content is complete or can never be complete, and no commit or push runs. Also set while the VM in fromVM does not exist.',
+      'Time when the last work on this Image ended. The operator sets this time when no commit or push runs, and the content is complete or can never be complete. The time is also set while the VM in fromVM does not exist.',
     ).optional(),
   })
   .meta({ description: 'Last observed state of the Image, written by the operator.' });
@@ -110,5 +117,5 @@ export const IMAGE_KIND: KindContent = {
   spec: imageSpecSchema,
   status: imageStatusSchema,
   rules: [],
-  columns: storedColumns('Disk size of a VM.'),
+  columns: storedColumns('Size of the disk that a VM gets from the image.'),
 };

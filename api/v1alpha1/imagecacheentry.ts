@@ -18,8 +18,8 @@ import {
 import { TAG, TAG_LENGTH } from './tag.ts';
 
 /**
- * Largest number of hosts that one entry can name. A status with so many hosts stays below etcd's limit of 1.5 MB if their names have usual
- * lengths.
+ * Largest number of hosts that one entry can name. A status with so many hosts stays below etcd's limit of 1.5 MB if the names of the hosts
+ * have usual lengths.
  */
 const MAXIMUM_NODES = 4096;
 
@@ -41,11 +41,14 @@ function nodeNames(description: string) {
 
 const imageCacheEntrySpecSchema = z
   .object({
-    reference: text('OCI reference of the image, in any spelling.', IMAGE_NAME_LENGTH).optional(),
+    reference: text(
+      'OCI reference of the image. A short form is allowed, for example without registry and tag.',
+      IMAGE_NAME_LENGTH,
+    ).optional(),
     imageRef: z
       .object({
         namespace: namespaceName(
-          'Namespace of the Image. For a namespace other than platform-default, the user who writes this entry needs the right to get the Image.',
+          'Namespace of the Image. If it is not platform-default, the user who writes this entry needs the right to get the Image.',
         ),
         name: objectName('Name of the Image.'),
       })
@@ -56,16 +59,20 @@ const imageCacheEntrySpecSchema = z
         all: z.boolean().meta({ description: 'Every host.' }).optional(),
         nodes: nodeNames('Hosts by name.'),
         tags: tagNames('Hosts with any of these tags.'),
-        excludeNodes: nodeNames('Hosts that are left out, even if other fields name them.'),
-        excludeTags: tagNames('Hosts with any of these tags are left out, even if other fields name them.'),
+        excludeNodes: nodeNames(
+          'Excluded hosts. They do not keep the image, even if other fields select them.',
+        ),
+        excludeTags: tagNames(
+          'Excluded tags. Hosts with any of these tags do not keep the image, even if other fields select them.',
+        ),
       })
       .meta({
         description:
-          'Hosts that keep the image: all hosts that at least one field names, except the excluded hosts.',
+          'Hosts that keep the image. A host keeps the image if at least one field selects the host, and no field excludes it.',
       })
       .optional(),
     pullSecretName: objectName(
-      'Secret in berth-system with credentials of the registry. The user who writes this entry needs the right to get the Secret.',
+      'Name of the Secret with the credentials for the registry. The Secret is in berth-system. The user who writes this entry needs the right to get the Secret.',
     ).optional(),
     refreshRequestedAt: timestamp(
       'When you change this time, each host checks once whether there is a newer image.',
@@ -85,7 +92,7 @@ export const NODE_MESSAGE_LENGTH = 256;
 
 const nodeStateSchema = z.object({
   node: report('Name of the Node.', 253),
-  state: report('Queued, Caching, Removing, Failed or Outdated.', 64),
+  state: report('State of the image on the host: Queued, Caching, Removing, Failed or Outdated.', 64),
   message: report('For people.', NODE_MESSAGE_LENGTH).optional(),
   queuedAt: timestamp(
     'Time when the host first had to fetch or remove the image. The deadline of the work is counted from this time.',
@@ -113,18 +120,18 @@ export const imageCacheEntryStatusSchema = z
       .array(nodeStateSchema)
       .max(MAXIMUM_NODES)
       .meta({
-        description: 'Hosts that do not have the desired state.',
+        description: 'Hosts on which the image is not yet in the desired state.',
         'x-kubernetes-list-type': 'map',
         'x-kubernetes-list-map-keys': ['node'],
       })
       .optional(),
-    failing: report('Hosts where caching failed, as text.', 512).optional(),
+    failing: report('Names of the hosts where caching failed, as one text.', 512).optional(),
     holders: z
       .array(report('Name of a Node.', 253))
       .max(MAXIMUM_NODES)
       .meta({
         description:
-          'Hosts that have the image because of this entry, or possibly have it. Each of them removes the image before the entry is deleted.',
+          'Hosts that have the image because of this entry, or perhaps have it. Before the entry is deleted, each of these hosts removes the image.',
         'x-kubernetes-list-type': 'set',
       })
       .optional(),

@@ -28,7 +28,12 @@ const sourceFields = {
 
 const isoSourceSchema = z
   .object(sourceFields)
-  .meta(documented('Source of the ISO: exactly one. Immutable.', oneOf(Object.keys(sourceFields), true)));
+  .meta(
+    documented(
+      'Source of the ISO. Exactly one field must be set. Immutable.',
+      oneOf(Object.keys(sourceFields), true),
+    ),
+  );
 
 const isoSpecSchema = z
   .object({

@@ -22,7 +22,7 @@ export interface KindContent {
   columns: readonly PrinterColumn[];
 }
 
-/** A kind with the names that its URLs and objects contain. */
+/** A kind, with the names that the URLs and the objects of the kind contain. */
 export interface KindDefinition extends KindContent {
   kind: string;
   plural: string;
@@ -30,8 +30,8 @@ export interface KindDefinition extends KindContent {
 }
 
 /**
- * Returns the CEL rule that an object's name has at most `maximum` characters. If `o.dots` is false, the rule also forbids dots, because
- * the Pods of some kinds have the name of the object.
+ * Returns a CEL rule: the name of an object must have at most `maximum` characters. If `o.dots` is false, the rule also forbids dots. Some
+ * kinds need this, because their Pods have the same names as the objects.
  */
 export function nameRule(maximum: number, o: { dots: boolean }): CelRule {
   const noDots = o.dots ? '' : " && !self.metadata.name.contains('.')";
@@ -53,7 +53,7 @@ export function column(
   return { name, type, description, jsonPath };
 }
 
-export const PHASE_COLUMN = column('Phase', '.status.phase', 'Stage of the life of the object.');
+export const PHASE_COLUMN = column('Phase', '.status.phase', 'Phase of the object.');
 export const AGE_COLUMN = column('Age', '.metadata.creationTimestamp', 'Time since creation.', 'date');
 
 /** Returns a column that shows one field of a condition. */

@@ -10,7 +10,10 @@ import { undefinedIfSync } from '../../base/errors.ts';
 /** Version of the annotation `berth.dev/machine`. An agent that does not know the version refuses the Pod with `AgentTooOld`. */
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';
 
-/** Source from which the agent gets a disk or an ISO. `directSource` in operator/image makes it from the source of an Image. */
+/**
+ * Source from which the agent gets a disk or an ISO. The function `directSource` in operator/image derives this source from the source of
+ * an Image.
+ */
 export const machineImageSourceSchema = z.discriminatedUnion('type', [
   z.object({ type: z.literal('registry'), reference: z.string() }),
   z.object({ type: z.literal('http'), url: z.string(), sha256: z.string() }),
@@ -42,11 +45,11 @@ export type MachinePort = z.infer<typeof machinePortSchema>;
 /** Port of the guest for which the agent chooses a port of the host. */
 const automaticPortSchema = z.object({
   protocol: z.enum(['TCP', 'UDP']),
-  /** Port in the guest. It is 0 for the purpose `vnc`, because the hypervisor serves the screen, and not the guest. */
+  /** Port in the guest. It is 0 for the purpose `vnc`, because the hypervisor, not the guest, serves the screen. */
   guestPort: z.number().int(),
   /**
-   * `ssh`, `screen`, `vnc` or `emulators`. Each purpose has its own range of host ports. If an agent does not know the purpose, it chooses
-   * a port as if the field were absent.
+   * Purpose of the port: `ssh`, `screen`, `vnc` or `emulators`. Each purpose has its own range of host ports. If an agent does not know the
+   * purpose, it chooses a port as if the field were absent.
    */
   purpose: z.string().optional(),
 });
@@ -115,7 +118,9 @@ export type Desired = z.infer<typeof desiredSchema>;
 const LAST_PORT = 65_535;
 /** Largest length in characters of an RFC 3339 time from a host. A time with nanoseconds and an offset is shorter. */
 const LONGEST_TIME = 40;
-/** Schema of a time. It accepts the same texts as the API server for times in the VM's status. The letters T and Z can be in lower case. */
+/**
+ * Schema of a time. It accepts the texts that the API server accepts as times in the VM's status. The letters T and Z can be in lower case.
+ */
 const timeText = z
   .string()
   .max(LONGEST_TIME)
@@ -147,7 +152,7 @@ export const guestHostNameSchema = z
   .max(GUEST_HOST_NAME_LENGTH)
   .regex(/^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$/);
 
-/** Facts that a guest reported about itself. They can be wrong, because nothing else checks them. */
+/** Facts that a guest reported about itself. They can be wrong, because Berth cannot check them. */
 const guestFactsSchema = z.object({
   addresses: z
     .array(z.union([z.ipv4(), z.ipv6()]))
@@ -160,8 +165,8 @@ export type GuestFacts = z.infer<typeof guestFactsSchema>;
 
 /**
  * The report that the agent writes as JSON into the message of the Pod condition `berth.dev/Machine`. The report contains the hash of the
- * last `berth.dev/desired` that was fulfilled, because the generation of a Pod does not change with its annotations. It also contains the
- * finished actions, and facts for the VM's status.
+ * last `berth.dev/desired` that the machine fulfils. The hash is necessary, because a change of an annotation does not change the Pod's
+ * generation. The report also contains the finished actions, and facts for the VM's status.
  */
 export const machineReportSchema = z.object({
   /** The first 16 hexadecimal digits of the SHA-256 of the annotation `berth.dev/desired`. The machine now fulfils this annotation. */
@@ -170,7 +175,8 @@ export const machineReportSchema = z.object({
   revertedAt: reported(timeText),
   /**
    * Number of times that the VM's machine was stopped or suspended, or ended by itself and stayed off. A restart does not count. If the
-   * number has grown, the VM was stopped in between, even if it runs again. Absent for emulators, and in reports of earlier agents.
+   * number is larger than in an earlier report, the VM was stopped between the two reports, even if it runs again. The number is absent for
+   * emulators, and in reports of earlier agents.
    */
   stops: reported(z.number().int().min(0).max(Number.MAX_SAFE_INTEGER)),
   /** Values with which the running machine was started. They can differ from {@link Desired} until the next start. */
@@ -184,8 +190,8 @@ export const machineReportSchema = z.object({
   accelerator: reported(z.string()),
   imageDigest: reported(z.string()),
   /**
-   * Whether the guest agent answers. Before the first answer, the field is false if the VM has the readiness type GuestAgent, and absent
-   * otherwise.
+   * Whether the guest agent answers. Before the first answer, the field is false for a VM with the readiness type GuestAgent. For other
+   * VMs, it is absent until then.
    */
   guestAgentConnected: reported(z.boolean()),
   /** Facts from the last answer of the guest agent since the machine started. */
@@ -195,7 +201,10 @@ export const machineReportSchema = z.object({
    * message of a condition, which has at most 4,096 characters.
    */
   endpoints: reported(z.array(z.number().int().min(1).max(LAST_PORT)).max(MAXIMUM_AUTOMATIC_PORTS)),
-  /** Whether the guest has the display that the VM requests. Absent if the VM requests no display, or while the host does not know this. */
+  /**
+   * Whether the guest has the display that the VM requests. Absent if the VM requests no display. Also absent while the host does not know
+   * which display the guest has.
+   */
   display: reported(z.object({ ready: z.boolean(), reason: z.string(), message: z.string() })),
   /** Address and port of an emulator's ADB. Absent for VMs, and while the host does not know the address. */
   adb: reported(z.object({ address: z.ipv4(), port: z.number().int().min(1).max(LAST_PORT) })),

@@ -4,7 +4,7 @@ export const API_VERSION = `${GROUP}/v1alpha1`;
 
 /**
  * Key of a label and of a taint on every host's Node, for selectors and people. The label does not prove that a Node is a host, because any
- * kubelet can set it on its own Node. Only {@link HOST_MARK} proves it.
+ * kubelet can set the label on its own Node. Only {@link HOST_MARK} proves that a Node is a host.
  */
 export const HOST_KEY = 'berth.dev/host';
 export const HOST_VALUE = 'true';
@@ -22,7 +22,8 @@ const HOST_NAME = /^[a-z0-9]([a-z0-9-]*[a-z0-9])?$/;
  */
 export const FIRST_CERTIFICATE_SECONDS = 3_600;
 /**
- * Name of the agent for the API server. It is the field manager of the fields that the agent applies, and the user agent of its requests.
+ * Name by which the API server knows the agent. It is the field manager of the fields that the agent applies, and the user agent of the
+ * agent's requests.
  */
 export const AGENT_NAME = 'berth-agent';
 /** Label of the operator's Pod that is the leader. Only one Pod has it. */
@@ -44,9 +45,9 @@ export const MACHINE_ANNOTATION = 'berth.dev/machine';
 export const DESIRED_ANNOTATION = 'berth.dev/desired';
 
 /**
- * Annotation of the Pods of machines and tasks: the servers that the Pod may use without TLS, or without a check of the certificate.
- * `insecureServersText` in registrycredentials.ts writes its value. An agent that does not know the annotation uses TLS and checks the
- * certificate.
+ * Annotation of the Pods of machines and tasks. It lists the servers that the Pod may use without TLS, or without a check of the
+ * certificate. `insecureServersText` in registrycredentials.ts makes the text of this list. An agent that does not know the annotation uses
+ * TLS and checks the certificate.
  */
 export const INSECURE_SERVERS_ANNOTATION = 'berth.dev/insecure-servers';
 
@@ -54,20 +55,25 @@ export const INSECURE_SERVERS_ANNOTATION = 'berth.dev/insecure-servers';
 export const TASK_ANNOTATION = 'berth.dev/task';
 
 export const VM_UID_LABEL = 'berth.dev/vm-uid';
-/** Label of Jobs and their Pods with the uid of the task's Image or ISO. A later object can have the same name, but never the same uid. */
+/**
+ * Label of Jobs and their Pods. Its value is the uid of the task's Image or ISO. The value is not a name, because a later object can have
+ * the same name, but never the same uid.
+ */
 export const IMAGE_UID_LABEL = 'berth.dev/image-uid';
-/** Label of Jobs and their Pods with the operation on the image: `pull`, `download` and others. */
+/** Label of Jobs and their Pods. Its value is the operation on the image, for example `pull` or `download`. */
 export const OPERATION_LABEL = 'berth.dev/operation';
-/** Label with the uid of the Emulator to which a Pod belongs. The Pod of an emulator does not have {@link VM_UID_LABEL}. */
+/** Label of the Pod of an Emulator. Its value is the uid of the Emulator. Such a Pod does not have the label {@link VM_UID_LABEL}. */
 export const EMULATOR_UID_LABEL = 'berth.dev/emulator-uid';
 /** Label with the type of work: `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). */
 export const WORKLOAD_LABEL = 'berth.dev/workload';
 
-/** Finalizer of a VM or an Emulator. The operator removes it last, when all that belongs to the object is removed. */
+/**
+ * Finalizer of a VM or an Emulator. The operator removes this finalizer last, after it has removed everything that belongs to the object.
+ */
 export const VM_FINALIZER = 'berth.dev/machine';
 /**
- * Finalizer of a machine's Pod. It stays until the operator has copied the Pod's facts to the VM's status. Without it, a Pod could run and
- * disappear before the operator sees it.
+ * Finalizer of a machine's Pod. It stays until the operator has copied the Pod's facts to the VM's status. Without this finalizer, a Pod
+ * could run and disappear, and the operator would not see it.
  */
 export const POD_FINALIZER = 'berth.dev/observed';
 /** Finalizer of an ImageCacheEntry that makes hosts keep an image. It stays until no host keeps the image for the entry. */
@@ -111,8 +117,8 @@ export const HOST_DISK_FULL = 'HostDiskFull';
  */
 export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
 /**
- * Condition of a machine's Pod: whether the guest has got its user data. It is absent if there is no user data, and until the host first
- * tries to give the data to the guest.
+ * Condition of a machine's Pod. Its status tells whether the guest has got its user data. The condition is absent for a machine without
+ * user data. It is also absent until the host first tries to give the data to the guest.
  */
 export const USER_DATA_CONDITION = 'berth.dev/UserData';
 /**
@@ -141,20 +147,23 @@ export function vncSecretName(vmName: string): string {
 
 /**
  * Annotation of an unreachable host's Node: a JSON list of MAC addresses. The operator has recorded the machines with these addresses as
- * lost, but they might still run on the host.
+ * lost, but these machines might still run on the host.
  */
 export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
 
 /**
- * Annotation of a VM whose deployer waits for an answer. Its value is the RFC 3339 time until which the deployer waits. When the deployer
- * gets the answer, it removes the annotation. If the annotation is still there after this time, the operator deletes the VM, because
- * perhaps nobody knows about it.
+ * Annotation of a VM while the client that deployed the VM waits for an answer. Its value is the RFC 3339 time until which the client
+ * waits. When the client gets the answer, it removes the annotation. If the annotation still exists after this time, the operator deletes
+ * the VM, because perhaps nobody knows that the VM exists.
  */
 export const ANSWER_BY_ANNOTATION = 'berth.dev/answer-by';
-/** Annotation of an object with the name of the user who created it. Admission refuses any other name and every change. */
+/**
+ * Annotation of an object. Its value is the name of the user who created the object. Admission refuses any other name and every later
+ * change.
+ */
 export const CREATED_BY_ANNOTATION = 'berth.dev/created-by';
 
-/** Label of a VM with the name of the scale set of runners to which the VM belongs. Metrics count the VMs of each scale set. */
+/** Label of a VM. Its value is the name of the scale set of runners to which the VM belongs. Metrics count the VMs of each scale set. */
 export const SCALE_SET_LABEL = 'berth.dev/scale-set';
 
 export const SYSTEM_NAMESPACE = 'berth-system';
@@ -170,7 +179,8 @@ export const UNMANAGED = 'unmanaged';
 export const CUSTOM_PODS_LABEL = 'berth.dev/custom-pods';
 /**
  * Annotation of a RoleBinding that the operator manages: a JSON list of the groups that the operator added from its configuration. When a
- * group is no longer in the configuration, the operator removes it. The operator never changes other subjects.
+ * group is no longer in the configuration, the operator removes the group from the RoleBinding. The operator never changes other subjects
+ * of the RoleBinding.
  */
 export const ROLE_GROUPS_ANNOTATION = 'berth.dev/role-groups';
 

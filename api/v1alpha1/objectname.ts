@@ -2,7 +2,7 @@
 export const SUBDOMAIN = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
 export const OBJECT_NAME_LENGTH = 253;
 
-/** Reports whether an object of most kinds can have this name. */
+/** Reports whether this name is valid for the objects of most kinds. */
 export function isObjectName(name: string): boolean {
   return name.length <= OBJECT_NAME_LENGTH && SUBDOMAIN.test(name);
 }

@@ -1,6 +1,6 @@
 /**
- * Texts for the reasons why hosts cannot take a VM. The operator writes them, with the number of hosts, into the message of the condition
- * Scheduled. The `berth` command finds them in this message.
+ * Texts for the reasons why hosts cannot take a VM. The operator writes these texts, each with a number of hosts, into the message of the
+ * condition Scheduled. The `berth` command finds the texts in this message.
  */
 
 /** Text for each obstacle. `%` stands for the number of hosts. */

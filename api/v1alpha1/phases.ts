@@ -7,7 +7,7 @@ type Stage = 'deployment' | 'transition' | 'settled';
 
 interface PhaseDefinition {
   readonly stage: Stage;
-  /** Meaning of the phase, as one sentence for people. */
+  /** Meaning of the phase, as text for people. */
   readonly meaning: string;
   /** Phases that usually follow this phase. Failed and Terminating can follow any phase. */
   readonly next: readonly VMPhase[];
@@ -60,12 +60,12 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
   },
   Suspending: {
     stage: 'transition',
-    meaning: 'The host is writing the memory of the machine to its disk.',
+    meaning: 'The host is writing the memory of the machine to disk.',
     next: ['Suspended'],
   },
   Suspended: {
     stage: 'settled',
-    meaning: 'The memory is on disk and the machine is off.',
+    meaning: 'The memory of the machine is on disk, and the machine is off.',
     next: ['Resuming', 'Stopped'],
   },
   Resuming: {
@@ -76,7 +76,7 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
   Failed: {
     stage: 'settled',
     meaning:
-      'The VM has failed and is not started again. `status.failure` gives the reason. If the reason is `HostLost` and the host returns with the machine, the VM becomes Running.',
+      'The VM has failed and is not started again. The condition `Ready` gives the reason. If the reason is `HostLost` and the host returns with the machine, the VM can become Running.',
     next: ['Running'],
   },
   Terminating: { stage: 'transition', meaning: 'The VM is being deleted.', next: [] },

@@ -24,8 +24,9 @@ interface WrittenPort extends GuestPort {
 /** Largest number of reserved ports of one machine. */
 const MAXIMUM_PORTS = 64;
 /**
- * Largest length of the text of a reserved port, in characters. A valid text has at most 15 characters. The limit is larger, so that a text
- * that is a little too long is refused by the pattern. Only the pattern's message explains the form of a reserved port.
+ * Largest length of the text of a reserved port, in characters. A valid text has at most 15 characters. The limit is larger, so that the
+ * pattern, and not the limit, refuses a text that is a little too long. Only the message of the pattern explains the form of a reserved
+ * port.
  */
 const PORT_LENGTH = 32;
 
@@ -65,8 +66,8 @@ function areDistinct(ports: readonly string[]): boolean {
 }
 
 /**
- * CEL expression: whether the texts `p` and `q` reserve the same port. They do if they have the same node port and protocol. If neither has
- * a node port, they must have the same guest port and protocol.
+ * CEL expression that is true if the texts `p` and `q` reserve the same port. Two texts with node ports reserve the same port if their node
+ * ports and protocols are equal. Without node ports, the guest ports and protocols must be equal.
  */
 const SAME =
   "q.split(':')[0] == p.split(':')[0] && q.lowerAscii().endsWith('/udp') == p.lowerAscii().endsWith('/udp')" +

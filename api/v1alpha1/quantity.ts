@@ -9,8 +9,8 @@ export const QUANTITY_LENGTH = 32;
 const QUANTITY =
   /^([+-]?)(\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE]([+-]?\d{1,32})|([numkMGTPE]|[KMGTPE]i))?$/;
 /**
- * Largest power of ten that is computed. A text of {@link QUANTITY_LENGTH} characters with a larger power is refused, because its value is
- * beyond all bounds.
+ * Largest power of ten for which a value is computed. A text with a larger power is refused, because its value is beyond all bounds. A text
+ * has at most {@link QUANTITY_LENGTH} characters.
  */
 const EXPONENT = 99;
 

@@ -51,12 +51,12 @@ export interface ReasonEntry {
   /** Class of the reason: one class for all kinds of objects, or one class for each kind. */
   readonly class: ReasonClass | Readonly<Partial<Record<ReasonKind, ReasonClass>>>;
   /**
-   * Whether the reason is a fault of the host and not of the machine. If a machine has already run, Berth never declares it failed for such
-   * a reason.
+   * Whether the reason is a fault of the host and not of the machine. If a machine has already run, Berth never declares the machine failed
+   * because of such a reason.
    */
   readonly ofHost?: boolean;
   readonly by: 'operator' | 'agent' | 'agent and operator' | 'Kubernetes';
-  /** Meaning of the reason, as one sentence for people, without a final full stop. */
+  /** Meaning of the reason, as text for people, without a final full stop. */
   readonly says: string;
   /** Next step for people, in the imperative. If absent, nothing has to be done. */
   readonly todo?: string;
@@ -77,7 +77,10 @@ export const REASONS = {
 
 /** A reason in the catalogue. */
 export type Reason = keyof typeof REASONS;
-/** Reason with which a host refuses a machine that another host might accept. If kubelets have a word for the same case, Berth uses it. */
+/**
+ * Reason with which a host refuses a machine that another host might accept. If kubelets have a word for the same case, Berth uses that
+ * word.
+ */
 export type RefusalReason = keyof typeof REFUSALS;
 
 declare const unknownReason: unique symbol;

@@ -16,7 +16,7 @@ export interface Reference {
 
 const REGISTRY_DEFAULT = 'docker.io';
 const TAG_DEFAULT = 'latest';
-/** Host names of the APIs of those registries that have another name in references. The key is the name in references. */
+/** Maps the host name of a registry in references to the host name of its API. Registries with only one host name are not in the map. */
 const API_HOSTS: Readonly<Record<string, string>> = { [REGISTRY_DEFAULT]: 'registry-1.docker.io' };
 
 const LABEL = '[a-z0-9]([a-z0-9-]*[a-z0-9])?';
@@ -26,7 +26,7 @@ const TAG = /^\w[\w.-]{0,127}$/;
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
 /** Default port of http. The URL parser leaves it out of a URL. */
 const HTTP_PORT = 80;
-/** If a reference is too long, the error message quotes only this number of its characters. */
+/** If a reference is too long, the error message quotes only the first characters. This is their number. */
 const QUOTED_LENGTH = 64;
 
 /**
@@ -93,7 +93,7 @@ function split(text: string, separator: string): [string, string?] {
 /**
  * Returns the parts of a reference in any spelling.
  *
- * @throws ReasonedError `ImageSourceUnsupported` with the mistake when the text is not a reference.
+ * @throws ReasonedError with the reason `ImageSourceUnsupported` when the text is not a reference. The message describes the mistake.
  */
 export function parseReference(text: string): Reference {
   const reference = readReference(text);
@@ -141,8 +141,9 @@ function mistakeIn({ registry, repository, tag, digest }: Reference): string | u
 }
 
 /**
- * Reports whether the text is the name of a registry that a URL parser keeps unchanged. For example, the function returns false for
- * `0x7f.1`, which the parser reads as the host 127.0.0.1, and for a port 70000, which the parser refuses.
+ * Reports whether the text is the name of a registry, and a URL parser does not change the name. For example, the result is false for
+ * `0x7f.1`, because the parser reads this text as the host 127.0.0.1. The result is also false for a port 70000, because the parser refuses
+ * it.
  */
 function isRegistry(text: string): boolean {
   if (!REGISTRY.test(text)) {
@@ -170,7 +171,7 @@ export function join(name: string, tagOrDigest: string): string {
   return `${name}${tagOrDigest.includes(':') ? '@' : ':'}${tagOrDigest}`;
 }
 
-/** Returns the host of a registry's API, with its port if it has one. */
+/** Returns the host of a registry's API, and the port if the registry has a port. */
 export function apiHost(registry: string): string {
   return API_HOSTS[registry] ?? registry;
 }

@@ -25,7 +25,7 @@ export const REGISTRY_CREDENTIALS_LIMIT = 64;
 /** Largest length of a user's name, in characters. Most registries have shorter names, but some use a long access key as the name. */
 export const REGISTRY_USERNAME_LENGTH = 256;
 
-/** Largest length of an entry, in characters. A server and the name of a user fit even with escapes. */
+/** Largest length of an entry, in characters. An entry has room for a server and the name of a user, even with escapes in the JSON text. */
 const ENTRY_LENGTH = 4096;
 /** Largest length of the URL of a server, in characters: scheme, host name and port. */
 const SERVER_LENGTH = 272;
@@ -43,7 +43,7 @@ const HASH_DIGITS = 24;
 
 const serverSchema = z.object({
   scheme: z.enum(['http', 'https']),
-  /** Host, and its port if that is not the default port of the scheme. References contain the registry in this form. */
+  /** Host of the registry, and the port if it is not the default port of the scheme. References contain the registry in this form. */
   registry: z.string().max(SERVER_LENGTH),
 });
 /** Address of a registry. */
@@ -59,7 +59,7 @@ const insecureServersSchema = z.array(serverSchema).max(2);
 export interface RegistryCredential extends Server {
   /** Name of the Secret in the same namespace. */
   readonly secretName: string;
-  /** Name of the user, to show to people. The password is only in the Secret. */
+  /** Name of the user. Berth only shows this name to people. The password is only in the Secret. */
   readonly username?: string | undefined;
   /**
    * True if the server has no TLS (`http`), or if its certificate is not checked (`https`). Hosts give content from such a server only to
@@ -79,7 +79,7 @@ export interface RegistryCredentials {
 export const SERVER_FORM =
   'must be https:// or http:// with a host and an optional port, for example https://registry.example:5000';
 /** Message about an entry that has a server without TLS, but does not set `allowInsecure`. The message follows the name of the field. */
-export const SERVER_NEEDS_INSECURE = 'must be https://, or allowInsecure must be true';
+export const SERVER_NEEDS_INSECURE = 'must begin with https://, or allowInsecure must be true';
 
 /** Reads the URL of a server. Returns undefined if the text does not have the form in {@link SERVER_FORM}. */
 export function readServer(text: string): Server | undefined {
@@ -91,7 +91,8 @@ export function readServer(text: string): Server | undefined {
   const port = DEFAULT_PORTS[scheme];
   const name = host.endsWith(port) ? host.slice(0, -port.length) : host;
   const reference = readReference(`${name}/${REPOSITORY}`);
-  // If the host cannot be part of a reference, the reference is parsed as a repository in the default registry. Such a text is refused.
+  // If the host cannot be the registry of a reference, the parser takes it for a part of a repository in the default registry. The function
+  // refuses such a host.
   const isNamed = typeof reference !== 'string' && reference.repository === REPOSITORY;
   return isNamed ? { scheme, registry: reference.registry } : undefined;
 }

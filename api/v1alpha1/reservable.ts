@@ -1,22 +1,22 @@
 /**
- * The setting `ports` of the operator and of each agent. It contains the ports of hosts that VMs are allowed to reserve, and the ranges
- * from which agents choose ports.
+ * The setting `ports` of the operator and of each agent. It contains the host ports that VMs are allowed to reserve, and the ranges from
+ * which agents choose ports.
  */
 import * as z from 'zod';
 
 const LAST_PORT = 65_535;
 /** Port of the VNC display 0. The port of another display is this port plus the display's number. */
 export const VNC_FIRST_PORT = 5900;
-/** Lowest port on which programs without root can listen. Lower ports are for the host's own services. */
+/** Lowest port on which programs without root rights can listen. Lower ports are for the host's own services. */
 const FIRST_UNPRIVILEGED_PORT = 1024;
 
 /**
- * Ports that VMs are not allowed to reserve by default. They are the ports of etcd, the control plane and the kubelet, the port of the
- * chart's agent, and the node ports of Services.
+ * Default of `denied`: the ports that VMs are not allowed to reserve. They are the ports of etcd, the control plane and the kubelet, the
+ * port of the chart's agent, and the node ports of Services.
  */
 const DENIED = ['2379-2380', '6443', '10250-10259', '10350', '30000-32767'];
 
-/** Returns the first and the last port of a range, which both belong to it. The result is undefined if the text is not a range. */
+/** Returns the first and the last port of a range. Both ports belong to the range. The result is undefined if the text is not a range. */
 export function bounds(text: string): readonly [number, number] | undefined {
   const [first = '', last = first, ...rest] = text.split('-');
   const ends = [Number(first), Number(last)] as const;
@@ -66,7 +66,7 @@ const portRangesSchema = z.strictObject({
   emulators: choice('5554-5754'),
   /** Host ports for the screens of VMs with `vnc.hostPort`. */
   vnc: choice('5999-6299').refine((text) => (bounds(text)?.[0] ?? 0) >= VNC_FIRST_PORT, {
-    error: `a range that begins at ${VNC_FIRST_PORT}, the first port of VNC, or later`,
+    error: `a range whose first port is ${VNC_FIRST_PORT} (the first port of VNC) or a higher port`,
   }),
 });
 export type PortRanges = z.infer<typeof portRangesSchema>;

@@ -9,8 +9,8 @@ import { OBJECT_NAME_LENGTH, SUBDOMAIN } from './objectname.ts';
 export interface CelRule {
   rule: string;
   /**
-   * Message if the rule refuses a value. The API server requires this text if `messageExpression` is not set, and uses it if that
-   * expression fails.
+   * Message if the rule refuses a value. The API server requires this text if `messageExpression` is not set. If `messageExpression` is set
+   * but fails, the API server uses this text, too.
    */
   message: string;
   messageExpression?: string;
@@ -91,7 +91,10 @@ export function sha256(description: string) {
   return text(description, 64, /^[a-f0-9]{64}$/);
 }
 
-/** Returns rules for `spec` that forbid changes of each of `fields` after creation. A field that was not set must stay unset. */
+/**
+ * Returns rules for `spec`, one for each of `fields`. A rule forbids every change of its field after creation. If the field was not set, it
+ * must stay unset.
+ */
 export function immutable(...fields: string[]): CelRule[] {
   return fields.map((field) => ({
     rule: `has(self.${field}) == has(oldSelf.${field}) && (!has(self.${field}) || self.${field} == oldSelf.${field})`,

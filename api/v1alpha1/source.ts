@@ -32,11 +32,17 @@ export function downloadSchema(description: string) {
 
 export const sharedFileSchema = z
   .object({
-    path: text('Path below a shared root of the agent, without a leading slash.', 1024).meta(
-      documented('Path below a shared root of the agent, without a leading slash or `..`.', {
-        rule: "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
-        message: 'path must be relative and must not contain ..',
-      }),
+    path: text(
+      'Path of the file below a folder in `images.sharedRoots` of the agent, without a leading slash.',
+      1024,
+    ).meta(
+      documented(
+        'Path of the file below a folder in `images.sharedRoots` of the agent, without a leading slash or `..`.',
+        {
+          rule: "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
+          message: 'path must be relative and must not contain ..',
+        },
+      ),
     ),
   })
   .meta({ description: 'A file in a folder that all hosts mount.' });
@@ -47,7 +53,7 @@ export const uploadSchema = z
 
 export const fileRequestSchema = z
   .object({ requestedAt: timestamp('Set a new time to start a download.') })
-  .meta({ description: 'Request to a host to send the content to clients. The HTTP API sets this field.' });
+  .meta({ description: 'Asks a host to send the content to clients. The HTTP API sets this field.' });
 
 /** Returns the schema of a reference to another object of the same kind. */
 export function copyOfSchema(description: string) {
@@ -100,8 +106,11 @@ export function storedColumns(size: string): PrinterColumn[] {
 /** Returns the fields that the operator reports for a stored Image or ISO. */
 export function storedStatus() {
   return {
-    phase: report('Summary for people: Pending, Pulling, Ready, Updating or Failed.', 64).optional(),
-    size: report('Disk size of a VM, as a quantity.', 32).optional(),
+    phase: report(
+      'Phase of the object: Pending, Pulling, Ready, Updating or Failed. It is for people. Programs read the conditions instead.',
+      64,
+    ).optional(),
+    size: report('Size of the disk of an Image, or of the disc of an ISO, as a quantity.', 32).optional(),
     storageSize: report('Disk space that the content needs in storage, as a quantity.', 32).optional(),
     digest: report('Digest of the content.', 256).optional(),
     content: contentSchema.optional(),

@@ -1,4 +1,7 @@
-/** Cuts a status to the bounds of its schema before the operator writes it. Otherwise the API server could refuse Berth's own texts. */
+/**
+ * Cuts the values of a status to the limits of its schema before the operator writes the status. Otherwise the API server could refuse the
+ * status because of a text that is too long.
+ */
 import * as z from 'zod';
 
 /** The fields of a JSON schema that limit a value. */
@@ -46,7 +49,10 @@ function bound(schema: BoundedSchema, value: unknown): unknown {
   return boundFields(schema, value as Record<string, unknown>);
 }
 
-/** This loop takes a fifth of the time of `Object.entries` and `Object.fromEntries`. Every reconcile computes a whole status. */
+/**
+ * The function uses a loop, because it takes only a fifth of the time of `Object.entries` and `Object.fromEntries`. This matters, because
+ * every reconciliation computes a whole status.
+ */
 function boundFields(schema: BoundedSchema, value: Record<string, unknown>): Record<string, unknown> {
   const bounded: Record<string, unknown> = {};
   let left = schema.maxProperties ?? Number.POSITIVE_INFINITY;

@@ -70,7 +70,7 @@ export const taskSchema = z.discriminatedUnion('type', [
     architecture: imageSchema.shape.architecture,
     target: storageTargetSchema,
   }),
-  /** Stores the disk of a VM of this host as it is at one moment, even if the VM runs. */
+  /** Stores a copy of the disk of a VM of this host. The copy has the content that the disk has at a single moment, even if the VM runs. */
   z.object({
     apiVersion,
     type: z.literal('save'),
@@ -82,8 +82,8 @@ export const taskSchema = z.discriminatedUnion('type', [
   /** Sends an image as one file to callers who attach to the Pod of the task. `transfer.ts` describes the protocol. */
   z.object({ apiVersion, type: z.literal('send'), image: imageSchema, format: z.enum(['raw', 'qcow2']) }),
   /**
-   * Removes a manifest or a file from the cluster's image storage. A digest names the manifest. If the content does not exist, the task
-   * succeeds.
+   * Removes a manifest or a file from the cluster's image storage. `place` names a manifest by its digest. If the content does not
+   * exist, the task succeeds.
    */
   z.object({ apiVersion, type: z.literal('remove'), place: storageTargetSchema }),
 ]);
@@ -94,7 +94,7 @@ export const taskReportSchema = z.object({
   progressPercent: z.number().int().min(0).max(100).optional(),
   /** Digest of the image's manifest, or of the image's file. */
   digest: z.string().optional(),
-  /** Disk size in bytes that a VM from this image has. */
+  /** Size in bytes of the disk that a VM gets from this image. */
   sizeBytes: z.number().int().optional(),
   /** Space that the image takes in storage, in bytes. */
   storageBytes: z.number().int().optional(),
@@ -106,7 +106,10 @@ export const taskReportSchema = z.object({
    */
   consistency: z.enum(['FileSystem', 'Crash', 'Stopped']).optional(),
   message: z.string().optional(),
-  /** Reason why the storage keeps content that the task should remove. It is set only if another attempt would give the same result. */
+  /**
+   * Reason why the storage keeps content that the task was asked to remove. The field is set only if another attempt would give the same
+   * result.
+   */
   kept: z.string().optional(),
 });
 export type TaskReport = z.infer<typeof taskReportSchema>;

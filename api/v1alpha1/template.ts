@@ -23,7 +23,7 @@ const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 export const objectReferenceSchema = z.object({
   name: objectName('Name of the object.'),
   namespace: namespaceName(
-    'Namespace of the object. If omitted, Berth looks first in the namespace of the object that refers to it, then in platform-default. For any other namespace, the user needs the right to get the object there.',
+    'Namespace of the object. If omitted, Berth looks first in the namespace of the object that has this field, then in platform-default. If you give any other namespace, you need the right to get the object there.',
   ).optional(),
 });
 
@@ -58,15 +58,19 @@ export const osSchema = choice('Operating system of the guest: MacOS, Linux or W
 /** Fields that choose the host of a machine. */
 const placementFields = {
   node: objectName('The only allowed host.').optional(),
-  tag: text('Tag of the wanted hosts. They have the label tag.berth.dev/TAG.', TAG_LENGTH, TAG).optional(),
+  tag: text(
+    'Tag of the wanted hosts. The Nodes of these hosts have the label tag.berth.dev/TAG.',
+    TAG_LENGTH,
+    TAG,
+  ).optional(),
   tagPolicy: choice(
     'Preferred (the default): other hosts are used if no host with the tag is free. Required: only hosts with the tag are used.',
     ['Preferred', 'Required'],
   ).optional(),
-  strategy: choice('Default spreads machines over hosts. MostAllocated fills one host after the other.', [
-    'Default',
-    'MostAllocated',
-  ]).optional(),
+  strategy: choice(
+    'Default: the machines are spread over the hosts. MostAllocated: one host after the other is filled.',
+    ['Default', 'MostAllocated'],
+  ).optional(),
 };
 export const placementSchema = z
   .object(placementFields)
@@ -78,7 +82,7 @@ export const vmPlacementSchema = z.object(placementFields).meta({
 const networkSchema = z
   .object({
     mode: choice(
-      'NAT or Bridge. Bridge is not supported yet: a VM with Bridge is Stalled. NAT when omitted.',
+      'Mode of the network: NAT or Bridge. NAT when omitted. Bridge is not supported yet, so a VM with Bridge is Stalled.',
       ['NAT', 'Bridge'],
     ).optional(),
     automaticPorts: z
@@ -128,8 +132,8 @@ const readinessSchema = z
   );
 
 /**
- * Returns the schemas of the fields that a VM can leave to its VMConfig. No schema has a default. The API server would store the default in
- * the VM, and the VM's value would then have precedence over the VMConfig's.
+ * Returns the schemas of the fields that a VM can take from its VMConfig. No schema has a default. The API server would store such a
+ * default in the VM, and the value of the VMConfig would then have no effect.
  */
 export function machineFields(dpiMaximum: DisplayDpiMaximum) {
   return {
@@ -148,7 +152,7 @@ export function machineFields(dpiMaximum: DisplayDpiMaximum) {
     readiness: readinessSchema.optional(),
     sshAuthorizedKeys: sshAuthorizedKeysSchema.optional(),
     hardwareIdentity: choice(
-      'Consistent: each deployment of this name in this namespace has the same hardware UUID, serial number and MAC address. Dynamic: each deployment has new ones.',
+      'Consistent: each VM that is deployed with this name in this namespace gets the same hardware UUID, serial number and MAC address. Dynamic: each deployed VM gets new values.',
       ['Consistent', 'Dynamic'],
     ).optional(),
   };

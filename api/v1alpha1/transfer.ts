@@ -2,12 +2,12 @@
  * The protocols for files between a caller and the task of an upload or a download. The caller sends `POST pods/attach` with an upgrade to
  * {@link TRANSFER_PROTOCOL}. The API server passes the upgrade and all later bytes to the agent of the host, and does not read them.
  *
- * In an upload, the caller sends the file in pieces: four bytes with the length of the piece, big endian, then the piece. After the last
- * piece the caller sends the length 0, then the SHA-256 of the file. Therefore a broken connection never looks like the end of a file. The
- * agent can answer at any time with one {@link transferAnswerSchema} as JSON, and the caller then closes the connection.
+ * In an upload, the caller sends the file in pieces. Before each piece, the caller sends the length of the piece as four bytes, big endian.
+ * After the last piece, the caller sends the length 0, then the SHA-256 of the file. Therefore a broken connection never looks like the end
+ * of a file. The agent can answer at any time with one {@link transferAnswerSchema} as JSON, and the caller then closes the connection.
  *
- * In a download, one task serves several callers. To each caller the agent sends one line with a {@link transferHeadSchema} as JSON, then
- * exactly the announced number of bytes, and closes the connection. If a caller gets fewer bytes, the download has failed.
+ * In a download, one task serves several callers. The agent first sends each caller one line with a {@link transferHeadSchema} as JSON.
+ * Then it sends exactly the announced number of bytes, and closes the connection. If a caller gets fewer bytes, the download has failed.
  */
 import * as z from 'zod';
 

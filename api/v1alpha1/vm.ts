@@ -65,7 +65,7 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
       SECONDS_PER_DAY,
     ).optional(),
     activeDeadlineSeconds: integer(
-      'Seconds from the first start of the machine until Berth ends the VM.',
+      'Time limit in seconds, counted from the first run of the machine. After this time, the VM fails and its machine is removed.',
       1,
       MAXIMUM_SECONDS,
     ).optional(),

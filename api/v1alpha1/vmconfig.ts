@@ -33,7 +33,7 @@ export function vmConfigKind(dpiMaximum: DisplayDpiMaximum): KindContent {
     columns: [
       column('Image', '.spec.image', 'Image of its VMs.'),
       column('ISO', '.spec.iso', 'ISO of its VMs.'),
-      column('CPU', '.spec.cpu', 'Number of processors of its VMs.', 'integer'),
+      column('CPU', '.spec.cpu', 'Number of virtual processors of each VM.', 'integer'),
       column('Memory', '.spec.memory', 'Memory of its VMs.'),
       AGE_COLUMN,
       wide(column('OS', '.spec.os', 'Operating system.')),

@@ -27,7 +27,7 @@ export const vmStatusSchema = z
   .object({
     ...commonStatus(),
     phase: report(
-      `Phase for people: one of ${Object.keys(VM_PHASES).join(', ')}. Programs read the conditions instead.`,
+      `Phase of the VM: one of ${Object.keys(VM_PHASES).join(', ')}. It is for people. Programs read the conditions instead.`,
       64,
     ).optional(),
     nodeName: report('Host of the machine.', 253).optional(),
@@ -40,7 +40,7 @@ export const vmStatusSchema = z
       .max(GUEST_ADDRESSES_LIMIT)
       .meta({
         description:
-          'Addresses of the guest, if it has addresses of its own. The first one is the address in the network of the host. The addresses that the guest agent reports follow. With the network driver `user`, the guest has its address inside its hypervisor, and the host cannot reach that address.',
+          'Addresses of the guest, if the guest has its own addresses. The first one is the address in the network of the host. After it come the addresses that the guest agent reports. With the network driver `user`, the address of the guest exists only inside the hypervisor, and the host cannot reach it.',
         'x-kubernetes-list-type': 'atomic',
       })
       .optional(),
@@ -68,7 +68,7 @@ export const vmStatusSchema = z
     image: z
       .object({
         name: report(
-          'Name of the Image or ISO. If the machine has an image of a registry: its reference without registry and digest.',
+          'Name of the Image or ISO. For an image from a registry, this is the reference without registry and digest.',
           IMAGE_NAME_LENGTH,
         ).optional(),
         reference: report(
@@ -96,7 +96,7 @@ export const vmStatusSchema = z
       .meta({ description: 'Size of the machine after all defaults are applied.' })
       .optional(),
     firstRunningTime: timestamp(
-      'Time when the machine first ran. It never changes. After this time the operator never creates the machine again.',
+      'Time when the machine first ran. This time never changes. After the first run, the operator never creates the machine again.',
     ).optional(),
     startTime: timestamp('Time of the last start of the machine.').optional(),
     attempt: count(
@@ -116,7 +116,7 @@ export const vmStatusSchema = z
         message: report('Description of the failure, with the last output of the hypervisor.', 32_768),
         time: timestamp('Time when the operator recorded the failure.'),
       })
-      .meta({ description: 'Reason for the end of the VM. It never changes.' })
+      .meta({ description: 'Reason why the VM failed. This field never changes.' })
       .optional(),
     accelerator: report('Accelerator of the machine: KVM, HVF, or TCG for emulation.', 64).optional(),
     progress: report(
@@ -124,8 +124,8 @@ export const vmStatusSchema = z
       64,
     ).optional(),
     progressPercent: count('Progress of the pull or clone in percent.', 100).optional(),
-    restartedAt: timestamp('Last value of restartRequestedAt that the host has carried out.').optional(),
-    revertedAt: timestamp('Last value of revertRequestedAt that the host has carried out.').optional(),
+    restartedAt: timestamp('Last value of restartRequestedAt that the host has handled.').optional(),
+    revertedAt: timestamp('Last value of revertRequestedAt that the host has handled.').optional(),
   })
   .meta({ description: 'Last observed state of the VM, written by the operator.' });
 export type VMStatus = z.infer<typeof vmStatusSchema>;

@@ -30,7 +30,7 @@ export const CACHE_REASONS = {
     seen: { ImageCacheEntry: ['Ready', 'Event'] },
     class: 'state',
     by: 'operator',
-    says: 'All wanted hosts have the image',
+    says: 'The image is on all hosts that should have it',
   },
   NoHosts: {
     seen: { ImageCacheEntry: ['Ready'] },
@@ -63,7 +63,7 @@ export const CACHE_REASONS = {
     seen: { ImageCacheEntry: ['Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'Some hosts have an older image of the tag than other hosts',
+    says: 'Some hosts have an older version of the image than other hosts',
     todo: 'Set spec.refreshRequestedAt to fetch the newer image',
   },
   TaskQueued: {
@@ -96,6 +96,6 @@ export const CACHE_REASONS = {
     seen: { Pod: ['berth.dev/Task'] },
     class: 'state',
     by: 'agent',
-    says: 'The task failed; the state of the container has the cause',
+    says: 'The task failed. The state of the container contains the cause',
   },
 } as const;

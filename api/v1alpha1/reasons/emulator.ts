@@ -13,13 +13,13 @@ export const EMULATOR_REASONS = {
     class: 'passing',
     by: 'operator',
     says: 'All slots of the host of the VM are in use',
-    todo: 'Delete a VM, an emulator or a cache Job of this host, or wait for its end',
+    todo: 'Delete a VM, an emulator or a cache Job of this host, or wait until one of them ends',
   },
   HostWithoutEmulators: {
     seen: { Emulator: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The host of the VM runs no emulators. The condition’s message contains the reason from the host',
+    says: 'The host of the VM cannot run emulators. The condition’s message contains the reason from the host',
     todo: 'Set emulator.sdk in the configuration of the host’s agent, or place the VM on another host',
   },
   SystemImageMissing: {
@@ -54,7 +54,7 @@ export const EMULATOR_REASONS = {
     seen: { Node: ['berth.dev/Emulators'] },
     class: 'mendable',
     by: 'agent',
-    says: 'The host runs no emulators. The condition’s message contains the reason',
+    says: 'The host cannot run emulators. The condition’s message contains the reason',
     todo: 'To run emulators on the host, set emulator.sdk in the configuration of its agent',
   },
 } as const;

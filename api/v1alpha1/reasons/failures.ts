@@ -9,7 +9,7 @@ export const FAILURES = {
     seen: { VM: ['Event'], Pod: ['Ready', 'berth.dev/Machine'], Image: ['Reconciling'] },
     class: 'final',
     by: 'agent and operator',
-    says: 'The object has failed; its conditions have the cause',
+    says: 'The object has failed. Its conditions contain the cause',
     todo: 'Read the condition Ready',
   },
   MachineFailed: {
@@ -74,22 +74,22 @@ export const FAILURES = {
     seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
-    says: 'The folder of the machine is no longer on the host, and with it the disk of the machine',
+    says: 'The folder of the machine is no longer on the host. The disk of the machine was in this folder',
     todo: 'Create the VM again, and find out who removed the folder',
   },
   RecordDamaged: {
     seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
-    says: 'The agent cannot read its record of the machine; the disk stays on the host',
+    says: 'The agent cannot read its record of the machine. The disk of the machine stays on the host',
     todo: 'If you need the disk, copy it from the host; then delete the VM',
   },
   PodEnded: {
     seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
-    says: 'A program other than the agent set the status of the Pod to ended',
-    todo: 'Find out who wrote the status of the Pod, and create the VM or Emulator again',
+    says: 'The status of the Pod shows that the Pod has ended, but the agent did not write this status',
+    todo: 'Find out which program wrote the status of the Pod, and create the VM or Emulator again',
   },
   PodDeleted: {
     seen: { VM: ['Ready', 'Stalled', 'Event'] },
@@ -103,7 +103,7 @@ export const FAILURES = {
     class: 'passing',
     by: 'operator',
     says: 'The Pod of the VM was evicted. If the VM has not run yet, it gets another Pod',
-    todo: 'Check whether the host was drained or tainted. If the VM had run before, create it again',
+    todo: 'Check whether the host was drained or tainted. If the VM has run, create it again',
   },
   HostLost: {
     seen: { Emulator: ['Ready', 'Event'], VM: ['Ready', 'Event'], Pod: ['Event'] },
@@ -123,7 +123,7 @@ export const FAILURES = {
     seen: { Emulator: ['Ready', 'Stalled', 'Event'], VM: ['Ready', 'Stalled', 'Event'] },
     class: 'final',
     by: 'operator',
-    says: 'The VM or Emulator was not Running within deployTimeoutSeconds after it got its host',
+    says: 'The VM or Emulator did not become Running within deployTimeoutSeconds after it got its host',
     todo: 'Look at the last message of the host. If the time was too short, set a larger deployTimeoutSeconds',
   },
   DeployUnanswered: {
@@ -137,7 +137,7 @@ export const FAILURES = {
     seen: { ...MACHINE_FAILURE, Image: ['Ready', 'Stalled', 'Event'] },
     class: 'final',
     by: 'agent',
-    says: 'The agent of the host does not know this version of the contract',
+    says: 'The agent of the host is too old to read the Pod’s annotation with the description of the machine or task',
     todo: 'Update the agent of the host, then create the object again',
   },
   InvalidMachine: {
@@ -152,13 +152,13 @@ export const FAILURES = {
     class: 'final',
     by: 'agent',
     says: 'The host runs only Pods of Berth, so this Pod stays Pending',
-    todo: 'Remove the toleration from the workload, or place it on another node of the cluster',
+    todo: 'Remove the toleration for hosts from the workload, or place the workload on another node of the cluster',
   },
   NoImage: {
     seen: { VM: ['Stalled', 'Ready'] },
     class: 'final',
     by: 'operator',
-    says: 'The VM and its VMConfig name neither an image nor an ISO with diskSize',
+    says: 'The VM has no disk. The VM or its VMConfig must name an image, or an ISO and diskSize',
     todo: 'Name an image, or an ISO and diskSize',
   },
   NetworkModeUnsupported: {

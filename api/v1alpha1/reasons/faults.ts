@@ -29,7 +29,7 @@ export const FAULTS = {
     seen: { VM: ['UserDataReady', 'Ready'], Pod: ['berth.dev/UserData', 'waiting'] },
     class: 'mendable',
     by: 'agent',
-    says: 'The Secret in spec.userDataSecretRef or its key does not exist; the machine waits for it',
+    says: 'The Secret in spec.userDataSecretRef does not exist, or does not contain the key. The machine waits until both exist',
     todo: 'Create the Secret with the key',
   },
   SecretNotRead: {
@@ -91,7 +91,7 @@ export const FAULTS = {
     seen: { VM: ['RestartRequired'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The API server or the host refused the new size; the machine keeps its old size',
+    says: 'The API server or the host refused the new size. The machine keeps its old size',
     todo: 'Raise the quota that the message names, or request a smaller size',
   },
   Deferred: {
@@ -119,7 +119,7 @@ export const FAULTS = {
     seen: { Emulator: ['Scheduled', 'Ready', 'Event'], VM: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The API server refused the Pod. The condition’s message contains its answer',
+    says: 'The API server refused the Pod. The condition’s message contains the answer of the API server',
     todo: 'Raise the quota, or change the admission rule that the message names',
   },
   NoFreePort: {
@@ -127,7 +127,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent',
     says: 'All ports in a range from which the host chooses ports are in use. The condition’s message names the range',
-    todo: 'Delete VMs or Emulators on the host, or widen the range in the setting ports of its agent. Or set network.automaticPorts of VMs to false',
+    todo: 'Delete VMs or Emulators on the host, or widen the range in the setting `ports` of its agent. Or set `network.automaticPorts` of VMs to false',
   },
   VNCSecretNotFound: {
     seen: { VM: ['Ready'], Pod: ['waiting'] },
@@ -172,7 +172,7 @@ export const REFUSALS = {
     class: 'elsewhere',
     by: 'agent and operator',
     says: 'The configuration of the host or the operator does not allow VMs to reserve this port',
-    todo: 'Reserve another port, or change the setting ports in the configuration',
+    todo: 'Reserve another port, or change the setting `ports` in the configuration',
   },
   OutOfSlot: {
     seen: REFUSED,
@@ -187,7 +187,7 @@ export const REFUSALS = {
     class: { VM: 'elsewhere', Emulator: 'passing' },
     ofHost: true,
     by: 'agent',
-    says: 'The host has too few processors free for the machine',
+    says: 'The host has too few free processors for the machine',
     todo: 'If all hosts are full, add hosts',
   },
   OutOfmemory: {
@@ -195,7 +195,7 @@ export const REFUSALS = {
     class: { VM: 'elsewhere', Emulator: 'passing' },
     ofHost: true,
     by: 'agent',
-    says: 'The host has too little memory free for the machine',
+    says: 'The host has too little free memory for the machine',
     todo: 'If all hosts are full, add hosts',
   },
   OutOfDisk: {
@@ -203,7 +203,7 @@ export const REFUSALS = {
     class: { VM: 'elsewhere', Emulator: 'passing' },
     ofHost: true,
     by: 'agent',
-    says: 'The host has too little disk free for the machine',
+    says: 'The host has too little free disk space for the machine',
     todo: 'If all hosts are full, add hosts or remove images',
   },
 } as const;

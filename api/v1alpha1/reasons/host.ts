@@ -81,7 +81,7 @@ export const HOST_REASONS = {
     seen: DENIED,
     class: 'final',
     by: 'operator',
-    says: 'The usages of the request are not exactly the usages of a host',
+    says: 'The usages in the request are not exactly the usages that a host needs',
     todo: 'Do not create the certificate request yourself. The agent of the host creates it',
   },
   InvalidNames: {
@@ -96,7 +96,7 @@ export const HOST_REASONS = {
     class: 'final',
     by: 'operator',
     says: 'The lifetime of the first certificate of a host is too long',
-    todo: 'Set spec.expirationSeconds as the message says',
+    todo: 'Set spec.expirationSeconds to at most the value in the message',
   },
   NotItself: {
     seen: DENIED,
@@ -117,7 +117,7 @@ export const HOST_REASONS = {
     class: 'mendable',
     by: 'operator',
     says: 'The configuration of the operator does not allow this address for hosts',
-    todo: 'Add the network to hosts.addressCIDRs in the configuration of the operator',
+    todo: 'Add the network of the address to hosts.addressCIDRs in the configuration of the operator',
   },
   AddressOfService: {
     seen: DENIED,
@@ -137,7 +137,7 @@ export const HOST_REASONS = {
     seen: DENIED,
     class: 'final',
     by: 'operator',
-    says: 'The bootstrap token is not for exactly one host',
+    says: 'The bootstrap token is for no host or for several hosts. It must be for exactly one host',
     todo: 'Run `make host-token` to make a token',
   },
   TokenNotBoundToNode: {
@@ -151,7 +151,7 @@ export const HOST_REASONS = {
     seen: DENIED,
     class: 'final',
     by: 'operator',
-    says: 'A Node of that name exists already, and its host might have a valid certificate',
+    says: 'A Node with the name of the host already exists, and this host might already have a valid certificate',
     todo: 'If the host must join the cluster again, delete the Node',
   },
   RequestOpen: {

@@ -30,7 +30,7 @@ export const IMAGE_REASONS = {
     seen: { ...FETCH, ImageCacheEntry: ['Ready', 'Event', 'status.nodes'] },
     class: 'final',
     by: 'agent and operator',
-    says: 'The source of the image is not a reference or URL from which a host can fetch',
+    says: 'The source of the image is neither a reference nor a URL from which a host can fetch the image',
     todo: 'Correct the source. The condition’s message names the mistake',
   },
   ImageArchitectureMismatch: {
@@ -38,7 +38,7 @@ export const IMAGE_REASONS = {
     class: { VM: 'final', Image: 'passing' },
     by: 'agent',
     says: 'The image is for another architecture than the machine. The condition’s message names both',
-    todo: 'Use another image, or set architecture of the VM or the Image',
+    todo: 'Use another image, or set the field architecture of the VM or the Image',
   },
   ImageInvalid: {
     seen: FETCH,
@@ -65,7 +65,7 @@ export const IMAGE_REASONS = {
     seen: FETCH,
     class: 'mendable',
     by: 'agent',
-    says: 'The registry refuses access with the given credentials, or without credentials if none were given',
+    says: 'The registry refuses access. The given credentials are not sufficient, or no credentials were given',
     todo: 'Correct the pull secret of the object',
   },
   PullSecretMissing: {
@@ -112,7 +112,7 @@ export const IMAGE_REASONS = {
     seen: { Image: ['Event'] },
     class: 'state',
     by: 'operator',
-    says: 'The image has the disk of the VM as its content',
+    says: 'The content of the image is now a copy of the disk of the VM',
   },
   PushSucceeded: {
     seen: { Image: ['Event'] },
@@ -151,7 +151,7 @@ export const IMAGE_REASONS = {
     seen: BLOCKED,
     class: 'final',
     by: 'operator',
-    says: 'The disk of a VM, an uploaded file and a download need image storage, and the operator has none',
+    says: 'The operator has no image storage. It is needed to store the disk of a VM, to upload a file and to download a file',
     todo: 'Set imageStorage in the configuration of the operator',
   },
   UploadFailed: {
@@ -172,7 +172,7 @@ export const IMAGE_REASONS = {
     seen: { Pod: ['terminated'] },
     class: 'final',
     by: 'agent',
-    says: 'No client of a download took the whole file',
+    says: 'No client of the download received the whole file',
     todo: 'Download the file again',
   },
   CopySourceNotReady: {
@@ -200,21 +200,21 @@ export const IMAGE_REASONS = {
     seen: BLOCKED,
     class: 'mendable',
     by: 'operator',
-    says: 'The image gets the disk of a VM, and this VM has not run yet',
+    says: 'The image is waiting for the disk of a VM that has not run yet',
     todo: 'Wait until the VM is Running for the first time',
   },
   JobRefused: {
     seen: { Image: ['Ready'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The API server refused the Job of the image. The condition’s message contains its answer',
+    says: 'The API server refused the Job of the image. The condition’s message contains the answer of the API server',
     todo: 'Raise the quota, or change the admission rule that the message names',
   },
   JobFailed: {
     seen: TASK,
     class: 'passing',
     by: 'operator',
-    says: 'The Job of the image failed without a reason',
+    says: 'The Job of the image failed, and nothing reported a reason',
     todo: 'Look at the Job and its Pod',
   },
   BackoffLimitExceeded: {

@@ -125,7 +125,7 @@ export const STATES = {
     seen: { VM: ['Event'] },
     class: 'state',
     by: 'agent',
-    says: 'The disk has the same content again as when the machine was made',
+    says: 'The disk was reset to the content that it had when the machine was made',
   },
   Unpaused: {
     seen: { Pod: ['Event'] },
@@ -180,7 +180,7 @@ export const STATES = {
     class: 'mendable',
     by: 'agent',
     says: 'The guest has the width and height that the VM asks for, but not the DPI',
-    todo: 'Read the message; hosts need QEMU 7.2 or later with its D-Bus display',
+    todo: 'Read the message. To set the DPI, a host needs QEMU 7.2 or later with its D-Bus display',
   },
   ScreenCropped: {
     seen: { VM: ['DisplayReady'] },
@@ -206,12 +206,12 @@ export const STATES = {
     seen: { Pod: ['Ready'] },
     class: 'state',
     by: 'agent',
-    says: 'The Pod has ended; status.reason of the Pod has the cause',
+    says: 'The Pod has ended. The field status.reason of the Pod contains the cause',
   },
   Unused: {
     seen: { Pod: ['waiting'] },
     class: 'state',
     by: 'agent',
-    says: 'The machine uses only the first container of its Pod',
+    says: 'This container is not used, because the machine uses only the first container of its Pod',
   },
 } as const;
