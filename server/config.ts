@@ -44,8 +44,8 @@ const clusterSchema = z
     /** URL of the Kubernetes API for clients outside the cluster. The default is the URL that the server itself uses. */
     apiEndpoint: httpsURL.optional(),
     /**
-     * CA certificate of this Kubernetes API, as PEM text. Empty if a public authority signed the certificate of the API. The default is the
-     * CA certificate that the server itself uses.
+     * Certificate of the authority that signed the certificate of the Kubernetes API, as PEM text. Empty if this authority is a public one.
+     * The default is the certificate that the server itself uses.
      */
     certificateAuthority: z
       .string()

@@ -229,7 +229,7 @@ async function revert(host: Host, { record, folder }: Runtime, operation: Operat
     record,
     'Reverted',
     'Revert',
-    'The disk was reverted to the content that it had when the machine was created',
+    'The disk was reset to the content that it had when the machine was made',
   );
 }
 

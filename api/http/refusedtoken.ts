@@ -61,7 +61,10 @@ function causeForProvider(claims: Claims, clientID: string, expiry: number | und
     return 'The token is for another client of the identity provider';
   }
   const issued = timeOf(claims['iat']);
-  if (expiry === undefined || issued === undefined || expiry - issued > LIFE_SECONDS) {
+  if (expiry === undefined || issued === undefined) {
+    return 'The token does not tell its lifetime. Let the identity provider write the claims exp and iat as numbers';
+  }
+  if (expiry - issued > LIFE_SECONDS) {
     return 'The token is valid for longer than one hour. Shorten the lifetime of ID tokens at the identity provider';
   }
   return claims['email_verified'] === true ? undefined : 'The email address in the token is not verified';
