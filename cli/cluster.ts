@@ -61,7 +61,7 @@ export async function withCluster<T>(
     return result;
   } catch (error) {
     if (error instanceof CredentialError) {
-      // Ctrl+C also ends a credential plug-in. In this case, the interrupt is the error to report.
+      // Ctrl+C also ends a running credential plug-in. The command then reports the interrupt, and not the failure of the plug-in.
       terminal.signal.throwIfAborted();
     }
     const source = 'the kubeconfig';
@@ -73,8 +73,8 @@ export async function withCluster<T>(
 
 /**
  * Returns the namespace from the flag, a variable or the context, in this order. Empty texts are ignored. If none of them names a
- * namespace, returns the default namespace. The settings can define another prefix for names of namespaces. Flags and variables may use
- * this prefix, because scripts for another platform use it.
+ * namespace, returns the default namespace. Scripts for another platform use names of namespaces with another prefix. If the settings
+ * define this prefix, flags and variables may use it.
  */
 export function namespaceOf(
   { namespace }: Pick<Globals, 'namespace'>,

@@ -5,7 +5,7 @@
 import type { Command } from 'commander';
 import type { ShellName } from './shells.ts';
 
-/** Word that can follow on the command line. */
+/** Word that the completion offers as the next word of a command line. */
 interface Word {
   readonly text: string;
   readonly description: string;
@@ -18,7 +18,7 @@ type Names = 'one' | 'several';
 interface Place {
   readonly path: string;
   readonly words: readonly Word[];
-  /** Whether one name or several names of objects can follow. Absent if no name can follow. */
+  /** Whether one name or several names of objects can follow the command in `path`. Absent if no name can follow. */
   readonly names?: Names;
 }
 
@@ -120,8 +120,8 @@ function pathsWith(places: readonly Place[], wanted: Names): string {
 }
 
 /**
- * Returns a function for bash and zsh that writes the names of a noun's objects. `words` is shell code for the words between the command
- * and the word at the cursor.
+ * Returns the code of a function for bash and zsh. The function writes the names of the objects of a noun such as `vm`. `words` is shell
+ * code for the words between the command and the word at the cursor.
  */
 function namesFunction(name: string, words: string): string {
   return `${functionOf(name)}_names() {
@@ -248,7 +248,7 @@ ${[...places.flatMap(({ path, words }) => words.map((word) => line(path, word)))
 `;
 }
 
-/** Returns a function for fish that writes the names of a noun's objects. */
+/** Returns the code of a function for fish. The function writes the names of the objects of a noun such as `vm`. */
 function fishNames(name: string): string {
   return `function _${functionOf(name)}_names
   set -l words (commandline -opc)

@@ -45,8 +45,8 @@ export class Interrupted extends CommandError {
 }
 
 /**
- * Adds the sign-in command to each advice `Sign in again` at the end of a sentence of the message. `name` is the name under which the user
- * started this command.
+ * Adds the sign-in command to each sentence of the message that ends with the advice `Sign in again`. `name` is the name under which the
+ * user started this command.
  */
 export function withLogin(message: string, name: string): string {
   return message.replace(/Sign in again(?=\.|$)/gm, (advice) => `${advice}: ${name} login`);
@@ -103,7 +103,8 @@ function exitCodeFor(error: unknown): ExitCode {
 
 function exitCodeOf(error: ApiError): ExitCode {
   const { status } = error;
-  // Admission also refuses requests with status 403, for example because of a quota. In this case, the user does not lack a right.
+  // The API server also answers with status 403 if admission refuses a request, for example because of a quota. In this case, the user does
+  // not lack a right.
   return isRefused(error) ? EXIT.failed : (EXIT_BY_STATUS[status] ?? EXIT.failed);
 }
 

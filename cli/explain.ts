@@ -1,6 +1,6 @@
 /**
- * Runs the command `explain`. The API server describes the fields of Berth's kinds. Therefore the output matches the release that is
- * installed in the cluster.
+ * Runs the command `explain`, which shows the fields of Berth's kinds. The descriptions come from the API server, so they match the release
+ * that is installed in the cluster.
  */
 import { GROUP } from '../api/v1alpha1/names.ts';
 import { apiErrorFrom } from '../kube/errors.ts';

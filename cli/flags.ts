@@ -14,8 +14,8 @@ export class BooleanFlag extends Option {
   constructor(name: string, description: string) {
     super(`${name} <true|false>`, description);
     this.flags = name;
-    // commander reads a flag `--no-x` as the opposite of a flag `--x`. This line prevents that, because `--no-x` can also be an independent
-    // flag.
+    // The library commander reads a flag `--no-x` as the opposite of a flag `--x`. This line prevents that, because `--no-x` can also be an
+    // independent flag.
     this.negate = false;
     this.argParser(booleanIn);
   }
@@ -83,7 +83,7 @@ function commandIn(program: Command, args: readonly string[]): Command {
   return command;
 }
 
-/** Returns a map that has the long name of each boolean flag. The keys are the long and short names. */
+/** Returns a map from the names of the boolean flags to their long names. The keys are the long and the short names. */
 function booleanFlagsOf({ options }: Command): ReadonlyMap<string, string> {
   return new Map(
     options

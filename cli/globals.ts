@@ -25,7 +25,7 @@ function outputFlag(): Option {
     '-o, --output <format>',
     `format of the output: one of the choices, or ${JSONPATH}TEMPLATE`,
   ).default('table');
-  // The completion offers these formats. The parser also allows templates.
+  // Shell completion offers only these formats. The parser of the flag also accepts templates.
   option.argChoices = [...FORMATS];
   return option.argParser((text) => formatIn(text, words));
 }

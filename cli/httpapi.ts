@@ -1,6 +1,6 @@
 /**
  * Asks the HTTP API for data that only cluster admins may read from the API server. Nodes and ImageCacheEntries belong to no namespace, so
- * members of a namespace have no right to them. The HTTP API shows the members the data of their namespace.
+ * members of a namespace have no right to read them. From the HTTP API, the members get the data that belong to their namespace.
  */
 import { messageOf } from '../base/errors.ts';
 import { VERSION } from '../api/v1alpha1/version.ts';

@@ -1,7 +1,7 @@
 /**
  * Templates in the form of `kubectl -o jsonpath=…`. A template has these parts: text, `{.field.field}`, `{['field']}`, `{[0]}`, `{[-1]}`,
- * `{[*]}`, `{"text"}`, and `{range PATH}…{end}`. Other parts of kubectl's templates, for example filters and slices, are refused. Programs
- * like jq offer them.
+ * `{[*]}`, `{"text"}`, and `{range PATH}…{end}`. Other parts of kubectl's templates, for example filters and slices, are refused. For these
+ * parts, users can pass JSON to a program like jq.
  */
 
 type Step = { readonly field: string } | { readonly index: number } | 'all';

@@ -27,7 +27,7 @@ for (const stream of [process.stdout, process.stderr]) {
   stream.on('error', (error) => process.exit(codeOf(error) === 'EPIPE' ? EXIT.done : EXIT.failed));
 }
 
-// The bundle is a CommonJS module, so `await` is not possible here.
+// The build turns this file into a CommonJS module, so `await` is not possible at the top level.
 void run(process.argv.slice(2), {
   name: nameOf(process.argv[1] ?? ''),
   environment: process.env,
@@ -37,7 +37,10 @@ void run(process.argv.slice(2), {
   signal: interrupt.signal,
 }).then((code) => (process.exitCode = code));
 
-/** Returns the name for help and messages. A file `kubectl-berth` is a plug-in, for which users type `kubectl berth`. */
+/**
+ * Returns the name of this command for help and messages. For a file `kubectl-berth`, the name is `kubectl berth`, because users type these
+ * words to start the plug-in of kubectl.
+ */
 function nameOf(file: string): string {
   const name = basename(file);
   return SCRIPTS.includes(name) ? 'berth' : name.replace(/^kubectl-/, 'kubectl ');

@@ -9,8 +9,8 @@ export const JSONPATH = 'jsonpath=';
 export type Format = (typeof FORMATS)[number] | `${typeof JSONPATH}${string}`;
 
 /**
- * Option that quotes some texts in YAML. Programs with YAML 1.1, such as kubectl, would read these texts as other values: `no`, `1_000` or
- * a date.
+ * Option that quotes some texts in YAML, for example `no`, `1_000` and dates. Without quotes, programs with YAML 1.1, such as kubectl,
+ * would not read these values as texts.
  */
 export const QUOTING = { compat: 'yaml-1.1' } as const;
 
@@ -53,7 +53,7 @@ export async function print<R>(terminal: Terminal, format: Format, listing: List
   } else if (format === 'name') {
     terminal.out(items.map((item) => `${printable(nameOf(item))}\n`).join(''));
   } else if (items.length === 0) {
-    terminal.err(`${printable(listing.none ?? 'There is nothing')}\n`);
+    terminal.err(`${printable(listing.none ?? 'There is nothing to show')}\n`);
   } else {
     terminal.out(table(listing, format === 'wide'));
   }

@@ -1,6 +1,6 @@
 /**
- * Makes the tree of commands and runs a command. Only nouns that the arguments name get their verbs. It takes longer to make all verbs than
- * to run most commands.
+ * Makes the tree of commands and runs a command. Only nouns that the arguments name get their verbs, because it takes longer to make all
+ * verbs than to run most commands.
  */
 import { Argument, Command, CommanderError } from 'commander';
 import { VERSION } from '../api/v1alpha1/version.ts';
@@ -80,7 +80,7 @@ const NOUNS: readonly Noun[] = [
   },
   {
     name: 'credential',
-    description: 'Credential plug-in of the kubeconfig, for kubectl',
+    description: 'Credential plug-in, which kubectl starts to get a token',
     addVerbs: async (command, terminal) => {
       (await import('./login/commands.ts')).addCredential(command, terminal);
     },
@@ -241,8 +241,8 @@ function addCompletion(program: Command, terminal: Terminal): void {
     .addArgument(new Argument('<shell>', 'name of the shell').choices(SHELLS))
     .action(async (name: ShellName) => {
       if (terminal.name.includes(' ')) {
-        // The name has two words. Shells would read these words in the script as two commands, and the script would replace the completion
-        // of kubectl.
+        // A plug-in of kubectl has a name of two words, for example `kubectl berth`. A shell would read these words in the script as two
+        // commands. The script would then replace the completion of kubectl.
         throw new CommandError(
           `A shell cannot complete ${terminal.name}, because kubectl itself completes its plug-ins. Start this command under another name, for example: berth completion ${name}`,
           EXIT.usage,

@@ -16,7 +16,8 @@ export function estimator(
   return (percent, text) => {
     const at = clock();
     if (first === undefined || percent < last) {
-      // The work has begun again, for example on another host, or the next step has begun.
+      // The progress falls if the work begins again, for example on another host, or if the next step begins. Then the estimate also begins
+      // again.
       first = { percent, at };
     }
     last = percent;

@@ -9,20 +9,21 @@ export interface Settings {
   /** Name of an environment variable that holds the namespace. `BERTH_NAMESPACE` has precedence over this variable. */
   readonly namespaceVariable?: string;
   /**
-   * Other prefix for the names of namespaces in flags and variables. With `ci-`, the name `ci-team` means the namespace `platform-team`.
+   * Prefix that flags and variables may use instead of `platform-` at the start of a namespace's name. With `ci-`, the name `ci-team` means
+   * the namespace `platform-team`.
    */
   readonly namespacePrefix?: string;
   /** Name of the context that `login` writes. */
   readonly context?: string;
   /** Address of the HTTP API: scheme, host and port, without a slash at the end. */
   readonly apiURL?: string;
-  /** Name of the user in the guest with which `vm ssh` logs in. */
+  /** Name of the user with which `vm ssh` logs in to a guest. */
   readonly sshUser?: string;
 }
 
 /** Key of {@link Settings.apiURL} in the file. */
 export const API_URL_KEY = 'apiURL';
-/** Rule for the address of the HTTP API. Messages show it after the name of the flag or key. */
+/** Rule for the address of the HTTP API. In messages, this rule follows the name of the flag or key that contains the address. */
 export const API_URL_FORM =
   'must be https:// with a host and an optional port. Only an address of this computer can have http://';
 /** Longest address of the HTTP API in characters: a scheme, a host name and a port. */
@@ -76,8 +77,8 @@ export function apiURLIn(text: unknown): string | undefined {
 }
 
 /**
- * Reports whether only the server at the address can read requests. Without TLS, others in the network could receive the token, or answer
- * in place of the HTTP API and name their own server as the API server.
+ * Reports whether only the server at the address can read requests. Other computers in the network could read a token that is sent without
+ * TLS. They could also answer in place of the HTTP API, and name their own server as the API server.
  */
 function isPrivate({ protocol, hostname }: URL): boolean {
   return protocol === 'https:' || (protocol === 'http:' && LOOPBACK.includes(hostname));

@@ -3,7 +3,7 @@ import { printableLines } from './text.ts';
 
 /**
  * Inputs and outputs of one call of the command: its name, its environment, its output streams, and a signal that aborts when the user
- * interrupts the command. The streams lead to a terminal or to another program. Tests use their own objects.
+ * interrupts the command. The streams lead to a terminal or to another program. Tests replace the streams with their own functions.
  */
 export interface Terminal {
   /** Name under which the command was started, for example `berth` or `kubectl berth`. */

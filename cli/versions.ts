@@ -24,7 +24,7 @@ const COMPONENT = 'app.kubernetes.io/component';
 /** Parts of Berth that run as Deployments, by the name in their labels. */
 const PARTS: readonly string[] = ['operator', 'server'];
 const DAY_MILLISECONDS = 24 * 3_600_000;
-/** Time limit of the daily comparison. The user already has the result of another command, and waits only for this comparison. */
+/** Time limit of the daily comparison of versions. The user already has the result of the command, and waits only for this comparison. */
 const LOOK_MILLISECONDS = 2_000;
 
 interface Deployment extends KubeObject {

@@ -88,7 +88,7 @@ export async function deploy(
   });
 }
 
-/** Error of an emulator that has failed and will not run. */
+/** Error for a deployment whose emulator has failed and will not run. */
 class EmulatorFailure extends CommandError {}
 
 /** @throws CommandError for a flag that is not supported, or for a wrong time limit. */
@@ -111,7 +111,7 @@ async function createEmulator(
   const { memory, config: _config, ...values } = flags;
   const request = { ...values, name } as EmulatorRequest;
   const { metadata, spec } = emulatorOf(request, cluster.namespace);
-  // In a request of the HTTP API, the memory is a number of MiB. The flag gives a quantity.
+  // This line sets the memory, because the flag gives a quantity. A request of the HTTP API can contain only a number of MiB.
   const emulator: Unsaved<Emulator> = { metadata, spec: { ...spec, memory } };
   try {
     return await createNamed(cluster, EMULATORS, emulator, {

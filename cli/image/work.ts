@@ -14,7 +14,7 @@ export type ImageWork = 'save' | 'commit' | 'push';
 
 interface Work {
   readonly cluster: Cluster;
-  /** The Image in the version whose spec requests the work. */
+  /** Version of the Image after the request for the work. Its spec contains this request. */
   readonly image: Image;
   readonly work: ImageWork;
   /** `timeout` is the time limit in milliseconds. */
@@ -65,7 +65,9 @@ export function resultOf(image: Image, work: ImageWork): Result {
   return resultOfAction(image, work);
 }
 
-/** Returns the result of a commit or a push. If the status has only the result of an earlier request, the result is `waiting`. */
+/**
+ * Returns the result of a commit or a push. Returns `waiting` if the status has no result yet, or only the result of an earlier request.
+ */
 function resultOfAction({ spec, status = {} }: Image, work: 'commit' | 'push'): Result {
   const wanted = spec[work]?.requestedAt;
   const last = work === 'commit' ? status.lastCommit : status.lastPush;

@@ -1,4 +1,4 @@
-/** Adds images to the cache of hosts, and removes them. */
+/** Adds images to the image cache of hosts, and removes images from it. */
 import {
   cacheChange,
   type CachedSource,
@@ -99,14 +99,15 @@ async function changeDirectly(
     const own = hostsOf(hosts, cluster.namespace);
     const source = sourceOf(change, entries, cluster.namespace);
     const reference = referenceOf({ spec: source });
-    // The entry of another image might already have the name that the new entry would get. The code also finds such an entry, so that the
-    // error message can name it.
+    // If the image has no entry yet, the name of its new entry is computed from the image. The entry of another image might already have
+    // this name. In this case, the code finds that other entry, so that the error message can name it.
     const entry =
       entryFor(entries, reference) ?? entries.find(({ metadata }) => metadata.name === entryName(reference));
     const names = new Set(hosts.map(({ metadata }) => metadata.name));
     const exists = (name: string) => names.has(name);
     const planned = cacheChange(change.action, { own, exists }, change.selection);
-    // The entry can still name a host that no longer exists. This host can be removed from the entry.
+    // The entry can still name a host that no longer exists. The user may remove such a host from the entry, so it does not count as
+    // missing.
     const gone =
       change.action === 'add' ? [] : (entry?.spec.targets?.nodes ?? []).filter((one) => !exists(one));
     requireHosts(

@@ -6,7 +6,7 @@ import { freshSession } from './renew.ts';
 const API_VERSIONS = ['client.authentication.k8s.io/v1', 'client.authentication.k8s.io/v1beta1'];
 
 /**
- * Writes the ID token of the session in `file`. If necessary, renews the session first.
+ * Reads the session in `file`, and writes its ID token to the standard output. If necessary, renews the session first.
  *
  * @throws CommandError that names the next step; the signal's reason.
  */

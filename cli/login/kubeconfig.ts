@@ -8,7 +8,10 @@ import { writeWhole } from '../../base/files.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { QUOTING } from '../output.ts';
 
-/** Age after which a lock counts as left behind by a killed process. A change takes only milliseconds. */
+/**
+ * Age after which the lock of a kubeconfig counts as left behind by a killed process. A change takes only milliseconds, so a running
+ * process never holds the lock for this time.
+ */
 const STALE_MILLISECONDS = 30_000;
 /** Argument of the credential plug-in. By this argument, the command recognizes its own entries in a kubeconfig. */
 export const SESSION_FLAG = '--session';
@@ -114,7 +117,8 @@ export class Kubeconfig {
   }
 
   /**
-   * Writes the context with these entries, and makes it the current context. Entries that other contexts use stay as they are.
+   * Writes the context, its cluster and its user, and makes this context the current one. Entries of clusters and users that other contexts
+   * use stay unchanged.
    *
    * @throws errors of {@link checkOwn}.
    */
@@ -155,7 +159,10 @@ export class Kubeconfig {
     return true;
   }
 
-  /** Returns the name of the context's entry if no other context uses this entry. Otherwise returns a name that no entry has. */
+  /**
+   * Returns the name for the context's entry in the list of clusters or users. If no other context uses the existing entry, its name stays.
+   * Otherwise returns a name that no entry has.
+   */
   #entryName(kind: 'cluster' | 'user', context: string): string {
     const used = this.entry('context', context)?.[kind];
     if (typeof used === 'string' && !this.#isUsedByOthers(kind, used, context)) {

@@ -28,7 +28,7 @@ export async function logout(terminal: Terminal, globals: Globals): Promise<void
   terminal.out(`${words} "${place.context}" of ${place.file}\n`);
   if (!isRevoked) {
     terminal.err(
-      `The command could not end the session at ${printable(session.issuer)}. The identity provider still accepts copies of the session\n`,
+      `The command could not end the session at ${printable(session.issuer)}. Anyone who has a copy of its tokens can still use them\n`,
     );
   }
 }

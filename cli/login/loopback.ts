@@ -41,7 +41,7 @@ export class Loopback implements AsyncDisposable {
       this.#sockets.add(socket);
       socket.once('close', () => this.#sockets.delete(socket));
     });
-    // This listener prevents an unhandled rejection when no caller waits for the arrival.
+    // This listener prevents an unhandled rejection when no caller waits for the browser's request.
     this.#arrival.promise.catch(() => undefined);
   }
 
@@ -79,7 +79,8 @@ export class Loopback implements AsyncDisposable {
     const closed = once(this.#server, 'close');
     this.#server.close();
     for (const socket of this.#sockets) {
-      // Browsers also keep unused connections open. The server cannot close before all connections are closed.
+      // Browsers also keep unused connections open. This loop closes them, because the server cannot close before all its connections are
+      // closed.
       if (socket !== this.#taken) {
         socket.destroy();
       }

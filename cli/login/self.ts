@@ -3,8 +3,8 @@ import { access, constants } from 'node:fs/promises';
 import { isSea } from 'node:sea';
 
 /**
- * Returns the program and its first arguments. If the script is executable, the script itself is the program, because its path stays valid
- * after an update of Node.js.
+ * Returns the program and its first arguments. If the script is executable, the program is the script itself, and not Node.js. The path of
+ * the script stays valid after an update of Node.js.
  */
 export async function selfCommand(): Promise<readonly [string, ...string[]]> {
   const [, file = ''] = process.argv;

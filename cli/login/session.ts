@@ -11,13 +11,13 @@ import type { Terminal } from '../terminal.ts';
 import type { Place } from './place.ts';
 
 /**
- * Age after which the lock of a session counts as left behind by a killed process. A running process waits for at most two answers of the
- * provider, and at most 20 s for each answer.
+ * Age after which the lock of a session counts as left behind by a killed process. A running process holds the lock for a shorter time. It
+ * waits for at most two answers of the provider, and at most 20 s for each answer.
  */
 const STALE_MILLISECONDS = 60_000;
 /**
- * Time between the renewal of a token and its expiry. It is a part of the token's lifetime, or a number of milliseconds, whichever is
- * shorter.
+ * A token is renewed before it expires. The time between the renewal and the expiry is a part of the token's lifetime or a number of
+ * milliseconds, whichever is shorter.
  */
 const MARGIN = { part: 0.2, milliseconds: 60_000 };
 

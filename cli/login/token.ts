@@ -17,7 +17,7 @@ import { type TargetFlags, targetOf } from './target.ts';
 const TOKEN = /^[A-Za-z0-9._~+/-]+=*$/;
 /** Argument that stands for a token on the standard input. */
 const INPUT = '-';
-/** Longest token in characters. API servers refuse larger headers. */
+/** Longest token in characters. With a longer token, the header would be too large for API servers. */
 const TOKEN_CHARACTERS = 128 * 1024;
 
 /**

@@ -86,7 +86,7 @@ async function foundIn<T>(cluster: Cluster, name: string, work: Promise<T>): Pro
 function requiredHost(node: Node, namespace: string): Node {
   const { name, labels } = node.metadata;
   if (labels?.[HOST_MARK] !== HOST_VALUE) {
-    throw hostNotFound(name, namespace, '. The Node is no host of Berth');
+    throw hostNotFound(name, namespace, '. The Node is not a host of Berth');
   }
   const owner = namespaceOfHost(node, DEFAULT_NAMESPACE);
   if (owner !== namespace) {

@@ -46,7 +46,7 @@ export async function giveHost(terminal: Terminal, globals: Globals, gift: Gift)
         await server({ method: 'POST', path, body: { namespace: target } });
       },
     );
-    const words = `Namespace ${target} now has the node`;
+    const words = `Namespace ${target} now owns the node`;
     const item = { name, namespace: target };
     await printDone(terminal, globals.output, [item], words);
   });

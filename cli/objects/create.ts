@@ -1,4 +1,4 @@
-/** Creates objects with the name of the user in an annotation. */
+/** Creates objects. An annotation of each object contains the name of the user who created the object. */
 import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
 import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';

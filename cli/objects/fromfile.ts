@@ -37,7 +37,7 @@ export async function createFromFile<T extends KubeObject>(
   });
 }
 
-/** Returns a function that takes the name of a new object and returns a sentence about it. */
+/** Returns a function that takes the name of a new object. The function returns a sentence that reports the creation of the object. */
 export function createdSentence({ noun }: { readonly noun: string }): (name: string) => string {
   return (name) => `Successfully created ${noun} ${name}`;
 }

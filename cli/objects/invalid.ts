@@ -1,4 +1,4 @@
-/** Turns refusals of fields into messages about flags. */
+/** Turns errors of the API server about fields into messages about flags. */
 import { ApiError } from '../../kube/errors.ts';
 import { CommandError } from '../errors.ts';
 import { printable } from '../text.ts';

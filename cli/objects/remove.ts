@@ -9,14 +9,14 @@ import { type Kind, report } from './kind.ts';
 import { forEachName, getNamed } from './named.ts';
 
 /**
- * Longest wait for the end of a deletion, as in the HTTP API. A guest has 30 s to shut down. A host that does not answer can delay a
- * deletion for much longer.
+ * Time limit for the wait until an object is deleted, as in the HTTP API. A guest has 30 s to shut down, but a host that does not answer
+ * can delay the deletion for much longer.
  */
 const LIMIT_MILLISECONDS = 600_000;
 
 interface Removal {
   readonly names: readonly string[];
-  /** Whether to wait until nothing of the objects remains. */
+  /** Whether to wait until the objects are completely removed. */
   readonly wait: boolean;
 }
 
@@ -45,7 +45,8 @@ export async function remove<T extends KubeObject>(
 }
 
 /**
- * Deletes the object. If `wait` is true, waits until the object is gone. A new object that somebody else made with the same name stays.
+ * Deletes the object. If `wait` is true, waits until the object is gone. Does not delete a new object that somebody else created with the
+ * same name.
  *
  * @throws CommandError when the object still exists after the time limit; ApiError.
  */

@@ -30,7 +30,7 @@ export function addCommonVerbs<T extends KubeObject>(noun: Command, terminal: Te
     .command('delete')
     .description(`Delete ${kind.plural} and wait until they are completely removed`)
     .argument('<names...>', 'their names')
-    .addOption(new BooleanFlag('--wait', 'whether to wait (default: true)'))
+    .addOption(new BooleanFlag('--wait', 'whether to wait for the complete removal (default: true)'))
     .action(async (names: string[], { wait = true }: { wait?: boolean }, command: Command) => {
       const { remove } = await import('./remove.ts');
       await remove(terminal, command.optsWithGlobals<Globals>(), kind, { names, wait });

@@ -20,7 +20,12 @@ export function addRegistryCommands(noun: Command, terminal: Terminal): void {
     .argument('<server>', 'URL of the registry, for example https://registry.example:5000')
     .requiredOption('-u, --username <name>', 'name of the user')
     .addOption(new BooleanFlag('--password-stdin', 'read the password from the standard input'))
-    .addOption(new BooleanFlag('--allow-insecure', 'allow the registry without TLS, or with any certificate'))
+    .addOption(
+      new BooleanFlag(
+        '--allow-insecure',
+        'allow a registry without TLS, or without a check of its certificate',
+      ),
+    )
     .addOption(new BooleanFlag('--replace', 'replace the credential of the registry'))
     .action(async (server: string, flags: RegistryFlags, command: Command) => {
       const { add } = await import('./credentials.ts');

@@ -32,7 +32,7 @@ export async function list(terminal: Terminal, globals: Globals): Promise<void> 
   });
 }
 
-/** Creates the accounts one after the other, because each of them changes the same RoleBinding. */
+/** Creates the accounts one after the other, because each creation changes the same RoleBinding. */
 export async function create(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
   await changeEach(terminal, globals, names, {
     words: 'Successfully created serviceaccount',

@@ -13,12 +13,12 @@ const CHANNEL = { data: 0, error: 1 } as const;
 /** Length in bytes of the port number at the beginning of each channel. */
 const PORT_BYTES = 2;
 /**
- * Time without data after which a half-open connection ends. A connection is half-open if only one of its two ends has closed its
- * direction. If the caller closes its direction, the protocol cannot tell the guest. So the guest might never close the other direction.
- * Guests usually answer within this time.
+ * Time without data after which a half-open connection ends. A connection is half-open if one end has closed its direction and the other
+ * end has not. The protocol cannot tell the guest that the caller has closed its direction, so the guest might never close its own. Guests
+ * usually answer within this time.
  */
 const HALF_OPEN_MILLISECONDS = 10_000;
-/** Close code of a WebSocket that neither end has closed. */
+/** Close code that a WebSocket reports if the connection is lost before either end has closed it. */
 const LOST = 1006;
 
 interface Ends {
@@ -67,7 +67,8 @@ export async function carry(
   });
   const [up, down] = await Promise.allSettled([sent, received]);
   timer.stop();
-  // If a direction failed, the caller's end already knows the error. In this case, this function does not also report a lost connection.
+  // If one direction failed, the program at the caller's end already sees the error. Therefore this function does not also report a lost
+  // connection.
   isOver ||= up.status === 'rejected' || down.status === 'rejected';
   channels.close();
   const [{ code }, message] = await Promise.all([channels.ended, words]);

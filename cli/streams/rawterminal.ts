@@ -10,7 +10,7 @@ export class RawTerminal implements Disposable {
   };
   readonly #resize: () => void;
 
-  /** `onSize` gets the size now and after each change. */
+  /** `onSize` gets the present size of the terminal at once, and the new size after each change. */
   constructor(onSize: (size: TerminalSize) => void) {
     const { stdin, stdout } = process;
     this.#resize = () => {
@@ -21,7 +21,8 @@ export class RawTerminal implements Disposable {
       }
     };
     stdin.setRawMode(true);
-    // Other code can end the process, for example when its output is closed. The terminal must leave raw mode in this case, too.
+    // Other code can end the process, for example when the output of the process is closed. The terminal must leave raw mode in this case,
+    // too.
     process.on('exit', this.#restore);
     stdout.on('resize', this.#resize);
     this.#resize();

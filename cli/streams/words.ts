@@ -1,7 +1,7 @@
 /** Reads the message of a host about a stream. */
 import type { Readable } from 'node:stream';
 
-/** Longest text in bytes that is kept. Hosts send one or two sentences, or a Status of a few hundred bytes. */
+/** Largest part of a message that is kept, in bytes. Hosts send one or two sentences, or a Status of a few hundred bytes. */
 const LIMIT_BYTES = 16 * 1024;
 
 /**

@@ -13,7 +13,7 @@ export const REMOVED = '[removed]';
 
 /**
  * Fields whose whole content comes from users, or can be a secret. The command never reads Secrets. If a list contains a Secret
- * nevertheless, the field `data` is removed from it.
+ * nevertheless, the Secret loses its field `data`.
  */
 const REMOVED_FIELDS: ReadonlySet<string> = new Set([
   'userData',
@@ -28,7 +28,7 @@ const REMOVED_FIELDS: ReadonlySet<string> = new Set([
   'annotations',
   'managedFields',
 ]);
-/** Removed fields whose values are not remembered, because they repeat names and other harmless values of the object. */
+/** Fields that are removed, but whose values are not remembered. These fields repeat names and other harmless values of the object. */
 const REPEATING_FIELDS: ReadonlySet<string> = new Set([
   'annotations',
   'args',
@@ -63,8 +63,8 @@ const REMEMBERED = 100_000;
 const DEPTH = 40;
 const PART = /[^\s"'`=:,;/?&@()[\]{}<>\\|]+/g;
 /**
- * Punctuation marks at the end of a part of a value. They can belong to the sentence around the value. The pattern limits their number, so
- * that the time of the match is linear.
+ * Punctuation marks at the end of a part of a text. They can belong to the sentence around a secret value, and not to the value itself. The
+ * pattern limits the number of marks, so that the time of a match is linear in the length of the text.
  */
 const MARKS = /[.!…#*~^-]{1,3}$/;
 
@@ -72,14 +72,14 @@ const MARKS = /[.!…#*~^-]{1,3}$/;
 const KEY = String.raw`(?:passw(?:or)?d|pwd|passphrase|(?<![a-z])pass(?![a-z])|secret|token|credential|api[-_]?key|access[-_]?key|private[-_]?key|key-data|signature)[\w.-]{0,128}`;
 
 /**
- * Pattern for a value in double quotes. Quotes inside the value are escaped. In JSON inside of JSON, the quotes around the value are
- * escaped, too. These two quotes then have the same number of backslashes.
+ * Pattern for a value in double quotes. Quotes inside the value are escaped. If the value is in JSON inside of JSON, the quotes around the
+ * value are escaped, too. The opening quote and the closing quote then have the same number of backslashes.
  */
 const QUOTED = String.raw`"(?:[^"\\]|\\[\s\S])*(?:"|$)|(?<escape>\\{1,15})"[\s\S]*?(?<!\\)\k<escape>"`;
 
 /**
  * Forms of secrets, in the order in which they are removed. A host can write any log, so the time for each form must be linear in the
- * length of the text. If two adjacent repetitions can match the same characters, one of them has a limit.
+ * length of the text. Therefore, if two adjacent repetitions in a pattern can match the same characters, one of them has a limit.
  */
 const FORMS: readonly (readonly [RegExp, string])[] = [
   [
@@ -178,7 +178,7 @@ export class Redactor {
     }
   }
 
-  /** Returns the text without everything that has the form of a secret, and without remembered values. */
+  /** Returns the text without secrets. Removes everything that has the form of a secret, and all remembered values. */
   text(text: string): string {
     const formless = FORMS.reduce((kept, [form, instead]) => kept.replace(form, instead), text);
     return formless.replace(PART, (part) =>
@@ -210,7 +210,7 @@ function secretParts(value: string): string[] {
   return words.flatMap(formsOf).filter((part) => part.length >= (/\d/.test(part) ? MIXED_LENGTH : least));
 }
 
-/** Returns two texts: the whole part, and the part without punctuation marks at its end. */
+/** Returns two forms of a part of a text: the whole part, and the part without punctuation marks at its end. */
 function formsOf(part: string): string[] {
   return [part, part.replace(MARKS, '')];
 }

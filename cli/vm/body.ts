@@ -30,7 +30,11 @@ const FLAG_BY_FIELD: Readonly<Record<string, string>> = {
   'spec.deployTimeoutSeconds': '--timeout',
 };
 
-/** Returns the body of the deployment. @throws CommandError when flags are missing or wrong, or contradict each other. */
+/**
+ * Returns the body of a request to the HTTP API that deploys the VM.
+ *
+ * @throws CommandError when flags are missing or wrong, or contradict each other.
+ */
 export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBody {
   check(flags);
   const { generateName, config, systemSerial, timeout, labels } = flags;
@@ -61,8 +65,8 @@ function check({ image, iso, config, timeout }: DeployFlags): void {
 }
 
 /**
- * Returns the VM for the body. `answerBy` is in milliseconds since the epoch. The memory comes from the flag, because a body can only have
- * a number of GiB.
+ * Returns the VM that the body describes. `answerBy` is in milliseconds since the epoch. The memory comes from the flag, because the flag
+ * gives a quantity, and a body can contain only a number of GiB.
  */
 export function vmFrom(
   body: VMDeployBody,
@@ -81,7 +85,10 @@ export function inFlags(error: unknown): unknown {
   return withFlags(error, FLAG_BY_FIELD);
 }
 
-/** Returns the values as a list of keys and values in the field `items`. In this form, even `items` is allowed as the key of a value. */
+/**
+ * Returns an object whose field `items` is a list of keys with their values. In this form, even `items` is allowed as a key of the
+ * metadata.
+ */
 function itemsOf(metadata: Record<string, string>): VMDeployBody['vmMetadata'] {
   return { items: Object.entries(metadata).map(([key, value]) => ({ key, value })) };
 }

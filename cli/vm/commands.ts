@@ -55,7 +55,7 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
 
 function addDeployFlags(command: Command): Command {
   return addMachineFlags(command)
-    .argument('[name]', 'name of the VM, or the start of its name with --generate-name')
+    .argument('[name]', 'name of the VM; with --generate-name, the start of the name')
     .addOption(new BooleanFlag('--generate-name', 'let the cluster add five characters to the name'))
     .option('--config <name>', 'VM config with values for the flags that are not given')
     .option(

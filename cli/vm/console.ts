@@ -7,14 +7,14 @@ import { runSession } from '../streams/session.ts';
 import type { Terminal } from '../terminal.ts';
 
 /**
- * The character of Ctrl+]. The agent ends the session at this character, too. But the user must be able to leave even when the connection
- * hangs, so this command ends the session by itself.
+ * The character of Ctrl+]. The agent also ends the session when it receives this character. This command ends the session by itself,
+ * because the user must be able to leave even when the connection hangs.
  */
 const LEAVE = 0x1d;
 
 /**
- * Shows the console until the user leaves it or the machine ends. If the standard input is not a terminal, the console gets it only if
- * `stdin` is true.
+ * Shows the console until the user leaves it or the machine ends. If the standard input is not a terminal, it is sent to the console only
+ * if `stdin` is true.
  */
 export async function connectConsole(
   terminal: Terminal,

@@ -1,6 +1,6 @@
 /**
- * Deploys VMs. If a deployment fails, the command deletes the VM, because a script might not know its name. Until its deployment ends, the
- * VM has the annotation `berth.dev/answer-by`. If the command is killed before this end, the operator deletes the VM.
+ * Deploys VMs. If a deployment fails, the command deletes the VM, because a script might not know the name of the VM. Until the deployment
+ * ends, the VM has the annotation `berth.dev/answer-by`. If the command is killed during the deployment, the operator deletes the VM.
  */
 import { conditionOf } from '../../api/http/conditions.ts';
 import { progressOf, settledState } from '../../api/http/deployment.ts';
@@ -24,8 +24,8 @@ import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
 import { VM_KIND } from './kind.ts';
 
 /**
- * Time in which the command must keep or delete the VM. It begins at the time limit of the deployment. It is longer than the difference
- * between the clocks of this computer and of the operator.
+ * After the time limit of the deployment, the command must keep or delete the VM within this time. Otherwise the operator deletes the VM.
+ * The time is longer than the difference between the clocks of this computer and of the operator.
  */
 const ANSWER_MILLISECONDS = 60_000;
 /** Time limit for the deletion of the VM after a failure. If the API server does not answer, the operator deletes the VM later. */
@@ -79,7 +79,7 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
       await untilRunning(cluster, latest, { signal, onVersion: (vm) => progress.show(lineOf(vm, estimate)) });
       latest.vm = await keep(cluster, latest.vm, signal);
     } catch (error) {
-      // This line comes before the deletion of the VM, because the time limit can also end during the deletion.
+      // The code checks the time limit before it deletes the VM, because the time can also run out during the deletion.
       const isLate = late.aborted;
       const left = await removeFailed(cluster, latest.vm);
       throw failureOf(error, latest.vm, { left, minutes: isLate ? minutes : undefined });

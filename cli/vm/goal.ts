@@ -11,8 +11,8 @@ export type Goal =
   | { readonly state: 'condition'; readonly type: string; readonly status: string };
 
 /**
- * For each state, `fit` has the values of `spec.powerState` with which a VM can reach the state. `advice` is the next step if the VM has
- * another value. A VM with the value `Running` can reach `stopped`, because its guest can shut down.
+ * For each state, `fit` lists the values of `spec.powerState` with which a VM can reach the state. `advice` is the next step for the user
+ * if the VM has another value. With the value `Running`, a VM can also reach `stopped`, because its guest can shut down.
  */
 const POWER = {
   running: { fit: ['Running'], advice: 'Start the VM with vm start' },
@@ -21,7 +21,7 @@ const POWER = {
   suspended: { fit: ['Suspended'], advice: 'Suspend the VM with vm suspend' },
 } as const;
 
-/** Progress of the wait. A failure has the reason why the VM cannot reach the goal. */
+/** Whether the VM has reached the goal. `failure` is the reason why the VM cannot reach the goal. */
 type Reached = 'yes' | 'not yet' | { readonly failure: string };
 
 const CONDITION = /^condition=([A-Za-z][A-Za-z0-9./-]{0,315})(?:=(true|false|unknown))?$/i;

@@ -114,7 +114,7 @@ export class Forwards implements AsyncDisposable {
   /** Carries one connection. Never rejects. */
   async #carry(socket: Socket, port: number): Promise<void> {
     const { signal } = this.#stop;
-    // The pipelines of the socket handle its errors. Without this listener, an error before the pipelines begin would end the process.
+    // The pipelines in `carry` handle errors of the socket. Until they begin, an error without this listener would end the process.
     socket.on('error', () => undefined);
     const { name } = this.#vm.metadata;
     try {

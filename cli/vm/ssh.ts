@@ -1,4 +1,7 @@
-/** Logs in to a VM with the ssh of this computer. This command is the proxy of ssh, so the connection goes through the API server. */
+/**
+ * Logs in to a VM with the program ssh of this computer. ssh starts this command as its `ProxyCommand`, so the connection goes through the
+ * API server.
+ */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdir } from 'node:fs/promises';
@@ -21,7 +24,8 @@ const DEFAULT_USER = 'root';
 /** If a signal ends a program, its exit code is this number plus the number of the signal, as in shells. */
 const SIGNALLED = 128;
 /**
- * Form of the UID of an object. Other texts could have a meaning in the file with the keys of VMs. For example, `*` stands for all hosts.
+ * Form of the UID of an object. Other texts could have a special meaning in the `known_hosts` file of ssh. For example, `*` stands for all
+ * hosts.
  */
 const UID = /^[\w-]{1,64}$/;
 
@@ -54,8 +58,8 @@ export async function ssh(
       destination: `${user || settings.sshUser || DEFAULT_USER}@${name}`,
     });
   });
-  // ssh creates only the file, so this line creates the folder of the file. Only the user can read the folder, because the file shows the
-  // VMs of the user.
+  // ssh creates the `known_hosts` file, but not its folder, so this line creates the folder. Only the user can read the folder, because the
+  // file lists the VMs of the user.
   await mkdir(dirname(known), { recursive: true, mode: 0o700 });
   const code = await exitCodeOf('ssh', [...args, ...command], name);
   if (code !== 0) {
@@ -65,22 +69,26 @@ export async function ssh(
 
 interface SSHOptions {
   readonly proxy: string;
-  /** Path of the file with the keys of VMs. */
+  /** Path of the `known_hosts` file with the host keys of VMs. */
   readonly known: string;
   readonly uid: string;
   /** `USER@NAME`. */
   readonly destination: string;
 }
 
-/** Returns the arguments of ssh without the command. ssh knows a VM by its UID. So a new VM with an old name is another host for ssh. */
+/**
+ * Returns the arguments of ssh without the command that runs in the VM. ssh identifies a VM by its UID. If a new VM gets the name of an
+ * earlier VM, ssh treats the new VM as another host.
+ */
 function sshArguments({ proxy, known, uid, destination }: SSHOptions): string[] {
   const options = [
     `ProxyCommand=${proxy}`,
     `HostKeyAlias=${uid}`,
     `UserKnownHostsFile="${literal(known)}"`,
-    // ssh does not read the global file of keys. That file lists hosts by their addresses, but VMs are listed by their UIDs.
+    // ssh does not read the global `known_hosts` file. It lists hosts by their names and addresses, but host keys of VMs are stored under
+    // the UIDs of the VMs.
     'GlobalKnownHostsFile=none',
-    // ssh accepts the first key of a VM, and refuses every other key of this VM.
+    // ssh accepts the first host key of a VM, and refuses every other host key of this VM.
     'StrictHostKeyChecking=accept-new',
     'CheckHostIP=no',
     // ssh finds a shared connection by the name of the host, and a VM of another namespace can have the same name. Therefore connections
@@ -118,7 +126,10 @@ function literal(text: string): string {
   return text.replaceAll('%', '%%');
 }
 
-/** Returns the path of the file with the keys of VMs. The user's own file of ssh is not used, because VMs are often made and deleted. */
+/**
+ * Returns the path of the `known_hosts` file for VMs. The user's own `known_hosts` file is not used, because VMs are often created and
+ * deleted.
+ */
 function knownHostsFile(environment: Terminal['environment']): string {
   const folder = environment['XDG_STATE_HOME'] || join(homeFolder(environment), '.local', 'state');
   return join(folder, 'berth', 'known_hosts');

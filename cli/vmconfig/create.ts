@@ -52,6 +52,6 @@ function configOf(name: string | undefined, flags: VMConfigFlags): Unsaved<VMCon
     throw new CommandError('Name the source of the VMs: either --image or --iso', EXIT.usage);
   }
   const spec = vmConfigSpec({ ...machineRequest(flags), type });
-  // In a request of the HTTP API, the memory is a number of GiB. The flag gives a quantity.
+  // This line sets the memory, because the flag gives a quantity. A request of the HTTP API can contain only a number of GiB.
   return { metadata: { name }, spec: { ...spec, memory } };
 }

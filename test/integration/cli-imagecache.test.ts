@@ -207,7 +207,7 @@ describe('node namespace', () => {
     ]);
     await cluster.client().delete(PODS, { namespace: other, name: 'machine' }, { gracePeriodSeconds: 0 });
     expect((await command.run(giveBack, { environment })).out).toBe(
-      `Namespace ${namespace} now has the node ${third}\n`,
+      `Namespace ${namespace} now owns the node ${third}\n`,
     );
     expect(await labelsOf(third)).toMatchObject({ [DEDICATED]: namespace });
   });

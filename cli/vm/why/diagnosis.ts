@@ -53,7 +53,7 @@ export interface Diagnosis {
   /** Area of the problem. Absent if the VM runs, or only needs time. */
   readonly area?: Area;
   readonly reason?: string;
-  /** Sentence of the host, the scheduler or the API server. */
+  /** Sentence about the state of the VM, for example from the host, the scheduler or the API server. */
   readonly message: string;
   /** Meaning of the reason. */
   readonly meaning?: string;
@@ -95,7 +95,10 @@ function phaseOf({ metadata, status = {} }: VM): string {
   return metadata.deletionTimestamp === undefined ? (status.phase ?? 'Pending') : 'Terminating';
 }
 
-/** Returns the problem with the texts of the catalogue. A host of another release can have reasons that the catalogue does not contain. */
+/**
+ * Returns the problem, and the texts of the catalogue for its reason. The catalogue might not contain the reason, because the host can have
+ * another release.
+ */
 function explained({ area, reason, message, todo }: Problem) {
   const entry: ReasonEntry | undefined = isReason(reason) ? REASONS[reason] : undefined;
   const known = classOf(reason, 'VM');
@@ -109,7 +112,7 @@ function explained({ area, reason, message, todo }: Problem) {
   };
 }
 
-/** Functions that find a problem. The most certain function is first. */
+/** Functions that each look for one type of problem. The functions with the most certain results come first. */
 const FINDERS: readonly ((seen: Seen) => Problem | undefined)[] = [
   deletion,
   failure,
@@ -196,8 +199,8 @@ function power({ vm: { metadata, spec, status = {} } }: Seen): Problem | undefin
 }
 
 /**
- * Returns the fault that the condition Ready names. Before the first run, the reason of the condition can name only the current step. A
- * step is not a fault, so the result is then undefined.
+ * Returns the fault that the condition Ready names. Before the first run, the reason of the condition can name the current step instead of
+ * a fault. In this case, the result is undefined.
  */
 function notReady({ vm }: Seen): Problem | undefined {
   const ready = conditionOf(vm, 'Ready');

@@ -4,7 +4,7 @@ import { type Obstacle, obstaclesIn } from '../../../api/v1alpha1/obstacles.ts';
 import type { Node, NodeSelectorRequirement, Pod } from '../../../kube/core.ts';
 
 interface Seen {
-  /** Pod of the VM. It has the requests of the VM and of its VM config. */
+  /** Pod of the VM. Its node affinity contains the requirements of the VM and of its VM config. */
   readonly pod?: Pod | undefined;
   readonly nodes?: readonly Node[] | undefined;
 }
@@ -23,7 +23,7 @@ const ADVICE: Readonly<Record<Obstacle, string>> = {
   cordoned: 'Hosts are cordoned: ask an admin whether they can take VMs again',
 };
 
-/** Returns the next steps for a VM with this message in its condition Scheduled. */
+/** Returns the next steps for a VM that no host can take. `message` comes from the condition Scheduled of the VM. */
 export function placementAdvice(message: string, { pod, nodes }: Seen): string[] {
   const hosts = nodes?.filter(({ metadata }) => metadata.labels?.[HOST_KEY] !== undefined);
   if (hosts?.length === 0) {
