@@ -37,7 +37,7 @@ export function addImageCacheCommands(noun: Command, terminal: Terminal): void {
       .option('--nodes <names>', 'names of hosts, with commas between them', listIn)
       .option(
         '--tags <tags>',
-        'tags, with commas between them; selects the hosts that now have all of these tags',
+        'tags, with commas between them; the command selects the hosts that now have all of these tags',
         listIn,
       )
       .addOption(new BooleanFlag('--all', 'all hosts of the namespace'))

@@ -43,7 +43,7 @@ export async function readKubeconfig(file: string): Promise<Kubeconfig> {
 
 /**
  * Changes the kubeconfig atomically, and returns the result of `change`. Creates missing folders. Afterwards, only the owner can read the
- * file. If the path is not a link, kubectl uses the same lock file.
+ * file. kubectl uses the same lock file, unless the path is a link.
  *
  * @throws errors of {@link readKubeconfig} and of `change`; the signal's reason.
  */

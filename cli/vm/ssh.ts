@@ -85,8 +85,8 @@ function sshArguments({ proxy, known, uid, destination }: SSHOptions): string[] 
     `ProxyCommand=${proxy}`,
     `HostKeyAlias=${uid}`,
     `UserKnownHostsFile="${literal(known)}"`,
-    // ssh does not read the global `known_hosts` file. It lists hosts by their names and addresses, but host keys of VMs are stored under
-    // the UIDs of the VMs.
+    // ssh does not read the global `known_hosts` file, because that file lists hosts by their names or addresses. Host keys of VMs are
+    // stored under the UIDs of the VMs.
     'GlobalKnownHostsFile=none',
     // ssh accepts the first host key of a VM, and refuses every other host key of this VM.
     'StrictHostKeyChecking=accept-new',

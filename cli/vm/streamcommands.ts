@@ -24,7 +24,7 @@ export function addStreamCommands(noun: Command, terminal: Terminal): void {
     });
   noun
     .command('console')
-    .description('Connect to the serial console of a VM. Ctrl+] leaves it')
+    .description('Connect to the serial console of a VM. Press Ctrl+] to leave the console')
     .argument('<name>', 'name of the VM')
     .addOption(new BooleanFlag('-i, --stdin', 'send the standard input even if it is not a terminal'))
     .action(async (name: string, { stdin = false }: SessionFlags, command: Command) => {

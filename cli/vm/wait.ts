@@ -35,7 +35,7 @@ export async function wait(
   const progress = progressLine(terminal);
   await withCluster(terminal, globals, async (cluster) => {
     const { done, rethrow } = await forEachName(names, async (name) => {
-      // The time limit does not end the first read, because the error after the time limit must name the state of the VM.
+      // The time limit does not end the first read of the VM, because the error after the time limit must name the state of the VM.
       const first = await firstVersion(cluster, goal, { name, signal: terminal.signal });
       if (first === undefined) {
         return undefined;

@@ -39,8 +39,8 @@ export async function why(terminal: Terminal, globals: Globals, name: string): P
 }
 
 /**
- * Returns the VM. If the VM no longer exists, the error message contains the last Events of the VM. They are useful after a failed
- * deployment, for example, because it deletes its VM.
+ * Returns the VM. If the VM no longer exists, the error message contains the last Events of the VM. For example, users can see these Events
+ * after a failed deployment, which deletes its VM.
  *
  * @throws CommandError when the VM does not exist; ApiError.
  */
