@@ -28,7 +28,7 @@ export async function logout(terminal: Terminal, globals: Globals): Promise<void
   terminal.out(`${words} "${place.context}" of ${place.file}\n`);
   if (!isRevoked) {
     terminal.err(
-      `The command could not end the session at ${printable(session.issuer)}. Anyone who has a copy of the session’s tokens can still use them\n`,
+      `The command could not end the session at ${printable(session.issuer)}. Anyone who has a copy of the tokens can still use them\n`,
     );
   }
 }
