@@ -14,8 +14,7 @@ const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
 /** Time in milliseconds without data after which a watch is resumed. On a live connection, the API server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
 /**
- * The first wait and the longest wait before a watch is resumed, in milliseconds. The longest wait is short too, because a client waits for
- * the object.
+ * The first wait and the longest wait before a watch is resumed, in milliseconds. Both are short, because a client waits for the object.
  */
 const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as const;
 

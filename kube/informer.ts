@@ -16,7 +16,7 @@ const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
  * doubles a wait.
  */
 const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } as const;
-/** Duration of a watch: random, 5 to 10 minutes, as in client-go. The differences spread the watches over several API servers. */
+/** Duration of a watch: random, 5 to 10 minutes, as in client-go. Random durations spread the watches over several API servers. */
 const WATCH_SECONDS = { least: 300, spread: 300 } as const;
 /** Time in milliseconds without data after which a watch is resumed. On a live connection, the server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
