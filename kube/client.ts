@@ -82,8 +82,8 @@ export class KubeClient {
       if (!isGone(error)) {
         throw error;
       }
-      // Between two requests for pages, the server compacted the resourceVersion that the pages have. Therefore this code reads all objects
-      // again in a single request, which cannot fail in this way.
+      // The server compacted the resourceVersion of the pages before the last page was read. Therefore all objects are read again in a single
+      // request, which cannot fail in this way.
       return await this.#page<T>(type, options, undefined);
     }
     return { items, resourceVersion };

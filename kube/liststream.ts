@@ -18,8 +18,8 @@ const MANAGED_FIELDS = Buffer.from('"managedFields":');
 /** Number of open brackets between two objects of the list: the bracket of the list, and the bracket of its array. */
 const ARRAY_DEPTH = 2;
 /**
- * Size in bytes from which collected objects are parsed together as one batch. Parsing a batch takes less than a millisecond. It takes much
- * less time than parsing each object separately.
+ * Number of bytes after which the collected objects are parsed together as one batch. Parsing a batch takes less than a millisecond, and
+ * much less time than parsing each object separately.
  */
 const BATCH_BYTES = 64 * 1024;
 

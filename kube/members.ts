@@ -54,7 +54,7 @@ export async function addSubjects(client: KubeClient, role: RoleRef, added: Subj
   });
 }
 
-/** Removes those of the subjects that are members. @throws ApiError when the API server refuses. */
+/** Removes the subjects from the members. Subjects that are not members are ignored. @throws ApiError when the API server refuses. */
 export async function removeSubjects(client: KubeClient, role: RoleRef, removed: Subjects): Promise<void> {
   const gone = subjectsOf(removed);
   await change(client, role, (binding) =>

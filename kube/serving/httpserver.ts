@@ -27,8 +27,8 @@ const KEEP_ALIVE_MILLISECONDS = 5_000;
 /** Time in milliseconds without data after which the kernel begins to send TCP keep-alive probes to the peer. */
 const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
 /**
- * Largest number of connections. The API server opens at most 64 connections for logs and 64 for streams. The rest is enough for scrapers,
- * probes and a person. More connections indicate an attack.
+ * Largest number of connections. It is enough for the 64 logs and 64 streams that the API server can open at the same time, and for
+ * scrapers, probes and a person. More connections indicate an attack.
  */
 const CONNECTIONS = 192;
 

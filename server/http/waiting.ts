@@ -109,7 +109,7 @@ export class WaitingRequests {
 
   /**
    * Refuses a request if its user or its namespace already has the largest allowed number of waiting requests. `isOne` returns whether a
-   * waiting request counts. `which` is the part of the message that names the user or the namespace. @throws StatusError 429
+   * waiting request is from this user or namespace. `which` is the part of the message that names them. @throws StatusError 429
    */
   #refuseMore(which: string, isOne: (waiting: Waiting) => boolean): void {
     const share = Math.floor(this.#limit * SHARE);

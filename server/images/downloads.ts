@@ -257,9 +257,7 @@ function isPassing(error: unknown): error is ApiError {
   return error instanceof ApiError && !OF_THE_CALLER.has(error.status);
 }
 
-/**
- * Does nothing if the error means that the task has ended. @throws StatusError 503 when the host does not answer, and otherwise `error`.
- */
+/** Ignores an error that means that the task has ended. @throws StatusError 503 when the host does not answer. @throws all other errors. */
 function refuseLost(error: unknown): undefined {
   if (!isPassing(error)) {
     throw error;

@@ -21,8 +21,8 @@ import { trimmed } from './trimmed.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 
 /**
- * Time in milliseconds between the deployment's time limit and the time in the annotation `berth.dev/answer-by`. It is longer than any
- * difference between the operator's clock and the clock of this process. Otherwise the operator could delete the VM too early.
+ * Time in milliseconds between the deployment's time limit and the time in the annotation `berth.dev/answer-by`. It is longer than
+ * the usual difference between the operator's clock and the clock of this process. Otherwise the operator could delete the VM too early.
  */
 const ANSWER_MILLISECONDS = 60_000;
 

@@ -116,7 +116,9 @@ function leftToOperator({ metadata }: VM): string {
 }
 
 /**
- * Deletes the VM, but not a later VM of the same name. @throws ApiError when the API server refuses, or the signal's reason when it aborts.
+ * Deletes the VM, but not a later VM of the same name.
+ *
+ * @throws ApiError when the API server refuses, or the signal's reason when the signal aborts.
  */
 async function remove(client: KubeClient, { metadata }: VM, signal: AbortSignal): Promise<void> {
   const { name, namespace = '', uid } = metadata;
