@@ -9,7 +9,7 @@ export interface CertificateFiles {
 
 /**
  * Returns these settings as fields for a zod schema. The caller must also add the check {@link areFilesTogether} to the schema. The
- * parameter `dnsNames` is the default of the field of this name.
+ * parameter `dnsNames` is the default value of the field `dnsNames`.
  */
 export function certificateFields(dnsNames: string[]) {
   return {
@@ -19,7 +19,7 @@ export function certificateFields(dnsNames: string[]) {
      */
     certificateFile: z.string().optional(),
     keyFile: z.string().optional(),
-    /** DNS names for the certificate that the server creates itself if no paths are set. */
+    /** DNS names in the server's own certificate. The server creates this certificate only if no paths are set. */
     dnsNames: z.array(z.string()).default(dnsNames),
   };
 }

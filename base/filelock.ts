@@ -18,7 +18,8 @@ export interface FileLockOptions {
 /**
  * Runs `work` while this process holds the lock file. Other processes that use the same path wait.
  *
- * @throws the signal's reason; the system's error if the lock file cannot be made; the error of `work`.
+ * @throws the signal's reason when the signal aborts during the wait for the lock, or the system's error when the lock file cannot be
+ * created. If `work` fails, its error is thrown.
  */
 export async function withFileLock<T>(
   path: string,
@@ -54,8 +55,8 @@ async function removeStale(path: string, staleMilliseconds: number): Promise<voi
   const aside = `${path}.${process.pid}`;
   await undefinedIf(isMissing, rename(path, aside));
   if (!(await isStale(aside))) {
-    // The moved lock is not stale: another process had already removed the stale lock, and this lock is new. The owner of the new lock is
-    // still working, so this line restores the lock.
+    // The renamed lock is not stale. Another process had already removed the stale lock and created this new lock. That process still works
+    // under its lock, so this line restores the lock.
     await undefinedIf(hasCode('ENOENT', 'EEXIST'), link(aside, path));
   }
   await rm(aside, { force: true });

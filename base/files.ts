@@ -68,7 +68,8 @@ async function replace(path: string, content: string | Uint8Array, mode: number)
     await rename(temporary, path);
   } catch (error) {
     await rm(temporary, { force: true });
-    // This second write is synchronous, so that no other write of this process takes the freed space first.
+    // If the disk is full, `withReserve` frees space and writes again. This second write is synchronous, so that no other write of this
+    // process uses the freed space first.
     withReserve(dirname(path), error, () => replaceSync(path, content, mode));
     return;
   }

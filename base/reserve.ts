@@ -46,7 +46,10 @@ export function withReserve(folder: string, error: unknown, write: () => void): 
   }
 }
 
-/** Refills the reserve file as far as the disk has space. The bytes are random, because some file systems would compress other bytes. */
+/**
+ * Refills the reserve file as far as the disk has space. The bytes are random, because some file systems compress other bytes, and the file
+ * would then reserve less space.
+ */
 function fill(path: string): void {
   const missing = RESERVE_BYTES - (statSync(path, { throwIfNoEntry: false })?.size ?? 0);
   if (missing <= 0) {

@@ -66,8 +66,8 @@ class SharedWork<T> {
         listener(percent, bytes);
       }
     });
-    // If the work fails, the waiting callers get the error from `#work`. `ended` resolves even then: if it rejected and no caller handled
-    // this, the process would end.
+    // If the work fails, the waiting callers get the error from `#work`. `ended` resolves even after a failure, because Node.js would end
+    // the process if `ended` rejected and no caller handled the rejection.
     this.ended = this.#work.then(
       () => undefined,
       () => undefined,

@@ -46,7 +46,10 @@ export interface ChannelsRequest extends UpgradeRequest {
   readonly numbers: readonly number[];
 }
 
-/** Connects to the path. @throws ApiError when the server refuses; the signal's reason; the network's error. */
+/**
+ * Connects to the path. @throws ApiError when the server refuses, the signal's reason when the signal aborts, DeadlineError when no answer
+ * comes in time, or the network's error when the connection fails.
+ */
 export async function openChannels(
   connection: Connection,
   { path, protocol, headers, numbers, signal }: ChannelsRequest,
@@ -133,7 +136,8 @@ export class Channels {
   }
 
   #ping(): void {
-    // While a reader is slow, this process reads nothing from the connection, not even answers to pings. Therefore it sends no pings then.
+    // While a reader is slow, this process reads nothing from the connection, not even answers to pings. Therefore it sends no pings during
+    // this time.
     if (this.#full.size > 0) {
       return;
     }

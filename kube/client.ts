@@ -82,8 +82,8 @@ export class KubeClient {
       if (!isGone(error)) {
         throw error;
       }
-      // The server compacted the resourceVersion of the pages between two requests. Therefore all objects are read again in a single
-      // request, because a single request cannot fail in this way.
+      // The server compacted the resourceVersion of the pages before the last page was read. Therefore all objects are read again in one
+      // single request, which cannot fail in this way.
       return await this.#page<T>(type, options, undefined);
     }
     return { items, resourceVersion };

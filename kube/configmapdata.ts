@@ -39,7 +39,7 @@ export async function writeData(
     if (!isAlreadyExists(error)) {
       throw error;
     }
-    // Somebody else created the ConfigMap between the two requests.
+    // The ConfigMap did not exist at the patch, but somebody else created it before this process did. Therefore the patch is sent again.
     await client.mergePatch(CONFIG_MAPS, ref, { data });
   }
 }

@@ -63,8 +63,8 @@ export class Consistency {
   }
 
   /**
-   * Returns whether the cache contains the write. The result is also true if all objects were read again after the write. The versions are
-   * then not compared, because they can be lower after a restore from a backup.
+   * Returns whether the cache contains the write. The result is also true if all objects were read again after the write. In that case, the
+   * resourceVersions do not matter, because a restore of etcd from a backup can make them lower.
    */
   #hasSeen(informer: Follower, written: Written): boolean {
     const caughtUp = compareResourceVersions(informer.cache.resourceVersion, written.resourceVersion) >= 0;

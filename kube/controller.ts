@@ -112,9 +112,9 @@ export class Controller {
   }
 
   /**
-   * Starts the next reconciles after a microtask. A cache calls its handlers before it stores the resourceVersion of a change. After the
-   * microtask, the cache has stored this version. If this process wrote the change, the write then counts as seen. A second reason for the
-   * microtask: several changes of one key cause only one reconcile.
+   * Starts the next reconciles after a microtask, for two reasons. First, a cache calls its handlers before it stores the resourceVersion
+   * of a change. After the microtask, the version is stored, so a reconcile sees that the cache contains this process's own write. Second,
+   * several changes of one key then cause only one reconcile.
    */
   #schedulePump(): void {
     if (!this.#isPumpScheduled) {

@@ -27,7 +27,7 @@ export interface NodeSystemInfo {
 }
 
 export interface ContainerImage {
-  /** The API server writes null for an image that was reported without names. */
+  /** Null if the image was reported without names, because the API server then writes null instead of an empty list. */
   names: string[] | null;
   sizeBytes?: number;
 }

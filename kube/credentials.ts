@@ -1,7 +1,7 @@
 /**
- * Finds the API server and the credentials for it, from a kubeconfig file or from inside a Pod. The imports name only the parsers of
- * `@kubernetes/client-node`, by path. If this file imported the package's index or its class KubeConfig, all generated clients would be
- * loaded, which takes about 85 MB of memory.
+ * Finds the API server and the credentials for it, from a kubeconfig file or from inside a Pod. This file imports only the parsers of
+ * `@kubernetes/client-node`, by their path inside the package. An import of the package's index or of its class KubeConfig would load all
+ * generated clients, which take about 85 MB of memory.
  */
 import { access, readFile } from 'node:fs/promises';
 import path from 'node:path';

@@ -15,14 +15,13 @@ const LIMIT_BYTES = 16 * 1024 * 1024;
 /**
  * Time in milliseconds for which this process reads bodies in one turn of the event loop. After this time, the reading continues in the
  * next turn. Without this limit, one connection can deliver 2 MiB in a turn, and a server needs about 20 ms to read them. A pause after
- * each piece would double the time of a long list.
+ * each piece would double the time for reading a long list.
  */
 const TURN_MILLISECONDS = 5;
 
 /**
- * Size in bytes of the pieces of a compressed body. The reader of a list needs less than a millisecond for a piece. Long lists arrive
- * compressed. The API server takes no longer to send them in this form. This process reads fewer bytes, and therefore needs only half of
- * the CPU time.
+ * Size in bytes of the pieces of a compressed body. The reader of a list needs less than a millisecond for a piece. The API server sends
+ * long lists compressed, which does not slow it down. This process then reads fewer bytes, and therefore needs only half of the CPU time.
  */
 const DECOMPRESSED_BYTES = 64 * 1024;
 

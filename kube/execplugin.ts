@@ -24,7 +24,7 @@ const TOKEN = /^[\x21-\x7e]+$/;
  * Returns a token, which stays in memory until it expires. If `isRefused` is true, the API server has refused the token in memory, so the
  * plug-in runs again.
  *
- * @throws CredentialError
+ * @throws CredentialError when the plug-in gives no usable token.
  */
 export type TokenPlugin = (isRefused?: boolean) => Promise<string>;
 

@@ -14,8 +14,7 @@ const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
 /** Time in milliseconds without data after which a watch is resumed. On a live connection, the API server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
 /**
- * The first wait and the longest wait before a watch is resumed, in milliseconds. The longest wait is short too, because a client waits for
- * the object.
+ * The first wait and the longest wait before a watch is resumed, in milliseconds. Both are short, because a client waits for the object.
  */
 const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as const;
 
@@ -59,8 +58,8 @@ export async function* follow<T extends KubeObject>(following: Following<T>): As
 }
 
 /**
- * Yields each new version of all objects of a namespace after `resourceVersion`, which is the version of a list. A deleted object is
- * yielded once more. If the API server was unavailable for a long time, all objects are yielded again.
+ * Yields each new version of all objects of a namespace after `resourceVersion`. The caller has `resourceVersion` from a list of these
+ * objects. A deleted object is yielded once more. If the API server was unavailable for a long time, all objects are yielded again.
  *
  * @throws the same errors as {@link follow}.
  */
@@ -98,8 +97,8 @@ async function* resumed<T extends KubeObject>(
         throw error;
       }
       // `position` is the resourceVersion at which the next watch begins. If the API server has compacted this version, the objects are
-      // read again. A single object is also read again if its watch could not be opened in time: other watches can use all connections for
-      // watches for a long time.
+      // read again. A single object is also read again if its watch could not be opened in time. The cause can be other watches, which can
+      // use all available connections for a long time.
       const isStarved = from.name !== ALL && isUnreachable(error);
       position = isGone(error) || isStarved ? undefined : position;
     }

@@ -16,7 +16,7 @@ const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
  * doubles a wait.
  */
 const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } as const;
-/** Duration of a watch: random, 5 to 10 minutes, as in client-go. The differences spread the watches over several API servers. */
+/** Duration of a watch: random, 5 to 10 minutes, as in client-go. Random durations spread the watches over several API servers. */
 const WATCH_SECONDS = { least: 300, spread: 300 } as const;
 /** Time in milliseconds without data after which a watch is resumed. On a live connection, the server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
@@ -231,7 +231,10 @@ export class Informer<T extends KubeObject> {
     );
   }
 
-  /** Reads events until the stream ends, and returns their number. While this process is busy, it reads nothing, so the server waits. */
+  /**
+   * Reads events until the stream ends, and returns their number. While this process handles events, it reads nothing from the stream.
+   * Therefore the server cannot send events faster than this process handles them.
+   */
   async #consume(stream: AsyncIterable<Buffer>, began: number, onEvent: () => void): Promise<number> {
     const splitter = new LineSplitter(LINE_LIMIT_BYTES);
     let seen = this.#relistReason === undefined ? undefined : new Set<string>();
@@ -279,7 +282,10 @@ export class Informer<T extends KubeObject> {
   }
 }
 
-/** Returns the reason to read all objects again. It is undefined if the watch can be resumed: after a lost connection, 429 or 503. */
+/**
+ * Returns the reason why all objects must be read again. The result is undefined after a lost connection, status 429 or status 503, because
+ * the watch can then be resumed.
+ */
 function relistReasonOf(error: unknown): string | undefined {
   if (error instanceof ApiError) {
     return error.status === 429 || error.status === 503 ? undefined : String(error.status);

@@ -25,7 +25,7 @@ const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, ret
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Client with its own transport, so that other requests cannot delay it. It has no guard: a guard would refuse a candidate's writes. */
+  /** Client with its own transport, so that other requests do not delay it. Set no guard, because a guard refuses a candidate's writes. */
   client: KubeClient;
   namespace: string;
   name: string;
@@ -33,7 +33,7 @@ export interface LeaderElectionOptions {
   identity: string;
   lease?: Partial<LeaseTimings>;
   logger: Logger;
-  /** When this signal aborts, a candidate gives up. A leader still renews the lease until `release` is called, to finish its work. */
+  /** When this signal aborts, a candidate gives up. A leader renews the lease until it has finished its work and calls `release`. */
   signal: AbortSignal;
   metrics: Registry;
   onStartedLeading: () => void;
@@ -50,7 +50,7 @@ export interface LeaderElection {
   readonly done: Promise<void>;
 }
 
-/** Tries to acquire the lease until `signal` aborts. Only this computer's clock measures the lease's age, because clocks differ. */
+/** Tries to acquire the lease until `signal` aborts. Only the local clock measures the lease's age, because clocks of computers differ. */
 export function runLeaderElection(options: LeaderElectionOptions): LeaderElection {
   const candidate = new Candidate(options);
   return {
@@ -143,7 +143,7 @@ class Candidate {
     }
   }
 
-  /** Watches the lease to notice its release soon. Without the watch, only the next attempt to acquire the lease would notice it. */
+  /** Watches the lease to notice a release immediately. Otherwise only the next attempt to acquire the lease would notice the release. */
   #watch(signal: AbortSignal): void {
     const { client, namespace, name, logger } = this.#options;
     const informer = new Informer(client, LEASES, {

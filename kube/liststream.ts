@@ -18,8 +18,8 @@ const MANAGED_FIELDS = Buffer.from('"managedFields":');
 /** Number of open brackets between two objects of the list: the bracket of the list, and the bracket of its array. */
 const ARRAY_DEPTH = 2;
 /**
- * Number of bytes of objects that are parsed together. Parsing them takes less than a millisecond, and much less time than parsing each
- * object separately.
+ * Number of bytes after which the collected objects are parsed together as one batch. Parsing a batch takes less than a millisecond, and
+ * much less time than parsing each object separately.
  */
 const BATCH_BYTES = 64 * 1024;
 
@@ -59,14 +59,14 @@ export async function readList(
 export class ListSplitter {
   readonly #take: (text: string) => void;
   readonly #rest: Buffer[] = [];
-  /** Those bytes of the array of objects that were not yet passed to `take`. `#size` is the number of these bytes. */
+  /** The part of the array of objects that was received, but not yet passed to `take`. `#size` is its length in bytes. */
   #array: Buffer[] = [];
   #size = 0;
   /** Number of bytes in `#array` up to the end of the last complete object. */
   #whole = 0;
   /** Number of open brackets. */
   #depth = 0;
-  /** Whether the next byte is inside the array of the objects. */
+  /** Number of brackets that are open at the current position in the JSON. */
   #inArray = false;
   #inString = false;
   /** Number of open brackets inside the list of managed fields that is being left out. It is 0 outside of such a list. */
@@ -168,7 +168,7 @@ export class ListSplitter {
     return end;
   }
 
-  /** Begins to leave out the content of a list. Only its brackets are kept. */
+  /** Begins to leave out the content of a `managedFields` list. Only the brackets of this list are kept. */
   #leaveOut(piece: Buffer, from: number, at: number): number {
     this.#hand(piece, from, at);
     this.#leftOut = this.#depth;

@@ -37,7 +37,10 @@ export async function listSubjects(client: KubeClient, role: RoleRef): Promise<r
   return (await bindingOf(client, role))?.subjects ?? [];
 }
 
-/** Adds the subjects that are missing. @throws ApiError when the API server refuses; with 409 when the RoleBinding is for another role. */
+/**
+ * Adds the subjects that are not yet members. @throws ApiError when the API server refuses, or with status 409 when the RoleBinding is for
+ * another role.
+ */
 export async function addSubjects(client: KubeClient, role: RoleRef, added: Subjects): Promise<void> {
   await change(client, role, (binding) => {
     requireRole(binding, role);
@@ -51,7 +54,7 @@ export async function addSubjects(client: KubeClient, role: RoleRef, added: Subj
   });
 }
 
-/** Removes the subjects that are present. @throws ApiError when the API server refuses. */
+/** Removes the subjects from the members. Subjects that are not members are ignored. @throws ApiError when the API server refuses. */
 export async function removeSubjects(client: KubeClient, role: RoleRef, removed: Subjects): Promise<void> {
   const gone = subjectsOf(removed);
   await change(client, role, (binding) =>
@@ -59,7 +62,10 @@ export async function removeSubjects(client: KubeClient, role: RoleRef, removed:
   );
 }
 
-/** Writes the subjects that `next` returns. If their number is unchanged, nothing is written, because `next` only adds or only removes. */
+/**
+ * Writes the list of subjects that `next` returns. `next` either only adds subjects or only removes subjects. Therefore an unchanged number
+ * means an unchanged list, and nothing is written.
+ */
 async function change(
   client: KubeClient,
   role: RoleRef,

@@ -86,13 +86,13 @@ function declareReconciles(registers: Registry[], beforeScrape: ReadonlySet<() =
     }),
     panics: new Counter({
       name: 'controller_runtime_reconcile_panics_total',
-      help: 'Total number of reconciliations that failed by a programming error (for example a TypeError) per controller',
+      help: 'Total number of reconciliations that failed because of a programming error, for example a TypeError, per controller',
       labelNames,
       registers,
     }),
     timeouts: new Counter({
       name: 'controller_runtime_reconcile_timeouts_total',
-      help: 'Total number of reconciliations that took longer than their limit per controller',
+      help: 'Total number of reconciliations that took longer than the time limit, per controller',
       labelNames,
       registers,
     }),
@@ -190,7 +190,7 @@ function declareClient(registers: Registry[]) {
     }),
     slowPath: new Counter({
       name: 'leader_election_slowpath_total',
-      help: 'Renewals of the lease that had to read the lease again first',
+      help: 'Renewals of the lease before which this process had to read the lease again',
       labelNames: ['name'] as const,
       registers,
     }),

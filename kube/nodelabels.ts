@@ -8,9 +8,9 @@ const ATTEMPTS = 5;
 
 /**
  * Reads the Node, and writes the labels that `labelsFor` returns for it. The value null removes a label. If somebody else changes the Node
- * in between, the function reads the Node again and repeats the write.
+ * between the read and the write, the function repeats both.
  *
- * @throws ApiError of the API server, and the errors of `labelsFor`.
+ * @throws ApiError when the API server refuses, and the errors of `labelsFor`.
  */
 export async function relabel(
   client: KubeClient,

@@ -103,7 +103,8 @@ export function emptyContainer(container: Container): ContainerStatus {
     ready: false,
     started: false,
     restartCount: 0,
-    // The API server always returns this field. If it were missing here, each comparison would find a difference and cause a write.
+    // The API server always returns `lastState`. If the new status lacked this field, it would always differ from the returned status, and
+    // each comparison would cause a write.
     lastState: {},
   };
 }

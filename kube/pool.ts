@@ -25,11 +25,14 @@ const CONNECTIONS = 64;
 /** Largest number of watches on one HTTP/2 connection. The API server allows 100 streams. */
 const WATCHES_PER_CONNECTION = 90;
 
-/** Creates connections. If `watches` is set, they serve only watches. `watches` is then the largest number of watches at the same time. */
+/**
+ * Creates connections. If `watches` is set, the connections serve only watches, and `watches` is the largest number of watches at the same
+ * time.
+ */
 export function createPool(connection: Connection, watches: number | undefined): Pool {
   return new Pool(new URL(connection.server).origin, {
-    // Requests other than watches use HTTP/1.1. There, an aborted request closes its connection. With HTTP/2, the connection would stay
-    // open, and the next request would use it even if it is dead. In a measurement, both versions needed the same CPU time.
+    // Requests other than watches use HTTP/1.1, because an aborted request then closes its connection. With HTTP/2, the connection would
+    // stay open, and the next request would use it even if it is dead. In a measurement, HTTP/1.1 and HTTP/2 needed the same CPU time.
     ...(watches === undefined
       ? { connections: CONNECTIONS, allowH2: false }
       : {

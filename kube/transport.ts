@@ -77,7 +77,9 @@ export interface TransportOptions {
  */
 export class Transport {
   readonly host: string;
-  /** Prefix of each request's path, or empty if the server is no proxy. It begins with one slash: two slashes would mean a host follows. */
+  /**
+   * Prefix of each request's path. It is empty if the server is no proxy. It begins with one slash, because `//` would begin a host name.
+   */
   readonly #root: string;
   #connection: Connection;
   #pool: Pool;
@@ -116,12 +118,13 @@ export class Transport {
   /**
    * Resolves with the server's answer, even if its status is an error.
    *
-   * @throws DeadlineError, the signal's reason, or the network's error. If the request was a write, the server might have executed it.
+   * @throws DeadlineError when the time limit passes, the signal's reason when the signal aborts, or the network's error when the
+   * connection fails. If the request was a write, the server might have executed it even so.
    */
   async request(request: Request): Promise<Answer> {
     const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
     signal?.throwIfAborted();
-    // A person might have to sign in for a credential plug-in, which takes longer than a request. The plug-in has a time limit of its own.
+    // A credential plug-in can ask a person to sign in. Therefore this wait is not part of the time limit, and the plug-in has its own.
     await this.#token.token();
     const limit = new AbortController();
     const onAbort = () => limit.abort(signal?.reason);
@@ -155,10 +158,10 @@ export class Transport {
   }
 
   /**
-   * Opens a separate connection to the target of the path, for example to a Pod by its subresource `attach`. The server passes on all bytes
-   * unchanged. The caller must handle the errors of the connection.
+   * Opens a separate connection to the target of the path, for example to a Pod by its subresource `attach`. The API server passes on all
+   * bytes unchanged. The caller must handle the errors of the connection.
    *
-   * @throws ApiError when the server or the host refuses; the signal's reason; the network's error.
+   * @throws ApiError when the API server or the host refuses, the signal's reason when the signal aborts, or the network's error.
    */
   async upgrade(path: string, protocol: string, signal: AbortSignal): Promise<Socket> {
     const headers = await this.#headers({ method: 'POST', path });

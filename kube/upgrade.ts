@@ -27,9 +27,10 @@ export interface UpgradeRequest {
 
 /**
  * Sends a POST with an upgrade over a new connection. Resolves with the connection after the server has switched the protocol. The method
- * is POST, because for a POST the API server requires only the right `create`.
+ * is POST, because the API server then requires only the permission `create` from the caller.
  *
- * @throws ApiError when the server does not switch the protocol; the signal's reason; the network's error.
+ * @throws ApiError when the server does not switch the protocol, the signal's reason when the signal aborts, or the network's error when
+ * the connection fails.
  */
 export async function requestUpgrade(
   connection: Connection,

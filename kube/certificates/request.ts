@@ -244,7 +244,7 @@ function isSignedWithItsKey(signed: Buffer, { point, signature }: Parts): boolea
     const key = createPublicKey({ key: publicKeyOf(point), format: 'der', type: 'spki' });
     return verify('sha256', signed, key, signature);
   } catch {
-    // OpenSSL throws its own error if the point is not on the curve. Such a request counts as not signed with its key.
+    // OpenSSL throws its own error if the point is not on the curve. The request is then refused with the message for a wrong signature.
     return false;
   }
 }
@@ -281,7 +281,10 @@ function listOf<N extends keyof Lists>(found: Element[], count: N, what: string)
   return found as Lists[N];
 }
 
-/** Returns a BIT STRING without its first byte (the number of unused bits). The comparison with the encoded request checks that byte. */
+/**
+ * Returns a BIT STRING without its first byte, which is the number of unused bits. That byte needs no check here, because the request is
+ * later encoded again and compared byte for byte.
+ */
 function bitsOf(bitString: Element): Buffer {
   return bitString.content.subarray(NO_UNUSED_BITS.length);
 }

@@ -27,8 +27,8 @@ const KEEP_ALIVE_MILLISECONDS = 5_000;
 /** Time in milliseconds without data after which the kernel begins to send TCP keep-alive probes to the peer. */
 const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
 /**
- * Largest number of connections. It is enough for the API server's 64 logs and 64 streams, and for scrapers, probes and a person. More
- * connections indicate an attack.
+ * Largest number of connections. It is enough for the 64 logs and 64 streams that the API server can open at the same time, and for
+ * scrapers, probes and a person. More connections indicate an attack.
  */
 const CONNECTIONS = 192;
 
@@ -90,9 +90,9 @@ export function createServer(
   const answers = new WeakMap<Socket, ServerResponse>();
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     const { socket } = request;
-    // If a client sends a request before it has the answer to its last request, the server closes the connection. Otherwise Node.js would
-    // read such requests without a limit. No client of Berth sends such requests. The event `close` of the last answer is not used here,
-    // because a fast client can send its next request before that event.
+    // If a client sends a request before it has the answer to its previous request, the server closes the connection. Otherwise Node.js
+    // would read such requests without a limit. No client of Berth sends such requests. The check does not use the event `close` of the
+    // previous answer, because a fast client can send its next request before that event.
     if (answers.get(socket)?.writableEnded === false) {
       socket.destroy();
       return;

@@ -32,7 +32,7 @@ export type UpgradeHandler = (upgrade: Upgrade) => Promise<void>;
 /** Makes the server accept upgrades. Without this call, a request with `Upgrade` is answered like any other request. */
 export function acceptUpgrades(server: Server | HttpsServer, handle: UpgradeHandler, logger: Logger): void {
   server.on('upgrade', (request: IncomingMessage, stream: Duplex, head: Buffer) => {
-    // The cast is right, because connections of these servers are TCP or TLS sockets.
+    // The type cast is safe, because the connections of these servers are always TCP or TLS sockets.
     void serve(handle, { request, socket: stream as Socket, head }, logger);
   });
 }

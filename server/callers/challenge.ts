@@ -1,7 +1,7 @@
 /**
- * Adds the header `WWW-Authenticate` (RFC 6750) to answers with status 401. The header contains the reason why a token was refused. The API
- * server only logs its reason and does not send it. Therefore the header contains a reason only if the token itself shows one. This file
- * does not decide about access.
+ * Adds the header `WWW-Authenticate` (RFC 6750) to answers with status 401. If the refused token itself shows why it is not valid, the
+ * header contains this reason. The API server's own reason is not known here, because the API server only logs it. This file does not
+ * decide about access.
  */
 import { causeOfRefusal, type SignIn } from '../../api/http/refusedtoken.ts';
 import type { App } from '../http/app.ts';

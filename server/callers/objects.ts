@@ -38,7 +38,7 @@ export async function getAs<T extends KubeObject>(
 
 /**
  * Returns the object of that name in the namespace. If there is none, returns the object of that name in the default namespace. The caller
- * needs the right to get the returned object, also if it is in the default namespace.
+ * needs the right to get the returned object, even if it is in the default namespace.
  *
  * @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name.
  */

@@ -41,7 +41,7 @@ describe('an uploaded certificate', () => {
       [one.certificate.repeat(11), one.key, 'more than 10 certificates'],
       ['', one.key, 'no certificate in PEM form'],
       ['-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----', one.key, 'not readable'],
-      [one.certificate, 'key', 'no readable private key'],
+      [one.certificate, 'key', 'the private key is not readable'],
       [one.certificate, encrypted.privateKey, 'without a passphrase'],
       [one.certificate, String(ed25519), 'use RSA or ECDSA'],
     ] as const) {

@@ -36,7 +36,7 @@ export function checkedPair(pair: Certificate, now = Date.now()): Certificate {
     if (issuer !== undefined && !certificate.checkIssued(issuer)) {
       throw new PairError(
         'certPath',
-        `the chain is not in order: certificate ${index + 2} did not issue the one before it`,
+        `the chain is not in order: certificate ${index + 2} did not issue the certificate before it`,
       );
     }
   }
@@ -82,7 +82,10 @@ function keyIn(pem: string): KeyObject {
     key = createPrivateKey(pem);
   } catch {
     // The message does not contain the library's message, because that can quote the key.
-    throw new PairError('keyPath', 'there is no readable private key in PEM form without a passphrase');
+    throw new PairError(
+      'keyPath',
+      'the private key is not readable. It must be in PEM form and must not have a passphrase',
+    );
   }
   if (key.asymmetricKeyType !== 'rsa' && key.asymmetricKeyType !== 'ec') {
     throw new PairError(

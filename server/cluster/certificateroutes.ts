@@ -66,7 +66,7 @@ async function partsOf(request: FastifyRequest): Promise<Map<string, string>> {
       contents.set(part.fieldname, content);
     }
   } catch (error) {
-    // The plugin's errors about exceeded limits have a status code. Its errors about the form of the body have none.
+    // The plugin's errors about exceeded limits have a status code. An error about a malformed body has none, so it becomes status 400.
     throw error instanceof Error && 'statusCode' in error
       ? error
       : new StatusError(400, `the body is not valid: ${messageOf(error)}`);

@@ -11,7 +11,8 @@ import { EMULATORS, VMS } from '../../api/v1alpha1/resources.ts';
 import { WaitEnd } from '../http/waiting.ts';
 
 /**
- * Time limit in milliseconds for the deletion of an emulator whose name no client knows. A stopping process has only 15 s for everything.
+ * Time limit in milliseconds for the deletion of an emulator whose name no client knows. It is less than the 15 s that a stopping process
+ * has for all its work.
  */
 const DELETE_MILLISECONDS = 10_000;
 

@@ -61,7 +61,7 @@ export class UnreadAnswers {
  * disconnected.
  */
 export function limitReading(response: ServerResponse, milliseconds: number, release: () => void): void {
-  // The event `close` does not come again if the response is already closed.
+  // If the response is already closed, the event `close` does not come again. Therefore `release` is called now.
   if (response.destroyed) {
     release();
     return;

@@ -56,7 +56,10 @@ function hasWrongType({ keyword, instancePath, message = '', params }: Mistake, 
   }
 }
 
-/** Returns the refused value as the end of a message if it is a number. A refused text is not shown, because it might be a password. */
+/**
+ * Returns `, not VALUE` if the refused value is a number, and otherwise an empty text. The function never returns a refused text, because
+ * the text might be a password.
+ */
 function numberAt(instancePath: string, given: unknown): string {
   const value = valueAt(instancePath, given);
   return typeof value === 'number' ? `, not ${value}` : '';

@@ -79,8 +79,8 @@ function withForm(
 }
 
 /**
- * Removes the bounds of JavaScript's integers from the document. Also removes the schemas for requests if nothing in the document refers to
- * them.
+ * Removes minimums and maximums that are only the bounds of JavaScript's safe integers. Also removes the schemas for requests if nothing in
+ * the document refers to them.
  */
 function withoutNoise(document: Described): Described {
   const text = JSON.stringify(document, (key, value: unknown) =>

@@ -108,8 +108,8 @@ export class WaitingRequests {
   }
 
   /**
-   * Refuses a request if its user or namespace already has the largest allowed number of waiting requests. `isOne` selects these waiting
-   * requests. `which` names the user or namespace in the message. @throws StatusError 429
+   * Refuses a request if its user or its namespace already has the largest allowed number of waiting requests. `isOne` returns whether a
+   * waiting request is from this user or namespace. `which` is the part of the message that names them. @throws StatusError 429
    */
   #refuseMore(which: string, isOne: (waiting: Waiting) => boolean): void {
     const share = Math.floor(this.#limit * SHARE);

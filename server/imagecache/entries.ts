@@ -1,4 +1,4 @@
-/** Finds, creates and changes ImageCacheEntries. An image has one entry, which keeps the image on hosts of any namespaces. */
+/** Finds, creates and changes ImageCacheEntries. An image has only one entry, even if hosts of several namespaces keep the image. */
 import { LRUCache } from 'lru-cache';
 import {
   type CachedSource,

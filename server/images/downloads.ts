@@ -74,7 +74,8 @@ export class Downloads {
   /**
    * Returns the object of the namespace. If there is none, returns the object of the default namespace.
    *
-   * @throws StatusError 403 when the caller has no right to request a download of the object, 409 when the object has no content; ApiError.
+   * @throws StatusError 403 when the caller has no right to request a download of the object, 409 when the object has no content. @throws
+   * ApiError when the API server refuses.
    */
   async find({ caller: { client }, type, ref, defaultNamespace }: DownloadRequest): Promise<Stored> {
     const object = await findAs(client, type, ref, defaultNamespace);
@@ -223,7 +224,7 @@ class Wait {
   async #ask({ metadata: { name, namespace = '', resourceVersion } }: Stored): Promise<void> {
     this.#requests += 1;
     if (this.#requests > REQUESTS) {
-      throw new StatusError(503, 'The host ended each download before it began. Try again');
+      throw new StatusError(503, 'Every requested download ended before the host sent the file. Try again');
     }
     const { caller, type } = this.#request;
     const download = { requestedAt: new Date().toISOString() };
@@ -256,7 +257,7 @@ function isPassing(error: unknown): error is ApiError {
   return error instanceof ApiError && !OF_THE_CALLER.has(error.status);
 }
 
-/** Does nothing if the error means that the task has ended. @throws StatusError 503 when the host does not answer; all other errors. */
+/** Ignores an error that means that the task has ended. @throws StatusError 503 when the host does not answer. @throws all other errors. */
 function refuseLost(error: unknown): undefined {
   if (!isPassing(error)) {
     throw error;

@@ -23,10 +23,10 @@ export class BrokenTransferError extends Error {
 
 /**
  * Sends the file and returns the answer of the host. The host can answer early, for example if its disk is full. `sha256` is the digest
- * that the file must have, in hexadecimal digits. If it is undefined, the host gets the digest of the sent bytes. At the end, the
+ * that the file must have, in hexadecimal digits. If `sha256` is undefined, the host gets the digest of the sent bytes. At the end, the
  * connection is closed.
  *
- * @throws BrokenTransferError when the host sends no answer; the error of the file.
+ * @throws BrokenTransferError when the host sends no answer, or the error of `file` when the file cannot be read.
  */
 export async function sendFile(
   connection: Duplex,
@@ -102,8 +102,8 @@ async function inTime<T>(connection: Duplex, work: Promise<T>): Promise<T> {
 }
 
 /**
- * Resolves when the bytes have left this process. The caller waits for this, so a slow host slows down the client, and the file needs no
- * memory here.
+ * Sends one piece and resolves when its bytes have left this process. The caller waits for this before it reads more of the file. Therefore
+ * a slow host only slows down the client, and the file does not fill the memory.
  */
 async function write(connection: Duplex, length: number, bytes: Buffer): Promise<void> {
   const head = Buffer.alloc(LENGTH_BYTES);

@@ -25,9 +25,9 @@ export function isTask({ metadata, status }: Pod): boolean {
 }
 
 /**
- * Connects to the task of the Pod with the rights of the caller. The caller of this function must handle the errors of the connection.
+ * Connects to the task of the Pod with the rights of `caller`. The code that calls this function must handle the errors of the connection.
  *
- * @throws ApiError when the API server or the host refuses; the signal's reason; the network's error.
+ * @throws ApiError when the API server or the host refuses, the signal's reason when the signal aborts, or the network's error.
  */
 export async function attach({ client }: Caller, { metadata }: Pod, signal: AbortSignal): Promise<Socket> {
   const { name, namespace = '' } = metadata;

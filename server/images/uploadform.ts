@@ -77,8 +77,8 @@ export function lengthOf(request: FastifyRequest): number {
 }
 
 /**
- * Reads the body up to the beginning of its file. The iterable of the file also reads the rest of the body, so that a text after the file
- * is noticed.
+ * Reads the body up to the beginning of its file. The iterable `file` of the result yields the file. Then it also reads the rest of the
+ * body, to refuse a text after the file.
  *
  * @throws StatusError when a text is not valid, or when there is no file.
  */
@@ -116,7 +116,12 @@ class Parts {
     });
   }
 
-  /** Returns the next part, or undefined after the last part. @throws StatusError 400, 408, 413, 422. */
+  /**
+   * Returns the next part, or undefined after the last part.
+   *
+   * @throws StatusError 400 when the body is not valid, 408 when no data arrives for too long, 413 when a limit is exceeded, and 422 when a
+   * part cannot be read.
+   */
   async next(): Promise<Multipart | undefined> {
     const { value, done } = await this.#read();
     const part = done === true ? undefined : value;
@@ -144,10 +149,12 @@ function unreadable(name = ''): StatusError {
   return invalidField(name.slice(0, NAME_LENGTH), 'cannot be read. Send a text or valid JSON');
 }
 
-/** Waits for the next data of the body. @throws StatusError 408 when nothing arrives for too long; the error of `next`. */
+/**
+ * Waits for the next data of the body. @throws StatusError 408 when no data arrives for too long, or the error of `next` when it rejects.
+ */
 async function arriving<T>(next: Promise<T>): Promise<T> {
   const { promise: late, reject } = Promise.withResolvers<never>();
-  const message = `Nothing of the file arrived for ${SILENCE_MILLISECONDS / 1000} seconds`;
+  const message = `No data of the upload arrived for ${SILENCE_MILLISECONDS / 1000} seconds`;
   const timer = setTimeout(() => reject(new StatusError(408, message)), SILENCE_MILLISECONDS);
   try {
     return await Promise.race([next, late]);
@@ -159,7 +166,8 @@ async function arriving<T>(next: Promise<T>): Promise<T> {
 /**
  * Yields the pieces of the file, and then reads the rest of the body.
  *
- * @throws StatusError 400 when the body ends before the file is complete, 408 when the client pauses too long, 422 when a text follows.
+ * @throws StatusError 400 when the body ends before the file is complete, 408 when the client pauses too long, and 422 when a text follows
+ * the file.
  */
 async function* chunksOf(file: Readable, parts: Parts): AsyncGenerator<Buffer> {
   const chunks = file[Symbol.asyncIterator]() as AsyncIterator<Buffer>;
@@ -183,7 +191,10 @@ async function* chunksOf(file: Readable, parts: Parts): AsyncGenerator<Buffer> {
   }
 }
 
-/** Returns the refusal for an error. The library's errors about limits have a status. Its errors about the form of the body have none. */
+/**
+ * Returns the refusal for an error. The library's errors about exceeded limits have a status code. An error without a status code gets the
+ * code 400.
+ */
 function refusalFor(error: unknown): Error {
   if (error instanceof StatusError) {
     return error;

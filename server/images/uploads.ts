@@ -40,7 +40,7 @@ export interface UploadRequest {
   readonly caller: Caller;
   readonly type: Resource<Stored>;
   readonly namespace: string;
-  /** Length of the whole body in bytes. The file is shorter than the body. */
+  /** Length of the request body in bytes. The file is a part of the body, so this is the largest size that the file can have. */
   readonly bytes: number;
   /**
    * Reads the body up to the beginning of the file. This function is called only when the upload may begin, because the number of uploads
@@ -114,7 +114,12 @@ function objectOf({ namespace, bytes }: UploadRequest, form: UploadForm) {
   return { metadata: { name, namespace }, spec: { description, architecture, source } };
 }
 
-/** Waits until a host is ready to receive the file, and connects to its task. @throws StatusError; ApiError; the signal's reason. */
+/**
+ * Waits until a host is ready to receive the file, and connects to its task.
+ *
+ * @throws StatusError when the upload is not possible or no host is ready in time, ApiError when the API server refuses, or the signal's
+ * reason when the signal aborts.
+ */
 async function connect(request: UploadRequest, object: Stored, signal: AbortSignal): Promise<Socket> {
   const late = AbortSignal.timeout(HOST_MILLISECONDS);
   const limit = AbortSignal.any([signal, late]);

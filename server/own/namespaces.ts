@@ -9,8 +9,9 @@ interface Item {
 }
 
 /**
- * Answers a list with 404 if its namespace does not exist. The check comes after the API server has allowed the list, so that a caller
- * without rights learns nothing. A list with objects needs no check, because their namespace exists.
+ * Answers a list with 404 if its namespace does not exist. This check begins after the API server has allowed the list, so that callers
+ * without rights do not learn whether the namespace exists. A list that contains objects needs no check, because the objects prove that the
+ * namespace exists.
  */
 export function refuseMissingNamespaces(app: App, own: Pick<Own, 'client' | 'watches'>): void {
   app.addHook('preSerialization', async (request, _reply, payload) => {

@@ -21,8 +21,8 @@ import { trimmed } from './trimmed.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 
 /**
- * Time in milliseconds between the deployment's time limit and the time in the annotation `berth.dev/answer-by`. The operator must not
- * delete the VM too early. This time is enough, because the operator's clock and the clock of this process differ by less.
+ * Time in milliseconds between the deployment's time limit and the time in the annotation `berth.dev/answer-by`. It is longer than
+ * the usual difference between the operator's clock and the clock of this process. Otherwise the operator could delete the VM too early.
  */
 const ANSWER_MILLISECONDS = 60_000;
 
@@ -37,8 +37,8 @@ export interface DeploysOptions {
   readonly waiting: WaitingRequests;
   readonly logger: Logger;
   /**
-   * Status code of the answer if no host has room, from the setting `http.aliases`. If it is set, a deployment waits for room only when its
-   * request asks for the wait.
+   * Status code of the answer if no host has room, from the setting `http.aliases`. If it is set, a deployment without room fails
+   * immediately, unless the request has the parameter `whenFull=wait`.
    */
   readonly fullStatus: number | undefined;
 }
@@ -93,7 +93,10 @@ export class Deploys {
   }
 }
 
-/** Follows the VM until it runs. Sets `latest.vm` to each new version. @throws StatusError when the VM cannot run; the signal's reason. */
+/**
+ * Follows the VM until it runs. Sets `latest.vm` to each new version. @throws StatusError when the VM cannot run, or the signal's reason
+ * when the signal aborts.
+ */
 async function untilRunning(
   { caller, query }: DeployRequest,
   latest: { vm: VM },

@@ -30,8 +30,9 @@ const LIMIT_MILLISECONDS = 300_000;
 const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as const;
 
 /**
- * Removes the annotation `berth.dev/answer-by`, so that the operator does not delete the VM. @throws StatusError when the VM no longer
- * exists; ApiError; the signal's reason.
+ * Removes the annotation `berth.dev/answer-by`, so that the operator does not delete the VM.
+ *
+ * @throws StatusError when the VM no longer exists, ApiError when the API server refuses, or the signal's reason when the signal aborts.
  */
 export async function keep(client: KubeClient, vm: VM, signal: AbortSignal): Promise<VM> {
   const { name, namespace = '', uid } = vm.metadata;
@@ -114,7 +115,11 @@ function leftToOperator({ metadata }: VM): string {
     : `The operator deletes VM ${metadata.name} at ${time}`;
 }
 
-/** Deletes the VM, but not a later VM of the same name. @throws ApiError; the signal's reason. */
+/**
+ * Deletes the VM, but not a later VM of the same name.
+ *
+ * @throws ApiError when the API server refuses, or the signal's reason when the signal aborts.
+ */
 async function remove(client: KubeClient, { metadata }: VM, signal: AbortSignal): Promise<void> {
   const { name, namespace = '', uid } = metadata;
   const write = async () => await client.delete(VMS, { name, namespace }, { uid, signal });
@@ -125,7 +130,11 @@ async function remove(client: KubeClient, { metadata }: VM, signal: AbortSignal)
   });
 }
 
-/** Repeats a write until the API server accepts it, or until another attempt is useless. @throws ApiError; the signal's reason. */
+/**
+ * Repeats a write until the API server accepts it, or until another attempt is useless.
+ *
+ * @throws ApiError when another attempt is useless, or the signal's reason when the signal aborts.
+ */
 async function repeated<T>(write: () => Promise<T>, signal: AbortSignal): Promise<T> {
   const backoff = new Backoff(BACKOFF);
   const patience = new Patience();
