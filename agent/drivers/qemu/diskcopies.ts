@@ -208,7 +208,7 @@ export class DiskCopies {
       await work();
       return {
         frozen: false,
-        problems: ['The guest did not confirm earlier thaws, so the host copied the disk without a freeze'],
+        problems: ['The guest did not confirm earlier thaws, so the host copies the disk without a freeze'],
       };
     }
     const remember = async (frozen: boolean) => await this.#note({ frozen });
