@@ -1,7 +1,7 @@
 /**
- * Writes and reads the messages of ADB. A message has a header and a payload. The header has six numbers of 32 bits, each with its lowest
- * byte first. These numbers are the command, two arguments, the length and the checksum of the payload, and the command with all bits
- * inverted. The peer is not trusted, so the length of a payload and the number of messages have limits.
+ * Writes and reads the messages of ADB. A message has a header and a payload. The header has six 32-bit numbers in little-endian order: the
+ * command, two arguments, the length of the payload, the checksum of the payload, and the command with all bits inverted. The peer is not
+ * trusted, so the length of a payload and the number of messages have limits.
  */
 
 /**
@@ -105,7 +105,9 @@ function parseHeader(bytes: Buffer): Omit<AdbMessage, 'payload'> & { length: num
   }
   const length = at(3);
   if (length > LARGEST_PAYLOAD) {
-    throw new AdbProtocolError(`The peer sent a payload of ${length} bytes, over ${LARGEST_PAYLOAD}`);
+    throw new AdbProtocolError(
+      `The peer sent a payload of ${length} bytes, but at most ${LARGEST_PAYLOAD} are allowed`,
+    );
   }
   return { command, arg0: at(1), arg1: at(2), length, sum: at(4) };
 }

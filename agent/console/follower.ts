@@ -1,6 +1,6 @@
 /**
- * A reader that follows a console, as `kubectl logs -f` does. The reader gets the records that the console's store receives while the
- * reader exists.
+ * A reader that follows a console, as `kubectl logs -f` does. From the moment at which the reader starts, it gets the records that are
+ * added to the console's store.
  */
 import type { EventEmitter } from 'node:events';
 import type { ConsoleRecord } from './records.ts';
@@ -27,8 +27,8 @@ export interface StoreEvents {
 }
 
 /**
- * Queues the records that a store receives after the creation of this object, for one reader. `ConsoleStore` opens the stored records and
- * creates this object at the same moment, so that the reader misses no record.
+ * Collects new records in a queue for one reader. The queue gets the records that are added to the store after this object was created.
+ * `ConsoleStore` creates this object at the moment at which it opens the older records, so that the reader misses no record.
  */
 export class Follower {
   readonly #events: EventEmitter<StoreEvents>;

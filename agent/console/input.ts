@@ -73,7 +73,7 @@ export class ConsoleInput implements Source {
         return piece;
       }
       // An earlier version of the agent created the single file. All its bytes have been read. The machine has since started with a log
-      // writer, so no process writes to the single file any more.
+      // writer, so no process writes to the single file any more. So the agent removes the file.
       this.#appended.remove();
     }
     return this.#segments.next(length);
@@ -95,8 +95,8 @@ export class ConsoleInput implements Source {
 }
 
 /**
- * Reads the bytes that the log writer stores after the creation of this object. The position that {@link ConsoleInput} has committed does
- * not change.
+ * Reads the bytes that the log writer stores after the creation of this object. This object has its own position in the log, so it does not
+ * change the position that {@link ConsoleInput} has committed.
  */
 export class ConsoleTail {
   readonly #segments: Segments;

@@ -49,9 +49,10 @@ const WRITER_TIMEOUT_MILLISECONDS = 2_000;
 const WRITER_INTERVAL_MILLISECONDS = 5;
 
 /**
- * Source code of the log writer, in Perl, because Perl uses 0.4 MiB and starts in 3 ms. A second Node.js process would use 8 MiB. The
- * program uses no Perl module, because the root file system of a hypervisor has none. The agent starts this program. The program forks the
- * log writer as its child. Then it executes the hypervisor in the same process, so that the process id stays the same.
+ * Source code of the Perl program that starts a hypervisor and its log writer. The agent starts this program as a process. The process
+ * forks a child, which becomes the log writer. The parent then becomes the hypervisor by `exec`, so its process id stays the same. The
+ * program is in Perl, because a Perl process uses 0.4 MiB and starts in 3 ms, and a Node.js process would use 8 MiB. The program uses no
+ * Perl modules, because the hypervisor's root file system contains none.
  */
 const PROGRAM = String.raw`
 my ($limit, $errors, @command) = @ARGV;

@@ -163,8 +163,8 @@ export class StoredRecords {
   async tail(count: number): Promise<number> {
     let lines = 0;
     let end = this.#size;
-    // Pieces are read from the end of the store to its start. `rest` has the first bytes of the previous piece. These bytes end a record
-    // that begins in the next piece.
+    // The loop reads the pieces in reverse order, from the end of the store to its start. `rest` contains the incomplete record at the
+    // start of the piece that was read before. The beginning of this record is in the piece that is read now.
     let rest: Buffer = Buffer.alloc(0);
     let next = count === 0 ? undefined : this.#size;
     while (next !== undefined && end > 0) {

@@ -1,7 +1,7 @@
 /**
  * Shares one connection to a machine's serial console among several streams. At most one of the streams takes input for the guest. Output
- * is read once from the connection, and each stream gets a copy. The connection is always read at once, even if a reader is slow. If the
- * reader of a stream is too slow, this stream ends with an error.
+ * is read once from the connection, and each stream gets a copy. Output is read from the connection without delay, even if a reader is
+ * slow. If the reader of a stream is too slow, this stream ends with an error.
  */
 import { Duplex } from 'node:stream';
 

@@ -101,8 +101,8 @@ export class ConsoleStore implements ConsoleLog {
   async *read(options: ConsoleReadOptions): AsyncIterable<string> {
     const text = new ConsoleText(options);
     await this.#caughtUp();
-    // The code opens the stored records and creates the follower without a wait in between. So no record is lost between stored and new
-    // records.
+    // The code opens the stored records and creates the follower without an `await` in between. So each record is either a stored record or
+    // one that the follower gets.
     const stored = StoredRecords.open(this.#folder, this.#turns);
     const follower =
       options.follow === true ? new Follower(this.#events, this.#closed, options.signal) : undefined;

@@ -22,7 +22,10 @@ const READS_PER_CHECK = 50;
 /** Time limit of the program mkfifo, which ends after some milliseconds. */
 const PROGRAM = { timeoutMilliseconds: 10_000 };
 
-/** Creates the pipe for the input of a machine's console, in place of the pipe of the machine's last start. */
+/**
+ * Creates the pipe for the input of a machine's console. The new pipe replaces the pipe that was created at the previous start of the
+ * machine.
+ */
 export async function makeTerminal(folder: string): Promise<void> {
   const path = join(folder, TERMINAL);
   await rm(path, { force: true });

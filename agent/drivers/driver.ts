@@ -84,8 +84,8 @@ export type MachineState =
   /**
    * The hypervisor runs. `guestStarted` means that the virtual CPUs run, as far as the driver knows. The operating system of the guest has
    * perhaps not booted yet. `paused` means that the virtual CPUs are stopped until {@link Driver.unpause}. The cause is a call of
-   * {@link Driver.pause}, or a write of the guest to the full disk of the host. `display` is absent if the VM asks for no display, or if
-   * the driver does not know the display's state yet.
+   * {@link Driver.pause}, or a failed write of the guest to the host's disk, which is full. `display` is absent if the VM asks for no
+   * display, or if the driver does not know the display's state yet.
    */
   | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean; display?: DisplayState }
   | { kind: 'suspended' }
@@ -255,7 +255,7 @@ export interface Driver {
   console(folder: MachineFolder): ConsoleLog;
   /**
    * Connects to the serial console of a running machine. The stream gives the guest's output from now on. If `input` is true, the stream
-   * also takes input for the guest. A machine has any number of streams, but only one of them can take input. A stream ends with the
+   * also takes input for the guest. A machine can have any number of streams, but only one of them can take input. A stream ends with the
    * machine's process. If a reader is too slow, its stream ends with an error, because the guest must not wait for readers.
    *
    * @throws StreamRefused when the machine does not run, another stream takes input, or an early release of the agent started the machine
@@ -273,14 +273,14 @@ export interface Driver {
    */
   forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward>;
   /**
-   * Asks the guest agent of a running machine a question. The agent can call this function during other calls. Other work with the guest
+   * Asks the guest agent of a running machine a question. Calls of this function may overlap with other calls. Other work with the guest
    * agent has priority. If the guest has no guest agent, the result is `silent`. The promise rejects when the hypervisor does not answer,
    * or the guest agent stops answering.
    */
   askGuest(folder: MachineFolder, question: GuestQuestion): Promise<GuestAnswer>;
   /**
    * Runs a command in the guest through its guest agent, and resolves when the command has ended. The output comes at the end, because a
-   * guest agent has no streams. Several commands can run at once, and during other calls.
+   * guest agent has no streams. Calls of this function may overlap with each other and with other calls.
    *
    * @throws StreamRefused when the machine does not run, no guest agent answers, or the guest agent refuses the command; the signal's
    * reason when the signal aborted.

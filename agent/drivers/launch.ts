@@ -44,7 +44,7 @@ export async function launch(
 ): Promise<Launched> {
   await logsWritten(folder.path);
   await Promise.all([forgetLastWords(folder.path), makeTerminal(folder.path)]);
-  // The output goes into this file until the log writer runs. The log writer then appends to the same file.
+  // The started process writes its output into this file until the log writer runs. The log writer then appends to the same file.
   const log = await open(join(folder.path, segmentName('hypervisor', 0)), 'a', 0o600);
   try {
     const child = spawn(program, parameters, {
@@ -53,8 +53,8 @@ export async function launch(
       stdio: ['pipe', log.fd, log.fd],
       env: environment,
     });
-    // If the process has already ended, the line feed below cannot be sent. This listener ignores the error, because the caller notices
-    // that the process does not answer.
+    // The new process waits for a line feed on its standard input. If the process has already ended, writing the line feed causes an error.
+    // This listener ignores the error, because the caller notices that the process does not answer.
     child.stdin?.on('error', () => undefined);
     const exited = new Promise<ExitStatus>((resolve) => {
       child.once('exit', (code, signal) => resolve({ code, signal }));

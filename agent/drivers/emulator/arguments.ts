@@ -22,7 +22,10 @@ export interface EmulatorCommand {
   dnsServer: string;
 }
 
-/** Returns its parameters as a list. With this function, an argument and its values can be on one line of the code. */
+/**
+ * Returns the given values as an array. The formatter would put each item of a long array on its own line. This function keeps an option
+ * and its values on one line of the code.
+ */
 export function words(...values: string[]): string[] {
   return values;
 }
@@ -43,9 +46,10 @@ export function commandLine(command: EmulatorCommand): [string, ...string[]] {
     ...words('-cores', String(command.cpu), '-memory', String(Math.floor(command.memoryBytes / MEBIBYTE))),
     // With `-accel on`, the emulator ends at once with an error if it cannot use virtualization.
     ...words('-accel', command.isAccelerated ? 'on' : 'auto'),
-    // ADB requires no key, because the network of the machine protects ADB. The port of ADB is the number after the console's port. The
-    // emulator does not serve gRPC, because gRPC would have no password. With `-port`, the emulator ends if another program uses the port.
-    // The code does not use `-ports`, because some versions of the emulator then do not report that another program uses the port.
+    // `-port` sets the port of the console. The port of ADB is the next higher number. If another program uses the port, the emulator ends.
+    // The option `-ports` is not used, because with it some versions of the emulator do not report that the port is in use. With
+    // `-skip-adb-auth`, ADB requires no key. This is safe, because the machine's network protects ADB. No option turns on gRPC, because the
+    // emulator would serve gRPC without a password.
     ...words('-port', String(CONSOLE_PORT), '-skip-adb-auth'),
     ...words('-dns-server', command.dnsServer, '-show-kernel'),
   ];

@@ -21,7 +21,7 @@ interface Device {
   density: number;
 }
 
-/** Screens of the devices from which users can choose. */
+/** Screen of each device that users can choose. */
 const DEVICES: Readonly<Record<(typeof EMULATOR_DEVICES)[number], Device>> = {
   medium_phone: { maker: 'Generic', width: 1080, height: 2400, density: 420 },
   medium_tablet: { maker: 'Generic', width: 2560, height: 1600, density: 320 },

@@ -3,8 +3,8 @@
  * or `KO`. If the console answers, the emulator runs. The console's command `kill` ends the emulator normally.
  *
  * The console listens on the loopback address of the machine's network namespace. A process of Node.js cannot enter a namespace. So a small
- * Perl program enters the namespace, and copies bytes between the console and the agent. Every host has Perl, because the log writer is a
- * Perl program too.
+ * Perl program enters the namespace, and copies bytes between the console and the agent. Perl is installed on every host, because the log
+ * writer also needs it.
  */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { Duplex, type Readable, type Writable } from 'node:stream';
@@ -20,8 +20,8 @@ const OUTPUT_LIMIT_BYTES = 64 * 1024;
 const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
 
 /**
- * Source code of the Perl program. It uses no modules, so it has AF_INET (2) and SOCK_STREAM (1) as numbers. The program tries to connect
- * until the console listens, but only for the given number of seconds.
+ * Source code of the Perl program. It uses no Perl modules, so it contains the constants AF_INET and SOCK_STREAM as the numbers 2 and 1.
+ * The program tries to connect until the console listens, but only for the given number of seconds.
  */
 const HELPER = String.raw`
 my ($port, $seconds) = @ARGV;
@@ -66,8 +66,8 @@ export function connectInside(namespace: string, seconds: number): Duplex {
     stdio: ['pipe', 'pipe', 'ignore'],
     env: ENVIRONMENT,
   });
-  // An error without a listener would end the agent. If the program cannot start, the child's streams do not work. So the code adds the
-  // child's listener before it uses the streams.
+  // If `nsenter` cannot be started, the child process emits an error. An error without a listener would end the agent, so the listener is
+  // added first. The error then ends the stream.
   const failed = Promise.withResolvers<Error>();
   child.on('error', failed.resolve);
   const stream = Duplex.from({ readable: child.stdout, writable: child.stdin });

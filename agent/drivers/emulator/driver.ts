@@ -61,8 +61,8 @@ export interface EmulatorDriverOptions {
   architecture?: Architecture | undefined;
   logger: Logger;
   /**
-   * Root directory for processes that must outlive the agent's container; undefined if the agent does not run in a container. Emulators do
-   * not run in this directory. If the option is set, they run in the host's own file system, which contains the SDK.
+   * Root directory for processes that must outlive the agent's container; undefined if the agent does not run in a container. This driver
+   * only checks whether the option is set. Even if it is set, emulators run in the host's own file system, because the SDK is there.
    */
   ownRoot?: OwnRoot | undefined;
 }
@@ -170,8 +170,8 @@ export class EmulatorDriver implements Driver {
   async discard(folder: MachineFolder): Promise<void> {
     const { state } = this.#of(folder).process;
     await removeFiles(folder.path);
-    // Another machine can now get the Linux user of this machine. So the user is removed from this machine's state file, which the agent
-    // reads after a restart.
+    // Another machine can now get the Linux user of this machine. So the user is removed from this machine's state file. Otherwise a
+    // restarted agent would read there that this machine still has the user.
     if ((await state.read())?.runAs !== undefined) {
       await state.update({ runAs: undefined });
     }

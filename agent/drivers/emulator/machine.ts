@@ -222,7 +222,8 @@ export class EmulatorProcess {
     this.#letGo();
     this.#open(identity);
     this.#context.follow(this.#folder);
-    // The signal is sent again, because the agent might have died after it wrote the state file and before it sent the signal.
+    // The agent might have died after it wrote the state file and before it paused or continued the processes. So the restarted agent sends
+    // the signal, even if the processes already got it.
     await this.#group.signal(identity, paused ? 'SIGSTOP' : 'SIGCONT');
   }
 

@@ -57,7 +57,7 @@ export interface EmulatorStart {
   program: string;
   sdk: string;
   acceleration: Acceleration | undefined;
-  /** Whether the agent runs in a container. The emulator then runs in the host's own file system, beside the host's SDK. */
+  /** Whether the agent runs in a container. If true, the emulator runs in the host's own file system, because the SDK is there. */
   isContained: boolean;
 }
 

@@ -1,5 +1,5 @@
 /**
- * Looks for two parts of an Android SDK on this host: the emulator's program, and system images of the architecture of guests. The host's
+ * Looks for two parts of an Android SDK on this host: the emulator's program, and system images for the guests' architecture. The host's
  * administrator installs the SDK. The folders of the SDK can be incomplete, or can contain any number of other files. So each read has a
  * limit.
  */

@@ -27,7 +27,7 @@ export interface CommandLine {
   memoryBytes: number;
   /** Linux user to which QEMU changes after it has opened its files and sockets. Undefined if the agent is not root. */
   runAs: RunAs | undefined;
-  /** Whether QEMU waits for the memory of a suspended machine, and then stays paused. */
+  /** Whether QEMU starts without running the guest, and waits until the agent sends the memory of the suspended machine. */
   incoming: boolean;
 }
 
@@ -229,7 +229,10 @@ function file(path: string): Record<string, unknown> {
   return { driver: 'file', filename: path };
 }
 
-/** Returns its parameters as a list. With this function, options that belong together can be on one line of the code. */
+/**
+ * Returns the given options as an array. The formatter would put each item of a long array on its own line. This function keeps options
+ * that belong together on one line of the code.
+ */
 export function options(...parameters: string[]): string[] {
   return parameters;
 }

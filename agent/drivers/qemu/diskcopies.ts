@@ -30,12 +30,12 @@ import {
   writeCopyNote,
 } from './state.ts';
 
-/** Shortest time between two cleanups that inspections of the machine start. A cleanup after a copy can take seconds. */
+/** Shortest time between two cleanups during inspections of a machine. An inspection can start a cleanup, which can take seconds. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
 /**
- * Largest number of thaw requests that a guest can leave unconfirmed. After this number, the guest gets no more requests to thaw or freeze
- * until its next start. A slow guest has about five minutes to confirm a thaw, because {@link TIDY_INTERVAL_MILLISECONDS} pass between two
- * requests. So a hostile guest can cause only a limited amount of work for the host.
+ * If a guest does not confirm this number of thaw requests, it gets no more requests to freeze or thaw until its next start. This limits
+ * the work that a hostile guest can cause. {@link TIDY_INTERVAL_MILLISECONDS} pass between two requests, so a slow guest has about five
+ * minutes to confirm.
  */
 const THAW_LIMIT = 10;
 
@@ -208,7 +208,7 @@ export class DiskCopies {
       await work();
       return {
         frozen: false,
-        problems: ['The guest did not confirm earlier thaws, so the host copies without a freeze'],
+        problems: ['The guest did not confirm earlier thaws, so the host copies the disk without a freeze'],
       };
     }
     const remember = async (frozen: boolean) => await this.#note({ frozen });

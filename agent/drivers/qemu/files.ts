@@ -1,4 +1,6 @@
-/** Creates the files of a QEMU machine, grows its disk, sets their owner, and checks the disk before a program reads it. */
+/**
+ * Creates the files of a QEMU machine and sets the files' owner. Grows the machine's disk, and checks the disk before a program reads it.
+ */
 import type { RunAs } from '../../../base/exec.ts';
 import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';

@@ -35,7 +35,7 @@ const PING_TIMEOUT_MILLISECONDS = 3_000;
  */
 const ANSWER_TIMEOUT_MILLISECONDS = 5_000;
 
-/** Networks whose addresses cannot be reached from outside the guest: this host, loopback, link-local, multicast and reserved. */
+/** Networks that cannot be reached from outside the guest: unspecified, loopback, link-local, multicast and reserved addresses. */
 const NOWHERE = [
   ['0.0.0.0', 8, 'ipv4'],
   ['127.0.0.0', 8, 'ipv4'],
@@ -56,8 +56,9 @@ for (const [network, prefix, family] of NOWHERE) {
 const LIST_LIMIT = 256;
 
 /**
- * Returns the schema of a list of which only the first {@link LIST_LIMIT} items are read. A guest can send a list of 500,000 wrong items.
- * The schema makes an error for each item that it reads, so the whole list would keep the agent busy for half a second.
+ * Returns the schema of a list. The schema checks only the first {@link LIST_LIMIT} items, and drops the rest. A guest can send a list of
+ * 500,000 invalid items. The schema makes an error for each invalid item, so a check of the whole list would block the agent for half a
+ * second.
  */
 function beginningOf<T extends z.ZodType>(item: T) {
   return z.preprocess((value) => (Array.isArray(value) ? value.slice(0, LIST_LIMIT) : value), z.array(item));
@@ -169,7 +170,8 @@ function addressesOf(interfaces: z.infer<typeof interfacesSchema>): string[] {
 
 /** Returns the standard form of an address at which other hosts can reach the guest. Returns undefined for any other text. */
 function plainAddress(text: string): string | undefined {
-  // `isIP` also accepts IPv6 texts with a zone after a percent sign, or with the dots of an IPv4 address. The pattern excludes such texts.
+  // `isIP` also accepts IPv6 addresses with a zone after a percent sign, or with an IPv4 address in dotted form at the end. The pattern
+  // excludes these addresses.
   const version = /^[0-9a-f:]+$|^[0-9.]+$/i.test(text) ? isIP(text) : 0;
   if (version === 0) {
     return undefined;

@@ -45,9 +45,9 @@ const CACHE_FORMAT = 2;
  * Machine code of the guest that tries amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The device
  * `isa-debug-exit` turns 0x10 into QEMU's exit code (0x10 << 1) | 1.
  *
- * The loop detects a KVM that is too slow. A processor finishes the loop in hundredths of a second. Inside another virtual machine, KVM can
- * have no hardware support, and then interprets the instructions. The loop then takes minutes, and the boot of a real guest takes even
- * longer.
+ * The loop detects a KVM that is too slow. A processor finishes the loop in hundredths of a second. If this host is itself a virtual
+ * machine, KVM sometimes lacks hardware support, and interprets the instructions instead. The loop then takes minutes, and the boot of a
+ * real guest takes even longer.
  */
 const BIOS_GUEST = Buffer.from('66b980f0fa02664975fcb010e6f4f4ebfd', 'hex');
 const BIOS_GUEST_EXIT_CODE = 0x21;
@@ -173,7 +173,10 @@ async function probeArchitecture(
   try {
     const machineType = await newestMachineType(architecture, binary);
     if (machineType === undefined) {
-      logger.warn({ architecture, binary }, 'QEMU offers no machine type with a version, so it is not used');
+      logger.warn(
+        { architecture, binary },
+        'This QEMU offers no machine type with a version, so the agent does not use it',
+      );
       return undefined;
     }
     for (const accelerator of candidates(architecture)) {
@@ -242,7 +245,7 @@ async function tryGuest(platform: Omit<Platform, 'display'>, work: string): Prom
     platform.accelerator === 'tcg' ? EMULATION_TIMEOUT_MILLISECONDS : HARDWARE_TIMEOUT_MILLISECONDS;
   try {
     await run(platform.binary, parameters, { timeoutMilliseconds, name: 'the guest' });
-    return expected === 0 ? undefined : 'the guest ended with code 0';
+    return expected === 0 ? undefined : 'QEMU ended with code 0 instead of the exit code of the test guest';
   } catch (error) {
     if (!(error instanceof ProgramError)) {
       throw error;

@@ -28,8 +28,8 @@ export class Hypervisor {
   readonly identity: ProcessIdentity;
   readonly guestAgent: GuestAgent;
   /**
-   * Whether QEMU reported that a signal ends QEMU. The run state does not show this, because it is `shutdown` in two cases: after a signal,
-   * and after the guest has powered off.
+   * Whether QEMU reported that it ends because of a signal. The run state does not show this, because it is `shutdown` after a signal and
+   * also after the guest has powered off.
    */
   endsFromOutside = false;
   #qmp: QmpConnection | undefined;

@@ -63,7 +63,7 @@ export interface MachineStart {
   plan: VmLaunchPlan;
   state: MachineFile;
   platform: Platform;
-  /** Whether the process waits for the memory of a suspended machine. */
+  /** Whether the process waits after its start until the agent sends the memory of the suspended machine. */
   incoming: boolean;
 }
 

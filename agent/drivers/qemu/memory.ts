@@ -31,12 +31,12 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
   const socketFile = join(folder, FILES.migration);
   await rm(socketFile, { force: true });
   const server = createServer();
-  // The server refuses a second connection. The hypervisor connects only once, and no code would handle errors of another connection.
+  // The hypervisor connects to this server only once. The server refuses a second connection, because no code would handle its errors.
   server.maxConnections = 1;
   try {
     await withSocketPath(folder, FILES.migration, async (path) => await listening(server, path));
-    // QEMU is not root, so all users may connect to the socket. QEMU was started in this folder, and reaches the socket by a relative path.
-    // Other users cannot reach the socket, because only root may enter the folder of all machines.
+    // QEMU does not run as root. So the socket's mode allows all users to connect. QEMU was started in this folder, and reaches the socket
+    // by a relative path. Other users cannot reach the socket, because only root may enter the folder of all machines.
     await chmod(socketFile, 0o666);
     const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
     await Promise.all([receive(server, partial, signal), send(qmp, signal)]);
@@ -53,8 +53,8 @@ export async function restoreMemory(folder: string, qmp: QmpConnection): Promise
   const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
   const socket = await withSocketPath(folder, FILES.migration, connectTo);
   const sent = pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
-  // These errors are ignored, because QEMU closes the connection at the last byte, possibly before the agent does. QEMU's run state then
-  // shows whether QEMU has read all bytes.
+  // QEMU closes the connection after the last byte, possibly before the agent does. The agent then gets one of these errors, and ignores
+  // it. QEMU's run state shows whether QEMU has read all bytes.
   await undefinedIf(hasCode('ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET'), sent);
   while ((await qmp.status()) === 'inmigrate') {
     signal.throwIfAborted();

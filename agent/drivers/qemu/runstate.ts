@@ -14,8 +14,8 @@ import type { MachineFile, StateChange, StateFile } from './state.ts';
 /** QEMU's run state after the command `stop` has paused the guest. */
 const PAUSED = 'paused';
 /**
- * QEMU's run state after QEMU has paused the guest, because a write of the guest failed on the full disk of the host. QEMU repeats the
- * write when the guest continues.
+ * QEMU's run state after QEMU has paused the guest, because the host's disk is full and a write of the guest failed. QEMU repeats the write
+ * when the guest continues.
  */
 const DISK_FULL = 'io-error';
 /**
@@ -154,8 +154,8 @@ export async function reconcile(
   const status = await qmp.status();
   const state = await file.read();
   if (state?.suspended === true) {
-    // The agent died after QEMU had saved the memory, or while a new process read the saved memory. The memory is still on disk, so the end
-    // of the process loses nothing.
+    // The agent died after QEMU had saved the memory, or while a new process read the saved memory. The memory is still on disk, so no data
+    // is lost when the agent kills the process.
     await killForCertain(identity);
     return 'gone';
   }
@@ -181,8 +181,9 @@ export async function reconcile(
 }
 
 /**
- * Corrects the recorded end of a machine. If the agent connects to QEMU just after a signal, it misses QEMU's event about the signal, and
- * wrongly records that the guest powered off. If the log of the ended hypervisor names a signal, this function removes the wrong record.
+ * Corrects the recorded end of a machine. If QEMU gets a termination signal just before the agent connects, the agent misses QEMU's event
+ * about the signal. It then wrongly records that the guest powered off. If the log of the ended hypervisor names a signal, this function
+ * removes the wrong record.
  */
 async function correctEnd(folder: string, file: StateFile): Promise<void> {
   if (await wasEndedBySignal(folder)) {

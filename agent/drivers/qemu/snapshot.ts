@@ -179,7 +179,8 @@ async function endExport(qmp: QmpConnection): Promise<void> {
     }
     await pause(EXPORT_END_INTERVAL_MILLISECONDS);
   }
-  // QEMU has no command that shows whether the server runs. So the server is always stopped, and the error that it does not run is ignored.
+  // QEMU has no command that shows whether its NBD server runs. So the agent always sends the command to stop the server, and ignores
+  // QEMU's error if the server does not run.
   const isNone = (error: unknown): boolean =>
     error instanceof QmpError && error.message.includes('not running');
   await undefinedIf(isNone, qmp.execute('nbd-server-stop'));

@@ -79,7 +79,7 @@ const stateSchema = z.object({
       screen: screenSchema.optional(),
     })
     .optional(),
-  /** Purpose of the machine's last step. `run` means that a start is under way or done, and that no end was requested. */
+  /** State that the agent wants for the machine. `run` means that the agent has begun a start, and has requested no end since then. */
   intent: z.enum(['run', 'stop', 'suspend']),
   /**
    * Identity of the machine's process. Absent while there is no process, and while the process is being started. If the agent dies during a
@@ -94,7 +94,7 @@ const stateSchema = z.object({
   suspended: z.boolean(),
   /** Whether the guest must stay paused. Absent if the guest was never paused. */
   paused: z.boolean().optional(),
-  /** Ports of the loopback address. Each port leads one stream to the guest. If the agent dies, it closes these ports after its restart. */
+  /** Ports of the host's loopback address that QEMU forwards to the guest. If the agent dies, it closes these ports after its restart. */
   forwards: z.array(z.number().int().min(1).max(65_535)).optional(),
   end: endSchema.optional(),
 });

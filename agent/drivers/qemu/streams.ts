@@ -232,8 +232,8 @@ function isSame(one: ProcessIdentity | undefined, other: ProcessIdentity | undef
 }
 
 /**
- * Returns a port that is free now. The kernel chooses the port from its range for outgoing connections. Machines rarely reserve ports in
- * this range.
+ * Returns a port that is free now. The kernel chooses the port from its range for outgoing connections. VMs rarely use a `hostPort` in this
+ * range, so the port seldom conflicts with one.
  */
 async function freePort(): Promise<number> {
   const server = createServer().listen(0, ADDRESS);

@@ -153,8 +153,8 @@ export class Reader {
   }
 
   /**
-   * Reads a structure. An empty structure is an error, because D-Bus has none. An array of empty structures would have no end, because its
-   * items have no bytes.
+   * Reads a structure. An empty structure is an error, because the D-Bus standard forbids it. An empty structure would also have no bytes,
+   * so the loop that reads an array of empty structures would never end.
    */
   #structure(types: string, depth: number): Value[] {
     if (types === '') {

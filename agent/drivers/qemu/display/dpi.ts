@@ -24,8 +24,8 @@ const CONSOLE_INTERFACE = 'org.qemu.Display1.Console';
 const PROPERTIES_INTERFACE = 'org.freedesktop.DBus.Properties';
 const MILLIMETERS_PER_INCH = 25.4;
 /**
- * Times to wait between attempts to set the DPI. The times grow up to a minute, because the most likely cause of a failure lasts: the host
- * is overloaded, or QEMU always refuses.
+ * Times to wait between attempts to set the DPI. The times grow up to a minute, because the likely causes of a failure persist: the host is
+ * overloaded, or QEMU refuses every attempt.
  */
 const RETRY = { firstMilliseconds: 1_000, capMilliseconds: 60_000 };
 /**

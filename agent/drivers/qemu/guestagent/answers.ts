@@ -1,6 +1,6 @@
 /**
- * Cuts the bytes of a guest agent into lines of JSON. The guest is not trusted, and an honest guest sends up to 16 MiB of a command's
- * output in one string. So long strings are cut while they arrive, and the memory for a line has a limit.
+ * Splits the output of a guest agent into lines of JSON. Even an honest guest sends up to 16 MiB of a command's output in one string, and a
+ * hostile guest can send more. So this code cuts long strings while they arrive, and limits the memory for a line.
  */
 
 const NEWLINE = 0x0a;

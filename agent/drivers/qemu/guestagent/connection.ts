@@ -187,7 +187,8 @@ export class GuestConnection {
         }
       }
     } catch (error) {
-      // No code can catch an error of an event handler. So this error closes the connection, and becomes the reason of its end.
+      // This code runs in an event handler, so no caller can catch its errors. So this function closes the connection, and gives the error
+      // as the reason.
       this.#socket.destroy(error instanceof Error ? error : new Error(String(error)));
     }
   }

@@ -27,7 +27,7 @@ export class GuestAgent {
   readonly #end = new AbortController();
   /** Whether any work with the guest agent is under way. */
   #busy = false;
-  /** Functions that start the urgent work that is waiting. The functions in `#waiting` start all other work that is waiting. */
+  /** Each function in this queue starts one piece of urgent work. The functions in `#waiting` start the other waiting work. */
   readonly #urgent: (() => void)[] = [];
   readonly #waiting: (() => void)[] = [];
   #question: AbortController | undefined;
@@ -42,8 +42,9 @@ export class GuestAgent {
   }
 
   /**
-   * Runs `work` before all waiting work, except earlier urgent work. A question that is under way is interrupted at once. Other work that
-   * is not urgent is interrupted after 5 s. `work` makes its own connections, so that it can connect again if a connection is lost.
+   * Runs `work` as urgent work, before all waiting work that is not urgent. Earlier urgent work is done first. A question that is under way
+   * is interrupted at once. Other work that is not urgent is interrupted after 5 s. `work` makes its own connections, so that it can
+   * connect again if a connection is lost.
    */
   async urgently<T>(work: () => Promise<T>): Promise<T> {
     this.#question?.abort();
