@@ -193,7 +193,7 @@ function protocolOf({ request }: Upgrade): typeof spdy | typeof websocket {
     case 'websocket':
       return websocket;
     default:
-      throw new HttpError(400, 'The only upgrades are SPDY/3.1 and websocket');
+      throw new HttpError(400, 'A connection can be upgraded only to SPDY/3.1 or websocket');
   }
 }
 

@@ -26,8 +26,9 @@ import { automaticPortsOf, namesOfHeld, portsOf } from './portclaims.ts';
 const STRAY_PREFIX = '/stray-';
 
 /**
- * Creates a record for each machine folder and network attachment without a record, so that machines without a Pod are removed. Tells the
- * image store which images are in use, and tells the network driver which machines are attached.
+ * Creates a record for each machine folder and network attachment without a record. With such a record, the agent later removes the machine
+ * if it has no Pod. The function also tells the image store which images are in use, and tells the network driver which machines
+ * are attached.
  */
 export async function adoptMachines(host: Host, machines: Runtimes): Promise<void> {
   for (const { uid, path, message } of host.records.damaged) {

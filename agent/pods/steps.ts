@@ -55,7 +55,7 @@ async function createVm(host: Host, runtime: Runtime, operation: Operation): Pro
   }
 }
 
-/** Fetches the images and creates the disk. Returns the image of the disk; undefined if the disk has none. */
+/** Fetches the images and creates the disk. Returns the image of the disk; undefined if the disk is made without an image. */
 async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Promise<BaseImage | undefined> {
   const { record, folder } = runtime;
   const { image, imageFormat: format = 'Auto', imageName, iso: isoSource, isoName } = record.machine ?? {};

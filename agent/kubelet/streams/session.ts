@@ -1,6 +1,6 @@
 /**
- * Sessions of callers with a machine, independent of the protocol. A session for a command has the streams of a process. A session for
- * ports has connections.
+ * Sessions between callers and machines, independent of the protocol. A session of `exec` or `attach` has the streams of a process. A
+ * session of `port-forward` has connections to ports.
  */
 import type { Duplex, Readable, Writable } from 'node:stream';
 import { finished } from 'node:stream/promises';
