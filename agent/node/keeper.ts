@@ -121,8 +121,8 @@ export class NodeKeeper {
         this.#wrote(await this.#applyStatus(node, status));
       }
     } catch (error) {
-      // This error means that the Node was deleted or created again meanwhile. A retry is not necessary, because the watch reports this
-      // change, and the report starts the next reconciliation.
+      // The statuses 404 and 409 mean that the Node was deleted or created again meanwhile. A retry is not necessary, because the watch
+      // reports this change, and the report starts the next reconciliation.
       if (!isNotFound(error) && !isConflict(error)) {
         throw error;
       }

@@ -51,8 +51,8 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
       const network = await attachAgain(host, runtime);
       runtime.address = network.address ?? (await host.network.address(uid));
     } catch (error) {
-      // This error does not stop the agent, because the machine continues to run. Later checks repair its network, and its next start
-      // attaches the machine again.
+      // If a running machine cannot be attached to the network, the agent continues, because the machine still runs. Later checks repair
+      // its network, and its next start attaches the machine again.
       host.logger.error(
         { err: error, uid },
         'A machine that already ran on this host could not be attached to the network',

@@ -148,7 +148,7 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   const { record } = runtime;
   const { restartRequestedAt: restartedAt } = needed(operation.desired);
   const restart = record.everRan;
-  // The machine keeps its slot from here on, even if its Pod is deleted while the start is prepared.
+  // The machine keeps its slot even if its Pod is deleted while the start is prepared. So the record is saved before the preparation.
   host.records.update(record, { released: false });
   const { plan, change } = await prepareStart(host, runtime, operation);
   host.records.update(record, { restartedAt, ...change });

@@ -7,7 +7,7 @@ import { finished } from 'node:stream/promises';
 import { rest } from '../../../base/time.ts';
 import { HttpError } from '../../../kube/serving/httpserver.ts';
 
-/** Time limit for a client to read the last data and the result. */
+/** Time limit for a client to read the remaining data and the result at the end of a session. */
 const FINISH_MILLISECONDS = 10_000;
 
 /** Answer to `exec` or `attach` in the form of `metav1.Status`, which kubectl turns into its exit code or its message. */
