@@ -109,8 +109,8 @@ export const configSchema = z
       )
       .refine((network) => !('clusterCIDRs' in network), { path: ['clusterCIDRs'], message: MOVED_CIDRS }),
     /**
-     * Rules for the ports that machines may reserve, and the ranges from which the agent chooses ports. The operator's
-     * configuration has a section of the same form. Machines can never reserve `kubelet.port`.
+     * Rules for the ports that machines may reserve, and the ranges from which the agent chooses ports. The rules
+     * have the same form as in the operator's configuration. Machines can never reserve `kubelet.port`.
      */
     ports: hostPortsSchema,
     images: z
