@@ -59,7 +59,7 @@ export interface HostParts {
   network: Network;
   /** Linux users of hypervisors: each hypervisor runs as the user of its machine. Undefined if the agent does not run as root. */
   users?: MachineUsers | undefined;
-  /** Registry of the metrics of these parts and of the agent. */
+  /** Registry of the metrics of the agent and of all its parts. */
   metrics: Registry;
 }
 
@@ -222,7 +222,7 @@ async function takeUpWork(
 
 /**
  * Writes the result of a network check to the Node. With the network driver `user`, the Node has no condition for the network,
- * because this driver has no host-wide part.
+ * because this driver sets up nothing for the host as a whole.
  */
 function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): void {
   const { network, monitor } = host;

@@ -109,8 +109,8 @@ export const configSchema = z
       )
       .refine((network) => !('clusterCIDRs' in network), { path: ['clusterCIDRs'], message: MOVED_CIDRS }),
     /**
-     * Rules for the ports that machines may reserve, and the ranges from which the agent chooses ports. The form is the same as in the
-     * operator's configuration. Machines can never reserve `kubelet.port`.
+     * Rules for the ports that machines may reserve, and the ranges from which the agent chooses ports. The rules
+     * have the same form as in the operator's configuration. Machines can never reserve `kubelet.port`.
      */
     ports: hostPortsSchema,
     images: z
@@ -126,8 +126,8 @@ export const configSchema = z
         /** Largest space of all images together, in bytes. If absent, only the size of the disk limits the images. */
         budget: bytes.optional(),
         /**
-         * Space that stays free on the disk, because the disks of machines grow. If less is free, images are removed or not
-         * fetched, and the host gets no more VMs.
+         * Space in bytes that stays free on the disk, because the disks of machines grow. If less space is free, the agent removes images
+         * or fetches none, and the host gets no more VMs.
          */
         minimumFree: bytes.prefault('2Gi'),
         /** Folder of the cluster's image storage, as a path on this host. Absent if the storage is not a folder. */
@@ -172,8 +172,9 @@ export const configSchema = z
       .strictObject({ cpu: z.number().min(0).default(0), memory: bytes.prefault('512Mi') })
       .prefault({}),
     /**
-     * Upper limits of the resources that the Node offers to machines. If the agent runs in a Pod, set these values to the requests of that
-     * Pod. Otherwise the agent's Node and the kubelet's Node would offer the same memory.
+     * Upper limits of the resources that the Node offers to machines. If the agent runs in a Pod, set these values to the
+     * resource requests of that Pod. Otherwise the computer would offer the same memory twice, because it has two Nodes: the agent's and
+     * the kubelet's.
      */
     offered: z.strictObject({ cpu: z.number().positive().optional(), memory: bytes.optional() }).prefault({}),
     clusterCIDRs: clusterNetworks.default([]),

@@ -30,7 +30,7 @@ export async function fitDrivers(
     found.set(driver.name, { driver, accelerators });
     if (accelerators.length > 0 && !accelerators.some(({ architecture }) => architecture === wanted)) {
       const names = accelerators.map((one) => `${one.architecture} (${one.accelerator})`).join(', ');
-      problems.push(`The driver ${driver.name} runs no ${wanted} guests on this host; it runs ${names}`);
+      problems.push(`The driver ${driver.name} cannot run ${wanted} guests on this host, but only ${names}`);
     }
   }
   if (problems.length === drivers.length) {
@@ -42,7 +42,10 @@ export async function fitDrivers(
   return found;
 }
 
-/** Returns the accelerators that a driver can use on this host. If there are none, the list is empty and `problems` gets the reason. */
+/**
+ * Returns the accelerators that a driver can use on this host. If there are none, the list is empty, and the function adds the reason to
+ * `problems`.
+ */
 async function tryProbe(
   driver: DriverOfVMs,
   problems: string[],

@@ -10,9 +10,9 @@ interface Folders {
 }
 
 /**
- * Returns a message for each shared root or SDK that overlaps with a folder of the agent. Such an overlap must not exist, because the
- * agent's folders contain its keys and the disks of VMs. Every user can use files of shared roots as images, and each emulator can read the
- * SDK. The function follows symbolic links.
+ * Returns a message for each folder of `images.sharedRoots`, and for the Android SDK, if the folder overlaps with a folder of the agent.
+ * Every user can use files of the shared roots as images, and each emulator can read the SDK. But the agent's folders contain its keys and
+ * the disks of VMs, so others must not read them. The function follows symbolic links.
  */
 export function folderMistakes({ dataDirectory, images, emulator }: Folders): string[] {
   const { sharedRoots, storageFolder } = images;

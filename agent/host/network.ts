@@ -16,13 +16,13 @@ const hostAddress = z.ipv4().optional();
 
 /**
  * Default limit of tracked connections per guest. A desktop guest has some hundreds of connections. With this limit, 128 guests fill the
- * 262,144 entries of the kernel's table on hosts of 4 GiB and more. For each new connection the kernel searches the guest's list, which
- * takes about a millisecond at this limit.
+ * 262,144 entries of the kernel's connection table on hosts with at least 4 GiB of memory. For each new connection, the kernel searches the
+ * list of the guest's connections. At this limit, the search takes about a millisecond.
  */
 const CONNECTIONS_PER_GUEST = 2048;
 
 const WHICH_DRIVER =
-  'An agent that runs as root needs a network driver. Set nat, or set user if you trust all guests';
+  'An agent that runs as root needs a network driver. Set network.driver to nat, or to user if you trust all guests';
 
 /** Schema of the network section. The schema accepts unknown keys, because the agent's configuration adds further keys to this section. */
 export const networkSchema = z.discriminatedUnion(
@@ -30,12 +30,12 @@ export const networkSchema = z.discriminatedUnion(
   [
     z.looseObject({
       driver: z.literal('user'),
-      /** Address on which reserved ports listen. The default is the Node's address; 0.0.0.0 means all addresses. */
+      /** Host address on which reserved ports accept connections. The default is the Node's address; 0.0.0.0 means all addresses. */
       hostAddress,
       ...reachSettings,
       /**
-       * If true, the agent does not block guests from the host's addresses, even if the agent runs as root. Use this setting on hosts
-       * without nftables.
+       * If true, guests may reach the host's addresses. By default, an agent that runs as root blocks this traffic with nftables. Set the
+       * value true on hosts without nftables.
        */
       guestsMayReachHost: z.boolean().default(false),
     }),
@@ -48,9 +48,9 @@ export const networkSchema = z.discriminatedUnion(
       /** Addresses of the guests: a private network that the host does not use otherwise. */
       subnet: subnet.default('10.213.0.0/20'),
       /**
-       * Network for test packets, with which the agent checks the traffic of guests. The network connects the host with an endpoint of the
-       * test that acts like a computer outside the host. The addresses 16 to 127 of the network are for emulators. The default is in the
-       * range for tests of network devices (RFC 2544).
+       * Network for test packets, with which the agent checks the traffic of guests. The host sends these packets to an endpoint that acts
+       * like a computer outside the host. The addresses 16 to 127 of the network are for emulators. The default is in the range for tests
+       * of network devices (RFC 2544).
        */
       probeSubnet: subnet.default('198.18.213.0/24'),
       /** Upstream DNS servers. If the list is empty, the servers in the host's resolv.conf are used. */
@@ -78,7 +78,7 @@ export interface NetworkSurroundings {
   /** Networks of the cluster, which are blocked for guests. */
   clusterCIDRs: readonly string[];
   /**
-   * Ranges of users under which hypervisors run, for example `10-19`. If the agent does not run as root, the field is undefined
+   * Ranges of Linux user ids under which hypervisors run, for example `10-19`. If the agent does not run as root, the field is undefined
    * and hypervisors run under the agent's user.
    */
   machineUsers: readonly string[] | undefined;

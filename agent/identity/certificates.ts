@@ -134,8 +134,8 @@ async function submit(
 }
 
 /**
- * Returns the part of a request's name that identifies the key. The names of a kubelet's requests identify the key, too. So the cluster
- * never has two requests for the same key.
+ * Returns the part of a certificate request's name that identifies the key. With this part in the name, the cluster never has two requests
+ * for the same key. A kubelet names its requests in the same way.
  */
 function fingerprint(key: Key): string {
   const publicKey = createPublicKey(key.pem).export({ type: 'spki', format: 'der' });

@@ -25,7 +25,7 @@ import {
 
 export interface Identity {
   connection: Connection;
-  /** Whether the agent has a node's certificate and must renew the certificate. The value is false if the agent uses a given kubeconfig. */
+  /** Whether the agent has a node's certificate, which it must renew. False if the configuration sets the field `kubeconfig`. */
   isNode: boolean;
 }
 
@@ -36,7 +36,7 @@ export interface IdentityOptions {
   signal: AbortSignal;
 }
 
-/** Error if the cluster refused this host. The message is that of the cluster. */
+/** Error if the cluster refused this host. The message contains the reason that the cluster gave. */
 export class JoinError extends Error {
   override readonly name = 'JoinError';
 }
@@ -57,7 +57,7 @@ const UNAUTHORIZED = 401;
 
 /**
  * Uses the stored identity, or joins the cluster. If the cluster does not know the stored identity, the host joins again. If the bootstrap
- * kubeconfig can be read, the server and its certificate authority come from this file.
+ * kubeconfig can be read, the API server's address and certificate authority come from this file.
  *
  * @throws JoinError when the cluster refuses this host.
  */
@@ -103,8 +103,8 @@ async function readBootstrap({ config, logger }: IdentityOptions): Promise<Conne
 }
 
 /**
- * Returns a connection with the stored certificate. The server is that of the bootstrap kubeconfig. If that kubeconfig cannot be read, the
- * stored server is used. Without a usable certificate the result is undefined.
+ * Returns a connection with the stored certificate. The API server's address comes from the bootstrap kubeconfig. If this file cannot be
+ * read, the address comes from the stored kubeconfig. The result is undefined if there is no usable certificate.
  */
 async function storedConnection(
   config: IdentitySettings,
@@ -159,7 +159,7 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   try {
     const pair = await join(new KubeClient(transport), o);
     // The old serving certificate is removed, because it can be from another cluster with another certificate authority. The removal comes
-    // first, because the host counts as joined as soon as the files below exist.
+    // first, because the host counts as joined as soon as its client certificate and its kubeconfig exist.
     rmSync(files.serving, { force: true });
     writePair(files.client, pair);
     writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));

@@ -34,13 +34,13 @@ const RENEW_SPREAD_SHARE = 0.2;
 const LONGEST_SLEEP_MILLISECONDS = 24 * 3600 * 1000;
 const RETRY_FIRST_MILLISECONDS = 1_000;
 /**
- * Longest wait between two attempts, in milliseconds. The wait is short, because usually a person must first fix the cause, and wants to
- * see the result within minutes.
+ * Longest wait between two attempts to renew a certificate, in milliseconds. The wait is short, because usually a person must fix the cause
+ * of the failure. This person wants to see the result within minutes.
  */
 const RETRY_CAP_MILLISECONDS = 60_000;
 /**
- * Longest lifetime of the first certificate, which a host gets when it joins, in milliseconds. 5 minutes are added, because signers issue
- * certificates whose validity begins 5 minutes in the past.
+ * Longest lifetime, in milliseconds, of the first certificate, which a host gets when it joins. The lifetime is 5 minutes longer than
+ * {@link FIRST_CERTIFICATE_SECONDS}, because signers let the validity of a certificate begin 5 minutes in the past.
  */
 const FIRST_MILLISECONDS = (FIRST_CERTIFICATE_SECONDS + 300) * 1000;
 

@@ -14,7 +14,7 @@ const HOST_LIMIT = 64;
 const NAMESPACE_SHARE = 1 / 2;
 /** Largest number of open logs or streams of one Pod. With this limit, callers of one VM do not block callers of other VMs. */
 const POD_LIMIT = 16;
-/** Key of the count for this host. This text cannot be the key of a namespace or of a Pod. */
+/** Key under which all open logs or streams of this host are counted. No namespace and no Pod has this key. */
 const HOST = '';
 
 /** Counts the open logs or the open streams of callers. */

@@ -54,8 +54,8 @@ export async function forward(
 export async function connectGuest(host: string, port: number, guestPort: number): Promise<Socket> {
   const keepAlive = { keepAlive: true, keepAliveInitialDelay: KEEP_ALIVE_MILLISECONDS };
   const socket = connect({ host, port, allowHalfOpen: true, noDelay: true, ...keepAlive });
-  // The pipeline that uses the connection reports its errors. Without this listener, an error before the pipeline exists would end the
-  // agent.
+  // The pipeline that uses the connection reports the errors of the connection. Without this listener, an error before the pipeline exists
+  // would end the agent.
   socket.on('error', () => undefined);
   try {
     await once(socket, 'connect', { signal: AbortSignal.timeout(CONNECT_MILLISECONDS) });

@@ -147,7 +147,7 @@ export class KubeletServer {
     throw new HttpError(403, `Forbidden (${what})`);
   }
 
-  /** Serves a stream. The caller needs the right `create`, even if the request is a GET, because WebSocket clients always send a GET. */
+  /** Serves a stream. The caller needs the permission `create`, even for a GET request, because all WebSocket clients send GET. */
   async #upgrade(upgrade: Upgrade): Promise<void> {
     const [, kind = ''] = upgrade.url.pathname.split('/');
     if (!isStreamKind(kind)) {

@@ -193,11 +193,11 @@ function protocolOf({ request }: Upgrade): typeof spdy | typeof websocket {
     case 'websocket':
       return websocket;
     default:
-      throw new HttpError(400, 'The only upgrades are SPDY/3.1 and websocket');
+      throw new HttpError(400, 'A connection can be upgraded only to SPDY/3.1 or websocket');
   }
 }
 
-/** Returns whether the caller sends a file to a task (the work of a Job): a request for `attach` that upgrades to a protocol of Berth. */
+/** Returns whether the caller sends a file to a task (a Job's work). Such a request is an `attach` with an upgrade to Berth's protocol. */
 function isTransfer({ kind }: StreamRequest, { request }: Upgrade): boolean {
   return kind === 'attach' && request.headers.upgrade?.toLowerCase() === TRANSFER_PROTOCOL;
 }
@@ -219,7 +219,7 @@ async function transfer(
   socket.write(ACCEPTED);
   const onStop = (): void => void socket.destroy();
   stop.addEventListener('abort', onStop, { once: true });
-  // Errors of the connection are ignored here, because `take` handles them.
+  // `take` handles the errors of the connection, so they are ignored here.
   await finished(socket).catch(() => undefined);
   stop.removeEventListener('abort', onStop);
 }

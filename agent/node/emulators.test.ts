@@ -25,7 +25,7 @@ it('an image whose name is no label is left out and named', () => {
   expect(Object.keys(emulatorLabels(images))).toEqual([`${PREFIX}android-36.default`]);
   expect(emulatorCondition(images)).toEqual({
     offered: true,
-    message: `The host has 1 system image for emulators. Its Node does not list "android-36.bad_", "${long}": a name must fit into a label, and a Node lists at most 64 images`,
+    message: `The host has 1 system image for emulators. Its Node does not list "android-36.bad_", "${long}": a Node lists at most 64 system images, and only those whose name is a valid label name`,
   });
 });
 

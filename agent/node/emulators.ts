@@ -11,7 +11,7 @@ import type { Network } from '../network/network.ts';
 const LISTED_IMAGES = 64;
 /** Largest number of unlisted system images that the condition's message names, so that the message stays readable. */
 const NAMED_IMAGES = 8;
-/** Kubernetes limits the name of a label: its length without the prefix, and its characters. */
+/** Largest length and allowed characters of a label name without its prefix. Kubernetes sets these limits. */
 const LABEL_NAME_LENGTH = 63;
 const LABEL_NAME = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
 
@@ -66,7 +66,7 @@ export class EmulatorOffers {
     return this.#last;
   }
 
-  /** Reads the SDK regularly until the signal aborts. Calls `changed` with each offer that differs from the last offer. */
+  /** Reads the SDK regularly until the signal aborts. Calls `changed` when the emulators that the host offers have changed. */
   async run(signal: AbortSignal, changed: (offer: EmulatorOffer) => void): Promise<void> {
     while (!signal.aborted) {
       await rest(LOOK_MILLISECONDS, signal);
@@ -107,7 +107,10 @@ export function emulatorLabels(offer: EmulatorOffer): Record<string, string> {
   return Object.fromEntries(listedImages(offer).map((name) => [SYSTEM_IMAGE_LABEL_PREFIX + name, '']));
 }
 
-/** Returns whether the host offers emulators, and the message of its condition. The message names system images without a label. */
+/**
+ * Returns whether the host offers emulators, and the message of the Node's condition for emulators. The message names the system images for
+ * which the Node has no label.
+ */
 export function emulatorCondition(offer: EmulatorOffer): { offered: boolean; message: string } {
   if (offer.kind === 'none') {
     return { offered: false, message: offer.message };
@@ -126,6 +129,6 @@ function leftOutWords(names: readonly string[]): string {
     .slice(0, NAMED_IMAGES)
     .map((name) => JSON.stringify(name.slice(0, LABEL_NAME_LENGTH + 1)));
   const more = names.length > NAMED_IMAGES ? ` and ${names.length - NAMED_IMAGES} more` : '';
-  const why = `a name must fit into a label, and a Node lists at most ${LISTED_IMAGES} images`;
+  const why = `a Node lists at most ${LISTED_IMAGES} system images, and only those whose name is a valid label name`;
   return `. Its Node does not list ${named.join(', ')}${more}: ${why}`;
 }

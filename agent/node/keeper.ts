@@ -121,8 +121,8 @@ export class NodeKeeper {
         this.#wrote(await this.#applyStatus(node, status));
       }
     } catch (error) {
-      // This error means that the Node was deleted or created again meanwhile. A retry is not necessary, because the watch reports this
-      // change, and the report starts the next reconciliation.
+      // The statuses 404 and 409 mean that the Node was deleted or created again meanwhile. A retry is not necessary, because the watch
+      // reports this change, and the report starts the next reconciliation.
       if (!isNotFound(error) && !isConflict(error)) {
         throw error;
       }
@@ -153,8 +153,8 @@ export class NodeKeeper {
     const { name, uid } = node.metadata;
     const stale = staleLabels(node, labels);
     if (stale.length > 0) {
-      // This request is a patch, because an apply would not remove a label that another program has set, or that was set when the Node was
-      // created.
+      // A merge patch removes the labels. A server-side apply would not remove labels that another program has set, or labels that were set
+      // when the Node was created.
       const removed = Object.fromEntries(stale.map((key) => [key, null]));
       this.#wrote(await client.mergePatch(NODES, { name }, { metadata: { uid, labels: removed } }));
     }

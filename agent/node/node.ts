@@ -27,7 +27,7 @@ const PODS = 110;
  * leave out an image of an ImageCacheEntry.
  */
 const IMAGES_LISTED = 200;
-/** Time after which the status is written even if it has not changed, in milliseconds. A kubelet has the same period. */
+/** Time, in milliseconds, after which the agent writes the Node's status even if it has not changed. A kubelet has the same period. */
 export const HEARTBEAT_MILLISECONDS = 300_000;
 
 /** The settings of the agent that its Node shows. */
@@ -49,7 +49,7 @@ export interface NodeSettings {
 export interface HostState {
   kubeletPort: number;
   images: readonly ContainerImage[];
-  /** State of the network. The field is undefined if the network driver has no host-wide part to repair. */
+  /** State of the network. Undefined if the network driver sets up nothing for the host as a whole. */
   nat: { healthy: boolean; message: string } | undefined;
   diskPressure: boolean;
   /** System images for emulators, or the reason why the host runs no emulators. */
@@ -157,8 +157,8 @@ function resourceList(amounts: Amounts): Record<string, string> {
 }
 
 /**
- * Returns an image for the Node's list. If the host uses the file of an image without a copy, the image has the size 0. The function leaves
- * out a size of 0, because the API server does the same.
+ * Returns an image for the Node's list. If the host uses the file of an image in place, without copying it, the image has the size 0. The
+ * function leaves out a size of 0, because the API server also leaves it out.
  */
 function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
   return sizeBytes === 0 ? { names } : { names, sizeBytes };
@@ -230,7 +230,10 @@ export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: num
   );
 }
 
-/** Reports whether `current` has all values of `wanted`. A missing field counts as `empty`, because the server leaves out empty values. */
+/**
+ * Reports whether `current` has all values of `wanted`. If `current` has no value for a field, its value counts as `empty`, because the API
+ * server leaves out empty values.
+ */
 function contains(current: object | undefined, wanted: object, empty?: unknown): boolean {
   const fields: Record<string, unknown> = { ...current };
   return Object.entries(wanted).every(([key, value]) => isDeepStrictEqual(fields[key] ?? empty, value));

@@ -167,7 +167,7 @@ export interface Claimants {
   tasks: Pick<TaskRunner, 'state'>;
 }
 
-/** Decides whether a Pod that has no machine and no task on this host yet may start. */
+/** Decides whether a Pod may start on this host. The Pod has no machine and no task on this host yet. */
 export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
   const { alive, leaving } = claimsBeside(pod, claimants);
   const claim = claimOf(pod);

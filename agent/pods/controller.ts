@@ -77,7 +77,7 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Starts the work. Until the list of Pods has arrived, only `#fence` acts. Other work would remove machines whose Pods are unknown. */
+  /** Starts to reconcile Pods. Before the list of Pods arrives, only `#fence` runs. Other steps would remove machines of unknown Pods. */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);
@@ -152,7 +152,7 @@ export class PodController {
     return next === undefined ? undefined : { requeueAfterMilliseconds: Math.max(1, next - Date.now()) };
   }
 
-  /** If this host's Lease has expired, ends the machines whose Pods the API server does not show as running. Uses no list of Pods. */
+  /** If this host's Lease has expired, ends the machines whose Pods the API server does not show as running. Needs no list of Pods. */
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {
@@ -222,7 +222,7 @@ export class PodController {
       this.#park(pod, { reason: 'Starting', ...admission });
       return Date.now() + ADMISSION_LOOK_MILLISECONDS;
     }
-    // There must be no `await` between the admission and these lines. Otherwise two Pods could get the last slot.
+    // There must be no `await` between the admission of a Pod and the use of its slot. Otherwise two Pods could get the last slot.
     if (role.kind === 'task') {
       this.#tasks.start(pod, keyOf(pod), role.task);
       return this.#serve(pod);

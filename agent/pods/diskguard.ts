@@ -203,7 +203,7 @@ export class DiskGuard {
     this.#growth.note(sizes, now);
   }
 
-  /** Drops the guard's requests that are fulfilled or no longer necessary, and requests to machines that are not in the list. */
+  /** Drops the guard's requests that are fulfilled or no longer necessary. Also drops requests to machines that are not in `machines`. */
   #forgetOthers(machines: readonly GuardedMachine[]): void {
     const byUid = new Map(machines.map((machine) => [machine.uid, machine]));
     for (const [uid, wish] of this.#wishes) {

@@ -25,7 +25,10 @@ export class GuestChecks {
       booted: (record) => host.records.update(record, { booted: true }),
       changed,
       onError: (uid, error) =>
-        host.logger.error({ uid, err: error }, 'The boot of an emulator was not saved'),
+        host.logger.error(
+          { uid, err: error },
+          'The boot of an emulator could not be saved in the record of the machine',
+        ),
     });
     this.#poller = new GuestPoller({
       ask: async ({ record, folder }, question) => await driverOf(host, record).askGuest(folder, question),

@@ -1,7 +1,7 @@
 /** Background loops that send regular requests to running guests. */
 import type { rest } from '../../base/time.ts';
 
-/** Options of a class that asks guests regularly. */
+/** Options of a class that sends regular requests to guests. */
 export interface LoopOptions {
   /** Called with a machine's uid when the result of a request to its guest differs from the result of the previous request. */
   changed: (uid: string) => void;
@@ -11,7 +11,7 @@ export interface LoopOptions {
   wait?: typeof rest;
 }
 
-/** Base class of the classes that ask guests regularly. Each machine has at most one loop. */
+/** Base class of the classes that send regular requests to guests. Each machine has at most one loop. */
 export abstract class GuestLoops {
   readonly #ends = new Map<string, AbortController>();
 

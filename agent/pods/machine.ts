@@ -47,7 +47,7 @@ export interface MachineEnd {
 export interface StartedSize {
   cpu: number;
   memoryBytes: number;
-  /** Undefined if the machine has no disk, or if an earlier release of the agent started the machine. */
+  /** Disk size in bytes. Undefined if the machine has no disk, or if an earlier release of the agent started the machine. */
   diskSizeBytes?: number;
 }
 
@@ -95,9 +95,9 @@ export interface MachineRecord {
   released: boolean;
   /** Start of the present or last run, in RFC 3339. */
   startedAt: string | undefined;
-  /** Time at which a failed or deleted machine was released, in RFC 3339. */
+  /** Time at which the process of a failed or deleted machine had ended and its network was released, in RFC 3339. */
   finishedAt: string | undefined;
-  /** Whether the machine was released by force: its grace period was 0, or was over before the guest had shut down. */
+  /** Whether the machine was ended by force: its grace period was 0, or was over before the guest had shut down. */
   killed: boolean;
   /** Size of a machine that runs or is suspended. This size can differ from `claim`, which has the size for the next start. */
   startedWith: StartedSize | undefined;
@@ -149,7 +149,7 @@ export function newRecord(
 
 /** The state that a Pod wants for its machine at one moment. */
 export interface Wanted {
-  /** Undefined if the Pod no longer exists. */
+  /** The Pod that wants this state. Undefined if the Pod no longer exists. */
   pod: Readonly<Pod> | undefined;
   /**
    * Content of the annotation `berth.dev/desired`. Undefined if the Pod no longer exists or its annotations are unreadable. The machine
@@ -160,7 +160,7 @@ export interface Wanted {
   desiredHash: string | undefined;
   /** Set if the Pod is being deleted or no longer exists. `deadline` is the end of the grace period, in milliseconds since the epoch. */
   deletion: { deadline: number } | undefined;
-  /** End of `Pod.spec.activeDeadlineSeconds`, in milliseconds since the epoch. */
+  /** End of the time that `Pod.spec.activeDeadlineSeconds` allows, in milliseconds since the epoch. */
   activeDeadline: number | undefined;
   /** Value of `Pod.spec.terminationGracePeriodSeconds`, in milliseconds. */
   graceMilliseconds: number;

@@ -113,7 +113,9 @@ export class Machines {
         return progress;
       }
     }
-    throw new Error(`The plan for machine ${runtime.record.uid} did not end within ${ROUNDS} rounds`);
+    throw new Error(
+      `The planner changed the record of machine ${runtime.record.uid} ${ROUNDS} times in a row, and planned no other step`,
+    );
   }
 
   #situation({ record, state, unseen }: Runtime, wanted: Wanted): Situation {
@@ -228,7 +230,10 @@ export class Machines {
         (error: unknown) => this.#failed(runtime, wanted, operation, error),
       )
       .catch((error: unknown) => {
-        this.#host.logger.error({ err: error, uid }, 'The failure of a step was not saved');
+        this.#host.logger.error(
+          { err: error, uid },
+          'The failure of a step could not be saved in the record of a machine',
+        );
       })
       .finally(() => {
         runtime.operation = undefined;
@@ -244,7 +249,7 @@ export class Machines {
     const { record, attempts } = runtime;
     const now = Date.now();
     const consequence = consequenceOf({ kind, error, record, desired: wanted.desired, attempts, now });
-    // An emulator tries to start again and again until its VM runs, so this error is no fault.
+    // The error `VMNotRunning` is no fault, because the agent tries to start an emulator again and again until its VM runs.
     const level = reasonIn(error) === 'VMNotRunning' ? 'debug' : 'warn';
     this.#host.logger[level](
       { err: error, uid: record.uid, pod: record.key, step: kind, consequence: consequence.kind },

@@ -31,15 +31,15 @@ export type PodRole =
   | { kind: 'task'; task: Task }
   | ({ kind: 'machine'; desired: Desired; desiredHash: string } & MachineDocument);
 
-/** Number of characters of the hash of a `berth.dev/desired` text. 16 characters suffice to distinguish all texts of one Pod. */
+/** Number of characters in the hash of the annotation `berth.dev/desired`. 16 characters suffice to distinguish all values in one Pod. */
 const HASH_LENGTH = 16;
 
 /** Default of Kubernetes for `terminationGracePeriodSeconds`. */
 const GRACE_SECONDS = 30;
 
 /**
- * Returns the first 16 hexadecimal characters of the SHA-256 of a `berth.dev/desired` text. The agent reports this hash in the Pod's
- * status when the machine is as the text demands.
+ * Returns the first 16 hexadecimal characters of the SHA-256 of a value of the annotation `berth.dev/desired`. The agent reports this hash
+ * in the Pod's status when the machine is as the annotation demands.
  */
 export function hashDesired(text: string): string {
   return createHash('sha256').update(text).digest('hex').slice(0, HASH_LENGTH);

@@ -29,7 +29,7 @@ export async function holdPorts(host: PortHost, record: MachineRecord): Promise<
   const usable = new Set<string>();
   const unusable = new Set<string>();
   for (;;) {
-    // There must be no `await` between the plan and the save. Otherwise another machine could get the same port.
+    // There must be no `await` between choosing the ports and saving them. Otherwise another machine could get the same port.
     const held = portsToAvoid(host, record);
     const isHeld = (name: string): boolean => held.has(name) || unusable.has(name);
     const planned = planPorts(asked, { kept: record.automaticPorts, isHeld }, host.ports);

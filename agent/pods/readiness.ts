@@ -13,8 +13,8 @@ import { portsOf } from './portclaims.ts';
 type Readiness = NonNullable<Runtime['readiness']>;
 
 /**
- * Time between two checks of a guest that is not ready. This time is short, because users wait for the guest. The time for a ready guest is
- * a kubelet's default.
+ * Time between two checks: first for a guest that is not ready, then for a ready guest. The first time is short, because users wait for the
+ * guest. The second time is the default of a kubelet's readiness probe.
  */
 const NOT_READY_MILLISECONDS = 1_000;
 const READY_MILLISECONDS = 10_000;

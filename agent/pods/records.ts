@@ -26,8 +26,8 @@ export interface DamagedRecord {
 
 /**
  * Schema of a record's fields. All releases of the agent write the required fields. The content of `machine`, `emulator` and `base` is not
- * validated again, because the agent accepted it when it wrote the record. Even if a rule has become stricter since then, the machine must
- * keep its Pod.
+ * validated again, because the agent accepted it when it wrote the record. If a rule has become stricter since then, the old record must
+ * stay readable, because a machine with an unreadable record fails.
  */
 const recordSchema = z.looseObject({
   /** Absent if an early release of the agent wrote the file. */

@@ -26,8 +26,9 @@ import { automaticPortsOf, namesOfHeld, portsOf } from './portclaims.ts';
 const STRAY_PREFIX = '/stray-';
 
 /**
- * Creates a record for each machine folder and network attachment without a record, so that machines without a Pod are removed. Tells the
- * image store which images are in use, and tells the network driver which machines are attached.
+ * Creates a record for each machine folder and network attachment without a record. With such a record, the agent later removes the machine
+ * if it has no Pod. The function also tells the image store which images are in use, and tells the network driver which machines
+ * are attached.
  */
 export async function adoptMachines(host: Host, machines: Runtimes): Promise<void> {
   for (const { uid, path, message } of host.records.damaged) {
@@ -50,8 +51,8 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
       const network = await attachAgain(host, runtime);
       runtime.address = network.address ?? (await host.network.address(uid));
     } catch (error) {
-      // This error does not stop the agent, because the machine continues to run. Later checks repair its network, and its next start
-      // attaches the machine again.
+      // If a running machine cannot be attached to the network, the agent continues, because the machine still runs. Later checks repair
+      // its network, and its next start attaches the machine again.
       host.logger.error(
         { err: error, uid },
         'A machine that already ran on this host could not be attached to the network',

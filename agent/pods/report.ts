@@ -70,7 +70,8 @@ function displayReport({ state }: Pick<Runtime, 'state'>): Pick<MachineReport, '
 }
 
 /**
- * Returns the address and port for ADB of a running emulator; undefined for VMs. `forwardAddress` is the same as in {@link ReportFacts}.
+ * Returns the address and port for ADB of a running emulator; undefined for VMs. `forwardAddress` is the host's address for connections to
+ * ports that lead to machines.
  */
 function adbOf({ record, state, address }: Readonly<Runtime>, forwardAddress: string): MachineReport['adb'] {
   if (record.emulator === undefined || state.kind !== 'running') {

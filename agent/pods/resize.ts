@@ -12,8 +12,8 @@ import { admit, type Claimants, claimOf, claimOfSize, claimsBeside, overheadOf }
 import type { Claim, HostCapacity, MachineRecord } from './machine.ts';
 
 /**
- * Reason why the agent does not allocate the requested size: the host has too little left now (`Deferred`), or is too small for this size
- * (`Infeasible`). A kubelet uses the same words.
+ * Reason why the agent does not allocate the requested size: the host has too little CPU or memory left now (`Deferred`), or the whole host
+ * is too small for this size (`Infeasible`). A kubelet uses the same words.
  */
 export interface PendingResize {
   readonly reason: 'Deferred' | 'Infeasible';
@@ -72,8 +72,8 @@ export function grantedSize(record: Readonly<MachineRecord>, desired: GuestSize)
 }
 
 /**
- * Returns two fields of a container's status: the allocated size, and the size that the machine has until its next start. The API
- * server resizes no container without these fields.
+ * Returns two fields of a container's status: the allocated size, and the size that the machine has until its next start. Without
+ * these fields, the API server does not resize the container.
  */
 export function resourceStatus(
   { resources = {} }: Container,

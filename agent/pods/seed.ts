@@ -85,9 +85,9 @@ export function userDataConditions({
 }
 
 /**
- * Returns the reason why the image or the user data of a machine cannot be fetched yet; undefined if there is none. If the user data is the
- * cause, the function returns the reason only while the Pod is Pending. If the container of a running Pod shows such a reason, the operator
- * concludes that the machine has run.
+ * Returns the reason why the image or the user data of a machine cannot be fetched yet. Returns undefined if there is no such reason. A
+ * reason about user data is returned only while the Pod is Pending. If the container of a running Pod showed such a reason, the operator
+ * would conclude that the machine has run.
  */
 export function obstacle(
   reason: Reason | undefined,

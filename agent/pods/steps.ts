@@ -55,7 +55,7 @@ async function createVm(host: Host, runtime: Runtime, operation: Operation): Pro
   }
 }
 
-/** Fetches the images and creates the disk. Returns the image of the disk; undefined if the disk has none. */
+/** Fetches the images and creates the disk. Returns the image of the disk; undefined if the disk is made without an image. */
 async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Promise<BaseImage | undefined> {
   const { record, folder } = runtime;
   const { image, imageFormat: format = 'Auto', imageName, iso: isoSource, isoName } = record.machine ?? {};
@@ -148,7 +148,7 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   const { record } = runtime;
   const { restartRequestedAt: restartedAt } = needed(operation.desired);
   const restart = record.everRan;
-  // The machine keeps its slot from here on, even if its Pod is deleted while the start is prepared.
+  // The machine keeps its slot even if its Pod is deleted while the start is prepared. So the record is saved before the preparation.
   host.records.update(record, { released: false });
   const { plan, change } = await prepareStart(host, runtime, operation);
   host.records.update(record, { restartedAt, ...change });

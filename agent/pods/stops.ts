@@ -17,7 +17,7 @@ export function wantsOff(desired: Desired | undefined): boolean {
   return desired?.power !== 'Running';
 }
 
-/** Returns whether a machine that ended by itself must stay off. If it must, its VM is Stopped. */
+/** Returns whether a machine that ended by itself must stay off. If the machine must stay off, its VM gets the phase Stopped. */
 export function restsAfter(
   { how }: MachineEnd,
   record: Readonly<MachineRecord>,

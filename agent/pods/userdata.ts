@@ -1,4 +1,4 @@
-/** Reads the user data of a machine from a Secret. No message contains any part of the value. */
+/** Reads the user data of a machine from a Secret. No error message contains any part of the user data. */
 import { isUtf8 } from 'node:buffer';
 import { SECRET_USER_DATA_BYTES } from '../../api/v1alpha1/guestdata.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';

@@ -1,13 +1,13 @@
 /**
- * Sessions of callers with a machine, independent of the protocol. A session for a command has the streams of a process. A session for
- * ports has connections.
+ * Sessions between callers and machines, independent of the protocol. A session of `exec` or `attach` has the streams of a process. A
+ * session of `port-forward` has connections to ports.
  */
 import type { Duplex, Readable, Writable } from 'node:stream';
 import { finished } from 'node:stream/promises';
 import { rest } from '../../../base/time.ts';
 import { HttpError } from '../../../kube/serving/httpserver.ts';
 
-/** Time limit for a client to read the last data and the result. */
+/** Time limit for a client to read the remaining data and the result at the end of a session. */
 const FINISH_MILLISECONDS = 10_000;
 
 /** Answer to `exec` or `attach` in the form of `metav1.Status`, which kubectl turns into its exit code or its message. */

@@ -117,7 +117,7 @@ class Channels {
         this.#socket.send(message, done);
         return;
       }
-      // Errors are ignored here, because the callback of the last message reports them.
+      // Errors of this message are ignored, because the callback of the last message reports the same errors.
       this.#socket.send(message, () => undefined);
     }
   }

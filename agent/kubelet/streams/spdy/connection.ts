@@ -28,8 +28,8 @@ import { SpdyStream, type StreamOwner } from './stream.ts';
 /** Limit of a control frame in bytes. Frames of real clients have about 100 bytes. */
 const CONTROL_BYTES = 16 * 1024;
 /**
- * Limit in bytes of the control frames that wait to be sent while the client does not read. Thousands of answers to pings fit into this
- * limit.
+ * Largest total size, in bytes, of the control frames that wait to be sent while the client does not read. Thousands of answers to pings
+ * fit into this limit.
  */
 const WAITING_CONTROL_BYTES = 64 * 1024;
 /** Longest payload of a sent data frame in bytes. Longer data is sent in several frames, so that one stream does not delay the others. */
@@ -38,7 +38,7 @@ const DATA_BYTES = 64 * 1024;
 const SYN_STREAM_BYTES = 10;
 /**
  * Time between two pings of the server. If the client has closed the connection, the write of a ping fails. So the server notices the loss
- * even while it does not read, because a stream is full.
+ * even while a full stream prevents it from reading.
  */
 const PING_MILLISECONDS = 30_000;
 
@@ -85,7 +85,7 @@ export class SpdyConnection implements StreamOwner {
         this.#control(goAway(this.#last, GO_AWAY.protocolError));
         throw error;
       }
-      // A lost connection is a normal end, so the function does not throw this error.
+      // An error with a code means that the connection was lost. This is a normal end, so the function does not throw such an error.
       if (codeOf(error) === undefined) {
         throw error;
       }
@@ -181,7 +181,7 @@ export class SpdyConnection implements StreamOwner {
       case TYPE.reset: {
         const id = idAt(needBytes(body, 8), 0);
         const stream = this.#streams.get(id);
-        // The stream is deleted here. Otherwise `closed` would answer the client's reset with another reset.
+        // The stream is deleted from the map before it is destroyed. Otherwise `closed` would answer the client's reset with another reset.
         this.#streams.delete(id);
         stream?.destroy(new ClientGoneError());
         return;
@@ -204,12 +204,12 @@ export class SpdyConnection implements StreamOwner {
   async #open({ flags }: Frame & { kind: 'control' }, body: Buffer): Promise<void> {
     const id = idAt(body, 0);
     if (id % 2 === 0 || id <= this.#last) {
-      throw new ProtocolError(`a stream has id ${id}; the next id is odd and larger than ${this.#last}`);
+      throw new ProtocolError(`a stream has id ${id}; the next id must be odd and larger than ${this.#last}`);
     }
     if ((flags & ~FIN) !== 0) {
       throw new ProtocolError(`stream ${id} has the flags ${flags}; the only allowed flag is ${FIN}`);
     }
-    // Later headers refer to these headers, so these headers are unpacked even if the stream is refused.
+    // The headers are unpacked even if the stream is refused, because the compressed headers of later streams refer to them.
     const headers = await this.#headers.read(body.subarray(SYN_STREAM_BYTES));
     this.#last = id;
     if (this.#streams.size >= this.#options.streams) {

@@ -1,6 +1,6 @@
 /** The dictionary with which SPDY/3 compresses headers, as its specification lists it. */
 
-/** Words of the dictionary. Each word follows its length, as in a block of headers. */
+/** Words of the dictionary. In the dictionary, the length of each word comes before the word, as in a block of headers. */
 const WORDS = (
   'options,head,post,put,delete,trace,accept,accept-charset,accept-encoding,accept-language,' +
   'accept-ranges,age,allow,authorization,cache-control,connection,content-base,content-encoding,' +

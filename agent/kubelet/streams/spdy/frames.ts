@@ -10,7 +10,7 @@ export class ProtocolError extends Error {
 export const FRAME_HEADER_BYTES = 8;
 /** Types of control frames. */
 export const TYPE = { synStream: 1, synReply: 2, reset: 3, ping: 6, goAway: 7 } as const;
-/** Flag of a frame after which its sender sends nothing more on the stream. */
+/** Flag that marks a frame as the last frame of its sender on the stream. */
 export const FIN = 1;
 /** Reasons in frames of the type `reset`. */
 export const RESET = { protocolError: 1, refusedStream: 3, cancel: 5 } as const;
@@ -98,7 +98,7 @@ function adler32(bytes: Buffer): number {
   return b * 65_536 + a;
 }
 
-/** Reads the bytes of a connection in pieces of wanted sizes. While the caller does not read, the connection is not read either. */
+/** Reads a connection in pieces whose size the caller chooses. Reads from the connection only while the caller waits for a piece. */
 export class ByteReader {
   readonly #chunks: AsyncIterator<Buffer>;
   #rest: Buffer = Buffer.alloc(0);

@@ -60,8 +60,8 @@ export class HeaderReader {
 }
 
 /**
- * Parses a block: first the number of headers, then the name and the value of each header. Each name and each value follows a number with
- * its length. @throws ProtocolError when the lengths do not match the size of the block.
+ * Parses a block: first the number of headers, then the name and the value of each header. Each name and each value is
+ * preceded by its length. @throws ProtocolError when the lengths do not match the size of the block.
  */
 function parseHeaders(block: Buffer): Headers {
   let at = 0;

@@ -175,7 +175,7 @@ function isPairType(type: string | undefined): type is 'data' | 'error' {
 }
 
 function portConnection(port: number, data: SpdyStream, error: SpdyStream): PortConnection {
-  // The agent ignores all data of this stream. Clients send no data on this stream and end it at once.
+  // Clients send no data on the stream for errors, and end this stream at once. The agent drops data that arrives nevertheless.
   error.resume();
   return {
     port,
