@@ -17,14 +17,15 @@ const OWN_MEMORY_BYTES = 64 * 1024;
  */
 const ALIGNMENT_BYTES = 4096;
 /**
- * The search for an aligned address tries addresses at this distance in bytes. Memory begins at multiples of 16 bytes, so a smaller
- * distance would find no other address.
+ * Distance in bytes between two addresses that the search for an aligned address tries. The memory of a buffer begins at a multiple of 16
+ * bytes. Therefore the search tries every address that can be aligned.
  */
 const STEP_BYTES = 16;
 
 /**
- * Largest number of entries (files and folders) that are counted. The limit applies to the entries directly in a machine's folder. It
- * applies again to each subfolder, with all entries below it. A machine has about 30 entries in total.
+ * Limit of the number of entries (files and folders) that {@link folderBytes} counts. One limit applies to the entries directly in a
+ * machine's folder. Each subfolder has a limit of its own, which includes all levels below the subfolder. A machine has about 30 entries in
+ * total.
  */
 const ENTRIES_LIMIT = 2_000;
 
@@ -35,9 +36,9 @@ export async function allocatedBytes(path: string): Promise<number> {
 
 /**
  * Returns the bytes that all files in a folder use on the disk. A subfolder can belong to the user of an emulator, and this user can create
- * any entries there. Therefore the function does not follow links, and counts 0 bytes for an entry that it cannot read. It counts at most
- * 2,000 entries of each subfolder, and begins with the upper levels. Because each subfolder has its own limit, many files in one subfolder
- * do not hide the disks in another subfolder.
+ * any entries in it. Therefore the function does not follow links, and counts 0 bytes for an entry that it cannot read. In each subfolder,
+ * the function counts at most 2,000 entries, upper levels first. The limit is separate for each subfolder. So even if one subfolder has
+ * very many entries, the function counts the disks in the other subfolders.
  */
 export async function folderBytes(folder: string): Promise<number> {
   let bytes = 0;
@@ -52,7 +53,7 @@ async function treeBytes(folder: string): Promise<number> {
   const folders = [folder];
   let bytes = 0;
   let left = ENTRIES_LIMIT;
-  // The loop also visits the folders that it appends to the list.
+  // While the loop runs, it appends subfolders to `folders`, and later visits them too.
   for (const one of folders) {
     for (const entry of await entriesOf(one, left)) {
       const path = join(one, entry.name);
@@ -111,8 +112,8 @@ export function freeBuffer({ buffer, byteLength }: Buffer): void {
 
 /**
  * Joins small buffers into larger pieces. The function copies the small buffers into `piece`, and yields `piece` each time it is full. At
- * the end, the function yields the filled part of `piece`. If `piece` is undefined, the function yields each small buffer unchanged. In
- * both cases, it then releases the memory of the small buffer.
+ * the end, the function yields the filled part of `piece`. If `piece` is undefined, the function yields each small buffer unchanged. The
+ * function releases the memory of a small buffer after it copied or yielded the buffer.
  */
 export async function* gathered(
   pieces: AsyncIterable<Buffer>,
@@ -142,9 +143,9 @@ export async function* gathered(
 }
 
 /**
- * A file whose writes bypass the page cache. If the agent wrote many gigabytes through the cache, they would displace the pages that
- * running guests need. The copy into the cache also costs more processor time than the decoding of an image. For 2 GiB, the copy takes 1.2
- * to 4 s and the decoding 0.3 s.
+ * A file whose writes bypass the page cache. Many gigabytes in the page cache would displace the pages that running guests need. The copy
+ * into the cache also costs more processor time than the decoding of an image. For 2 GiB, the copy takes 1.2 to 4 s, and the decoding takes
+ * 0.3 s.
  */
 export class DirectFile {
   /**
@@ -201,8 +202,8 @@ async function openDirect(path: string, flags: number): Promise<FileHandle | und
 }
 
 /**
- * Returns a buffer of `bytes` bytes at an address that direct writes accept, or undefined if no address is accepted. Node.js does not show
- * addresses, so the function tests each address with a write to the file `probe`.
+ * Returns a buffer of `bytes` bytes at an address that direct writes accept, or undefined if no tested address is accepted. JavaScript code
+ * cannot read the address of a buffer. So the function tests each address with a direct write to the file `probe`.
  */
 async function alignedRoom(probe: FileHandle, bytes: number): Promise<Buffer | undefined> {
   const memory = Buffer.from(new ArrayBuffer(bytes + ALIGNMENT_BYTES));

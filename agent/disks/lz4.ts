@@ -1,7 +1,7 @@
 /**
- * Decoder of Apple's LZ4 streams. Each block begins with a magic number. After `bv41` come the decoded size, the encoded size and an LZ4
- * block. After `bv4-` come the size and plain bytes. `bv4$` is the end of the stream. Sizes are 32-bit little-endian numbers. A block can
- * repeat output of earlier blocks.
+ * Decoder of Apple's LZ4 streams. Each block of a stream begins with a magic number. The magic number `bv41` is followed by the decoded
+ * size, the encoded size and an LZ4 block. `bv4-` is followed by the size and bytes without compression. `bv4$` is the end of the stream.
+ * Sizes are 32-bit little-endian numbers. A block can repeat output of earlier blocks.
  */
 import { BlockHeader, invalid } from './lz4header.ts';
 
@@ -12,7 +12,7 @@ const PIECE_BYTES = 1024 * 1024;
 const MIN_MATCH = 4;
 /** Largest value of a four-bit length in a token. If a length has this value, the next bytes contain the rest of the length. */
 const LONG = 15;
-/** The decoder copies at least this number of bytes with methods of Buffer. It copies fewer bytes one by one, because this is faster. */
+/** Copies of at least this number of bytes use methods of Buffer. For smaller copies, a loop that copies single bytes is faster. */
 const SHORT_COPY = 32;
 
 /**
@@ -22,7 +22,7 @@ const SHORT_COPY = 32;
 const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
 const SHORT_OUTPUT_BYTES = 14 + 14 + MIN_MATCH;
 
-/** States of the decoder. The state determines the meaning of the next byte. `MATCH` reads no byte, but repeats earlier output. */
+/** States of the decoder, which determine the meaning of the next input byte. `MATCH` reads no input and repeats earlier output. */
 const HEADER = 0;
 const STORED = 1;
 const TOKEN = 2;
@@ -127,8 +127,8 @@ export class AppleLz4Decoder {
   }
 
   /**
-   * Decodes most sequences, in a loop that is several times faster than the states of the decoder. The loop leaves other sequences to the
-   * states: invalid ones, those with a long length, and those near the end of the input or output.
+   * Decodes sequences in a loop that is several times faster than the decoder's state machine. The loop ends at a sequence that is invalid,
+   * has a long length, or is near the end of the input or output. The state machine handles this sequence.
    */
   #shortSequences(): void {
     const [input, out, begin, start] = [this.#input, this.#out, this.#at, this.#position];

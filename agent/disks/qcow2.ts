@@ -22,7 +22,7 @@ const TABLE_ENTRY_BYTES = 8;
 const L1_LIMIT_BYTES = 32 * 1024 ** 2;
 const REFCOUNT_TABLE_LIMIT_BYTES = 8 * 1024 ** 2;
 const LARGEST_REFCOUNT_ORDER = 6;
-/** Largest number of bytes of a backing file's name that a message shows. */
+/** A message shows at most this number of bytes of the name of a backing file. */
 const NAME_LIMIT_BYTES = 1023;
 
 const INCOMPATIBLE = { dirty: 1n, corrupt: 2n, dataFile: 4n, compression: 8n, extendedL2: 16n };

@@ -1,6 +1,7 @@
 /**
  * Runs qemu-img. Every call states the image formats and sets limits. If a call reads untrusted data, qemu-img runs as a user that owns no
- * files, and gets open files from the agent. Therefore qemu-img cannot open other files of the agent.
+ * files. The agent opens the necessary files, and qemu-img inherits their file descriptors. Therefore qemu-img cannot open other files of
+ * the agent.
  */
 import { type FileHandle, open } from 'node:fs/promises';
 import { constants, setPriority } from 'node:os';
@@ -139,8 +140,8 @@ export async function convertToRaw(
       await to.chown(as.uid, as.gid);
     }
     const name = as === undefined ? target : fileName(files.length - 1);
-    // Guests use the same host disk, and the copy can read through a guest's hypervisor. With `-m 1`, the copy makes one request at a time.
-    // Thus a guest's request waits for at most one request of the copy.
+    // Running guests and the copy use the same host disk. In addition, qemu-img can read the source through the hypervisor of a guest. With
+    // `-m 1`, qemu-img makes one request at a time. Thus a request of a guest waits for at most one request of qemu-img.
     const parameters = ['-p', '-m', '1', '-O', 'raw', jsonOf(from.node), name];
     const options = { as, files: as === undefined ? [] : files, folder, mark, signal };
     const { output, ended, pid } = startQemuImg(['convert', ...parameters], options);
@@ -201,8 +202,9 @@ export async function* dataExtents(
 }
 
 /**
- * Returns a value for the option `--object` of qemu-img, by which the agent later finds the process. The value defines a throttle group
- * with the id `mark`. No disk uses this group. It only gives the process a name, because qemu-img has no other argument for a name.
+ * Returns a value for the option `--object` of qemu-img. The agent later finds the process by this value in its arguments. The value
+ * defines a throttle group with the id `mark`. No disk uses this group. Its only purpose is to mark the process, because qemu-img has no
+ * option for this.
  */
 export function markArgument(mark: string): string {
   return `throttle-group,id=${mark}`;

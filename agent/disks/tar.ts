@@ -148,7 +148,7 @@ function checksum(block: Buffer): number {
   return sum;
 }
 
-/** Parses a number in a header. If the first bit is set, a big-endian number follows the first byte. Otherwise the digits are octal. */
+/** Parses a number in a header. It is big-endian after the first byte if the first bit is set. Otherwise it is written in octal digits. */
 function number(field: Buffer): number {
   if (((field[0] ?? 0) & 0x80) === 0) {
     const digits = text(field).trim();

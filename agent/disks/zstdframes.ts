@@ -87,8 +87,8 @@ export class ZstdFrames extends Transform {
   }
 
   /**
-   * Returns whether the stream outputs the next bytes at once. It first collects the four bytes of a magic number, because they show
-   * whether the frame is skippable. It never outputs bytes of a skippable frame.
+   * Returns whether the stream outputs the next bytes at once. The stream first collects the four bytes of a magic number, because they
+   * show whether the frame is skippable. The stream never outputs bytes of a skippable frame.
    */
   #passes(): boolean {
     return this.#state.at !== 'magic' && this.#state.at !== 'skipSize' && this.#state.at !== 'skipped';

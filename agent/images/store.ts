@@ -59,8 +59,9 @@ export interface ImageStore {
   /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
   release(holder: Holder): void;
   /**
-   * Removes the images that only this cache entry needed. If a machine has fetched such an image but not yet cloned it, the function waits.
-   * If machines run from an image, the image loses its names at once. Its file is removed when the last of these machines releases it.
+   * Removes the images that only this cache entry needed. If a machine has fetched such an image but not yet cloned it, the function waits
+   * for the clone. If machines run from an image, the function removes only the image's names at once. The image's file is removed when the
+   * last of these machines releases it.
    */
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
   /** Removes fetches that are not running and images that nobody needs, until at least `minimumFree` bytes of the disk are free. */

@@ -89,15 +89,15 @@ interface Work {
   disk: SparseFile;
   path: string;
   /**
-   * Offsets on the disk, in bytes, of the layers whose content is already there. The key is the digest of the layer. If a later chunk has
-   * the same layer, the content is copied from this offset.
+   * Offsets on the disk, in bytes, of the layers whose content the pull has already written. The key is the digest of the layer. If a later
+   * chunk has the same layer, the pull copies the content from this offset.
    */
   written: Map<string, number>;
   /** Buffer that collects decoded bytes until there are enough to write. Undefined if the file does not support direct writes. */
   piece: Buffer | undefined;
   /**
-   * Buffer of one worker for compressed layers, which the worker uses again for each chunk. If each chunk had a new buffer, several old
-   * buffers would be in memory until the garbage collector frees them.
+   * Buffer for the compressed layers that one worker fetches. The worker uses the same buffer for all its chunks. If each chunk had a new
+   * buffer, several old buffers would be in memory until the garbage collector frees them.
    */
   room: Buffer;
   options: PullOptions;

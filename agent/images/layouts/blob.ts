@@ -115,8 +115,8 @@ class ArrivingBlob {
   async *rest(): AsyncGenerator<Buffer, void, undefined> {
     const reader = Symbol('reader');
     this.#reader = reader;
-    // An earlier reader might have stopped during the read of its last piece. This code ignores an error of that read, because the earlier
-    // reader gets the error.
+    // An earlier reader might have stopped while it read a piece. This code waits until that read has ended. It ignores an error of that
+    // read, because the earlier reader gets the error.
     await this.#reading.catch(() => undefined);
     while (this.#at < (this.parts.at(-1)?.end ?? 0)) {
       const part = this.parts[Math.floor(this.#at / PART_BYTES)];

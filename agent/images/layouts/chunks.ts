@@ -18,9 +18,9 @@ const chunkSchema = z.object({
   /** Position of the chunk on the disk, in bytes. */
   offset: z.number().int().nonnegative(),
   length: z.number().int().positive(),
-  /** Digest of the content as it is on the disk: `sha256:<hex>`. */
+  /** Digest of the chunk's content without compression: `sha256:<hex>`. */
   rawDigest: z.string(),
-  /** Digest of the registry's blob with this content. The blob is usually compressed. */
+  /** Digest of the blob that contains this chunk in the registry. The blob is usually compressed. */
   digest: z.string(),
   size: z.number().int().nonnegative(),
 });

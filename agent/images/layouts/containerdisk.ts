@@ -85,8 +85,8 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   const layers = manifest.layers.map((descriptor, index) => ({
     descriptor,
     encoding: encodings[index] ?? 'none',
-    // If the number of diff IDs differs from the number of layers, nobody knows which diff ID belongs to which layer. So all diff IDs are
-    // ignored.
+    // If the number of diff IDs differs from the number of layers, it is unknown which diff ID belongs to which layer. So the agent ignores
+    // all diff IDs.
     diffId: isComplete ? diffIds[index] : undefined,
   }));
   const downloadBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);

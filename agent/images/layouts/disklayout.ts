@@ -22,8 +22,8 @@ const GIB = 1024 * MIB;
 /** Size of a chunk in bytes. Larger chunks do not compress better. Smaller chunks need more requests and larger manifests. */
 const CHUNK_BYTES = 16 * MIB;
 /**
- * Size in bytes of the largest disk that is cut into chunks of 16 MiB. A larger disk has larger chunks. With small chunks, its manifest
- * could become almost as large as the 4 MiB that registries accept.
+ * Size in bytes of the largest disk that is cut into chunks of 16 MiB. Larger disks have larger chunks. If a larger disk had chunks of 16
+ * MiB, its manifest could become almost as large as the 4 MiB that registries accept.
  */
 const CHUNK_DISK_LIMIT_BYTES = 128 * GIB;
 const LARGE_CHUNK_BYTES = 64 * MIB;

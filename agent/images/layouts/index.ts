@@ -11,7 +11,7 @@ import { planTart } from './tart.ts';
  * anything, so this layout could also accept images of other layouts.
  */
 const LAYOUTS: readonly PlanPull[] = [planArtifact, planTart, planContainerDisk];
-/** Largest number of characters for the media types in the message about an unknown manifest. */
+/** The message about an unknown manifest shows at most this number of characters of the manifest's media types. */
 const TYPES_LENGTH = 500;
 
 /**

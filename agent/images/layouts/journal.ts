@@ -9,7 +9,10 @@ import type { PullTarget } from './pull.ts';
 const JOURNAL_LIMIT_BYTES = 4 * 1024 * 1024;
 
 export interface Journal {
-  /** True if this call begins the work. If an earlier call began the work, the value is false, and the files might already have content. */
+  /**
+   * True if this call of {@link openJournal} began the work. If an earlier call began the work, the value is false, and the files might
+   * already have content.
+   */
   readonly fresh: boolean;
   has(entry: string): boolean;
   /**

@@ -108,7 +108,7 @@ class Walk {
   readonly #hides = new Set<string>();
   #opaque = false;
   #entries = 0;
-  /** Largest total size in bytes of the entries that the walk has not read yet. */
+  /** Number of bytes that the remaining entries of the archive may have together. */
   #leftBytes: number;
   #found: string | undefined;
 
@@ -191,7 +191,7 @@ class Walk {
   }
 }
 
-/** Refuses a compressed file, because it would be read as a raw disk. */
+/** Refuses a compressed file. Without this check, the agent would use the compressed bytes as a raw disk. */
 async function refuseCompressed(path: string): Promise<void> {
   const compression = await compressionOf(path);
   if (compression !== undefined) {

@@ -43,8 +43,8 @@ export interface PullOptions {
   /** Called with the number of bytes downloaded since the last call. */
   onBytes: (count: number) => void;
   /**
-   * Called with a number of bytes of `downloadBytes` that need not be downloaded, because an earlier call downloaded them or this host has
-   * their content.
+   * Called with a number of bytes that need not be downloaded, because an earlier call downloaded them or this host has their content.
+   * These bytes are included in `downloadBytes`.
    */
   onSpared?: (count: number) => void;
   lookup?: ContentLookup | undefined;
@@ -55,9 +55,9 @@ export interface PullOptions {
  * download. Returns the file and the content's offset in bytes, or undefined if the host does not have the content.
  */
 export type ContentLookup = (
-  /** Digest of the content as it is on the disk: `sha256:<hex>`. */
+  /** Digest of the needed content without compression: `sha256:<hex>`. */
   rawDigest: string,
-  /** Position of the content on the disk, in bytes. */
+  /** Position of the content on the pulled disk, in bytes. */
   offset: number,
   length: number,
 ) => { path: string; offset: number } | undefined;

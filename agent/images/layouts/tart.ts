@@ -1,6 +1,7 @@
 /**
- * VM images that Tart publishes. The disk is cut into layers. Each of these layers is one LZ4 stream, with annotations for its size and
- * digest. Other layers contain the machine's configuration and NVRAM. The pull saves them as `config.json` and `nvram.bin`.
+ * VM images that Tart publishes. The disk is cut into layers. Each of these layers is one LZ4 stream. Its annotations contain the size and
+ * the digest of the uncompressed content. Two other layers contain the configuration and the NVRAM of the machine. The pull saves the
+ * configuration as `config.json` and the NVRAM as `nvram.bin`.
  */
 import { createHash } from 'node:crypto';
 import { constants, open, writeFile } from 'node:fs/promises';
@@ -55,8 +56,8 @@ export const planTart: PlanPull = async (repository, { manifest, digest, archite
   }
   const { config, nvram, layers, size } = partsOf(manifest);
   const configBytes = await repository.blob(config, CONFIG_LIMIT_BYTES, signal);
-  // The check uses Tart's own configuration. The other configuration of the manifest is useless here, because Tart always writes arm64 into
-  // it.
+  // The check uses the configuration that Tart stores in a layer. The other configuration, which the manifest names in its field `config`,
+  // is useless here, because Tart always writes arm64 into it.
   checkArchitecture(repository.name, readConfig(configBytes).arch, architecture);
   const diskBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
   return {
@@ -249,8 +250,8 @@ class LayerDecoding {
     this.#hash.update(piece);
     await writeSparse(this.#disk, piece, this.#position);
     this.#position += piece.length;
-    // This pause lets other work run. Zeros are not written, so in a long row of zeros the code never waits for the disk. Without the
-    // pause, such a row would block other work.
+    // This pause lets other work run. The code does not write zeros, so it does not wait for the disk during a long run of zeros. Without
+    // the pause, a long run of zeros would block other work.
     await turn();
   }
 }

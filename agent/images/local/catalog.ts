@@ -141,7 +141,10 @@ export class Catalog {
     await this.sweep();
   }
 
-  /** Records that a cache entry no longer needs this image. If no other cache entry needs the image, the image also loses its names. */
+  /**
+   * Records that a cache entry no longer needs this image. If no other cache entry needs the image, the function also removes the image's
+   * names from the catalog.
+   */
   async unenter(holder: Holder, stored: Stored): Promise<void> {
     const { metadata, id } = stored;
     metadata.entries = metadata.entries.filter((entry) => `${ENTRY}${entry}` !== holder);
@@ -208,7 +211,7 @@ export class Catalog {
 
   /**
    * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. Both
-   * groups are sorted by size, and then by name. Thus the use of an image does not change the order.
+   * groups are sorted by size, and then by name. The order does not depend on the times of the last use.
    */
   list(): StoredImage[] {
     const listed = this.all().map(({ metadata }) => ({

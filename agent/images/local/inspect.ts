@@ -7,19 +7,19 @@ import { ProgramError, type RunAs } from '../../../base/exec.ts';
 import { qcow2Info } from '../../disks/qemuimg.ts';
 import { type DiskFormat, SECTOR_BYTES } from '../../disks/disk.ts';
 
-/** Format that the user of an image states. With `Auto`, the content determines the format. */
+/** Format of an image, as the user specifies it. With `Auto`, the content determines the format. */
 export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
 /**
- * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest can write these bytes to the beginning of its raw disk. With `Auto`,
- * Berth then treats this disk as a qcow2 image. Berth refuses the disk if this image is not usable.
+ * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest can write these bytes to the beginning of its raw disk. If this disk
+ * becomes an image with the format `Auto`, Berth takes it for a qcow2 file. Berth refuses the image if it is not a usable qcow2 file.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const READABLE_BY_OTHERS = 0o004;
 const READABLE_BY_GROUP = 0o040;
 
 /**
- * Output of `qemu-img info`. As a second check, this schema refuses the same features as Berth's own check of the header, such as a backing
+ * Output of `qemu-img info`. The schema is a second check: like Berth's own check of the header, it refuses features such as a backing
  * file.
  */
 const infoSchema = z.object({
@@ -97,7 +97,7 @@ async function virtualSizeOf(
   if (info['virtual-size'] !== verdict.virtualSizeBytes) {
     throw new ReasonedError(
       'ImageInvalid',
-      `The header of the qcow2 image states ${verdict.virtualSizeBytes} bytes, but qemu-img reads ${info['virtual-size']}`,
+      `The header of the qcow2 image states ${verdict.virtualSizeBytes} bytes, but qemu-img reports ${info['virtual-size']}`,
     );
   }
   return verdict.virtualSizeBytes;

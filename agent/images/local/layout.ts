@@ -158,7 +158,7 @@ export class Layout {
   }
 
   async save(id: ImageId, metadata: Metadata): Promise<void> {
-    // Only an image that is used without a copy might not have a folder yet. Any other image has its folder since its fetch.
+    // If an image is used without a copy, its folder might not exist yet. The folder of any other image exists since the image was fetched.
     if (metadata.path !== undefined) {
       await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
     }
@@ -170,9 +170,7 @@ export class Layout {
     await unlessMissing(utimes(join(this.folder(id), METADATA), time, time));
   }
 
-  /**
-   * Gives the programs that inspect the disk the right to read it. If the agent stops after this step, the next request resumes the fetch.
-   */
+  /** Allows the programs that inspect the disk to read it. If the agent stops after this step, the next request resumes the fetch. */
   async letRead(disk: string): Promise<void> {
     await chmod(disk, DISK_MODES.unfinished);
     if (this.#readers !== undefined) {

@@ -20,7 +20,7 @@ export interface AddressRules {
    * interfaces are always added.
    */
   ownAddresses?: readonly string[];
-  /** Servers for which any address is allowed. Their hosts have the form of references: `registry.example:5000`. */
+  /** Servers for which any address is allowed. `host` has the same form as in a reference to an image: `registry.example:5000`. */
   registries?: readonly { host: string }[];
 }
 
@@ -54,9 +54,9 @@ const NAT64_BITS = 96;
 
 /**
  * Addresses that no image server has: multicast groups, reserved addresses and site-local addresses (RFC 3879). The list also contains
- * unusual IPv6 addresses that embed an IPv4 address. They are IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), of a network's own
- * NAT64 prefix (RFC 8215), Teredo (RFC 4380) or 6to4 (RFC 7526). IPv4-mapped addresses are not in the list, because they are checked as the
- * IPv4 addresses that they contain.
+ * unusual IPv6 addresses that embed an IPv4 address: IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), local-use NAT64 (RFC 8215),
+ * Teredo (RFC 4380) and 6to4 (RFC 7526) addresses. IPv4-mapped addresses are not in the list, because the agent checks the IPv4 addresses
+ * that they contain.
  */
 const SPECIAL = [
   '192.0.0.0/24',

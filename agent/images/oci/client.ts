@@ -68,7 +68,8 @@ export class Session {
   }
 
   /**
-   * Sends a request. If the registry does not accept the authorization and another one is available, the function sends the request again.
+   * Sends a request. If the registry answers 401 and the client can get another authorization, the function sends the request once more
+   * with this authorization.
    *
    * @throws ReasonedError, or TransientError when another try can help.
    */

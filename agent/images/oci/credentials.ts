@@ -107,7 +107,7 @@ export function fingerprint(credential: Credential | undefined): string {
 }
 
 function readConfig(text: string, which: string): Key[] {
-  // The message does not contain the parser's own error, because that error would quote the text.
+  // The message does not contain the parser's own error, because that error would quote the configuration, which contains passwords.
   const document = parseDocument(text);
   if (document === undefined) {
     throw new Error(`${which} is not JSON`);

@@ -61,7 +61,7 @@ export async function readBody(
   try {
     for await (const chunk of response.body as AsyncIterable<Buffer>) {
       size += chunk.length;
-      // The return statement leaves the loop, which closes the connection.
+      // The return statement ends the loop, and the end of the loop closes the connection.
       if (size > limitBytes) {
         return undefined;
       }

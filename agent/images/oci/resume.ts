@@ -6,7 +6,7 @@ import type { Session } from './client.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor } from './types.ts';
 
-/** Number of bytes that the stream reads before its reader needs them. This number corresponds to a few reads of a socket. */
+/** Number of bytes that the stream reads ahead of its reader. This number corresponds to a few reads of a socket. */
 const READ_AHEAD_BYTES = 256 * 1024;
 
 interface Range {
@@ -141,7 +141,7 @@ function rangeMistake({ headers }: Response, start: number, end: number, size: n
   }
   const [first, last, total] = [Number(match[1]), Number(match[2]), match[3]];
   if (total !== '*' && Number(total) !== size) {
-    return `has ${total} bytes of the blob, but the manifest of the image states ${size}`;
+    return `states that the blob has ${total} bytes, but the manifest of the image states ${size}`;
   }
   if (first === start && last >= first && last < end) {
     return undefined;

@@ -18,8 +18,9 @@ export interface InsecureServers {
 }
 
 /**
- * Returns the prefix of names and keys for data from a route. The prefix is empty for the usual, secure route. A namespace contains no
- * slash, so two namespaces never share a name. No reference can contain `!`, so a reference on the usual route never equals such a name.
+ * Returns the prefix for the names and keys of data from a route. The prefix is empty for the usual, secure route. The name of a namespace
+ * contains no slash, so two namespaces never share a name or key. No reference can contain `!`. So a reference on the usual route never
+ * equals a name with the prefix of an insecure route.
  */
 export function scopeOf(route: InsecureRoute | undefined): string {
   return route === undefined ? '' : `insecure!${route.namespace}/`;

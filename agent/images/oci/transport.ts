@@ -172,8 +172,8 @@ export class Transport {
 }
 
 /**
- * Returns the URL to which a redirect leads. Every redirect of a GET or HEAD request is followed. Other requests follow a redirect only if
- * its status keeps the method (307 and 308).
+ * Returns the URL to which a redirect leads. The transport follows every redirect of a GET or HEAD request. For other methods, it follows
+ * only redirects with the statuses 307 and 308, because only these statuses preserve the method.
  *
  * @throws ReasonedError when the redirect must not be followed.
  */

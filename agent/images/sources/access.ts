@@ -12,16 +12,16 @@ import type { Repository } from '../oci/types.ts';
 
 /**
  * Time in milliseconds for which the agent relies on a registry's permission without a new request. Within this time, further deployments
- * from the same repository send no request. After this time, a withdrawn Secret or a repository that became private gives no access to
- * images on this host.
+ * from the same repository send no request. After this time, the agent asks the registry again. Revoked credentials then no longer give
+ * access to images on this host. The same applies if the repository became private.
  */
 export const REMEMBERED_MILLISECONDS = 5 * 60_000;
 /** Largest number of remembered permissions. If there are more, the agent forgets the oldest permission and must request it again. */
 const REMEMBERED_LIMIT = 4_096;
 
 /**
- * Reasons of the error when a request without credentials asks for a private image. `ImageNotFound` is among them, because some registries
- * answer that a private image does not exist.
+ * Reasons of the errors that a request without credentials for a private image can cause. `ImageNotFound` is among them, because some
+ * registries answer that a private image does not exist.
  */
 const CLOSED: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
 
@@ -61,7 +61,7 @@ export async function ask<T>(
 export class Access {
   readonly #registries: Registries;
   readonly #clock: () => number;
-  /** Time at which a registry gave each permission, as `#clock` returned it. The key contains the repository and the credential. */
+  /** Times at which registries gave permissions, as `#clock` returned them. The key contains the repository and the credential. */
   readonly #seen = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
 
   /** `clock` returns milliseconds since an arbitrary moment, and never goes back. */
@@ -95,7 +95,7 @@ export class Access {
   /**
    * Returns whether everybody still has the right to read a manifest. Call this function only for repositories that everybody could read at
    * the last check. The result is false only if the registry refuses access. If the registry cannot be reached, the function relies on the
-   * last answer. It then sends no new request for {@link REMEMBERED_MILLISECONDS}.
+   * registry's previous answer. The agent then sends no new request for {@link REMEMBERED_MILLISECONDS}.
    */
   async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
     if (this.isKnown(reference)) {

@@ -186,7 +186,7 @@ class Download {
    * Prepares the file for the answer of the server. If the answer begins at the end of the existing bytes, these bytes stay. Otherwise the
    * function empties the file, so that the download begins again.
    *
-   * @throws TransientError when the answer is another part of the file than requested.
+   * @throws TransientError when the answer contains another part of the file than the requested part.
    */
   async #begin({ status, headers, body }: Response): Promise<void> {
     if (status === 206) {

@@ -1,8 +1,8 @@
 /**
- * Images that are files of the administrator below a configured folder. The agent does not copy such a file, so it takes no time and no
- * additional disk space. Clones use the file directly as their read-only base. Afterwards nobody may write to the file, as with any base
- * image. The digest of a file is computed at its first use. It is computed again when the file's device, inode, size or modification time
- * differs.
+ * Images that are files of the administrator below a configured folder. The agent does not copy these files, because a copy would take time
+ * and disk space. Clones use such a file directly as their read-only base. As with any base image, nobody may write to the file while
+ * clones use it. The digest of a file is computed at its first use. It is computed again if the file's device, inode, size or modification
+ * time has changed.
  */
 import { readFile, realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';

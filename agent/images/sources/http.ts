@@ -1,7 +1,7 @@
 /**
- * Images from web servers. If an image is on this host, it is reused only for URLs from which it was fetched before. For another URL, the
- * agent fetches the image again. Otherwise a user who only knows the digest, which the statuses of Nodes show, could get another user's
- * image.
+ * Images from web servers. An image on this host is reused only for URLs from which it was fetched before. For another URL, the agent
+ * fetches the image again. The reason is that the statuses of Nodes show the digests of images. A user who knows only the digest of another
+ * user's image must not get the image.
  */
 import { createHash } from 'node:crypto';
 import { rename, rm, stat } from 'node:fs/promises';

@@ -52,7 +52,7 @@ export function noteOrigin(stored: Stored, seen: Origin): boolean {
 }
 
 /**
- * Returns the prefix for the names and the id of an image, and for its repositories' names. The prefix is empty on the usual route. On an
+ * Returns the prefix for an image's id, for its names, and for the names of its repositories. The prefix is empty on the usual route. On an
  * insecure route, the prefix restricts the image to the requester's namespace.
  */
 export function scopeFor({ registry }: Reference, keyring: Keyring | undefined): string {

@@ -26,8 +26,8 @@ import type { Access } from './access.ts';
 import { digestsOf, noteOrigin, type Origin, originName, originOf, scopeFor } from './origins.ts';
 
 /**
- * Largest number of images on this host in which a pull searches for content to copy. The pull searches only the images that were used
- * last. Each search reads the chunk table of each image, and older images seldom share content.
+ * A pull searches at most this number of images on this host for content to copy. It searches the most recently used images. The number is
+ * small, because a search reads the chunk table of each image, and older images seldom share content.
  */
 const BASES_LIMIT = 8;
 /**
