@@ -49,9 +49,7 @@ export function faultsOf(rules: PortRules, ports: readonly MachinePort[]): strin
   return faults.length === 0 ? undefined : `${denied}: ${faults.join('; ')}`;
 }
 
-/**
- * Returns why a port is forbidden, or undefined if it is allowed. `ports.reservable` does not apply to ports that the host itself chose.
- */
+/** Returns why a port is forbidden, or undefined if it is allowed. `ports.reservable` does not apply to ports that the host chose. */
 function faultOf(rules: PortRules, { automatic, hostPort }: MachinePort): string | undefined {
   return automatic === true ? whyDenied(rules, hostPort) : whyNotReservable(rules, hostPort);
 }
