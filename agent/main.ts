@@ -58,7 +58,7 @@ async function run(config: AgentConfig): Promise<number> {
   return 0;
 }
 
-/** Reports whether a person can act on an error. Such an error is printed in one line, without a stack. */
+/** Returns whether a person can correct the cause of the error. Such an error is printed in one line, without a stack. */
 function isForPeople(error: unknown): error is Error {
   return [ConfigError, LockedError, JoinError, HostUnfitError, ReasonedError, UserRangeError].some(
     (kind) => error instanceof kind,

@@ -4,8 +4,8 @@ import { isMissing } from '../../base/errors.ts';
 import { ProgramError, run as runProgram } from '../../base/exec.ts';
 
 /**
- * Time limit of a program. All programs answer in milliseconds. A program that takes this long waits for a lock that a broken process
- * holds.
+ * Time limit of a network program. These programs normally end within milliseconds. A program that reaches the limit probably waits for a
+ * lock that a broken process holds.
  */
 const COMMAND_TIMEOUT_MILLISECONDS = 10_000;
 /** Limit of a program's output. An nftables ruleset with ten thousand rules of other programs is about 5 MB as JSON. */

@@ -49,7 +49,7 @@ export function faultsOf(rules: PortRules, ports: readonly MachinePort[]): strin
   return faults.length === 0 ? undefined : `${denied}: ${faults.join('; ')}`;
 }
 
-/** If the configuration forbids the port, returns the reason. A port that the host chose (`automatic`) need not be reservable. */
+/** Returns why a port is forbidden, or undefined if it is allowed. `ports.reservable` does not apply to ports that the host chose. */
 function faultOf(rules: PortRules, { automatic, hostPort }: MachinePort): string | undefined {
   return automatic === true ? whyDenied(rules, hostPort) : whyNotReservable(rules, hostPort);
 }
@@ -58,7 +58,7 @@ function faultOf(rules: PortRules, { automatic, hostPort }: MachinePort): string
  * Checks that each port is free. For this check, the function binds the port and releases it at once.
  *
  * @throws ReasonedError `PortTaken`, with the port in the message, when another process uses the port; ReasonedError `NetworkUnavailable`
- * when the bind fails for another reason (the address belongs to another host, or a right is missing).
+ * when the bind fails for another reason (the address belongs to another host, or the agent has no right to bind the port).
  */
 async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
   if (!isIPv4(address)) {
@@ -80,7 +80,8 @@ async function requireFreePorts(address: string, ports: readonly MachinePort[]):
 }
 
 /**
- * Checks that no other machine reserves one of the ports. While the other machine starts, an attempt to bind the port shows no conflict.
+ * Checks that no other machine reserves one of the ports. A test bind does not always find such a port. In the network `nat`, no socket
+ * listens on reserved ports. In the network `user`, QEMU might still be starting.
  *
  * @param reserved reserved ports of all machines, by uid.
  * @throws ReasonedError `PortTaken` with the port. The message does not name the other machine, because another tenant might own it.
@@ -109,9 +110,8 @@ export interface PortChecks {
 }
 
 /**
- * Checks all ports of a machine before its start.
- *
- * @throws the errors of {@link requireReservable}, {@link requireUnreserved} and {@link requireFreePorts}.
+ * Checks all ports of a machine before its start. @throws the errors of {@link requireReservable}, {@link requireUnreserved} and
+ * {@link requireFreePorts}.
  */
 export async function requireUsable(
   uid: string,
@@ -140,7 +140,7 @@ export async function isUsable(uid: string, port: MachinePort, checks: PortCheck
   }
 }
 
-/** Socket of the host that is bound to a reserved port. Without the forwarding to a guest, this socket would receive the port's packets. */
+/** Socket of the host that is bound to a reserved port. It would receive the port's packets if the host did not forward them to a guest. */
 interface Listener {
   /** Name of the port in the form of {@link portName}. */
   name: string;
@@ -149,8 +149,8 @@ interface Listener {
 }
 
 /**
- * Lists of sockets in /proc/net (see `proc_net_tcp` in the kernel's documentation). `state` is the code for a socket that accepts packets
- * from any peer.
+ * Lists of sockets in /proc/net (see `proc_net_tcp` in the kernel's documentation). `state` is the code that the list shows for a socket
+ * that accepts packets from any peer: a listening TCP socket, or an unconnected UDP socket.
  */
 const LISTS = [
   { file: 'tcp', protocol: 'TCP', state: '0A' },
@@ -176,7 +176,7 @@ function listed(address: string): string {
 }
 
 /**
- * Returns whether a socket on the local address would receive packets to reserved ports.
+ * Returns whether a socket that is bound to the address `local` would receive packets to reserved ports. `local` has the form of /proc/net.
  *
  * @param reached address at which reserved ports are reached; undefined means every address except loopback.
  */
@@ -270,8 +270,8 @@ export class PortWatch {
   }
 
   /**
-   * Returns the names of ports with a listener. A UDP socket counts only if the previous check also found it, because a UDP client has the
-   * same kind of socket for a short time.
+   * Returns the names of ports with a listener. A UDP socket counts only if the previous check also found it, because a UDP client also has
+   * an unconnected socket, but usually only for a short time.
    */
   async #held(): Promise<Set<string>> {
     const lists = await Promise.all(LISTS.map((list) => listeners(list, this.#reached)));

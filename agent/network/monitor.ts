@@ -76,9 +76,10 @@ export class NetworkMonitor {
   }
 
   /**
-   * Resolves with a report that includes this machine, or that shows a fault of all machines. A check that was already running might have
-   * begun before the machine was attached, so that its report does not include the machine. The function then runs a second check. After a
-   * fault of all machines, it runs no second check, because the agent would count that check as another faulty one.
+   * Resolves with a report that includes this machine, or that shows a fault which affects all machines. If a check was already running, it
+   * might have begun before the machine was attached. Its report then does not include the machine, so the function runs a second check. If
+   * the first report shows a fault which affects all machines, there is no second check, because it would be counted as another failed
+   * check.
    */
   async checkOf(uid: string): Promise<NetworkReport> {
     const report = await this.check();
@@ -125,7 +126,10 @@ export class NetworkMonitor {
     this.#checks.inc({ result: faults ? 'faulty' : fine });
   }
 
-  /** Counts refused packets of guests. Logs a guest with refused packets once, and again only after a check without such packets. */
+  /**
+   * Counts refused packets of guests. If consecutive checks find refused packets of the same guest, only the first of these checks writes a
+   * line to the log.
+   */
   #countRefused({ refusedConnections }: NetworkReport): void {
     for (const [uid, packets] of Object.entries(refusedConnections)) {
       this.#refused.inc(packets);

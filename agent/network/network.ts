@@ -58,7 +58,7 @@ export interface NamespaceOptions {
   /** Ports of this host that lead to the exposed port. */
   ports: MachinePort[];
   /**
-   * Whether the program already runs, because an earlier run of the agent started it. If true, the driver does not check whether the ports
+   * True if an earlier run of the agent started the program and the program still runs. The driver then does not check whether the ports
    * are free.
    */
   running?: boolean;
@@ -68,11 +68,14 @@ export interface AttachOptions {
   /** MAC address in lower or upper case, separated by colons. */
   macAddress: string;
   ports: MachinePort[];
-  /** The machine's own Linux user, for QEMU and the tap. Absent if the agent is not root, or an earlier release started the process. */
+  /**
+   * The machine's own Linux user, for QEMU and the tap. Absent if the agent is not root, or if an earlier release of the agent started
+   * QEMU.
+   */
   runAs?: RunAs;
   /**
-   * Whether the machine already runs, because an earlier run of the agent started it. If true, the driver does not check whether the
-   * machine's ports are free.
+   * True if an earlier run of the agent started the machine and the machine still runs. The driver then does not check whether the
+   * machine's ports are free, because the hypervisor can already be listening on them.
    */
   running?: boolean;
 }

@@ -48,7 +48,10 @@ export function countedPackets(ruleset: readonly RulesetEntry[], table: string):
   return new Map(counters.map(({ counter }) => [String(counter?.name), Number(counter?.['packets'])]));
 }
 
-/** Names of JSON properties that differ even if no rule has changed: new handles have higher numbers, and counters increase. */
+/**
+ * Names of JSON properties whose values change even if no rule changes. If the same rules are loaded again, they get new handles. Counters
+ * increase with each packet.
+ */
 const VOLATILE = new Set(['handle', 'index', 'packets', 'bytes']);
 
 /** Returns a comparable form of the value: without volatile properties, and with sorted sets, because sets have no order. */

@@ -18,7 +18,7 @@ export interface Ledger {
 
 /**
  * Returns one host port for each guest port, in the same order. The machine keeps a port that it had before, unless the port now has
- * another holder (a machine or program that uses it). Other ports are taken from the last port of their range downwards.
+ * another holder (a machine or program that uses it). For each other guest port, the function chooses the highest free port of the range.
  *
  * @throws ReasonedError `NoFreePort`, which names the range, when all ports of a range have holders.
  */

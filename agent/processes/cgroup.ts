@@ -51,7 +51,7 @@ const SHARES = { each: 1024, most: 262_144 };
  */
 const WEIGHT = { each: 100, most: 10_000 };
 
-/** Returns the files of a machine's group that hold its limits, with their contents. */
+/** Returns the name and the content of each file that sets a limit of a machine's control group. */
 function limitFiles(
   controller: Controller,
   version: 1 | 2,
@@ -87,15 +87,19 @@ export class MachineCgroups {
   readonly #search: readonly string[];
   #hierarchies: Promise<Hierarchy[]> | undefined;
 
-  /** Creates the control groups of machines. `roots` are the possible paths of the host's tree of control groups. */
+  /**
+   * Prepares control groups for machines, but does not change the host yet. `roots` are the possible paths of the host's tree of control
+   * groups.
+   */
   constructor(logger: Logger, roots: readonly string[] = ROOTS) {
     this.#logger = logger;
     this.#search = roots;
   }
 
   /**
-   * Sets the limits of the machine's control group, then moves a process and its threads into the group. If the move fails in one
-   * hierarchy, the machine runs outside its group in that hierarchy. The log then names the group.
+   * Sets the limits of the machine's control group, then moves a process and its threads into the group. Version 1 of control groups has
+   * several hierarchies, and a machine has a group in each of them. If the move fails in one hierarchy, the machine runs outside its group
+   * there, and the log names the group.
    */
   async add(machineUid: string, pid: number, limits: MachineLimits): Promise<void> {
     for (const hierarchy of await this.#roots()) {

@@ -1,6 +1,6 @@
 /**
- * Functions for processes that continue to run when the agent ends. The agent identifies a process by its pid, its start time and the
- * host's boot. Therefore the agent never mistakes another process with a reused pid for a machine.
+ * Functions for processes that continue to run when the agent ends. The agent identifies a process by its pid, its start time and the boot
+ * id of the host. Therefore the agent never mistakes another process with a reused pid for a machine.
  */
 import { readdir, readFile } from 'node:fs/promises';
 import { hasCode, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
@@ -137,7 +137,10 @@ export async function* processFiles(
   }
 }
 
-/** Reads a file of a process in /proc; undefined if the process has ended. `codes` are further error codes for a process that has ended. */
+/**
+ * Returns the content of a file of a process in /proc, or undefined if the process has ended. ENOENT, ESRCH and the error codes in `codes`
+ * mean that the process has ended.
+ */
 async function readIfAlive(path: string, codes: readonly string[] = []): Promise<string | undefined> {
   return await undefinedIf(hasCode('ENOENT', 'ESRCH', ...codes), readFile(path, 'utf8'));
 }

@@ -80,7 +80,7 @@ interface UserRecords {
 /**
  * Returns the machine's own user. If the record of the machine has no user, the function chooses one and stores it in the record. A machine
  * that an earlier version of the agent started gets a user at its next start. The user stays in the record until the machine is removed. If
- * the agent is not root, the function chooses no user: the result is undefined if the record has none.
+ * the agent is not root, the function chooses no user. The result is then undefined, unless the record already has a user.
  */
 export function ownUser(
   { users, records }: { users?: MachineUsers | undefined; records: UserRecords },
@@ -100,7 +100,7 @@ export function ownUser(
 const ROOTS = ['', '/proc/1/root'];
 
 /**
- * Checks the range and returns the users. If the agent is not root, the function logs this and returns undefined.
+ * Checks the range and returns the users. If the agent is not root, the function writes a warning to the log and returns undefined.
  *
  * @throws UserRangeError when the range holds a user or group of this host, or numbers outside the agent's user namespace.
  */
@@ -155,7 +155,9 @@ async function requireMapped(range: UserRange): Promise<void> {
       ([inside = 0, , count = 0]) => inside <= range.first && range.first + range.count <= inside + count,
     );
     if (text !== '' && !isMapped) {
-      throw new UserRangeError(`${shown(range)} are not all in the user namespace of the agent (${file})`);
+      throw new UserRangeError(
+        `${shown(range)} must all be in the user namespace of the agent, but ${file} does not contain all of them`,
+      );
     }
   }
 }
@@ -165,6 +167,7 @@ function shown({ first, count }: UserRange): string {
 }
 
 async function textOf(file: string): Promise<string> {
-  // An unreadable file counts as empty. The file can be missing, or the container has no right to read a file of the host.
+  // If the file cannot be read, it counts as empty. Possible causes are that the file is missing, or that the container has no right to
+  // read a file of the host.
   return (await undefinedIf(isOfSystem, readFile(file, 'utf8'))) ?? '';
 }

@@ -13,7 +13,7 @@ import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { writeWhole } from '../../base/files.ts';
 
 const documentsSchema = z.object({
-  /** User data: text for the guest from the VM's owner, in the VM or in a Secret. Undefined if the VM has none. */
+  /** User data: text that the VM's owner wrote for the guest, in the VM or in a Secret. Undefined if the VM has no user data. */
   userData: z.string().optional(),
   /** Text of the file `meta-data`: JSON, which is also valid YAML. */
   metaData: z.string(),

@@ -58,8 +58,8 @@ export async function withImage(
     backing: null,
     file: { driver: 'file', filename: base.path },
   };
-  // A compressed image is smaller than its raw copy, so `bytes` can be too small. Therefore `withRoom` also checks the free space during
-  // the copy.
+  // The estimated size of the raw copy (`bytes`) can be too small, because a compressed image uses less space than its raw copy. Therefore
+  // `withRoom` also checks the free space during the copy.
   return await withCopy(host, { bytes: await allocatedBytes(base.path), context }, async (path, options) => {
     context.log('Unpacking the image');
     const mark = `berth-task-${context.uid}`;

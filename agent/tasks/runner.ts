@@ -38,8 +38,8 @@ export interface TaskContext {
   progress: (percent: number) => void;
   /**
    * Sets the function `take`, which gets the connection of each caller that attaches to the Pod. `take` returns false to refuse a caller.
-   * Until a task calls `takeCallers`, all callers are refused. A task must make this call before its first wait, because callers attach as
-   * soon as the task runs.
+   * Until a task calls `takeCallers`, all callers are refused. A task must call `takeCallers` before its first `await`, because callers
+   * attach as soon as the task runs.
    */
   takeCallers: (take: (caller: Socket) => boolean) => void;
 }

@@ -23,8 +23,8 @@ import type { TaskContext } from './runner.ts';
  */
 const WAIT_MILLISECONDS = 120_000;
 /**
- * If a caller reads no bytes for this time in milliseconds, the agent closes the connection. The caller is a server, which also stops
- * reading while its own client pauses.
+ * If a caller reads no bytes for this time in milliseconds, the agent closes the connection. The caller is a server that forwards the file
+ * to a client. While the client pauses, the server also stops reading.
  */
 const IDLE_MILLISECONDS = 60_000;
 /** Longest message of a refusal, in characters. */

@@ -1,4 +1,4 @@
-/** Limits the tasks that a host does at once. */
+/** Limits the number of tasks that a host runs at the same time. */
 import PQueue from 'p-queue';
 
 interface Turn {
@@ -10,16 +10,19 @@ interface Turn {
 }
 
 /**
- * Lets tasks begin in the order of their arrival. Each running task has one place of the host. One namespace can have all places except
- * one. So slow sources of one namespace, which can take hours, do not stop the tasks of other namespaces. If the host has only one place,
- * any namespace can have it.
+ * Lets tasks begin in the order of their arrival. A host has a fixed number of places, and each running task occupies one. The tasks of one
+ * namespace can occupy all places except one. So if tasks of one namespace read from slow sources for hours, tasks of other namespaces can
+ * still run. If the host has only one place, a task of any namespace can occupy it.
  */
 export class TaskTurns {
   readonly #atOnce: number;
   /** Largest number of tasks of one namespace. */
   readonly #share: number;
   readonly #host: PQueue;
-  /** A task first waits here for a place of its namespace, and then for a place of the host. */
+  /**
+   * Queues of the namespaces. A task first waits in the queue of its namespace until the namespace may run one more task. Then the task
+   * waits for a place of the host.
+   */
   readonly #namespaces = new Map<string, PQueue>();
 
   constructor(atOnce: number) {

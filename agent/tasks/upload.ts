@@ -9,8 +9,8 @@ import { messageOf } from '../../base/errors.ts';
 import { writeSparse } from '../disks/sparse.ts';
 
 /**
- * If the sender sends no data for this time in milliseconds, the agent closes the connection. The sender is a server, which also stops
- * sending while its own client pauses.
+ * If the sender sends no data for this time in milliseconds, the agent closes the connection. The sender is a server that forwards the file
+ * of a client. While the client pauses, the server also stops sending.
  */
 const IDLE_MILLISECONDS = 60_000;
 const SILENT = 'The sender sent nothing for a minute';

@@ -163,7 +163,7 @@ function pinned(
     .filter(({ names }) => names.includes(`${listed}${base.digest}`))
     .flatMap(({ names }) => names.filter((name) => name.startsWith(listed)))
     .map((name) => name.slice(listed.length));
-  // The list contains the digest of the image itself, and digests of indexes that contain the image. The last digest is the newest.
+  // `digests` contains the digest of the image itself, and the digests of indexes that contain the image. The newest digest is the last.
   const newest = digests.findLast((one) => one !== base.digest) ?? digests[0];
   return newest && `${prefix}${newest}`;
 }

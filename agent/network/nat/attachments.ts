@@ -69,8 +69,8 @@ export class AttachmentFiles {
   async save({ machines, namespaces }: Wanted): Promise<void> {
     await mkdir(join(this.#machines, '..'), { recursive: true });
     await writeRecord(this.#machines, { attachments: machines });
-    // If no program is in a network namespace, the file of the namespaces is removed. The host then has the same files as under an earlier
-    // release.
+    // If no program has a network namespace, the file with the attachments of namespaces is removed. The host then has the same files as
+    // with an earlier release of the agent.
     await (namespaces.length > 0
       ? writeRecord(this.#namespaces, { namespaces })
       : removeRecord(this.#namespaces));

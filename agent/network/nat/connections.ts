@@ -8,8 +8,9 @@ export interface Owner {
 }
 
 /**
- * Deletes the kernel's tracked connections of machines that had this address before. Also deletes tracked UDP connections to the reserved
- * ports. As long as a sender continues to send, the kernel does not apply a newer rule for the port to such a connection.
+ * Deletes the kernel's tracked connections of machines that had the address of this owner before. Also deletes the tracked UDP connections
+ * to the owner's reserved ports, because new rules for forwarding a port apply only to new connections. A UDP connection stays tracked as
+ * long as its sender continues to send.
  *
  * @param hostAddress address at which reserved ports are reached; undefined means every address.
  */

@@ -6,7 +6,10 @@ export type DeviceRepair =
   | { kind: 'raiseDevice'; device: string }
   | { kind: 'disableIPv6'; device: string };
 
-/** Plans to disable IPv6 on a device, because an IPv6 address makes the host visible to guests as a neighbour on their link. */
+/**
+ * Plans the repair that disables IPv6 on a device. If the host had an IPv6 address there, guests would see the host as a neighbour on their
+ * link.
+ */
 export function planWithoutIPv6(device: string, link: Link | undefined): DeviceRepair[] {
   return link === undefined || link.ipv6 ? [{ kind: 'disableIPv6', device }] : [];
 }

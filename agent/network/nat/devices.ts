@@ -5,8 +5,8 @@ import { ip } from '../commands.ts';
 import { readLinks } from './observe.ts';
 
 /**
- * Deletes a device. The function also succeeds if the device is missing. The kernel itself deletes a device together with the network
- * namespace of its peer device.
+ * Deletes a device. The function also succeeds if the device is missing. The kernel might have deleted the device, because the kernel
+ * deletes a veth device together with the network namespace of the peer device.
  */
 export async function deleteDevice(device: string): Promise<void> {
   try {

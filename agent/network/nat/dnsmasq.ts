@@ -59,8 +59,8 @@ export class Dnsmasq {
   }
 
   /**
-   * Stops a running dnsmasq if its arguments differ from those that the agent needs now. The reason for a difference is an earlier release
-   * or another configuration of the agent.
+   * Stops a running dnsmasq if its arguments differ from those that the agent needs now. The arguments differ if an earlier release of the
+   * agent, or an agent with another configuration, started this dnsmasq.
    */
   async stopFormer(): Promise<void> {
     const parameters = this.#arguments();
@@ -120,10 +120,11 @@ export class Dnsmasq {
       '--conf-file=/dev/null',
       `--pid-file=${this.#pidFile}`,
       '--user=nobody',
-      // With this option, dnsmasq also serves a bridge that was deleted and created again.
+      // With this option, dnsmasq continues to serve the bridge after the bridge was deleted and created again.
       '--bind-dynamic',
       `--interface=${bridge}`,
-      // Programs in network namespaces get only DNS, because their addresses are fixed.
+      // dnsmasq provides only DNS to programs in network namespaces. DHCP is not necessary, because the agent sets the addresses of the
+      // namespaces.
       `--interface=${namespaces}`,
       `--no-dhcp-interface=${namespaces}`,
       '--except-interface=lo',

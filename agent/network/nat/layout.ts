@@ -91,9 +91,9 @@ export interface NamespaceLayout {
 const NAMESPACE_GATEWAY = '169.254.213.1';
 
 /**
- * Address and TCP port at which guests reach their metadata, and the port of the gateway to which the rules redirect these connections.
- * Only root can listen on the port of the gateway, and by default no machine can reserve that port. So the port stays free while the agent
- * is not running.
+ * Address and TCP port at which guests reach their metadata, and the port of the gateway (`gatewayPort`) to which nftables rules redirect
+ * connections to this address. Only root can listen on `gatewayPort`, and by default no machine can reserve it. So this port stays free
+ * while the agent is not running.
  */
 export const METADATA = { address: '169.254.169.254', port: 80, gatewayPort: 254 } as const;
 

@@ -87,7 +87,8 @@ export class Members {
   }
 
   /**
-   * Writes the members to their files. Call {@link load} first. Without it, the files would lose the saved members.
+   * Writes the members to their files. Call {@link load} first, because this function overwrites the members in the files with the members
+   * in memory.
    *
    * @throws ReasonedError `NetworkUnavailable` when {@link load} was not called.
    */

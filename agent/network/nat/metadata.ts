@@ -13,7 +13,8 @@ import { type AddressInfo, createServer, type Server, type Socket } from 'node:n
 import type { Logger } from 'pino';
 
 /**
- * Limit of open connections of one guest. Programs in a guest ask for one page after another, so more connections are a sign of an attack.
+ * Limit of open connections of one guest. A program in a guest normally requests one page after another. So a guest that exceeds this limit
+ * is probably attacking the host.
  */
 const CONNECTIONS_PER_GUEST = 16;
 /**

@@ -29,9 +29,9 @@ export interface NamespacesObserved {
 }
 
 /**
- * Repair of a network namespace. `device` is the name of the namespace's file and of the namespace's two devices, one on each side. A
- * single command configures everything on one side, because the start of a command takes longer than all settings together. `missing`
- * describes the missing settings, for messages to users.
+ * Repair of a network namespace. `device` is the name of the namespace's file and of two connected devices: one on the host, and one in the
+ * namespace. A single command configures the whole host side or the whole namespace side, because starting a command takes longer than all
+ * settings together. `missing` describes the missing settings, for messages to users.
  */
 export type NamespaceRepair =
   | { kind: 'createNamespace'; device: string }

@@ -1,7 +1,7 @@
 /**
- * Makes the nftables scripts for the network namespaces of programs. A table of the host determines which senders can reach such a
- * namespace, and which addresses the program in it can reach. Rules in the namespace forward the namespace's exposed port to the program on
- * loopback.
+ * Makes the nftables scripts for the network namespaces of programs. An nftables table on the host determines which senders can reach a
+ * namespace, and which addresses the program in the namespace can reach. Rules in the namespace forward the namespace's exposed port to the
+ * program on loopback.
  */
 import type { NamespaceAttachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
@@ -21,8 +21,8 @@ function exposed({ address, exposedPort }: NamespaceAttachment): string {
 }
 
 /**
- * Returns one part of an nftables rule for each network namespace whose peer, a machine, is attached to the NAT network. Each part matches
- * the connections from the peer to the exposed port of the namespace.
+ * Returns one part of an nftables rule for each network namespace whose paired machine is attached to the NAT network. Each part matches
+ * the packets from the paired machine to the exposed port of the namespace.
  */
 export function peerMatches({ machines, namespaces }: Wanted): string[] {
   return namespaces.flatMap((one) => {
@@ -55,8 +55,9 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 /**
  * Returns the host's nftables table for network namespaces. The result is empty if there are no network namespaces. This table is separate
  * from the other tables, because the agent can be downgraded. An earlier release replaces the other tables with tables that have no rules
- * for namespaces. It does not change this separate table, so programs that continue to run stay confined. The rules check each packet
- * twice, because rules of other programs can translate a permitted address (for example of a Service) into a forbidden address.
+ * for namespaces. It does not change this separate table, so programs that continue to run stay confined. The rules check a packet's target
+ * before and after address translation. The second check is necessary, because rules of other programs can translate a permitted address
+ * (for example of a Service) into a forbidden address.
  */
 export function namespaceTable(layout: Layout, wanted: Wanted): string {
   const { bridge, gateway, subnet, probe } = layout;

@@ -217,7 +217,7 @@ export function describeDifference(layout: Layout, repair: Repair): string {
     case 'createTap':
       return `Tap ${repair.device} was missing`;
     case 'connectPort':
-      return `Device ${repair.device} was not an isolated port of ${layout.bridge}`;
+      return `Device ${repair.device} was not connected to ${layout.bridge} as an isolated port`;
     case 'disableIPv6':
       return `Device ${repair.device} had IPv6`;
     default:

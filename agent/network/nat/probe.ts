@@ -1,7 +1,7 @@
 /**
  * Tests the network with real packets between two ends. The inner end is connected to the bridge like a guest. The host routes packets to
- * the outer end, as to any computer outside. For the rules, each test packet is a new connection, so that no rule for existing connections
- * accepts it. The test packets take these paths:
+ * the outer end, as to any computer outside. Each test packet begins a new connection, so that no nftables rule for existing connections
+ * accepts the packet. The test packets take these paths:
  * - out: inner → forward → masquerade → outer; the outer end must see the host's address as the sender;
  * - in: outer → reserved port → DNAT → forward → inner, and the answer on the same way back;
  * - dns: inner queries dnsmasq on the gateway.

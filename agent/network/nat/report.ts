@@ -14,8 +14,8 @@ import { PATHS, type ProbePath } from './probe.ts';
 import { refusalCounter } from './rulewords.ts';
 
 /**
- * Largest number of failed repairs in one message. There can be many, because one cause can make the repairs of all machines fail. The
- * length of a message is limited.
+ * Largest number of failed repairs in one message. The limit is necessary, because one cause can make the repairs of all machines fail, and
+ * the length of a message is limited.
  */
 const NAMED_FAILURES = 3;
 
@@ -171,8 +171,8 @@ export class Failures {
   }
 
   /**
-   * Adds a failed repair with the reason. A failed repair of a network namespace counts only for that namespace, because it concerns no
-   * other machine.
+   * Adds a failed repair with the reason. A failed repair of a network namespace counts only for that namespace, because it does not affect
+   * any machine or any other namespace.
    */
   add(repair: Repair, why: string): void {
     const failure = `${describeDifference(this.#layout, repair)}, and ${why}`;
@@ -201,8 +201,8 @@ export class Refusals {
   }
 
   /**
-   * Returns the number of refused packets of each machine since the last count. The key is the machine's uid. A counter that has become
-   * lower was reset to 0 by a reload of the rules.
+   * Returns the number of refused packets of each machine since the last count. The key is the machine's uid. If a counter is lower than at
+   * the last count, a reload of the rules has reset the counter to 0.
    *
    * @param devices taps, and devices of network namespaces; the key is the machine's uid.
    */

@@ -1,6 +1,6 @@
 /**
- * Makes the nftables script of a NAT network. The script replaces complete tables in one transaction. Tracked connections keep
- * their translation, so that a replacement breaks no connection.
+ * Makes the nftables script of a NAT network. The script replaces complete tables in one transaction. A replacement breaks no connection,
+ * because the kernel does not change the address translation of connections that it already tracks.
  */
 import type { Attachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';

@@ -1,4 +1,4 @@
-/** Parts of nftables rules that guests and the network namespaces of programs share. */
+/** Makes parts of nftables rules. The rules for guests and the rules for the network namespaces of programs both contain these parts. */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import type { Layout } from './layout.ts';
 

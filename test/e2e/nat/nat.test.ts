@@ -159,9 +159,13 @@ describe('nat', unless(missing), () => {
     expect(a.received).toEqual([]);
     const tap = taps.a;
     net.inHost('ip', 'link', 'set', tap, 'nomaster');
-    expect((await host.do('check')).repaired).toContain(`Device ${tap} was not an isolated port of berth0`);
+    expect((await host.do('check')).repaired).toContain(
+      `Device ${tap} was not connected to berth0 as an isolated port`,
+    );
     net.inHost('ip', 'link', 'set', tap, 'type', 'bridge_slave', 'isolated', 'off');
-    expect((await host.do('check')).repaired).toEqual([`Device ${tap} was not an isolated port of berth0`]);
+    expect((await host.do('check')).repaired).toEqual([
+      `Device ${tap} was not connected to berth0 as an isolated port`,
+    ]);
     await echoes('after');
   });
 
