@@ -33,8 +33,8 @@ export interface CacheChange {
   /** Selected names that no host of the namespace has. */
   readonly missing: readonly string[];
   /**
-   * Returns the new targets of the image's entry. `before` is the entry's current targets. If the write fails, call the function again with
-   * the targets that are current then.
+   * Returns the new targets of the image's entry. `before` is the entry's present targets. If somebody else changed the entry before the
+   * write, call the function again with the targets that the entry then has.
    */
   readonly change: (before: CacheTargets) => CacheTargets;
   /** Returns one item of the answer for each host. Call this function after `change`, because an item can depend on the new targets. */
@@ -47,8 +47,8 @@ export interface NewEntry {
 }
 
 /**
- * The write of an entry: a new entry, or a patch of an existing entry. If the change is refused, `refusal` is the reason. The API server
- * refuses the write if somebody else wrote the entry at the same time.
+ * A planned write of an entry: a new entry, or a patch of an existing entry. If Berth must not make the change, `refusal` is the reason
+ * instead. The API server refuses the write if somebody else wrote the entry at the same time.
  */
 export type EntryWrite =
   | { readonly create: NewEntry }
@@ -60,7 +60,7 @@ export function entryName(reference: string): string {
   return ENTRY_PREFIX + createHash('sha256').update(reference).digest('hex').slice(0, HASH_LENGTH);
 }
 
-/** Returns the error message for the case that each attempt failed, because other clients changed the entry at the same time. */
+/** Returns the error message for a change that failed at every attempt, because other clients changed the entry at the same time. */
 export function changedByOthers(reference: string): string {
   return `Other clients change the cache of ${reference} at the same time. Try again`;
 }
@@ -102,8 +102,8 @@ export function isOneSelection({ nodes, tags, all }: CacheSelection): boolean {
 }
 
 /**
- * Plans a change that makes the selected hosts keep the image, or remove it. If no field or several fields of the selection are set, no
- * host is selected.
+ * Plans a change that makes the selected hosts keep the image, or remove it. Exactly one field of the selection must be set. Otherwise the
+ * change selects no host.
  */
 export function cacheChange(
   action: 'add' | 'remove',
@@ -140,8 +140,8 @@ function addition(known: readonly Host[], missing: readonly string[]): Planned {
 }
 
 /**
- * Plans a removal. If a selected name belongs to no host, the removal from this host counts as done, because a deleted host keeps no image.
- * For a host of another namespace, the answer contains the status 404.
+ * Plans the removal of an image from the selected hosts. If no host with a selected name exists, the removal counts as done for this name,
+ * because a deleted host keeps no image. For a host of another namespace, the answer contains the status 404.
  */
 function removal(known: readonly Host[], missing: readonly string[], { exists }: CacheHosts): Planned {
   const gone = new Set(missing.filter((name) => !exists(name)));

@@ -57,8 +57,8 @@ function rulesOf({ all = false, tags = [], excludeTags = [] }: CacheTargets) {
 }
 
 /**
- * Returns the targets with these two lists of names. If both lists are the same as before, returns the unchanged `targets`. The function
- * compares only the lengths, because a change either adds names to a list or removes names from it.
+ * Returns the targets with the given `nodes` and `excludeNodes`. If both lists are the same as in `targets`, the result is `targets`
+ * itself. The function compares only the lengths, because a change either adds names to a list or removes names from it.
  */
 function changed(
   targets: CacheTargets,
@@ -71,8 +71,8 @@ function changed(
 }
 
 /**
- * Removes the given names from the targets. No host has such a name. The function does not exclude these names, because a later host with
- * such a name can belong to another namespace. Also, the list of excluded hosts has a limit.
+ * Removes from the targets the names of hosts that do not exist. The function does not add these names to `excludeNodes`, for two reasons.
+ * A later host with the same name can belong to another namespace, and the list of excluded hosts has a limit.
  */
 export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>): CacheTargets {
   const { nodes = [] } = targets;
@@ -80,7 +80,7 @@ export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>):
   return kept.length === nodes.length ? targets : { ...targets, nodes: kept };
 }
 
-/** Returns true if the targets select no hosts, neither now nor when hosts are added later. */
+/** Returns true if the targets can never select a host, not even a host that is added later. */
 export function isEmpty({ all = false, nodes = [], tags = [] }: CacheTargets): boolean {
   return !all && nodes.length === 0 && tags.length === 0;
 }

@@ -36,8 +36,8 @@ export function infoItems(
 }
 
 /**
- * Returns the hosts that have, fetch or remove the Image object with this name in the caller's namespace. If there is no such host, returns
- * the hosts for the Image with this name in the default namespace.
+ * Returns the hosts that have, fetch or remove the content of an Image object. `image` is the name of an Image in the caller's namespace.
+ * If there is no such host, the function looks for the Image with this name in the default namespace.
  */
 export function objectInfoItems(
   image: string,
@@ -77,7 +77,7 @@ function statusOn(
   return status === undefined ? statusAtRest(host, isThere, entry) : { status, message: row?.message };
 }
 
-/** Returns the status of the image on a host that the entry's status does not list. */
+/** Returns the status of the image on a host, if the status of the entry does not list this host. */
 function statusAtRest(
   host: HostNode,
   isThere: boolean,

@@ -12,7 +12,7 @@ const NAMED = 5;
 
 export interface Dedication {
   readonly host: string;
-  /** Namespace to which the host must be dedicated now. If undefined, the host must not be dedicated. */
+  /** Namespace to which the host is dedicated before the change. If undefined, the host must not be dedicated to a namespace. */
   readonly from: string | undefined;
   /** Namespace that gets the host. If undefined, the host is no longer dedicated. */
   readonly to: string | undefined;

@@ -8,7 +8,7 @@ import { statusOfPhase } from './vmitem.ts';
 
 /** Statuses of a VM that does not run. If the VM gets one of them, the deployment has failed. */
 const ENDS: ReadonlySet<string> = new Set(['Failed', 'Stopped', 'Suspended']);
-/** Types and reasons of conditions. Each pair means that an object which the VM names does not exist. */
+/** Pairs of a condition's type and reason. Each pair means that an object which the VM names does not exist. */
 const MISSING = [
   ['Scheduled', 'ConfigNotFound'],
   ['ImageReady', 'ImageNotFound'],

@@ -59,7 +59,10 @@ export const emulatorRequestSchema = z
     timeout: whole(1, TIMEOUT_MAXIMUM)
       .optional()
       .meta({ description: 'Minutes to wait until the emulator runs. 5 when omitted.' }),
-    config: text('Not supported. Give the values of the emulator in the request.', 253).optional(),
+    config: text(
+      'Emulator configs are not supported. Give the values of the emulator in the request.',
+      253,
+    ).optional(),
   })
   .refine(({ config }) => config === undefined, {
     error: 'there are no emulator configs: give the values in the request',

@@ -19,7 +19,7 @@ export interface HostNode {
 
 /** Image in the store of a host. */
 export interface CachedContent {
-  /** The API server writes null for an image that was reported without names. */
+  /** Names of the image. The API server writes null if the host reported the image without names. */
   readonly names: readonly string[] | null;
   readonly sizeBytes?: number;
 }

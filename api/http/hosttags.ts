@@ -13,7 +13,7 @@ export interface TagChange {
   readonly isSet: boolean;
 }
 
-/** Returns the labels to write, or the reason why the host does not get the tag. In the labels, the value null removes a label. */
+/** Returns the labels to write, or the reason why the host does not get the tag. A label with the value null is removed. */
 export function tagLabels(
   host: HostNode,
   { tag, isSet }: TagChange,

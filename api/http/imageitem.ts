@@ -33,7 +33,7 @@ export function imageItem({ metadata, spec, status = {} }: Stored): ImageItem {
   };
 }
 
-/** Returns the state that clients see. Clients wait while this state is Updating. */
+/** Returns the state that clients see for an Image or ISO. Clients wait while the state is Updating. */
 function stateOf({ phase }: StoredStatus): ImageItem['state'] {
   return phase === 'Ready' || phase === 'Failed' ? phase : 'Updating';
 }

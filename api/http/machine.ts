@@ -25,7 +25,7 @@ export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
       .meta({ description: 'Whether only hosts with the tag are used. False when omitted.' }),
     scheduler: z.enum(['default', 'default-scheduler', 'most-allocated']).optional().meta({
       description:
-        '`default` and `default-scheduler` spread the machines over the hosts. `most-allocated` fills one host after the other.',
+        'Rule for the choice of the host. `default` and `default-scheduler` spread the machines over the hosts. `most-allocated` fills one host after the other.',
     }),
     displayWidth: whole(displayWidth.minimum, displayWidth.maximum)
       .optional()

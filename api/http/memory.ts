@@ -5,8 +5,8 @@ const GIBIBYTE = 1024 ** 3;
 const MEBIBYTES_PER_GIBIBYTE = 1024;
 
 /**
- * Returns a quantity in GiB with two decimals, for example `4.80`. The result is undefined if the quantity is absent or not valid. The
- * function throws no error, because one wrong object would then make a whole list fail.
+ * Returns a quantity in GiB with two decimals, for example `4.80`. The result is undefined if the quantity is absent or not valid. If the
+ * function threw an error instead, one wrong object would make a whole list fail.
  */
 export function gibibytes(quantity: string | number = ''): string | undefined {
   const bytes = bytesIn(String(quantity));

@@ -13,7 +13,7 @@ export type NamespaceItem = z.infer<typeof namespaceItemSchema>;
 export const namespaceListSchema = z.object({ items: z.array(namespaceItemSchema) });
 
 export const namespaceRequestSchema = z.object({
-  name: namespaceName('Name. It begins with the prefix of the namespaces of Berth.'),
+  name: namespaceName('Name of the namespace. It begins with the prefix that all namespaces of Berth have.'),
   enableCustomPods: z
     .boolean()
     .optional()

@@ -3,13 +3,13 @@
  * prefix is called the alias, and stands for the prefix of the real names. The HTTP API and the `berth` command use this translation.
  */
 
-/** Clients name the default namespace by the alias and this text. */
+/** Text after the alias in the name that clients use for the default namespace. */
 const DEFAULT = 'default';
 
 interface AliasNames {
-  /** Returns the real name of the namespace for which clients use this name. */
+  /** Turns the name that a client uses for a namespace into the real name. */
   readonly real: (name: string) => string;
-  /** Returns the name that clients use for the namespace with this real name. */
+  /** Turns the real name of a namespace into the name that clients use. */
   readonly shown: (name: string) => string;
 }
 

@@ -1,6 +1,6 @@
 /**
- * Turns a push into the item that the HTTP API and the `berth` command show. A push is an Image object. It is deleted an hour after the
- * push has ended.
+ * Turns a push into the item that the HTTP API and the `berth` command show. Each push is stored as an Image object. The operator deletes
+ * this Image an hour after the push has ended.
  */
 import type { Image } from '../v1alpha1/image.ts';
 import { notReadyMessage } from './conditions.ts';

@@ -12,8 +12,8 @@ export interface SignIn {
 /** Longest lifetime of a token in seconds. The authentication configuration of the API server has the same value. */
 const LIFE_SECONDS = 3600;
 /**
- * Largest number of seconds that the claim `nbf` of an accepted token can be in the future, because clocks differ. API servers use the same
- * number.
+ * Tolerance in seconds for the claim `nbf`, the time at which a token becomes valid. The API server accepts a token up to this number of
+ * seconds earlier, because clocks differ.
  */
 const BEGIN_LEEWAY_SECONDS = 60;
 /** Latest time that a Date can hold, in seconds. */
@@ -33,9 +33,9 @@ function claimsOf(token: string): Claims {
 }
 
 /**
- * Returns the reason why the token is refused at `now`, in seconds since 1970. The result is undefined if the token does not show a reason.
- * The text contains no quotation marks and no backslashes, because an HTTP header would have to escape them. It contains no text of the
- * token.
+ * Returns the reason why the API server refuses the token. `now` is in seconds since 1970. The result is undefined if the token does not
+ * show a reason. The result contains no quotation marks and no backslashes, because an HTTP header would have to escape them. It quotes no
+ * part of the token.
  */
 export function causeOfRefusal(token: string, signIn: SignIn, now = Date.now() / 1000): string | undefined {
   const claims = claimsOf(token);

@@ -43,7 +43,8 @@ export interface Refusal {
 
 /**
  * Entries of the ConfigMap to remove, and Secrets to delete afterwards. The list of Secrets always contains the Secret that Berth creates
- * for the registry. An earlier removal might have been interrupted after it removed the entry.
+ * for the registry. This Secret can exist without an entry, because an earlier removal might have been
+ * interrupted after it removed the entry.
  */
 export interface Removal {
   readonly entries: Record<string, null>;
@@ -78,7 +79,7 @@ export function additionOf(
   const secretName = known ?? registrySecretName(server.registry);
   if (new Set([...Object.keys(entries), secretName]).size > REGISTRY_CREDENTIALS_LIMIT) {
     // The credential is refused, because an entry beyond the limit would have no effect.
-    const limit = `The namespace has ${REGISTRY_CREDENTIALS_LIMIT} credentials already`;
+    const limit = `The namespace already has ${REGISTRY_CREDENTIALS_LIMIT} credentials, which is the largest allowed number`;
     return { refusal: { message: `${limit}. Remove one first` } };
   }
   const auths = { [server.registry]: { username, password } };
@@ -101,7 +102,10 @@ export function removalOf(entries: Entries, server: Server): Removal {
   };
 }
 
-/** Returns the sorted keys of the entries for the registry. There can be several, because people choose other keys than Berth. */
+/**
+ * Returns the sorted keys of the entries for the registry. A registry can have several entries, because people can choose other keys than
+ * Berth does.
+ */
 function secretsFor(entries: Entries, { registry }: Server): string[] {
   return Object.entries(entries)
     .filter(([key, value]) => readRegistryCredentials({ [key]: value }).credentials[0]?.registry === registry)

@@ -24,7 +24,7 @@ export const subjectsSchema = z.object({
     .array(z.string().min(1).max(USER_LENGTH))
     .max(SUBJECTS)
     .optional()
-    .meta({ description: 'Users, as the API server names them.' }),
+    .meta({ description: 'Names of users, in the spelling of the API server.' }),
   serviceaccounts: z
     .array(
       z.object({

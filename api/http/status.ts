@@ -1,4 +1,7 @@
-/** The object `Status` of Kubernetes. It is the body of each error, and of each success without another body. */
+/**
+ * The object `Status` of Kubernetes. It is the body of every answer with an error, and of every successful answer that returns no other
+ * object.
+ */
 import * as z from 'zod';
 
 /** Values of the field `reason`, by HTTP status code. Clients of Kubernetes know these values. */

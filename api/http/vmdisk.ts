@@ -126,7 +126,7 @@ export function resizeChange(
   { metadata: { name, uid }, spec, status }: VM,
   wanted: string,
 ): { patch: object } | { refusal: string } {
-  // The function compares both sizes, because they can differ: until the host has done an earlier resize, the size in `spec` is larger.
+  // The function compares both sizes, because the size in `spec` is larger while the host has not yet done an earlier resize.
   const larger = [status?.resources?.diskSize, spec.diskSize].find(
     (size) => size !== undefined && parseQuantity(size) > parseQuantity(wanted),
   );

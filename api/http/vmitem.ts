@@ -63,8 +63,8 @@ export function deployedVM(vm: VM): DeployedVM {
 }
 
 /**
- * Returns the name of the VM's Image or ISO. For an image of a registry, the result is the whole reference, because `name` lacks the
- * registry.
+ * Returns the name of the VM's Image or ISO. For an image in a registry, the result is the whole reference, because `name` in the VM's
+ * status does not contain the registry.
  */
 function imageOf({ image: { name, reference } = {} }: VMStatus): string | undefined {
   const isReference = reference !== undefined && name === shortImageName(reference);
@@ -89,8 +89,8 @@ function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memor
 function portsOf({
   endpoints = [],
 }: VMStatus): Pick<VMItem, 'ssh' | 'vnc' | 'screenshare' | 'reservedPorts'> {
-  // A VM can itself reserve the port of a service, for example the port of SSH. Then the name of the endpoint is the name of the
-  // reservation, and `purpose` names the service.
+  // A VM can itself reserve the port of a service, for example the port of SSH. Then the endpoint has the name of the reserved port, for
+  // example `8822-tcp`, and `purpose` names the service.
   const portOf = (wanted: string) =>
     endpoints.find(({ name, purpose }) => (purpose ?? name) === wanted)?.hostPort;
   const reserved = endpoints

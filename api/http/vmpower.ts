@@ -1,6 +1,6 @@
 /**
- * Commands that change the power state or the disk of a VM. Each command has the fields that it changes, and the phases in which it is
- * refused. The HTTP API and the `berth` command use these commands.
+ * Commands that change the power state or the disk of a VM. For each command, this file lists the fields that the command changes, and the
+ * phases in which it is refused. The HTTP API and the `berth` command use these commands.
  */
 import type { VMPhase } from '../v1alpha1/phases.ts';
 import type { VM, VMSpec } from '../v1alpha1/vm.ts';
@@ -35,7 +35,10 @@ export function powerChange(vm: VM, word: PowerCommand): { patch: object } | { r
     : { patch: { metadata: { uid: vm.metadata.uid }, spec: spec(vm) } };
 }
 
-/** Returns the fields that start a VM. After a shutdown by the guest, `powerState` is still Running, so the VM needs a restart. */
+/**
+ * Returns the fields that start a VM. If the guest shut down by itself, `powerState` is still Running. To start such a VM, the function
+ * requests a restart.
+ */
 function startOf({ spec, status = {} }: VM): Partial<VMSpec> {
   const isToRun = (spec.powerState ?? 'Running') === 'Running';
   return isToRun && status.phase === 'Stopped' ? restarted() : { powerState: 'Running' };

@@ -35,7 +35,7 @@ export function vmOf(
   };
 }
 
-/** Reports whether the caller chose the whole name of the VM. */
+/** Reports whether the caller chose the whole name of the VM. If the API server generates a part of the name, the result is false. */
 export function isNamed({ name, shouldGenerateName = false }: VMDeployBody): boolean {
   return name !== undefined && !shouldGenerateName;
 }

@@ -38,9 +38,9 @@ interface Entry {
 }
 
 /**
- * If several entries are for the same image, only one of them has an effect. Returns this entry. It is the entry with the finalizer,
- * because the work for that entry has begun. If no entry has the finalizer, the result is the oldest entry. If two entries were created in
- * the same second, the result is the first by name.
+ * Returns the entry that has an effect, if several entries are for the same image. It is the entry with the finalizer, because the work for
+ * that entry has begun. If no entry has the finalizer, the result is the oldest entry. If two entries were created in the same second, the
+ * result is the first by name.
  */
 export function keepingEntry<Kept extends Entry>(entries: readonly Kept[]): Kept | undefined {
   return entries.toSorted((one, other) => (rank(one) < rank(other) ? -1 : 1))[0];

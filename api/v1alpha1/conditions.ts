@@ -18,7 +18,10 @@ const conditionSchema = z
     message: report('A sentence for people. It can be empty.', 32_768),
     lastTransitionTime: timestamp('Time of the last change of the status.'),
     observedGeneration: z.exactOptional(
-      count('Generation of the object from which the condition was computed.', Number.MAX_SAFE_INTEGER),
+      count(
+        'Value of metadata.generation from which the operator computed the condition.',
+        Number.MAX_SAFE_INTEGER,
+      ),
     ),
   })
   .meta({ description: 'One observed property of the object, for example Ready.' });
@@ -41,7 +44,7 @@ const conditionsSchema = z
 export function commonStatus() {
   return {
     observedGeneration: count(
-      'Generation of the spec that this status describes.',
+      'Value of metadata.generation from which the operator computed this status.',
       Number.MAX_SAFE_INTEGER,
     ).optional(),
     conditions: conditionsSchema.optional(),

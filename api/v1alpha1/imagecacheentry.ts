@@ -93,7 +93,7 @@ export const NODE_MESSAGE_LENGTH = 256;
 const nodeStateSchema = z.object({
   node: report('Name of the Node.', 253),
   state: report('State of the image on the host: Queued, Caching, Removing, Failed or Outdated.', 64),
-  message: report('For people.', NODE_MESSAGE_LENGTH).optional(),
+  message: report('Details of the state, as text for people.', NODE_MESSAGE_LENGTH).optional(),
   queuedAt: timestamp(
     'Time when the host first had to fetch or remove the image. The deadline of the work is counted from this time.',
   ).optional(),
@@ -131,7 +131,7 @@ export const imageCacheEntryStatusSchema = z
       .max(MAXIMUM_NODES)
       .meta({
         description:
-          'Hosts that have the image because of this entry, or perhaps have it. Before the entry is deleted, each of these hosts removes the image.',
+          'Hosts that have or might have the image because of this entry. Before the entry is deleted, each of these hosts removes the image.',
         'x-kubernetes-list-type': 'set',
       })
       .optional(),

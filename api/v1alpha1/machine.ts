@@ -31,7 +31,10 @@ export const machineImageSourceSchema = z.discriminatedUnion('type', [
 ]);
 export type MachineImageSource = z.infer<typeof machineImageSourceSchema>;
 
-/** One reserved port. `name` is unique in the machine, for example `8822-tcp`. The Pod has the host port as its hostPort. */
+/**
+ * One reserved port. `name` is unique in the machine, for example `8822-tcp`. The container of the Pod has the same number as `hostPort`,
+ * so that the scheduler keeps this port free on the host.
+ */
 export const machinePortSchema = z.object({
   name: z.string(),
   protocol: z.enum(['TCP', 'UDP']),
@@ -49,7 +52,7 @@ const automaticPortSchema = z.object({
   guestPort: z.number().int(),
   /**
    * Purpose of the port: `ssh`, `screen`, `vnc` or `emulators`. Each purpose has its own range of host ports. If an agent does not know the
-   * purpose, it chooses a port as if the field were absent.
+   * purpose, it chooses a port as if this field were absent.
    */
   purpose: z.string().optional(),
 });
@@ -80,7 +83,10 @@ export const machineSchema = z.object({
   display: z.object({ width: z.number().int(), height: z.number().int(), dpi: z.number().int() }).optional(),
   network: z.object({ mode: z.enum(['NAT', 'Bridge']) }),
   ports: z.array(machinePortSchema),
-  /** This field is absent if an earlier release of the operator wrote the document. */
+  /**
+   * Ports of the guest for which the agent chooses ports of the host. The field is absent if an earlier release of the operator wrote the
+   * document.
+   */
   automaticPorts: z.array(automaticPortSchema).max(MAXIMUM_AUTOMATIC_PORTS).optional(),
   vnc: z.object({ enabled: z.boolean() }),
   readiness: z.object({ type: z.enum(['None', 'GuestAgent', 'Port']), port: z.number().int().optional() }),
@@ -190,8 +196,8 @@ export const machineReportSchema = z.object({
   accelerator: reported(z.string()),
   imageDigest: reported(z.string()),
   /**
-   * Whether the guest agent answers. Before the first answer, the field is false for a VM with the readiness type GuestAgent. For other
-   * VMs, it is absent until then.
+   * Whether the guest agent answers. Before the first answer, the field is false for a VM with the readiness type GuestAgent, and absent
+   * for other VMs.
    */
   guestAgentConnected: reported(z.boolean()),
   /** Facts from the last answer of the guest agent since the machine started. */
@@ -219,8 +225,8 @@ export type MachineReport = z.infer<typeof machineReportSchema>;
 export const MACHINE_MEMORY_OVERHEAD_BYTES = 128 * 1024 * 1024;
 
 /**
- * Parses the JSON text of an annotation or a report between the operator and the agent. The result is undefined if the text is absent or
- * not JSON. The caller must check the result with a schema.
+ * Parses the JSON text of an annotation that the operator wrote, or of a report that the agent wrote. The result is undefined if the text
+ * is absent or not JSON. The caller must check the result with a schema.
  */
 export function parseDocument(text: string | undefined): unknown {
   const isSyntaxError = (error: unknown): boolean => error instanceof SyntaxError;

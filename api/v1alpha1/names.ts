@@ -26,7 +26,7 @@ export const FIRST_CERTIFICATE_SECONDS = 3_600;
  * agent's requests.
  */
 export const AGENT_NAME = 'berth-agent';
-/** Label of the operator's Pod that is the leader. Only one Pod has it. */
+/** Label of the one Pod of the operator that is the leader. No other Pod has this label. */
 export const LEADER_LABEL = 'berth.dev/leader';
 /** Prefix of the labels for a host's tags: `tag.berth.dev/<tag>`. */
 export const TAG_LABEL_PREFIX = 'tag.berth.dev/';

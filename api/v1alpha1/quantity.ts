@@ -9,8 +9,8 @@ export const QUANTITY_LENGTH = 32;
 const QUANTITY =
   /^([+-]?)(\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE]([+-]?\d{1,32})|([numkMGTPE]|[KMGTPE]i))?$/;
 /**
- * Largest power of ten for which a value is computed. A text with a larger power is refused, because its value is beyond all bounds. A text
- * has at most {@link QUANTITY_LENGTH} characters.
+ * Largest power of ten for which a value is computed. A text with a larger power is refused. A text has at most
+ * {@link QUANTITY_LENGTH} characters, so its digits cannot bring the value back into the bounds of any field.
  */
 const EXPONENT = 99;
 
@@ -50,7 +50,7 @@ export function bytesIn(text: string): bigint | undefined {
     return undefined;
   }
   const [, sign, digits = '0', exponent = '0', suffix = ''] = match;
-  // The exponent wraps at 32 bits, because the API server stores it in 32 bits.
+  // Only the low 32 bits of the exponent count, because the API server stores the exponent in 32 bits.
   const ten = DECIMAL_EXPONENTS[suffix] ?? Number(BigInt.asIntN(32, BigInt(exponent)));
   if (Math.abs(ten) > EXPONENT) {
     return undefined;

@@ -31,7 +31,7 @@ export type ReasonKind =
 export type ReasonClass = keyof typeof REASON_CLASSES;
 
 export const REASON_CLASSES = {
-  state: 'The reason describes the state of the object and is no fault',
+  state: 'The reason describes a normal state of the object. It is not a fault',
   final:
     'The same work would fail again, so Berth does not try it again. Change the object or create it again',
   passing:

@@ -16,7 +16,10 @@ export interface Reference {
 
 const REGISTRY_DEFAULT = 'docker.io';
 const TAG_DEFAULT = 'latest';
-/** Maps the host name of a registry in references to the host name of its API. Registries with only one host name are not in the map. */
+/**
+ * Host names of the APIs of registries. The key is the host name in a reference. A registry is listed only if the API has another host name
+ * than references contain.
+ */
 const API_HOSTS: Readonly<Record<string, string>> = { [REGISTRY_DEFAULT]: 'registry-1.docker.io' };
 
 const LABEL = '[a-z0-9]([a-z0-9-]*[a-z0-9])?';
@@ -26,7 +29,7 @@ const TAG = /^\w[\w.-]{0,127}$/;
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
 /** Default port of http. The URL parser leaves it out of a URL. */
 const HTTP_PORT = 80;
-/** If a reference is too long, the error message quotes only the first characters. This is their number. */
+/** Largest number of characters of a reference that an error message quotes. The rest of a longer reference is left out. */
 const QUOTED_LENGTH = 64;
 
 /**
@@ -43,8 +46,8 @@ export function isSha256(digest: string): boolean {
 
 /**
  * Returns the normalized spelling of an image's name, so that different spellings of the same image give the same result. The text is
- * trimmed. `docker.io`, the prefix `library/` of a one-word name, and `:latest` are added if they are absent. A digest stays. A normalized
- * name does not change if it is normalized again.
+ * trimmed. `docker.io`, the prefix `library/` of a one-word name, and `:latest` are added if they are absent. A digest is kept, and
+ * `:latest` is not added to a name with a digest. A normalized name does not change if it is normalized again.
  */
 export function normaliseImageName(name: string): string {
   const [named, digest] = split(name.trim(), '@');
@@ -141,9 +144,9 @@ function mistakeIn({ registry, repository, tag, digest }: Reference): string | u
 }
 
 /**
- * Reports whether the text is the name of a registry, and a URL parser does not change the name. For example, the result is false for
- * `0x7f.1`, because the parser reads this text as the host 127.0.0.1. The result is also false for a port 70000, because the parser refuses
- * it.
+ * Reports whether the text is a valid name of a registry, and stays the same when a URL parser reads it. For example, the result is false
+ * for `0x7f.1`, because the parser reads this text as the host 127.0.0.1. The result is also false for a port 70000, because the parser
+ * refuses it.
  */
 function isRegistry(text: string): boolean {
   if (!REGISTRY.test(text)) {

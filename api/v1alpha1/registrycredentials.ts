@@ -31,7 +31,7 @@ const ENTRY_LENGTH = 4096;
 const SERVER_LENGTH = 272;
 const SERVER = /^(https?):\/\/([^/\s@?#]+)\/?$/i;
 const DEFAULT_PORTS = { http: ':80', https: ':443' } as const;
-/** A valid repository. It is added to the name of a server, so that the result can be checked as a reference. */
+/** Name of a repository. To check the name of a server, the function below adds this name, and checks that the result is a reference. */
 const REPOSITORY = 'team/image';
 const SECRET_NAME = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
 const SECRET_NAME_LENGTH = 253;
@@ -91,7 +91,7 @@ export function readServer(text: string): Server | undefined {
   const port = DEFAULT_PORTS[scheme];
   const name = host.endsWith(port) ? host.slice(0, -port.length) : host;
   const reference = readReference(`${name}/${REPOSITORY}`);
-  // If the host cannot be the registry of a reference, the parser takes it for a part of a repository in the default registry. The function
+  // If the host is not a valid name of a registry, the parser of references reads the host as a part of the repository. The function
   // refuses such a host.
   const isNamed = typeof reference !== 'string' && reference.repository === REPOSITORY;
   return isNamed ? { scheme, registry: reference.registry } : undefined;

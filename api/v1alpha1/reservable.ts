@@ -77,8 +77,8 @@ export const hostPortsSchema = z
   .prefault({});
 
 /**
- * Returns the reason why VMs may not reserve this port of a host. The reason names the setting. The result is undefined if the port is
- * allowed.
+ * Returns the reason why VMs are not allowed to reserve this port of a host. The reason names the setting. The result is undefined if VMs
+ * are allowed to reserve the port.
  */
 export function whyNotReservable(rules: PortRules, port: number): string | undefined {
   return isIn(rules.reservable, port)
@@ -87,8 +87,8 @@ export function whyNotReservable(rules: PortRules, port: number): string | undef
 }
 
 /**
- * Returns the reason why machines may not use this port of a host. The reason names the setting. The result is undefined if the port is
- * allowed.
+ * Returns the reason why no machine is allowed to use this port of a host. The reason names the setting. The result is undefined if
+ * machines are allowed to use the port.
  */
 export function whyDenied({ denied }: PortRules, port: number): string | undefined {
   return isIn(denied, port) ? `port ${port} is among ports.denied (${denied.join(', ')})` : undefined;

@@ -50,8 +50,8 @@ function bound(schema: BoundedSchema, value: unknown): unknown {
 }
 
 /**
- * The function uses a loop, because it takes only a fifth of the time of `Object.entries` and `Object.fromEntries`. This matters, because
- * every reconciliation computes a whole status.
+ * This function uses a loop, because a loop takes only a fifth of the time that `Object.entries` and `Object.fromEntries` take. The time
+ * matters, because every reconciliation computes a whole status.
  */
 function boundFields(schema: BoundedSchema, value: Record<string, unknown>): Record<string, unknown> {
   const bounded: Record<string, unknown> = {};

@@ -23,7 +23,7 @@ const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 export const objectReferenceSchema = z.object({
   name: objectName('Name of the object.'),
   namespace: namespaceName(
-    'Namespace of the object. If omitted, Berth looks first in the namespace of the object that has this field, then in platform-default. If you give any other namespace, you need the right to get the object there.',
+    'Namespace of the referenced object. If omitted, Berth looks first in the namespace of the object with this field, then in platform-default. If you give any other namespace, you need the right to get the referenced object there.',
   ).optional(),
 });
 
@@ -64,11 +64,11 @@ const placementFields = {
     TAG,
   ).optional(),
   tagPolicy: choice(
-    'Preferred (the default): other hosts are used if no host with the tag is free. Required: only hosts with the tag are used.',
+    'Whether the tag is a preference or a requirement. Preferred (the default): other hosts are used if no host with the tag is free. Required: only hosts with the tag are used.',
     ['Preferred', 'Required'],
   ).optional(),
   strategy: choice(
-    'Default: the machines are spread over the hosts. MostAllocated: one host after the other is filled.',
+    'Rule for the choice between free hosts. Default: the machines are spread over the hosts. MostAllocated: one host after the other is filled.',
     ['Default', 'MostAllocated'],
   ).optional(),
 };
@@ -119,7 +119,7 @@ const vncSchema = z
 const readinessSchema = z
   .object({
     type: choice(
-      'None: ready when the machine runs. GuestAgent: ready when the QEMU guest agent in the guest answers. Port: ready when a TCP port answers.',
+      'Type of the check. None: the VM is ready when the machine runs. GuestAgent: the VM is ready when the QEMU guest agent in the guest answers. Port: the VM is ready when a TCP port of the guest answers.',
       ['None', 'GuestAgent', 'Port'],
     ),
     port: integer('TCP port in the guest, for type Port.', 1, 65_535).optional(),

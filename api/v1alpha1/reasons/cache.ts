@@ -11,7 +11,7 @@ export const CACHE_REASONS = {
     seen: { ImageCacheEntry: ['Accepted', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'Another entry is already for the same image. This entry has no effect until the other entry is deleted',
+    says: 'Another entry for the same image already exists. This entry has no effect until the other entry is deleted',
     todo: 'Delete one of the two entries',
   },
   Caching: {

@@ -42,7 +42,7 @@ export const EMULATOR_REASONS = {
     class: 'mendable',
     by: 'operator',
     says: 'The operator places no emulators on hosts of this architecture',
-    todo: 'Add the architecture to emulators.architectures of the operator, or place the VM on another host',
+    todo: 'Add the architecture to emulators.architectures in the configuration of the operator, or place the VM on another host',
   },
   EmulatorsOffered: {
     seen: { Node: ['berth.dev/Emulators'] },

@@ -110,7 +110,7 @@ export const FAILURES = {
     class: 'passing',
     by: 'agent and operator',
     says: 'The host of the VM was lost. If the VM has not run yet, it gets another host, and its emulators move to that host',
-    todo: 'Bring the host back, or delete the VM and create it again',
+    todo: 'Bring the host back online, or delete the VM and create it again',
   },
   DeadlineExceeded: {
     seen: { ...FAILURE, Image: ['Ready', 'Event'] },

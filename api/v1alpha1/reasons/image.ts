@@ -118,27 +118,27 @@ export const IMAGE_REASONS = {
     seen: { Image: ['Event'] },
     class: 'state',
     by: 'operator',
-    says: 'The image was published',
+    says: 'The push of the image to the registry succeeded',
   },
   CommitFailed: {
     seen: { Image: ['Event'] },
     class: 'final',
     by: 'operator',
-    says: 'The disk of the VM did not become the content of the image',
+    says: 'The commit failed, so the content of the image was not replaced with the disk of the VM',
     todo: 'Read the message, then set a new spec.commit.requestedAt',
   },
   PushFailed: {
     seen: { Image: ['Event'] },
     class: 'final',
     by: 'operator',
-    says: 'The image was not published',
+    says: 'The push of the image to the registry failed',
     todo: 'Read the message, then set a new spec.push.requestedAt',
   },
   Deploying: {
     seen: { Image: ['InUse'] },
     class: 'passing',
     by: 'operator',
-    says: 'The image is being deleted. It remains until the VMs that the message names are deployed',
+    says: 'The image is being deleted. It remains until the deployment of the VMs that the message names has ended',
   },
   SourceUnsupported: {
     seen: BLOCKED,
@@ -151,7 +151,7 @@ export const IMAGE_REASONS = {
     seen: BLOCKED,
     class: 'final',
     by: 'operator',
-    says: 'The operator has no image storage. It is needed to store the disk of a VM, to upload a file and to download a file',
+    says: 'The operator has no image storage. Without image storage, Berth cannot store the disk of a VM, and users cannot upload or download files',
     todo: 'Set imageStorage in the configuration of the operator',
   },
   UploadFailed: {
@@ -186,7 +186,7 @@ export const IMAGE_REASONS = {
     seen: BLOCKED,
     class: 'mendable',
     by: 'operator',
-    says: 'A copy would show the URL of the original object, and the query of that URL can contain credentials',
+    says: 'The object is not copied, because the copy would show the URL of the original to users of another namespace. The query of this URL can contain credentials',
     todo: 'Set imageStorage in the configuration of the operator; then the content is stored and can be copied',
   },
   VMNotFound: {
@@ -214,7 +214,7 @@ export const IMAGE_REASONS = {
     seen: TASK,
     class: 'passing',
     by: 'operator',
-    says: 'The Job of the image failed, and nothing reported a reason',
+    says: 'The Job of the image failed, and the reason is not known',
     todo: 'Look at the Job and its Pod',
   },
   BackoffLimitExceeded: {
