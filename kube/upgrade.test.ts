@@ -3,7 +3,7 @@ import type { IncomingMessage } from 'node:http';
 import { createServer, type Server } from 'node:https';
 import type { AddressInfo, Socket } from 'node:net';
 import { text } from 'node:stream/consumers';
-import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
+import { afterAll, beforeAll, beforeEach, expect, it, vi } from 'vitest';
 import { createKey, selfSigned } from './certificates/certificate.ts';
 import type { Connection } from './credentials.ts';
 import { createMetrics } from './metrics.ts';
@@ -78,4 +78,17 @@ it('an attempt ends with its signal', async () => {
   const abort = new AbortController();
   answer = () => abort.abort(new Error('too late'));
   await expect(upgrade(abort.signal)).rejects.toThrow('too late');
+});
+
+it('an attempt without an answer ends after 30 s with a DeadlineError', async () => {
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+  try {
+    answer = () => vi.advanceTimersByTime(30_000);
+    await expect(upgrade()).rejects.toMatchObject({
+      name: 'DeadlineError',
+      message: 'POST /cluster/a: no answer in time',
+    });
+  } finally {
+    vi.useRealTimers();
+  }
 });

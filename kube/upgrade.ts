@@ -3,7 +3,7 @@ import { request } from 'node:https';
 import type { Socket } from 'node:net';
 import type { Readable } from 'node:stream';
 import type { Connection } from './credentials.ts';
-import { type ApiError, apiErrorFrom } from './errors.ts';
+import { type ApiError, apiErrorFrom, DeadlineError } from './errors.ts';
 import { tlsOptionsOf } from './pool.ts';
 
 /**
@@ -29,14 +29,14 @@ export interface UpgradeRequest {
  * Sends a POST with an upgrade over a new connection. Resolves with the connection after the server has switched the protocol. The method
  * is POST, because the API server then requires only the permission `create` from the caller.
  *
- * @throws ApiError when the server does not switch the protocol, the signal's reason when the signal aborts, or the network's error when
- * the connection fails.
+ * @throws ApiError when the server does not switch the protocol, DeadlineError when it does not answer in 30 s, the signal's reason when the
+ * signal aborts, or the network's error when the connection fails.
  */
 export async function requestUpgrade(
   connection: Connection,
   { path, protocol, headers, signal }: UpgradeRequest,
 ): Promise<Socket> {
-  const limit = AbortSignal.any([signal, AbortSignal.timeout(ANSWER_MILLISECONDS)]);
+  signal.throwIfAborted();
   const { promise, resolve, reject } = Promise.withResolvers<Socket>();
   const asked = request(new URL(path, connection.server), {
     method: 'POST',
@@ -45,8 +45,11 @@ export async function requestUpgrade(
     agent: false,
     ...tlsOptionsOf(connection),
   });
-  const onAbort = (): void => void asked.destroy(limit.reason as Error);
-  limit.addEventListener('abort', onAbort, { once: true });
+  const late = (): void =>
+    void asked.destroy(new DeadlineError(`POST ${path.split('?')[0]}: no answer in time`));
+  const timer = setTimeout(late, ANSWER_MILLISECONDS);
+  const onAbort = (): void => void asked.destroy(signal.reason as Error);
+  signal.addEventListener('abort', onAbort, { once: true });
   // This listener is never removed, because an error without a listener would end the process.
   asked.on('error', reject);
   asked.once('upgrade', (_response, socket: Socket, head: Buffer) => {
@@ -57,11 +60,11 @@ export async function requestUpgrade(
     refusalIn(response, response.statusCode).then(reject, reject);
   });
   try {
-    limit.throwIfAborted();
     asked.end();
     return await promise;
   } finally {
-    limit.removeEventListener('abort', onAbort);
+    clearTimeout(timer);
+    signal.removeEventListener('abort', onAbort);
   }
 }
 
