@@ -78,7 +78,7 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
   if (!isAllowed(address, addressCIDRs)) {
     return {
       reason: 'AddressNotAllowed',
-      message: `The address ${address} is not allowed for hosts. The setting hosts.addressCIDRs of the operator allows ${addressCIDRs.join(', ')}. Loopback, link-local and multicast addresses need a CIDR within their range`,
+      message: `The address ${address} is not allowed for hosts. The setting hosts.addressCIDRs of the operator allows ${addressCIDRs.join(', ')}. A loopback, link-local or multicast address is allowed only by a CIDR within the range of such addresses`,
     };
   }
   if (o.apiServer.includes(address) || o.serviceCIDRs.some((cidr) => contains(cidr, address))) {

@@ -37,7 +37,7 @@ const TERMINATION_GRACE_SECONDS = 30;
 export interface PodOptions {
   readonly emulator: Emulator;
   readonly vm: VM;
-  /** Pod of the VM. It reports how often the VM has stopped. */
+  /** Pod of the VM. It reports how many times the VM has stopped. */
   readonly vmPod?: Pod | undefined;
   /** Host of the VM. */
   readonly host: string;

@@ -1,4 +1,4 @@
-/** Determines the source from which machines get the content of an Image or ISO, and the names under which hosts list it. */
+/** Determines the source from which machines get the content of an Image or ISO, and the names under which hosts list this content. */
 import { mayHoldCredentials } from '../../api/v1alpha1/describe.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
