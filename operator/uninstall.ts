@@ -86,7 +86,7 @@ export function readUninstallOptions(args: readonly string[]): UninstallOptions 
 
 /**
  * Removes the objects that the operator and the agents wrote. Then deletes the rights of the chart's hook.
- * @throws RefusedError when objects exist that must not be removed, or when an object does not end in time
+ * @throws RefusedError when objects exist that must not be removed, or when an object still exists after the time limit
  */
 export async function uninstall(
   client: KubeClient,
@@ -265,7 +265,9 @@ async function release(client: KubeClient, one: Resource<KubeObject>, object: Ku
 async function untilNone(look: () => Promise<string[]>, signal: AbortSignal): Promise<void> {
   for (let left = await look(); left.length > 0; left = await look()) {
     if (signal.aborted) {
-      throw new RefusedError(`these objects did not end in time: ${left.slice(0, NAMES_SHOWN).join(', ')}`);
+      throw new RefusedError(
+        `these objects still exist after the time limit: ${left.slice(0, NAMES_SHOWN).join(', ')}`,
+      );
     }
     await pause(LOOK_MILLISECONDS);
   }

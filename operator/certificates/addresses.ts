@@ -94,7 +94,7 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
     ? undefined
     : {
         reason: 'AddressTaken',
-        message: `Node ${others.join(', ')} has the address ${address}, too. A host can share an address only with the kubelet on the same computer. The name of the host must then be the name of the kubelet’s Node with "${nodeNameSuffix}" added (hosts.nodeNameSuffix)`,
+        message: `Node ${others.join(', ')} has the address ${address}, too. A host can share an address only with the kubelet on the same computer. In this case, the host must have the name of the kubelet’s Node plus the suffix "${nodeNameSuffix}" (hosts.nodeNameSuffix)`,
       };
 }
 
