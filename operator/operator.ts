@@ -92,8 +92,8 @@ export class Operator {
 
   /**
    * Creates the controller that labels the Pod of the leader. The Service of the metrics selects only this Pod, because only the leader
-   * exports the numbers of VMs. Every process also corrects the label of its Pod at its start. After a crash, the former leader starts in
-   * the same Pod as a standby, so this Pod must lose the label.
+   * exports the numbers of VMs. Every process also corrects the label of its Pod at its start. This is necessary after a crash: the former
+   * leader restarts as a standby in its old Pod, which must then lose the label.
    */
   #labelController(): Controller | undefined {
     const { config, logger, podName: name } = this.#start;
@@ -159,7 +159,8 @@ export class Operator {
     }
     Promise.all(informers.map((informer) => informer.synced)).then(
       () => this.#standForElection(),
-      (error: unknown) => this.#start.logger.debug({ err: error }, 'stopped before the caches were filled'),
+      (error: unknown) =>
+        this.#start.logger.debug({ err: error }, 'the operator stopped before its caches were filled'),
     );
   }
 

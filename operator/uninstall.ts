@@ -86,7 +86,7 @@ export function readUninstallOptions(args: readonly string[]): UninstallOptions 
 
 /**
  * Removes the objects that the operator and the agents wrote. Then deletes the rights of the chart's hook.
- * @throws RefusedError when objects exist that must not be removed, or when an object does not end in time
+ * @throws RefusedError when objects exist that must not be removed, or when an object still exists after the time limit
  */
 export async function uninstall(
   client: KubeClient,
@@ -101,8 +101,9 @@ export async function uninstall(
 }
 
 /**
- * Deletes the rights of the hook even after a refusal. Helm deletes them only after a success, so the right to delete hosts would otherwise
- * remain. The next run of the hook gets new rights. Each binding includes the right to delete itself.
+ * Deletes the rights of the hook, even if the uninstallation failed. Helm deletes these rights only after a success, so the right to delete
+ * hosts would otherwise remain. The next run of the hook gets new rights. Each of the two bindings contains the right to delete this
+ * binding.
  */
 async function giveUpRights(
   client: KubeClient,
@@ -113,7 +114,8 @@ async function giveUpRights(
     await client.delete(ROLE_BINDINGS, { namespace, name: RIGHTS });
     await client.delete(CLUSTER_ROLE_BINDINGS, { name: RIGHTS });
   } catch (error) {
-    // The error is only logged. If it were thrown, it would hide a refusal, which is more important.
+    // The error is only logged. If it were thrown, it would replace the error that states why Berth was not removed, which is more
+    // important.
     logger.warn(
       { err: error },
       `The rights of the hook could not be removed. Delete the ClusterRoleBinding ${RIGHTS} and the RoleBinding ${RIGHTS}`,
@@ -147,7 +149,7 @@ function refusal(left: readonly string[]): RefusedError {
   const more = left.length > NAMES_SHOWN ? ` and ${left.length - NAMES_SHOWN} more` : '';
   return new RefusedError(
     `Berth is not removed while these objects exist: ${left.slice(0, NAMES_SHOWN).join(', ')}${more}. ` +
-      'Delete them and uninstall again. To keep the release, run: helm rollback RELEASE REVISION. ' +
+      'Delete these objects and uninstall again. To keep the release, run: helm rollback RELEASE REVISION. ' +
       'To delete these objects with their disks, run the rollback, upgrade the release with uninstall.drain=true, and uninstall again.',
   );
 }
@@ -263,7 +265,9 @@ async function release(client: KubeClient, one: Resource<KubeObject>, object: Ku
 async function untilNone(look: () => Promise<string[]>, signal: AbortSignal): Promise<void> {
   for (let left = await look(); left.length > 0; left = await look()) {
     if (signal.aborted) {
-      throw new RefusedError(`these objects did not end in time: ${left.slice(0, NAMES_SHOWN).join(', ')}`);
+      throw new RefusedError(
+        `these objects still exist after the time limit: ${left.slice(0, NAMES_SHOWN).join(', ')}`,
+      );
     }
     await pause(LOOK_MILLISECONDS);
   }

@@ -78,7 +78,7 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
   if (!isAllowed(address, addressCIDRs)) {
     return {
       reason: 'AddressNotAllowed',
-      message: `The address ${address} is not allowed for hosts. The setting hosts.addressCIDRs of the operator allows ${addressCIDRs.join(', ')}. Loopback, link-local and multicast addresses need a CIDR within their range`,
+      message: `The address ${address} is not allowed for hosts. The setting hosts.addressCIDRs of the operator allows ${addressCIDRs.join(', ')}. A loopback, link-local or multicast address is allowed only by a CIDR within the range of such addresses`,
     };
   }
   if (o.apiServer.includes(address) || o.serviceCIDRs.some((cidr) => contains(cidr, address))) {
@@ -94,7 +94,7 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
     ? undefined
     : {
         reason: 'AddressTaken',
-        message: `Node ${others.join(', ')} has the address ${address}, too. A host can share an address only with the kubelet on the same computer. The name of the host must then be the name of the kubelet’s Node with "${nodeNameSuffix}" added (hosts.nodeNameSuffix)`,
+        message: `Node ${others.join(', ')} has the address ${address}, too. A host can share an address only with the kubelet on the same computer. In this case, the host must have the name of the kubelet’s Node plus the suffix "${nodeNameSuffix}" (hosts.nodeNameSuffix)`,
       };
 }
 

@@ -20,7 +20,7 @@ type Spec = CertificateSigningRequest['spec'];
 
 /**
  * Usages that a request must have, for each signer. The signers also accept the usage `key encipherment`. A host must not request that
- * usage, because the keys of hosts only sign.
+ * usage, because hosts use their keys only for signatures.
  */
 const USAGES: Readonly<Record<string, readonly string[]>> = {
   [CLIENT_SIGNER]: ['client auth', 'digital signature'],

@@ -97,8 +97,8 @@ export class CertificateReconciler {
     }
     const request = readingOf(csr);
     const name = nodeToKnow(requester, request);
-    // The Node is read from the API server, because the cache can lag. Otherwise the operator could miss the Node of an existing host, and
-    // approve a certificate with this host's name for another computer.
+    // The Node is read from the API server, because the cache can lag. Without this read, the operator could miss the Node of an existing
+    // host. It could then approve a certificate with this host's name for another computer.
     const node = name === undefined ? undefined : await unlessMissing(client.get(NODES, { name }));
     const others = requests.cache.byIndex(REQUESTS_BY_HOST, name ?? '');
     const rival = rivalOf(csr, others)?.metadata.name;

@@ -53,7 +53,7 @@ const imageStorageSchema = z
   .strictObject({
     /**
      * Registry with a path, for example `registry.example/berth`. The registry must create repositories below this path when a host pushes
-     * to them. The hosts have the credentials of this registry.
+     * to them. The agent of each host has the credentials for this registry in its own configuration.
      */
     registry: z.strictObject({ prefix: z.string().regex(/^[^/\s]+(\/[a-z0-9._-]+)*$/) }).optional(),
     /** True to store content below the storage folder that every host mounts (`images.storageFolder` of its agent). */
@@ -77,8 +77,8 @@ const hostsSchema = z
       .min(1)
       .default(['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16', 'fc00::/7']),
     /**
-     * ServiceAccount of the DaemonSet's agents in the system namespace. Each Pod of these agents can join the cluster as the host that
-     * belongs to the node of the Pod.
+     * Name of the ServiceAccount of the DaemonSet's agents, in the system namespace. With the token of its Pod, an agent can join the
+     * cluster only as the host on the Pod's own node.
      */
     serviceAccount: z.string().min(1).default('berth-agent'),
     /**
@@ -121,7 +121,10 @@ export const configSchema = z.strictObject({
   osx_node_platform_quota_pod: z.number().int().min(0).max(1000).default(4),
   x86_node_platform_quota_pod: z.number().int().min(0).max(1000).default(16),
   vm_shared_disk_enabled: z.boolean().default(false),
-  /** Time limit in seconds for a host to get an image. It starts when the host is first queued, and covers all its Jobs. */
+  /**
+   * Time limit in seconds for a host to get an image. The time starts when the operator first queues the host. The limit covers all Jobs
+   * that fetch the image on this host.
+   */
   cache_job_active_deadline_seconds: z.number().int().min(1).default(10_800),
   /**
    * Largest number of Jobs that one ImageCacheEntry has at the same time. The limit exists because these Jobs share a registry and its
@@ -176,7 +179,7 @@ export const configSchema = z.strictObject({
   runnerMetrics: z
     .strictObject({
       enabled: z.boolean().default(false),
-      /** Shortest time in seconds between two counts. A scrape between two counts gets the result of the last count. */
+      /** Shortest time in seconds between two counts. If a scrape comes earlier, it gets the result of the previous count. */
       intervalSeconds: seconds(1, 30),
     })
     .prefault({}),

@@ -136,8 +136,8 @@ export function enqueueEmulators(controller: Controller, sources: Sources): void
     controller.enqueue(emulatorKeyOf(keyOf(object)), { urgent: true }),
   );
   vms.cache.onChange(({ object }) => ofVM(keyOf(object)));
-  // The VM's Pod is watched, because it reports every stop of the machine. The VM's status can miss a short stop. The VM's Pod has the same
-  // name as the VM.
+  // The VM's Pod is watched in addition to the VM, because only the Pod reports every stop of the machine. The VM's status can miss a short
+  // stop. The keys of the VM and its Pod are equal.
   pods.cache.onChange(({ object }) => ofVM(keyOf(object)));
   nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object) || systemImagesChanged(previous, object)) {

@@ -6,7 +6,10 @@ import { conditionIn } from '../objects/conditions.ts';
 
 type Story = EventText<SaidReason>;
 
-/** Reasons of the condition Scheduled that are not faults. They occur when an Emulator is created together with its VM. */
+/**
+ * Reasons why an Emulator that was just created together with its VM is not scheduled yet. These reasons are not faults, so the Event about
+ * them has the type Normal.
+ */
 const WAITING: ReadonlySet<string> = new Set<Reason>(['VMNotFound', 'VMNotRunning']);
 
 /** Records Events for the changes from an Emulator's last status to the next. */

@@ -16,8 +16,8 @@ export type Failure = NonNullable<EmulatorStatus['failure']>;
 export interface Facts {
   readonly firstRunningTime: string | undefined;
   /**
-   * Failure of the emulator since the last start of the VM. It is undefined while the VM does not run. Therefore the emulator starts again
-   * when the VM starts.
+   * Failure of the emulator since the last start of the VM. This field is undefined while the VM does not run. Therefore the next start of
+   * the VM also starts the emulator again.
    */
   readonly failure: Failure | undefined;
 }

@@ -106,9 +106,9 @@ function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Bl
 }
 
 /**
- * Returns true if the Pod must end even if the VM runs. There are three cases: the Pod is being deleted, it is for another host than the
- * VM, or the emulator was not Running in time. The function uses only facts that are already in the status. An ended Pod of a failed
- * emulator stays, because users can read its log.
+ * Returns true if the Pod must end even if the VM runs. There are three cases: the Pod is being deleted, the host of the Pod is not the
+ * host of the VM, or the emulator was not Running in time. The function uses only facts that are already in the status. An ended Pod of a
+ * failed emulator stays, because users can read its log.
  */
 function mustEnd({ emulator, pod }: Observed, host: string | undefined): boolean {
   if (pod === undefined) {

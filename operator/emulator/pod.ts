@@ -37,7 +37,7 @@ const TERMINATION_GRACE_SECONDS = 30;
 export interface PodOptions {
   readonly emulator: Emulator;
   readonly vm: VM;
-  /** Pod of the VM. It reports how often the VM has stopped. */
+  /** Pod of the VM. It reports how many times the VM has stopped. */
   readonly vmPod?: Pod | undefined;
   /** Host of the VM. */
   readonly host: string;
@@ -91,8 +91,8 @@ function buildMachine({ emulator, vm, vmPod }: PodOptions): EmulatorMachine {
 }
 
 /**
- * Returns how many times the VM had been stopped when the Pod was created. The result is undefined if the Pod's machine document does not
- * contain this number.
+ * Returns how many times the VM had been stopped when the Pod was created. The result is undefined if the Pod's annotation does not contain
+ * this number.
  */
 export function stopsOf({ metadata }: Pod): number | undefined {
   const document = emulatorMachineSchema.safeParse(parseDocument(metadata.annotations?.[MACHINE_ANNOTATION]));

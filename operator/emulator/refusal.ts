@@ -1,4 +1,7 @@
-/** Reads the refusal of a host that had no room for an Emulator. The VM stays on its host, so the operator asks the same host again. */
+/**
+ * Determines from the Pod of an Emulator whether a host refused the Pod because the host had no room. The operator asks the same host again
+ * later, because an Emulator must run on the host of its VM.
+ */
 import { classOf, type RefusalReason } from '../../api/v1alpha1/reasons.ts';
 import { REFUSALS } from '../../api/v1alpha1/reasons/faults.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -6,8 +9,8 @@ import { endOf } from '../vm/facts.ts';
 import { hasEnded, terminated } from '../vm/podstate.ts';
 
 /**
- * Time in milliseconds from the refusal until the Pod is replaced. After this time, the scheduler knows the machines that use the host, so
- * the next Pod waits until the host has room.
+ * Time in milliseconds from the refusal until the Pod is replaced. During this time, the scheduler learns which machines use the host.
+ * Therefore the next Pod waits in the scheduler until the host has room.
  */
 const RETRY_MILLISECONDS = 10_000;
 

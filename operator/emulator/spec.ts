@@ -5,6 +5,7 @@ import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/emulatordefaults.ts';
 export type ResolvedSpec = { readonly [Field in keyof EmulatorSpec]-?: NonNullable<EmulatorSpec[Field]> };
 
 export function resolveSpec(spec: EmulatorSpec): ResolvedSpec {
-  // The API server stores no undefined fields, so an undefined field of the spec cannot replace a default here.
+  // This expression keeps the default of each field that the spec omits. A field with the value undefined would replace the default, but
+  // the API server stores no such fields.
   return { ...EMULATOR_DEFAULTS, ...spec } as ResolvedSpec;
 }

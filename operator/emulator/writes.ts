@@ -42,8 +42,8 @@ export class EmulatorWriter {
 
   /**
    * Executes one write. Returns the observed state after the write.
-   * @throws ApiError for an error that the Emulator's status does not report: status 409 or 5xx, or a missing permission of the operator.
-   * A later attempt can succeed.
+   * @throws ApiError for an error that the Emulator's status does not report: the HTTP status 409 or 5xx, or a missing permission of the
+   * operator. A later attempt can succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
@@ -81,7 +81,7 @@ export class EmulatorWriter {
     }
   }
 
-  /** Returns true if the Pod's Emulator no longer exists. Reads the API server, because a cache can lag behind. */
+  /** Returns true if the Pod's Emulator no longer exists. The function asks the API server, because a cache can lag behind. */
   async emulatorIsGone(key: string, pod: Pod): Promise<boolean> {
     const emulator = await unlessMissing(this.#options.client.get(EMULATORS, refOf(key)));
     return emulator === undefined || !isPodOf(pod, emulator);

@@ -2,8 +2,9 @@
  * Remembers the names for which the operator has approved a host's certificate. A Node with such a name becomes a host when it appears. The
  * stored names survive a restart of the operator. They also let a host create its deleted Node again.
  *
- * The names are in a ConfigMap in the operator's own namespace. The conditions of certificate requests are no substitute: everybody who is
- * allowed to approve requests of nodes can write the same conditions. The control plane also removes approved requests after an hour.
+ * The names are in a ConfigMap in the operator's own namespace. The conditions of certificate requests cannot replace this ConfigMap,
+ * because everybody who is allowed to approve requests of nodes can write the same conditions. The control plane also removes approved
+ * requests after an hour.
  *
  * The operator keeps a name until the last approved certificate for the name expires, because the host can return until then. After that
  * time, the name needs another approval.

@@ -1,4 +1,4 @@
-/** Determines the source from which machines get the content of an Image or ISO, and the names under which hosts list it. */
+/** Determines the source from which machines get the content of an Image or ISO, and the names under which hosts list this content. */
 import { mayHoldCredentials } from '../../api/v1alpha1/describe.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
@@ -43,8 +43,8 @@ export function imageObjectName({ metadata }: Image | ISO): string {
 }
 
 /**
- * Returns the keys (`namespace/name`) of the objects from which a copy can come, in order of preference. The keys do not include the object
- * itself.
+ * Returns the keys (`namespace/name`) of the objects from which an Image or ISO can be copied, in order of preference. The key of this
+ * Image or ISO itself is left out.
  */
 export function originKeys(object: Image | ISO, { namespaces }: OperatorConfig): string[] {
   const { copyOf } = object.spec.source;

@@ -141,8 +141,8 @@ export class ImageReconciler {
 
   /**
    * Creates removal records (suspended Jobs) for content that the image will no longer use. This happens before the status changes. If the
-   * operator crashes between the two writes, a record can name content that the image still needs. Such content stays, because the needs
-   * are checked before each removal.
+   * operator crashes in between, a record can name content that the image still needs. Such content stays, because the operator checks
+   * before each removal whether something needs the content.
    */
   async #keepRecords(observed: ObservedImage, places: readonly Place[], logger: Logger): Promise<void> {
     for (const place of places) {

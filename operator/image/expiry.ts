@@ -47,9 +47,9 @@ export function ttlSecondsOf({ spec }: Pick<Image | ISO, 'spec'>): number | unde
 }
 
 /**
- * Returns the time when the TTL of a finished Image ends, in milliseconds since the epoch. The TTL starts at `finishedTime` in the stored
- * status. The result is undefined if there is no TTL, or if `next` has another `finishedTime`, for example because work is under way again.
- * `next` is the status that follows from the present state.
+ * Returns the time when the TTL of a finished Image is over, in milliseconds since the epoch. The TTL starts at `finishedTime` in the
+ * stored status. `next` is the newly computed status. The result is undefined if there is no TTL. It is also undefined if the
+ * `finishedTime` in `next` differs from the stored one, for example because work is under way again.
  */
 export function expiresAt({ spec, status }: Image | ISO, next: ImageStatus): number | undefined {
   const ttlSeconds = ttlSecondsOf({ spec });

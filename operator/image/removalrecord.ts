@@ -64,8 +64,8 @@ function placesOf(objects: readonly HasContent[], config: OperatorConfig): Place
 }
 
 /**
- * Returns the file that a Job might have created although the status does not name it. For a registry the result is undefined, because a
- * place there includes a digest, and nobody knows the digest.
+ * Returns the file that a Job might have created, even if the image's status does not name this file. The result is undefined if the Job
+ * stores content in a registry. A place in a registry includes a digest, and the digest of this content is not known.
  */
 function targetFile(job: Job): Place | undefined {
   const task = taskOf(job);
@@ -74,8 +74,8 @@ function targetFile(job: Job): Place | undefined {
 }
 
 /**
- * Returns the file that a failed upload might have left in the storage, for example because the agent restarted. The Job of the upload
- * might no longer exist, and no later attempt replaces the file.
+ * Returns the file that a failed upload might have left in the storage, for example because the agent restarted. The file must be removed,
+ * because no later attempt replaces it. The function works without the Job of the upload, because this Job might no longer exist.
  */
 function failedUpload({ object, config }: ObservedImage): Place | undefined {
   const target =

@@ -1,6 +1,6 @@
 /**
  * Checks whether a host's report about its task can be true. A host can lie, for example after somebody took over its agent. The operator
- * believes that the task succeeded, but accepts the result only at the place that the task names. All functions are pure.
+ * believes a report of success, but accepts only content at the place that the task names. All functions are pure.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isSha256, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';

@@ -99,8 +99,8 @@ function shortened(message: string): string {
 }
 
 /**
- * Returns the host's deadline in milliseconds since the epoch. The time limit starts when the host is first queued, and covers
- * all its Jobs.
+ * Returns the host's deadline in milliseconds since the epoch. The time limit starts when the operator first queues the host, and covers
+ * all Jobs that fetch the image on this host.
  */
 export function deadlineOf({ queuedAt = '' }: NodeCacheState, { config }: ObservedEntry): number {
   return Date.parse(queuedAt) + config.cache_job_active_deadline_seconds * 1000;
@@ -111,8 +111,8 @@ export function isLate(row: NodeCacheState, observed: ObservedEntry): boolean {
 }
 
 /**
- * Returns the message for a host whose deadline is over. The message contains the cause `why`. If `why` only states that the deadline is
- * over, the message contains the last message of the host instead.
+ * Returns the message for a host whose deadline is over. `why` is the cause. If `why` only states that the deadline is over, the result
+ * contains the host's last message instead of `why`.
  */
 export function overdue({ message }: NodeCacheState, why: string, { config }: ObservedEntry): string {
   const last = why.startsWith(DEADLINE) ? message : why;

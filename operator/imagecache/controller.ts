@@ -145,8 +145,8 @@ export class ImageCacheReconciler {
     const { jobs, config } = this.#options;
     const namespace = config.namespaces.system;
     await this.#jobs.delete({ metadata: { namespace, name, uid } }, { propagationPolicy: 'Background' });
-    // If the cache no longer contains the Job, the watch has already shown the deletion. The uid is then not stored, because no later event
-    // would remove it.
+    // If the cache no longer contains the Job, the watch has already shown the deletion. The Job's uid is then not stored, because no later
+    // event would remove the uid again.
     if (jobs.cache.get(`${namespace}/${name}`)?.metadata.uid === uid) {
       this.#deletedJobs.add(uid);
     }
@@ -162,8 +162,8 @@ export function enqueueEntries(controller: Controller, sources: EntrySources): v
     entries.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry));
   entries.onChange(({ type, object }) => {
     controller.enqueue(object.metadata.name);
-    // The first entry for an image makes the other entries for this image duplicates. Therefore a new or deleted entry also enqueues the
-    // others.
+    // All entries for an image are duplicates, except the first one. If an entry is new or deleted, another entry can become the first one
+    // or a duplicate. Therefore the other entries are enqueued, too.
     enqueue(type === 'updated' ? [] : rivals(object));
   });
   const byTask = ({ object }: Change<Job | Pod>) =>

@@ -39,7 +39,7 @@ export interface HostPlan {
   readonly row: NodeCacheState | undefined;
   readonly isHeld: boolean;
   readonly deletes: readonly CacheJob[];
-  /** Job to create for this host when the entry has fewer Jobs than its limit. A parked Job (for a silent host) is created at once. */
+  /** Job to create when the entry has fewer Jobs than its limit. A parked Job (for a lost host) is created at once. */
   readonly start?: { readonly type: TaskType; readonly isParked: boolean };
   readonly ended?: { readonly type: TaskType; readonly result: AttemptResult };
   /** Time in milliseconds since the epoch when the entry must be reconciled again, even if nothing has changed. */
@@ -49,7 +49,7 @@ export interface HostPlan {
 /** Plan for a host without a Job for the current attempt. */
 type PlanAtRest = Omit<HostPlan, 'deletes'>;
 
-/** Plans the work for one host. On a leaver, deletes the Jobs that fetch the image. On a target, deletes the Jobs that remove it. */
+/** Plans the work for one host. If the host should have the image, the plan deletes Jobs that remove it, otherwise Jobs that fetch it. */
 export function planHost(context: HostContext): HostPlan {
   const { isTarget } = context;
   const row = (context.row?.state === 'Removing') === isTarget ? undefined : context.row;
@@ -106,7 +106,7 @@ function cachingUnderWay(
   return { row: shown, isHeld: true, deletes: [], wakeAt: Math.min(wakeAt ?? end, end) };
 }
 
-/** Plans a target whose Job succeeded. The report of the Job is not enough: the host must also list the image. */
+/** Plans the work for a host whose Job has fetched the image. The Job's report is not enough: the host must also list the image. */
 function cachingSucceeded(
   context: HostContext,
   row: NodeCacheState,
@@ -134,8 +134,8 @@ function isBrought(
 }
 
 /**
- * Plans a target without a Job. If the target lists the image, it becomes a holder (see `isHeld`), no matter how it got the image. For
- * example, the host kept the image while its Node was deleted and created again.
+ * Plans the work for a host that should have the image and has no Job. If the host lists the image, it becomes a holder (see `isHeld`), no
+ * matter how it got the image. For example, the host kept the image while its Node was deleted and created again.
  */
 function targetAtRest(context: HostContext): PlanAtRest {
   const { row, refreshBegins } = context;
@@ -154,7 +154,7 @@ function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolea
   if (context.observed.now < wakeAt) {
     return { row: withRefresh(row, refresh), isHeld: true, wakeAt };
   }
-  // If the host is not Ready, no time is set, because the change of its Node to Ready triggers the next reconcile.
+  // If the host is not Ready, the plan contains no time for the next reconcile. The change of the Node to Ready triggers the reconcile.
   return context.host.notReadySince === undefined
     ? queued(context, refresh)
     : { row: withRefresh(row, refresh), isHeld: true };

@@ -75,8 +75,8 @@ export function namesOn(image: CachedImage, host: Host): readonly string[] | und
 }
 
 /**
- * Returns the digests in the names of an image. An image for several platforms has two digests: the digest of the index that its tag names,
- * and the digest of its own manifest.
+ * Returns the digests in the names of an image. An image for several platforms has two digests: the digest of the index that the tag names,
+ * and the digest of the manifest for the host's platform.
  */
 export function digestsIn(names: readonly string[]): string[] {
   const digests = names.filter((name) => name.includes('@')).map((name) => name.slice(name.indexOf('@') + 1));

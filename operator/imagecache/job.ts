@@ -11,8 +11,8 @@ import { isCached, type ObservedEntry, type TaskType } from './observed.ts';
 import type { Start } from './plan.ts';
 
 /**
- * Annotation that names the attempt for which the Job was created. When the Job's result is stored in the entry's status, the status also
- * names another attempt. Therefore the result is already stored if the annotation and the status name different attempts.
+ * Annotation that names the attempt for which the Job was created. The write that stores the Job's result in the entry's status also
+ * replaces the attempt there. If the annotation and the status name different attempts, the result is therefore already stored.
  */
 export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';
 
@@ -31,7 +31,7 @@ const TTL_SECONDS = 3600;
  * the default time limit of a deployment, ten minutes.
  */
 const REMOVAL_SECONDS = 900;
-/** Time in seconds for which a Job waits for a lost host. If the host returns after this time, nobody removes the image from it. */
+/** Time in seconds for which a Job waits for a lost host. If the host returns after this time, nobody removes the image from the host. */
 export const PARKED_SECONDS = 30 * 24 * 3600;
 /**
  * Number of retries of a parked Job, which waits for a lost host. It is the default of Kubernetes. The Job controller does these retries,
@@ -54,7 +54,8 @@ export function buildJob(observed: ObservedEntry, start: Start): Unsaved<Job> | 
       namespace: config.namespaces.system,
       labels: { [ENTRY_UID_LABEL]: uid, [ENTRY_NAME_LABEL]: nameLabel(name) },
       annotations: { [ATTEMPT_ANNOTATION]: attemptKey(start.row) },
-      // The Job of a removal has no owner reference, because it must exist longer than a deleted entry if its host is lost.
+      // The Job of a removal has no owner reference to the entry. If the entry is deleted while the host is lost, the Job must continue to
+      // exist.
       ...(isCaching && {
         ownerReferences: [{ apiVersion: API_VERSION, kind: 'ImageCacheEntry', name, uid, controller: true }],
       }),

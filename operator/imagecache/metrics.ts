@@ -18,7 +18,7 @@ export class CacheMetrics {
     const registers = [registry];
     this.#jobs = new Counter({
       name: 'berth_cache_jobs_total',
-      help: 'Ended Jobs of ImageCacheEntries, by their type (cache, uncache) and result',
+      help: 'Number of ended Jobs for ImageCacheEntries, by type (cache, uncache) and result',
       labelNames: ['type', 'result'] as const,
       registers,
     });

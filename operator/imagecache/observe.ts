@@ -136,7 +136,7 @@ function tagsOf(labels: Record<string, string>): string[] {
 }
 
 /**
- * Returns the time since which the host is not Ready, in milliseconds since the epoch. The result is undefined if the host is Ready. A host
+ * Returns the time when the host stopped being Ready, in milliseconds since the epoch. The result is undefined if the host is Ready. A host
  * without a Ready condition is treated as never Ready, because nothing can be scheduled there.
  */
 function notReadySince({ metadata, status }: Node): number | undefined {

@@ -9,7 +9,7 @@ export type TaskType = 'cache' | 'uncache';
 export interface Host {
   readonly name: string;
   readonly tags: ReadonlySet<string>;
-  /** Time since which the host's Node is not Ready, in milliseconds since the epoch. It is undefined while the Node is Ready. */
+  /** Time when the host's Node stopped being Ready, in milliseconds since the epoch. It is undefined while the Node is Ready. */
   readonly notReadySince: number | undefined;
   readonly isCordoned: boolean;
   /** Names under which the host lists its images: one list for each image. */

@@ -14,7 +14,7 @@ import { isCached, type ObservedEntry } from './observed.ts';
 export interface EntryFindings {
   readonly targets: ReadonlySet<string>;
   readonly digest: string | undefined;
-  /** Rows (states of single hosts in the status) of the hosts that do not have the state that the entry wants. */
+  /** Rows of the hosts that are not in the state that the entry wants. A row is the state of one host in the entry's status. */
   readonly rows: readonly NodeCacheState[];
   readonly holders: readonly string[];
   readonly refreshBegins: boolean;
@@ -82,7 +82,7 @@ function accepted({ duplicateOf, reference }: ObservedEntry): ConditionDraft {
         type,
         status: 'False',
         reason: 'DuplicateOf',
-        message: `Entry ${duplicateOf} is already for the image ${reference}. This entry has no effect until entry ${duplicateOf} is deleted`,
+        message: `Entry ${duplicateOf} already requests the image ${reference}. This entry has no effect until entry ${duplicateOf} is deleted`,
       };
 }
 
@@ -97,7 +97,7 @@ function ready({ entry, image, duplicateOf }: ObservedEntry, findings: EntryFind
     return no('Removing', 'Hosts are removing the image that they keep for this entry');
   }
   if (duplicateOf !== undefined) {
-    return no('DuplicateOf', `Entry ${duplicateOf} is already for the same image`);
+    return no('DuplicateOf', `Entry ${duplicateOf} already requests the same image`);
   }
   return isCached(image) ? readiness(findings, no) : no(image.reason, image.message);
 }
@@ -157,7 +157,8 @@ function ownFacts({ holders, digest, lastRefresh, observedGeneration }: ImageCac
 }
 
 /**
- * Returns the facts in a row (the state of one host): the fields that a restarted operator needs. The row of an outdated host has no facts.
+ * Returns the facts in a row (the state of one host): the fields that a restarted operator needs. If the host only has an outdated image,
+ * its row has no facts.
  */
 function factsOf({ queuedAt, triedAt, failures, retryAt, refresh, state }: NodeCacheState): object {
   return { queuedAt, triedAt, failures, retryAt, refresh, isRemoved: state === 'Removing' };

@@ -37,9 +37,9 @@ export class RemovalReconciler {
   readonly #options: RemovalControllerOptions;
   readonly #jobs: Writer<Job>;
   /**
-   * For each removal, the time of the first check that found that nothing needs its content. The map's key is the uid of the removal's
-   * Job. When the operator starts, the map is empty, so each removal waits its full time again. During this time, work that the previous
-   * operator process began can end.
+   * For each removal, the time of the first check that found the content unneeded. The map's key is the uid of the removal's Job. When the
+   * operator starts, the map is empty, so each removal waits its full time again. During this time, work that the previous operator process
+   * began can end.
    */
   #unneededSince: RemovalPlan['unneededSince'] = new Map();
   /** Uids of ended Jobs that this process has already reported and deleted. The cache might still contain these Jobs. */
@@ -87,8 +87,8 @@ export class RemovalReconciler {
   }
 
   /**
-   * Reports ended removals and deletes their Jobs. The Event is recorded before the deletion. If the operator crashes before the deletion,
-   * the next operator records the Event again.
+   * Reports each removal that has ended, and then deletes its Job. The report is a log line, and also an Event if the content remains. If
+   * the operator crashes before the deletion, the next operator reports the removal again.
    */
   async #finish({ ended }: RemovalPlan, logger: Logger): Promise<void> {
     const uidOf = ({ job }: Removal): string => job.metadata.uid ?? '';
@@ -132,7 +132,8 @@ export function enqueueRemovals(
       look();
     }
   });
-  // Each change of an image's content enqueues the removals. Regular checks alone could miss that an image needs content for a short time.
+  // Each change of an image's content enqueues the removals. Regular checks alone could miss content that an image needs only for a short
+  // time.
   for (const { cache } of [images, isos]) {
     cache.onChange(({ type, object, previous }) => {
       const isSame = type === 'updated' && sameContent(object, previous);

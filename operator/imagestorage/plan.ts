@@ -30,13 +30,13 @@ export interface ObservedRemovals {
   readonly removals: readonly Removal[];
   readonly needs: Needs;
   /**
-   * For each removal whose content nothing needs, the time of the first check that found this, in milliseconds since the epoch. The map's
-   * key is the `uid` of the removal's Job.
+   * For each removal, the time of the first check that found the content unneeded, in milliseconds since the epoch. The map's key is the
+   * `uid` of the removal's Job.
    */
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
-   * Shortest time in milliseconds between the first check that finds no need for the content and the removal of the content. A copy or VM
-   * might have begun while an image still named the content. When this time is over, the caches show such a copy or VM, or it has failed.
+   * Time in milliseconds for which content must be unneeded before it is removed. While an image still named the content, the creation of a
+   * copy or VM might have begun. After this time, the caches show this copy or VM, or its creation has failed.
    */
   readonly keepMilliseconds: number;
   readonly now: number;

@@ -22,8 +22,9 @@ export type TaskOutcome =
     };
 
 /**
- * Returns the outcome of a task from its Job and the Job's Pod. `pod` is undefined while the Job has no Pod. Only the Pod states the cause
- * of a failure. Jobs and Pods have separate watches, so the cache can show the end of a Job before the end of its Pod.
+ * Returns the outcome of a task from its Job and the Job's Pod. `pod` is undefined while the Job has no Pod. The Pod is needed because only
+ * the Pod states the cause of a failure. The cache can show the end of a Job before the end of its Pod, because Jobs and Pods have separate
+ * watches.
  */
 export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {
   const ended = podEnd(pod) ?? jobEnd(job, pod);
@@ -46,7 +47,8 @@ function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
 
 /**
  * Returns the failure that the Job of a task reports. The result is undefined if the Job has not failed, or if its Pod will still report
- * the end. The condition FailureTarget also counts, because a Job never gets the condition Failed while its host does not respond.
+ * the end of the task. The condition FailureTarget also counts, because a Job never gets the condition Failed while its host does not
+ * respond.
  */
 function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
   const failed = job.status?.conditions?.find(

@@ -41,7 +41,10 @@ function jobKey({ metadata }: Readonly<KubeObject>, uid: string): string {
   return `${metadata.namespace}/${uid}`;
 }
 
-/** Returns the owner reference of the object whose controller created the Job or Pod. The result is undefined if there is none. */
+/**
+ * Returns the owner reference that has `controller: true`. It names the object that controls the Job or Pod. The result is undefined if
+ * there is no such reference.
+ */
 export function controllerOf({
   metadata,
 }: Readonly<KubeObject>): NonNullable<ObjectMeta['ownerReferences']>[number] | undefined {

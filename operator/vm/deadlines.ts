@@ -35,9 +35,9 @@ export function finishedAndDue(observed: Observed): number | undefined {
 const ANSWER_BY = timestamp('Time until which the client that deployed the VM waits for an answer.');
 
 /**
- * Returns the time until which the client that deployed the VM waits for an answer, in milliseconds since the epoch. The result is
- * undefined if no client waits. Admission refuses an annotation that is not a time. If such an annotation exists anyway, the operator
- * ignores it and does not delete the VM.
+ * Returns the time until which the client that deployed the VM waits for an answer, in milliseconds since the epoch. The client writes this
+ * time into an annotation. The result is undefined if no client waits. Admission refuses a value that is not a time. If the annotation has
+ * such a value anyway, the operator ignores it and does not delete the VM.
  */
 export function answerBy({ vm }: Observed): number | undefined {
   const text = vm.metadata.annotations?.[ANSWER_BY_ANNOTATION];

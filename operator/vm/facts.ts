@@ -1,6 +1,6 @@
 /**
- * Gathers the facts of a VM: the time of its first run, the number of its attempts on hosts, and its end. Facts are written once. Later
- * reconciles read the facts from the status, but never the conditions and the phase.
+ * Gathers the facts of a VM: the time of its first run, the number of its attempts on hosts, and its end. The VM's status stores these
+ * facts. A later reconcile uses the stored facts, but never the conditions or the phase in the status.
  */
 import { timestamp } from '../../base/time.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -86,7 +86,7 @@ function podEnd(observed: Observed, pod: Pod): End | undefined {
 }
 
 export interface LostPlacement extends End {
-  /** Host of the lost placement. It is undefined if the Pod was lost before it was bound. */
+  /** Host of the placement that the operator gave up. It is undefined if the Pod was lost before it was bound to a host. */
   readonly nodeName: string | undefined;
 }
 

@@ -53,8 +53,8 @@ function progress(phase: VMPhase, { progressPercent, bytesPerSecond }: MachineRe
 }
 
 /**
- * Returns the guest's own addresses: first those that the host's network gave the guest, then those that the guest reported. The address
- * of the host is left out. The Pod has the address of the host if the network gave the guest no address.
+ * Returns the guest's own addresses: first those that the host's network gave the guest, then those that the guest reported. The host's
+ * address is left out, because the Pod's status contains it if the network gave the guest no address.
  */
 function guestAddresses({ status = {} }: Pod, { guest }: MachineReport): string[] | undefined {
   const given = (status.podIPs ?? []).map(({ ip }) => ip).filter((address) => address !== status.hostIP);

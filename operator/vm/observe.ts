@@ -52,8 +52,8 @@ export interface Observed {
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
   /**
-   * Returns a text that describes the VM with the host port `port`, for example `8822/TCP`. Another VM that waits for the port shows this
-   * text in its message.
+   * Returns a text that describes the VM that holds a host port. `port` has the form `8822/TCP`. The message of a VM that waits for this
+   * port contains the text.
    */
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. */
@@ -154,8 +154,8 @@ export function isBound(pod: Pod): boolean {
 }
 
 /**
- * If a VM has already run, reads its Pod from the API server, because the cache can lag. Otherwise the operator could permanently record
- * the loss of a Pod that exists.
+ * If a VM has already run, reads its Pod from the API server, because the cache can lag. Without this read, the operator could permanently
+ * record the loss of a Pod that exists.
  */
 async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {
@@ -166,8 +166,8 @@ async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | unde
 }
 
 /**
- * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server, because the cache can lag. Otherwise an
- * existing Node could look deleted, and its VMs would count as lost.
+ * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server, because the cache can lag. Without this read,
+ * an existing Node could look deleted, and its VMs would count as lost.
  */
 export async function nodeOf(
   { client, nodes }: Pick<Sources, 'client' | 'nodes'>,

@@ -45,8 +45,8 @@ function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failur
 }
 
 /**
- * Returns the phase of a VM whose host does not report. The result is undefined while the host reports. At first, the VM is not Ready.
- * After the timeout it is Failed, even though its machine might be running.
+ * Returns the phase of a VM whose host does not report. The result is undefined while the host reports. Before the timeout, the VM keeps
+ * its phase, with the reason HostUnreachable. After the timeout it is Failed, even though its machine might be running.
  */
 function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   const { node, pod } = observed;

@@ -135,7 +135,7 @@ function machineImages({ image, iso }: Resolved) {
  */
 function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Machine['hardware'] {
   const { namespace = '', name } = vm.metadata;
-  // No part of the seed contains a slash, so two different names never give the same seed.
+  // Slashes separate the parts of the seed, and no part contains a slash. Therefore two different names never give the same seed.
   const seed = resolved.hardwareIdentity === 'Dynamic' ? random() : `${clusterUid}/${namespace}/${name}`;
   const digest = createHash('sha256').update(`berth-hardware:${seed}`).digest('hex');
   const uuid = [

@@ -40,7 +40,7 @@ export interface SchedulingReason {
 
 /** Facts that the scheduler's message does not contain. */
 export interface SchedulingHints {
-  /** Describes the holder of a reserved port, for example of `8822/TCP`. */
+  /** Returns a text that describes the VM that holds a reserved port. `port` has the form `8822/TCP`. */
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. The message for people names their taints. */
   readonly hosts: () => readonly Node[];
@@ -128,8 +128,8 @@ export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
 }
 
 /**
- * Returns true if the Pod is allowed to run on a host of this name. If the Pod names its only host, the taints of other hosts do not
- * matter.
+ * Returns true if the Pod's affinity allows the name of the host. If the Pod requires one host by its name, the taints of all other hosts
+ * do not matter.
  */
 function isAskedFor(pod: Pod, host: Node): boolean {
   const required = pod.spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;

@@ -30,7 +30,7 @@ const RATIO_SCALE = 1_000_000n;
 /** Unit of a disk request in bytes. Requests are whole mebibytes, because people read them. */
 const MEBIBYTE = 2n ** 20n;
 
-/** Returns the requests of a machine's Pod for a guest of this size. */
+/** Returns the CPU and memory that the Pod of a machine requests for a guest of this size. */
 export function sizeRequests({ cpu, memoryBytes }: Size): { cpu: string; memory: string } {
   return { cpu: String(cpu), memory: formatQuantity(memoryBytes + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES)) };
 }
@@ -63,7 +63,9 @@ export function podSize(pod: Pod): Size | undefined {
       };
 }
 
-/** Returns the size that the VM requests if its Pod has another size. The result is undefined if there is nothing to change. */
+/**
+ * Returns the size that the VM requests. The result is undefined if the Pod already has this size, or if the size of the Pod is unknown.
+ */
 export function wantedSize({ vm, pod }: Pick<Observed, 'vm' | 'pod'>): Size | undefined {
   const counted = pod && podSize(pod);
   if (counted === undefined) {

@@ -160,7 +160,7 @@ function imageReady({ pod }: Observed, { blocked }: Findings): Draft | undefined
 
 /**
  * Returns true if the reason means that the machine waits for its image. A newer agent can report reasons that this release does not know.
- * For such a reason, the result is true if it begins with `Image`.
+ * Such an unknown reason counts if it begins with `Image`.
  */
 function isOfImage(reason: string): boolean {
   return isReason(reason)

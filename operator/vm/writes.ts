@@ -60,8 +60,8 @@ export class VMWriter {
 
   /**
    * Executes one write. Returns the observed state after the write.
-   * @throws ApiError for an error that the VM's status does not report: status 409 or 5xx, or a missing permission of the operator. A later
-   * attempt can succeed.
+   * @throws ApiError for an error that the VM's status does not report: the HTTP status 409 or 5xx, or a missing permission of the
+   * operator. A later attempt can succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
@@ -119,7 +119,7 @@ export class VMWriter {
     await this.#pods.setFinalizer(keyOf(pod), pod, POD_FINALIZER, false);
   }
 
-  /** Returns true if the VM with this uid no longer exists. Reads the API server, because a cache can lag behind. */
+  /** Returns true if the VM with this uid no longer exists. The function asks the API server, because a cache can lag behind. */
   async vmIsGone(key: string, uid: string): Promise<boolean> {
     const vm = await unlessMissing(this.#options.client.get(VMS, refOf(key)));
     return vm?.metadata.uid !== uid;
@@ -178,8 +178,8 @@ export class VMWriter {
   }
 
   /**
-   * Stores the MAC addresses on the Node. The write fails if the Node has changed since it was read. Otherwise it could overwrite the
-   * address of another VM that was abandoned on the same host.
+   * Stores the MAC addresses on the Node. The write fails if the Node has changed since it was read. Without this check, it could overwrite
+   * the address of another VM that was abandoned on the same host.
    */
   async #rememberGivenUp({ node }: Observed, macAddresses: readonly string[]): Promise<void> {
     if (node === undefined) {
@@ -228,7 +228,10 @@ export class VMWriter {
   }
 }
 
-/** Returns the blocked condition for a Pod or Secret that a quota or another admission rule refused, with the message of the API server. */
+/**
+ * Returns the condition of a VM whose Pod or Secret was refused by a quota or another admission rule. The condition has the message of the
+ * API server.
+ */
 function refused(error: ApiError): NonNullable<Findings['blocked']> {
   return { condition: 'Scheduled', reason: 'PodRefused', message: error.message };
 }

@@ -401,7 +401,7 @@ describe('uninstall', () => {
     await cluster.client().mergePatch(VMS, at, finalizers);
     const { code, said } = await runHook({ uninstall: { drain: true } }, '--timeout-seconds=2');
     await cluster.client().mergePatch(VMS, at, { metadata: { finalizers: [] } });
-    expect(said).toContain('these objects did not end in time: VM platform-default/stuck');
+    expect(said).toContain('these objects still exist after the time limit: VM platform-default/stuck');
     expect(code).toBe(1);
   });
 

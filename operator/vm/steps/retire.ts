@@ -7,8 +7,8 @@ import { hasEnded, hasRun, podAttempt } from '../podstate.ts';
 import { NOTHING, type StepResult, waitFor, type Write } from './step.ts';
 
 /**
- * Deletes a Pod that must end, and removes its finalizer. Such a Pod belongs to an earlier placement or to a failed VM, or somebody else
- * deleted it. The step uses only facts that are already in the VM's status.
+ * Deletes a Pod that belongs to an earlier placement or to a failed VM. When a Pod is being deleted, also removes its finalizer, no matter
+ * who deleted the Pod. The step uses only facts that are already in the VM's status.
  */
 export function retirePod(observed: Observed, _facts: Facts): StepResult {
   const { pod } = observed;
