@@ -56,7 +56,7 @@ const WRITER_INTERVAL_MILLISECONDS = 5;
  */
 const PROGRAM = String.raw`
 my ($limit, $errors, @command) = @ARGV;
-# The starter writes a byte when this process is in its control group. The writer is then in it too.
+# The agent writes a byte after it has moved this process into its control group. The log writer is then in that group too.
 sysread(STDIN, my $go, 1) or exit 1;
 pipe(my $serial, my $guest) or die "pipe: $!\n";
 pipe(my $output, my $words) or die "pipe: $!\n";
@@ -65,7 +65,7 @@ if ($writer) {
   open(my $mark, '>', '${LOGGING}') or die "${LOGGING}: $!\n";
   print $mark $writer;
   close $mark;
-  # The command has both ends of its input open, so that the input never ends.
+  # The command opens both ends of its input, so that the input never ends.
   open(STDIN, '+<', '${TERMINAL}') or die "${TERMINAL}: $!\n";
   for ([\*STDOUT, $guest], [\*STDERR, $errors eq 'serial' ? $guest : $words]) {
     open($_->[0], '>&', $_->[1]) or die "descriptors: $!\n";
@@ -73,16 +73,16 @@ if ($writer) {
   exec { $command[0] } @command or die "$command[0]: $!\n";
 }
 
-# The command's arguments would make this process look like the machine.
+# With the arguments of the command, this process would look like the machine.
 $0 = 'berth-log-writer';
-# It ends after the command, whose last words it keeps.
+# The log writer ignores these signals, because it stores the last output of the command and ends after it.
 $SIG{$_} = 'IGNORE' for qw(HUP INT QUIT TERM PIPE);
 umask 077;
 close $guest;
 close $words;
 open($_, '+<', '/dev/null') for \*STDIN, \*STDOUT, \*STDERR;
 
-# Begins a file of a log at a position, and removes those before the last two.
+# Begins a file of the log at the position, and removes all but the last two files.
 sub begin {
   my ($log, $start) = @_;
   my $path = "$log->{name}.$start.log";
@@ -93,7 +93,7 @@ sub begin {
   return 1;
 }
 
-# A full disk loses what comes; the guest never waits.
+# If the disk is full, these bytes are lost, so that the guest never waits.
 sub keep {
   my ($log, $bytes) = @_;
   return if $log->{size} + length($bytes) > $limit && !begin($log, $log->{start} + $log->{size});
@@ -114,7 +114,7 @@ while (%logs) {
   my $ready = '';
   vec($ready, $_, 1) = 1 for keys %logs;
   select($ready, undef, undef, undef);
-  # A guest prints byte by byte: what comes within 2 ms is one write. The pipe has room for 30 MB a second.
+  # A guest prints single bytes. A pause of 2 ms collects them into one write. The pipe can hold the output of 2 ms at 30 MB a second.
   select(undef, undef, undef, 0.002);
   for my $descriptor (grep { vec($ready, $_, 1) } keys %logs) {
     if (sysread($logs{$descriptor}{pipe}, my $bytes, 65536)) { keep($logs{$descriptor}, $bytes) }
