@@ -72,7 +72,7 @@ it('has the name under which it was started, in help, advice and completion', as
   // The script would replace the completion of kubectl.
   const { code, out, err } = await runAs('kubectl berth', ['completion', 'bash']);
   expect([code, out]).toEqual([EXIT.usage, '']);
-  expect(err).toContain('for example berth completion bash');
+  expect(err).toContain('for example: berth completion bash');
 });
 
 it('writes its version for people and for programs, also without a cluster', async () => {

@@ -79,7 +79,7 @@ describe('a hostile peer', () => {
     ['with a wrong magic', sends(withWord(CNXN, 5, 0)), /not a header of ADB/],
     ['with a wrong checksum', sends(withWord(CNXN, 4, 0)), /wrong checksum/],
     ['with an oversized length', sends(withWord(CNXN, 3, 0xffffffff)), /4294967295 bytes, but at most 4096/],
-    ['with a length over the limit', sends(withWord(CNXN, 3, LARGEST_PAYLOAD + 1)), /over 4096/],
+    ['with a length over the limit', sends(withWord(CNXN, 3, LARGEST_PAYLOAD + 1)), /at most 4096/],
     ['that begins with a stream', sends(OKAY), /answered OKAY instead of CNXN/],
     ['that answers for another stream', sends(CNXN, encodeMessage('OKAY', 7, 2)), /instead of/],
     ['that opens a stream of its own', sends(CNXN, OKAY, encodeMessage('OPEN', 9, 1)), /answered OPEN/],

@@ -42,7 +42,7 @@ describe('an uploaded certificate', () => {
       ['', one.key, 'no certificate in PEM form'],
       ['-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----', one.key, 'not readable'],
       [one.certificate, 'key', 'the private key is not readable'],
-      [one.certificate, encrypted.privateKey, 'without a passphrase'],
+      [one.certificate, encrypted.privateKey, 'must not have a passphrase'],
       [one.certificate, String(ed25519), 'use RSA or ECDSA'],
     ] as const) {
       expect(() => checkedPair({ certificate, key })).toThrow(message);

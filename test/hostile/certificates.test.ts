@@ -235,7 +235,7 @@ describe('a joining host is denied, with a reason,', () => {
     [
       'another version',
       async () => pemOf(await forge({ subject: subject('new'), version: 2 })),
-      /^InvalidRequest: .*as agents write it/,
+      /^InvalidRequest: .*form that agents use/,
     ],
     [
       'usages of a server',

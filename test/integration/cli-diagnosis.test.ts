@@ -314,7 +314,7 @@ describe('a copy of a disk', () => {
     const late = await berth('vm', 'save', 'first', 'slow', '--timeout', '1s');
     expect([late.code, late.out]).toEqual([5, '']);
     expect(late.err).toMatch(
-      /The save of image slow did not end within 1 s.* goes on\. .* image get slow shows/,
+      /The save of image slow did not end within 1 s.* continues\. .*, run: .* image get slow/,
     );
   });
 
